@@ -1,6 +1,5 @@
-"""Stepping each weight as its gradient arrives: the weights, the memory, and what it refuses."""
+"""Stepping each weight as its gradient arrives: weights, memory, and rejected settings."""
 
-import importlib.util
 import math
 from types import SimpleNamespace
 
@@ -12,52 +11,32 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
-
-IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
+from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
-        {"value_head": "separate"},
+        {"value_head": "separate", "activation_checkpointing": True},
         {"lora_rank": 2},
         {"precision": "bf16"},
-        {"activation_checkpointing": True},
         {"ratio_threshold": 1e6, "target_kl": 1e6},
     ],
     ids=str,
 )
-def test_a_run_ends_with_the_weights_of_the_plain_run_without_clipping(
-    make_trainer, parameters_of, metrics_of, fields
-):
-    """To the bit: a step of AdamW looks at one weight's gradient and moments only."""
+def test_weights_equal_those_of_the_plain_run_without_clipping(make_trainer, fields):
+    """Bitwise: a step of AdamW depends on one weight's gradient and moments only."""
     plain = make_trainer(max_grad_norm=None, **fields)
     stepping = make_trainer(**IN_BACKWARD, **fields)
-    for trainer in (plain, stepping):
-        trainer.train()
-    ours, theirs = parameters_of(stepping.policy), parameters_of(plain.policy)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    for line, other in zip(metrics_of(stepping.run.path), metrics_of(plain.run.path), strict=True):
-        assert line == other | {"grad_norm": pytest.approx(other["grad_norm"], rel=1e-5)}
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None,
-    reason="bitsandbytes comes with the extra eightbit",
-)
-def test_8_bit_moments_step_in_the_backward_pass_too(make_trainer, parameters_of):
-    ends = []
-    for fields in ({"max_grad_norm": None}, IN_BACKWARD):
-        trainer = make_trainer(optimizer="adamw_8bit", **fields)
-        trainer.train()
-        ends.append(parameters_of(trainer.policy))
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    lines = [vars(trainer.learning_phase(trainer.rollout_phase())) for trainer in (plain, stepping)]
+    assert is_equal(copy_weights(stepping.policy), copy_weights(plain.policy))
+    norm = lines[0]["grad_norm"]
+    assert lines[1] == lines[0] | {"grad_norm": pytest.approx(norm, rel=1e-5)}
 
 
 def peak_gradient_bytes(trainer: RLHFTrainer) -> int:
-    """The most bytes of gradients at once: those that are kept, and the one that arrives."""
+    """Return the most bytes of gradients at once: those kept, and the one that arrives."""
     parameters, peak = list(trainer.policy.parameters()), [0]
 
     def arrived(gradient: torch.Tensor) -> None:
@@ -72,23 +51,25 @@ def peak_gradient_bytes(trainer: RLHFTrainer) -> int:
 
 @pytest.mark.slow
 def test_gradients_are_never_all_in_memory(make_trainer):
-    """All of them without it; the largest one with it."""
     trainer = make_trainer(max_grad_norm=None)
     sizes = [p.nbytes for p in trainer.policy.parameters()]
     assert peak_gradient_bytes(trainer) == sum(sizes)
     assert peak_gradient_bytes(make_trainer(**IN_BACKWARD)) == max(sizes)
 
 
-def test_a_backward_pass_of_the_callers_own_steps_nothing(make_trainer, parameters_of):
+@pytest.mark.parametrize("phases", [0, 1])
+def test_other_backward_passes_step_nothing(make_trainer, phases):
+    """Before the first step and after the last."""
     trainer = make_trainer(**IN_BACKWARD)
-    before = parameters_of(trainer.policy)
+    for _ in range(phases):
+        trainer.learning_phase(trainer.rollout_phase())
+    before = copy_weights(trainer.policy)
     trainer.policy(torch.tensor([[4, 5, 6]]))[0].sum().backward()
-    after = parameters_of(trainer.policy)
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert is_equal(copy_weights(trainer.policy), before)
     assert any(p.grad is not None for p in trainer.policy.parameters())
 
 
-def test_what_a_step_does_by_hand():
+def test_step_matches_hand_computed():
     """SGD at rate 0.5 on x^2 / 2 + 3 y: x = 4 - 0.5 * 4, y = 1 - 0.5 * 3, norm (16 + 9)^0.5 = 5."""
     weights = nn.ParameterDict({"x": torch.tensor(4.0), "y": torch.tensor(1.0)})
     optimizer = torch.optim.SGD(weights.values(), lr=0.5)
@@ -101,8 +82,8 @@ def test_what_a_step_does_by_hand():
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_trainer):
-    """A KL of 0 under a root is 0 with gradient 0 * inf = nan."""
+def test_gradient_that_is_not_finite_ends_the_run(make_trainer):
+    """A KL of 0 under a root is 0 with gradient 0 * inf = nan. Its weight is kept."""
 
     def rooted(kl, kl_coef, mask):
         return (0.0 * F.calc_kl_penalty(kl, kl_coef, mask)).sqrt()
@@ -114,58 +95,25 @@ def test_a_gradient_that_is_not_finite_leaves_its_weight_and_stops_the_run(make_
 
 
 @pytest.mark.slow
-def test_an_objective_that_is_not_finite_steps_nothing(make_trainer, parameters_of):
-    def spoiled(kl, kl_coef, mask):
-        return F.calc_kl_penalty(kl, kl_coef, mask) + math.inf
-
-    trainer = make_trainer({"kl_penalty": spoiled}, **IN_BACKWARD)
-    before = parameters_of(trainer.policy)
-    with pytest.raises(RunError, match="objective became -inf in phase 0"):
-        trainer.run_phase()
-    after = parameters_of(trainer.policy)
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.slow
-def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(
-    make_trainer, parameters_of, broken_off_and_resumed
-):
-    whole, halved = (make_trainer(total_phases=3, **IN_BACKWARD) for _ in range(2))
-    whole.train()
-    resumed = broken_off_and_resumed(halved)
-    theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0"),
-        ({"micro_batch_size": 2}, "micro_batch_size=2"),
-    ],
-    ids=str,
-)
-def test_what_needs_all_gradients_at_once_is_refused(reel_args, fields, sentence):
-    with pytest.raises(
-        ConfigError, match=f"{sentence} cannot .*optimizer_in_backward=True. Set it to None"
-    ):
-        reel_args(**(IN_BACKWARD | fields))
-
-
-@pytest.mark.slow
-def test_steps_after_one_that_was_not_finite_are_not_taken(make_trainer, parameters_of):
+@pytest.mark.parametrize("fields", [{}, IN_BACKWARD], ids=["plain", "in backward"])
+def test_no_step_follows_an_objective_that_is_not_finite(make_trainer, fields):
     """The second of 4 minibatches is spoiled: the weights are those after the first step."""
-    calls = []
+    calls, ends = [], []
 
     def spoiled(kl, kl_coef, mask):
         calls.append(1)
-        spoil = math.nan if len(calls) == 2 else 0.0
-        return F.calc_kl_penalty(kl, kl_coef, mask) + spoil
+        return F.calc_kl_penalty(kl, kl_coef, mask) + (math.nan if len(calls) == 2 else 0.0)
 
-    trainer, ends = make_trainer({"kl_penalty": spoiled}), []
-    trainer.on("after_step")(lambda ctx: ends.append(parameters_of(ctx.policy)))
+    trainer = make_trainer({"kl_penalty": spoiled}, **fields)
+    trainer.on("after_step")(lambda ctx: ends.append(copy_weights(ctx.policy)))
     with pytest.raises(RunError, match="objective became nan"):
         trainer.learning_phase(trainer.rollout_phase())
-    now = parameters_of(trainer.policy)
-    assert len(ends) == 4
-    assert all(torch.equal(now[name], ends[0][name]) for name in now)
+    assert len(ends) == 4 and is_equal(copy_weights(trainer.policy), ends[0])
+
+
+@pytest.mark.parametrize("setting", [{"max_grad_norm": 1.0}, {"micro_batch_size": 2}], ids=str)
+def test_settings_that_need_all_gradients_raise(reel_args, setting):
+    ((name, value),) = setting.items()
+    words = f"{name}={value} cannot be combined with optimizer_in_backward=True. Set it to None"
+    with pytest.raises(ConfigError, match=words):
+        reel_args(**(IN_BACKWARD | setting))
