@@ -1,6 +1,6 @@
-"""How often a phase asks the device for a number, for which a GPU has to finish its queue first.
+"""Reads of numbers from the device in a phase, for which a GPU must finish its queue.
 
-What counts is what would make CUDA wait: reading numbers, and shapes that depend on them.
+Reads are what makes CUDA wait: numbers, and shapes that depend on them.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ COPIES = (Tensor.tolist, Tensor.numpy, Tensor.cpu)
 
 
 class _Operations(TorchDispatchMode):
-    """Sees what runs below Python: a number taken out of a tensor, an index by a mask."""
+    """Counts operations below Python: a number read from a tensor, an index by a mask."""
 
     def __init__(self, found: Counter) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Operations(TorchDispatchMode):
 
 
 class _Copies(TorchFunctionMode):
-    """Sees what hands a whole tensor to the host, which on a CPU runs no operation."""
+    """Counts copies of whole tensors to the host, which run no operation on a CPU."""
 
     def __init__(self, found: Counter) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Copies(TorchFunctionMode):
 
 
 def host_reads(run: Callable[[], object]) -> Counter:
-    """What a call asks the device for, by kind."""
+    """Return what a call reads from the device, by kind."""
     found = Counter()
     with _Operations(found), _Copies(found):
         run()
@@ -60,122 +60,88 @@ def host_reads(run: Callable[[], object]) -> Counter:
 
 
 x = torch.tensor([1.0, 0.0])
-KINDS = {
-    "item": lambda: x[0].item(),
-    "float": lambda: float(x[0]),
-    "if": lambda: bool(x[0] > 0),
-    "tolist": lambda: x.tolist(),
-    "numpy": lambda: x.numpy(),
-    "cpu": lambda: x.cpu(),
-    "index by a mask": lambda: x[x > 0],
-    "assign by a mask": lambda: x.clone().__setitem__(x > 0, x[:1]),
-    "nonzero": lambda: x.nonzero(),
-    "equal": lambda: torch.equal(x, x),
-    "unique": lambda: x.unique(),
-    "unique rows": lambda: x[None].unique(dim=0),
-}
+READING = [
+    lambda: x[0].item(),
+    lambda: float(x[0]),
+    lambda: bool(x[0] > 0),
+    lambda: x.tolist(),
+    lambda: x.numpy(),
+    lambda: x.cpu(),
+    lambda: x[x > 0],
+    lambda: x.clone().__setitem__(x > 0, x[:1]),
+    lambda: x.nonzero(),
+    lambda: torch.equal(x, x),
+    lambda: x.unique(),
+    lambda: x[None].unique(dim=0),
+]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_counter_sees_every_kind_of_reading(kind):
-    assert host_reads(KINDS[kind]).total() == 1
+def test_counter_counts_reads_only():
+    assert [host_reads(read).total() for read in READING] == [1] * len(READING)
 
-
-def test_the_counter_leaves_alone_what_stays_on_the_device():
     def stay() -> Tensor:
         return torch.where(x > 0, x, 0.0).sum() + x[torch.tensor([0])] + x[0:1].repeat_interleave(2)
 
     assert not host_reads(stay)
 
 
-ONE_TRIP = {
-    "plain": {},
-    "more minibatches": {"num_minibatches": 8},
-    "more passes": {"batches_per_learning_phase": 5},
-    "longer": {"gen_len": 20},
-    "micro-batches": {"micro_batch_size": 1},
-    "truncated": {"top_k": 5},
-    "bf16": {"precision": "bf16"},
-    "clipped values": {"vf_clip": 0.1},
-    "clip-higher": {"clip_coef_high": 0.3, "dual_clip": 3.0},
-    "gspo": {"policy_loss": "gspo", "loss_aggregation": "sequence_mean"},
-    "cispo": {"policy_loss": "cispo", "loss_aggregation": "constant"},
-    "sampled KL": {"kl_estimator": "k3"},
-    "KL in the reward": {"kl_in": "reward"},
-    "held ratios": {"max_log_ratio": 1.0},
-    "unclipped": {"max_grad_norm": None},
-    "step in backward": {"max_grad_norm": None, "optimizer_in_backward": True},
-    "recomputed": {"activation_checkpointing": True},
-    "adapters": {"lora_rank": 2},
-}
+ONE_READ = [
+    {"num_minibatches": 8, "batches_per_learning_phase": 5, "gen_len": 20, "top_k": 5},
+    {"micro_batch_size": 1, "precision": "bf16"},
+    {"vf_clip": 0.1, "clip_coef_high": 0.3, "dual_clip": 3.0, "max_log_ratio": 1.0},
+    {"policy_loss": "gspo", "loss_aggregation": "sequence_mean", "kl_estimator": "k3"},
+    {"policy_loss": "cispo", "loss_aggregation": "constant", "kl_in": "reward"},
+    {"max_grad_norm": None, "optimizer_in_backward": True},
+    {"activation_checkpointing": True, "lora_rank": 2},
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", ONE_TRIP.values(), ids=ONE_TRIP.keys())
-def test_a_learning_phase_reads_its_numbers_once(make_trainer, fields):
-    """Whether prompts are padded, at its beginning, and all statistics, at its end."""
-    trainer = make_trainer(**fields)
+@pytest.mark.parametrize("fields", ONE_READ, ids=str)
+def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
+    """At its start, whether prompts are padded; at its end, all statistics."""
+    trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]}, **fields)
     rollout = trainer.rollout_phase()
+    assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
     found = host_reads(lambda: trainer.learning_phase(rollout))
     assert found == Counter({"_local_scalar_dense": 1, "tolist": 1})
 
 
 @pytest.mark.slow
-def test_unequal_prompts_take_no_more_reading(make_trainer):
-    trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]})
-    rollout = trainer.rollout_phase()
-    assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
-    assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("field", ["target_kl", "ratio_threshold"])
-def test_limits_on_the_ratio_read_once_per_minibatch(make_trainer, field):
-    """The host decides whether to step: 4 minibatches, 4 readings more."""
-    trainer = make_trainer(**{field: 1e6})
+@pytest.mark.parametrize("what", ["target_kl", "ratio_threshold", "callback"])
+def test_limits_and_callbacks_read_once_per_minibatch(make_trainer, what):
+    """The host decides whether to step, or reads the norm: 4 minibatches, 4 more reads."""
+    trainer, norms = make_trainer(**({what: 1e6} if what != "callback" else {})), []
+    if what == "callback":
+        trainer.on("after_step")(lambda ctx: norms.append(type(ctx.grad_norm)))
     rollout = trainer.rollout_phase()
     assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
-
-
-@pytest.mark.slow
-def test_who_listens_to_the_step_has_the_norm_read_for_it(make_trainer):
-    trainer, norms = make_trainer(), []
-    trainer.on("after_step")(lambda ctx: norms.append(ctx.grad_norm))
-    rollout = trainer.rollout_phase()
-    assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
-    assert [type(norm) for norm in norms] == [float] * 4
+    assert norms == ([float] * 4 if what == "callback" else [])
 
 
 def sampling_reads(make_trainer: Callable, **fields) -> int:
     trainer = make_trainer(**fields)
     prompts = trainer.next_prompts()
-    trainer.sample(prompts, torch.Generator())  # with the longer proof of a run's first phase
+    trainer.sample(prompts, torch.Generator())  # the first phase verifies the forward pass
     return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
 
 
 @pytest.mark.slow
-def test_sampling_reads_as_often_for_long_texts_as_for_short_ones(make_trainer):
-    short, long = (sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20))
-    assert short == long <= 4
+def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
+    lengths = [sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20)]
+    assert lengths[0] == lengths[1] <= 4
+    assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == lengths[0] + 3
 
 
 @pytest.mark.slow
-def test_sampling_that_may_stop_reads_once_per_token_more(make_trainer):
-    """Whether all rows have stopped, which decides whether another token is written."""
-    running = sampling_reads(make_trainer, gen_len=4, stop_at_eos=False)
-    assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == running + 3
-
-
-@pytest.mark.slow
-def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_trainer):
-    """Tokens and masks have to reach the reward function as texts; statistics are read once."""
+def test_scoring_reads_as_often_for_a_large_batch(make_trainer):
+    """The reward function gets tokens and masks as texts; statistics are read once."""
     counts = {}
     for batch_size in (8, 32):
-        trainer = make_trainer(
-            {"reward_fn": lambda texts: torch.ones(len(texts))}, batch_size=batch_size
-        )
+        parts = {"reward_fn": lambda texts: torch.ones(len(texts))}
+        trainer = make_trainer(parts, batch_size=batch_size)
         trainer.rewards.check_grammar, trainer.rewards.true_reward_fn = False, None
-        trainer.train()
+        trainer.run_phase()
         samples = trainer.sample(trainer.next_prompts(), torch.Generator())
         score = lambda trainer=trainer, samples=samples: summarize(score_samples(trainer, samples))
         counts[batch_size] = host_reads(score)
@@ -183,8 +149,8 @@ def test_scoring_reads_as_often_for_a_large_batch_as_for_a_small_one(make_traine
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_learning_phase_on_cuda_waits_for_the_device_a_few_times_at_most(make_trainer, recwarn):
-    """As torch itself counts it: the order of the rows, the padding, the statistics."""
+def test_learning_phase_on_cuda_waits_a_few_times_at_most(make_trainer, recwarn):
+    """As torch counts it: the order of the rows, the padding, the statistics."""
     waits = []
     for passes in (2, 6):
         trainer = make_trainer(device="cuda", batches_per_learning_phase=passes)
