@@ -158,7 +158,7 @@ def test_registered_estimator_as_a_function_equals_its_name(make_trainer):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        *(({"advantages": name}, "samples_per_prompt=1. Set at least 2") for name in NEED_GROUPS),
+        *(({"advantages": name}, "samples_per_prompt=1.*at least 2") for name in NEED_GROUPS),
         ({"samples_per_prompt": 3}, "batch_size=8 is not divisible by samples_per_prompt=3"),
         ({"advantages": "remax", "normalize_reward": True}, "normalize_reward=True"),
     ],

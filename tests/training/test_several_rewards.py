@@ -81,9 +81,9 @@ def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
         (
             {"advantages": "remax", "normalize_reward": False},
-            "advantages='remax' scores other texts",
+            "advantages='remax' scores",
         ),
-        ({"labels_column": "answer"}, "labels_column='answer' scores other texts"),
+        ({"labels_column": "answer"}, "labels_column='answer' scores"),
     ],
 )
 def test_reward_of_the_whole_batch_rejects_settings(make_trainer, questions, fields, words):
