@@ -111,12 +111,12 @@ def test_the_state_that_parameters_share_is_saved_for_each(tmp_path):
     table = torch.arange(4.0)
     for step, parameter in enumerate(layer.parameters()):
         optimizer.state[parameter] = {"table": table, "step": step + 3}
-    tensors = copied_to_host(checkpoint.optimizer_tensors(optimizer))
-    tree = checkpoint.flatten_state(optimizer.state_dict(), "optimizer", {})
-    checkpoint.save_checkpoint(tmp_path / "x.safetensors", tensors, {})
+    tensors: dict[str, torch.Tensor] = {}
+    tree = checkpoint.flatten_state(optimizer.state_dict(), "optimizer", tensors)
+    checkpoint.save_checkpoint(tmp_path / "x.safetensors", copied_to_host(tensors), {})
     loaded, _ = checkpoint.load_checkpoint(tmp_path / "x.safetensors")
     fresh = torch.optim.SGD(layer.parameters())
-    checkpoint.load_optimizer(fresh, tree, loaded)
+    fresh.load_state_dict(checkpoint.unflatten_state(tree, loaded))
     states = [fresh.state[parameter] for parameter in layer.parameters()]
     assert [state["step"] for state in states] == [3, 4]
     assert all(
