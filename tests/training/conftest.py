@@ -110,21 +110,6 @@ def resumed(make_configured: Callable[[str], RLHFTrainer]) -> Callable[[str], RL
 
 
 @pytest.fixture(scope="session")
-def broken_off_and_resumed() -> Callable[[RLHFTrainer], RLHFTrainer]:
-    """Stops a run after its second phase, and finishes it in another trainer."""
-
-    def finish(halved: RLHFTrainer) -> RLHFTrainer:
-        for report in halved:
-            if report.phase == 1:
-                halved.request_stop()
-        resumed = RLHFTrainer.resume(halved.run.path)
-        resumed.train()
-        return resumed
-
-    return finish
-
-
-@pytest.fixture(scope="session")
 def parameters_of() -> Callable[[nn.Module], dict[str, Tensor]]:
     """Copies of all parameters of a module, by name."""
     return copy_weights

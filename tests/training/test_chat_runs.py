@@ -210,20 +210,6 @@ def test_a_system_prompt_without_a_chat_is_refused(args):
         dataclasses.replace(args(), chat=False, system_prompt="w1")
 
 
-@pytest.mark.slow
-def test_a_run_in_a_chat_goes_on_after_a_break(args, tmp_path, stored):
-    settings = args(prompts=stored["jsonl"], prompts_column="ask", total_phases=2)
-    whole = RLHFTrainer(settings, out=tmp_path / "whole")
-    whole.train()
-    broken = RLHFTrainer(settings, out=tmp_path / "broken")
-    next(iter(broken))
-    broken.finish()
-    resumed = RLHFTrainer.resume(tmp_path / "broken")
-    resumed.train()
-    pairs = zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 def test_penalties_for_what_does_not_end_need_no_other_stop_token(args):
     assert args(penalize_no_eos=True).penalize_no_eos
     with pytest.raises(ConfigError, match="requires texts that end"):

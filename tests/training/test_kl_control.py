@@ -60,17 +60,6 @@ def test_the_unit_is_nats_per_sequence(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_the_coefficient_it_had(make_trainer):
-    settings = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 50}
-    trainer = make_trainer(total_phases=3, **settings)
-    phases = iter(trainer)
-    next(phases)
-    assert trainer.kl_controller.kl_coef != trainer.args.kl_coef
-    again = RLHFTrainer.resume(trainer.run.path)
-    assert again.kl_controller == trainer.kl_controller
-
-
-@pytest.mark.slow
 def test_a_controller_of_the_callers_own_drives_the_run_and_is_asked_for_again(make_trainer):
     class Doubling:
         kl_coef, seen = 0.5, ()

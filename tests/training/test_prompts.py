@@ -122,17 +122,6 @@ def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, metrics_of
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_in_the_order_of_prompts_and_lengths(make_trainer, files):
-    fields = {"prompts": str(files / "p.txt"), "gen_len_min": 2, "total_phases": 4}
-    whole, broken_off = make_trainer(**fields), make_trainer(**fields)
-    whole.train()
-    for _ in range(2):
-        broken_off.run_phase()
-    RLHFTrainer.resume(broken_off.run.path).train()
-    assert broken_off.run.read("samples.jsonl") == whole.run.read("samples.jsonl")
-
-
-@pytest.mark.slow
 def test_a_run_with_prompts_from_python_asks_for_them_again(make_trainer):
     trainer = make_trainer({"prompts": TEXTS})
     trainer.run_phase()
