@@ -47,7 +47,7 @@ def get_samples(
 ) -> tuple[Int[Tensor, "batch seq"], list[str]]:
     """Continue the prefix `batch_size` times; returns also the texts, without BOS."""
     tokens = base_model.to_tokens(args.prefix, prepend_bos=True).repeat(args.batch_size, 1)
-    cache, unread = KVCache.empty(base_model.cfg.n_layers), tokens
+    cache, unread = KVCache(base_model.cfg.n_layers), tokens
     for _ in range(args.gen_len):
         logits = base_model(unread, past_kv_cache=cache)[:, -1]
         top, ids = logits.topk(args.top_k or logits.shape[-1])

@@ -90,7 +90,7 @@ def best_of_n_command(
 
 def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Path) -> None:
     """Fine-tune on the best of n responses to each prompt, and write the model."""
-    from rlhf_lab.models import merged_lora
+    from rlhf_lab.models.lora import merged_lora
     from rlhf_lab.tuning import fine_tune
 
     examples, args = candidates.chosen(n), trainer.args

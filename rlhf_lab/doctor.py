@@ -17,7 +17,7 @@ from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model, make_reference, run_policy
-from rlhf_lab.models.cpu_tuning import LARGEST_ERROR, WIDE, tune_cpu
+from rlhf_lab.models.cpu_tuning import LARGEST_ERROR, WIDE, current_route, matmul_error, tune_cpu
 from rlhf_lab.models.device import validate_half_precision, where_exact
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
@@ -51,9 +51,10 @@ def _machine() -> Iterator[Finding]:
     for package in PACKAGES:
         yield package, version(package), None
     yield "processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads", None
-    tuning = tune_cpu(WIDE)
-    route = f"fp32 products of wide models by {tuning.route} (error {tuning.error:.0e})"
-    yield "cpu settings", route, tuning.error <= LARGEST_ERROR
+    tune_cpu(WIDE)
+    error = matmul_error()
+    route = f"fp32 products of wide models by {current_route()} (error {error:.0e})"
+    yield "cpu settings", route, error <= LARGEST_ERROR
     free = shutil.disk_usage(".").free / 1e9
     yield "disk", f"{free:.1f} GB free here", free > 1
     for name in BUNDLED:

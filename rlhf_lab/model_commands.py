@@ -170,11 +170,10 @@ def export(
     prepare(out)
     policy, args = load_policy(directory, checkpoint)
     if adapter:
-        gap = export_adapter(policy.base_model, args.base_model, out)
-        check = f"read back, log-probs differ by at most {gap.weighed:.1g} nats"
-        print_line(f"written to {out} in PEFT's format for {args.base_model}; {check}")
+        export_adapter(policy.base_model, args.base_model, out)
+        print_line(f"written to {out} in PEFT's format for {args.base_model}")
         return 0
-    out, gap = export_policy(policy, args.base_model, out)
+    out, gap = export_policy(policy, args.base_model, out, args.critic_path)
     write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
     print_line(written(out, gap))
     return 0

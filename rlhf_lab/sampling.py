@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models import Decoder, Forward, TransformerWithValueHead
-from rlhf_lab.models.decode import State
+from rlhf_lab.models import Forward, TransformerWithValueHead
+from rlhf_lab.models.decode import Decoder, State
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples, Support, join_samples

@@ -197,7 +197,7 @@ def _tune(
         notes: the method, and the source of the data under the name of its option.
         tune: takes the model, the data, `fitting`, and options of the evaluation.
     """
-    from rlhf_lab.models import load_with_adapters
+    from rlhf_lab.models.build import load_with_adapters
     from rlhf_lab.organism import REWARDS
     from rlhf_lab.rewards.pairs import REEL
 
@@ -220,7 +220,7 @@ def write_tuned(
     model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]
 ) -> tuple[Path, Any]:
     """Print the results of tuning, and write the model with its metadata and card."""
-    from rlhf_lab.models import export_language_model
+    from rlhf_lab.models.export import export_language_model
     from rlhf_lab.training.model_card import write_tuning_card
 
     results = fitted.summary()

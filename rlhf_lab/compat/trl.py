@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import policy_outputs
+from rlhf_lab.models.outputs import policy_outputs
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts, tokenize_prompts

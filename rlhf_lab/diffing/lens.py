@@ -6,7 +6,8 @@ from torch import Tensor
 
 from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models.hooked_model import HookedModel, final_logits
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.reference import unembed_residuals
 
 NUMBERS_READ = 2**24
 """Logits of one model that are in memory at once."""
@@ -27,7 +28,7 @@ def logit_lens(
     2303.08112)
     """
     rows = residual.reshape(1, -1, residual.shape[-1])
-    logits = at_least_float32(final_logits(model, rows))
+    logits = at_least_float32(unembed_residuals(model, rows))
     return logits.log_softmax(dim=-1).reshape(*residual.shape[:-1], -1)
 
 

@@ -7,7 +7,6 @@ import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
@@ -15,6 +14,7 @@ from rlhf_lab.models.peft_format import load_adapter
 from rlhf_lab.models.reference import frozen_copy
 from rlhf_lab.models.value_head import (
     DetachedValueHead,
+    TransformerWithCritic,
     TransformerWithValueHead,
     make_value_head,
 )
@@ -22,8 +22,8 @@ from rlhf_lab.models.value_head import (
 
 def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
     """Make the policy before training: base model, adapters if configured, value head."""
-    if Path(args.base_model).expanduser().joinpath("value_head.safetensors").is_file():
-        problem = f"base_model={args.base_model!r} contains a trained value head, which is not used"
+    if Path(args.base_model, "value_head.safetensors").expanduser().is_file():
+        problem = f"the trained value head in base_model={args.base_model!r} is not used"
         warnings.warn(
             f"{problem}. To start with it, pass policy=... (load_value_head).", stacklevel=2
         )
@@ -57,9 +57,7 @@ def in_weight_precision(
     if weight_precision != "fp32":
         critics = [policy.critic] if isinstance(policy, TransformerWithCritic) else []
         for model in (policy.base_model, *critics):
-            model.cfg.dtype = torch.bfloat16
-            for weight in model.parameters():
-                weight.data = weight.data.to(torch.bfloat16)
+            model.to(torch.bfloat16, print_details=False)
     return policy
 
 

@@ -1,5 +1,6 @@
 """Conversion of Hugging Face models to ours and back, by the tables in families.py."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -18,6 +19,30 @@ from rlhf_lab.models.tokenization import with_special_tokens
 
 ACTIVATIONS = {name: name for name in ACTIVATION_FUNCTIONS}
 ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+FIELDS = {
+    theirs: ours
+    for ours, names in {
+        "n_layers": "num_hidden_layers n_layer",
+        "d_model": "hidden_size n_embd",
+        "n_heads": "num_attention_heads n_head",
+        "n_key_value_heads": "num_key_value_heads",
+        "d_head": "head_dim",
+        "d_mlp": "intermediate_size n_inner",
+        "d_vocab": "vocab_size",
+        "n_ctx": "max_position_embeddings n_positions n_ctx",  # the last is smaller in some models
+        "act_fn": "hidden_act activation_function hidden_activation",
+        "eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon",
+        "attn_scale": "scale_attn_weights query_pre_attn_scalar",
+        "scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx",
+        "output_logits_soft_cap": "final_logit_softcapping",
+        "parallel_attn_mlp": "use_parallel_residual",
+    }.items()
+    for theirs in names.split()
+}  # field of a Hugging Face configuration -> field of `ModelConfig`
+VALUES: dict[str, Callable[[Any], Any]] = {
+    "scale_attn_weights": lambda is_scaled: -1.0 if is_scaled else 1.0,
+    "query_pre_attn_scalar": math.sqrt,
+}  # conversions of values that differ
 LAYER_TYPES = {"full_attention": "global", "sliding_attention": "local"}
 IN_EVERY_FAMILY = frozenset(
     "rope_parameters original_max_position_embeddings sliding_window layer_types "
@@ -37,20 +62,13 @@ class TensorMap:
     """One tensor of a Hugging Face model and the parameters of ours that it contains.
 
     The tensor is rearranged by `pattern`, then split along its first axis.
-
-    Args:
-        pattern: of einops, from theirs to ours; "" if the axes are the same. The length of the
-            axis `part` is the number of parameters.
-        lengths: of each parameter along the first axis, equal by default; the rest is ignored.
-        scale, shift: ours = theirs * scale + shift.
-        d_head: length of the axis `d_head`.
     """
 
     theirs: str
     ours: tuple[str, ...]
-    pattern: str = ""
-    lengths: tuple[int, ...] = ()
-    scale: float = 1.0
+    pattern: str = ""  # of einops, with the axes `d_head` and `part`, one for each parameter
+    lengths: tuple[int, ...] = ()  # of the parameters, equal by default; other rows are ignored
+    scale: float = 1.0  # ours = theirs * scale + shift
     shift: float = 0.0
     d_head: int = 0
 
@@ -92,47 +110,37 @@ class TensorMap:
 
 @dataclass(frozen=True)
 class Family:
-    """The tables of one architecture.
-
-    Args:
-        architecture: name of the class in transformers.
-        fields: field of the configuration -> field of `ModelConfig`, with a function if the values
-            differ. Without a value in the configuration, `ModelConfig`'s default is used.
-        weights: function that yields the tensors. `*` stands for the number of a layer, whose
-            parameters are in the block with that number.
-        settings: further fields of `ModelConfig`.
-        folds_unembedding_bias: the unembedding bias, which the architecture lacks, is trainable
-            because export can fold it into the final LayerNorm.
-    """
+    """The tables of one architecture, which has the name of its class in transformers."""
 
     architecture: str
-    fields: Mapping[str, str | tuple[str, Callable[[Any], Any]]]
-    weights: Callable[[ModelConfig], Iterator[TensorMap]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    folds_unembedding_bias: bool = False
+    weights: Callable[[ModelConfig], Iterator[TensorMap]]  # `*` in a name is the number of a layer
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further fields of `ModelConfig`
+    fields: Mapping[str, str] = field(default_factory=dict)  # in addition to `FIELDS`
+    folds_unembedding_bias: bool = False  # into ln_final, since it is trained but not stored
 
     def validate(self, config: PreTrainedConfig) -> None:
         """Raise LoadError if a field is not in a table and not at its default value."""
         if getattr(config, "quantization_config", None) is not None:
             reject(config, "quantization_config", "weights of full precision")
-        known = self.fields.keys() | IN_EVERY_FAMILY | WITHOUT_EFFECT | IN_EVERY_CONFIG
+        known = (
+            FIELDS.keys() | self.fields.keys() | IN_EVERY_FAMILY | WITHOUT_EFFECT | IN_EVERY_CONFIG
+        )
         for name, parameter in signature(type(config).__init__).parameters.items():
             default = parameter.default or None  # None and False both mean off
             if name not in known and (getattr(config, name, default) or None) != default:
                 reject(config, name, f"{name}={parameter.default!r}")
 
     def model_config(self, config: PreTrainedConfig, **options: Any) -> ModelConfig:
-        """Convert a configuration, with `options` for further fields of `ModelConfig`."""
+        """Convert a configuration. Fields without a value keep the default of `ModelConfig`."""
         self.validate(config)
-        names = dict.fromkeys(("original_architecture", "model_name"), self.architecture)
-        cfg: dict[str, Any] = {"d_head": None, "n_key_value_heads": None, **names, **self.settings}
-        for theirs, ours in self.fields.items():
+        cfg: dict[str, Any] = {"original_architecture": self.architecture, **self.settings}
+        cfg |= {"d_head": None, "n_key_value_heads": None}
+        for theirs, ours in (FIELDS | self.fields).items():
             value = getattr(config, theirs, None)
-            ours, convert = (ours, None) if isinstance(ours, str) else ours
-            if ours == "act_fn" and value not in ACTIVATIONS:
-                reject(config, theirs, f"one of {', '.join(ACTIVATIONS)}")
             if value is not None:
-                cfg[ours] = convert(value) if convert else value
+                cfg[ours] = VALUES[theirs](value) if theirs in VALUES else value
+            if ours == "act_fn" and cfg.get(ours, "gelu") not in ACTIVATIONS:
+                reject(config, theirs, f"one of {', '.join(ACTIVATIONS)}")
         if cfg["n_key_value_heads"] == cfg["n_heads"]:
             cfg["n_key_value_heads"] = None
         cfg["d_head"] = cfg["d_head"] or cfg["d_model"] // cfg["n_heads"]
@@ -224,10 +232,8 @@ def from_hugging_face(
             parameters |= row.to_ours(tensors.pop(row.theirs).detach())
     if tensors:
         raise LoadError(f"The tensor {min(tensors)} is not supported. Choose a model without it.")
-    missing, unexpected = model.load_state_dict(parameters, strict=False)
-    for name in unexpected + missing:
-        if not name.rsplit(".", 1)[-1].lstrip("_").startswith("b_"):
-            raise LoadError(f"The tables of {family.architecture} are wrong for {name}.")
+    missing, _ = model.load_state_dict(parameters, strict=False)
+    for name in missing:
         if not (family.folds_unembedding_bias and name == "unembed.b_U"):
             model.get_parameter(name).requires_grad_(False)
     return model

@@ -7,55 +7,44 @@ Both apply to the whole process and change results by rounding only (1e-6). The 
 import ctypes
 import platform
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from rlhf_lab.models.value_head import TransformerWithValueHead
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEEP_BYTES = 2**30
-LARGEST_ERROR = 1e-6
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEEP_BYTES = -1, -3, 2**30
+LARGEST_ERROR = 1e-6  # relative error of an exact float32 product
 WIDE = 512
 # torch.backends.mkldnn.matmul.fp32_precision; bfloat16 only on processors with matrix units for it
 ROUTES = {"BLAS": "none", "oneDNN": "bf16"}
 
 
-class Tuning(NamedTuple):
-    """Settings of the process."""
+def tune_cpu(d_model: int) -> None:
+    """Apply the settings for a model of this width.
 
-    keeps_memory: bool  # freed memory stays with the process, which avoids page faults
-    route: str  # library for float32 matrix products, "BLAS" or "oneDNN"
-    error: float  # relative error of a product against float64, in the Frobenius norm
+    1. Let glibc keep freed memory, which avoids page faults.
+    2. For wide models on AMD processors, where the default BLAS is slow, use oneDNN if it is exact.
 
-
-def tune_cpu(d_model: int) -> Tuning:
-    """Set what is faster on this processor for a model of this width.
-
-    Let glibc keep freed memory. For wide models on AMD processors, where the default BLAS is slow,
-    use oneDNN if it is exact. No timing is involved, so the same seed gives the same run.
+    Nothing is timed, so the same seed gives the same run.
     """
-    kept = keep_freed_memory()
+    keep_freed_memory()
     is_slow = d_model >= WIDE and processor_vendor() == "AuthenticAMD"
     set_route("oneDNN" if is_slow else "BLAS")
     if matmul_error() > LARGEST_ERROR:
         set_route("BLAS")
-    return Tuning(kept, current_route(), matmul_error())
 
 
-def tune_for(policy: TransformerWithValueHead, wanted: bool) -> Tuning | None:
-    """Call `tune_cpu` if it is wanted and the policy is on the CPU."""
-    if not wanted or policy.device.type != "cpu":
-        return None
-    return tune_cpu(policy.base_model.cfg.d_model)
+def tune_for(policy: TransformerWithValueHead, enabled: bool) -> None:
+    """Call `tune_cpu` if it is enabled and the policy is on the CPU."""
+    if enabled and policy.device.type == "cpu":
+        tune_cpu(policy.base_model.cfg.d_model)
 
 
-def keep_freed_memory() -> bool:
-    """Raise glibc's thresholds for mapping and trimming memory; return False without glibc."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(option, KEEP_BYTES) for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD)])
+def keep_freed_memory() -> None:
+    """Raise glibc's thresholds for mapping and trimming memory; do nothing without glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(option, KEEP_BYTES)
 
 
 def set_route(route: str) -> None:

@@ -6,12 +6,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooked_model import select_cache_rows
 from rlhf_lab.models.static_decode import StaticStep, can_capture
-from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
+from rlhf_lab.models.value_head import (
+    TransformerWithValueHead,
+    has_standard_forward,
+    init_cache,
+)
 
 
 class State(NamedTuple):

@@ -18,12 +18,11 @@ LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device of this name; "auto" is CUDA, MPS or the CPU, the first available."""
     n_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    n_devices = {"cuda": n_cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
-    if name == "auto":
-        name = next(kind for kind, n in n_devices.items() if n)
-    kind, colon, index = name.partition(":")
-    is_index = index.isdecimal() if colon else True
-    if not is_index or int(index or 0) >= n_devices.get(kind, 0):
+    available = ["cuda", *(f"cuda:{i}" for i in range(n_cuda))] if n_cuda else []
+    available += ["mps", "mps:0"] if torch.backends.mps.is_available() else []
+    available += ["cpu", "cpu:0"]
+    name = available[0] if name == "auto" else name
+    if name not in available:
         raise ConfigError(f"device={name!r} is not available. Choose auto, cpu, cuda or mps.")
     device = torch.device(name)
     if device.type == "mps" and TorchVersion(torch.__version__) < MPS_TORCH:

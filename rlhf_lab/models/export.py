@@ -19,12 +19,16 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_lab.errors import LoadError
 from rlhf_lab.files import open_to_readers
 from rlhf_lab.models.conversion import family_for, to_hugging_face_weights
-from rlhf_lab.models.critic import TransformerWithCritic
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.load import hidden_progress, load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.models.lora import effective_weights
-from rlhf_lab.models.value_head import TransformerWithValueHead, ValueHead
+from rlhf_lab.models.reference import frozen_copy
+from rlhf_lab.models.value_head import (
+    TransformerWithCritic,
+    TransformerWithValueHead,
+    ValueHead,
+)
 
 MAX_GAP = 1e-4  # of both numbers of a LogprobGap; an intact SmolLM2-135M has 1.2e-5 and 8e-6
 
@@ -37,9 +41,14 @@ class LogprobGap(NamedTuple):
 
 
 def export_policy(
-    policy: TransformerWithValueHead, base_model: str, out: str | Path
+    policy: TransformerWithValueHead,
+    base_model: str,
+    out: str | Path,
+    critic_path: str | None = None,
 ) -> tuple[Path, LogprobGap]:
     """Write a policy, loaded from `base_model`, as a directory with its value head and critic.
+
+    `critic_path` is the reward model with which a critic began, if any.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
     A model that differs, or cannot be converted, is written to `OUT-unverified` instead, also with
@@ -53,6 +62,7 @@ def export_policy(
         save_file(head, partial / "value_head.safetensors")
         gap = _write_verified(policy.base_model, base_model, partial)
         if isinstance(policy, TransformerWithCritic):
+            base_model = critic_path or base_model
             gap = max(gap, _write_verified(policy.critic, base_model, partial / "critic"))
     return Path(out), gap
 
@@ -89,9 +99,8 @@ def _write_verified(model: HookedModel, base_model: str, directory: Path) -> Log
 @torch.no_grad()
 def measure_gap(model: HookedModel, compute_logits: Callable[[Tensor], Tensor]) -> LogprobGap:
     """Compare a model with another one on random tokens, on the CPU in float32."""
-    ours = copy.deepcopy(model)
-    ours.reset_hooks(including_permanent=True)
-    ours = ours.to("cpu", print_details=False).to(torch.float32, print_details=False).eval()
+    ours = frozen_copy(model).to("cpu", print_details=False)
+    ours = ours.to(torch.float32, print_details=False)
     shape = 2, min(256, model.cfg.n_ctx)
     tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
     logits = ours(tokens, attention_mask=torch.ones_like(tokens))

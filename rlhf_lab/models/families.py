@@ -1,10 +1,9 @@
 """The supported architectures: one `Family` each, whose tables are read in both directions.
 
-To add one, write the table of its configuration fields and the list of its modules. Other fields
-and tensors are rejected by name. Modules and biases that a model lacks are skipped.
+To add one, list its modules here and the fields of its configuration in `conversion.FIELDS`. Other
+fields and tensors are rejected by name. Modules and biases that a model lacks are skipped.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -35,21 +34,6 @@ def module(
     yield TensorMap(f"{theirs}.bias", tuple(biases), bias_pattern)
 
 
-GPT2_FIELDS = {
-    "n_layer": "n_layers",
-    "n_embd": "d_model",
-    "n_head": "n_heads",
-    "n_inner": "d_mlp",
-    "n_positions": "n_ctx",
-    "n_ctx": "n_ctx",  # less than n_positions in some models
-    "vocab_size": "d_vocab",
-    "activation_function": "act_fn",
-    "layer_norm_epsilon": "eps",
-    "scale_attn_weights": ("attn_scale", lambda is_scaled: -1.0 if is_scaled else 1.0),
-    "scale_attn_by_inverse_layer_idx": "scale_attn_by_inverse_layer_idx",
-}
-
-
 def gpt2(cfg: ModelConfig) -> Iterator[TensorMap]:
     """Learned positions; Q, K and V in one tensor; matrices as [d_in, d_out]."""
     yield from module("transformer.wte", "embed.W_E")
@@ -62,21 +46,6 @@ def gpt2(cfg: ModelConfig) -> Iterator[TensorMap]:
     yield from module("transformer.h.*.mlp.c_proj", "mlp.W_out")
     yield from module("transformer.ln_f", "ln_final.w")
     yield from module("lm_head", "unembed.W_U", pattern=TRANSPOSED)
-
-
-ROTARY_FIELDS = {
-    "num_hidden_layers": "n_layers",
-    "hidden_size": "d_model",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "d_mlp",
-    "max_position_embeddings": "n_ctx",
-    "vocab_size": "d_vocab",
-}
-NEOX_FIELDS = ROTARY_FIELDS | {
-    "hidden_act": "act_fn",
-    "layer_norm_eps": "eps",
-    "use_parallel_residual": "parallel_attn_mlp",
-}
 
 
 def neox(cfg: ModelConfig) -> Iterator[TensorMap]:
@@ -94,12 +63,6 @@ def neox(cfg: ModelConfig) -> Iterator[TensorMap]:
     yield from module(lm_head.removesuffix(".weight"), "unembed.W_U", pattern=TRANSPOSED)
 
 
-RMS_FIELDS = ROTARY_FIELDS | {
-    "num_key_value_heads": "n_key_value_heads",
-    "head_dim": "d_head",
-    "rms_norm_eps": "eps",
-}
-LLAMA_FIELDS = RMS_FIELDS | {"hidden_act": "act_fn"}
 LLAMA = {"normalization_type": "RMS", "gated_mlp": True}
 PRE_NORMS = {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}
 POST_NORMS = {"post_attention_layernorm": "ln1", "post_feedforward_layernorm": "ln2"}
@@ -148,25 +111,20 @@ def gemma(cfg: ModelConfig) -> Iterator[TensorMap]:
 
 
 GEMMA = LLAMA | {"use_normalization_before_and_after": True}
-GEMMA3_FIELDS = RMS_FIELDS | {
-    "hidden_activation": "act_fn",
-    "query_pre_attn_scalar": ("attn_scale", math.sqrt),
-    "final_logit_softcapping": "output_logits_soft_cap",
-}
-GEMMA2_FIELDS = GEMMA3_FIELDS | {"attn_logit_softcapping": "attn_scores_soft_cap"}
+GEMMA2_FIELDS = {"attn_logit_softcapping": "attn_scores_soft_cap"}
 OLMO2 = LLAMA | {"qk_norm": "all", "norms_after": True}
 FAMILIES = {
     family.architecture: family
     for family in (
-        Family("GPT2LMHeadModel", GPT2_FIELDS, gpt2, folds_unembedding_bias=True),
-        Family("GPTNeoXForCausalLM", NEOX_FIELDS, neox),
-        Family("LlamaForCausalLM", LLAMA_FIELDS, llama, LLAMA),
-        Family("MistralForCausalLM", LLAMA_FIELDS, llama, LLAMA),
-        Family("Qwen2ForCausalLM", LLAMA_FIELDS, llama, LLAMA),
-        Family("Qwen3ForCausalLM", LLAMA_FIELDS, llama, LLAMA | {"qk_norm": "head"}),
-        Family("Phi3ForCausalLM", LLAMA_FIELDS, phi3, LLAMA),
-        Family("Gemma2ForCausalLM", GEMMA2_FIELDS, gemma, GEMMA),
-        Family("Gemma3ForCausalLM", GEMMA3_FIELDS, gemma, GEMMA | {"qk_norm": "head"}),
-        Family("Olmo2ForCausalLM", LLAMA_FIELDS, partial(llama, norms=POST_NORMS), OLMO2),
+        Family("GPT2LMHeadModel", gpt2, folds_unembedding_bias=True),
+        Family("GPTNeoXForCausalLM", neox),
+        Family("LlamaForCausalLM", llama, LLAMA),
+        Family("MistralForCausalLM", llama, LLAMA),
+        Family("Qwen2ForCausalLM", llama, LLAMA),
+        Family("Qwen3ForCausalLM", llama, LLAMA | {"qk_norm": "head"}),
+        Family("Phi3ForCausalLM", phi3, LLAMA),
+        Family("Gemma2ForCausalLM", gemma, GEMMA, GEMMA2_FIELDS),
+        Family("Gemma3ForCausalLM", gemma, GEMMA | {"qk_norm": "head"}),
+        Family("Olmo2ForCausalLM", partial(llama, norms=POST_NORMS), OLMO2),
     )
 }

@@ -22,19 +22,12 @@ Units = Mapping[nn.Module, nn.Module]
 
 @dataclass
 class Forward:
-    """Settings of a run's forward passes.
+    """Settings of a run's forward passes."""
 
-    Args:
-        dtype: dtype of the matrix products; that of the weights if None.
-        recompute: store only the inputs of blocks, and run each block again in the backward pass.
-        tf32: multiply float32 matrices in TF32 on CUDA, within `products`.
-        units: module within which a block runs if its weights are gathered for it (FSDP2).
-    """
-
-    dtype: torch.dtype | None = None
-    recompute: bool = False
-    tf32: bool = field(default=False, kw_only=True)
-    units: Units = field(default_factory=dict, repr=False, compare=False)
+    dtype: torch.dtype | None = None  # of the matrix products; that of the weights if None
+    recompute: bool = False  # store only the inputs of blocks, and run each again in backward
+    tf32: bool = field(default=False, kw_only=True)  # for float32 products on CUDA
+    units: Units = field(default_factory=dict, repr=False, compare=False)  # for FSDP2, by block
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
@@ -62,12 +55,6 @@ def recomputing_blocks(
 
     The gradients are the same. Random numbers are not replayed. Chen et al. 2016, "Training Deep
     Nets with Sublinear Memory Cost".
-
-    Args:
-        units: see `Forward`.
-
-    Raises:
-        ConfigError: If a block has a hook, now or when it runs.
     """
     if on:
         validate_unhooked_blocks(module)

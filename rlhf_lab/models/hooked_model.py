@@ -1,11 +1,8 @@
-"""Hook detection, forward passes and caches of any model with the protocol `HookedModel`.
-
-`HookedTransformer` of this package has it, and so has the class of that name in TransformerLens 3.
-"""
+"""Forward passes, caches and hook detection of any `HookedModel`, ours or TransformerLens's."""
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, soft_cap
 from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.models.model_config import ModelConfig
@@ -22,38 +20,31 @@ from rlhf_lab.models.model_config import ModelConfig
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_STATE = ("fwd_hooks", "bwd_hooks", "context_level")
 FORWARD, UNEMBED = HookedTransformer.forward, Unembed.forward
-NamedHook = tuple[str, Callable[..., Tensor | None]]
+TokenIds, TokenMask = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
+Residual = Float[Tensor, "batch seq d_model"]
+VALUE_HOOK = "ln_final.hook_normalized"  # its activation is the input of a value head
 
 
 class ByAttribute(type(Protocol)):
     """Checks instances by hasattr, as Python 3.11 does: 3.12 does not see torch's submodules."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        names = (*cls.__annotations__, "__call__", "hooks", "reset_hooks")
-        return all(hasattr(instance, name) for name in names)
+        return all(hasattr(instance, name) for name in cls.__annotations__)
 
 
 @runtime_checkable
 class HookedModel(Protocol, metaclass=ByAttribute):
-    """A transformer with TransformerLens's names for its parts, hook points and `cfg` fields."""
+    """A transformer with TransformerLens's names for components, hook points and `cfg` fields."""
 
+    __call__: Callable[..., Tensor]  # logits; for its options, see `HookedTransformer.forward`
     cfg: Any
     tokenizer: PreTrainedTokenizerBase | None
     blocks: nn.ModuleList
     ln_final: nn.Module
     unembed: nn.Module
     hook_dict: dict[str, nn.Module]
-
-    def __call__(self, tokens: Tensor, **options: Any) -> Tensor:
-        """Compute logits; see `HookedTransformer.forward` for the options that are used."""
-
-    def hooks(
-        self, fwd_hooks: Sequence[NamedHook] = (), bwd_hooks: Sequence[NamedHook] = ()
-    ) -> AbstractContextManager:
-        """Register hooks by name until the context ends."""
-
-    def reset_hooks(self, including_permanent: bool = False) -> None:
-        """Remove all hooks."""
+    hooks: Callable[..., AbstractContextManager]  # (fwd_hooks, bwd_hooks), for a context
+    reset_hooks: Callable[..., None]  # (including_permanent)
 
 
 def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -> HookedTransformer:
@@ -61,39 +52,38 @@ def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -
     return HookedTransformer(ModelConfig(**sizes), tokenizer).to(sizes.get("device", "cpu"))
 
 
-def call_model(
-    model: HookedModel,
-    tokens: Int[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
-    cache: Any = None,
-    **options: Any,
-) -> Float[Tensor, "batch seq out"]:
-    """Call a model. The mask is False on padding, the cache is from `empty_cache`."""
+def final_residual(
+    model: HookedModel, tokens: TokenIds, attention_mask: TokenMask | None = None, cache: Any = None
+) -> Residual:
+    """Compute the residual stream after the last block; `cache` is made by `empty_cache`.
+
+    Raises:
+        ConfigError: If the model's `forward` was replaced or hooked, which can change the logits.
+    """
+    if has_custom_forward(model):
+        raise ConfigError(
+            "The model's forward was replaced or hooked, so logits may not follow from the last "
+            "residual. Change or hook its modules instead."
+        )
     if not isinstance(model, HookedTransformer):  # TransformerLens guesses a mask from the tokens
         mask = torch.ones_like(tokens) if attention_mask is None else attention_mask
         attention_mask = mask.long()
-    return model(tokens, attention_mask=attention_mask, past_kv_cache=cache, **options)
+    options = {"attention_mask": attention_mask, "past_kv_cache": cache}
+    return model(tokens, **options, stop_at_layer=model.cfg.n_layers)
 
 
-def final_residual(
-    model: HookedModel, tokens: Int[Tensor, "batch seq"], *mask_and_cache: Any
-) -> Float[Tensor, "batch seq d_model"]:
-    """Compute the residual stream after the last block (see `call_model`)."""
-    return call_model(model, tokens, *mask_and_cache, stop_at_layer=model.cfg.n_layers)
+def normalized_residual(model: HookedModel, *inputs: Any) -> Residual:
+    """Compute the activation at `VALUE_HOOK` (see `final_residual`)."""
+    activations: list[Tensor] = []
+    keep = lambda hook_point, inputs, normalized: activations.append(normalized)
+    with model.hook_dict[VALUE_HOOK].register_forward_hook(keep):
+        model.ln_final(final_residual(model, *inputs))
+    return activations[0]
 
 
-def unembed(
-    model: HookedModel, hidden: Float[Tensor, "batch seq d_model"]
-) -> Float[Tensor, "batch seq d_vocab"]:
+def unembed(model: HookedModel, hidden: Residual) -> Float[Tensor, "batch seq d_vocab"]:
     """Compute the logits of the final normalized residual stream."""
     return soft_cap(model.unembed(hidden), model.cfg.output_logits_soft_cap)
-
-
-def final_logits(
-    model: HookedModel, residual: Float[Tensor, "batch seq d_model"]
-) -> Float[Tensor, "batch seq d_vocab"]:
-    """Compute the logits of the residual stream after the last block."""
-    return unembed(model, model.ln_final(residual))
 
 
 def is_original(module: nn.Module, method: Callable) -> bool:
@@ -104,8 +94,8 @@ def is_original(module: nn.Module, method: Callable) -> bool:
 
 
 def has_custom_forward(model: HookedModel) -> bool:
-    """Return True if `forward` was replaced, so that logits may not follow from the residual."""
-    return not is_original(model, FORWARD)
+    """Return True if `forward` was replaced or hooked, so logits may not follow from modules."""
+    return is_hooked(model) or not is_original(model, FORWARD)
 
 
 def is_plain_unembed(model: HookedModel) -> bool:
@@ -117,7 +107,7 @@ def is_plain_unembed(model: HookedModel) -> bool:
 def empty_cache(model: HookedModel, batch_size: int) -> Any:
     """Return a KV cache without tokens for this model."""
     if isinstance(model, HookedTransformer):
-        return KVCache.empty(model.cfg.n_layers)
+        return KVCache(model.cfg.n_layers)
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache as TheirCache
 
     return TheirCache.init_cache(model.cfg, next(model.parameters()).device, batch_size)

@@ -1,17 +1,23 @@
-"""The transformer: every operation it computes, and a hook point at every activation.
+"""The transformer: every operation of the forward pass, with a hook point at every activation.
 
-Read it from the end: `HookedTransformer.forward` runs the blocks, a block runs `Attention` and
-`MLP`. Weights, hook points and configuration have the names of TransformerLens, whose `HookPoint`
-and `HookedRootModule` are used: `self.hook_q` in the attention of block 0 is
-`model.hook_dict["blocks.0.attn.hook_q"]`. The shape of each activation is next to its hook point.
+Start with `HookedTransformer.forward` near the end of the file: it embeds the tokens, runs the
+blocks and unembeds. Each `TransformerBlock` runs `Attention` and `MLP`. The last part of the file
+has the functions that compute positions and attention masks.
 
-A hook can read an activation or replace it. Where torch has one operation for several lines and no
-hook is registered between them, an `if ... is_hooked` uses that operation: the same numbers up to
-rounding, in less time.
+A hook is a function that reads an activation or returns a replacement for it. An activation `x`
+that passes through a hook point, `x = self.hook_q(x)`, is handed to the hooks registered there. The
+comment next to each hook point is the shape of the activation. Hook points, weights and
+configuration have the names of TransformerLens: `self.hook_q` in the attention of block 0 is
+`model.hook_dict["blocks.0.attn.hook_q"]`.
+
+Torch has fused operations for normalization and for attention, which do not compute the activations
+between their steps. An `if ... is_hooked` uses them when no hook needs these activations. The
+numbers are the same up to rounding.
 """
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -43,11 +49,11 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class HookPoint(hook_points.HookPoint):
-    """TransformerLens's `HookPoint`, which returns its input at once if it has no hooks."""
+    """TransformerLens's `HookPoint`, which costs next to nothing while no hook is registered."""
 
     @property
     def is_hooked(self) -> bool:
-        """True if a forward or backward hook is registered."""
+        """True while a forward or backward hook is registered."""
         return bool(
             self._forward_hooks
             or self._backward_hooks
@@ -62,55 +68,52 @@ class HookPoint(hook_points.HookPoint):
 
 
 class AttentionContext(NamedTuple):
-    """Mask and rotary angles, which all layers of one type (global or local) share.
+    """Attention mask and rotary angles, the same for all layers of a type (global or local)."""
 
-    A `mask` of None stands for the causal mask. `cos` and `sin` belong to the new tokens; None
-    without rotary embedding.
-    """
-
-    mask: Mask | None
-    cos: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
+    mask: Mask | None  # None stands for the causal mask
+    cos: Float[Tensor, "*batch query 1 rotary_dim"] | None = None  # None without rotary embedding
     sin: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
 
 
 class Norm(nn.Module):
-    """LayerNorm, or RMSNorm, which does not subtract the mean."""
+    """LayerNorm, or RMSNorm, which does not subtract the mean and has no bias."""
 
     def __init__(self, cfg: ModelConfig, size: int | None = None) -> None:
         super().__init__()
         self.eps, self.size = cfg.eps, size or cfg.d_model
         self.is_centered = {"LN": True, "RMS": False}[cfg.normalization_type]
         self.w = nn.Parameter(torch.ones(self.size, dtype=cfg.dtype))
-        if self.is_centered:
-            self.b = nn.Parameter(torch.zeros(self.size, dtype=cfg.dtype))
+        self.b = bias(cfg, self.size) if self.is_centered else None
         self.hook_scale = HookPoint()  # [batch pos 1]
         self.hook_normalized = HookPoint()  # [batch pos d_model]
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         if not (self.hook_scale.is_hooked or self.hook_normalized.is_hooked):
-            return self.fused(x, self.w, self.b if self.is_centered else None)
+            return self.fused(x, self.w, self.b)
         scaled = self.hook_normalized(self.normalize(x)) * self.w
-        return scaled + self.b if self.is_centered else scaled
+        return scaled if self.b is None else scaled + self.b
 
     def normalize(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+        """Subtract the mean (LayerNorm only) and divide by the standard deviation."""
         if not self.hook_scale.is_hooked:
             return self.fused(x)
-        exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        centered = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if self.is_centered:
-            exact = exact - exact.mean(-1, keepdim=True)
-        scale = self.hook_scale((exact.square().mean(-1, keepdim=True) + self.eps).sqrt())
-        return (exact / scale).to(x.dtype)
+            centered = centered - centered.mean(-1, keepdim=True)
+        scale = self.hook_scale((centered.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        return (centered / scale).to(x.dtype)
 
     def fused(self, x: Tensor, w: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        """Normalize, multiply by w and add b as one operation of torch."""
         if self.is_centered:
             return F.layer_norm(x, (self.size,), w, b, self.eps)
         return F.rms_norm(x, (self.size,), w, self.eps)
 
 
 class Attention(nn.Module):
-    """Causal self-attention."""
+    """Causal self-attention. `kv_head` is `head`, except in `GroupedQueryAttention`."""
 
-    shared_prefix = ""
+    kv_prefix = ""  # of the names of the parameters W_K, W_V, b_K and b_V
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -120,13 +123,13 @@ class Attention(nn.Module):
         self.b_Q, self.b_O = bias(cfg, cfg.n_heads, cfg.d_head), bias(cfg, cfg.d_model)
         for name in "KV":
             W = weight(cfg, self.n_kv_heads, cfg.d_model, cfg.d_head)
-            self.register_parameter(f"{self.shared_prefix}W_{name}", W)
+            self.register_parameter(f"{self.kv_prefix}W_{name}", W)
             b = bias(cfg, self.n_kv_heads, cfg.d_head)
-            self.register_parameter(f"{self.shared_prefix}b_{name}", b)
+            self.register_parameter(f"{self.kv_prefix}b_{name}", b)
         if cfg.qk_norm is not None:
-            together = cfg.qk_norm == "all"
-            self.q_norm = Norm(cfg, cfg.d_head * (cfg.n_heads if together else 1))
-            self.k_norm = Norm(cfg, cfg.d_head * (self.n_kv_heads if together else 1))
+            is_joint = cfg.qk_norm == "all"  # normalize all heads together
+            self.q_norm = Norm(cfg, cfg.d_head * (cfg.n_heads if is_joint else 1))
+            self.k_norm = Norm(cfg, cfg.d_head * (self.n_kv_heads if is_joint else 1))
         self.scale = cfg.attn_scale
         if cfg.scale_attn_by_inverse_layer_idx:
             self.scale *= layer + 1
@@ -162,17 +165,19 @@ class Attention(nn.Module):
         self, x: Residual, cache: LayerCache | None
     ) -> tuple[Float[Tensor, "batch pos heads d_head"], ...]:
         """Compute x W_Q + b_Q, x W_K + b_K and x W_V + b_V as one product."""
-        W, b = (cache and cache.qkv_projection) or self.qkv_projection()
-        if cache is not None and not torch.is_grad_enabled():
-            cache.qkv_projection = W, b
+        is_stored = cache is not None and not torch.is_grad_enabled()
+        if is_stored and cache.qkv_projection is None:
+            cache.qkv_projection = self.qkv_projection()
+        W, b = cache.qkv_projection if is_stored else self.qkv_projection()
         qkv = linear(x, W, b).unflatten(-1, (-1, self.cfg.d_head))
         return qkv.split((self.cfg.n_heads, self.n_kv_heads, self.n_kv_heads), dim=2)
 
     def qkv_projection(self) -> tuple[Float[Tensor, "d_model qkv"], Float[Tensor, " qkv"]]:
         """Return W_Q, W_K and W_V side by side, and their biases."""
-        shared = [getattr(self, self.shared_prefix + name) for name in ("W_K", "W_V", "b_K", "b_V")]
-        W = torch.cat([self.W_Q, *shared[:2]]).transpose(0, 1).flatten(1)
-        return W, torch.cat([self.b_Q, *shared[2:]]).flatten()
+        names = ("W_K", "W_V", "b_K", "b_V")
+        W_K, W_V, b_K, b_V = (getattr(self, self.kv_prefix + name) for name in names)
+        W = torch.cat([self.W_Q, W_K, W_V]).transpose(0, 1).flatten(1)
+        return W, torch.cat([self.b_Q, b_K, b_V]).flatten()
 
     def attend(self, q: Queries, k: Keys, v: Keys, mask: Mask | None) -> Queries:
         """Compute softmax(q k / scale) v (Vaswani et al. 2017)."""
@@ -191,10 +196,10 @@ class Attention(nn.Module):
 class GroupedQueryAttention(Attention):
     """Attention in which groups of query heads share a key and a value head (Ainslie et al. 2023).
 
-    As in TransformerLens, `W_K` etc. repeat the parameters `_W_K` etc. for each query head.
+    The parameters are `_W_K` etc.; `W_K` etc. repeat them for each query head (TransformerLens).
     """
 
-    shared_prefix = "_"
+    kv_prefix = "_"
     W_K = property(lambda self: self.repeat(self._W_K))  # [head d_model d_head]
     W_V = property(lambda self: self.repeat(self._W_V))  # [head d_model d_head]
     b_K = property(lambda self: self.repeat(self._b_K))  # [head d_head]
@@ -205,7 +210,7 @@ class GroupedQueryAttention(Attention):
 
 
 class MLP(nn.Module):
-    """Two matrices with an activation function between them, or three with a gate."""
+    """Two linear maps with an activation function between them, or three with a gate."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -239,12 +244,12 @@ class TransformerBlock(nn.Module):
         self.ln2, self.mlp = Norm(cfg), MLP(cfg)
         if cfg.use_normalization_before_and_after:
             self.ln1_post, self.ln2_post = Norm(cfg), Norm(cfg)
-        self.hook_resid_pre = HookPoint()  # [batch pos d_model], as the others
-        self.hook_attn_out = HookPoint()
+        self.hook_resid_pre = HookPoint()  # [batch pos d_model]
+        self.hook_attn_out = HookPoint()  # [batch pos d_model]
         if not cfg.parallel_attn_mlp:
-            self.hook_resid_mid = HookPoint()
-        self.hook_mlp_out = HookPoint()
-        self.hook_resid_post = HookPoint()
+            self.hook_resid_mid = HookPoint()  # [batch pos d_model]
+        self.hook_mlp_out = HookPoint()  # [batch pos d_model]
+        self.hook_resid_post = HookPoint()  # [batch pos d_model]
 
     def forward(
         self, resid_pre: Residual, context: AttentionContext, cache: LayerCache | None = None
@@ -260,13 +265,15 @@ class TransformerBlock(nn.Module):
         mlp_out = self.hook_mlp_out(self.norm_output("ln2", mlp_out))
         return self.hook_resid_post(resid_mid + mlp_out)
 
-    def norm_input(self, norm: Norm, x: Tensor) -> Tensor:
+    def norm_input(self, norm: Norm, x: Residual) -> Residual:
+        """Normalize the input of attention or MLP, except in OLMo 2."""
         return x if self.cfg.norms_after else norm(x)
 
-    def norm_output(self, name: str, x: Tensor) -> Tensor:
-        if self.cfg.norms_after:  # OLMo 2
+    def norm_output(self, name: str, x: Residual) -> Residual:
+        """Normalize the output of attention or MLP in OLMo 2 and Gemma."""
+        if self.cfg.norms_after:
             return getattr(self, name)(x)
-        if self.cfg.use_normalization_before_and_after:  # Gemma
+        if self.cfg.use_normalization_before_and_after:
             return getattr(self, f"{name}_post")(x)
         return x
 
@@ -309,11 +316,9 @@ class Unembed(nn.Module):
         return self.hook_out(linear(x, W_U, b_U))
 
 
-def stacked(module: str, name: str) -> property:
+def stacked(name: str) -> property:
     """Return a property of the model that stacks a parameter of all layers."""
-    return property(
-        lambda model: torch.stack([getattr(getattr(b, module), name) for b in model.blocks])
-    )
+    return property(lambda model: torch.stack([attrgetter(name)(b) for b in model.blocks]))
 
 
 class HookedTransformer(Tokenization, HookedRootModule):
@@ -352,13 +357,12 @@ class HookedTransformer(Tokenization, HookedRootModule):
         """Compute the logits of the next token at every position.
 
         Args:
-            tokens: token ids or texts; with `start_at_layer`, the residual stream before that
-                layer.
+            tokens: token ids or texts; the residual stream if `start_at_layer` is set.
             return_type: "logits", "loss" (mean cross-entropy in nats), or None.
             attention_mask: False or 0 on padding; None without padding.
-            past_kv_cache: earlier tokens; the keys and values of `tokens` are appended.
-            start_at_layer, stop_at_layer: run layers from the first up to, excluding, the second;
-                with `stop_at_layer`, return the residual stream instead of logits.
+            past_kv_cache: keys and values of earlier tokens, to which those of `tokens` are added.
+            start_at_layer: first layer to run.
+            stop_at_layer: layer before which to stop and return the residual stream.
         """
         if not isinstance(tokens, Tensor):
             tokens = self.to_tokens(tokens)
@@ -392,9 +396,9 @@ class HookedTransformer(Tokenization, HookedRootModule):
     def attention_contexts(
         self, positions: Int[Tensor, "rows query"], padding: Padding | None, past: int
     ) -> dict[str, AttentionContext]:
-        """Compute mask and rotary angles of the global and local layers, after `past` tokens."""
+        """Compute mask and rotary angles for each type of layer, after `past` earlier tokens."""
         contexts, n_query = {}, positions.shape[1]
-        for layer_type in dict.fromkeys(self.cfg.attn_types or ["global"]):
+        for layer_type in set(self.cfg.attn_types or ["global"]):
             window = self.cfg.window_size if layer_type == "local" else None
             mask = attention_mask(n_query, past, padding, window, positions.device)
             angles = self.rotary_angles(positions, layer_type)
@@ -404,7 +408,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
     def rotary_angles(
         self, positions: Int[Tensor, "rows query"], layer_type: str
     ) -> tuple[Float[Tensor, "rows query 1 rotary_dim"], ...]:
-        """Compute cosine and sine of every angle, in float32; nothing without rotary embedding."""
+        """Compute cosines and sines in float32; return () if the model has no rotary embedding."""
         if self.cfg.positional_embedding_type != "rotary":
             return ()
         frequencies, scale = self.rotary[layer_type]
@@ -414,19 +418,15 @@ class HookedTransformer(Tokenization, HookedRootModule):
     def run_with_cache(
         self, *inputs: Any, names_filter: Any = None, return_cache_object: bool = True, **more: Any
     ) -> Any:
-        """Return the output and the activations, by default at all hook points but `hook_result`.
-
-        See `HookedRootModule`. `hook_result` is the largest activation.
-        """
-        if names_filter is None:
-            names_filter = is_cached_by_default
+        """Return the output and the activations, except at `hook_result`, unless it is selected."""
+        names_filter = names_filter or is_cached_by_default
         output, activations = super().run_with_cache(*inputs, names_filter=names_filter, **more)
         return output, ActivationCache(activations, self) if return_cache_object else activations
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
     ) -> Float[Tensor, " d_model"]:
-        """Sum the output biases of attention and MLP before a layer, or before its MLP."""
+        """Sum the output biases before a layer, or before its MLP (for `ActivationCache`)."""
         biases = [block.attn.b_O for block in self.blocks[: layer + mlp_input]]
         if include_mlp_biases:
             biases += [block.mlp.b_out for block in self.blocks[:layer]]
@@ -455,12 +455,11 @@ class HookedTransformer(Tokenization, HookedRootModule):
     W_pos = property(lambda self: self.pos_embed.W_pos)  # [n_ctx d_model]
     W_U = property(lambda self: self.unembed.W_U)  # [d_model d_vocab]
     b_U = property(lambda self: self.unembed.b_U)  # [d_vocab]
-    W_Q, W_K = stacked("attn", "W_Q"), stacked("attn", "W_K")  # [layer head d_model d_head]
-    W_V, W_O = stacked("attn", "W_V"), stacked("attn", "W_O")
-    b_Q, b_K = stacked("attn", "b_Q"), stacked("attn", "b_K")  # [layer head d_head]
-    b_V, b_O = stacked("attn", "b_V"), stacked("attn", "b_O")
-    W_in, W_out = stacked("mlp", "W_in"), stacked("mlp", "W_out")  # [layer d_in d_out]
-    b_in, b_out = stacked("mlp", "b_in"), stacked("mlp", "b_out")  # [layer d_out]
+    W_Q, W_K = stacked("attn.W_Q"), stacked("attn.W_K")  # [layer head d_model d_head]
+    W_V, W_O = stacked("attn.W_V"), stacked("attn.W_O")  # W_O: [layer head d_head d_model]
+    b_Q, b_K, b_V = stacked("attn.b_Q"), stacked("attn.b_K"), stacked("attn.b_V")
+    W_in, W_out = stacked("mlp.W_in"), stacked("mlp.W_out")  # [layer d_in d_out]
+    b_O, b_in, b_out = stacked("attn.b_O"), stacked("mlp.b_in"), stacked("mlp.b_out")
 
 
 def is_cached_by_default(name: str) -> bool:
@@ -470,7 +469,7 @@ def is_cached_by_default(name: str) -> bool:
 def linear(
     x: Float[Tensor, "*batch d_in"], W: Float[Tensor, "d_in d_out"], b: Tensor | None = None
 ) -> Float[Tensor, "*batch d_out"]:
-    """Compute x W + b as one operation."""
+    """Compute x W + b."""
     return F.linear(x, W.T, b)
 
 
@@ -496,7 +495,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 def attend_fused(q: Queries, k: Keys, v: Keys, mask: Mask | None, scale: float) -> Queries:
     """Compute `Attention.attend` as one operation of torch.
 
-    It has no forward-mode and no second derivatives on the CPU (see `differentiable_attention`).
+    On the CPU it lacks forward-mode and second derivatives (see `differentiable_attention`).
     """
     return F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -510,12 +509,12 @@ def attend_fused(q: Queries, k: Keys, v: Keys, mask: Mask | None, scale: float) 
 
 
 def normalize_heads(x: Queries, norm: Norm) -> Queries:
-    """Normalize queries or keys, each head by itself or all heads together."""
+    """Normalize queries or keys, each head separately or all heads together."""
     return norm(x) if norm.size == x.shape[-1] else norm(x.flatten(2)).view_as(x)
 
 
 def rotate(x: Queries, context: AttentionContext) -> Queries:
-    """Rotate pairs of dimensions by their angles at each position (Su et al. 2021, RoPE)."""
+    """Rotate pairs of dimensions by the angles of each position (RoPE, Su et al. 2021)."""
     rotary_dim = context.cos.shape[-1]
     rotary, rest = x[..., :rotary_dim], x[..., rotary_dim:]
     first, second = rotary.chunk(2, dim=-1)
@@ -525,30 +524,31 @@ def rotate(x: Queries, context: AttentionContext) -> Queries:
 
 
 def padding_mask(tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> Padding | None:
-    """Return the mask of earlier and new tokens, False on padding; None without padding."""
+    """Return the padding mask of earlier and new tokens; None if no token is padding."""
     if mask is not None:
         mask = None if bool(mask.all()) else mask.bool().to(tokens.device)
     return mask if cache is None else cache.append_mask(mask, tokens)
 
 
 def token_positions(tokens: Tensor, mask: Padding | None, past: int) -> Int[Tensor, "rows query"]:
-    """Return the position of each new token, counted from the first that is not padding."""
+    """Return the position of each new token, counted from the first token of its text."""
     if mask is None:
         return torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]
     return (mask.cumsum(1) - 1).clamp(min=0)[:, past:]
 
 
 def causal_mask(n_query: int, n_key: int, device: torch.device) -> Mask:
-    """Return True where one of the last `n_query` positions may attend: to itself and earlier."""
+    """Return the mask with which the last `n_query` tokens attend to themselves and before."""
     return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril(n_key - n_query)
 
 
 def attention_mask(
     n_query: int, past: int, padding: Padding | None, window: int | None, device: torch.device
 ) -> Mask | None:
-    """Return True where a query may attend: to itself and earlier tokens in the window.
+    """Return the mask of a layer: a token attends to itself and to earlier tokens in the window.
 
-    None stands for the causal mask (or, with one query, for all keys), which needs no tensor.
+    Return None, which stands for the causal mask, if there is no padding and no key is outside of
+    the window: torch's fused attention needs no mask then. A single query attends to all keys.
     """
     is_short = window is None or past + n_query <= window
     if padding is None and is_short and (past == 0 or n_query == 1):
@@ -558,7 +558,7 @@ def attention_mask(
         mask = mask.triu(past - window + 1)
     if padding is not None:
         itself = torch.eye(past + n_query, dtype=torch.bool, device=device)[past:]
-        mask = mask & (padding[:, None, None] | itself)  # a softmax over nothing is nan
+        mask = mask & (padding[:, None, None] | itself)  # padding attends to itself: no nan
     return mask
 
 

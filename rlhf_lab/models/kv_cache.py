@@ -1,7 +1,5 @@
 """KV cache: the keys and values of earlier tokens, one entry per layer."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -36,17 +34,12 @@ class LayerCache:
         return self.past_keys[:, : self.n_tokens], self.past_values[:, : self.n_tokens]
 
 
-@dataclass
 class KVCache:
     """The earlier tokens of a model: one `LayerCache` per layer, and which tokens are padding."""
 
-    entries: list[LayerCache]
-    previous_attention_mask: Bool[Tensor, "batch pos"] | None = None  # None without padding
-
-    @classmethod
-    def empty(cls, n_layers: int) -> "KVCache":
-        """Return a cache without tokens."""
-        return cls([LayerCache() for _ in range(n_layers)])
+    def __init__(self, n_layers: int) -> None:
+        self.entries = [LayerCache() for _ in range(n_layers)]
+        self.previous_attention_mask: Bool[Tensor, "batch pos"] | None = None  # without padding
 
     @property
     def n_tokens(self) -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,19 +81,16 @@ def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> 
     options |= {"use_safetensors": True, "output_loading_info": True}
     options |= {"ignore_mismatched_sizes": True}  # named below
     model, report = load_pretrained(loader, name, kind, **options)
-    weights = dict(model.named_parameters())
+    weights, problems = dict(model.named_parameters()), []
     kinds = {LAYER.sub(".", weight) for weight in weights if LAYER.search(weight)}
-    problems = [f"{weight} is missing" for weight in sorted(report["missing_keys"])]
-    problems += [
-        f"{weight} has shape {list(shape)}, expected {list(expected)} by config.json"
-        for weight, shape, expected in sorted(report["mismatched_keys"])
-    ]
-    problems += [
-        f"{weight} is in a layer that config.json leaves out"
-        for weight in sorted(report["unexpected_keys"])
-        if LAYER.search(weight) and (LAYER.sub(".", weight) in kinds or not kinds)
-    ]
-    problems += [f"{w} contains nan or inf" for w, x in weights.items() if not x.isfinite().all()]
+    for weight in sorted(report["missing_keys"]):
+        problems.append(f"{weight} is missing")
+    for weight, shape, expected in sorted(report["mismatched_keys"]):
+        problems.append(f"{weight} has shape {list(shape)}, expected {list(expected)}")
+    for weight in sorted(report["unexpected_keys"]):
+        if LAYER.search(weight) and (LAYER.sub(".", weight) in kinds or not kinds):
+            problems.append(f"{weight} is in a layer that config.json leaves out")
+    problems += [f"{k} contains nan or inf" for k, x in weights.items() if not x.isfinite().all()]
     if problems:
         others = f" and {len(problems) - 1} more" if problems[1:] else ""
         raise LoadError(
@@ -108,10 +104,6 @@ def load_pretrained_tokenizer(name: str) -> Tokenizer:
     tokenizer = load_pretrained(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"{name!r} has no tokenizer files. Save a tokenizer next to the weights.")
-    place, on_disk = locate(name)
-    if on_disk and not Path(place, "tokenizer_config.json").is_file():
-        cause = "so transformers guesses special tokens and spaces. Save the file with the others."
-        warnings.warn(f"{name!r} has no tokenizer_config.json, {cause}", stacklevel=2)
     return tokenizer
 
 
@@ -160,7 +152,7 @@ def load_model(
         gap = _logit_gap(model, hf_model)
     except Exception as error:  # an invalid configuration can raise any exception
         raise LoadError(f"{name!r} cannot be converted: {_error_line(error)}.") from error
-    is_half = min(torch.finfo(kind).bits for kind in (dtype, hf_model.dtype)) == 16
+    is_half = min(dtype.itemsize, hf_model.dtype.itemsize) == 2
     max_gap = MAX_HALF_PRECISION_GAP if is_half else MAX_GAP
     if not gap <= max_gap:  # True for nan
         raise LoadError(

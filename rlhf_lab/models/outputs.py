@@ -5,22 +5,27 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.functional import generated_values, get_logprobs, log_probs
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
-from rlhf_lab.models.hooked_model import HookedModel, has_hooks
+from rlhf_lab.models.hooked_model import HookedModel, TokenIds, TokenMask, has_hooks
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import final_residuals, same_weights, unembed_residuals
 from rlhf_lab.models.token_stats import (
+    PerToken,
     StatsInputs,
     compute_token_stats,
     sampled_logprobs,
     stats_from_logits,
 )
-from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
+from rlhf_lab.models.value_head import (
+    LogitsAndValues,
+    TransformerWithValueHead,
+    has_standard_forward,
+)
 from rlhf_lab.samples import Samples, Support
 
 TOKENS_AT_ONCE = 8192  # tokens per forward pass in `compare_with_reference`, at least
@@ -30,19 +35,19 @@ TOKENS_AT_ONCE = 8192  # tokens per forward pass in `compare_with_reference`, at
 class PolicyOutputs:
     """Numbers of each sampled token that the objective needs; entropy and KL in nats."""
 
-    logprobs: Float[Tensor, "batch gen"]  # under the truncation with which it was sampled
-    values: Float[Tensor, "batch gen"]  # of the state before it
-    entropy: Float[Tensor, "batch gen"]  # of the policy, over the whole vocabulary
-    kl: Float[Tensor, "batch gen"] | None = None  # KL(policy || reference), over the vocabulary
+    logprobs: PerToken  # under the truncation with which it was sampled
+    values: PerToken  # of the state before it
+    entropy: PerToken  # of the policy, over the whole vocabulary
+    kl: PerToken | None = None  # KL(policy || reference), over the whole vocabulary
 
 
 def run_policy(
     policy: TransformerWithValueHead,
-    tokens: Int[Tensor, "batch seq"],
+    tokens: TokenIds,
     prefix_len: int,
     temperature: float = 1.0,
     *,
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    attention_mask: TokenMask | None = None,
     support: Support | None = None,
     reference: HookedModel | None = None,
     ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
@@ -77,8 +82,7 @@ def run_policy(
     else:
         with forward.applied(policy):
             padded = attention_mask is not None
-            outputs = run_left_padded(policy.states, tokens, attention_mask, padded)
-        _, hidden, values = outputs
+            _, hidden, values = run_left_padded(policy.states, tokens, attention_mask, padded)
         stats = compute_token_stats(policy.base_model, hidden[:, states], generated, inputs)
     values = generated_values(values, prefix_len)
     return PolicyOutputs(stats.logprobs, values, stats.entropy, stats.kl)
@@ -86,10 +90,10 @@ def run_policy(
 
 def policy_outputs(
     policy: TransformerWithValueHead,
-    tokens: Int[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    tokens: TokenIds,
+    attention_mask: TokenMask | None = None,
     forward: Forward | None = None,
-) -> tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]:
+) -> LogitsAndValues:
     """Call the policy with the settings of a run: logits and values at every position."""
     with (forward or Forward()).applied(policy):
         return policy(tokens, attention_mask)
@@ -98,8 +102,8 @@ def policy_outputs(
 class ReferenceComparison(NamedTuple):
     """Difference of a policy from its reference at each generated token, in nats."""
 
-    kl: Float[Tensor, "batch gen"]  # KL(policy || reference), exact
-    entropy: Float[Tensor, "batch gen"]  # of the policy
+    kl: PerToken  # KL(policy || reference), exact
+    entropy: PerToken  # of the policy
     ref_residuals: Float[Tensor, "batch gen d_model"]  # at the states before the tokens
 
 
@@ -141,9 +145,8 @@ def compare_with_reference(
             logits = policy_outputs(policy, *texts, forward)[0][:, states]
             stats = stats_from_logits(logits, generated, inputs)
         else:
-            if is_stored:
-                residual = samples.residuals[rows]
-            else:
+            residual = samples.residuals[rows] if is_stored else None
+            if residual is None:
                 residual = final_residuals(model, *texts, *options)[:, states]
             with autocast(residual.device, forward.dtype):
                 hidden = model.ln_final(residual)
@@ -160,7 +163,7 @@ def reference_logprobs(
     temperature: float,
     chunk_size: int,
     forward: Forward | None = None,
-) -> Float[Tensor, "batch gen"]:
+) -> PerToken:
     """Compute the log-probability of each generated token under the reference.
 
     If sampling was truncated, it is renormalized over the tokens that the policy kept, so both

@@ -2,23 +2,23 @@
 
 import copy
 from types import FunctionType
-from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.hooked_model import (
     HookedModel,
-    final_logits,
+    Residual,
+    TokenIds,
+    TokenMask,
     final_residual,
-    has_custom_forward,
+    unembed,
 )
 from rlhf_lab.models.lora import effective_weights, remove_adapters
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.value_head import VALUE_HOOK
 
 
 def frozen_copy(model: HookedModel) -> HookedModel:
@@ -77,27 +77,19 @@ def _reaches_modules(forward: object) -> bool:
 
 def final_residuals(
     model: HookedModel,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
+    input_ids: TokenIds,
+    attention_mask: TokenMask | None = None,
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
-) -> Float[Tensor, "batch seq d_model"]:
-    """Compute the residual stream after the last block, smaller than logits (see `unembed`).
+) -> Residual:
+    """Compute the residual stream after the last block, which is smaller than the logits.
 
     Args:
         attention_mask, padded: see `run_left_padded`.
         dtype: dtype of the matrix products; that of the weights if None.
-
-    Raises:
-        ConfigError: If the model's `forward` was replaced, so logits may not follow from it.
     """
-    if has_custom_forward(model):
-        raise ConfigError(
-            "The model's forward was replaced, so logits may not follow from the last residual. "
-            "Change or hook its modules instead."
-        )
 
-    def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq d_model"]]:
+    def run(tokens: TokenIds) -> tuple[Residual]:
         with autocast(tokens.device, dtype):
             return (final_residual(model, tokens),)
 
@@ -105,13 +97,11 @@ def final_residuals(
 
 
 def unembed_residuals(
-    model: HookedModel,
-    residuals: Float[Tensor, "batch gen d_model"],
-    dtype: torch.dtype | None = None,
-) -> Float[Tensor, "batch gen d_vocab"]:
+    model: HookedModel, residuals: Residual, dtype: torch.dtype | None = None
+) -> Float[Tensor, "batch seq d_vocab"]:
     """Compute the logits of residuals that `final_residuals` returned."""
     with autocast(residuals.device, dtype):
-        return final_logits(model, residuals)
+        return unembed(model, model.ln_final(residuals))
 
 
 def same_weights(model: HookedModel, reference: HookedModel) -> bool:
@@ -120,17 +110,3 @@ def same_weights(model: HookedModel, reference: HookedModel) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(weight, second[name]) for name, weight in first.items()
     )
-
-
-def normalized_residuals(
-    model: HookedModel,
-    input_ids: Int[Tensor, "batch seq"],
-    attention_mask: Bool[Tensor, "batch seq"] | None = None,
-    past_kv_cache: Any = None,
-) -> Float[Tensor, "batch seq d_model"]:
-    """Return the activation at `ln_final.hook_normalized`, which a value head reads."""
-    activations: list[Tensor] = []
-    keep = lambda hook_point, inputs, normalized: activations.append(normalized)
-    with model.hook_dict[VALUE_HOOK].register_forward_hook(keep):
-        model.ln_final(final_residual(model, input_ids, attention_mask, past_kv_cache))
-    return activations[0]

@@ -1,4 +1,4 @@
-"""Residual stream components: the vectors of heads, MLPs and embeddings that sum to its end."""
+"""Residual stream components: vectors of heads, MLPs and embeddings that sum to its end."""
 
 import torch
 from jaxtyping import Float

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from rlhf_lab.functional import LOG_ZERO, entropy_per_token, kl_per_token, log_probs, token_logprobs
 from rlhf_lab.functional.kl import MAX_KL
 from rlhf_lab.models.device import autocast, total_memory
-from rlhf_lab.models.hooked_model import HookedModel, is_plain_unembed, unembed
+from rlhf_lab.models.hooked_model import HookedModel, Residual, is_plain_unembed, unembed
 from rlhf_lab.models.hooked_transformer import linear, pad_vocabulary, pads_vocabulary
 from rlhf_lab.models.reference import unembed_residuals
 from rlhf_lab.samples import Support
@@ -24,14 +24,15 @@ MAX_LOGITS = 2**23  # logits that are computed at once
 MIN_ROWS, LOGITS_AT_ONCE = 256, 2**22  # tokens and logits per chunk on the CPU, at least
 BYTES_KEPT = 2**29  # of log-probabilities stored for the backward pass on the CPU
 Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, W_U and b_U
+PerToken, Generated = Float[Tensor, "batch gen"], Int[Tensor, "batch gen"]
 
 
 class TokenStats(NamedTuple):
     """Statistics of each generated token, in nats."""
 
-    logprobs: Float[Tensor, "batch gen"]  # renormalized over the support if there is one
-    entropy: Float[Tensor, "batch gen"]  # of the policy, over the whole vocabulary
-    kl: Float[Tensor, "batch gen"] | None  # KL(policy || reference), over the whole vocabulary
+    logprobs: PerToken  # renormalized over the support if there is one
+    entropy: PerToken  # of the policy, over the whole vocabulary
+    kl: PerToken | None  # KL(policy || reference), over the whole vocabulary
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ class StatsInputs:
 
 
 def compute_token_stats(
-    model: HookedModel,
-    hidden: Float[Tensor, "batch gen d_model"],
-    tokens: Int[Tensor, "batch gen"],
-    inputs: StatsInputs,
+    model: HookedModel, hidden: Residual, tokens: Generated, inputs: StatsInputs
 ) -> TokenStats:
     """Compute the statistics of each generated token from its final normalized residual."""
     reference, dtype = inputs.reference, inputs.dtype
@@ -60,22 +58,19 @@ def compute_token_stats(
             logits = unembed(model, hidden)
         return stats_from_logits(logits, tokens, inputs)
     states = [hidden] if reference is None else [hidden, reference.ln_final(inputs.ref_residuals)]
-    weights = [(m.unembed.W_U, m.unembed.b_U) for m in models]
-    policy, *fixed = (
-        tuple(x.to(dtype or W_U.dtype) for x in (state, W_U, b_U))
-        for state, (W_U, b_U) in zip(states, weights, strict=True)
+    chunked, *ref = (
+        tuple(x.to(dtype or m.unembed.W_U.dtype) for x in (state, m.unembed.W_U, m.unembed.b_U))
+        for state, m in zip(states, models, strict=True)
     )
     if pads_vocabulary(hidden.device, tokens.numel(), model.cfg.d_vocab):
-        policy, *fixed = ((x, *pad_vocabulary(W_U, b_U)) for x, W_U, b_U in (policy, *fixed))
-    options = inputs.temperature, inputs.support, *(fixed or [None])
+        chunked, *ref = ((x, *pad_vocabulary(W_U, b_U)) for x, W_U, b_U in (chunked, *ref))
+    options = inputs.temperature, inputs.support, *(ref or [None])
     sizes = chunk_sizes(model.cfg.d_vocab, total_memory(hidden.device))
-    return token_stats_chunked(*policy, tokens, *options, *sizes)
+    return token_stats_chunked(*chunked, tokens, *options, *sizes)
 
 
 def stats_from_logits(
-    logits: Float[Tensor, "batch gen d_vocab"],
-    tokens: Int[Tensor, "batch gen"],
-    inputs: StatsInputs,
+    logits: Float[Tensor, "batch gen d_vocab"], tokens: Generated, inputs: StatsInputs
 ) -> TokenStats:
     """Compute the statistics of each generated token from its logits."""
     all_logprobs, kl = log_probs(logits, inputs.temperature), None
@@ -87,10 +82,8 @@ def stats_from_logits(
 
 
 def sampled_logprobs(
-    logprobs: Float[Tensor, "batch gen d_vocab"],
-    tokens: Int[Tensor, "batch gen"],
-    support: Support | None,
-) -> Float[Tensor, "batch gen"]:
+    logprobs: Float[Tensor, "batch gen d_vocab"], tokens: Generated, support: Support | None
+) -> PerToken:
     """Select the log-probability of each token, renormalized over the support."""
     select = token_logprobs if support is None else support.token_logprobs
     return select(logprobs, tokens)
@@ -107,7 +100,7 @@ def token_stats_chunked(
     hidden: Float[Tensor, "batch gen d_model"],
     W_U: Float[Tensor, "d_model d_vocab"],
     b_U: Float[Tensor, " d_vocab"],
-    tokens: Int[Tensor, "batch gen"],
+    tokens: Generated,
     temperature: float = 1.0,
     support: Support | None = None,
     reference: Inputs | None = None,

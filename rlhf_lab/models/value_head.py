@@ -1,32 +1,33 @@
-"""The policy: a hooked transformer whose final normalized residual feeds a small value head."""
+"""The policy: a hooked transformer and a value head, or a second transformer as the critic."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformer_lens import ActivationCache
+from transformer_lens import ActivationCache, HookedRootModule
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import (
+    VALUE_HOOK,
     HookedModel,
-    NamedHook,
-    call_model,
+    Residual,
+    TokenIds,
+    TokenMask,
+    empty_cache,
     final_residual,
-    has_custom_forward,
     is_hooked,
     is_original,
+    normalized_residual,
     unembed,
 )
 from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
+from rlhf_lab.models.reference import trainable_copy
 
-VALUE_HOOK = "ln_final.hook_normalized"
-SomePolicy = TypeVar("SomePolicy", bound=nn.Module)
-InputIds, InputMask = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
 LogitsAndValues = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
 
 
@@ -77,17 +78,17 @@ def make_value_head(d_model: int, seed: int = 0, kind: type[ValueHead] = ValueHe
 class PolicyStates(NamedTuple):
     """Residual stream after the last block, after the final norm, and values, per position."""
 
-    residual: Float[Tensor, "batch seq d_model"]
-    hidden: Float[Tensor, "batch seq d_model"]
+    residual: Residual
+    hidden: Residual
     values: Float[Tensor, "batch seq"]
 
 
-class TransformerWithValueHead(nn.Module):
+class TransformerWithValueHead(HookedRootModule):
     """A `HookedTransformer` and a value head hooked to `ln_final.hook_normalized`.
 
     Hooks on `base_model` fire in sampling and in training. The value head's gradient flows into the
     transformer. The hook points of both are in `hook_dict`, those of the value head with names such
-    as `value_head.hook_in`; `hooks` and `run_with_cache` accept any of these names.
+    as `value_head.hook_in`; `hooks`, `add_hook` and `run_with_cache` accept any of these names.
 
     Args:
         value_head: any module `[batch seq d_model] -> [batch seq 1]`; `make_value_head` if None.
@@ -110,13 +111,13 @@ class TransformerWithValueHead(nn.Module):
         parameter = next(base_model.parameters())
         head = make_value_head(base_model.cfg.d_model, seed) if value_head is None else value_head
         self.value_head = head.to(device=parameter.device, dtype=parameter.dtype)
-        for name, point in self._value_points().items():
+        for name, point in self.hook_dict.items():
             point.name = name
 
     @classmethod
     def from_pretrained(
-        cls: type[SomePolicy], name: str, device: str | torch.device = "cpu", seed: int = 0
-    ) -> SomePolicy:
+        cls, name: str, device: str | torch.device = "cpu", seed: int = 0
+    ) -> "TransformerWithValueHead":
         """Load a language model (see `load_model`) and add a new value head."""
         return cls(load_model(name, device=device), seed=seed)
 
@@ -127,8 +128,8 @@ class TransformerWithValueHead(nn.Module):
 
     def forward(
         self,
-        input_ids: InputIds,
-        attention_mask: InputMask | None = None,
+        input_ids: TokenIds,
+        attention_mask: TokenMask | None = None,
         past_kv_cache: Any = None,
     ) -> LogitsAndValues:
         """Compute logits and values at every position.
@@ -138,40 +139,26 @@ class TransformerWithValueHead(nn.Module):
             past_kv_cache: keys and values of earlier tokens (see `init_cache`).
         """
         if past_kv_cache is not None:
-            return self.call_once(input_ids, attention_mask, past_kv_cache)
-        return run_left_padded(self.call_once, input_ids, attention_mask)
+            return self.logits_and_values(input_ids, attention_mask, past_kv_cache)
+        return run_left_padded(self.logits_and_values, input_ids, attention_mask)
 
-    def call_once(
-        self, tokens: InputIds, mask: InputMask | None = None, cache: Any = None
-    ) -> LogitsAndValues:
-        """Compute logits and values without moving padding."""
-        if has_standard_logits(self.base_model):
-            states = self.states(tokens, mask, cache)
-            return self.unembed(states.hidden), states.values
-        return self.call_base_model(tokens, mask, cache)
+    def logits_and_values(self, *inputs: Any) -> LogitsAndValues:
+        """Compute logits and values without moving padding (see `states`)."""
+        states = self.states(*inputs)
+        return self.unembed(states.hidden), states.values
 
     def states(
-        self, tokens: InputIds, attention_mask: InputMask | None = None, past_kv_cache: Any = None
+        self, tokens: TokenIds, attention_mask: TokenMask | None = None, past_kv_cache: Any = None
     ) -> PolicyStates:
         """Run the transformer up to its final norm, and the value head; all hooks fire."""
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
         return PolicyStates(residual, *self.hidden_and_values(residual))
 
-    def hidden_and_values(
-        self, residual: Float[Tensor, "batch seq d_model"]
-    ) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, "batch seq"]]:
+    def hidden_and_values(self, residual: Residual) -> tuple[Residual, Float[Tensor, "batch seq"]]:
         """Apply the final norm to the last residual, and the value head to its activation."""
         with self.value_hook() as values:
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
-
-    def call_base_model(
-        self, tokens: InputIds, mask: InputMask | None, cache: Any
-    ) -> LogitsAndValues:
-        """Call a base model whose `forward` was replaced or hooked, and the value head."""
-        with self.value_hook() as values:
-            logits = call_model(self.base_model, tokens, mask, cache)
-        return logits, values[0]
 
     @contextlib.contextmanager
     def value_hook(self) -> Iterator[list[Float[Tensor, "batch seq"]]]:
@@ -184,70 +171,37 @@ class TransformerWithValueHead(nn.Module):
         with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
             yield values
 
-    def unembed(
-        self, hidden: Float[Tensor, "batch seq d_model"]
-    ) -> Float[Tensor, "batch seq d_vocab"]:
+    def unembed(self, hidden: Residual) -> Float[Tensor, "batch seq d_vocab"]:
         """Compute the logits of the final normalized residual."""
         return unembed(self.base_model, hidden)
-
-    def _value_points(self) -> dict[str, HookPoint]:
-        parts = self.value_head.named_modules(prefix="value_head")
-        return {name: part for name, part in parts if isinstance(part, HookPoint)}
 
     @property
     def hook_dict(self) -> dict[str, nn.Module]:
         """All hook points by name."""
-        return {**self.base_model.hook_dict, **self._value_points()}
+        parts = self.value_head.named_modules(prefix="value_head")
+        points = {name: part for name, part in parts if isinstance(part, HookPoint)}
+        return {**self.base_model.hook_dict, **points}
+
+    @property
+    def mod_dict(self) -> dict[str, nn.Module]:
+        """The hook points, in which `hooks` and `add_hook` look up names."""
+        return self.hook_dict
 
     @contextlib.contextmanager
-    def hooks(
-        self, fwd_hooks: Sequence[NamedHook] = (), bwd_hooks: Sequence[NamedHook] = ()
-    ) -> Iterator["TransformerWithValueHead"]:
-        """Register hooks, pairs of a name and a function `(activation, hook)`, for a context.
-
-        A function may return a replacement.
-
-        Raises:
-            ConfigError: If a name is not in `hook_dict`.
-        """
-        points = self.hook_dict
-        with self.base_model.hooks():
-            level = self.base_model.context_level  # hooks of this level end with the context
-            try:
-                for direction, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
-                    for name, function in hooks:
-                        if name not in points:
-                            choices = "Choose one of policy.hook_dict."
-                            raise ConfigError(f"Unknown hook point {name!r}. {choices}")
-                        points[name].add_hook(function, dir=direction, level=level)
+    def hooks(self, *hooks: Any, **options: Any) -> Iterator["TransformerWithValueHead"]:
+        """Register hooks by name for a context (see `HookedRootModule.hooks`)."""
+        with self.base_model.hooks():  # so each context of policy or model has its own level
+            self.context_level = self.base_model.context_level - 1
+            with super().hooks(*hooks, **options):
                 yield self
-            finally:
-                for point in self._value_points().values():
-                    point.remove_hooks("both", level=level)
 
     def run_with_cache(
-        self,
-        input_ids: InputIds,
-        attention_mask: InputMask | None = None,
-        names_filter: str | Sequence[str] | Callable[[str], bool] = is_cached_by_default,
+        self, *inputs: Any, names_filter: Any = None, **options: Any
     ) -> tuple[LogitsAndValues, ActivationCache]:
-        """Return logits and values, and the activations at hook points.
-
-        Args:
-            attention_mask: see `forward`. Activations of padded rows begin with their first token.
-            names_filter: hook points to cache, by name or by a function of the name; all but
-                `hook_result`, the largest, by default.
-        """
-        names = [names_filter] if isinstance(names_filter, str) else names_filter
-        is_kept = names if callable(names) else names.__contains__
-        activations: dict[str, Tensor] = {}
-
-        def keep(activation: Tensor, hook: nn.Module) -> None:
-            activations[hook.name] = activation.detach()
-
-        with self.hooks([(name, keep) for name in self.hook_dict if is_kept(name)]):
-            outputs = self(input_ids, attention_mask)
-        return outputs, ActivationCache(activations, self.base_model)
+        """Return logits and values, and the activations; in padded rows from their first token."""
+        names_filter = names_filter or is_cached_by_default
+        outputs, cache = super().run_with_cache(*inputs, names_filter=names_filter, **options)
+        return outputs, ActivationCache(cache, self.base_model)
 
     def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
         super()._apply(fn, recurse)  # does not change `cfg` of a TransformerLens model
@@ -256,15 +210,47 @@ class TransformerWithValueHead(nn.Module):
         return self
 
 
+class TransformerWithCritic(TransformerWithValueHead):
+    """A policy whose values come from a separate transformer, the critic.
+
+    Args:
+        critic: a trainable copy of `base_model` if None.
+    """
+
+    def __init__(
+        self,
+        base_model: HookedModel,
+        value_head: nn.Module | None = None,
+        seed: int = 0,
+        critic: HookedModel | None = None,
+    ) -> None:
+        super().__init__(base_model, value_head, seed)
+        self.critic = trainable_copy(base_model) if critic is None else critic
+
+    def states(
+        self, tokens: TokenIds, attention_mask: TokenMask | None = None, past_kv_cache: Any = None
+    ) -> PolicyStates:
+        """Return residual and hidden states of the policy, and values of the critic."""
+        policy_cache, critic_cache = past_kv_cache or (None, None)
+        normalized = normalized_residual(self.critic, tokens, attention_mask, critic_cache)
+        residual = final_residual(self.base_model, tokens, attention_mask, policy_cache)
+        normalized = normalized.to(next(self.value_head.parameters()).dtype)
+        hidden, values = self.base_model.ln_final(residual), self.value_head(normalized)[..., 0]
+        return PolicyStates(residual, hidden, values)
+
+
+def init_cache(policy: TransformerWithValueHead, batch_size: int) -> Any:
+    """Return an empty KV cache for a policy; with a critic, a pair of caches."""
+    cache = empty_cache(policy.base_model, batch_size)
+    if isinstance(policy, TransformerWithCritic):
+        return cache, empty_cache(policy.critic, batch_size)
+    return cache
+
+
 FORWARD, UNEMBED = TransformerWithValueHead.forward, TransformerWithValueHead.unembed
-
-
-def has_standard_logits(model: HookedModel) -> bool:
-    """Return True if logits follow from the last residual: `forward` was not replaced or hooked."""
-    return not (has_custom_forward(model) or is_hooked(model))
 
 
 def has_standard_forward(policy: nn.Module) -> bool:
     """Return True if the logits are `unembed` of `states`: no method was replaced or hooked."""
     is_standard = is_original(policy, FORWARD) and is_original(policy, UNEMBED)
-    return is_standard and not is_hooked(policy) and has_standard_logits(policy.base_model)
+    return is_standard and not is_hooked(policy)

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.critic import init_cache
 from rlhf_lab.models.hooked_transformer import HookPoint
+from rlhf_lab.models.value_head import init_cache
 from rlhf_lab.sampling import draw_token
 from rlhf_lab.sampling_spec import SamplingSpec
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import Forward, PolicyOutputs, TransformerWithValueHead
+from rlhf_lab.models import Forward, TransformerWithValueHead
 from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.outputs import PolicyOutputs
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, objective_terms

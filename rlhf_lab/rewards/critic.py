@@ -8,7 +8,6 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, build_policy
 from rlhf_lab.models.build import in_weight_precision
-from rlhf_lab.models.critic import LinearValueHead
 from rlhf_lab.rewards.model import RewardModel, refuse_reward_model
 
 
@@ -22,24 +21,18 @@ def add_critic_from_reward_model(
 
     Raises:
         LoadError: If the directory is not a reward model.
-        ConfigError: If its tokens or its number of layers differ from the policy's, since both
-            share a KV cache.
+        ConfigError: If its tokens differ from the policy's.
 
     Source: the value model of Stiennon et al. 2020, "Learning to summarize from human feedback".
     """
     model = RewardModel.load(directory, policy.device)
     critic, base = model.base_model.requires_grad_(True), policy.base_model
-    problem = None
     if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
-        problem = "reads other tokens than the policy"
-    elif critic.cfg.n_layers != base.cfg.n_layers:
-        problem = f"has {critic.cfg.n_layers} layers and the policy {base.cfg.n_layers}"
-    if problem is not None:
         raise ConfigError(
-            f"critic_path={str(directory)!r} {problem}. To fix it, train a reward model on the "
-            "policy's base_model."
+            f"critic_path={str(directory)!r} has other tokens than the policy. Train a reward "
+            "model with the tokenizer of base_model."
         )
-    head = LinearValueHead(model.head.in_features, 1)
+    head = torch.nn.Linear(model.head.in_features, 1)
     head.weight.data.copy_(model.head.weight / model.std)
     head.bias.data.copy_(-model.mean / model.std)
     return TransformerWithCritic(base, head, critic=critic)

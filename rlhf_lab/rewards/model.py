@@ -16,9 +16,8 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import load_model
 from rlhf_lab.models.export import new_directory, write_language_model
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, normalized_residual
 from rlhf_lab.models.padding import beginnings, pad_rows, run_left_padded
-from rlhf_lab.models.reference import normalized_residuals
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
@@ -53,7 +52,7 @@ class RewardModel(nn.Module):
         """Score the text up to each token. The padding may be on either side."""
 
         def run(tokens: Int[Tensor, "batch seq"]) -> tuple[Float[Tensor, "batch seq"]]:
-            normalized = normalized_residuals(self.base_model, tokens)
+            normalized = normalized_residual(self.base_model, tokens)
             return (einops.rearrange(self.head(normalized), "batch seq 1 -> batch seq"),)
 
         return run_left_padded(run, input_ids, attention_mask)[0]

@@ -7,15 +7,10 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import (
-    Forward,
-    PolicyOutputs,
-    TransformerWithValueHead,
-    reference_logprobs,
-    run_policy,
-)
+from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.outputs import PolicyOutputs, reference_logprobs
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.replay import ReplayMinibatch

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import Forward, ReferenceComparison, compare_with_reference, merged_lora
+from rlhf_lab.models import Forward, compare_with_reference
+from rlhf_lab.models.lora import merged_lora
+from rlhf_lab.models.outputs import ReferenceComparison
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.parallel.launcher import is_grouped

@@ -12,7 +12,6 @@ from rlhf_lab.diffing.adapter import (
     writing_side,
 )
 from rlhf_lab.models import add_lora, load_model, lora_layers
-from rlhf_lab.models.peft_format import Factors, fill_adapter
 
 
 @pytest.fixture
@@ -24,7 +23,8 @@ def adapted():
 
 def fill(adapter, A, B):
     """Give an adapter the change A B: its own scale of 2 is taken out of B."""
-    fill_adapter(adapter, Factors(A, B / 2, 2.0))
+    adapter.A.data.copy_(A)
+    adapter.B.data.copy_(B / 2)
 
 
 def word(model, text):

@@ -8,16 +8,10 @@ import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import (
-    Decoder,
-    compare_with_reference,
-    cpu_tuning,
-    device,
-    final_residuals,
-    frozen_copy,
-    run_policy,
-)
+from rlhf_lab.models import compare_with_reference, cpu_tuning, device, frozen_copy, run_policy
+from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.device import LOGPROB_ROUNDING, float32_products, pick_device, validate_tf32
+from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import PREFIX, TOKENS, random_policy
 from tests.refusing_device import RefusingDevice
@@ -130,8 +124,7 @@ def restored_route():
 
 
 def test_chosen_route_is_exact():
-    tuning = cpu_tuning.tune_cpu(768)
-    assert tuning.route == cpu_tuning.current_route() and tuning.error <= 1e-6
+    cpu_tuning.tune_cpu(768)
     assert cpu_tuning.matmul_error(257) <= 1e-6
 
 
@@ -149,7 +142,7 @@ def test_only_exact_onednn_on_wide_amd_replaces_blas(vendor, d_model, error, rou
     errors = {"oneDNN": error, "BLAS": 2e-7}
     monkeypatch.setattr(cpu_tuning, "processor_vendor", lambda: vendor)
     monkeypatch.setattr(cpu_tuning, "matmul_error", lambda: errors[cpu_tuning.current_route()])
-    assert cpu_tuning.tune_cpu(d_model)[1:] == (route, errors[route])
+    cpu_tuning.tune_cpu(d_model)
     assert cpu_tuning.current_route() == route
 
 
@@ -160,10 +153,18 @@ def test_matmul_error_is_that_of_the_current_product(monkeypatch):
     assert cpu_tuning.matmul_error(64) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_nothing_is_set_without_glibc_or_a_policy_on_cpu(policy, monkeypatch):
-    monkeypatch.setattr(cpu_tuning.platform, "libc_ver", lambda: ("", ""))
-    assert cpu_tuning.keep_freed_memory() is False
-    assert cpu_tuning.tune_for(policy.to("meta"), True) is None
+def test_tuning_is_for_enabled_runs_on_the_cpu_and_for_glibc(policy, monkeypatch):
+    tuned, thresholds = [], []
+    libc = SimpleNamespace(mallopt=lambda *setting: thresholds.append(setting))
+    monkeypatch.setattr(cpu_tuning.ctypes, "CDLL", lambda name: libc)
+    for name in ("glibc", ""):
+        monkeypatch.setattr(cpu_tuning.platform, "libc_ver", lambda name=name: (name, ""))
+        cpu_tuning.keep_freed_memory()
+        assert thresholds == [(-3, 2**30), (-1, 2**30)]
+    monkeypatch.setattr(cpu_tuning, "tune_cpu", tuned.append)
+    for enabled, place in ((False, "cpu"), (True, "cpu"), (True, "meta")):
+        cpu_tuning.tune_for(policy.to(place), enabled)
+    assert tuned == [16]
 
 
 def run_all_paths(policy, reference):

@@ -115,7 +115,7 @@ def test_newly_supported_settings_match_transformers(name):
 def test_cached_decoding_matches_one_forward(pair, chunk, padded):
     _, model = pair
     tokens, mask = make_tokens(model, padded)
-    cache, logits = KVCache.empty(model.cfg.n_layers), []
+    cache, logits = KVCache(model.cfg.n_layers), []
     ends = tuple(range(WINDOW + 4, tokens.shape[1], chunk))
     for new in torch.arange(tokens.shape[1]).tensor_split(ends):
         new_mask = mask[:, new] if padded else None

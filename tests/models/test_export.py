@@ -190,5 +190,5 @@ def test_occupied_or_unwritable_directory_raises(tmp_path):
 def test_build_policy_warns_of_an_unused_value_head(gpt2_dir, tmp_path):
     policy, out = make_policy(load_model(str(gpt2_dir))), tmp_path / "out"
     export.export_policy(policy, str(gpt2_dir), out)
-    with pytest.warns(UserWarning, match="contains a trained value head, which is not used"):
+    with pytest.warns(UserWarning, match="the trained value head in base_model=.* is not used"):
         build_policy(RLHFArgs(base_model=str(out)))

@@ -12,15 +12,15 @@ from rlhf_lab.models import (
     TransformerWithCritic,
     TransformerWithValueHead,
     compare_with_reference,
-    final_residuals,
     frozen_copy,
     hooked_transformer,
-    make_model,
     make_value_head,
-    reference_logprobs,
     run_policy,
     token_stats,
 )
+from rlhf_lab.models.hooked_model import make_model
+from rlhf_lab.models.outputs import reference_logprobs
+from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -84,7 +84,6 @@ CHANGES = {
     "pos_embed": lambda p, m: subclass(m.pos_embed),
     "unembed": lambda p, m: subclass(m.unembed),
     "ln_final": lambda p, m: subclass(m.ln_final),
-    "model.forward": lambda p, m: scale_forward(m, 2),
     "policy.forward": lambda p, m: scale_forward(p, 2),
     "policy.unembed": lambda p, m: setattr(p, "unembed", lambda hidden: 2 * m.unembed(hidden)),
     "policy hook": lambda p, m: double_output(p),

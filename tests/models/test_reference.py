@@ -4,17 +4,10 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import (
-    final_residuals,
-    frozen_copy,
-    has_hooks,
-    make_reference,
-    padding,
-    policy_outputs,
-    same_weights,
-    unembed_residuals,
-)
+from rlhf_lab.models import frozen_copy, has_hooks, make_reference, padding, unembed_residuals
 from rlhf_lab.models.lora import add_lora, lora_layers
+from rlhf_lab.models.outputs import policy_outputs
+from rlhf_lab.models.reference import final_residuals, same_weights
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 ROWS = torch.tensor([[9, 9, 5, 6], [1, 2, 3, 4], [9, 7, 8, 3], [9, 9, 9, 2]])
@@ -57,10 +50,16 @@ def test_residuals_give_logits_of_unpadded_rows(policy):
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
 
-def test_final_residuals_raises_on_a_replaced_forward(policy):
-    policy.base_model.forward = lambda *inputs, **options: torch.zeros(())
-    with pytest.raises(ConfigError, match="forward was replaced"):
-        final_residuals(policy.base_model, TOKENS)
+@pytest.mark.parametrize("change", ["replaced", "hooked"])
+def test_residuals_raise_if_the_forward_of_the_model_is_changed(policy, change):
+    model, double = policy.base_model, lambda module, inputs, outputs: 2 * outputs
+    if change == "hooked":
+        model.register_forward_hook(double)
+    else:
+        model.forward = lambda *inputs, **options: torch.zeros(())
+    for run in (policy, lambda tokens: final_residuals(model, tokens)):
+        with pytest.raises(ConfigError, match="forward was replaced or hooked"):
+            run(TOKENS)
 
 
 def test_make_reference_copies_adapters_that_are_not_new(policy):

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_lab.models import Decoder, TransformerWithCritic, decode, static_decode
+from rlhf_lab.models import TransformerWithCritic, decode, static_decode
 from rlhf_lab.models import TransformerWithValueHead as Policy
+from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.static_decode import StaticStep, can_capture
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_model

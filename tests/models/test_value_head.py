@@ -10,9 +10,9 @@ from rlhf_lab.models import (
     TransformerWithValueHead,
     has_hooks,
     load_model,
-    make_model,
     make_value_head,
 )
+from rlhf_lab.models.hooked_model import make_model
 
 VALUE_HOOK = "ln_final.hook_normalized"
 HEAD_SITES = {"value_head.hook_in": 16, "value_head.hook_hidden": 64, "value_head.hook_value": 1}
@@ -123,8 +123,26 @@ def test_hooks_last_until_their_context_ends(policy):
             assert_close(policy(TOKENS)[1], (3 if triple else 2) * values, atol=1e-4)
     assert fired == [1, 2, 1, 1]
     unknown = policy.hooks([("value_head.hook_out", lambda x, hook: None)])
-    with pytest.raises(ConfigError, match="Unknown hook point 'value_head.hook_out'"), unknown:
+    with pytest.raises(KeyError, match="value_head.hook_out"), unknown:
         pass
+
+
+def test_contexts_of_policy_and_model_remove_only_their_hooks(policy):
+    outer, inner = [], []
+    names = ("value_head.hook_in", "hook_embed")
+    for first, second in ((policy, policy.base_model), (policy.base_model, policy)):
+        with first.hooks([("hook_embed", lambda x, hook: outer.append(hook.name))]):
+            with second.hooks([("hook_embed", lambda x, hook: inner.append(hook.name))]):
+                policy(TOKENS)
+            policy(TOKENS)
+        assert not has_hooks(policy)
+    assert len(outer) == 4 and len(inner) == 2
+    with policy.hooks([(names.__contains__, lambda x, hook: inner.append(hook.name))]):
+        policy(TOKENS)
+    assert inner[2:] == ["hook_embed", "value_head.hook_in"]
+    policy.add_hook("value_head.hook_in", lambda x, hook: 0 * x)
+    policy.reset_hooks()
+    assert not has_hooks(policy)
 
 
 def test_no_hook_is_left_after_a_failing_forward_pass(policy):

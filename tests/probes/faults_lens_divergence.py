@@ -29,7 +29,7 @@ LENS_DIVERGENCE_FAULTS = (
         "D3 no final norm",
         KIND,
         "diffing.lens:logit_lens",
-        "final_logits(model, rows)",
+        "unembed_residuals(model, rows)",
         "model.unembed(rows)",
     ),
     Fault(

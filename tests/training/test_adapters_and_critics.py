@@ -1,9 +1,8 @@
 """Runs with adapters or a critic: what stays equal, what is saved, and how a critic starts."""
 
-import copy
-
 import pytest
 import torch
+from transformers import GPT2LMHeadModel
 
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import (
@@ -14,8 +13,9 @@ from rlhf_lab.models import (
     lora_layers,
 )
 from rlhf_lab.models.export import load_value_head
-from rlhf_lab.models.hooked_model import make_model
+from rlhf_lab.models.load import load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
+from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.restore import load_policy
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -95,18 +95,20 @@ def test_critic_path_requires_a_reward_model_and_a_separate_head(reel_args, make
         make_trainer(value_head="separate", critic_path=str(tmp_path))
 
 
-def make_policy(n_layers: int, more_tokens: tuple[str, ...] = ()) -> TransformerWithValueHead:
-    tokenizer = copy.deepcopy(load_model("reel-nano").tokenizer)
-    tokenizer.add_tokens(list(more_tokens))
-    sizes = {"d_model": 8, "d_head": 4, "n_ctx": 32, "d_vocab": 80, "act_fn": "gelu", "seed": 0}
-    return TransformerWithValueHead(make_model(tokenizer, n_layers=n_layers, **sizes))
-
-
-def test_reward_model_that_does_not_fit_the_policy_raises(reward_dir):
-    """Reel's has 2 layers and 72 tokens; its width may differ from the policy's."""
+def test_critic_may_have_other_layers_but_not_other_tokens(reward_dir, tmp_path):
+    """The policy has 1 layer, the reward model 2; the critic is exported from its own files."""
     directory = str(reward_dir)
-    assert add_critic_from_reward_model(make_policy(2), directory).critic.cfg.d_model == 64
-    with pytest.raises(ConfigError, match="critic_path=.*has 2 layers and the policy 3.* train"):
-        add_critic_from_reward_model(make_policy(3), directory)
-    with pytest.raises(ConfigError, match="critic_path=.*reads other tokens than the policy"):
-        add_critic_from_reward_model(make_policy(2, ("zebra",)), directory)
+    hf_model = load_pretrained_model(GPT2LMHeadModel, "reel-nano", "model")
+    hf_model.transformer.h, hf_model.config.n_layer = hf_model.transformer.h[:1], 1
+    base = load_model(hf_model, load_pretrained_tokenizer("reel-nano"))
+    policy = add_critic_from_reward_model(TransformerWithValueHead(base), directory)
+    samples = sample(policy, [[4, 9], [7]], SamplingSpec(5), torch.Generator().manual_seed(0))
+    values = policy(samples.tokens, samples.attention_mask)[1][:, 1:-1]
+    torch.testing.assert_close(samples.values, values.detach(), atol=1e-4, rtol=0)
+    hf_model.save_pretrained(tmp_path / "base")
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    export_policy(policy, str(tmp_path / "base"), tmp_path / "out", directory)
+    assert load_model(tmp_path / "out" / "critic").cfg.n_layers == 2
+    base.tokenizer.add_tokens(["zebra"])
+    with pytest.raises(ConfigError, match="critic_path=.*has other tokens than the policy"):
+        add_critic_from_reward_model(policy, directory)
