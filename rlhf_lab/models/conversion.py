@@ -19,7 +19,7 @@ from rlhf_lab.models.tokenization import with_special_tokens
 
 ACTIVATIONS = {name: name for name in ACTIVATION_FUNCTIONS}
 ACTIVATIONS |= {"gelu_fast": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
-FIELDS = {
+CONFIG_FIELDS = {
     theirs: ours
     for ours, names in {
         "n_layers": "num_hidden_layers n_layer",
@@ -115,7 +115,7 @@ class Family:
     architecture: str
     weights: Callable[[ModelConfig], Iterator[TensorMap]]  # `*` in a name is the number of a layer
     settings: Mapping[str, Any] = field(default_factory=dict)  # further fields of `ModelConfig`
-    fields: Mapping[str, str] = field(default_factory=dict)  # in addition to `FIELDS`
+    fields: Mapping[str, str] = field(default_factory=dict)  # in addition to `CONFIG_FIELDS`
     folds_unembedding_bias: bool = False  # into ln_final, since it is trained but not stored
 
     def validate(self, config: PreTrainedConfig) -> None:
@@ -123,7 +123,11 @@ class Family:
         if getattr(config, "quantization_config", None) is not None:
             reject(config, "quantization_config", "weights of full precision")
         known = (
-            FIELDS.keys() | self.fields.keys() | IN_EVERY_FAMILY | WITHOUT_EFFECT | IN_EVERY_CONFIG
+            CONFIG_FIELDS.keys()
+            | self.fields.keys()
+            | IN_EVERY_FAMILY
+            | WITHOUT_EFFECT
+            | IN_EVERY_CONFIG
         )
         for name, parameter in signature(type(config).__init__).parameters.items():
             default = parameter.default or None  # None and False both mean off
@@ -135,7 +139,7 @@ class Family:
         self.validate(config)
         cfg: dict[str, Any] = {"original_architecture": self.architecture, **self.settings}
         cfg |= {"d_head": None, "n_key_value_heads": None}
-        for theirs, ours in (FIELDS | self.fields).items():
+        for theirs, ours in (CONFIG_FIELDS | self.fields).items():
             value = getattr(config, theirs, None)
             if value is not None:
                 cfg[ours] = VALUES[theirs](value) if theirs in VALUES else value

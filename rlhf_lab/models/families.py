@@ -1,6 +1,6 @@
 """The supported architectures: one `Family` each, whose tables are read in both directions.
 
-To add one, list its modules here and the fields of its configuration in `conversion.FIELDS`. Other
+To add one, list its modules here and the fields of its configuration in `CONFIG_FIELDS`. Other
 fields and tensors are rejected by name. Modules and biases that a model lacks are skipped.
 """
 

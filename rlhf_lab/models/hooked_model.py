@@ -1,4 +1,4 @@
-"""Forward passes, caches and hook detection of any `HookedModel`, ours or TransformerLens's."""
+"""Hook detection, forward passes and caches of a `HookedModel`, ours or TransformerLens's."""
 
 import contextlib
 from collections import OrderedDict
@@ -21,7 +21,7 @@ HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 HOOK_STATE = ("fwd_hooks", "bwd_hooks", "context_level")
 FORWARD, UNEMBED = HookedTransformer.forward, Unembed.forward
 TokenIds, TokenMask = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
-Residual = Float[Tensor, "batch seq d_model"]
+Residuals = Float[Tensor, "batch seq d_model"]
 VALUE_HOOK = "ln_final.hook_normalized"  # its activation is the input of a value head
 
 
@@ -54,7 +54,7 @@ def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -
 
 def final_residual(
     model: HookedModel, tokens: TokenIds, attention_mask: TokenMask | None = None, cache: Any = None
-) -> Residual:
+) -> Residuals:
     """Compute the residual stream after the last block; `cache` is made by `empty_cache`.
 
     Raises:
@@ -72,7 +72,7 @@ def final_residual(
     return model(tokens, **options, stop_at_layer=model.cfg.n_layers)
 
 
-def normalized_residual(model: HookedModel, *inputs: Any) -> Residual:
+def normalized_residual(model: HookedModel, *inputs: Any) -> Residuals:
     """Compute the activation at `VALUE_HOOK` (see `final_residual`)."""
     activations: list[Tensor] = []
     keep = lambda hook_point, inputs, normalized: activations.append(normalized)
@@ -81,7 +81,7 @@ def normalized_residual(model: HookedModel, *inputs: Any) -> Residual:
     return activations[0]
 
 
-def unembed(model: HookedModel, hidden: Residual) -> Float[Tensor, "batch seq d_vocab"]:
+def unembed(model: HookedModel, hidden: Residuals) -> Float[Tensor, "batch seq d_vocab"]:
     """Compute the logits of the final normalized residual stream."""
     return soft_cap(model.unembed(hidden), model.cfg.output_logits_soft_cap)
 

@@ -11,7 +11,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.hooked_model import (
     HookedModel,
-    Residual,
+    Residuals,
     TokenIds,
     TokenMask,
     final_residual,
@@ -81,7 +81,7 @@ def final_residuals(
     attention_mask: TokenMask | None = None,
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
-) -> Residual:
+) -> Residuals:
     """Compute the residual stream after the last block, which is smaller than the logits.
 
     Args:
@@ -89,7 +89,7 @@ def final_residuals(
         dtype: dtype of the matrix products; that of the weights if None.
     """
 
-    def run(tokens: TokenIds) -> tuple[Residual]:
+    def run(tokens: TokenIds) -> tuple[Residuals]:
         with autocast(tokens.device, dtype):
             return (final_residual(model, tokens),)
 
@@ -97,7 +97,7 @@ def final_residuals(
 
 
 def unembed_residuals(
-    model: HookedModel, residuals: Residual, dtype: torch.dtype | None = None
+    model: HookedModel, residuals: Residuals, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "batch seq d_vocab"]:
     """Compute the logits of residuals that `final_residuals` returned."""
     with autocast(residuals.device, dtype):

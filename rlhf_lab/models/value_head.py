@@ -13,7 +13,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import (
     VALUE_HOOK,
     HookedModel,
-    Residual,
+    Residuals,
     TokenIds,
     TokenMask,
     empty_cache,
@@ -78,8 +78,8 @@ def make_value_head(d_model: int, seed: int = 0, kind: type[ValueHead] = ValueHe
 class PolicyStates(NamedTuple):
     """Residual stream after the last block, after the final norm, and values, per position."""
 
-    residual: Residual
-    hidden: Residual
+    residual: Residuals
+    hidden: Residuals
     values: Float[Tensor, "batch seq"]
 
 
@@ -154,7 +154,9 @@ class TransformerWithValueHead(HookedRootModule):
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
         return PolicyStates(residual, *self.hidden_and_values(residual))
 
-    def hidden_and_values(self, residual: Residual) -> tuple[Residual, Float[Tensor, "batch seq"]]:
+    def hidden_and_values(
+        self, residual: Residuals
+    ) -> tuple[Residuals, Float[Tensor, "batch seq"]]:
         """Apply the final norm to the last residual, and the value head to its activation."""
         with self.value_hook() as values:
             hidden = self.base_model.ln_final(residual)
@@ -171,7 +173,7 @@ class TransformerWithValueHead(HookedRootModule):
         with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
             yield values
 
-    def unembed(self, hidden: Residual) -> Float[Tensor, "batch seq d_vocab"]:
+    def unembed(self, hidden: Residuals) -> Float[Tensor, "batch seq d_vocab"]:
         """Compute the logits of the final normalized residual."""
         return unembed(self.base_model, hidden)
 
