@@ -24,9 +24,8 @@ from rlhf_lab.diffing.weights import path, truncations
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model, same_weights
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.reference import same_weights
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.training.restore import load_policy
 

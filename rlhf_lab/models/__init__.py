@@ -17,7 +17,13 @@ from rlhf_lab.models.lora import (
 from rlhf_lab.models.model_config import ModelConfig
 from rlhf_lab.models.outputs import compare_with_reference, run_policy
 from rlhf_lab.models.peft_format import export_adapter, load_adapter
-from rlhf_lab.models.reference import frozen_copy, merged_copy, unembed_residuals
+from rlhf_lab.models.reference import (
+    final_residuals,
+    frozen_copy,
+    merged_copy,
+    same_weights,
+    unembed_residuals,
+)
 from rlhf_lab.models.token_stats import token_stats_chunked
 from rlhf_lab.models.value_head import (
     TransformerWithCritic,
@@ -39,6 +45,7 @@ __all__ = [
     "effective_weights",
     "export_adapter",
     "export_policy",
+    "final_residuals",
     "frozen_copy",
     "has_hooks",
     "load_adapter",
@@ -49,6 +56,7 @@ __all__ = [
     "make_value_head",
     "merged_copy",
     "run_policy",
+    "same_weights",
     "token_stats_chunked",
     "unembed_residuals",
     "without_adapters",

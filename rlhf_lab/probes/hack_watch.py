@@ -10,8 +10,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
-from rlhf_lab.models import TransformerWithValueHead, unembed_residuals
-from rlhf_lab.models.reference import final_residuals
+from rlhf_lab.models import TransformerWithValueHead, final_residuals, unembed_residuals
 from rlhf_lab.probes.hack_signs import (
     alarm_z,
     most_promoted,

@@ -7,9 +7,8 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
-from rlhf_lab.models import unembed_residuals
+from rlhf_lab.models import final_residuals, unembed_residuals
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,

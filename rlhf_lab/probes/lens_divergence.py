@@ -10,10 +10,9 @@ from torch import Tensor
 from rlhf_lab.diffing.lens import lens_divergence
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means, kl_per_token, log_probs
-from rlhf_lab.models import effective_weights
+from rlhf_lab.models import effective_weights, same_weights
 from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward, without_hooks
 from rlhf_lab.models.padding import rotate_padding
-from rlhf_lab.models.reference import same_weights
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,

@@ -8,8 +8,7 @@ import torch
 from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, truncate_delta
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import add_lora, effective_weights, load_model
-from rlhf_lab.models.reference import same_weights
+from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
 from tests.diffing.faults_compare import WEIGHTS_FAULTS
 from tests.probes.planting import planted, told_by
 

@@ -11,9 +11,8 @@ from rlhf_lab.diffing.groups import Groups
 from rlhf_lab.diffing.transplant import ROWS_WRITTEN, Transplant, prompt_ids
 from rlhf_lab.diffing.weights import graft_groups
 from rlhf_lab.identity import Check
-from rlhf_lab.models import HookedTransformer, TransformerWithValueHead
+from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, same_weights
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.reference import same_weights
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample_in_parts
 from rlhf_lab.sampling_spec import SamplingSpec
