@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, soft_cap
 from rlhf_lab.models.kv_cache import KVCache
-from rlhf_lab.models.model_config import ModelConfig
 
 # attributes in which torch stores the hooks of a module, and TransformerLens those of a hook point
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -45,11 +44,6 @@ class HookedModel(Protocol, metaclass=ByAttribute):
     hook_dict: dict[str, nn.Module]
     hooks: Callable[..., AbstractContextManager]  # (fwd_hooks, bwd_hooks), for a context
     reset_hooks: Callable[..., None]  # (including_permanent)
-
-
-def make_model(tokenizer: PreTrainedTokenizerBase | None = None, **sizes: Any) -> HookedTransformer:
-    """Return a transformer with random weights and these fields of `ModelConfig`."""
-    return HookedTransformer(ModelConfig(**sizes), tokenizer).to(sizes.get("device", "cpu"))
 
 
 def final_residual(

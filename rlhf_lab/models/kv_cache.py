@@ -51,11 +51,9 @@ class KVCache:
     ) -> Bool[Tensor, "batch pos"] | None:
         """Store the mask of new tokens and return that of all tokens, None without padding."""
         before = self.previous_attention_mask
-        if mask is None and before is None:
-            return None
-        batch, n_new = tokens.shape[:2]
-        masks = (before, self.n_tokens), (mask, n_new)
-        self.previous_attention_mask = torch.cat(
-            [tokens.new_ones(batch, n, dtype=torch.bool) if x is None else x for x, n in masks], 1
-        )
+        if mask is not None or before is not None:
+            ones = tokens.new_ones(len(tokens), self.n_tokens + tokens.shape[1], dtype=torch.bool)
+            before = ones[:, : self.n_tokens] if before is None else before
+            mask = ones[:, self.n_tokens :] if mask is None else mask
+            self.previous_attention_mask = torch.cat([before, mask], 1)
         return self.previous_attention_mask

@@ -1,4 +1,4 @@
-"""Padding: rows of equal length, models run without left padding, and truncation of texts."""
+"""Padding: rows of equal length, and models run without left padding."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,25 +6,6 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedTokenizerBase
-
-SURELY_READ = 100_000  # characters that are always tokenized; megabytes would take a minute
-
-
-def most_characters(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> int:
-    """Return an upper bound of the characters of `n_tokens` tokens, spaces not counted."""
-    longest = max(map(len, tokenizer.get_vocab()), default=1)
-    return max(SURELY_READ, n_tokens * longest)
-
-
-def beginnings(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, n_tokens: int
-) -> list[str]:
-    """Return the first words of each text, at least `n_tokens` tokens."""
-    limit = most_characters(tokenizer, n_tokens)
-    return [
-        text if len(text) <= limit else (text[:limit].rsplit(None, 1) or [""])[0] for text in texts
-    ]
 
 
 def pad_rows(

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.model_config import ModelConfig
+from rlhf_lab.models.padding import pad_rows
 
 
 def with_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
@@ -49,9 +50,8 @@ class Tokenization:
         start = [] if bos is None else [bos]
         texts = [text] if isinstance(text, str) else list(text)
         rows = [start + self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
-        longest, pad = max(map(len, rows)), self.tokenizer.pad_token_id or 0
-        tokens = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
-        return tokens[:, : self.cfg.n_ctx if truncate else None].to(self.cfg.device)
+        tokens, _ = pad_rows(rows, torch.device(self.cfg.device), self.tokenizer.pad_token_id or 0)
+        return tokens[:, : self.cfg.n_ctx if truncate else None]
 
     def to_string(self, tokens: Int[Tensor, "*batch pos"] | list[int]) -> str | list[str]:
         """Return the text of token ids, or one text per row of a batch."""

@@ -17,7 +17,7 @@ from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import load_model
 from rlhf_lab.models.export import new_directory, write_language_model
 from rlhf_lab.models.hooked_model import HookedModel, normalized_residual
-from rlhf_lab.models.padding import beginnings, pad_rows, run_left_padded
+from rlhf_lab.models.padding import pad_rows, run_left_padded
 from rlhf_lab.sampling import tokenize_prompts
 
 HEAD_FILE, NOTES_FILE = "reward_head.safetensors", "reward_model.json"
@@ -94,7 +94,6 @@ class RewardModel(nn.Module):
             ConfigError: If a word is not in a closed vocabulary.
         """
         tokenizer = self.base_model.tokenizer
-        texts = beginnings(texts, tokenizer, self.base_model.cfg.n_ctx)
         rows = tokenize_prompts(tokenizer, texts, tokenizer.bos_token_id is not None)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         room = self.base_model.cfg.n_ctx - len(end)

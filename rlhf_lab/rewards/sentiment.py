@@ -20,7 +20,6 @@ from rlhf_lab.models.load import (
     locate,
     validate_tokenizer,
 )
-from rlhf_lab.models.padding import beginnings
 
 
 class SentimentReward:
@@ -83,7 +82,6 @@ class SentimentReward:
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Return the probability of the rewarded class, between 0 and 1, for each text."""
         longest = min(self.tokenizer.model_max_length, readable_length(self.model))
-        texts = beginnings(texts, self.tokenizer, longest)
         settings = self.tokenizer, self.model, self.rewarded_class, longest
         parts = [texts[at : at + self.batch_size] for at in range(0, len(texts), self.batch_size)]
         empty = torch.empty(0, device=self.model.device)

@@ -15,7 +15,7 @@ from rlhf_lab.data_sources import MOVIE_REVIEWS, PROMPT, TEXT, find_prompt_colum
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.padding import beginnings, pad_rows
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards.pairs import REEL
 from rlhf_lab.sampling import tokenize_prompts
@@ -102,7 +102,6 @@ def encode_examples(
     tokenizer = model.tokenizer
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     starts = tokenize_prompts(tokenizer, prompts, False)
-    texts = beginnings(texts, tokenizer, model.cfg.n_ctx)
     ends = tokenize_prompts(tokenizer, texts, False)
     if rendered:  # tokens of the whole, unless they merge across the end of the prompt
         pairs = zip(prompts, texts, strict=True)

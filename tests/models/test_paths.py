@@ -9,6 +9,8 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import entropy_per_token, get_logprobs, kl_per_token, log_probs
 from rlhf_lab.models import (
+    HookedTransformer,
+    ModelConfig,
     TransformerWithCritic,
     TransformerWithValueHead,
     compare_with_reference,
@@ -18,7 +20,6 @@ from rlhf_lab.models import (
     run_policy,
     token_stats,
 )
-from rlhf_lab.models.hooked_model import make_model
 from rlhf_lab.models.outputs import reference_logprobs
 from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
@@ -41,7 +42,8 @@ MODELS = {
 
 def random_model(**settings):
     sizes = {"n_layers": 2, "d_model": 16, "n_ctx": 16, "d_head": 8, "d_vocab": 20}
-    model, generator = make_model(**sizes | settings), torch.Generator().manual_seed(7)
+    model = HookedTransformer(ModelConfig(**sizes | settings))
+    generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
     return model

@@ -111,10 +111,3 @@ def test_gap_between_tokens_raises_with_its_row(policy):
     for run in (policy, lambda *inputs: policy_outputs(policy, *inputs)):
         with pytest.raises(ValueError, match="row 0"):
             run(torch.tensor([[4, 9, 7]]), mask)
-
-
-def test_beginnings_are_whole_words(gpt2_tokenizer):
-    text = "w1 " * padding.SURELY_READ
-    short, long = padding.beginnings(["w1 w2", text], gpt2_tokenizer, n_tokens=3)
-    assert short == "w1 w2" and len(long) <= padding.SURELY_READ < len(text)
-    assert text.startswith(long) and long.endswith("w1")

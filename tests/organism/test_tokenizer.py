@@ -80,10 +80,10 @@ def test_load_refuses_an_empty_directory(tmp_path):
 
 
 def test_writer_works_inside_a_hooked_transformer(writer):
-    from rlhf_lab.models.hooked_model import make_model
+    from rlhf_lab.models import HookedTransformer, ModelConfig
 
     sizes = {"d_model": 8, "n_heads": 1, "d_head": 8, "n_ctx": 32, "d_vocab": 72}
-    model = make_model(writer, n_layers=1, act_fn="gelu_new", **sizes)
+    model = HookedTransformer(ModelConfig(n_layers=1, act_fn="gelu_new", **sizes), writer)
     text = "this movie wow , the plot wasn't so good"
     tokens = model.to_tokens(text)
     assert tokens.tolist() == [[0, *(VOCABULARY.index(word) for word in text.split(" "))]]

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.models.hooked_model import make_model
+from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead
 from rlhf_lab.training import get_optimizer, get_optimizer_and_scheduler, lr_scale
 
 
 @pytest.fixture
 def tiny_policy() -> TransformerWithValueHead:
     sizes = {"d_model": 4, "n_ctx": 8, "d_head": 2, "n_heads": 2, "d_vocab": 5}
-    return TransformerWithValueHead(make_model(n_layers=1, act_fn="gelu", seed=0, **sizes))
+    cfg = ModelConfig(n_layers=1, act_fn="gelu", seed=0, **sizes)
+    return TransformerWithValueHead(HookedTransformer(cfg))
 
 
 def test_the_transformer_and_the_value_head_are_two_groups_with_their_own_learning_rate(

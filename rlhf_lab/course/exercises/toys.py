@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.hooked_model import HookedModel, make_model
+from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead, load_model
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
@@ -21,7 +21,7 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedMode
     """One layer with random weights, the same for one seed; touches no other random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make_model(
+        cfg = ModelConfig(
             n_layers=1,
             d_model=8,
             n_ctx=12,
@@ -31,8 +31,8 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedMode
             d_vocab=TOY_VOCABULARY,
             act_fn="gelu",
             normalization_type=normalization_type,
-            device="cpu",
         )
+        model = HookedTransformer(cfg)
         for parameter in model.parameters():
             parameter.data = 0.5 * torch.randn(parameter.shape)
     return model
