@@ -31,18 +31,17 @@ from tests.tiny_models import llama_tokenizer, save
 HEAD = """\
 # Models
 
-The architectures that `models.load_model` reads and `python -m rlhf_lab export` writes, from a hub,
-a directory or a loaded model. One table for each, read in both directions
-(`rlhf_lab/models/families.py`), converts them to this package's `HookedTransformer`. A model that
-was loaded is exported bitwise identical. `python -m docs.make_models` writes this page. Its numbers
-are of tiny random models with unusual values in every setting, on texts of 40 tokens with a window
-of 5:
+`models.load_model` loads these architectures from a hub, a directory or a loaded model, and
+`python -m rlhf_lab export` writes them. The tables in `rlhf_lab/models/families.py` convert the
+weights to this package's `HookedTransformer` and back; unchanged weights are exported bitwise
+identical. `python -m docs.make_models` writes this page. The numbers were measured with tiny random
+models that have unusual values in every setting, on texts of 40 tokens with a window of 5:
 
-- **gap**: the largest distance of any logit from that of plain transformers, in all of the variants
-  of `tests/tiny_families.py`; the tests allow 1e-4.
-- **trained**: after one phase of PPO, how far the log-probs that plain transformers reads of the
-  exported policy are from the policy's, weighed by probability, in nats; 1e-4 is allowed.
-- **heads add up**: whether `LogitShift` can split a logit over heads and MLPs; else it declines.
+- **gap**: the largest difference of a logit from plain transformers, over all variants in
+  `tests/tiny_families.py`; 1e-4 is allowed.
+- **trained**: after one phase of PPO, the difference between the log-probs of the policy and those
+  of plain transformers on its export, weighed by probability, in nats; 1e-4 is allowed.
+- **heads add up**: "yes" if a logit is a sum over heads and MLPs, which `LogitShift` requires.
 
 | architecture | such as | gap | trained | heads add up |
 |---|---|---|---|---|
@@ -50,10 +49,10 @@ of 5:
 SETTINGS = """
 ## Settings
 
-A setting of `config.json` is converted, has no effect on the logits, or is rejected by name. Rotary
-embeddings of other types are also rejected; `dynamic` is supported within the context, and
-`longrope` if each short factor is 1, with the context that these factors are for.
-A mixture of experts, quantized weights and image towers are not converted.
+A setting of `config.json` is converted, has no effect on the logits, or is rejected by name. Other
+types of rotary embedding are also rejected. `dynamic` is supported within the model's context,
+`longrope` within the original context and if each short factor is 1. Mixtures of experts, quantized
+weights and image towers are not supported.
 
 | architecture | converted | for these values only | rotary types | with a window |
 |---|---|---|---|---|
@@ -64,8 +63,8 @@ COMPARED = """
 `HookedTransformer` is a class of this package, in `rlhf_lab/models/hooked_transformer.py`. Weights,
 hook points and fields of `cfg` have the names of TransformerLens, and hooks, `run_with_cache`,
 `ActivationCache`, `to_tokens` and stacked weights (`W_Q` ...) work in the same way, with
-TransformerLens 3.9 and 4. A `HookedTransformer` of TransformerLens 3.9 also runs as a policy,
-unchanged: `TransformerWithValueHead(model)`.
+TransformerLens 3.9 and 4. A policy, `TransformerWithValueHead(model)`, has the same methods for
+hooks, and its `model` may be a `HookedTransformer` of TransformerLens 3.9.
 
 These features of TransformerLens's class are missing or different:
 
@@ -95,7 +94,9 @@ DIFFERENCES = {
         "not needed: `attn.hook_result` fires if it has a hook. `run_with_cache` stores it only if "
         "`names_filter` selects it"
     ),
-    "hook points of q and k norms, which are flat": "have the shape `[batch pos head ...]`",
+    "hook points of q and k norms: `[batch * pos * head, d_head]`": (
+        "`[batch pos head d_head]`; all heads together in OLMo 2"
+    ),
     "`isinstance(model, transformer_lens.HookedTransformer)`": (
         "is False. SAELens and circuit-tracer need a class of their library: load the model that "
         "`python -m rlhf_lab export` writes"
