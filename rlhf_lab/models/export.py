@@ -46,9 +46,7 @@ def export_policy(
     out: str | Path,
     critic_path: str | None = None,
 ) -> tuple[Path, LogprobGap]:
-    """Write a policy, loaded from `base_model`, as a directory with its value head and critic.
-
-    `critic_path` is the reward model with which a critic began, if any.
+    """Write a policy with its value head and critic, loaded from `base_model` and `critic_path`.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
     A model that differs, or cannot be converted, is written to `OUT-unverified` instead, also with
