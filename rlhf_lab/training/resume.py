@@ -13,6 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training.checkpoint import STATEFUL, load_checkpoint, load_weights, unflatten_state
 from rlhf_lab.training.checkpoint_writer import wait_for_writers
+from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -33,6 +34,13 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
+    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
+    if was and now and was != now:
+        warnings.warn(
+            f"The run rewarded class {was['index']}, {was['label']!r}; now it rewards class "
+            f"{now['index']}, {now['label']!r}: reward_model has other labels.",
+            stacklevel=2,
+        )
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)

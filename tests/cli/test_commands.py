@@ -232,7 +232,7 @@ def test_probes_and_a_kill_leave_the_weights_bitwise_equal(finished, warm_python
 
 
 DAMAGE = {
-    "run.json": ('{"args": {}}', "no arguments"),
+    "run.json": ('{"args": {}}', "another version"),
     "metrics.jsonl": ("[1]\n", "line 1, has no field 'phase'"),
     "samples.jsonl": ("{}\n", "line 1, has no field 'phase'"),
     "probes/suite.json": ("{bad", "suite.json is unreadable"),

@@ -138,7 +138,7 @@ def test_weights_are_bit_for_bit_those_without_it(recorded, tmp_path, weights_of
 def test_its_picture_shows_both_readers_and_how_many_sites_were_compared(recorded):
     page = probe_html(recorded[0], "frozen_probe")
     assert "the most accurate of 3 sites" in page and "counted on 32 others" in page
-    assert "true reward, steered; n = 8" in page
+    assert "true_reward, steered; n = 8" in page
 
 
 def test_what_it_cannot_read_is_refused(tmp_path):

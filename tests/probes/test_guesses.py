@@ -153,5 +153,5 @@ def test_a_policy_stands_for_its_language_model(reel_policy, text):
 def test_a_part_of_a_settings_name_is_enough_to_be_told_of_it(name, meant):
     with pytest.raises(ConfigError, match=f"has no field '{name}'. Use {meant}"):
         RLHFArgs(**{name: 3})
-    with pytest.raises(ConfigError, match="has no field 'model'. See `help"):
-        RLHFArgs(model="gpt2")  # base_model or reward_model
+    with pytest.raises(ConfigError, match="has no field 'model'. Use base_model"):
+        RLHFArgs(model="gpt2")

@@ -67,8 +67,8 @@ def test_answers_and_prompts_may_stand_in_columns_of_their_own(tmp_path):
     ("row", "prompt_column", "complaint"),
     [
         ({"say": "w3"}, None, "line 1 begins with a response. Set prompt_column"),
-        ({"say": [ASK]}, None, "line 1 ends with a turn of 'user'"),
-        ({"say": "w3", "ask": [ASK, SAY]}, "ask", "line 1 ends with a turn of 'assistant'"),
+        ({"say": [ASK]}, None, "line 1 ends with a message of 'user'"),
+        ({"say": "w3", "ask": [ASK, SAY]}, "ask", "line 1 ends with a message of 'assistant'"),
         ({"say": "w3"}, "ask", "line 1 has no text under 'ask'"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_lab import probes
 from rlhf_lab.probes.attachment import Attachment
-from rlhf_lab.probes.own_writing import run_prompts, run_sampling, true_reward
+from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.text_rows import text_rows
 from tests.probes.audit.adapter_reading import bind_adapter_reading
@@ -40,7 +40,7 @@ def audit_adapter_reading(probe, seen, record):
     options = None
     if probe.removed:
         options = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-        options |= {"reward": true_reward(seen), "n": probe.n}
+        options |= {"reward": resolve_true_reward(seen), "n": probe.n}
     return bind_adapter_reading(seen, record, options)
 
 
