@@ -14,12 +14,12 @@ MAKERS = {"tools", "benchmarks", "tests"}
 LINES = {
     "rlhf_lab/config": (750, 800),
     "rlhf_lab/functional": (2700, 2890),
-    "rlhf_lab/organism": (1300, 1350),
-    "rlhf_lab/models": (3600, 3800),
+    "rlhf_lab/organism": (1300, None),
+    "rlhf_lab/models": (3600, None),
     "rlhf_lab/rewards": (1600, 2250),
     "rlhf_lab/tuning": (700, 980),
     "rlhf_lab/parallel": (550, 670),
-    "rlhf_lab/training": (3750, 5150),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 5160),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 4100),
     "rlhf_lab/probes": (4800, 7940),
     "rlhf_lab/views": (1700, 3550),

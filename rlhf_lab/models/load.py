@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ def load_pretrained_tokenizer(name: str) -> Tokenizer:
     tokenizer = load_pretrained(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"{name!r} has no tokenizer files. Save a tokenizer next to the weights.")
+    place, on_disk = locate(name)
+    if on_disk and not Path(place, "tokenizer_config.json").is_file():
+        cause = "so transformers guesses special tokens and spaces. Save the file with the others."
+        warnings.warn(f"{name!r} has no tokenizer_config.json, {cause}", stacklevel=2)
     return tokenizer
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import trainable_copy
 
+Policy = TypeVar("Policy", bound=nn.Module)
 LogitsAndValues = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
 
 
@@ -116,8 +117,8 @@ class TransformerWithValueHead(HookedRootModule):
 
     @classmethod
     def from_pretrained(
-        cls, name: str, device: str | torch.device = "cpu", seed: int = 0
-    ) -> "TransformerWithValueHead":
+        cls: type[Policy], name: str, device: str | torch.device = "cpu", seed: int = 0
+    ) -> Policy:
         """Load a language model (see `load_model`) and add a new value head."""
         return cls(load_model(name, device=device), seed=seed)
 
