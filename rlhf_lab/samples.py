@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,10 +26,14 @@ class Rows:
         """Move all tensors to a device."""
         return self.map(lambda x: x.to(device))
 
-    def map(self: SomeRows, function: Callable[[Any], Any]) -> SomeRows:
-        """Apply a function to all tensors, and to those of fields that are `Rows` themselves."""
-        parts = {name: x for name, x in vars(self).items() if isinstance(x, Tensor | Rows)}
-        return replace(self, **{name: function(x) for name, x in parts.items()})
+    def map(self: SomeRows, function: Callable[[Tensor], Tensor]) -> SomeRows:
+        """Apply a function to all tensors, including those of fields that are `Rows`."""
+        changed = {
+            name: function(x) if isinstance(x, Tensor) else x.map(function)
+            for name, x in vars(self).items()
+            if isinstance(x, Tensor | Rows)
+        }
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Sampling: a policy continues prompts with a KV cache, by one uniform number per row and step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -181,27 +181,46 @@ def _sample(
 
     decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
     stop_ids = prompt_tokens.new_tensor(stops)
-    stopped = torch.zeros(len(prompts), dtype=torch.bool, device=policy.device)
-    steps: list[_Step] = []
-    for noise_of_step in noise.to(policy.device):
-        if steps:
-            decoder.feed(steps[-1].token)
-        steps.append(_Step.take(decoder.state, spec, noise_of_step))
-        if stops:
-            stopped = stopped | torch.isin(steps[-1].token, stop_ids)
-            if len(steps) < spec.gen_len and bool(stopped.all()):
-                break
+    noise = noise.to(policy.device)
+    take = lambda state, noise: _Step.take(state, spec, noise)
+    if decoder.is_static and not _reads_width(spec, policy.base_model.cfg.d_vocab):
+        columns = _Step(*decoder.draw_all(take, spec, noise, stop_ids))
+    else:
+        columns = _draw_by_steps(decoder, take, noise, stop_ids)
 
-    generated = truncate_at_stop(_columns(steps, "token", spec.gen_len), stops, pad_token)
+    generated = truncate_at_stop(columns.token, stops, pad_token)
     return Samples(
         tokens=torch.cat([prompt_tokens, generated], 1),
         prompt_mask=prompt_mask,
         mask=response_mask(generated, stops),
-        logprobs=_columns(steps, "logprob", spec.gen_len),
-        values=_columns(steps, "value", spec.gen_len),
-        residuals=_columns(steps, "residual", spec.gen_len),
-        support=_gather_support(steps, spec.gen_len) if spec.truncates else None,
+        logprobs=columns.logprob,
+        values=columns.value,
+        residuals=columns.residual,
+        support=_narrow_support(columns) if spec.truncates else None,
     )
+
+
+def _draw_by_steps(
+    decoder: Decoder,
+    take: Callable[[State, Tensor], "_Step"],
+    noise: Float[Tensor, "gen batch"],
+    stop_ids: Int[Tensor, " stops"],
+) -> "_Step":
+    """Draw tokens until every row has stopped; return all steps, `[batch gen ...]`."""
+    stopped = torch.zeros(noise.shape[1], dtype=torch.bool, device=noise.device)
+    steps: list[_Step] = []
+    for noise_of_step in noise:
+        if steps:
+            decoder.feed(steps[-1].token)
+        steps.append(take(decoder.state, noise_of_step))
+        if len(stop_ids):
+            stopped = stopped | torch.isin(steps[-1].token, stop_ids)
+            if len(steps) < len(noise) and bool(stopped.all()):
+                break
+    if steps[0].kept is not None:
+        widest = max(step.kept.shape[-1] for step in steps)
+        steps = [step.widened(widest) for step in steps]
+    return _Step(*(_columns(steps, name, len(noise)) for name in _Step._fields))
 
 
 WIDEST_KEPT = 1024  # candidates per step above which the width of the nucleus is read (a sync)
@@ -250,12 +269,15 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
     return torch.stack(columns + [blank] * (gen_len - len(columns)), 1)
 
 
-def _gather_support(steps: list[_Step], gen_len: int) -> Support:
-    widest = max(step.kept.shape[-1] for step in steps)
-    steps = [step.widened(widest) for step in steps]
-    kept = _columns(steps, "kept", gen_len)
+def _narrow_support(columns: _Step) -> Support:
+    kept = columns.kept
     width = int(kept.sum(-1).max()) if kept.shape[-1] > 1 else 1
-    return Support(_columns(steps, "candidates", gen_len)[..., :width], kept[..., :width])
+    return Support(columns.candidates[..., :width], kept[..., :width])
+
+
+def _reads_width(spec: SamplingSpec, d_vocab: int) -> bool:
+    """Return True if a step reads the width of the nucleus, which a graph cannot."""
+    return spec.truncates and min(spec.top_k or d_vocab, d_vocab) > WIDEST_KEPT
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:

@@ -119,6 +119,8 @@ class SpeedArgs:
     """Weights and activations. bf16 keeps an fp32 copy, bf16_stochastic rounds at random."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Each process (torchrun) stores all trained weights and moments (ddp, auto) or a shard."""
+    cuda_graphs: bool = True
+    """On CUDA, replay decode steps and gradients from CUDA graphs if no other code has to run."""
     cpu_tuning: bool = True
     """Let `train` keep freed memory and use the faster exact matrix product (see doctor)."""
     micro_batch_size: int | None = None

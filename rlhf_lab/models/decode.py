@@ -1,15 +1,18 @@
 """Decoding: one token at a time, with a KV cache, through the policy and all hooks on it."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rlhf_lab.models.cast import StaticWeights
+from rlhf_lab.models.cuda_graphs import is_unchanged, snapshot
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooked_model import select_cache_rows
-from rlhf_lab.models.static_decode import StaticStep, can_capture
+from rlhf_lab.models.static_decode import StaticSampler, StaticStep, can_capture
 from rlhf_lab.models.value_head import (
     TransformerWithValueHead,
     has_standard_forward,
@@ -40,29 +43,68 @@ class Decoder:
         gen_len: int,
         forward: Forward | None = None,
     ) -> None:
-        self.policy, self.dtype = policy, (forward or Forward()).dtype
+        self.policy, self.forward = policy, forward or Forward()
+        self.dtype = self.forward.dtype
         prompts, prompt_mask = (x.to(policy.device) for x in (prompts, prompt_mask))
+        self.weights = StaticWeights(policy.base_model, self.dtype, pads=False)
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
         self.cache = init_cache(policy, len(tokens))
         state = self.run(tokens, None if bool(mask.all()) else mask)
         for cache in self.cache if isinstance(self.cache, tuple) else (self.cache,):
             select_cache_rows(cache, row_of)
         self.state = State(*(None if x is None else x[row_of] for x in state))
-        self.step = None
-        if can_capture(policy, gen_len):
-            self.step = StaticStep(policy, self.cache, prompt_mask, gen_len, self.dtype).captured()
+        self.prompt_mask, self.gen_len, self.step = prompt_mask, gen_len, None
+        self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
         """Append one token to every row and update `state`."""
+        if self.is_static and self.step is None:
+            self.step = self.static_step().captured()
         if self.step is None:
             self.state = self.run(token[:, None], None)
         else:
             self.state = State(*self.step(token))
 
+    def static_step(self) -> StaticStep:
+        """Return a step with a cache of fixed size that continues the prompts."""
+        texts = self.cache, self.prompt_mask, self.gen_len
+        return StaticStep(self.policy, *texts, self.dtype)
+
+    def draw_all(
+        self,
+        draw: Callable[[State, Tensor], tuple],
+        key: Any,
+        noise: Float[Tensor, "gen batch"],
+        stop_ids: Int[Tensor, " stops"],
+    ) -> list[Tensor | None]:
+        """Draw all tokens with a graph that is kept in `forward`, if nothing has changed.
+
+        Args:
+            draw: token and other numbers from a state and its noise, by tensor operations only.
+            key: what `draw` depends on.
+
+        Returns:
+            The results of all draws, each `[batch gen ...]`.
+        """
+        first, forward = draw(self.state, noise[0]), self.forward
+        objects, values = snapshot(self.policy)
+        settings = key, self.prompt_mask.shape, self.gen_len, self.dtype, forward.tf32
+        key = objects, (*values, *settings)
+        sampler, forward.sampler = forward.sampler, None
+        if sampler is not None and is_unchanged(key, sampler.key):
+            sampler.step.restart(self.cache, self.prompt_mask)
+        else:
+            sampler = None  # free its memory
+            draw_from = lambda outputs, noise: draw(State(*outputs), noise)
+            sampler = StaticSampler(self.static_step(), draw_from, first, noise, key)
+        columns = sampler.run(first, noise, stop_ids)
+        forward.sampler = sampler if sampler.is_small() else None
+        return columns
+
     def run(self, tokens: Int[Tensor, "batch new"], mask: Tensor | None) -> State:
         """Run the policy on new tokens and return its outputs at the last one."""
         policy = self.policy
-        with autocast(policy.device, self.dtype):
+        with autocast(policy.device, self.dtype), self.weights.applied():
             if has_standard_forward(policy):
                 residual, hidden, values = (
                     x[:, -1:] for x in policy.states(tokens, mask, self.cache)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.cast import cast_weights
 from rlhf_lab.models.device import autocast, float32_products, product_dtype
 from rlhf_lab.models.hooked_model import has_hooks, named_blocks
 
@@ -26,14 +27,17 @@ class Forward:
 
     dtype: torch.dtype | None = None  # of the matrix products; that of the weights if None
     recompute: bool = False  # store only the inputs of blocks, and run each again in backward
+    graphs: bool = field(default=True, kw_only=True)  # replay CUDA graphs if no other code runs
     tf32: bool = field(default=False, kw_only=True)  # for float32 products on CUDA
     units: Units = field(default_factory=dict, repr=False, compare=False)  # for FSDP2, by block
+    sampler: Any = field(default=None, repr=False, compare=False)  # see `static_decode`
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
         """Return the settings of a run."""
         dtype = product_dtype(args.precision)
-        return cls(dtype, args.activation_checkpointing, tf32=args.precision == "tf32")
+        is_tf32, recompute = args.precision == "tf32", args.activation_checkpointing
+        return cls(dtype, recompute, graphs=args.cuda_graphs, tf32=is_tf32)
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context in which CUDA multiplies matrices in TF32 if that is set."""
@@ -43,7 +47,9 @@ class Forward:
     def applied(self, policy: nn.Module) -> Iterator[None]:
         """Return a context in which the policy runs with this dtype and recomputation."""
         recomputing = recomputing_blocks(policy, self.recompute, self.units)
-        with autocast(policy.device, self.dtype), recomputing:
+        is_plain = not (self.recompute or self.units)
+        casting = cast_weights(policy, self.dtype if is_plain else None)
+        with autocast(policy.device, self.dtype), recomputing, casting:
             yield
 
 

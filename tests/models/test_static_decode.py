@@ -1,15 +1,27 @@
 """Tests the static decode step against the growing cache, eagerly and as a replayed tape."""
 
+import copy
+
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_lab.models import TransformerWithCritic, decode, static_decode
+from rlhf_lab.models import (
+    Forward,
+    TransformerWithCritic,
+    cast,
+    cuda_graphs,
+    decode,
+    final_residuals,
+    frozen_copy,
+    run_policy,
+    static_decode,
+)
 from rlhf_lab.models import TransformerWithValueHead as Policy
 from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.static_decode import StaticStep, can_capture
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_model
+from tests.tape import capture_on_tape
 
 PROMPTS, GEN_LEN = TOKENS[:, :4], 10
 DRAWN = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0))
@@ -22,42 +34,6 @@ MODELS = {
     "Gemma 2": LLAMA | {"use_normalization_before_and_after": True, "attn_scores_soft_cap": 2.0},
     "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 4},
 }
-
-
-class Tape(TorchDispatchMode):
-    """Records every operation with its tensors, as a CUDA graph does, and can replay them.
-
-    A replay writes each result to the tensor of the recording, so later operations read the new
-    numbers; nothing else of the host runs again.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.entries = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **kwargs or {})
-        self.entries.append((func, args, kwargs or {}, out))
-        return out
-
-    def replay(self):
-        for func, args, kwargs, out in self.entries:
-            results = func(*args, **kwargs)
-            is_single = isinstance(out, torch.Tensor)
-            for old, new in [(out, results)] if is_single else zip(out, results, strict=True):
-                if isinstance(old, torch.Tensor) and old is not new:
-                    old.copy_(new)
-
-
-def capture_on_tape(run, state):
-    """Replace `capture`: record one run on a tape, undo it, and return the tape's replay."""
-    before = [x.clone() for x in state]
-    with Tape() as tape:
-        outputs = run()
-    assert "aten::_local_scalar_dense" not in [func.name() for func, *_ in tape.entries]
-    for x, value in zip(state, before, strict=True):
-        x.copy_(value)
-    return lambda: tape.replay() or outputs
 
 
 def static_decoder(policy, prompts, mask):
@@ -78,7 +54,7 @@ def decoded_states(decoder, tokens):
 @pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):
-    monkeypatch.setattr(static_decode, "capture", capture_on_tape)
+    monkeypatch.setattr(cuda_graphs, "capture", capture_on_tape)
     policy = Policy(random_model(**settings))
     with torch.no_grad():
         static = static_decoder(policy, PROMPTS, mask)
@@ -90,22 +66,103 @@ def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch
         torch.testing.assert_close(tuple(state), tuple(other), atol=1e-5, rtol=1e-5)
 
 
-def test_sampling_with_static_step_matches_growing_cache(monkeypatch):
-    policy, captured = Policy(random_model()), []
+SPECS = {
+    "all tokens": SamplingSpec(GEN_LEN),
+    "top-k": SamplingSpec(GEN_LEN, top_k=5),
+    "top-p": SamplingSpec(GEN_LEN, top_p=0.7, temperature=0.8),
+}
 
-    def draw():
-        prompts = [[4, 9, 13], [7], [12, 4, 19, 6], [7]]
-        spec = SamplingSpec(GEN_LEN, top_k=5)
-        return sample(policy, prompts, spec, torch.Generator().manual_seed(3))
 
-    expected = draw()
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
+    """Several batches; the second has other weights, prompts and noise, the third another size."""
+    captured, forward = [], Forward()
     record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
+    monkeypatch.setattr(cuda_graphs, "capture", record)
+    monkeypatch.setattr(static_decode, "SPAN", 8)
+    policy = Policy(random_model())
+    batches = [
+        [[4, 9, 13], [7], [12, 4, 19, 6], [7]],
+        [[5], [6, 9, 13, 2], [12], [3]],
+        [[5], [6, 9, 13, 2]],
+    ]
+    for number, prompts in enumerate(batches):
+        results = []
+        for is_static in (False, True):
+            monkeypatch.setattr(decode, "can_capture", lambda *inputs, on=is_static: on)
+            generator = torch.Generator().manual_seed(number)
+            results.append(sample(policy, prompts, spec, generator, forward))
+        expected, found = results
+        assert len(captured) == [2, 2, 4][number]  # for spans of 8 and 16 tokens
+        assert torch.equal(found.tokens, expected.tokens)
+        for name in ("logprobs", "values", "residuals"):
+            pair = getattr(found, name), getattr(expected, name)
+            torch.testing.assert_close(*pair, atol=1e-5, rtol=0)
+        if spec.truncates:
+            assert torch.equal(found.support.kept, expected.support.kept)
+            for x in (found.support, expected.support):
+                x.tokens.masked_fill_(~x.kept, 0)
+            assert torch.equal(found.support.tokens, expected.support.tokens)
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter.mul_(1.1)
+
+
+def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "capture", capture_on_tape)
+    policy, spec = Policy(random_model(n_ctx=64)), SamplingSpec(40, stop_tokens=(3, 4, 5, 6))
+    results = []
+    for is_static in (False, True):
+        monkeypatch.setattr(decode, "can_capture", lambda *inputs, on=is_static: on)
+        results.append(sample(policy, [[7], [8]], spec, torch.Generator().manual_seed(1)))
+    expected, found = results
+    assert not expected.mask[:, 16:].any() and torch.equal(found.mask, expected.mask)
+    assert torch.equal(found.tokens, expected.tokens) and not found.values[:, 16:].any()
+
+
+def test_changed_policy_or_setting_is_captured_again(monkeypatch):
+    captured, forward = [], Forward()
+    record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
+    monkeypatch.setattr(cuda_graphs, "capture", record)
     monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
-    monkeypatch.setattr(static_decode, "capture", record)
-    found = draw()
-    assert len(captured) == 1 and torch.equal(found.tokens, expected.tokens)
-    for name in ("logprobs", "values", "residuals"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-5, rtol=0)
+    policy, model = Policy(random_model()), None
+    model = policy.base_model
+    changes = (
+        lambda: None,
+        lambda: setattr(model.blocks[0].mlp, "act_fn", torch.tanh),
+        lambda: setattr(model.blocks[1].mlp, "forward", lambda x: 0 * x),
+        lambda: setattr(forward, "tf32", True),
+        lambda: setattr(model, "blocks", copy.deepcopy(model.blocks)),
+    )
+    for number, change in enumerate(changes):
+        change()
+        for _ in range(2):
+            samples = sample(policy, [[4, 9], [7]], SPECS["top-k"], None, forward)
+        assert len(captured) == number + 1
+        graphs_off = Forward(graphs=False)
+        logits = policy(samples.tokens, samples.attention_mask)[0][:, 1:-1]
+        chosen = logits.gather(-1, samples.support.tokens).log_softmax(-1)
+        place = (samples.support.tokens == samples.tokens[:, 2:, None]).long().argmax(-1)
+        expected = chosen.gather(-1, place[..., None])[..., 0]
+        torch.testing.assert_close(samples.logprobs, expected, atol=1e-4, rtol=1e-4)
+        sample(policy, [[4, 9], [7]], SPECS["top-k"], None, graphs_off)
+        assert len(captured) == number + 1
+
+
+@pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
+def test_weights_cast_together_match_autocast(settings, monkeypatch):
+    policy = Policy(random_model(**settings))
+    reference = frozen_copy(random_model(eps=0.1, **settings))
+    ref_residuals = final_residuals(reference, TOKENS, dtype=torch.bfloat16)[:, 1:-1]
+    results = []
+    for is_cast in (False, True):
+        monkeypatch.setattr(cast, "casts_at_once", lambda *inputs, on=is_cast: on)
+        options = {"reference": reference, "ref_residuals": ref_residuals}
+        outputs = run_policy(policy, TOKENS, 2, forward=Forward(torch.bfloat16), **options)
+        loss = (outputs.logprobs + outputs.values + outputs.entropy - outputs.kl).sum()
+        results.append([loss, *torch.autograd.grad(loss, list(policy.parameters()))])
+    assert all(map(torch.equal, *results))
+    assert policy.base_model.blocks[0].attn.W_O.dtype == torch.float32
 
 
 def test_only_unhooked_policies_on_cuda_are_captured(monkeypatch):
@@ -128,8 +185,8 @@ def test_cuda_graph_matches_growing_cache(mask):
     texts = PROMPTS.cuda(), mask.cuda()
     with torch.no_grad():
         captured, growing = (Decoder(policy, *texts, GEN_LEN) for _ in range(2))
-        assert captured.step.run is not captured.step.advance
-        growing.step = None
+        growing.is_static = False
         states, expected = (decoded_states(x, DRAWN.cuda()) for x in (captured, growing))
+    assert captured.step.step != captured.step.advance and growing.step is None
     for state, other in zip(states, expected, strict=True):
         torch.testing.assert_close(state.logits, other.logits, atol=1e-4, rtol=1e-4)
