@@ -107,9 +107,14 @@ class Objective:
         )
 
     def kl_penalty(
-        self, out: PolicyOutputs, minibatch: ReplayMinibatch, kl_coef: float | None = None
+        self,
+        out: PolicyOutputs,
+        minibatch: ReplayMinibatch,
+        kl_coef: float | Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, ""]:
         """Compute `kl_coef` times the mean KL, exact or estimated; 0 if it is in the rewards."""
+        if isinstance(kl_coef, Tensor):  # on the device, for a CUDA graph
+            return kl_coef * self.kl_penalty(out, minibatch, 1.0)
         kl_coef = self.args.kl_coef if kl_coef is None else kl_coef
         if self.penalizes_exact_kl:
             return self.overrides.kl_penalty(out.kl, kl_coef, minibatch.mask)

@@ -29,6 +29,12 @@ class PolicyUpdate:
     trainer: "RLHFTrainer"
     _finite: bool | Bool[Tensor, ""] = True
     _norm: Float[Tensor, ""] | None = None
+    _scale: Float[Tensor, ""] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """True if a minibatch is split into micro-batches or over processes."""
+        return self.trainer.args.micro_batch_size is not None or self.trainer.world is not None
 
     def accumulate(
         self,
@@ -79,8 +85,8 @@ class PolicyUpdate:
             self._norm = self.trainer.step_in_backward.climb(objective, self)
         elif self.trainer.world is not None:
             self.trainer.world.sum_gradients(self.trainer.policy)
-        elif self.trainer.args.micro_batch_size is None:
-            objective.backward()
+        elif not self.is_split:
+            self.trainer.step_graph.backward(objective)
 
     def clip(self, max_grad_norm: float | None) -> Float[Tensor, ""]:
         """Scale all gradients in place to a common norm of at most a limit; return the norm.
@@ -96,7 +102,10 @@ class PolicyUpdate:
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                torch._foreach_mul_(gradients, scale)
+                if clips_in_step(self.trainer.optimizer, norm):
+                    self._scale = scale
+                else:
+                    torch._foreach_mul_(gradients, scale)
             self._norm = norm
         self._finite = self._finite & self._norm.isfinite()
         return self._norm
@@ -111,16 +120,26 @@ class PolicyUpdate:
             return
         optimizer, finite = self.trainer.optimizer, self._finite
         finite = finite if norm is None else finite & norm.isfinite()
-        is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
+        if is_fused(optimizer) and finite.device.type in ("cpu", "cuda"):
             # read by the fused kernel on its device: 1 keeps weights and moments
             optimizer.found_inf = (~finite).float()
+            optimizer.grad_scale = None if self._scale is None else 1 / self._scale  # a divisor
             try:
                 optimizer.step()
             finally:
-                del optimizer.found_inf
+                del optimizer.found_inf, optimizer.grad_scale
         elif finite:
             optimizer.step()
+
+
+def clips_in_step(optimizer: Optimizer, norm: Float[Tensor, ""]) -> bool:
+    """Return True if the step scales the gradients itself, which saves a pass over them on CUDA."""
+    return is_fused(optimizer) and norm.device.type == "cuda"
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Return True for torch's AdamW with one kernel, which can scale gradients or skip the step."""
+    return isinstance(optimizer, AdamW) and all(g.get("fused") for g in optimizer.param_groups)
 
 
 def _weigh(

@@ -124,18 +124,18 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
     """
     args, objective, kl_coef = trainer.args, trainer.objective, trainer.kl_controller.kl_coef
     policy, reference = trainer.policy, trainer.reference
-    is_split = args.micro_batch_size is not None or trainer.world is not None
     memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
     generator = phase_generator(args.seed, trainer.phase, "minibatches")
     update, stats = PolicyUpdate(trainer), PhaseStats(trainer)
+    compute_terms = trainer.step_graph.replayed(objective_terms)  # one CUDA graph if nothing hooks
     for step, minibatch in enumerate(memory.get_minibatches(generator)):
         shown = {"rollout": rollout, "minibatch": minibatch, "step": step}
         trainer.emit("before_minibatch", **shown)
         trainer.optimizer.zero_grad()
-        if is_split:  # into micro-batches or over processes
+        if update.is_split:  # into micro-batches or over processes
             terms = update.accumulate(objective_terms, minibatch, kl_coef)
         else:
-            terms = objective_terms(policy, reference, minibatch, objective, kl_coef)
+            terms = compute_terms(policy, reference, minibatch, objective, kl_coef)
         verdict = stats.judge(terms, minibatch)
         if verdict == "stop":
             break
@@ -179,7 +179,7 @@ def objective_terms(
     reference: HookedModel,
     minibatch: ReplayMinibatch,
     objective: Objective,
-    kl_coef: float | None = None,
+    kl_coef: float | Float[Tensor, ""] | None = None,
 ) -> ObjectiveTerms:
     """Compute the objective of one minibatch, with gradients.
 

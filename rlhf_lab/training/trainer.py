@@ -43,6 +43,7 @@ from rlhf_lab.training.rollout import Rollout, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_loop import RunLoop
 from rlhf_lab.training.sinks import attach_sinks
+from rlhf_lab.training.step_graph import StepGraph
 
 
 class RLHFTrainer(RunLoop):
@@ -103,6 +104,7 @@ class RLHFTrainer(RunLoop):
             self.world.open()
         controller = given["kl_controller"]
         self.kl_controller = get_kl_controller(args) if controller is None else controller
+        self.step_graph = StepGraph(self)
         self.stage: Stage = "rollout"
         self.interventions = Interventions(self.policy, lambda: (self.phase, self.stage))
         self.callbacks = Callbacks()

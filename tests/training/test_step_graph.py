@@ -1,0 +1,259 @@
+"""Tests the captured learning step against the eager one, on the CPU by a replayed tape."""
+
+import copy
+import sys
+from functools import partial
+
+import pytest
+import torch
+
+from rlhf_lab.models.hooked_transformer import MLP
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.optimization import PolicyUpdate
+from rlhf_lab.training.ppo import objective_terms
+from rlhf_lab.training.replay import ReplayMemory
+from rlhf_lab.training.step_graph import MAX_TOKENS, StepGraph
+from tests.tape import capture_on_tape
+
+CASES = {
+    "plain": {},
+    "truncated": {"top_k": 5},
+    "adaptive KL": {"kl_target": 0.5},
+    "sampled KL": {"kl_estimator": "k3"},
+    "early stop": {"target_kl": 1e-6},
+    "skipped minibatches": {"ratio_threshold": 1.001},
+    "adapters": {"lora_rank": 2},
+    "critic": {"value_head": "separate"},
+    "bf16 products": {"precision": "bf16"},
+    "bf16 weights": {"weight_precision": "bf16"},
+    "groups": {"advantages": "grpo", "samples_per_prompt": 4},
+}
+
+
+@pytest.fixture
+def make_cpu_trainer(make_trainer):
+    return partial(make_trainer, device="cpu")  # the tape does not see CUDA's backward thread
+
+
+@pytest.fixture
+def train(make_cpu_trainer):
+    """Trains for two phases, eagerly or on tapes, and returns all weights and the trainer."""
+
+    def run(is_taped, prepare=lambda trainer: None, parts=None, **fields):
+        trainer = make_cpu_trainer(parts, **fields)
+        trainer.step_graph = StepGraph(trainer, *[capture_on_tape] * is_taped)
+        prepare(trainer)
+        trainer.train()
+        weights = [p.detach().flatten() for p in trainer.policy.parameters()]
+        return torch.cat(weights), trainer.step_graph
+
+    return run
+
+
+def read_gradients(trainer):
+    gradients = []
+    trainer.on("after_step")(lambda ctx: gradients.append(ctx.policy.value_head[0].weight.grad))
+    trainer.on("run_end")(lambda ctx: check_distinct(gradients))
+
+
+def check_distinct(gradients):
+    assert len(gradients) == 8 and not torch.equal(gradients[0], gradients[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
+def test_replayed_run_matches_eager_run(train, fields):
+    expected, graph = train(False, **fields)
+    assert graph.reason == "no CUDA device" and graph.n_captures == 0
+    weights, graph = train(True, **fields)
+    assert graph.reason is None and graph.n_captures == 1
+    torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_replayed_run_matches_with_padded_prompts(train):
+    parts = {"prompts": ["this movie", "the film was", "this film"]}
+    (expected, _), (weights, graph) = (train(taped, parts=parts) for taped in (False, True))
+    assert graph.n_captures >= 1 and graph.reason is None
+    torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
+
+
+def add_reading_hook(trainer):
+    trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: None)
+
+
+def add_hook_in_phase_1(trainer):
+    @trainer.on("before_minibatch")
+    def add_hook(ctx):
+        if ctx.phase == 1 and ctx.step == 2:
+            double = lambda x, hook: 2 * x
+            ctx.policy.base_model.add_hook("blocks.0.hook_mlp_out", double, is_permanent=True)
+
+
+def go_through_the_objective(trainer):
+    @trainer.on("after_loss")
+    def read(ctx):
+        torch.autograd.grad(ctx.terms.value_loss, [ctx.policy.value_head[0].weight])
+
+
+def set_debugger(trainer):
+    trainer.on("after_score")(lambda ctx: sys.settrace(lambda *frame: None))
+    trainer.on("after_phase")(lambda ctx: sys.settrace(None))
+
+
+def hook_parameter(trainer):
+    trainer.policy.value_head[0].weight.register_hook(lambda gradient: 0.5 * gradient)
+
+
+def score(logits, tokens, prefix_len, temperature):
+    from rlhf_lab.functional import get_logprobs
+
+    return get_logprobs(logits, tokens, prefix_len, temperature)
+
+
+EAGER = {
+    "cuda_graphs=False": {"cuda_graphs": False},
+    "a split minibatch": {"micro_batch_size": 2},
+    "optimizer_in_backward": {"optimizer_in_backward": True, "max_grad_norm": None},
+    "activation_checkpointing": {"activation_checkpointing": True},
+    "custom functions": {"parts": {"logprobs": score}},
+    "a debugger": {"prepare": set_debugger},
+    "a callback of after_loss": {"prepare": go_through_the_objective},
+    "hooks": {"prepare": add_reading_hook},
+    "hooks on parameters": {"prepare": hook_parameter},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reason", EAGER)
+def test_step_runs_eagerly_if_other_code_can_run_in_it(train, reason):
+    trace = sys.gettrace()
+    (expected, _), (weights, graph) = (train(taped, **EAGER[reason]) for taped in (False, True))
+    sys.settrace(trace)
+    assert graph.reason == reason and graph.n_captures == 0
+    assert torch.equal(weights, expected)
+
+
+def test_large_minibatch_runs_eagerly(make_cpu_trainer, monkeypatch):
+    trainer = make_cpu_trainer()
+    trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    monkeypatch.setattr("rlhf_lab.training.step_graph.MAX_TOKENS", 10)
+    trainer.learning_phase(trainer.rollout_phase())
+    assert trainer.step_graph.reason == "more than 10 tokens" and MAX_TOKENS == 8192
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", [add_hook_in_phase_1, read_gradients])
+def test_callbacks_between_steps_see_and_change_what_runs(train, prepare):
+    (expected, _), (weights, graph) = (train(taped, prepare) for taped in (False, True))
+    assert graph.n_captures == 1
+    torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
+
+
+CHANGES = {
+    "attribute": lambda model, patch: setattr(model.blocks[0].mlp, "act_fn", torch.tanh),
+    "forward": lambda model, patch: setattr(model.blocks[0].mlp, "forward", lambda x: 0 * x),
+    "module": lambda model, patch: setattr(
+        model.blocks[0], "mlp", copy.deepcopy(model.blocks[1].mlp)
+    ),
+    "method": lambda model, patch: patch.setattr(MLP, "forward", lambda self, x: 0 * x),
+    "setting": lambda model, patch: setattr(model.cfg, "output_logits_soft_cap", 2.0),
+    "frozen weight": lambda model, patch: model.blocks[0].mlp.W_in.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch):
+    trainer = make_cpu_trainer()
+    graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    rollout = trainer.rollout_phase()
+    for _ in range(2):
+        trainer.learning_phase(rollout)
+    assert graph.n_captures == 1
+    CHANGES[change](trainer.policy.base_model, monkeypatch)
+    minibatch, _ = ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())
+    models = trainer.policy, trainer.reference
+    expected = objective_terms(*models, minibatch, trainer.objective, 0.3).objective
+    compute = graph.replayed(objective_terms)
+    found = compute(*models, minibatch, trainer.objective, 0.3).objective
+    assert graph.reason is None and graph.n_captures == 2
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("capture", "message"),
+    [
+        (lambda step, state: capture_on_tape(lambda: doubled(step())), "differs from autograd's"),
+        (lambda step, state: 1 / 0 if step is None else fail(), "the capture failed .no memory"),
+    ],
+)
+def test_wrong_or_failed_capture_warns_and_runs_eagerly(make_cpu_trainer, capture, message):
+    trainer, expected = make_cpu_trainer(), make_cpu_trainer()
+    trainer.step_graph = StepGraph(trainer, capture)
+    with pytest.warns(UserWarning, match=f"cuda_graphs is switched off: .*{message}"):
+        trainer.learning_phase(trainer.rollout_phase())
+    trainer.learning_phase(trainer.rollout_phase())
+    for _ in range(2):
+        expected.learning_phase(expected.rollout_phase())
+    for x, y in zip(trainer.policy.parameters(), expected.policy.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+def doubled(outputs):
+    terms, gradients = outputs
+    return terms, [2 * x for x in gradients]
+
+
+def fail():
+    raise RuntimeError("no memory")
+
+
+def test_custom_loop_runs_eagerly(make_cpu_trainer):
+    trainer = make_cpu_trainer()
+    trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    rollout = trainer.rollout_phase()
+    trainer.learning_phase(rollout)
+    (minibatch,) = ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator())
+    trainer.optimizer.zero_grad()
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
+    assert terms.objective.requires_grad
+    PolicyUpdate(trainer).backward(terms.objective)
+    expected = torch.autograd.grad(
+        objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective).objective,
+        list(trainer.policy.parameters()),
+    )
+    for parameter, gradient in zip(trainer.policy.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.slow
+def test_replayed_run_resumes_bitwise(make_cpu_trainer, monkeypatch):
+    monkeypatch.setattr(
+        "rlhf_lab.training.trainer.StepGraph", lambda trainer: StepGraph(trainer, capture_on_tape)
+    )
+    fields = {"total_phases": 3, "save_every": 1}
+    whole, halved = make_cpu_trainer(**fields), make_cpu_trainer(**fields)
+    whole.train()
+    for report in halved:
+        if report.phase == 1:
+            halved.request_stop()
+    resumed = RLHFTrainer.resume(halved.run.path)
+    resumed.train()
+    assert resumed.step_graph.n_captures == 1
+    for x, y in zip(whole.policy.parameters(), resumed.policy.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_cuda_graph_matches_autograd(make_trainer, precision):
+    trainer = make_trainer(device="cuda", precision=precision)
+    graph, models = trainer.step_graph, (trainer.policy, trainer.reference)
+    for minibatch in ReplayMemory(trainer.rollout_phase(), 2, 1).get_minibatches(torch.Generator()):
+        terms = objective_terms(*models, minibatch, trainer.objective, 0.3)
+        expected = torch.autograd.grad(terms.objective, list(trainer.policy.parameters()))
+        replayed = graph.replayed(objective_terms)(*models, minibatch, trainer.objective, 0.3)
+        graph.backward(replayed.objective)
+        assert graph.reason is None and graph.n_captures == 1
+        for parameter, gradient in zip(trainer.policy.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-3)
