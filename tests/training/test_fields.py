@@ -124,20 +124,12 @@ ELSEWHERE = {
     "test_rollout_engine.py": ("importance_correction",),
     "test_sinks.py": ("loggers", "log_probes", "wandb_mode", "wandb_project_name"),
     "test_step_in_backward.py": ("optimizer_in_backward",),
+    "test_step_graph.py": ("cuda_graphs",),
     "test_wandb.py": ("wandb_entity", "wandb_group", "wandb_tags", "wandb_notes"),
     "test_adapters_and_critics.py": ("critic_path",),
 }
-BELOW = (
-    "preset",
-    "device",
-    "parallel",
-    "cuda_graphs",
-    "cpu_tuning",
-    "optimizer",
-    "adapter_path",
-    "gen_len_min",
-)
-BELOW += ("cuda_graphs", "answers_column", "system_prompt", "save_every")
+BELOW = ("preset", "device", "parallel", "cpu_tuning", "optimizer", "adapter_path", "gen_len_min")
+BELOW += ("answers_column", "system_prompt", "save_every")
 
 
 def test_every_field_has_a_row_or_a_test():
