@@ -1,7 +1,6 @@
 """Checks and timings on one CUDA device, in at most 175 s: `python -m benchmarks.gpu [PART ...]`.
 
-Each line of the output is one measurement. To compare with another checkout, run its parts `phases`
-and `large` with this file: `PYTHONPATH=OTHER python benchmarks/gpu.py phases large`.
+Each line of the output is one measurement.
 """
 
 import gc
@@ -9,8 +8,6 @@ import json
 import sys
 import tempfile
 import time
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,6 @@ from rlhf_lab.training import RLHFTrainer
 
 CUDA = torch.cuda.is_available()
 DEVICE, SHAPE = ("cuda", "medium") if CUDA else ("cpu", "nano")
-PEAK = 989e12  # FLOP/s of an H100 in bf16, dense
 START = time.perf_counter()
 MODEL = Path(tempfile.gettempdir(), f"gpu-model-{SHAPE}")
 synchronize = torch.cuda.synchronize if CUDA else lambda: None
@@ -32,27 +28,27 @@ synchronize = torch.cuda.synchronize if CUDA else lambda: None
 
 def report(name: str, **numbers: Any) -> None:
     """Print one measurement as JSON."""
-    shown = {
+    rounded = {
         k: round(v, 4) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in numbers.items()
     }
     print(
-        f"[{time.perf_counter() - START:5.1f} s] {name}: {json.dumps(shown, default=str)}",
+        f"[{time.perf_counter() - START:5.1f} s] {name}: {json.dumps(rounded, default=str)}",
         flush=True,
     )
 
 
-def make_trainer(precision: str, batch: int = 32, gen_len: int = 50, **changes: Any) -> RLHFTrainer:
+def make_trainer(precision: str, **changes: Any) -> RLHFTrainer:
     """Return a trainer for the work of `benchmarks`, on GPT-2-medium with random weights."""
     if not MODEL.exists():
         write_model(SHAPES[SHAPE], MODEL)
     setup = {"model": str(MODEL), "prefix": "w2 w3 w4", "rewarded": "w1", "device": DEVICE}
-    setup |= {"seed": 1, "batch_size": batch, "num_minibatches": 4, "passes": 2}
-    setup |= {"gen_len": gen_len, "top_k": 10, "precision": precision if CUDA else "fp32"}
+    setup |= {"seed": 1, "batch_size": 32, "num_minibatches": 4, "passes": 2}
+    setup |= {"gen_len": 50, "top_k": 10, "precision": precision if CUDA else "fp32"}
     return RLHFTrainer(bench_args(setup, **changes))
 
 
-def time_phases(name: str, trainer: RLHFTrainer, n: int = 5, **more: Any) -> Any:
-    """Report medians of all phases but the first, in seconds; return the last rollout."""
+def time_phases(name: str, trainer: RLHFTrainer, n: int = 5) -> Any:
+    """Report the upper median of all phases but the first, and return the last rollout."""
     ends: list[float] = []
     trainer.on("after_rollout")(lambda ctx: ends.append(stamp()) and None)
     rows = []
@@ -70,11 +66,9 @@ def time_phases(name: str, trainer: RLHFTrainer, n: int = 5, **more: Any) -> Any
         zip(("phase", "sampling", "scoring", "learning"), rest[len(rest) // 2], strict=True)
     )
     memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
-    graph = getattr(trainer, "step_graph", None)
-    if graph is not None:
-        more |= {"eager because": graph.reason, "captures": graph.n_captures}
-    report(name, **numbers, first=first[0], fastest=rest[0][0], GiB=memory, **more)
-    return rollout, numbers
+    graph = trainer.step_graph
+    report(name, **numbers, first=first[0], GiB=memory, eager=graph.reason)
+    return rollout
 
 
 def stamp() -> float:
@@ -92,54 +86,14 @@ def free(trainer: RLHFTrainer) -> None:
 
 
 def phases() -> None:
-    """Time phases in each precision, compare gradients, and profile one phase."""
+    """Time phases in each precision and compare gradients; time bf16 without graphs."""
     for precision in ("bf16", "tf32", "fp32"):
         trainer = make_trainer(precision)
-        rollout, _ = time_phases(f"32 x 50, {precision}", trainer)
-        if hasattr(trainer, "step_graph"):
-            compare_gradients(trainer, rollout, precision)
-        if precision == "bf16" and hasattr(trainer, "step_graph"):
-            count_waits(trainer)
-            profile(trainer)
+        rollout = time_phases(f"32 x 50, {precision}", trainer)
+        compare_gradients(trainer, rollout, precision)
         free(trainer)
-
-
-def eager() -> None:
-    """Time phases without CUDA graphs."""
     trainer = make_trainer("bf16", cuda_graphs=False)
     time_phases("32 x 50, bf16, cuda_graphs=False", trainer, 3)
-    free(trainer)
-
-
-def hooked() -> None:
-    """Time phases with a hook that reads the residual stream."""
-    trainer = make_trainer("bf16")
-    trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: None)
-    time_phases("32 x 50, bf16, a hook on the residual stream", trainer, 3)
-    free(trainer)
-
-
-def large() -> None:
-    """Time large phases, and report the fraction of the peak that the products reach."""
-    batch, gen_len = (512, 124) if CUDA else (16, 12)
-    trainer, events = make_trainer("bf16", batch, gen_len), []
-    _, numbers = time_phases(f"{batch} x {gen_len}, bf16", trainer, 3)
-    for name in ("before_minibatch", "after_backward"):
-        trainer.on(name)(lambda ctx: events.append(stamp()) and None)
-    trainer.learning_phase(trainer.rollout_phase())
-    seconds = sum(end - start for start, end in zip(events[::2], events[1::2], strict=True))
-    shape = SHAPES[SHAPE]
-    n_tokens, seq = 2 * batch * (gen_len + 4), gen_len + 4
-    flop = 72 * shape.n_layers * shape.d_model**2 * n_tokens
-    flop += 12 * shape.d_model * shape.d_vocab * batch * gen_len
-    flop += 6 * shape.n_layers * shape.d_model * seq * n_tokens
-    fractions = {"forward and backward": flop / seconds / PEAK}
-    fractions["learning"] = flop / numbers["learning"] / PEAK
-    report(
-        "fraction of the bf16 peak",
-        tokens_per_second=batch * gen_len / numbers["sampling"],
-        **fractions,
-    )
     free(trainer)
 
 
@@ -169,49 +123,6 @@ def compare_gradients(trainer: RLHFTrainer, rollout: Any, precision: str) -> Non
             reason=graph.reason,
         )
     trainer.optimizer.zero_grad()
-
-
-def count_waits(trainer: RLHFTrainer) -> None:
-    """Report where the host waits for the device in one phase."""
-    if not CUDA:
-        return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        trainer.learning_phase(trainer.rollout_phase())
-        torch.cuda.set_sync_debug_mode("default")
-    places = Counter(
-        f"{Path(x.filename).stem}:{x.lineno}" for x in caught if "synchroniz" in str(x.message)
-    )
-    report(
-        "waits in a phase", places=len(places), waits=places.total(), **dict(places.most_common(12))
-    )
-
-
-def profile(trainer: RLHFTrainer) -> None:
-    """Report the kernels of a rollout and of a learning phase that take most of the time."""
-    if not CUDA:
-        return
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    rollout = None
-    for name in ("rollout", "learning"):
-        began = stamp()
-        with torch.profiler.profile(activities=activities) as result:
-            if name == "rollout":
-                rollout = trainer.rollout_phase()
-            else:
-                trainer.learning_phase(rollout)
-            synchronize()
-        seconds = stamp() - began
-        kernels = [x for x in result.key_averages() if str(x.device_type).endswith("CUDA")]
-        kernels = [x for x in kernels if not x.key.startswith(("aten::", "Optimizer", "Command"))]
-        total = sum(x.self_device_time_total for x in kernels) / 1e6
-        report(f"profile of {name}", device_seconds=total, seconds=seconds)
-        for x in sorted(kernels, key=lambda x: -x.self_device_time_total)[:14]:
-            print(
-                f"    {x.self_device_time_total / 1e3:8.2f} ms {x.count:6} x  {x.key[:100]}",
-                flush=True,
-            )
 
 
 def check() -> None:
@@ -280,23 +191,8 @@ def check_resume(fields: dict[str, Any]) -> None:
     )
 
 
-PARTS: dict[str, Callable[[], None]] = {
-    "check": check,
-    "phases": phases,
-    "eager": eager,
-    "hooked": hooked,
-    "large": large,
-}
+PARTS: dict[str, Callable[[], None]] = {"check": check, "phases": phases}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:
-        try:
-            PARTS[name]()
-        except Exception as error:
-            report("FAILED", part=name, error=f"{type(error).__name__}: {error}"[:600])
-            import traceback
-
-            traceback.print_exc(limit=-5)
-        gc.collect()
-        if CUDA:
-            torch.cuda.empty_cache()
+        PARTS[name]()

@@ -29,7 +29,6 @@ class PolicyUpdate:
     trainer: "RLHFTrainer"
     _finite: bool | Bool[Tensor, ""] = True
     _norm: Float[Tensor, ""] | None = None
-    _scale: Float[Tensor, ""] | None = None
 
     @property
     def is_split(self) -> bool:
@@ -102,10 +101,7 @@ class PolicyUpdate:
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                if clips_in_step(self.trainer.optimizer, norm):
-                    self._scale = scale
-                else:
-                    torch._foreach_mul_(gradients, scale)
+                torch._foreach_mul_(gradients, scale)
             self._norm = norm
         self._finite = self._finite & self._norm.isfinite()
         return self._norm
@@ -120,26 +116,16 @@ class PolicyUpdate:
             return
         optimizer, finite = self.trainer.optimizer, self._finite
         finite = finite if norm is None else finite & norm.isfinite()
-        if is_fused(optimizer) and finite.device.type in ("cpu", "cuda"):
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
             # read by the fused kernel on its device: 1 keeps weights and moments
             optimizer.found_inf = (~finite).float()
-            optimizer.grad_scale = None if self._scale is None else 1 / self._scale  # a divisor
             try:
                 optimizer.step()
             finally:
-                del optimizer.found_inf, optimizer.grad_scale
+                del optimizer.found_inf
         elif finite:
             optimizer.step()
-
-
-def clips_in_step(optimizer: Optimizer, norm: Float[Tensor, ""]) -> bool:
-    """Return True if the step scales the gradients itself, which saves a pass over them on CUDA."""
-    return is_fused(optimizer) and norm.device.type == "cuda"
-
-
-def is_fused(optimizer: Optimizer) -> bool:
-    """Return True for torch's AdamW with one kernel, which can scale gradients or skip the step."""
-    return isinstance(optimizer, AdamW) and all(g.get("fused") for g in optimizer.param_groups)
 
 
 def _weigh(

@@ -49,7 +49,7 @@ class StepGraph:
         self._objective: Float[Tensor, ""] | None = None  # of the last replay
 
     def replayed(self, compute: Callable[..., "ObjectiveTerms"]) -> Callable[..., "ObjectiveTerms"]:
-        """Return `compute`, which is `ppo.objective_terms`, replayed where that is possible."""
+        """Return `compute`, which is `ppo.objective_terms`, replayed if possible."""
         self._objective, self.reason = None, self._error or self.phase_obstacle()
         if self.reason is not None:
             return compute
