@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.hooked_transformer import MLP, Attention, pad_vocabulary
 
-Slot = tuple[dict[str, Any], str]  # the table of a module's parameters, and a name in it
+ParameterSlot = tuple[dict[str, Any], str]  # the table of a module's parameters, and a name in it
 
 
 class Cast(torch.autograd.Function):
@@ -44,7 +44,7 @@ def copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return results
 
 
-def product_slots(model: nn.Module) -> list[Slot]:
+def product_slots(model: nn.Module) -> list[ParameterSlot]:
     """Return the weights and biases of all blocks that autocast converts to another dtype."""
     return [
         (part._parameters, name)
@@ -56,7 +56,7 @@ def product_slots(model: nn.Module) -> list[Slot]:
 
 
 @contextlib.contextmanager
-def replaced(slots: Sequence[Slot], tensors: Sequence[Tensor]) -> Iterator[None]:
+def replaced(slots: Sequence[ParameterSlot], tensors: Sequence[Tensor]) -> Iterator[None]:
     """Return a context in which parameters are replaced by tensors."""
     parameters = [table[name] for table, name in slots]
     try:

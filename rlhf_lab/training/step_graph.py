@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 MAX_TOKENS = 8192  # per minibatch; in larger ones, kernels take longer than their launches
-MAX_ERROR = 1e-3  # relative difference of the first replayed gradient from autograd's
+MAX_GRADIENT_ERROR = 1e-3  # relative difference of the first replayed gradient from autograd's
 MINIBATCH_EVENTS = ("before_minibatch", "after_loss", "after_backward", "after_step")
 
 
@@ -60,7 +60,7 @@ class StepGraph:
         ) -> "ObjectiveTerms":
             self._objective, self.reason = None, self._error or self.obstacle(minibatch)
             objects, values = self._snapshot
-            key = objects, (*values, compute, *shapes(minibatch))
+            key = objects, (*values, compute, *minibatch_shapes(minibatch))
             if self.reason is None and not self.hold(key, minibatch, settings[-1]):
                 self.reason = self._error = self.recapture(key, compute, minibatch, settings[-1])
             if self.reason is None:
@@ -146,7 +146,7 @@ class StepGraph:
             self._replay, self.n_captures = self.capture(step, []), self.n_captures + 1
             found = [x for x in self._replay()[1] if x is not None]
             difference = torch.nn.utils.get_total_norm(torch._foreach_sub(found, expected))
-            if not difference <= MAX_ERROR * torch.nn.utils.get_total_norm(expected):
+            if not difference <= MAX_GRADIENT_ERROR * torch.nn.utils.get_total_norm(expected):
                 error = "a replayed gradient differs from autograd's"
         except RuntimeError as failure:
             error = f"the capture failed ({failure})"
@@ -179,7 +179,7 @@ def minibatch_tensors(minibatch: ReplayMinibatch) -> list[Tensor]:
     return tensors
 
 
-def shapes(minibatch: ReplayMinibatch) -> list[Any]:
+def minibatch_shapes(minibatch: ReplayMinibatch) -> list[Any]:
     """Return shapes and dtypes of a minibatch's tensors, and its fields that are not tensors."""
     tensors = [(x.shape, x.dtype) for x in minibatch_tensors(minibatch)]
     fields = vars(minibatch).items()
