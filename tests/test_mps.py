@@ -42,7 +42,7 @@ READERS = {  # functions that may read from the device within a phase
     "models/hooked_transformer.py": "padding_mask",
     "samples.py": "is_padded texts prompt_texts prompts",
     "models/padding.py": "run_left_padded",
-    "sampling.py": "take _sample _gather_support",
+    "sampling.py": "take _draw_by_steps _narrow_support",
     "rewards/conversation.py": "chat_answers",
     "rewards/sentiment.py": "sentiment_reward",
     "rewards/scoring.py": "score_texts",
