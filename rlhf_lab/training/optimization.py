@@ -30,11 +30,6 @@ class PolicyUpdate:
     _finite: bool | Bool[Tensor, ""] = True
     _norm: Float[Tensor, ""] | None = None
 
-    @property
-    def is_split(self) -> bool:
-        """True if a minibatch is split into micro-batches or over processes."""
-        return self.trainer.args.micro_batch_size is not None or self.trainer.world is not None
-
     def accumulate(
         self,
         compute_terms: Callable[..., "ObjectiveTerms"],
@@ -84,8 +79,9 @@ class PolicyUpdate:
             self._norm = self.trainer.step_in_backward.climb(objective, self)
         elif self.trainer.world is not None:
             self.trainer.world.sum_gradients(self.trainer.policy)
-        elif not self.is_split:
-            self.trainer.step_graph.backward(objective)
+        elif self.trainer.args.micro_batch_size is None:
+            graph = self.trainer.step_graph
+            objective.backward() if graph is None else graph.backward(objective)
 
     def clip(self, max_grad_norm: float | None) -> Float[Tensor, ""]:
         """Scale all gradients in place to a common norm of at most a limit; return the norm.

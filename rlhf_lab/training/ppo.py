@@ -124,15 +124,17 @@ def learning_phase(trainer: "RLHFTrainer", rollout: Rollout) -> LearningStats:
     """
     args, objective, kl_coef = trainer.args, trainer.objective, trainer.kl_controller.kl_coef
     policy, reference = trainer.policy, trainer.reference
+    is_split = args.micro_batch_size is not None or trainer.world is not None
     memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
     generator = phase_generator(args.seed, trainer.phase, "minibatches")
     update, stats = PolicyUpdate(trainer), PhaseStats(trainer)
-    compute_terms = trainer.step_graph.replayed(objective_terms)  # one CUDA graph if nothing hooks
+    graph = trainer.step_graph  # on CUDA, replays the objective and its gradient
+    compute_terms = objective_terms if graph is None else graph.replayed(objective_terms)
     for step, minibatch in enumerate(memory.get_minibatches(generator)):
         shown = {"rollout": rollout, "minibatch": minibatch, "step": step}
         trainer.emit("before_minibatch", **shown)
         trainer.optimizer.zero_grad()
-        if update.is_split:  # into micro-batches or over processes
+        if is_split:  # into micro-batches or over processes
             terms = update.accumulate(objective_terms, minibatch, kl_coef)
         else:
             terms = compute_terms(policy, reference, minibatch, objective, kl_coef)

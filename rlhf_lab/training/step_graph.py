@@ -75,7 +75,6 @@ class StepGraph:
         weight = next(trainer.policy.parameters())
         obstacles = {
             "cuda_graphs=False": not forward.graphs,
-            "no CUDA device": self.capture is cuda_graphs.capture and weight.device.type != "cuda",
             "a split minibatch": args.micro_batch_size is not None or trainer.world is not None,
             "optimizer_in_backward": args.optimizer_in_backward,
             "activation_checkpointing": forward.recompute or bool(forward.units),

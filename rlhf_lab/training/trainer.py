@@ -104,7 +104,8 @@ class RLHFTrainer(RunLoop):
             self.world.open()
         controller = given["kl_controller"]
         self.kl_controller = get_kl_controller(args) if controller is None else controller
-        self.step_graph = StepGraph(self)
+        is_cuda = self.policy.device.type == "cuda"
+        self.step_graph = StepGraph(self) if is_cuda else None
         self.stage: Stage = "rollout"
         self.interventions = Interventions(self.policy, lambda: (self.phase, self.stage))
         self.callbacks = Callbacks()
