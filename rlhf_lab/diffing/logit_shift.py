@@ -191,7 +191,7 @@ def model_end(
     """
     norm, unembed = model.ln_final, model.unembed
     u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
-    bias = exact(norm.b) @ u if getattr(norm, "b", None) is not None else torch.zeros_like(u[0])
+    bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
     b_u = exact(unembed.b_U[words[0]] - unembed.b_U[words[1]])
     scale = exact(acts["ln_final.hook_scale"])[:, 0]
     parts, others = (

@@ -88,8 +88,7 @@ class Readings(nn.Module):
         u = (unembed.W_U[:, self.words[0]] - unembed.W_U[:, self.words[1]]).double()
         constant = (unembed.b_U[self.words[0]] - unembed.b_U[self.words[1]]).double()
         gain = norm.w.double() if hasattr(norm, "w") else torch.ones_like(u)
-        bias = getattr(norm, "b", None)  # of RMS norms there is none
-        constant = constant if bias is None else constant + bias.double() @ u
+        constant = constant + (norm.b.double() @ u if hasattr(norm, "b") else 0)
         if is_centered(norm):
             parts = parts - parts.mean(-1, keepdim=True)
         return parts, 1 / kept["ln_final.hook_scale"].double()[:, 0], gain * u, constant

@@ -83,15 +83,16 @@ class Norm(nn.Module):
         self.eps, self.size = cfg.eps, size or cfg.d_model
         self.is_centered = {"LN": True, "RMS": False}[cfg.normalization_type]
         self.w = nn.Parameter(torch.ones(self.size, dtype=cfg.dtype))
-        self.b = bias(cfg, self.size) if self.is_centered else None
+        if self.is_centered:  # as in TransformerLens, an RMSNorm has no attribute b
+            self.b = bias(cfg, self.size)
         self.hook_scale = HookPoint()  # [batch pos 1]
         self.hook_normalized = HookPoint()  # [batch pos d_model]
 
     def forward(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         if not (self.hook_scale.is_hooked or self.hook_normalized.is_hooked):
-            return self.fused(x, self.w, self.b)
+            return self.fused(x, self.w, self.b if self.is_centered else None)
         scaled = self.hook_normalized(self.normalize(x)) * self.w
-        return scaled if self.b is None else scaled + self.b
+        return scaled + self.b if self.is_centered else scaled
 
     def normalize(self, x: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
         """Subtract the mean (LayerNorm only) and divide by the standard deviation."""

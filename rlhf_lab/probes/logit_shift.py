@@ -73,7 +73,7 @@ def attribute_logits(
         parts = parts - parts.mean(-1, keepdim=True)
     gain = norm.w.double() if hasattr(norm, "w") else torch.ones_like(u)
     rows = parts @ (gain * u) / acts["ln_final.hook_scale"].double()[:, 0]
-    norm_bias = torch.zeros_like(u[0]) if getattr(norm, "b", None) is None else norm.b.double() @ u
+    norm_bias = (norm.b.double() @ u) if hasattr(norm, "b") else torch.zeros_like(u[0])
     b_u = (unembed.b_U[word] - unembed.b_U[other]).double()
     constants = torch.stack([norm_bias, b_u])[:, None].expand(-1, rows.shape[1])
     logits = acts["logits"].double()

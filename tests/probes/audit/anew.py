@@ -171,8 +171,7 @@ def log_probs_by_hand(
     if is_centered(norm):
         h = h - h.mean(-1, keepdim=True)
     h = h / (h.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
-    bias = getattr(norm, "b", None)
-    h = h * as_float64(getattr(norm, "w", 1.0)) + as_float64(0.0 if bias is None else bias)
+    h = h * as_float64(getattr(norm, "w", 1.0)) + as_float64(getattr(norm, "b", 0.0))
     logits = h @ as_float64(unembed.W_U) + as_float64(unembed.b_U)
     cap = model.cfg.output_logits_soft_cap or 0.0
     return (cap * (logits / cap).tanh() if cap > 0 else logits).log_softmax(-1)
