@@ -1,6 +1,5 @@
 """Diagnostics of this machine: versions, and each device compared with the CPU."""
 
-import dataclasses
 import os
 import platform
 import shutil
@@ -25,7 +24,7 @@ from rlhf_lab.organism.tokenizer import load_tokenizer
 from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.probes.value_lens import fit_ridge
 from rlhf_lab.probes.weight_delta import spectrum
-from rlhf_lab.samples import Samples, Support
+from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
 
@@ -86,7 +85,7 @@ def _devices() -> Iterator[Finding]:
 def sampling_gap(device: str) -> tuple[str, float, float]:
     """Compare the log-probs and values that a device sampled with the CPU's of the same tokens."""
     samples = _sample_on(device)
-    host = _move(samples, "cpu")
+    host = samples.to("cpu")
     with torch.no_grad():
         out = run_policy(_policy("cpu"), host.tokens, host.prefix_len, support=host.support)
     gap = _largest_gap((host.logprobs, out.logprobs), (host.values, out.values))
@@ -97,7 +96,7 @@ def objective_gap(device: str) -> tuple[str, float, float]:
     """Compare the objective of the device's samples and its gradient, relative to the largest."""
     samples = _sample_on(device)
     (objective, gradient), (expected, expected_gradient) = (
-        _objective_and_gradient(_move(samples, place), place) for place in (device, "cpu")
+        _objective_and_gradient(samples.to(place), place) for place in (device, "cpu")
     )
     scale = expected_gradient.abs().max()
     gradients = (gradient.cpu() / scale, expected_gradient / scale)
@@ -151,12 +150,6 @@ def _sample_on(device: str) -> Samples:
     prompts = tokenize_prompts(policy.base_model.tokenizer, [PROMPT] * ROWS, prepend_bos=True)
     noise = torch.Generator().manual_seed(0)
     return sample(policy, prompts, SamplingSpec(GEN_LEN, top_p=0.9), noise)
-
-
-def _move(samples: Samples, device: str) -> Samples:
-    moved = {name: x.to(device) for name, x in vars(samples).items() if isinstance(x, Tensor)}
-    support = Support(samples.support.tokens.to(device), samples.support.kept.to(device))
-    return dataclasses.replace(samples, **moved, support=support)
 
 
 def _objective_and_gradient(samples: Samples, device: str) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ class Rows:
     def __getitem__(self: SomeRows, rows: Int[Tensor, " rows"]) -> SomeRows:
         return self.map(lambda x: x[rows])
 
-    def to(self: SomeRows, device: torch.device) -> SomeRows:
+    def to(self: SomeRows, device: str | torch.device) -> SomeRows:
         """Move all tensors to a device."""
         return self.map(lambda x: x.to(device))
 
