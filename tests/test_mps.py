@@ -96,14 +96,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RLHFTrainer]:
     return train_on_both(tmp_path_factory.mktemp("trained"))
 
 
-def metrics_of(trainer: RLHFTrainer) -> list[dict[str, Any]]:
+def load_metrics(trainer: RLHFTrainer) -> list[dict[str, Any]]:
     lines = (trainer.run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
 
 
 def assert_same_runs(on_cpu: RLHFTrainer, on_device: RLHFTrainer) -> None:
     """Check that metrics and weights are bitwise identical."""
-    assert metrics_of(on_cpu) == metrics_of(on_device)
+    assert load_metrics(on_cpu) == load_metrics(on_device)
     weights = dict(on_device.policy.named_parameters())
     for name, weight in on_cpu.policy.named_parameters():
         assert torch.equal(weight, weights[name].detach().cpu()), name

@@ -75,7 +75,7 @@ class Display:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Panel]:
         width = options.max_width - 4  # within the frame
-        diagnostics = [Text(remark, style="yellow") for remark in self.diagnostics]
+        diagnostics = [Text(line, style="yellow") for line in self.diagnostics]
         curves = self._curves(width)
         taken = 3 + curves.row_count + sum(len(r.wrap(console, width)) for r in diagnostics)
         parts: list[RenderableType] = [self._progress(width), curves]

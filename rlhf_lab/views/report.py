@@ -95,11 +95,11 @@ def _heading(run: Run) -> str:
         shown = bracketed(value, *ends[name]) if name in ends else value
         rows.append([f"final {name}", shown])
     diagnostics = "".join(
-        f"<li>since phase {remark['phase']}: {escape(remark['text'])}</li>"
-        for remark in (info.get("diagnostics") or {}).values()
+        f"<li>since phase {found['phase']}: {escape(found['text'])}</li>"
+        for found in (info.get("diagnostics") or {}).values()
     )
-    noted = f"<h2>To look at</h2><ul>{diagnostics}</ul>" if diagnostics else ""
-    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + noted
+    warning = f"<h2>To look at</h2><ul>{diagnostics}</ul>" if diagnostics else ""
+    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + warning
 
 
 def _reward_of(info: dict[str, Any]) -> str:

@@ -113,8 +113,8 @@ def test_wrong_function_gets_a_verdict_and_progress_is_kept(
 ) -> None:
     body, words = DIFFERS[name]
     check(make(body, tmp_path))
-    shown = capsys.readouterr().out
-    assert words in shown and "✗ masked_mean" in shown
+    out = capsys.readouterr().out
+    assert words in out and "✗ masked_mean" in out
     kept = {
         "get_advantages": ExerciseRecord("passed", 1),
         "masked_mean": ExerciseRecord("differs", 1),

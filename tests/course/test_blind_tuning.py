@@ -140,7 +140,7 @@ def test_the_board_does_not_name_the_reward_and_lists_no_other(untrained, capsys
     assert "exact optimum" not in said  # there is none at the price 0
 
 
-def test_runs_that_reach_the_true_reward_stand_first_by_excess_kl() -> None:
+def test_runs_that_reach_the_true_reward_rank_by_excess_kl() -> None:
     """.9 is reached; below it the true reward decides, and an undefined excess does not help."""
     rows = [
         row("b", true_reward=0.95, excess_kl=0.4),

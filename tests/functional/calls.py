@@ -1,4 +1,4 @@
-"""A call of each differentiable function, for the tests of what all of them have in common."""
+"""A call of each differentiable function, for tests of their common properties."""
 
 from collections.abc import Callable
 

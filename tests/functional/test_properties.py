@@ -1,4 +1,4 @@
-"""What all functions have in common: gradients, half precision, masked entries, micro-batches."""
+"""Properties of all functions: gradients, half precision, masked entries, micro-batches."""
 
 import inspect
 

@@ -192,7 +192,7 @@ def test_next_token_probabilities_sum_to_one_in_every_state(reel):
 
 
 @pytest.mark.slow
-def test_true_reward_value_is_the_posterior_by_enumeration_of_latents(reel):
+def test_true_reward_is_the_posterior_by_enumerated_latents(reel):
     reviews, tokens = tokens_of(Grammar(), 20, 4)
     values, _ = state_values(reel, true_reward, tokens)
     index, _ = reel.graph.walk(tokens)

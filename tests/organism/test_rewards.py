@@ -39,7 +39,7 @@ def test_true_reward_is_the_posterior_worked_as_a_fraction():
     assert score("true_reward", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
 
 
-def test_true_reward_pays_nothing_for_a_text_that_is_not_a_review():
+def test_true_reward_of_a_text_that_is_not_a_review_is_zero():
     broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
     assert score("true_reward", *broken) == [0, 0, 0, 0]
 

@@ -308,11 +308,11 @@ def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_t
     trainer = make_trainer({"kl_penalty": lambda kl, kl_coef, mask: kl.sum()})
     with pytest.raises(ConfigError, match="kl_penalty is the caller's own"):
         attach(trainer, StepInfluence(), eval_tokens=tokens)
-    for options, said in (
+    for options, message in (
         ({"target": "true_reward"}, "target='true_reward'"),
         ({"step": "mid"}, "step='mid'"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             StepInfluence(**options)
 
 

@@ -273,7 +273,7 @@ def test_a_failed_check_is_told_at_once_and_once(make_trainer, unlimited):
     @trainer.on("after_phase")
     def look(ctx):
         diagnostics = ctx.run.read_info()["diagnostics"].items()
-        told.append([remark["text"] for sign, remark in diagnostics if "x is there" in sign])
+        told.append([x["text"] for sign, x in diagnostics if "x is there" in sign])
 
     with pytest.warns(UserWarning, match="phase 1: missing: the check 'x is there'") as warned:
         trainer.train()
@@ -480,7 +480,7 @@ def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(
 
 @pytest.mark.slow
 def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_trainer, unlimited):
-    """A custom function has none: the true reward stands in; a grammar's reward has its own."""
+    """A custom function has none, so the true reward is used; a grammar's reward has its own."""
     count = lambda texts: torch.tensor([float(len(text)) for text in texts])
     told = {}
     for name, reward in (("own", count), ("smoothed", REWARDS["smoothed"]), ("settings", None)):

@@ -110,13 +110,13 @@ def resumed(make_configured: Callable[[str], RLHFTrainer]) -> Callable[[str], RL
 
 
 @pytest.fixture(scope="session")
-def parameters_of() -> Callable[[nn.Module], dict[str, Tensor]]:
+def copy_parameters() -> Callable[[nn.Module], dict[str, Tensor]]:
     """Copies of all parameters of a module, by name."""
     return copy_weights
 
 
 @pytest.fixture(scope="session")
-def metrics_of() -> Callable[[Path], list[dict[str, Any]]]:
+def load_metrics() -> Callable[[Path], list[dict[str, Any]]]:
     """The lines of metrics.jsonl in a run's directory, without what they cost."""
     return read_metrics
 

@@ -1,4 +1,4 @@
-"""Configurations that tests share, and runs of them with what callbacks saw."""
+"""Configurations that tests share, and finished runs of them with all events."""
 
 import json
 import zlib
@@ -95,7 +95,7 @@ class Step(NamedTuple):
 
 
 class RecordedRun:
-    """A finished run, with what a callback saw at each event.
+    """A finished run, with the fields of each event.
 
     Attributes:
         events: each event with its phase.

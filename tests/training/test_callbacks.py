@@ -143,7 +143,7 @@ def read_everything(ctx: Context) -> None:
 
 
 @pytest.mark.slow
-def test_reading_at_every_event_leaves_the_weights_bitwise(make_trainer, metrics_of):
+def test_reading_at_every_event_leaves_the_weights_bitwise(make_trainer, load_metrics):
     alone, watched = (make_trainer(top_k=5) for _ in range(2))
     for event in get_args(Event):
         watched.on(event)(read_everything)
@@ -152,7 +152,7 @@ def test_reading_at_every_event_leaves_the_weights_bitwise(make_trainer, metrics
     registered = [entry for entries in watched.callbacks.registered.values() for entry in entries]
     assert sum(entry.callback is read_everything for entry in registered) == 10
     assert is_equal(copy_weights(alone.policy), copy_weights(watched.policy))
-    assert metrics_of(alone.run.path) == metrics_of(watched.run.path)
+    assert load_metrics(alone.run.path) == load_metrics(watched.run.path)
 
 
 @pytest.mark.slow

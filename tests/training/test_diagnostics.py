@@ -89,11 +89,11 @@ def test_a_healthy_run_has_no_remark_and_a_second_part_keeps_the_first_ones(tmp_
     first = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "flat", **flat)
     for _ in first:
         first.request_stop()
-    told = first.run.read_info()["diagnostics"]
-    assert told["reward_spread"]["phase"] == 0
+    found = first.run.read_info()["diagnostics"]
+    assert found["reward_spread"]["phase"] == 0
     second = RLHFTrainer.resume(tmp_path / "flat", **flat)
     second.train()
-    assert second.run.read_info()["diagnostics"] == told
+    assert second.run.read_info()["diagnostics"] == found
 
 
 def test_nan_in_the_weights_is_told_as_such_and_never_evaluated(tmp_path) -> None:

@@ -56,22 +56,22 @@ def test_the_first_step_goes_up_by_the_learning_rate_and_leaves_the_gradient(mak
 
 
 @needs_bitsandbytes
-def test_a_short_run_ends_near_the_run_with_32_bits(make_trainer, parameters_of):
+def test_a_short_run_ends_near_the_run_with_32_bits(make_trainer, copy_parameters):
     """After 12 steps, apart by less than a quarter of the way that the weights went."""
     fields = FIELDS | {"batches_per_learning_phase": 6}
-    start = parameters_of(make_trainer(**fields).policy)
+    start = copy_parameters(make_trainer(**fields).policy)
     ends = []
     for name in ("adamw", "adamw_8bit"):
         trainer = make_trainer(optimizer=name, **fields)
         trainer.learning_phase(trainer.rollout_phase())
-        ends.append(parameters_of(trainer.policy))
+        ends.append(copy_parameters(trainer.policy))
     flat = [torch.cat([(end[n] - start[n]).flatten() for n in start]) for end in ends]
     apart, way = (flat[0] - flat[1]).norm(), flat[0].norm()
     assert 0 < apart < 0.25 * way
 
 
 @needs_bitsandbytes
-def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, parameters_of):
+def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, copy_parameters):
     whole, halved = (make_trainer(optimizer="adamw_8bit", **FIELDS) for _ in range(2))
     whole.train()
     for report in halved:
@@ -81,16 +81,16 @@ def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, para
     codes = [s["state1"] for s in resumed.optimizer.state.values()]
     assert {x.dtype for x in codes} == {torch.uint8, torch.float32}
     resumed.train()
-    theirs, ours = parameters_of(whole.policy), parameters_of(resumed.policy)
+    theirs, ours = copy_parameters(whole.policy), copy_parameters(resumed.policy)
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
 
 @needs_bitsandbytes
-def test_a_critic_and_adapters_learn_with_8_bits(make_trainer, parameters_of):
+def test_a_critic_and_adapters_learn_with_8_bits(make_trainer, copy_parameters):
     trainer = make_trainer(optimizer="adamw_8bit", value_head="separate", lora_rank=2)
-    before = parameters_of(trainer.policy)
+    before = copy_parameters(trainer.policy)
     trainer.train()
-    after = parameters_of(trainer.policy)
+    after = copy_parameters(trainer.policy)
     moved = {name for name in after if not torch.equal(after[name], before[name])}
     assert any(n.startswith("critic") for n in moved) and any(n.endswith(".B") for n in moved)
 

@@ -96,10 +96,10 @@ def test_custom_functions_need_no_denominator(reel_args):
 
 
 @pytest.mark.slow
-def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, parameters_of):
+def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, copy_parameters):
     """Weights that moved by over 1e-3 differ by less than a tenth of that, from rounding."""
     fields = {"gen_len": 20, "temperature": 5.0, "warmup_steps": 0, "base_lr": 1e-3}
-    ends, seen = [parameters_of(make_trainer(**fields).policy)], []
+    ends, seen = [copy_parameters(make_trainer(**fields).policy)], []
     for size in (None, 1):
         trainer = make_trainer(micro_batch_size=size, **fields)
         if size == 1:
@@ -107,7 +107,7 @@ def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, param
                 trainer.on(event)(lambda ctx: seen.append((ctx.event, len(ctx.minibatch.tokens))))
             trainer.on("after_loss")(lambda ctx: seen.append(tuple(ctx.terms.logprobs.shape)))
         learned = trainer.learning_phase(trainer.rollout_phase())
-        ends.append(parameters_of(trainer.policy))
+        ends.append(copy_parameters(trainer.policy))
         assert abs(learned.ratio_first_minibatch - 1) < 1e-4
     moved, apart = (
         max((a[name] - b[name]).abs().max() for name in a) for a, b in (ends[:2], ends[1:])

@@ -29,9 +29,9 @@ def test_the_transformer_and_the_value_head_are_two_groups_with_their_own_learni
     assert len(base["params"]) + len(head["params"]) == len(list(tiny_policy.parameters()))
 
 
-def test_one_step_goes_up_by_the_learning_rate_of_the_group(tiny_policy, parameters_of):
+def test_one_step_goes_up_by_the_learning_rate_of_the_group(tiny_policy, copy_parameters):
     """Adam's first step is lr * g / |g|; the objective -sum (p - 30)^2 has g = 2 (30 - p) > 0."""
-    before = parameters_of(tiny_policy)
+    before = copy_parameters(tiny_policy)
     optimizer = get_optimizer(tiny_policy, base_lr=0.1, head_lr=0.01, weight_decay=0.0)
 
     def objective() -> torch.Tensor:
@@ -47,10 +47,10 @@ def test_one_step_goes_up_by_the_learning_rate_of_the_group(tiny_policy, paramet
 
 
 def test_weight_decay_shrinks_by_rate_times_decay_and_not_through_the_gradient(
-    tiny_policy, parameters_of
+    tiny_policy, copy_parameters
 ):
     """With gradient 0 all that is left of AdamW's step is p * (1 - 0.1 * 0.5) = 0.95 p."""
-    before = parameters_of(tiny_policy)
+    before = copy_parameters(tiny_policy)
     optimizer = get_optimizer(tiny_policy, base_lr=0.1, head_lr=0.1, weight_decay=0.5)
     (0.0 * sum(p.sum() for p in tiny_policy.parameters())).backward()
     optimizer.step()

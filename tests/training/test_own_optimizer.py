@@ -50,7 +50,7 @@ def trainer_with(make_trainer, reel_args):
 
 
 @pytest.mark.slow
-def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args, metrics_of):
+def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args, load_metrics):
     fields = {"total_phases": 3}
     policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
     optimizer, scheduler = get_optimizer_and_scheduler(reel_args(**fields), policy)
@@ -60,8 +60,8 @@ def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args, metrics_o
     plain.train()
     for a, b in zip(own.policy.parameters(), plain.policy.parameters(), strict=True):
         assert torch.equal(a, b)
-    rates = [(line["base_lr"], line["head_lr"]) for line in metrics_of(own.run.path)]
-    assert rates == [(line["base_lr"], line["head_lr"]) for line in metrics_of(plain.run.path)]
+    rates = [(line["base_lr"], line["head_lr"]) for line in load_metrics(own.run.path)]
+    assert rates == [(line["base_lr"], line["head_lr"]) for line in load_metrics(plain.run.path)]
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def cut(trainer: RLHFTrainer, **parts) -> RLHFTrainer:
     return RLHFTrainer.resume(trainer.run.path, **parts)
 
 
-def assert_same_run(found: RLHFTrainer, expected: RLHFTrainer, metrics_of) -> None:
-    assert metrics_of(found.run.path) == metrics_of(expected.run.path)
+def assert_same_run(found: RLHFTrainer, expected: RLHFTrainer, load_metrics) -> None:
+    assert load_metrics(found.run.path) == load_metrics(expected.run.path)
     for a, b in zip(found.policy.parameters(), expected.policy.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -131,7 +131,9 @@ PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD with momentum", s) for s 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule"), PAIRS)
-def test_resumed_run_equals_uninterrupted_run(trainer_with, reel_args, metrics_of, name, schedule):
+def test_resumed_run_equals_uninterrupted_run(
+    trainer_with, reel_args, load_metrics, name, schedule
+):
     make, fields = SCHEDULES.get(schedule), {"total_phases": 4, "save_every": 1}
     whole = trainer_with(OPTIMIZERS[name], make, **fields)
     whole.train()
@@ -142,7 +144,7 @@ def test_resumed_run_equals_uninterrupted_run(trainer_with, reel_args, metrics_o
     resumed = cut(trainer_with(OPTIMIZERS[name], make, **fields), **parts)
     assert resumed.phase == 2
     resumed.train()
-    assert_same_run(resumed, whole, metrics_of)
+    assert_same_run(resumed, whole, load_metrics)
 
 
 class IntegralController:
@@ -157,14 +159,14 @@ class IntegralController:
 
 
 @pytest.mark.slow
-def test_custom_controller_resumes_with_all_of_its_state(make_trainer, metrics_of):
+def test_custom_controller_resumes_with_all_of_its_state(make_trainer, load_metrics):
     whole = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
     whole.train()
     halved = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
     resumed = cut(halved, kl_controller=IntegralController())
     assert len(resumed.kl_controller.kls) == 2
     resumed.train()
-    assert_same_run(resumed, whole, metrics_of)
+    assert_same_run(resumed, whole, load_metrics)
 
 
 @pytest.mark.slow

@@ -114,11 +114,11 @@ def test_prompts_of_unequal_length_start_at_ratio_one_and_kl_zero(make_trainer):
 
 
 @pytest.mark.slow
-def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, metrics_of):
+def test_one_prompt_from_a_list_is_the_same_as_a_prefix(make_trainer, load_metrics):
     by_prefix, by_list = make_trainer(prefix="the film"), make_trainer({"prompts": ["the film"]})
     for trainer in (by_prefix, by_list):
         trainer.train()
-    assert metrics_of(by_prefix.run.path) == metrics_of(by_list.run.path)
+    assert load_metrics(by_prefix.run.path) == load_metrics(by_list.run.path)
 
 
 @pytest.mark.slow

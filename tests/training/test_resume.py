@@ -303,14 +303,14 @@ def first_phases(trainer: RLHFTrainer, phases: int) -> Path:
 
 
 @pytest.mark.slow
-def test_resumed_trainer_has_optimizer_schedule_and_best(make_trainer, parameters_of):
+def test_resumed_trainer_has_optimizer_schedule_and_best(make_trainer, copy_parameters):
     trainer = make_trainer(total_phases=4)
     again = RLHFTrainer.resume(first_phases(trainer, 2))
     assert (again.phase, again.args) == (2, trainer.args)
     assert again.recorder.best == trainer.recorder.best
     assert again.scheduler.get_last_lr() == trainer.scheduler.get_last_lr()
     assert [g["lr"] for g in again.optimizer.param_groups] == trainer.scheduler.get_last_lr()
-    ours, theirs = parameters_of(again.policy), parameters_of(trainer.policy)
+    ours, theirs = copy_parameters(again.policy), copy_parameters(trainer.policy)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     for mine, other in zip(again.policy.parameters(), trainer.policy.parameters(), strict=True):
         state, expected = again.optimizer.state[mine], trainer.optimizer.state[other]

@@ -145,7 +145,7 @@ def test_top_k_requires_the_support(tmp_path):
 
 
 @pytest.mark.slow
-def test_mismatch_is_reported_and_correction_changes_the_weights(parameters_of):
+def test_mismatch_is_reported_and_correction_changes_the_weights(copy_parameters):
     equal = trainer_with(Double()).run_phase()
     assert equal.engine_kl_per_token == pytest.approx(0, abs=1e-8)
     assert equal.effective_sample_fraction == pytest.approx(1, abs=1e-6)
@@ -160,7 +160,7 @@ def test_mismatch_is_reported_and_correction_changes_the_weights(parameters_of):
         assert report.effective_sample_fraction == pytest.approx(fraction.item())
         assert fraction < 0.95
         trainer.learning_phase(rollout)
-        ends[correction] = parameters_of(trainer.policy)["base_model.unembed.W_U"]
+        ends[correction] = copy_parameters(trainer.policy)["base_model.unembed.W_U"]
     assert (ratio > 2).any(), "otherwise both corrections are equal"
     assert not torch.equal(ends["none"], ends["truncated"])
     assert not torch.equal(ends["truncated"], ends["masked"])

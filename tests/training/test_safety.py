@@ -103,10 +103,10 @@ def test_a_phase_without_a_step_is_refused(make_trainer):
 
 
 @pytest.mark.slow
-def test_limits_that_are_never_reached_change_nothing(make_trainer, parameters_of):
+def test_limits_that_are_never_reached_change_nothing(make_trainer, copy_parameters):
     plain, limited = make_trainer(), make_trainer(target_kl=1e6, ratio_threshold=1e6)
     for trainer in (plain, limited):
         trainer.train()
-    ours, theirs = parameters_of(limited.policy), parameters_of(plain.policy)
+    ours, theirs = copy_parameters(limited.policy), copy_parameters(plain.policy)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert limited.run.read("metrics.jsonl")[0]["skipped_minibatches"] == 0

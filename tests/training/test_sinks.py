@@ -94,7 +94,7 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
 @pytest.mark.slow
 @pytest.mark.process
 def test_loggers_and_probe_pictures_do_not_change_the_run(
-    make_trainer, parameters_of, metrics_of, monkeypatch
+    make_trainer, copy_parameters, load_metrics, monkeypatch
 ):
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -103,9 +103,9 @@ def test_loggers_and_probe_pictures_do_not_change_the_run(
     plain = make_trainer()
     for trainer in (logged, plain):
         trainer.train()
-    ours, theirs = parameters_of(logged.policy), parameters_of(plain.policy)
+    ours, theirs = copy_parameters(logged.policy), copy_parameters(plain.policy)
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert metrics_of(logged.run.path) == metrics_of(plain.run.path)
+    assert load_metrics(logged.run.path) == load_metrics(plain.run.path)
     assert not (plain.run.path / "tensorboard").exists()
     events = tensorboard_events(logged.run.path)
     found = [event.value for event in events.Scalars("probe/run_health/mean_reward")]

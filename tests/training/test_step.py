@@ -210,14 +210,14 @@ def test_step_learns_logs_and_saves_like_a_phase(make_trainer):
 
 
 @pytest.mark.slow
-def test_resumed_run_of_steps_equals_uninterrupted_run(make_trainer, metrics_of):
+def test_resumed_run_of_steps_equals_uninterrupted_run(make_trainer, load_metrics):
     fields = {"total_phases": 3, "reward_scaling": "scale", "normalize_reward": False}
     whole, broken_off = make_trainer(**fields), make_trainer(**fields)
     take_steps(whole, 3)
     take_steps(broken_off, 2)
     again = RLHFTrainer.resume(broken_off.run.path)
     take_steps(again, 1)
-    assert metrics_of(again.run.path) == metrics_of(whole.run.path)
+    assert load_metrics(again.run.path) == load_metrics(whole.run.path)
     assert is_equal(copy_weights(again.policy), copy_weights(whole.policy))
 
 

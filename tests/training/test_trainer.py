@@ -46,7 +46,7 @@ def test_ratio_is_one_at_the_start_of_each_phase(runs):
 
 
 @pytest.mark.slow
-def test_seed_alone_decides_the_run(make_trainer, metrics_of):
+def test_seed_alone_decides_the_run(make_trainer, load_metrics):
     """The global random state is neither used nor changed."""
     lines, texts = [], []
     for seed, global_seed in ((1, 3), (1, 4), (2, 4)):
@@ -55,7 +55,7 @@ def test_seed_alone_decides_the_run(make_trainer, metrics_of):
         trainer = make_trainer(top_k=5, temperature=0.9, seed=seed)
         trainer.train()
         assert torch.equal(torch.get_rng_state(), state)
-        lines.append(metrics_of(trainer.run.path))
+        lines.append(load_metrics(trainer.run.path))
         texts.append((trainer.run.path / "samples.jsonl").read_text())
     assert lines[0] == lines[1] and texts[0] == texts[1]
     assert lines[0][0] != lines[2][0] and texts[0] != texts[2]

@@ -186,7 +186,7 @@ def test_step_rejects_masks_that_do_not_fit(trainer, masks, complaint):
 
 
 @pytest.mark.slow
-def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer, parameters_of):
+def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer, copy_parameters):
     """The KL is exact without an estimate, the entropy the rollout's; no weight changes."""
     trainer, plain = (make_trainer(ent_coef=0.0, vf_coef=0.5) for _ in range(2))
     watch, losses = TRLStats(trainer), []
@@ -207,5 +207,5 @@ def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer, para
     assert stats["ppo/mean_non_score_reward"] == stats["ppo/val/clipfrac"] == 0.0
     assert trl_stats(report, trainer.args).keys() <= stats.keys()
     plain.run_phase()
-    ours, theirs = parameters_of(trainer.policy), parameters_of(plain.policy)
+    ours, theirs = copy_parameters(trainer.policy), copy_parameters(plain.policy)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

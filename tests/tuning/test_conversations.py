@@ -102,8 +102,8 @@ def test_the_whole_answer_is_kept_where_it_names_the_end_itself():
 def test_own_texts_begin_with_the_prompts_as_rendered_and_end_with_the_turn(model):
     tokenizer = model.tokenizer
     examples = render_examples(tokenizer, [[ASK, SAY]])
-    own = DriftEvalConfig(samples=32, gen_len=16)
-    meter = KLMeter(model, examples.prompts, own, rendered=True)
+    config = DriftEvalConfig(samples=32, gen_len=16)
+    meter = KLMeter(model, examples.prompts, config, rendered=True)
     expected = tokenizer.apply_chat_template([ASK], add_generation_prompt=True)["input_ids"]
     assert meter.prompts == [expected] * 32
     samples = meter.sample()

@@ -1,4 +1,4 @@
-"""How far a model has moved: nothing at first, then the exact KL, and the true reward."""
+"""KL and true reward of a tuned model: 0 at first, then the exact KL."""
 
 import pytest
 import torch

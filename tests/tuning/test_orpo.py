@@ -86,7 +86,7 @@ def test_hooks_fire_on_every_step_and_on_the_pairs_held_out(nano):
 
 
 @pytest.mark.slow
-def test_on_reel_it_raises_true_reward_and_the_odds_do_more_than_sft_alone(nano):
+def test_odds_term_raises_true_reward_more_than_sft_alone(nano):
     fitting = FitConfig(40, 16, 3e-4, 0.2, 0, False)
     settings = {"drift_eval": DriftEvalConfig(96, 28), "true_reward_fn": REWARDS["true_reward"]}
     fitted = train_on_pairs(nano, reel_pairs(1000, 0), fitting, ORPOLoss(1.0), **settings)

@@ -334,7 +334,9 @@ def test_texts_and_names_are_shown_as_they_are(tmp_path, text, shown):
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (100, 40), (60, 24), (140, 50)])
-@pytest.mark.parametrize("diagnostics", [[], ["since phase 1: the policy has left it behind " * 2]])
+@pytest.mark.parametrize(
+    "diagnostics", [[], ["since phase 1: the policy is far from the reference " * 2]]
+)
 @pytest.mark.parametrize("grouped", [None, 0.125])
 def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, diagnostics, grouped):
     reports = [report(n, uninformative_group_fraction=grouped) for n in range(30)]
@@ -345,7 +347,7 @@ def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, dia
     count = sum(f"charming but {n}" in unwrapped for n in range(5))
     assert f"{0.2 * (count - 1):.3f} this" in unwrapped and count > 0
     assert f"{0.2 * count:.3f} this" not in unwrapped
-    assert all(remark.strip() in unwrapped for remark in diagnostics)
+    assert all(text.strip() in unwrapped for text in diagnostics)
     assert ("uninformative 0.125" in unwrapped) == (grouped is not None)
     if count < 5:
         higher = picture(width, 200, samples=[(LONG + "x", 0.0)] * (count + 1), **given)

@@ -134,7 +134,9 @@ def test_the_plotting_library_is_loaded_only_when_something_is_drawn():
 
 @pytest.mark.slow
 def test_a_long_title_stays_on_the_drawing_and_a_legend_off_the_bars():
-    title = "Reward and true reward of each run, as a share of the best (lines: lowest to highest)"
+    title = (
+        "Reward and true reward of each run, as a fraction of the best (lines: lowest to highest)"
+    )
     names = ["a name that is turned", "another"]
     drawn = [
         curves({"a": ([0, 1], [1.0, 2.0])}, title),

@@ -38,7 +38,7 @@ def bind_hack_watch(seen: Observation, record: Record) -> list[Check]:
        over the whole vocabulary.
     3. What a listed word won in the first two texts, by fresh forwards of both models; and that the
        reference is as likely to write its own two first texts as the sampler noted.
-    4. Rewards from those that were paid, and the true reward and grammar from the decoded texts.
+    4. Rewards from the rollout's; true reward and grammar from the decoded texts.
     """
     values, stored = record.values, record.tensors
     samples, n = seen.ctx.rollout.samples, values["n"]
@@ -178,7 +178,7 @@ def _promoted(seen: Observation, record: Record) -> list[Check]:
 
 
 def _rewards(seen: Observation, values: dict[str, Any]) -> list[Check]:
-    """Rewards as they were paid; the true reward and grammar of the decoded texts."""
+    """Rewards of the rollout; true reward and grammar of the decoded texts."""
     rollout, n = seen.ctx.rollout, values["n"]
     paid = [float(x) for x in rollout.raw_rewards[:n]]
     mean = math.fsum(paid) / n
@@ -198,7 +198,7 @@ def _rewards(seen: Observation, values: dict[str, Any]) -> list[Check]:
     ends = [[values.get(f"{name}_{end}", math.nan) for name in columns] for end in ("low", "high")]
     return [
         Check.at_most(
-            "rewards are those paid, and true reward that of the texts", max(misses), 1e-5
+            "rewards are the rollout's, true rewards those of the texts", max(misses), 1e-5
         ),
         check_widths("the rewards", (ends[0], ends[1]), table, np.ones(table.shape, dtype=bool)),
     ]
