@@ -63,7 +63,8 @@ def test_a_repository_without_faults_has_a_site_without_warnings(repository, tmp
     assert "<msub><mi>&#x003B2;</mi><mn>1</mn></msub>" in lesson
 
 
-def test_every_planted_fault_is_named(repository, tmp_path):
+def test_every_planted_fault_is_named(repository, tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     text = "# First\n\n## A part\n\n" + "\n\n".join(FAULTS.values()) + "\n"
     root = repository(docs__first_md=text, docs__new_md="# New\n\nA page.\n")
     (root / "unlisted").mkdir()

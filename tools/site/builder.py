@@ -39,7 +39,7 @@ def build_site(root: Path, out: Path, rooms: Sequence[str] | None = None) -> Bui
 
 def _run_sphinx(root: Path, source: Path, html: Path) -> list[str]:
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-E", "-q", "--keep-going", "-W"]
-    command += ["-c", str(CONF), "-d", str(html.parent / "doctrees"), str(source), str(html)]
+    command += ["-N", "-c", str(CONF), "-d", str(html.parent / "doctrees"), str(source), str(html)]
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
