@@ -128,9 +128,9 @@ def compare_gradients(trainer: RLHFTrainer, rollout: Any, precision: str) -> Non
 
 def check() -> None:
     """Compare the device with the CPU, and a resumed run with one that was not interrupted."""
-    from rlhf_lab.doctor import _devices
+    from rlhf_lab.doctor import compare_devices
 
-    for finding in _devices():
+    for finding in compare_devices():
         report("doctor", finding=finding)
     fields = {"preset": "reel", "total_phases": 3, "batch_size": 64, "warmup_steps": 1, "seed": 3}
     cases: dict[str, dict[str, Any]] = {"fp32": {}, "top_k": {"top_k": 5}, "LoRA": {"lora_rank": 4}}

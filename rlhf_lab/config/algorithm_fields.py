@@ -122,7 +122,7 @@ class SpeedArgs:
     cuda_graphs: bool = True
     """On CUDA, replay decode steps and gradients from CUDA graphs if no other code has to run."""
     cpu_tuning: bool = True
-    """Let `train` keep freed memory and use the faster exact matrix product (see doctor)."""
+    """Let `train` keep freed memory and use the faster exact matrix product."""
     micro_batch_size: int | None = None
     """Sequences per forward and backward pass; divides the minibatch. All of it when None."""
     activation_checkpointing: bool = False
