@@ -145,6 +145,7 @@ class RefusingDevice:
         enter(mock.patch.object(RefusingDevice, "entered", self))
         enter(mock.patch.object(torch, "Generator", DeviceGenerator))
         enter(mock.patch.object(torch.backends.mps, "is_available", lambda: True))
+        enter(mock.patch.object(torch.backends.mps, "is_macos_or_newer", lambda *version: True))
         enter(mock.patch.object(torch.mps, "driver_allocated_memory", lambda: 0))
         enter(mock.patch.object(torch.autograd, "_engine_run_backward", _run_backward))
         enter(_parameters_swap())
