@@ -2,11 +2,10 @@
 
 import contextlib
 import copy
-import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,11 +48,10 @@ def export_policy(
     """Write a policy with its value head and critic, loaded from `base_model` and `critic_path`.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
-    A model that differs, or cannot be converted, is written to `OUT-unverified` instead, also with
-    our names of the weights (hooked.safetensors).
 
     Raises:
-        LoadError: If `out` is not empty or not writable, or the written model differs.
+        LoadError: If `out` is not empty or not writable, or the model cannot be converted, or the
+            written model differs.
     """
     with new_directory(Path(out)) as partial:
         head = {name: x.detach().cpu() for name, x in policy.value_head.state_dict().items()}
@@ -75,34 +73,23 @@ def export_language_model(
     return Path(out), gap
 
 
-def _write_verified(model: HookedModel, base_model: str, directory: Path) -> LogprobGap:
-    try:
-        write_language_model(model, base_model, directory)
-        name, dtype = str(directory), torch.float32
-        theirs = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
-        gap = measure_gap(model, lambda tokens: theirs.eval()(tokens).logits)
-        if max(gap) > MAX_GAP:
-            raise LoadError(
-                f"The log-probs of the exported model differ by {gap.weighed:.2g} nats and by "
-                f"{gap.relative:.2g} of their size ({MAX_GAP:g} is allowed)."
-            )
-    except LoadError:
-        weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}
-        directory.mkdir(exist_ok=True)
-        save_file(weights, directory / "hooked.safetensors")
-        raise
-    return gap
-
-
 @torch.no_grad()
-def measure_gap(model: HookedModel, compute_logits: Callable[[Tensor], Tensor]) -> LogprobGap:
-    """Compare a model with another one on random tokens, on the CPU in float32."""
+def _write_verified(model: HookedModel, base_model: str, directory: Path) -> LogprobGap:
+    write_language_model(model, base_model, directory)
+    loader, name = AutoModelForCausalLM, str(directory)
+    theirs = load_pretrained_model(loader, name, "language model", dtype=torch.float32).eval()
     ours = frozen_copy(model).to("cpu", print_details=False)
     ours = ours.to(torch.float32, print_details=False)
     shape = 2, min(256, model.cfg.n_ctx)
     tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
     logits = ours(tokens, attention_mask=torch.ones_like(tokens))
-    return logprob_gap(logits, compute_logits(tokens))
+    gap = logprob_gap(logits, theirs(tokens).logits)
+    if max(gap) > MAX_GAP:
+        raise LoadError(
+            f"The log-probs of the exported model differ by {gap.weighed:.2g} nats and by "
+            f"{gap.relative:.2g} of their size ({MAX_GAP:g} is allowed)."
+        )
+    return gap
 
 
 def logprob_gap(ours: Tensor, theirs: Tensor) -> LogprobGap:
@@ -122,7 +109,7 @@ def validate_new_directory(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `out`, or `OUT-unverified` after a LoadError."""
+    """Yield a temporary directory that becomes `out` if no exception is raised."""
     validate_new_directory(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -131,13 +118,7 @@ def new_directory(out: Path) -> Iterator[Path]:
         open_to_readers(partial)
         partial.replace(out)
     except LoadError as error:
-        if not any(partial.iterdir()):
-            raise
-        names = (f"{out.name}-unverified{-n if n > 1 else ''}" for n in itertools.count(1))
-        other = next(path for path in map(out.with_name, names) if not os.path.lexists(path))
-        open_to_readers(partial)
-        partial.replace(other)
-        raise LoadError(f"{error} {out} was not written. The weights are in {other}.") from error
+        raise LoadError(f"{error} {out} was not written.") from error
     except (OSError, SafetensorError) as error:
         raise LoadError(f"Cannot write {out} ({error}). Choose another directory.") from error
     finally:

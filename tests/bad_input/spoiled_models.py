@@ -161,7 +161,6 @@ POLICY: Cases = {
     "config of great depth": (holds("config.json", b"[" * 100_000), []),
     "one layer more": (settings(n_layer=3), ["missing"]),
     "n_embd doubled": (settings(n_embd=32), ["[48]", "[96]"]),
-    "epsilon nan": (settings(layer_norm_epsilon=NAN), ["logits"]),
     "model_type unknown": (settings(model_type="gpt9"), ["gpt9"]),
     "quantized": (settings(quantization_config={"quant_method": "x"}), ["quantization_config"]),
     "code, unknown type": (code("AutoModelForCausalLM", model_type="evil"), []),
