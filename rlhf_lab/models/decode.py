@@ -119,5 +119,7 @@ def distinct_rows(
 ) -> tuple[Int[Tensor, "distinct prefix"], Bool[Tensor, "distinct prefix"], Int[Tensor, " batch"]]:
     """Return the distinct prompts, their masks, and the index of each row's prompt."""
     labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
-    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
+    # on the CPU: torch 2.9 has no such kernel for MPS
+    distinct, row_of = labeled.cpu().unique(dim=0, return_inverse=True)
+    distinct, row_of = distinct.to(prompts.device), row_of.to(prompts.device)
     return distinct[:, 0], distinct[:, 1].bool(), row_of
