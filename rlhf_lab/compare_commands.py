@@ -5,9 +5,7 @@ Modules that need torch are imported in the functions, so that `--help` starts w
 
 import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,11 +18,32 @@ from rlhf_lab.console import PAGE_COLUMNS, print_line
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.model_commands import ModelName, is_run, load_checked
-from rlhf_lab.tuning_commands import SFT, write_tuned, written
+from rlhf_lab.tuning_commands import SFT, write_tuned
+
+Method = Literal["split", "weights", "patching"]
+
+
+@dataclass(frozen=True)
+class RunChanges:
+    """Settings that replace those of the run, or of preset reel for a model."""
+
+    reward_fn: str | None = None
+    """The reward that selects the best; the run's, or preset reel's, by default."""
+    reward_model: str | None = None
+    """The classifier or reward model of that reward."""
+    prompts: str | None = None
+    """A file of prompts; the run's prompts by default."""
+    prompts_column: str | None = None
+    """The column of the prompts."""
+    answers_column: str | None = None
+    """The column of the right answers."""
+    gen_len: int | None = None
+    """Tokens to generate."""
 
 
 def best_of_n_command(
     model: ModelName,
+    run: RunChanges,
     n: tuple[int, ...] = (1, 2, 4, 8, 16),
     n_prompts: int = 256,
     samples: int | None = None,
@@ -33,12 +52,6 @@ def best_of_n_command(
     fit: Path | None = None,
     fitting: FitConfig = SFT,
     device: Device = "auto",
-    reward_fn: str | None = None,
-    reward_model: str | None = None,
-    prompts: str | None = None,
-    prompts_column: str | None = None,
-    answers_column: str | None = None,
-    gen_len: int | None = None,
 ) -> int:
     """Sample several responses to each prompt, and measure the reward of the best of n and the
     bound on its KL; with --fit, fine-tune on the best (rejection sampling).
@@ -49,36 +62,26 @@ def best_of_n_command(
         samples: Responses to each; twice the largest n by default.
         out: A new JSON file for the results.
         fit: A new directory for the model fine-tuned on the best of the largest n.
-        reward_fn: The reward that selects the best; the run's, or preset reel's, by default.
-        reward_model: The classifier or reward model of that reward.
-        prompts: A file of prompts; the run's prompts by default.
-        prompts_column: The column of the prompts.
-        answers_column: The column of the right answers.
-        gen_len: Tokens to generate.
     """
     from rlhf_lab.models.export import validate_new_directory
     from rlhf_lab.training.best_of_n import draw_candidates, exact_figures
 
-    changes = given(reward_fn=reward_fn, reward_model=reward_model, prompts=prompts)
-    changes |= given(prompts_column=prompts_column, answers_column=answers_column, gen_len=gen_len)
     numbers = sorted(set(n)) or [0]
     samples = 2 * numbers[-1] if samples is None else samples
     check_range(AT_LEAST_1, n=numbers[0], samples=samples, n_prompts=n_prompts)
     if samples < numbers[-1]:
         raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
-    _validate_new_file(out, (".json",))
+    _validate_new_file(out)
     if fit is not None:
         validate_new_directory(fit)
-    trainer = _load_trainer(model, changes, checkpoint, device)
+    trainer = _load_trainer(model, given(**asdict(run)), checkpoint, device)
     if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
     candidates = draw_candidates(trainer, n_prompts, samples, fitting.seed, fitting.show_progress)
     exact = exact_figures(trainer, numbers) if checkpoint == 0 or not is_run(model) else {}
     results = [replace(candidates.figures(k), **exact.get(k, {})) for k in numbers]
     print_line(f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over")
-    print_line("prompts; KL in nats per sequence")
-    for result in results:
-        print_line(_format_result(result))
+    print_line("\n".join(["prompts; KL in nats per sequence", *map(_format_result, results)]))
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
         notes |= {"figures": [r.to_dict() for r in results], "args": trainer.args.to_dict()}
@@ -89,7 +92,6 @@ def best_of_n_command(
 
 
 def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Path) -> None:
-    """Fine-tune on the best of n responses to each prompt, and write the model."""
     from rlhf_lab.models.lora import merged_lora
     from rlhf_lab.tuning import fine_tune
 
@@ -99,38 +101,31 @@ def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Pa
     print_line(f"fine-tuned on {len(examples)} responses, the best of {n}")
     notes = {"method": "best_of_n", "n": n, "reward_fn": args.reward_fn}
     with merged_lora(trainer.policy):
-        print_line(written(*write_tuned(base, args.base_model, out, fitted, notes)))
+        print_line(write_tuned(base, args.base_model, out, fitted, notes))
 
 
 def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
-    """Build the policy, prompts and reward of a run or a model.
-
-    Raises:
-        RunError: If a custom component of the run was not stored.
-    """
+    """Build the policy, prompts and reward of a run or a model."""
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards.model import refuse_reward_model
     from rlhf_lab.training import RLHFTrainer, RunDir
     from rlhf_lab.training.restore import load_policy
 
-    no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False}
+    no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):
         refuse_reward_model(model)
-        changes |= {"base_model": model, "device": device}
-        return RLHFTrainer(RLHFArgs(**({"preset": "reel"} | changes | no_logs)))
-    if "reward_fn" in changes:
-        changes |= {"reward_weights": None}
+        return RLHFTrainer(RLHFArgs(**{"preset": "reel", "base_model": model} | changes | no_logs))
     info = RunDir.open(model).read_info()
-    custom = (
-        set(info.get("custom_components", [])) & {"policy", "prompts", "reward_fn"} - changes.keys()
-    )
+    custom = {"policy", "prompts", "reward_fn"} - changes.keys()
+    custom &= set(info.get("custom_components", []))
     if custom:
         raise RunError(
             f"{model} was trained with a custom {', '.join(sorted(custom))}, which is not stored. "
             "Set --reward-fn or --prompts, or use another run."
         )
-    changes |= no_logs | {"device": device}
-    trainer = RLHFTrainer(replace(RLHFArgs.from_dict(info["args"]), **changes))
+    if "reward_fn" in changes:
+        changes |= {"reward_weights": None}
+    trainer = RLHFTrainer(replace(RLHFArgs.from_dict(info["args"]), **changes, **no_logs))
     if checkpoint != 0:
         trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))
     return trainer
@@ -150,7 +145,7 @@ def _format_result(r: Any) -> str:
 def compare_command(
     base: ModelName,
     tuned: ModelName,
-    methods: tuple[Literal["split", "weights", "patching"], ...] = ("split", "weights", "patching"),
+    methods: tuple[Method, ...] = ("split", "weights", "patching"),
     ranks: tuple[int, ...] = (0, 1, 2, 4, 8),
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
     base_checkpoint: Annotated[
@@ -163,7 +158,7 @@ def compare_command(
     column: str = "text",
     n_texts: int = 32,
     length: int | None = None,
-    words: tuple[str, str] | None = None,
+    words: tuple[str, str] = ("loved", "hated"),
 ) -> int:
     """Measure what training changed between two models: the shift of the logit difference of two
     words, by component, by rank of the change, and along the line between the weights.
@@ -174,43 +169,37 @@ def compare_command(
             patching their outputs into the other model.
         ranks: Singular directions of each matrix's change that are applied.
         alphas: Points of the line; 0 is BASE, 1 is TUNED.
-        out: A new file for the tables (.html) or the numbers (.json).
+        out: A new file: the numbers if it ends in .json, else a page with the tables.
         text: A file of texts that both models read; by default the eval text that a run stored,
             or Reel's reviews up to the verdict.
         column: The column of the texts.
         n_texts: Number of texts.
         length: Tokens of each text; those of the shortest text by default.
-        words: Two words of one token each, as in --words " good" " bad"; loved and hated on Reel.
+        words: Two words of one token each, as in --words " good" " bad".
     """
     import torch
     from rich.console import Console
 
     from rlhf_lab.diffing import compare
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.organism.tokenizer import speaks_reel
 
     check_range(AT_LEAST_1, n_texts=n_texts)
-    _validate_new_file(out, (".html", ".htm", ".json"))
+    _validate_new_file(out)
     if base_checkpoint is None:
-        is_same = is_run(base) and Path(base).resolve() == Path(tuned).resolve()
-        base_checkpoint = 0 if is_same else "last"
+        base_checkpoint = 0 if Path(base).resolve() == Path(tuned).resolve() else "last"
     place = pick_device(device)
     sources = (base, base_checkpoint), (tuned, checkpoint)
     models = [load_checked(*source, place)[0].base_model for source in sources]
     rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
     rows = [row for row in rows if row][:n_texts]
-    if len(rows) < 2:
-        raise ConfigError(f"There are {len(rows)} texts. Set at least 2, for intervals.")
-    shortest = min(min(map(len, rows)), models[0].cfg.n_ctx)
+    shortest = min([models[0].cfg.n_ctx, *map(len, rows)])
     length = shortest if length is None else length
     if not 1 <= length <= shortest:
         raise ConfigError(f"length={length} must be between 1 and {shortest}.")
-    if words is None and not speaks_reel(models[0].tokenizer):
-        raise ConfigError('words is not set. Set two, such as --words " good" " bad".')
     tokens = torch.tensor([row[:length] for row in rows], device=place)
     print_line(f"{len(tokens)} texts of {length} tokens, {source}")
-    words = words or ("loved", "hated")
-    result = compare(*models, tokens, words, -1, methods, ranks, alphas, _stage_status)
+    with Console().status("comparing"):
+        result = compare(*models, tokens, words, -1, methods, ranks, alphas)
     tables = [table for table in result.tables() if table.row_count]
     Console().print(*tables)
     failed = [check for check in result.checks if not check.ok]
@@ -254,19 +243,8 @@ def _token_rows(
     return reviews[:, : truth.grammar.slot("VERB")].tolist(), "reviews up to the verdict"
 
 
-@contextmanager
-def _stage_status(name: str, steps: int) -> Iterator[Any]:
-    """Show the name of a stage on a terminal while it runs."""
-    from rich.console import Console
-
-    with Console().status(f"{name}, {steps} steps"):
-        yield lambda: None
-
-
-def _validate_new_file(out: Path | None, suffixes: tuple[str, ...]) -> None:
-    """Raise ConfigError unless `out` is a new file in a directory, with one of these suffixes."""
-    if out is not None and out.suffix.lower() not in suffixes:
-        raise ConfigError(f"out={str(out)!r} must end in {' or '.join(suffixes)}.")
+def _validate_new_file(out: Path | None) -> None:
+    """Raise ConfigError unless `out` is a new file in a directory; called before hours of work."""
     if out is not None and (out.exists() or not out.parent.is_dir()):
         raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
 

@@ -14,7 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.tuning_commands import prepare, written
+from rlhf_lab.tuning_commands import format_written, prepare
 
 ModelName = Annotated[
     Positional[str],
@@ -175,5 +175,5 @@ def export(
         return 0
     out, gap = export_policy(policy, args.base_model, out, args.critic_path)
     write_run_card(RunDir.open(directory), out, checkpoint_name(checkpoint))
-    print_line(written(out, gap))
+    print_line(format_written(out, gap))
     return 0

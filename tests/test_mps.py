@@ -248,23 +248,29 @@ def test_exact_arithmetic_is_on_the_cpu():
 
 
 FEW = FitConfig(steps=2, batch_size=4, held_out=0.2, show_progress=False)
+PAIRS = tuning_commands.PairOptions("reel", 20, FEW)
+REWARD_PAIRS = tuning_commands.RewardPairOptions("reel", 20, FEW)
 TUNING = {
     "sft": (tuning_commands.sft, {"chat": ChatArgs(), "n_texts": 20}),
-    "dpo": (tuning_commands.dpo, {"loss": DPOLoss(), "n_pairs": 20}),
+    "dpo": (tuning_commands.dpo, {"loss": DPOLoss()}),
     "kto": (tuning_commands.kto, {"loss": KTOLoss(), "n_pairs": 20}),
-    "orpo": (tuning_commands.orpo, {"loss": ORPOLoss(), "n_pairs": 20}),
+    "orpo": (tuning_commands.orpo, {"loss": ORPOLoss()}),
 }
 
 
 def tune(command: str, out: Path, device: str) -> int:
     """Run a tuning command with few steps."""
     if command == "train-reward":
-        options = {"n_pairs": 20, "fitting": FEW, "device": device}
-        return tuning_commands.train_reward("reel", out, RewardLoss(), **options)
+        model = tuning_commands.ModelOptions(out, device=device)
+        return tuning_commands.train_reward(RewardLoss(), model, REWARD_PAIRS)
     function, options = TUNING[command.removesuffix(" of adapters")]
     adapters = AdapterArgs(lora_rank=2 if command.endswith("adapters") else 0)
-    tuning = tuning_commands.TuningOptions(out, adapters, DriftEvalConfig(4, 5), device=device)
-    return function("reel", tuning=tuning, fitting=FEW, **options)
+    tuning = tuning_commands.TuningOptions(
+        out=out, adapters=adapters, drift_eval=DriftEvalConfig(4, 5), device=device
+    )
+    if "n_pairs" in options or "n_texts" in options:
+        return function("reel", tuning=tuning, fitting=FEW, **options)
+    return function(PAIRS, tuning=tuning, **options)
 
 
 @pytest.mark.slow

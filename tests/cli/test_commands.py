@@ -172,7 +172,7 @@ REJECTED = {
     "export RUN never --checkpoint 7": ("phase_000007",),
     "report RUN --out .": ("is a directory",),
     "best-of-n reel-nano --n 0": ("n=0",),
-    "best-of-n reel-nano --out never.txt": ("never.txt", ".json"),
+    "best-of-n reel-nano --out file": ("file", "Use a new file"),
 }
 
 

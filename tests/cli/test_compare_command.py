@@ -106,7 +106,7 @@ REJECTED = {
     "reel-nano": "Missing",
     "reel-nano LLAMA": "the same weights",
     "reel-nano reel-nano-b --text none.txt": "No such file",
-    "reel-nano reel-nano-b --text one.txt": "There are 1 texts",
+    "reel-nano reel-nano-b --text one.txt": "text has 1 rows",
     "reel-nano reel-nano-b --text zebra.txt": "outside the model's vocabulary",
     "reel-nano reel-nano-b --text column.jsonl": "'text'",
     "reel-nano reel-nano-b --words loved loved": "are one token",
@@ -114,8 +114,8 @@ REJECTED = {
     "reel-nano reel-nano-b --ranks -1": "ranks=[-1]",
     "reel-nano reel-nano-b --alphas nan": "alphas=[nan]",
     "reel-nano reel-nano-b --methods magic": "invalid choice",
-    "reel-nano reel-nano-b --out good.txt": ".html",
-    "LLAMA LLAMA --text llama.txt": "words is not set",
+    "reel-nano reel-nano-b --out good.txt": "Use a new file",
+    "LLAMA LLAMA --text llama.txt": "loved",
     "LLAMA LLAMA --words a b": "Set --text",
 }
 
