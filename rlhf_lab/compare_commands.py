@@ -20,8 +20,6 @@ from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.model_commands import ModelName, is_run, load_checked
 from rlhf_lab.tuning_commands import SFT, write_tuned
 
-Method = Literal["split", "weights", "patching"]
-
 
 @dataclass(frozen=True)
 class RunChanges:
@@ -145,7 +143,7 @@ def _format_result(r: Any) -> str:
 def compare_command(
     base: ModelName,
     tuned: ModelName,
-    methods: tuple[Method, ...] = ("split", "weights", "patching"),
+    methods: tuple[Literal["split", "weights", "patching"], ...] = ("split", "weights", "patching"),
     ranks: tuple[int, ...] = (0, 1, 2, 4, 8),
     alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
     base_checkpoint: Annotated[

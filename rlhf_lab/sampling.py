@@ -115,6 +115,8 @@ def sample(
     spec: SamplingSpec,
     generator: torch.Generator | None = None,
     forward: Forward | None = None,
+    part_size: int | None = None,
+    rows: slice | None = None,
 ) -> Samples:
     """Sample a continuation of each prompt, with a KV cache.
 
@@ -129,29 +131,11 @@ def sample(
         prompts: token ids (see `tokenize_prompts`), of any lengths.
         generator: the source of all randomness; torch's global one when None.
         forward: forward-pass settings.
+        part_size: largest number of sequences at a time, with the same noise; all when None.
+        rows: the rows to sample, with the noise that they have among all prompts; all when None.
 
     Raises:
         ConfigError: If a prompt is empty, or prompt and response together exceed the context.
-    """
-    noise = sampling_noise(len(prompts), spec.gen_len, generator)
-    return _sample(policy, prompts, spec, noise, forward)
-
-
-def sample_in_parts(
-    policy: TransformerWithValueHead,
-    prompts: Sequence[Sequence[int]],
-    spec: SamplingSpec,
-    generator: torch.Generator | None = None,
-    forward: Forward | None = None,
-    part_size: int | None = None,
-    rows: slice | None = None,
-) -> Samples:
-    """Sample as `sample` does, with a KV cache for at most `part_size` sequences at a time.
-
-    Each row has the same noise as in `sample`, and the same tokens up to rounding.
-
-    Args:
-        rows: the rows to sample; all when None.
     """
     noise = sampling_noise(len(prompts), spec.gen_len, generator)
     if rows is not None:
@@ -172,23 +156,26 @@ def _sample(
     noise: Float[Tensor, "gen batch"],
     forward: Forward | None,
 ) -> Samples:
-    """Sample as `sample` does, with the given noise."""
-    tokenizer = policy.base_model.tokenizer
+    model, tokenizer = policy.base_model, policy.base_model.tokenizer
     stops = spec.stops(tokenizer)
     pad_token = _pad_token(tokenizer, stops)
     prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
-    check_context(policy.base_model, prompt_tokens.shape[1], spec.gen_len)
+    check_context(model, prompt_tokens.shape[1], spec.gen_len)
 
     decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
-    stop_ids = prompt_tokens.new_tensor(stops)
-    noise = noise.to(policy.device)
+    noise, stop_ids = noise.to(policy.device), prompt_tokens.new_tensor(stops)
     take = lambda state, noise: _Step.take(state, spec, noise)
-    if decoder.is_static and not _reads_width(spec, policy.base_model.cfg.d_vocab):
+    width = min(spec.top_k or model.cfg.d_vocab, model.cfg.d_vocab) if spec.truncates else 0
+    if decoder.is_static and width <= WIDEST_KEPT:  # a graph cannot read a nucleus's width
         columns = _Step(*decoder.draw_all(take, spec, noise, stop_ids))
     else:
         columns = _draw_by_steps(decoder, take, noise, stop_ids)
 
     generated = truncate_at_stop(columns.token, stops, pad_token)
+    support = None
+    if spec.truncates:
+        width = int(columns.kept.sum(-1).max())
+        support = Support(columns.candidates[..., :width], columns.kept[..., :width])
     return Samples(
         tokens=torch.cat([prompt_tokens, generated], 1),
         prompt_mask=prompt_mask,
@@ -196,7 +183,7 @@ def _sample(
         logprobs=columns.logprob,
         values=columns.value,
         residuals=columns.residual,
-        support=_narrow_support(columns) if spec.truncates else None,
+        support=support,
     )
 
 
@@ -217,9 +204,6 @@ def _draw_by_steps(
             stopped = stopped | torch.isin(steps[-1].token, stop_ids)
             if len(steps) < len(noise) and bool(stopped.all()):
                 break
-    if steps[0].kept is not None:
-        widest = max(step.kept.shape[-1] for step in steps)
-        steps = [step.widened(widest) for step in steps]
     return _Step(*(_columns(steps, name, len(noise)) for name in _Step._fields))
 
 
@@ -255,29 +239,16 @@ class _Step(NamedTuple):
         value = at_least_float32(state.value)
         return cls(token, logprob, value, state.residual, tokens, kept)
 
-    def widened(self, width: int) -> "_Step":
-        gap = (0, width - self.kept.shape[-1])
-        return self._replace(candidates=pad(self.candidates, gap), kept=pad(self.kept, gap))
-
 
 def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
     """Stack a field of all steps, `[batch gen ...]`, with zeros after the last step."""
     columns = [getattr(step, name) for step in steps]
     if columns[0] is None:
         return None
+    width = max(column.shape[-1] for column in columns)  # of each step's nucleus
+    columns = [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in columns]
     blank = torch.zeros_like(columns[0])
     return torch.stack(columns + [blank] * (gen_len - len(columns)), 1)
-
-
-def _narrow_support(columns: _Step) -> Support:
-    kept = columns.kept
-    width = int(kept.sum(-1).max()) if kept.shape[-1] > 1 else 1
-    return Support(columns.candidates[..., :width], kept[..., :width])
-
-
-def _reads_width(spec: SamplingSpec, d_vocab: int) -> bool:
-    """Return True if a step reads the width of the nucleus, which a graph cannot."""
-    return spec.truncates and min(spec.top_k or d_vocab, d_vocab) > WIDEST_KEPT
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.chat import template_stops
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import AT_LEAST_1, TEMPERATURE, check_range
+from rlhf_lab.config.checks import AT_LEAST_1, TEMPERATURE, TOP_P, check_range
 from rlhf_lab.errors import ConfigError
 
 
@@ -41,12 +41,9 @@ class SamplingSpec:
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_range(AT_LEAST_1, gen_len=self.gen_len)
+        check_range(AT_LEAST_1, gen_len=self.gen_len, top_k=self.top_k)
         check_range(TEMPERATURE, temperature=self.temperature)
-        if self.top_k is not None:
-            check_range(AT_LEAST_1, top_k=self.top_k)
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p={self.top_p} must be greater than 0 and at most 1.")
+        check_range(TOP_P, top_p=self.top_p)
 
     @classmethod
     def from_args(

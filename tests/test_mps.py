@@ -40,9 +40,9 @@ SMALL = {
 READERS = {  # functions that may read from the device within a phase
     "models/decode.py": "distinct_rows __init__",
     "models/hooked_transformer.py": "padding_mask",
-    "samples.py": "is_padded texts prompt_texts prompts",
+    "samples.py": "is_padded _kept_ids",
     "models/padding.py": "run_left_padded",
-    "sampling.py": "take _draw_by_steps _narrow_support",
+    "sampling.py": "take _draw_by_steps _sample",
     "rewards/conversation.py": "chat_answers",
     "rewards/sentiment.py": "sentiment_reward",
     "rewards/scoring.py": "score_texts",

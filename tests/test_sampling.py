@@ -11,7 +11,6 @@ from rlhf_lab.models import HookedTransformer, TransformerWithValueHead
 from rlhf_lab.sampling import (
     SamplingSpec,
     sample,
-    sample_in_parts,
     sample_without_cache,
     sampling_noise,
 )
@@ -210,7 +209,7 @@ def test_noise_of_a_row_ignores_batch_parts(policy):
     spec, prompts = SamplingSpec(8, temperature=1.5), UNEQUAL * 2
     whole = sample(policy, prompts, spec, seeded(3))
     for part_size in (1, 3, 7, 8, 9):
-        cut = sample_in_parts(policy, prompts, spec, seeded(3), part_size=part_size)
+        cut = sample(policy, prompts, spec, seeded(3), part_size=part_size)
         assert torch.equal(cut.tokens, whole.tokens)
         torch.testing.assert_close(cut.logprobs, whole.logprobs, atol=1e-5, rtol=0)
 

@@ -17,7 +17,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import grammatical
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import sample_in_parts, tokenize_prompts
+from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
 
 MOST_EXACT = 8
@@ -165,9 +165,7 @@ class Writer:
         for name, parameter in self.policy.base_model.named_parameters():
             parameter.copy_(weights[name])
         generator = torch.Generator().manual_seed(self.seed)
-        return sample_in_parts(
-            self.policy, self.prompts, self.spec, generator, part_size=ROWS_WRITTEN
-        )
+        return sample(self.policy, self.prompts, self.spec, generator, part_size=ROWS_WRITTEN)
 
     def share_of_reviews(self, texts: list[str]) -> float | None:
         """The share of texts that are grammatical; None where the tokenizer is not Reel's."""

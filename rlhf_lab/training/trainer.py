@@ -23,7 +23,7 @@ from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec, sample_in_parts
+from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capturing
@@ -212,7 +212,7 @@ class RLHFTrainer(RunLoop):
                 return self.engine.sample(prompts[rows], spec, seed)
             settings = self.forward, at_once or args.generation_batch_size
             with merged_lora(policy):
-                return sample_in_parts(policy, prompts, spec, generator, *settings, rows)
+                return sample(policy, prompts, spec, generator, *settings, rows)
 
         if self.world is None:
             return sample_rows(slice(0, len(prompts)))

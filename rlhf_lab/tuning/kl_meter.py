@@ -15,7 +15,7 @@ from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
     check_context,
-    sample_in_parts,
+    sample,
     tokenize_prompts,
 )
 
@@ -120,7 +120,7 @@ class KLMeter:
         policy = TransformerWithValueHead(self.model)
         generator = torch.Generator().manual_seed(self.seed)
         size = self.batch_size
-        return sample_in_parts(policy, self.prompts, self.spec, generator, part_size=size)
+        return sample(policy, self.prompts, self.spec, generator, part_size=size)
 
     def _true_reward(self, samples: Samples) -> float | None:
         if self.true_reward_fn is None:

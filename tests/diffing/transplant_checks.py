@@ -14,7 +14,7 @@ from rlhf_lab.identity import Check
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, same_weights
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import sample_in_parts
+from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
 
 
@@ -47,7 +47,7 @@ def check_transplant(
         names = [found.groups[g] for g in members]
         policy = TransformerWithValueHead(graft_groups(model0, model1, groups, names))
         generator = torch.Generator().manual_seed(seed)
-        samples = sample_in_parts(policy, ids, spec, generator, part_size=ROWS_WRITTEN)
+        samples = sample(policy, ids, spec, generator, part_size=ROWS_WRITTEN)
         kl = _kl_anew(model0, policy.base_model, samples, spec.temperature)
         return reward(samples.texts(model0.tokenizer)).detach().cpu().float(), kl
 

@@ -12,7 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
 from rlhf_lab.models.value_head import TransformerWithValueHead
-from rlhf_lab.sampling import SamplingSpec, join_samples, sample, sample_in_parts
+from rlhf_lab.sampling import SamplingSpec, join_samples, sample
 from rlhf_lab.training import Objective, Overrides, ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.optimization import PolicyUpdate
 
@@ -127,7 +127,7 @@ def test_samples_in_parts_equal_those_of_the_whole_batch(policy, truncation):
     """Prompts of 1, 3, 2 and 4 tokens, two at a time: the noise of a row is the same."""
     spec, prompts = SamplingSpec(5, **truncation), [[4], [5, 6, 7], [8, 9], [4, 5, 6, 7]]
     joined, whole = (
-        sample_in_parts(policy, prompts, spec, torch.Generator().manual_seed(3), part_size=size)
+        sample(policy, prompts, spec, torch.Generator().manual_seed(3), part_size=size)
         for size in (2, None)
     )
     assert torch.equal(joined.tokens, whole.tokens) and torch.equal(joined.mask, whole.mask)

@@ -18,7 +18,7 @@ from rlhf_lab.models import (
 )
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.sampling import sample_in_parts
+from rlhf_lab.sampling import sample
 from tests.probes.audit.anew import as_float64, gap, relative_gap
 from tests.probes.audit.intervals import check_widths
 from tests.probes.audit.weight_delta import flattened, power_iteration
@@ -224,7 +224,7 @@ def _removed_again(
         if row is not None:
             _take_out(copied, row, record)
         generator = torch.Generator().manual_seed(seen.args.seed)
-        samples = sample_in_parts(
+        samples = sample(
             TransformerWithValueHead(copied), prompts, how["spec"], generator, part_size=ROWS_AGAIN
         )
         texts.append(samples.texts(model.tokenizer))
