@@ -23,10 +23,10 @@ from torch.optim.lr_scheduler import (
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training import RLHFTrainer, get_optimizer_and_scheduler
+from tests.training.recorded_runs import copy_weights, is_equal, read_metrics
 
 OPTIMIZERS = {
-    "SGD": partial(SGD, lr=1e-2),
-    "SGD with momentum": partial(SGD, lr=1e-2, momentum=0.9),
+    "SGD": partial(SGD, lr=1e-2, momentum=0.9),
     "Adagrad": partial(Adagrad, lr=1e-3),
     "RMSprop": partial(RMSprop, lr=1e-4),
     "NAdam": partial(NAdam, lr=1e-4),
@@ -35,61 +35,55 @@ OPTIMIZERS = {
 
 
 @pytest.fixture
-def trainer_with(make_trainer, reel_args):
-    """Makes trainers with a custom optimizer and schedule."""
+def custom(reel_args):
+    """Builds a policy with a custom optimizer and schedule."""
 
-    def make(build, schedule=None, **fields) -> RLHFTrainer:
-        policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
-        optimizer = build(policy.parameters())
-        parts = {"policy": policy, "optimizer": optimizer}
-        if schedule is not None:
-            parts["scheduler"] = schedule(optimizer)
-        return make_trainer(parts, **fields)
+    def make(build, schedule=None) -> dict[str, object]:
+        policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
+        parts = {"policy": policy, "optimizer": build(policy.parameters())}
+        return parts | ({} if schedule is None else {"scheduler": schedule(parts["optimizer"])})
 
     return make
 
 
 @pytest.mark.slow
-def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args, load_metrics):
-    fields = {"total_phases": 3}
-    policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
-    optimizer, scheduler = get_optimizer_and_scheduler(reel_args(**fields), policy)
-    own = make_trainer(dict(policy=policy, optimizer=optimizer, scheduler=scheduler), **fields)
-    plain = make_trainer(**fields)
-    own.train()
-    plain.train()
-    for a, b in zip(own.policy.parameters(), plain.policy.parameters(), strict=True):
-        assert torch.equal(a, b)
-    rates = [(line["base_lr"], line["head_lr"]) for line in load_metrics(own.run.path)]
-    assert rates == [(line["base_lr"], line["head_lr"]) for line in load_metrics(plain.run.path)]
+def test_passed_adamw_equals_the_built_in_one(make_trainer, reel_args):
+    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
+    optimizer, scheduler = get_optimizer_and_scheduler(reel_args(), policy)
+    parts = dict(policy=policy, optimizer=optimizer, scheduler=scheduler)
+    trainers = make_trainer(parts), make_trainer()
+    for trainer in trainers:
+        trainer.train()
+    assert is_equal(*(copy_weights(trainer.policy) for trainer in trainers))
+    found, expected = (
+        [(line["base_lr"], line["head_lr"]) for line in read_metrics(trainer.run.path)]
+        for trainer in trainers
+    )
+    assert found == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_torch_optimizers_maximize_the_objective(trainer_with, name):
+def test_torch_optimizers_maximize_the_objective(make_trainer, custom, name):
     """One phase on one rollout, with the mean reward dominating the objective."""
-    trainer = trainer_with(
-        OPTIMIZERS[name], kl_coef=0.0, batch_size=32, batches_per_learning_phase=6
-    )
-    first: list[float] = []
-    trainer.on("after_step")(lambda ctx: first.append(ctx.terms.clipped_surrogate.item()))
+    fields = {"kl_coef": 0.0, "batch_size": 32, "batches_per_learning_phase": 6}
+    trainer = make_trainer(custom(OPTIMIZERS[name]), **fields)
+    terms: list[float] = []
+    trainer.on("after_step")(lambda ctx: terms.append(ctx.terms.clipped_surrogate.item()))
     trainer.run_phase()
-    assert sum(first[-2:]) > sum(first[:2])
+    assert sum(terms[-2:]) > sum(terms[:2])
     assert all(group["maximize"] for group in trainer.optimizer.param_groups)
 
 
-def cut(trainer: RLHFTrainer, **parts) -> RLHFTrainer:
-    """Save a run after its second phase, and resume it in a new trainer."""
+def resumed(trainer: RLHFTrainer, **parts) -> RLHFTrainer:
+    """Save a run after its second phase, and train it to its end in a new trainer."""
     for _ in range(2):
         trainer.run_phase()
     trainer.recorder.break_off()
-    return RLHFTrainer.resume(trainer.run.path, **parts)
-
-
-def assert_same_run(found: RLHFTrainer, expected: RLHFTrainer, load_metrics) -> None:
-    assert load_metrics(found.run.path) == load_metrics(expected.run.path)
-    for a, b in zip(found.policy.parameters(), expected.policy.parameters(), strict=True):
-        assert torch.equal(a, b)
+    again = RLHFTrainer.resume(trainer.run.path, **parts)
+    assert again.phase == 2
+    again.train()
+    return again
 
 
 class Scale:
@@ -108,13 +102,7 @@ def warmup_then_cosine(optimizer):
     return SequentialLR(optimizer, parts, milestones=[1])
 
 
-def chained(optimizer):
-    return ChainedScheduler([StepLR(optimizer, 1, 0.5), ExponentialLR(optimizer, 0.9)], optimizer)
-
-
 SCHEDULES = {
-    "constant": None,
-    "step": partial(StepLR, step_size=1, gamma=0.5),
     "multi-step": partial(MultiStepLR, milestones=[1, 3], gamma=0.3),
     "cosine": partial(CosineAnnealingLR, T_max=3),
     "restarts": partial(CosineAnnealingWarmRestarts, T_0=2),
@@ -122,29 +110,22 @@ SCHEDULES = {
     "stateful lambda": lambda optimizer: LambdaLR(optimizer, Scale()),
     "multiplied": partial(MultiplicativeLR, lr_lambda=lambda phase: 0.7),
     "sequential": warmup_then_cosine,
-    "chained": chained,
+    "chained": lambda o: ChainedScheduler([StepLR(o, 1, 0.5), ExponentialLR(o, 0.9)], o),
     "one cycle": partial(OneCycleLR, max_lr=1e-2, total_steps=5),
     "cyclic": partial(CyclicLR, base_lr=1e-3, max_lr=1e-2, step_size_up=2),
 }
-PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD with momentum", s) for s in SCHEDULES]
+PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD", schedule) for schedule in SCHEDULES]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule"), PAIRS)
-def test_resumed_run_equals_uninterrupted_run(
-    trainer_with, reel_args, load_metrics, name, schedule
-):
-    make, fields = SCHEDULES.get(schedule), {"total_phases": 4, "save_every": 1}
-    whole = trainer_with(OPTIMIZERS[name], make, **fields)
+def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedule):
+    parts = [custom(OPTIMIZERS[name], SCHEDULES.get(schedule)) for _ in range(3)]
+    whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
     whole.train()
-    policy = load_policy_and_critic(reel_args(**fields), torch.device("cpu"))
-    parts = {"policy": policy, "optimizer": OPTIMIZERS[name](policy.parameters())}
-    if make is not None:
-        parts["scheduler"] = make(parts["optimizer"])
-    resumed = cut(trainer_with(OPTIMIZERS[name], make, **fields), **parts)
-    assert resumed.phase == 2
-    resumed.train()
-    assert_same_run(resumed, whole, load_metrics)
+    again = resumed(halved, **parts[2])
+    assert read_metrics(again.run.path) == read_metrics(whole.run.path)
+    assert is_equal(copy_weights(again.policy), copy_weights(whole.policy))
 
 
 class IntegralController:
@@ -159,33 +140,29 @@ class IntegralController:
 
 
 @pytest.mark.slow
-def test_custom_controller_resumes_with_all_of_its_state(make_trainer, load_metrics):
-    whole = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
+def test_custom_controller_resumes_with_all_of_its_state(make_trainer):
+    parts = [{"kl_controller": IntegralController()} for _ in range(3)]
+    whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
     whole.train()
-    halved = make_trainer({"kl_controller": IntegralController()}, total_phases=4)
-    resumed = cut(halved, kl_controller=IntegralController())
-    assert len(resumed.kl_controller.kls) == 2
-    resumed.train()
-    assert_same_run(resumed, whole, load_metrics)
+    again = resumed(halved, **parts[2])
+    assert vars(again.kl_controller) == vars(whole.kl_controller)
+    assert read_metrics(again.run.path) == read_metrics(whole.run.path)
 
 
 @pytest.mark.slow
-def test_resume_rejects_other_custom_components(trainer_with, reel_args):
-    trainer = trainer_with(OPTIMIZERS["SGD"], total_phases=3, save_every=1)
-    for _ in trainer:
-        trainer.request_stop()
+def test_resume_rejects_other_custom_components(make_trainer, custom):
+    trainer = make_trainer(custom(OPTIMIZERS["SGD"]))
+    trainer.run_phase()
+    trainer.recorder.break_off()
     resume = partial(RLHFTrainer.resume, trainer.run.path)
     with pytest.raises(RunError, match="custom components: optimizer, policy"):
         resume()
-    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
-    groups = [{"params": [p]} for p in policy.parameters()]
     with pytest.raises(RunError, match="different number of parameter groups"):
-        resume(policy=policy, optimizer=SGD(groups, lr=1e-2))
+        resume(**custom(lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)))
     with pytest.raises(RunError, match="trained with optimizer=SGD, and this trainer has Adagrad"):
-        resume(policy=policy, optimizer=Adagrad(policy.parameters()))
-    optimizer = SGD(policy.parameters(), lr=1e-2)
+        resume(**custom(Adagrad))
     with pytest.raises(ConfigError, match="base_lr cannot change with a custom optimizer"):
-        resume({"base_lr": 1e-5}, policy=policy, optimizer=optimizer)
+        resume({"base_lr": 1e-5}, **custom(OPTIMIZERS["SGD"]))
 
 
 class Opaque(StepLR):
@@ -196,15 +173,6 @@ class Opaque(StepLR):
         super().__init__(optimizer, 1)
 
 
-def test_state_that_cannot_be_saved_is_rejected_at_construction(trainer_with, make_trainer):
-    with pytest.raises(ConfigError, match="scheduler.rule is a builtin_function_or_method, which"):
-        trainer_with(OPTIMIZERS["SGD"], Opaque)
-    controller = IntegralController()
-    controller.kls = {0.1}
-    with pytest.raises(ConfigError, match="kl_controller.kls is a set, which a checkpoint cannot"):
-        make_trainer({"kl_controller": controller})
-
-
 class Lion(torch.optim.Optimizer):
     """An optimizer without the option maximize."""
 
@@ -212,27 +180,23 @@ class Lion(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 1e-4})
 
 
-def test_trainer_rejects_unfit_optimizers(make_trainer, reel_args):
-    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
-    other = load_policy_and_critic(reel_args(), torch.device("cpu"))
-    own, foreign = AdamW(policy.parameters()), AdamW(other.parameters())
+def test_trainer_rejects_unfit_components(make_trainer, custom):
+    parts, other = custom(AdamW), custom(AdamW)
+    policy, optimizer, foreign = parts["policy"], parts["optimizer"], other["optimizer"]
+    controller = IntegralController()
+    controller.kls = {0.1}
+    in_backward = dict(optimizer_in_backward=True, max_grad_norm=None)
     cases = [
         (dict(optimizer=foreign), {}, "parameters are not the policy's"),
         (dict(policy=policy, optimizer=foreign), {}, "parameters are not the policy's"),
         (dict(policy=policy, optimizer=Lion(policy.parameters())), {}, "Lion has no option"),
-        (dict(scheduler=StepLR(own, 1)), {}, "without its optimizer"),
-        (
-            dict(policy=policy, optimizer=own, scheduler=StepLR(foreign, 1)),
-            {},
-            "belongs to another",
-        ),
-        (
-            dict(policy=policy, optimizer=own),
-            dict(optimizer_in_backward=True, max_grad_norm=None),
-            "require the optimizer of the settings",
-        ),
-        (dict(policy=policy, lr_scheduler=StepLR(own, 1)), {}, "no component 'lr_scheduler'"),
+        (dict(scheduler=StepLR(optimizer, 1)), {}, "without its optimizer"),
+        (parts | dict(scheduler=StepLR(foreign, 1)), {}, "belongs to another"),
+        (parts, in_backward, "require the optimizer of the settings"),
+        (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
+        (custom(AdamW, Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
+        (dict(kl_controller=controller), {}, "kl_controller.kls is a set, which a checkpoint"),
     ]
-    for parts, fields, complaint in cases:
+    for components, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):
-            make_trainer(parts, **fields)
+            make_trainer(components, **fields)

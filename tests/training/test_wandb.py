@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +16,16 @@ from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Run
+from rlhf_lab.probes import Budget, Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode
+from rlhf_lab.views.terminal import train_on_terminal
 from tests.wandb_file import WandbFile
 
-ROOT = Path(__file__).parents[2]
-SWEEP = ROOT / "docs" / "sweep.yaml"
+SWEEP = Path(__file__).parents[2] / "docs" / "sweep.yaml"
 SMALL = (
-    "train --preset reel --total-phases 3 --batch-size 24 --num-minibatches 2 --warmup-steps 1"
-    " --gen-len 8 --seed 1"
+    "train --preset reel --total-phases 4 --batch-size 8 --num-minibatches 2 --warmup-steps 1"
+    " --gen-len 6 --save-every 2 --out run"
 ).split()
 VARIABLES = {
     "WANDB_MODE": "offline",
@@ -41,7 +43,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of wandb's but that it prints nothing; no run of an earlier test is open."""
+    """wandb without variables and output; runs of earlier tests are closed."""
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -51,55 +53,55 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     wandb.teardown()
 
 
-def lab(*arguments: Any) -> list[str]:
-    """What follows `python`."""
-    return ["-m", "rlhf_lab", *map(str, arguments)]
-
-
-def files_of(run: Path, n_open: int = 0) -> list[WandbFile]:
-    """The offline directories of a run, in the order in which they were begun.
-
-    All but the last `n_open` have to be closed, which wandb's own process does a moment later.
-    """
-    directories, patience = sorted(run.glob("wandb/offline-run-*")), monotonic() + 10
-    files = [WandbFile(path) for path in directories]
-    while not all(file.exit_codes for file in files[: len(files) - n_open]):
-        assert monotonic() < patience, "a run of wandb's was not closed"
-        sleep(0.05)
+def read_files(run: Path, n_open: int = 0) -> list[WandbFile]:
+    """Return the offline directories of a run by age, when all but `n_open` have been closed."""
+    directories, deadline = sorted(run.glob("wandb/offline-run-*")), monotonic() + 10
+    while True:
         files = [WandbFile(path) for path in directories]
-    return files
+        if all(file.exit_codes for file in files[: len(files) - n_open]):
+            return files
+        assert monotonic() < deadline, "a run of wandb was not closed"
+        sleep(0.05)
 
 
-def only_file_of(run: Path, n_open: int = 0) -> WandbFile:
-    (found,) = files_of(run, n_open)
-    return found
+def steps(file: WandbFile) -> list[int]:
+    return [row["_step"] for row in file.history]
 
 
-def read_lines(run: Path, file: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / file).read_text("utf-8").splitlines()]
+def identity(file: WandbFile) -> tuple[Any, ...]:
+    run = file.run
+    return run.display_name, run.project, run.entity, run.run_group, list(run.tags), run.notes
+
+
+NAMES = ("first light", "reviews", "a-team", "ablation", ["reel", "short"], "a first look")
 
 
 @pytest.fixture(scope="module")
-def logged(warm_python, surroundings, tmp_path_factory) -> tuple[Any, Path, WandbFile]:
-    """A run with probes that wandb's own variables send offline, against its settings."""
-    place = tmp_path_factory.mktemp("wandb")
-    arguments = lab(*SMALL, "--out", "first", "--wandb-mode", "online", "--log-probes")
-    done = warm_python.run(arguments, cwd=place, env=surroundings | VARIABLES)
-    assert done.returncode == 0 and "switched off" not in done.stderr, done.stderr
-    return done, place / "first", only_file_of(place / "first")
+def logged(reel_args, tmp_path_factory) -> tuple[Path, WandbFile]:
+    """A run with probes, which WANDB_MODE sends offline."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (VARIABLES | {"WANDB_SILENT": "true"}).items():
+            patch.setenv(name, value)
+        args = reel_args(total_phases=3, batch_size=24, wandb_mode="online", log_probes=True)
+        trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("wandb") / "first")
+        attach(trainer, RunHealth(), WeightDelta(every=2), budget=Budget(time_frac=1e6))
+        trainer.train()
+    (file,) = read_files(trainer.run.path)
+    return trainer.run.path, file
 
 
 def test_offline_run_matches_its_directory(logged):
-    _, path, file = logged
-    run, info = file.run, json.loads((path / "run.json").read_text("utf-8"))
-    assert (run.display_name, run.project, run.entity) == ("first light", "reviews", "a-team")
-    assert (run.run_group, list(run.tags)) == ("ablation", ["reel", "short"])
-    assert (run.notes, run.job_type) == ("a first look", "ppo")
+    path, file = logged
+    info = json.loads((path / "run.json").read_text("utf-8"))
+    assert identity(file) == NAMES and file.run.job_type == "ppo"
     assert {k: v for k, v in file.config.items() if k != "_wandb"} == info["args"]
     assert {k: file.summary[f"final/{k}"] for k in info["final"]} == info["final"]
     assert info["final"]["samples"] == 4 * 24 and file.exit_codes == [0]
-    lines = read_lines(path, "metrics.jsonl")
-    assert [row["_step"] for row in file.history] == [line["phase"] for line in lines] == [0, 1, 2]
+    lines, samples = (
+        [json.loads(line) for line in open(path / f"{name}.jsonl", encoding="utf-8")]
+        for name in ("metrics", "samples")
+    )
+    assert steps(file) == [line["phase"] for line in lines] == [0, 1, 2]
     for row, line in zip(file.history, lines, strict=True):
         curves = {f"cost/{name}": value for name, value in line["cost"].items()}
         curves |= {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
@@ -108,55 +110,71 @@ def test_offline_run_matches_its_directory(logged):
     tables.append(file.table(file.history[-1], "final_samples"))
     columns = "text prompt response reward true_reward kl_per_sequence response_length".split()
     for phase, table in enumerate(tables):
-        samples = [s for s in read_lines(path, "samples.jsonl") if s["phase"] == phase]
-        assert table["columns"] == columns and len(table["data"]) == 16
-        assert table["data"] == [[sample[name] for name in columns] for sample in samples[:16]]
+        expected = [[s[name] for name in columns] for s in samples if s["phase"] == phase]
+        assert table == table | {"columns": columns, "data": expected[:16]}
         assert all(prompt + response == text for text, prompt, response, *_ in table["data"])
-        for name in ("kl_per_sequence", "response_length") if phase < 3 else ():
-            mean = sum(sample[name] for sample in samples) / len(samples)
-            assert mean == pytest.approx(lines[phase][name], rel=1e-5, abs=1e-6)
 
 
 def test_probe_numbers_and_pictures_are_logged(logged):
-    _, path, file = logged
+    path, file = logged
+    rows = file.history
     for record in Run(path).records("run_health"):
-        row = file.history[record["phase"]]
         for name in ("mean_reward", "beta_eff", "optimal_kl_per_sequence"):
-            assert row.get(f"probe/run_health/{name}") == record[name], name
+            assert rows[record["phase"]].get(f"probe/run_health/{name}") == record[name], name
     last = Run(path).records("weight_delta")[-1]
     assert last["phase"] == 3
     assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
-    assert file.history[0]["probe/weight_delta/total_norm"] == 0
+    assert rows[0]["probe/weight_delta/total_norm"] == 0
     name = "probe/weight_delta/picture_1"
-    assert [f"{name}.path" in row for row in file.history] == [True, False, True]
-    assert file.history[0][f"{name}.sha256"] != file.history[2][f"{name}.sha256"]
+    assert [f"{name}.path" in row for row in rows] == [True, False, True]
+    assert rows[0][f"{name}.sha256"] != rows[2][f"{name}.sha256"]
     name = "probe/run_health/picture_2"
-    picture = Image.open(file.directory / "files" / file.history[0][f"{name}.path"])
+    picture = Image.open(file.directory / "files" / rows[0][f"{name}.path"])
     assert picture.size == (768, 384) and len(set(picture.convert("L").tobytes())) > 20
-    assert file.history[0][f"{name}.caption"].startswith("KL from the reference")
+    assert rows[0][f"{name}.caption"].startswith("KL from the reference")
 
 
-def test_printed_command_sends_the_offline_run(logged, warm_python, surroundings):
-    done, path, file = logged
-    (line,) = [line for line in done.stdout.splitlines() if "wandb" in line]
-    command = line.partition("send it with: ")[2].split()
-    assert command == ["wandb", "sync", str(file.directory.relative_to(path.parent))]
-    assert "wandb" not in done.stderr
-    dry_run = ["-m", *command, "--dry-run"]
-    tried = warm_python.run(dry_run, cwd=path.parent, env=dict(surroundings))
-    assert tried.returncode == 0 and "Would sync 1 run" in tried.stdout + tried.stderr
+def test_extended_run_starts_with_a_new_step(logged, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    path = Path(shutil.copytree(logged[0], tmp_path / "run"))
+    trainer = RLHFTrainer.resume(path, {"total_phases": 4})
+    trainer.train()
+    first, second = read_files(path)
+    assert (first.run.run_id, identity(first)) == (second.run.run_id, identity(second))
+    assert steps(second) == [3]
+    assert second.summary["final/mean_reward"] == trainer.run.read_info()["final"]["mean_reward"]
+
+
+def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):
+    """wandb.log without a step completes the step that is open."""
+    import wandb
+
+    trainer = make_trainer(total_phases=3, wandb_mode="offline")
+    trainer.on("after_phase")(lambda ctx: wandb.log({"mine": ctx.phase}))
+    trainer.on("after_rollout")(lambda ctx: wandb.log({"rolled": ctx.phase}, commit=False))
+    trainer.train()
+    (file,) = read_files(trainer.run.path)
+    rows = [row for row in file.history if "mean_reward" in row]
+    found = [(row["_step"], row["mine"], row["rolled"]) for row in rows]
+    assert found == [(0, 0, 0), (1, 1, 1), (2, 2, 2)] and file.summary["final/samples"] == 32
 
 
 def test_settings_come_before_variables(make_trainer, monkeypatch):
+    """In one of two trainers at once, which log two runs."""
+    names = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
+    settings = {f"wandb_{name}": value for name, value in names.items()} | {"wandb_tags": "a, b"}
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    names = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
-    settings = {f"wandb_{name}": value for name, value in names.items()}
-    trainer = make_trainer(wandb_tags="one, two", **settings)
-    trainer.train()
-    run = only_file_of(trainer.run.path).run
-    assert (run.project, run.entity, run.run_group) == ("mine", "me", "pairs")
-    assert (list(run.tags), run.notes) == (["one", "two"], "my own")
+    trainers = [make_trainer(seed=1), make_trainer(seed=2, **settings)]
+    for _ in zip(*trainers, strict=True):
+        pass
+    files = [file for trainer in trainers for file in read_files(trainer.run.path)]
+    expected = [NAMES, ("first light", "mine", "me", "pairs", ["a", "b"], "my own")]
+    assert [identity(file) for file in files] == expected
+    for trainer, file in zip(trainers, files, strict=True):
+        lines = trainer.run.read("metrics.jsonl")
+        assert [row["mean_reward"] for row in file.history] == [r["mean_reward"] for r in lines]
+        assert file.exit_codes == [0]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +182,6 @@ def test_settings_come_before_variables(make_trainer, monkeypatch):
     [
         (None, None, "disabled"),
         (None, "", "disabled"),
-        (None, "offline", "offline"),
         (None, "dryrun", "offline"),
         (None, "online", "online"),
         ("offline", None, "offline"),
@@ -198,10 +215,9 @@ def test_invalid_settings_raise_at_construction(
     monkeypatch.setattr(wandb, "login", lambda **options: False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    mode = "online" if "WANDB_MODE" in variables else "offline"
     with pytest.raises(ConfigError, match=f"(?i){message}"):
-        make_trainer(
-            **{"wandb_mode": "online" if "WANDB_MODE" in variables else "offline"} | settings
-        )
+        make_trainer(wandb_mode=mode, **settings)
 
 
 KILLED = """
@@ -226,129 +242,84 @@ sys.exit(main(sys.argv[1:]))
 
 def test_killed_run_resumes_under_its_id_and_names(warm_python, surroundings, tmp_path):
     """Saved after 2 phases, killed in the fourth: the third is done again."""
-    arguments = [*SMALL, "--total-phases", "4", "--save-every", "2", "--out", "run"]
-    killed = warm_python.run(["-c", KILLED, *arguments], cwd=tmp_path, env=surroundings | VARIABLES)
-    assert killed.returncode == -9
-    first = only_file_of(tmp_path / "run", n_open=1)
-    assert [row["_step"] for row in first.history] == [0, 1, 2]
+
+    def run(arguments: list[str], **variables: str) -> Any:
+        return warm_python.run(arguments, cwd=tmp_path, env=surroundings | variables)
+
+    assert run(["-c", KILLED, *SMALL], **VARIABLES).returncode == -9
+    (first,) = read_files(tmp_path / "run", n_open=1)
     assert first.exit_codes == [] and "final/mean_reward" not in first.summary
-    resumed = warm_python.run(
-        lab("resume", "run"), cwd=tmp_path, env=surroundings | {"WANDB_MODE": "offline"}
-    )
+    resumed = run(["-m", "rlhf_lab", "resume", "run"], WANDB_MODE="offline")
     assert resumed.returncode == 0, resumed.stderr
-    first, second = (WandbFile(path) for path in sorted(tmp_path.glob("run/wandb/offline-run-*")))
-    assert second.run.run_id == first.run.run_id
-    for part in (first, second):
-        run = part.run
-        assert (run.display_name, run.project, run.entity) == ("first light", "reviews", "a-team")
-        assert (list(run.tags), run.notes) == (["reel", "short"], "a first look")
-    assert [row["_step"] for row in second.history] == [2, 3]
-    assert second.exit_codes == [0]
-    assert (
-        second.summary["final/mean_reward"]
-        == json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))["final"]["mean_reward"]
-    )
-    (line,) = [line for line in resumed.stdout.splitlines() if "wandb sync" in line]
-    assert line.endswith(" ".join(f"run/wandb/{part.directory.name}" for part in (first, second)))
-
-
-def test_extended_run_starts_with_a_new_step(make_trainer):
-    trainer = make_trainer(total_phases=2, wandb_mode="offline")
-    trainer.train()
-    RLHFTrainer.resume(trainer.run.path, {"total_phases": 3}).train()
-    first, second = files_of(trainer.run.path)
-    assert [row["_step"] for row in first.history] == [0, 1]
-    assert [row["_step"] for row in second.history] == [2]
-    assert first.summary["final/mean_reward"] != second.summary["final/mean_reward"]
+    first, second = read_files(tmp_path / "run", n_open=2)
+    assert second.run.run_id == first.run.run_id and identity(first) == identity(second) == NAMES
+    assert (steps(first), steps(second)) == ([0, 1, 2], [2, 3]) and second.exit_codes == [0]
+    (line,) = [line for line in resumed.stdout.splitlines() if "wandb" in line]
+    command = line.partition("send it with: ")[2].split()
+    paths = [f"run/wandb/{file.directory.name}" for file in (first, second)]
+    assert command == ["wandb", "sync", *paths] and "wandb" not in resumed.stderr
+    tried = run(["-m", *command, "--dry-run"])
+    assert tried.returncode == 0 and "Would sync 2 run" in tried.stdout + tried.stderr
 
 
 @pytest.mark.parametrize(
     ("error", "exit_code"), [(ValueError, 1), (KeyboardInterrupt, 130), (None, 130)]
 )
 def test_exit_code_names_how_the_run_ended(make_trainer, monkeypatch, error, exit_code):
-    trainer = make_trainer(total_phases=3, wandb_mode="offline")
-
-    @trainer.on("after_phase")
-    def stop(ctx: Any) -> None:
-        trainer.request_stop()
+    """A stopped run has the last records of its probes in the summary."""
+    trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
+    attach(trainer, WeightDelta(every=9), budget=Budget(time_frac=1e6))
 
     def fail(rollout: Any) -> Any:
         raise error("no more")
 
+    trainer.run_phase()
     if error is None:
+        trainer.on("after_phase")(lambda ctx: trainer.request_stop())
         trainer.train()
     else:
-        monkeypatch.setattr(trainer, "evaluate", fail)
-        trainer.run_phase()
         monkeypatch.setattr(trainer, "learning_phase", fail)
         with pytest.raises(error):
             trainer.train()
-    file = only_file_of(trainer.run.path)
-    assert file.exit_codes == [exit_code] and [row["_step"] for row in file.history] == [0]
-    assert "final/mean_reward" not in file.summary
+    (file,) = read_files(trainer.run.path)
+    assert file.exit_codes == [exit_code] and "final/mean_reward" not in file.summary
+    assert steps(file) == ([0, 1] if error is None else [0])
+    if error is None:
+        last, name = Run(trainer.run.path).records("weight_delta")[-1], "probe/weight_delta"
+        assert file.summary[f"{name}/total_norm"] == last["total_norm"] > 0
+        picture = file.directory / "files" / file.summary[f"{name}/picture_1.path"]
+        assert Image.open(picture).size == (768, 384)
+        assert (
+            file.summary[f"{name}/picture_1.sha256"] != file.history[0][f"{name}/picture_1.sha256"]
+        )
 
 
-@pytest.mark.parametrize("finishes", [True, False])
-def test_run_of_steps_is_closed_by_finish_and_by_with(make_trainer, finishes):
-    trainer = make_trainer(total_phases=3, wandb_mode="offline")
+def test_run_of_steps_is_closed_by_with(make_trainer):
+    trainer, rows = make_trainer(total_phases=3, wandb_mode="offline"), 8
     with trainer:
         for _ in range(2):
-            responses = trainer.generate(["this movie"] * trainer.args.batch_size)
-            scores = [float(row % 3) for row in range(trainer.args.batch_size)]
-            trainer.step(["this movie"] * len(responses), responses, scores)
-        assert only_file_of(trainer.run.path, n_open=1).exit_codes == []
-        if finishes:
-            trainer.finish()
-            assert only_file_of(trainer.run.path).exit_codes == [0]
-    file = only_file_of(trainer.run.path)
-    assert file.exit_codes == [0] and [row["_step"] for row in file.history] == [0, 1]
+            responses = trainer.generate(["this movie"] * rows)
+            trainer.step(["this movie"] * rows, responses, [float(row % 3) for row in range(rows)])
+        assert read_files(trainer.run.path, n_open=1)[0].exit_codes == []
+    (file,) = read_files(trainer.run.path)
+    assert file.exit_codes == [0] and steps(file) == [0, 1]
     assert [row[3] for row in file.table(file.history[1], "samples")["data"]][:3] == [0, 1, 2]
-
-
-def test_two_trainers_at_once_are_two_runs(make_trainer):
-    trainers = [make_trainer(total_phases=2, wandb_mode="offline", seed=seed) for seed in (1, 2)]
-    for _ in zip(*trainers, strict=True):
-        pass
-    for trainer in trainers:
-        file, lines = only_file_of(trainer.run.path), trainer.run.read("metrics.jsonl")
-        assert [row["mean_reward"] for row in file.history] == [r["mean_reward"] for r in lines]
-        assert file.exit_codes == [0]
-
-
-class OnlineRun:
-    """Stands in for a run on wandb's servers."""
-
-    id, url = "abc", "https://wandb.test/a-team/reviews/runs/abc"
-    step, summary = 0, {}
-
-    def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        """Take it."""
-
-    def finish(self, exit_code: int) -> None:
-        """Take it."""
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch, terminal):
     import wandb
 
-    from rlhf_lab.views.terminal import train_on_terminal
-
+    url = "https://wandb.test/a-team/reviews/runs/abc"
+    online = SimpleNamespace(id="abc", url=url, step=0, summary={})
+    online.log = online.finish = lambda *values, **options: None
     monkeypatch.setattr(wandb, "login", lambda **options: True)
-    monkeypatch.setattr(wandb, "init", lambda **options: OnlineRun())
+    monkeypatch.setattr(wandb, "init", lambda **options: online)
     trainer, shown = make_trainer(total_phases=2, wandb_mode="online"), StringIO()
     console = Console(file=shown, force_terminal=terminal, width=100)
     assert train_on_terminal(trainer, console) == 0
-    assert shown.getvalue().count(OnlineRun.url) == 1
-    assert trainer.run.read_info()["wandb_url"] == OnlineRun.url
-    assert "wandb sync" not in shown.getvalue()
-
-
-def chosen(parameter: dict[str, Any]) -> Any:
-    """A value that a sweep may choose."""
-    if "values" in parameter:
-        return parameter["values"][-1]
-    return parameter.get("value", parameter.get("min"))
+    assert shown.getvalue().count(url) == 1 and "wandb sync" not in shown.getvalue()
+    assert trainer.run.read_info()["wandb_url"] == url
 
 
 def test_sweep_file_runs_with_wandbs_agent(warm_python, surroundings, tmp_path, monkeypatch):
@@ -357,68 +328,33 @@ def test_sweep_file_runs_with_wandbs_agent(warm_python, surroundings, tmp_path, 
     from wandb.sdk.launch.sweeps.utils import load_sweep_config
 
     started: list[dict[str, Any]] = []
-    monkeypatch.setattr(wandb_agent, "AgentProcess", lambda **how: started.append(how) or how_of())
+    monkeypatch.setattr(
+        wandb_agent, "AgentProcess", lambda **how: started.append(how) or SimpleNamespace()
+    )
     monkeypatch.setenv("WANDB_SWEEP_ID", "sweep123")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.delenv("WANDB_SILENT")
     monkeypatch.chdir(tmp_path)
     sweep = load_sweep_config(str(SWEEP))
-    values = {name: chosen(parameter) for name, parameter in sweep["parameters"].items()}
+    values = {
+        name: rule["values"][-1] if "values" in rule else rule.get("value", rule.get("min"))
+        for name, rule in sweep["parameters"].items()
+    }
     assert values["normalize_reward"] is False and values["seed"] == 3
     values |= {"total_phases": 1, "batch_size": 16, "gen_len": 8, "top_k": None}
     agent = wandb_agent.Agent(api=None, queue=None, sweep_id="sweep123")
     agent._sweep_command = sweep["command"]
-    asked = {name: {"value": value} for name, value in values.items()}
-    agent._command_run(
-        {"type": "run", "run_id": "run45678", "program": sweep["program"], "args": asked}
-    )
+    settings = {name: {"value": value} for name, value in values.items()}
+    command = {"type": "run", "run_id": "run45678", "program": sweep["program"], "args": settings}
+    agent._command_run(command)
     (how,) = started
     env, python, *arguments = how["command"]
     assert (env, python) == ("/usr/bin/env", "python")
-    named = {name: value for name, value in how["env"].items() if name.startswith("WANDB_")}
-    done = warm_python.run(
-        arguments, cwd=tmp_path, env=surroundings | named | {"WANDB_MODE": "offline"}
-    )
+    variables = {name: value for name, value in how["env"].items() if name.startswith("WANDB_")}
+    variables = surroundings | variables | {"WANDB_MODE": "offline"}
+    done = warm_python.run(arguments, cwd=tmp_path, env=variables)
     assert done.returncode == 0, done.stderr
-    file = only_file_of(tmp_path)
+    (file,) = read_files(tmp_path)
     assert (file.run.run_id, file.run.sweep_id) == ("run45678", "sweep123")
     assert {name: file.config[name] for name in values} == values
     assert sweep["metric"]["name"] in file.summary
-
-
-def how_of() -> Any:
-    """Stands in for the process that the agent keeps."""
-    return type("Process", (), {})()
-
-
-def test_final_probe_records_of_a_stopped_run_are_in_its_summary(make_trainer):
-    from rlhf_lab.probes import WeightDelta, attach
-
-    trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
-    attach(trainer, WeightDelta(every=9))
-    for report in trainer:
-        if report.phase == 3:
-            trainer.request_stop()
-    file = only_file_of(trainer.run.path)
-    last = Run(trainer.run.path).records("weight_delta")[-1]
-    assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
-    picture = file.directory / "files" / file.summary["probe/weight_delta/picture_1.path"]
-    assert Image.open(picture).size == (768, 384)
-    begun = file.history[0]["probe/weight_delta/picture_1.sha256"]
-    assert file.summary["probe/weight_delta/picture_1.sha256"] != begun
-    assert [row["_step"] for row in file.history] == [0, 1, 2, 3]
-
-
-def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):
-    """wandb.log without a step completes the step that is open."""
-    import wandb
-
-    trainer = make_trainer(total_phases=3, wandb_mode="offline")
-    trainer.on("after_phase")(lambda ctx: wandb.log({"mine": ctx.phase}))
-    trainer.on("after_rollout")(lambda ctx: wandb.log({"rolled": ctx.phase}, commit=False))
-    trainer.train()
-    file = only_file_of(trainer.run.path)
-    rows = [row for row in file.history if "mean_reward" in row]
-    assert [(row["_step"], row["mine"]) for row in rows] == [(0, 0), (1, 1), (2, 2)]
-    assert [row["rolled"] for row in rows] == [0, 1, 2]
-    assert file.summary["final/samples"] == 32
