@@ -50,9 +50,6 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     """Parse a command line into a partial of its command, without calling it.
 
     For `train`, `--config` and `--preset` set the defaults.
-
-    Raises:
-        ConfigError: If an option does not exist or values cannot be combined.
     """
     if "--out=" in arguments or ("--out", "") in pairwise(arguments):
         raise ConfigError("--out is empty. Set a path, such as runs/first.")

@@ -21,9 +21,6 @@ from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
 from rlhf_lab.parallel.launcher import is_main_process, local_rank
 
 Function = Callable[..., int]
-UNUSABLE_PATH = frozenset(
-    {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EROFS}
-)
 
 
 def run_program(
@@ -34,14 +31,8 @@ def run_program(
 ) -> int:
     """Run a typed function, or the one of several that the first argument names.
 
-    Args:
-        program: the function, or functions by the names of their commands. Each returns the exit
-            status; each parameter is an option, and its docstring is the help.
-        arguments: the command line. `sys.argv[1:]` when None.
-        description: the text above the commands in `--help`.
-
-    Returns:
-        The exit status of the function, 2 for an error of the user, 130 after Ctrl-C.
+    Each parameter is an option, and its docstring is the help. Returns the function's exit status,
+    2 for an error of the user, 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     return run_guarded(prog, lambda: parse_call(program, prog, arguments, description)())
@@ -54,11 +45,7 @@ def parse_call(
     description: str | None = None,
     registry: ConstructorRegistry | None = None,
 ) -> Callable[[], int]:
-    """Parse arguments into a partial of the function that they name, without calling it.
-
-    Raises:
-        ConfigError: If the program does not accept the arguments.
-    """
+    """Parse arguments into a partial of the function that they name, without calling it."""
     options = {"config": (tyro.conf.OmitArgPrefixes,), "registry": registry}
     if not callable(program) and arguments and arguments[0] in program:
         name, *arguments = arguments
@@ -136,7 +123,7 @@ def _discard_output() -> None:
 
 def _input_problem(error: Exception) -> str | None:
     """Describe an error that any input can cause; None for all other errors."""
-    if isinstance(error, OSError) and error.filename is not None and error.errno in UNUSABLE_PATH:
+    if isinstance(error, OSError) and error.filename is not None:
         return f"Cannot use {str(error.filename)!a:.99}: {error.strerror}. Choose another path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return "Cannot write: no space left on the device. Free some space."

@@ -17,7 +17,7 @@ from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.console import PAGE_COLUMNS, print_line
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.fitting import DriftEvalConfig, FitConfig
-from rlhf_lab.model_commands import ModelName, is_run, load_checked
+from rlhf_lab.model_commands import ModelName, is_run, load_run_or_model
 from rlhf_lab.tuning_commands import SFT, write_tuned
 
 
@@ -187,7 +187,7 @@ def compare_command(
         base_checkpoint = 0 if Path(base).resolve() == Path(tuned).resolve() else "last"
     place = pick_device(device)
     sources = (base, base_checkpoint), (tuned, checkpoint)
-    models = [load_checked(*source, place)[0].base_model for source in sources]
+    models = [load_run_or_model(*source, place)[0].base_model for source in sources]
     rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
     rows = [row for row in rows if row][:n_texts]
     shortest = min([models[0].cfg.n_ctx, *map(len, rows)])

@@ -30,12 +30,10 @@ def is_run(model: str) -> bool:
     return Path(model).is_dir() and not Path(model, "config.json").exists()
 
 
-def load_checked(model: str, checkpoint: int | str, device: Any) -> tuple[Any, RLHFArgs | None]:
-    """Load the policy of a run with the run's settings, or a language model with None.
-
-    Raises:
-        LoadError: If it is a reward model, or if a weight is nan or inf.
-    """
+def load_run_or_model(
+    model: str, checkpoint: int | str, device: Any
+) -> tuple[Any, RLHFArgs | None]:
+    """Load the policy of a run with the run's settings, or a language model with None."""
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.rewards.model import refuse_reward_model
     from rlhf_lab.training.diagnostics import broken_weight
@@ -89,7 +87,7 @@ def sample_command(
     check_range(AT_LEAST_1, n=n)
     check_range(SEED, seed=seed)
     place = pick_device(device)
-    policy, args = load_checked(model, checkpoint, place)
+    policy, args = load_run_or_model(model, checkpoint, place)
     tokenizer = policy.base_model.tokenizer
     spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
     if args is not None:
@@ -121,15 +119,7 @@ def encode_prompt(
     chat: bool = False,
     system_prompt: str | None = None,
 ) -> tuple[str, list[int], list[dict[str, str]] | None, Any]:
-    """Encode a prompt as a run does, or as a model without a run reads it.
-
-    Returns:
-        The prompt, rendered in a chat; its token ids; the messages of a chat, else None; and the
-        sampling spec, which in a chat stops at the end of a turn.
-
-    Raises:
-        ConfigError: If there is a system prompt without a chat.
-    """
+    """Return a prompt as text and as token ids, the messages of a chat, and the sampling spec."""
     from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
     from rlhf_lab.sampling import tokenize_prompts
 
