@@ -11,20 +11,12 @@ from rlhf_lab.rewards import load_pairs
 from rlhf_lab.tuning import load_examples, load_labeled_examples
 
 LINES = [{"text": 'a "b"', "n": 1}, {"text": "d\ne", "n": 2.5}]
-TABLE = 'text{0}n\n"a, b\tc"{0}1\nd{0}2\n'
 TWO = ["a, b\tc", "d"]
 READ = {
-    "x.csv": (TABLE.format(","), TWO),
-    "bom.csv": ("\ufeff" + TABLE.format(","), TWO),
-    "crlf.csv": (TABLE.format(",").replace("\n", "\r\n"), TWO),
-    "break.csv": ('text\n"a\nb ""c"""\n', ['a\nb "c"']),
-    "na.csv": ("text\nNA\nnull\n", ["NA", "null"]),
-    "x.TSV": (TABLE.format("\t"), TWO),
-    "x.jsonl": ('{"text": "a, b\\tc"}\n\n{"text": "d"}\r\n', TWO),
-    "escapes.jsonl": (
-        '{"text": "caf\\u00e9\\n"}\n{"text": "a\u2028b"}\n',
-        ["caf\xe9\n", "a\u2028b"],
-    ),
+    "bom.csv": ('\ufefftext,n\r\n"a, b\tc",1\r\nd,2\r\n', TWO),
+    "break.csv": ('text\n"a\r\nb ""c"""\nNA\nnull\n', ['a\r\nb "c"', "NA", "null"]),
+    "x.TSV": ('text\tn\n"a, b\tc"\t1\nd\t2\n', TWO),
+    "x.jsonl": ('{"text": "a, b\\tc"}\n\n{"text": "caf\\u00e9\u2028"}\r\n', [TWO[0], "café\u2028"]),
     "x.Json": ('[{"text": "a, b\\tc"},\n {"text": "d"}]', TWO),
     "x.TXT": ("\ufeffa, b\tc\r\n\n \nd\n", TWO),
     "quotes.md": ('"a"\n{"text": 1}\n', ['"a"', '{"text": 1}']),
@@ -32,38 +24,24 @@ READ = {
 }
 BROKEN = {
     "latin.txt": (b"caf\xe9\n", "UTF-8"),
-    "utf16.csv": ("text\na\n".encode("utf-16"), "UTF-8"),
-    "list.jsonl": ('["a"]\n', "line 1 has no text under 'text'"),
-    "number.jsonl": ('{"text": "a"}\n\n{"text": 3}\n', "line 3 has no text under 'text'"),
-    "other.jsonl": ('{"prompt": "a"}\n', "only 'prompt'"),
-    "comma.jsonl": (
-        '{"text": "a"}\n{"text": "b",}\n',
-        "line 2: Illegal trailing comma|line 2: Exp",
-    ),
-    "lines.jsonl": ('{"text":\n "a"}\n', "line 1: Expecting value"),
-    "deep.jsonl": ("[" * 100_000, "line 1: .*recursion"),
-    "object.json": ('{"text": "a"}', "line 1 has no text under 'text'"),
-    "lines.json": ('{"text": "a"}\n{"text": "b"}\n', "Extra data"),
-    "cells.csv": ("text,n\na, b,1\n", "line 2 has too many cells"),
-    "cells.tsv": ("text\tn\na\tb\t1\n", "line 2 has too many cells"),
-    "empty.csv": ("n,text\n1,a\n2, \n", "line 3 has no text under 'text'"),
-    "break.csv": ('text,n\n"a\nb",1\n,2\n', "line 4 has no text under 'text'"),
-    "header.csv": ("a,b\n1,2\n", "only 'a', 'b'"),
-    "quote.csv": ('text,n\na,1\n"b,2\nc,3\n', "not a valid .csv file"),
-    "behind.csv": ('text,n\n"a"b,1\n', "not a valid .csv file"),
+    "list.jsonl": (b'["a"]\n', "line 1 has no text under 'text'"),
+    "number.jsonl": (b'{"text": "a"}\n\n{"text": 3}\n', "line 3 has no text under 'text'"),
+    "other.jsonl": (b'{"prompt": "a"}\n', "only 'prompt'"),
+    "comma.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "line 2: (Illegal trailing comma|Exp)"),
+    "deep.jsonl": (b"[" * 100_000, "line 1: .*recursion"),
+    "number.json": (b"3", "not iterable"),
+    "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "Extra data"),
+    "cells.csv": (b"text,n\na, b,1\n", "line 2 has too many cells"),
+    "empty.csv": (b'text,n\n"a\nb",1\n ,2\n', "line 4 has no text under 'text'"),
+    "quote.csv": (b'text,n\na,1\n"b,2\nc,3\n', "not a valid .csv file"),
+    "behind.csv": (b'text,n\n"a"b,1\n', "not a valid .csv file"),
     "x.parquet": (b"PAR1", "cannot be loaded"),
-    "x.xlsx": (b"PK", "unknown suffix .xlsx"),
     "x.csv.gz": (b"\x1f\x8b", "unknown suffix .gz"),
 }
 
 
 def texts(name, **options):
     return [row.text("text") for row in read_rows(str(name), "texts", **options)]
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -76,7 +54,7 @@ def test_read_rows_matches_the_file(tmp_path, name):
 @pytest.mark.parametrize("name", BROKEN)
 def test_read_rows_names_file_and_line_of_an_error(tmp_path, name):
     content, words = BROKEN[name]
-    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadError, match=words) as error:
         texts(tmp_path / name, lines_as="text")
     assert name in str(error.value) and "\n" not in str(error.value)
@@ -84,41 +62,37 @@ def test_read_rows_names_file_and_line_of_an_error(tmp_path, name):
 
 def test_read_rows_raises_without_columns_or_file(tmp_path):
     (tmp_path / "x.txt").write_text("a\n")
-    with pytest.raises(LoadError, match="has no columns"):
-        read_rows(str(tmp_path / "x.txt"), "pairs")
-    with pytest.raises(LoadError, match="is not a file"):
-        read_rows(str(tmp_path), "pairs")
-    with pytest.raises(LoadError, match=r"texts='some/data' .*No such file.*hub:NAME:SPLIT"):
-        read_rows("some/data", "texts")
+    for name, words in {
+        str(tmp_path / "x.txt"): "has no columns",
+        str(tmp_path): "is not a file",
+        "some/data": r"texts='some/data' .*No such file.*hub:NAME:SPLIT",
+    }.items():
+        with pytest.raises(LoadError, match=words):
+            read_rows(name, "texts")
 
 
-@pytest.mark.parametrize(("name", "content"), [("x.jsonl", '{"n": 1}\n{"n": -2.5}\n'),
-                                               ("x.csv", "n\n1\n-2.5\n")])  # fmt: skip
-def test_numbers_are_read_from_json_and_text(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    assert [row.number("n") for row in read_rows(str(tmp_path / name), "pairs")] == [1.0, -2.5]
-
-
-@pytest.mark.parametrize("value", ['"x"', "null", '"nan"', "[1]", "1e999"])
-def test_number_raises_unless_finite(tmp_path, value):
-    (tmp_path / "x.jsonl").write_text(f'{{"n": {value}}}\n')
-    (row,) = read_rows(str(tmp_path / "x.jsonl"), "pairs")
-    with pytest.raises(LoadError, match="line 1 has no number under 'n'"):
-        row.number("n")
+def test_numbers_are_finite_and_read_from_text(tmp_path):
+    values = ["1", '"-2.5"', '"x"', "null", '"nan"', "[1]", "1e999"]
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"n": {value}}}\n' for value in values))
+    good, negative, *bad = read_rows(str(tmp_path / "x.jsonl"), "pairs")
+    assert (good.number("n"), negative.number("n")) == (1.0, -2.5)
+    for line, row in enumerate(bad, 3):
+        with pytest.raises(LoadError, match=f"line {line} has no number under 'n'"):
+            row.number("n")
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "names", "split"),
     [
-        ("hub:some/data", (("some/data",), {"split": "train"})),
-        ("hub:some/data:test", (("some/data",), {"split": "test"})),
-        ("hub:some/data:main:test", (("some/data", "main"), {"split": "test"})),
+        ("hub:some/data", ("some/data",), "train"),
+        ("hub:some/data:test", ("some/data",), "test"),
+        ("hub:some/data:main:test", ("some/data", "main"), "test"),
     ],
 )
-def test_hub_names_become_arguments_of_load_dataset(monkeypatch, name, arguments):
+def test_hub_names_become_arguments_of_load_dataset(monkeypatch, name, names, split):
     calls = []
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: calls.append((a, k)) or LINES)
-    assert texts(name) == ['a "b"', "d\ne"] and calls == [arguments]
+    assert texts(name) == ['a "b"', "d\ne"] and calls == [(names, {"split": split})]
 
 
 def test_hub_errors_are_one_line(monkeypatch):
@@ -167,7 +141,8 @@ def test_a_prompt_column_is_used_by_default(tmp_path):
     """TRL's rows with an explicit prompt: without it, chosen and rejected mean nothing."""
     first = {"prompt": "Q: ", "chosen": "yes", "rejected": "Q: no", "text": "yes"}
     second = {"prompt": "R: ", "chosen": "on", "rejected": "off", "text": "on"}
-    file = write_rows(tmp_path / "x.jsonl", [first, second])
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
+    file = str(tmp_path / "x.jsonl")
     pairs, examples = load_pairs(file, 1, 0), load_examples(file, 1, 0)
     assert (pairs.chosen, pairs.rejected) == (["Q: yes", "R: on"], ["Q: no", "R: off"])
     assert pairs.prompts == examples.prompts == ["Q: ", "R: "] and examples.texts == ["yes", "on"]
