@@ -3,12 +3,14 @@
 import importlib
 from types import ModuleType
 
+from rlhf_lab import __version__
 from rlhf_lab.errors import ConfigError
 
 
 def install_command(extra: str) -> str:
-    """Return the instruction to install an extra; the name rlhf_lab is not ours on PyPI."""
-    return f"""run `pip install -e ".[{extra}]"` in a clone of rlhf_lab"""
+    """Return the instruction to install an extra from a clone or a wheel; not from PyPI."""
+    wheel = f"path/to/rlhf_lab-{__version__}-py3-none-any.whl"
+    return f"""run `pip install -e ".[{extra}]"` in a clone, or `pip install "{wheel}[{extra}]"`"""
 
 
 def import_extra(module: str, required_by: str, extra: str, instead: str = "") -> ModuleType:

@@ -51,33 +51,24 @@ class SamplingSpec:
     ) -> "SamplingSpec":
         """Return the spec of a run's arguments, with stop tokens as the tokenizer's ids.
 
-        In a chat, the token that the template puts after a response is a stop token, too.
-
-        Raises:
-            ConfigError: If a stop token is not one token, or an id is outside the tokenizer.
-            LoadError: If there is a chat without a template.
+        In a chat, the token that the template puts after a response is also a stop token.
         """
-        settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
-        has_stops = args.stop_at_eos or args.stop_tokens or args.stop_token_ids
-        if tokenizer is None and (args.chat or args.stop_tokens):
-            setting = "chat=True" if args.chat else f"stop_tokens={args.stop_tokens!r}"
-            raise ConfigError(f"{setting} requires a tokenizer. Set one on the policy.")
-        texts = [] if args.stop_tokens is None else args.stop_tokens.split(",")
+        texts = args.stop_tokens.split(",") if args.stop_tokens else []
         stops = [_single_token(tokenizer, text, args.stop_tokens) for text in texts]
-        for token in map(int, args.stop_token_ids.split(",") if args.stop_token_ids else []):
-            if tokenizer is not None and token >= len(tokenizer):
-                raise ConfigError(
-                    f"stop_token_ids={args.stop_token_ids!r} contains {token}, but the tokenizer "
-                    f"has {len(tokenizer)} tokens. Use smaller ids."
-                )
-            stops.append(token)
+        ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
+        if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
+            raise ConfigError(
+                f"stop_token_ids={args.stop_token_ids!r} has an id of {len(tokenizer)} or more, "
+                "the size of the tokenizer. Use smaller ids."
+            )
         turn_ends = template_stops(tokenizer) if args.chat else ()
-        if args.chat and not turn_ends and not has_stops:
+        if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
             raise ConfigError(
                 "chat=True, but the chat template has no token after a response, so none would "
                 "end. Set stop_at_eos=True or stop_tokens."
             )
-        return cls(*settings, (*stops, *turn_ends))
+        settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
+        return cls(*settings, (*stops, *ids, *turn_ends))
 
     @property
     def truncates(self) -> bool:

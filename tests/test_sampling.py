@@ -20,7 +20,6 @@ INF = math.inf
 EQUAL = [[4, 9, 13]] * 4
 UNEQUAL = [[4, 9, 13], [7], [12, 4, 19, 6, 8], [7, 5]]
 REPEATED = [[4, 9], [7, 5, 8], [4, 9], [7, 5, 8], [4, 9], [6]]
-PROMPTS = {"equal": EQUAL, "unequal": UNEQUAL, "repeated": REPEATED}
 
 
 def seeded(seed=0):
@@ -106,28 +105,26 @@ def always(gpt2):
     return build
 
 
-SETTINGS = [
-    {},
-    {"temperature": 0.6},
-    {"top_k": 5},
-    {"top_p": 0.7},
-    {"temperature": 1.5, "top_k": 12, "top_p": 0.8},
-    {"stop_at_eos": True, "stop_tokens": (5, 9, 14)},
+MATCHES = [
+    (EQUAL, {}),
+    (UNEQUAL, {}),
+    (REPEATED, {"temperature": 0.6}),
+    (UNEQUAL, {"top_k": 5}),
+    (EQUAL, {"top_p": 0.7}),
+    (UNEQUAL, {"temperature": 1.5, "top_k": 12, "top_p": 0.8}),
+    (REPEATED, {"stop_at_eos": True, "stop_tokens": (5, 9, 14)}),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("prompts", PROMPTS)
+@pytest.mark.parametrize(("prompts", "settings"), MATCHES, ids=str)
 def test_cached_sampling_matches_uncached(policy, prompts, settings):
-    assert_matches_uncached(policy, PROMPTS[prompts], SamplingSpec(8, **settings))
+    assert_matches_uncached(policy, prompts, SamplingSpec(8, **settings))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompts", PROMPTS)
-def test_model_without_tokenizer_samples_the_same(without_tokenizer, prompts):
-    spec = SamplingSpec(8, stop_tokens=(5,))
-    assert_matches_uncached(without_tokenizer, PROMPTS[prompts], spec)
+def test_model_without_tokenizer_samples_the_same(without_tokenizer):
+    assert_matches_uncached(without_tokenizer, UNEQUAL, SamplingSpec(8, stop_tokens=(5,)))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -153,22 +150,14 @@ def test_edge_cases_match_uncached(gpt2, prompts, spec):
     assert found.mask.shape == found.logprobs.shape == (len(prompts), spec.gen_len)
 
 
-def test_prompts_are_padded_on_the_left(gpt2):
-    found = sample(gpt2, [[4, 9, 13], [7]], SamplingSpec(2), seeded())
-    assert found.tokens[:, :3].tolist() == [[4, 9, 13], [0, 0, 7]] and found.prefix_len == 3
-    assert found.prompt_mask.tolist() == [[True, True, True], [False, False, True]]
-    assert found.attention_mask.tolist() == [[True] * 5, [False, False, True, True, True]]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "gen_len", "expected"),
-    [(REPEATED, 3, [(3, 3), (6, 1), (6, 1)]), (EQUAL, 1, [(1, 3)])],
-)
-def test_each_distinct_prompt_is_run_once(policy, prompts, gen_len, expected):
+def test_each_distinct_prompt_is_run_once(policy):
     shapes = []
     policy.base_model.add_hook("hook_embed", lambda x, hook: shapes.append(tuple(x.shape[:2])))
-    sample(policy, prompts, SamplingSpec(gen_len), seeded())
-    assert shapes == expected
+    found = sample(policy, REPEATED, SamplingSpec(3), seeded())
+    assert shapes == [(3, 3), (6, 1), (6, 1)] and found.prefix_len == 3
+    pad_token = policy.base_model.tokenizer.pad_token_id
+    assert found.tokens[1:3, :3].tolist() == [[7, 5, 8], [pad_token, 4, 9]]
+    assert found.attention_mask[1:3].tolist() == [[True] * 6, [False] + [True] * 5]
 
 
 def test_hooks_of_the_user_change_samples(gpt2):
@@ -198,7 +187,7 @@ def test_generator_determines_the_samples(policy):
 
 def test_generator_advances_by_the_size_only(gpt2):
     states = []
-    for settings in ({}, {"top_k": 2}, {"stop_tokens": (0, 1, 2, 3)}, {"temperature": 9.0}):
+    for settings in ({}, {"top_k": 2}, {"stop_tokens": (0, 1, 2, 3)}):
         generator = seeded(4)
         sample(gpt2, UNEQUAL, SamplingSpec(6, **settings), generator)
         states.append(generator.get_state())
@@ -208,10 +197,12 @@ def test_generator_advances_by_the_size_only(gpt2):
 def test_noise_of_a_row_ignores_batch_parts(policy):
     spec, prompts = SamplingSpec(8, temperature=1.5), UNEQUAL * 2
     whole = sample(policy, prompts, spec, seeded(3))
-    for part_size in (1, 3, 7, 8, 9):
+    for part_size in (1, 3, 9):
         cut = sample(policy, prompts, spec, seeded(3), part_size=part_size)
         assert torch.equal(cut.tokens, whole.tokens)
         torch.testing.assert_close(cut.logprobs, whole.logprobs, atol=1e-5, rtol=0)
+    some = sample(policy, prompts, spec, seeded(3), rows=slice(2, 5))
+    assert torch.equal(some.tokens[:, -8:], whole.tokens[2:5, -8:])
 
 
 def test_token_counts_match_the_probabilities(gpt2):
@@ -272,7 +263,6 @@ def test_certain_token_stops_or_counts_whole(always):
     assert found.mask.all() and (found.tokens[:, 5:] == 7).all()
     eos = sample(always(0), UNEQUAL, SamplingSpec(3, stop_at_eos=True), seeded())
     assert eos.mask.tolist() == [[True, False, False]] * 4
-    assert sample(always(0), UNEQUAL, SamplingSpec(3), seeded()).mask.all()
 
 
 def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):
@@ -286,8 +276,3 @@ def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):
             sample(gpt2, prompts, SamplingSpec(2))
     with pytest.raises(ConfigError, match="stop_at_eos=True"):
         sample(without_tokenizer, EQUAL, SamplingSpec(3, stop_at_eos=True))
-
-
-def test_texts_keep_a_stop_token_that_is_a_word(always, gpt2_tokenizer):
-    found = sample(always(7), [[0, 4, 9]], SamplingSpec(3, stop_tokens=(7,)), seeded())
-    assert found.texts(gpt2_tokenizer) == ["w3 w8 w6"]

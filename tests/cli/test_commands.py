@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -140,105 +139,47 @@ def test_score_reads_standard_input(warm_python):
     assert (done.returncode, done.stdout) == (0, "2.0000\tfoo\n0.0000\tbar\n")
 
 
-REJECTED = {
-    "": ("train", "resume", "doctor"),
-    "tran": ("tran",),
-    "train --learning-rate 3": ("--learning-rate",),
-    "train --batch-size many": ("--batch-size", "many"),
+REJECTED = {  # tests/bad_input has the other commands, paths and runs
     "train --top-p 3": ("top_p=3.0", "at most 1"),
     "train --batch-size 10 --num-minibatches 4": ("batch_size=10", "num_minibatches=4"),
-    "train --preset real": ("'real'", "reel, smol"),
-    "train --preset": ("--preset",),
-    "train --device abacus --out never": ("device='abacus'",),
-    "train --base-model ./nowhere --out never": ("./nowhere",),
-    "train --reward-fn kindness --out never": ("kindness", "sentiment"),
     "train --prefix zebra --out never": ("zebra",),
-    "train --gen-len 99 --out never": ("gen_len=99", "32"),
-    "train --out RUN": ("already holds a run",),
-    "train --out file": ("is a file",),
-    "train --out file/run": ("cannot write",),
-    "resume nowhere": ("there is no directory",),
-    "resume empty": ("empty", "run.json"),
-    "resume corrupt": ("last.safetensors is corrupt",),
-    "resume RUN --seed 3": ("--seed",),
-    "sample empty": ("empty",),
-    "sample RUN --checkpoint 7": ("phase_000007", "Available: best"),
-    "sample RUN -n 0": ("n=0",),
-    "sample reel-nano --temperature 0": ("temperature=0",),
     "sample reel-nano --prompt zebra": ("zebra",),
     "sample reel-nano --system-prompt x": ("system_prompt", "--chat"),
-    "score a --reward-fn kindness": ("kindness",),
-    "export RUN RUN": ("already exists",),
-    "export RUN never --checkpoint 7": ("phase_000007",),
-    "report RUN --out .": ("is a directory",),
+    "score a --reward-fn kindness": ("kindness", "sentiment"),
     "best-of-n reel-nano --n 0": ("n=0",),
     "best-of-n reel-nano --out file": ("file", "Use a new file"),
 }
 
 
 @pytest.mark.parametrize("command", REJECTED)
-def test_bad_input_is_one_line_and_exit_status_2(finished, tmp_path, monkeypatch, command):
+def test_bad_input_is_one_line_and_exit_status_2(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished[1], "RUN")
-    if "corrupt" in command:
-        shutil.copytree(finished[1], "corrupt")
-        weights = Path("corrupt/checkpoints/last.safetensors")
-        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    Path("empty").mkdir()
     Path("file").write_text("mine")
     with untouched(tmp_path):
         rejected(command.split(), *REJECTED[command])
 
 
-KILLED = """
-import os, signal, sys
-
-import rlhf_lab.training
-from rlhf_lab.__main__ import main
-from rlhf_lab.training import RLHFTrainer
-
-
-class Killed(RLHFTrainer):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-
-        @self.on("after_step")
-        def die(ctx):
-            if ctx.phase == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-
-rlhf_lab.training.RLHFTrainer = Killed
-main(sys.argv[1:])
-"""
-
-
-def test_probes_and_a_kill_leave_the_weights_bitwise_equal(finished, warm_python, tmp_path):
+def test_probes_leave_the_weights_bitwise_equal_and_are_resumed(finished, tmp_path):
     run = tmp_path / "run"
-    command = ["train", *SMALL, "--seed", "1", "--probes", "--out", str(run)]
-    killed = warm_python.run(["-c", KILLED, *command])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    done = accepted(["resume", run])
+    accepted(["train", *SMALL, "--seed", "1", "--probes", "--out", run])
     weights, plain = (
         load_file(path / "checkpoints" / "last.safetensors") for path in (run, finished[1])
     )
     assert weights.keys() == plain.keys()
     assert all(torch.equal(weights[name], plain[name]) for name in plain)
     assert not (finished[1] / "probes").exists()
-    probes = Run(run)
-    n = len(probes.checks())
+    done = accepted(["resume", run, "--total-phases", "3"])
+    n = len(Run(run).checks())
     assert f"8 probes recorded; {n} of {n} identity checks hold" in done.out
-    assert all(2 in probes.phases(name) for name in ("value_lens", "direction_sentiment"))
+    assert all(3 in Run(run).phases(name) for name in ("value_lens", "direction_sentiment"))
 
 
 DAMAGE = {
-    "run.json": ('{"args": {}}', "another version"),
     "metrics.jsonl": ("[1]\n", "line 1, has no field 'phase'"),
     "samples.jsonl": ("{}\n", "line 1, has no field 'phase'"),
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
     "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "line 1, has no field 'name'"),
     "probes/notes.jsonl": ('{"phase": 0}\n', "line 1, has no field 'probe'"),
-    "probes/records/run_health.jsonl": ("{}\n", "line 1, has no field 'phase'"),
     "probes/records/direction_sentiment.jsonl": ('{"phase": 0}\n', "'accuracy'"),
 }
 
@@ -256,15 +197,6 @@ def test_report_of_a_damaged_run_names_the_file(probed, tmp_path, file):
     shutil.copytree(probed, path, ignore=shutil.ignore_patterns("checkpoints"))
     (path / file).write_text(text)
     rejected(["report", path], f"run/{file}", words)
-
-
-def test_a_full_disk_leaves_the_saved_state(finished, warm_python, tmp_path):
-    shutil.copytree(finished[1], tmp_path / "run")
-    with untouched(tmp_path / "run" / "checkpoints"):
-        command = ["-m", "rlhf_lab", "resume", str(tmp_path / "run"), "--total-phases", "3"]
-        done = warm_python.run(command, file_size=200_000)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert "cannot write" in done.stderr and "resume" in done.stderr
 
 
 def test_a_closed_pipe_ends_quietly(warm_python):
