@@ -4,6 +4,7 @@ from rlhf_lab.diffing.activation_store import ActivationStore, collect_activatio
 from rlhf_lab.diffing.adapter import AdapterPieces, adapter_pieces
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
+from rlhf_lab.diffing.contrast import Contrast, make_contrast
 from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
 from rlhf_lab.diffing.crosscoder_record import (
     CrosscoderRecord,
@@ -17,12 +18,17 @@ from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
 from rlhf_lab.diffing.lens import lens_divergence, logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
-from rlhf_lab.diffing.patch_places import PatchPlace, Side, part_places
-from rlhf_lab.diffing.patching import Patched, patch_activations, patch_hook
+from rlhf_lab.diffing.patching import (
+    Patched,
+    PatchPlace,
+    Side,
+    part_places,
+    patch_activations,
+    patch_hook,
+)
 from rlhf_lab.diffing.path_patching import patch_path
 from rlhf_lab.diffing.principal import energy_blocks, head_products, principal_spaces
 from rlhf_lab.diffing.sae import SAEDictionary, load_sae
-from rlhf_lab.diffing.shift_matrix import ShiftMatrix, shift_by_weights, shift_matrix
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
 from rlhf_lab.diffing.steering import (
     Steered,
@@ -33,12 +39,13 @@ from rlhf_lab.diffing.steering import (
     steering_sweep,
 )
 from rlhf_lab.diffing.transplant import Transplant, transplant
-from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.diffing.weight_line import WeightLine, shift_by_weights
 from rlhf_lab.diffing.weights import graft, graft_groups, path, truncate, truncate_delta
 
 __all__ = [
     "Steered",
     "SteeringSweep",
+    "make_contrast",
     "control_vector",
     "mean_difference",
     "steering_hooks",
@@ -49,13 +56,13 @@ __all__ = [
     "AdapterPieces",
     "AttentionSplit",
     "Comparison",
+    "Contrast",
     "Crosscoder",
     "CrosscoderRecord",
     "Groups",
     "HeadCache",
     "PatchPlace",
     "Patched",
-    "ShiftMatrix",
     "Side",
     "SplicedKL",
     "Transplant",
@@ -89,7 +96,6 @@ __all__ = [
     "relative_norms",
     "restrict",
     "shift_by_weights",
-    "shift_matrix",
     "spliced_kl",
     "split_shift",
     "transplant",

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, check_partition
-from rlhf_lab.diffing.quadrature import NODES, quadrature
-from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.diffing.weight_line import NODES, WeightLine, quadrature
 from rlhf_lab.functional import kl_per_token, log_probs
 
 ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components
@@ -113,11 +114,10 @@ def own_reader(
     return _less_mean(reader) if centered else reader
 
 
-def logit_reader(model: HookedModel, words: tuple[int, int]) -> Float[Tensor, " d_model"]:
-    """The final norm's gain times the difference of two columns of the unembedding, in float64."""
-    W_U, norm = model.unembed.W_U, model.ln_final
-    u = exact(W_U[:, words[0]] - W_U[:, words[1]])
-    return exact(norm.w) * u if hasattr(norm, "w") else u
+def logit_reader(model: HookedModel, words: Words) -> Float[Tensor, " d_model"]:
+    """Return the final norm's gain times the contrast's columns of the unembedding, in float64."""
+    u = make_contrast(model, words).of(model.unembed.W_U)
+    return exact(model.ln_final.w) * u if hasattr(model.ln_final, "w") else u
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def ends_of(
     acts: tuple[dict[str, Tensor], dict[str, Tensor]],
     tokens: Int[Tensor, "batch seq"],
     pos: int | Int[Tensor, " batch"],
-    words: tuple[int, int],
+    words: Words,
 ) -> tuple[ModelEnd, ModelEnd]:
     """Both models at one position, each also with its blocks reading the other's streams.
 
@@ -181,7 +181,7 @@ def model_end(
     model: HookedModel,
     acts: dict[str, Tensor],
     fed: dict[str, Tensor],
-    words: tuple[int, int],
+    words: Words,
 ) -> ModelEnd:
     """One model at one position, from activations at `logit_shift.SITES`.
 
@@ -189,16 +189,17 @@ def model_end(
         fed: the same where blocks read the other model's streams; `acts` itself where only the
             own part of each component is asked for, and not what it inherits of that.
     """
-    norm, unembed = model.ln_final, model.unembed
-    u = exact(unembed.W_U[:, words[0]] - unembed.W_U[:, words[1]])
+    norm, unembed, contrast = model.ln_final, model.unembed, make_contrast(model, words)
+    u = contrast.of(unembed.W_U)
     bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
-    b_u = exact(unembed.b_U[words[0]] - unembed.b_U[words[1]])
+    b_u = contrast.of(unembed.b_U)
     scale = exact(acts["ln_final.hook_scale"])[:, 0]
     parts, others = (
         residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
         for each in (acts, fed)
     )
-    return ModelEnd(parts, others, 1 / scale, logit_reader(model, words), torch.stack([bias, b_u]))
+    reader = logit_reader(model, contrast)
+    return ModelEnd(parts, others, 1 / scale, reader, torch.stack([bias, b_u]))
 
 
 def _less_mean(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.diffing.contrast import Words
 from rlhf_lab.diffing.logit_shift import logit_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
@@ -62,7 +63,7 @@ def refuse_no_neurons(model: HookedModel, probe: str) -> None:
 
 
 @torch.no_grad()
-def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: tuple[int, int]) -> NeuronEnd:
+def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: Words) -> NeuronEnd:
     """One model's neurons, from activations at `NEURON_SITE` and of the final norm's scale.
 
     Args:

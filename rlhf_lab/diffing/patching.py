@@ -1,41 +1,70 @@
-"""Activation patching: activations of one forward put into another, by site, head and position."""
+"""Activation patching: activations of one forward pass put into another, by hook and position."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.diffing.patch_places import (
-    WRITTEN,
-    PatchPlace,
-    Side,
-    language_sides,
-    places_by_name,
-    refuse_unlike_sides,
-    word_ids,
-    writes,
-)
-from rlhf_lab.diffing.stages import Tick, untold
+from rlhf_lab.diffing.contrast import Contrast, Words, make_contrast
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, recovered_fraction
-from rlhf_lab.models.device import exact
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.training.capture import ROWS_AT_ONCE, SQUARE
+from rlhf_lab.models.residual_parts import reason_not_additive
+from rlhf_lab.training.capture import ROWS_AT_ONCE, SQUARE, resolve_sites
 
 Hook = tuple[str, Callable[[Tensor, HookPoint], Tensor | None]]
+HEAD_SITES = ("attn.hook_z", "attn.hook_q", "attn.hook_k", "attn.hook_v", *SQUARE)
+ATTN_OUT = "hook_attn_out"
+
+
+class PatchPlace(NamedTuple):
+    """An activation, or the entries of one head or some positions.
+
+    Args:
+        site: a hook point.
+        head: at `hook_attn_out`, the output of this head; at the sites of heads, its entries.
+        positions: one or several columns of the text, from the end if negative; all if None. For
+            patterns and scores these are positions of the query.
+    """
+
+    site: str
+    head: int | None = None
+    positions: int | tuple[int, ...] | None = None
+
+    @property
+    def is_head_output(self) -> bool:
+        """True for the output of one head to the residual stream."""
+        return self.head is not None and self.site.endswith(ATTN_OUT)
+
+
+class Side(NamedTuple):
+    """A model and its text, one of two whose activations are exchanged.
+
+    Args:
+        model: a language model, or a policy, for its `base_model`.
+        tokens: rows of one length, padded on the left or not at all.
+        mask: False on padding.
+    """
+
+    model: HookedModel | TransformerWithValueHead
+    tokens: Int[Tensor, "batch seq"]
+    mask: Bool[Tensor, "batch seq"] | None = None
 
 
 @dataclass(frozen=True)
 class Patched:
-    """Logit differences of the receiver, with an activation of the donor at each place in turn.
+    """Logit differences of the receiver, with an activation of the donor at one place at a time.
 
     Args:
         names: of the places.
-        start: the receiver's own.
-        end: the donor's.
+        start: of the receiver without a patch.
+        end: of the donor.
         patched: with each place patched.
     """
 
@@ -45,37 +74,27 @@ class Patched:
     patched: Float[Tensor, "place batch"]
 
     def fractions(self) -> dict[str, Interval]:
-        """The share of the way from start to end that each place brings, with its interval."""
+        """Return the fraction of the way from start to end that each place brings."""
         rows = zip(self.names, self.patched, strict=True)
         return {name: recovered_fraction(self.end, self.start, row) for name, row in rows}
 
 
-def patch_hook(
-    source: Float[Tensor, "batch ..."],
-    head: int | None = None,
-    positions: Bool[Tensor, "batch seq"] | None = None,
-) -> Callable[[Tensor, HookPoint], Tensor]:
-    """Make a hook that puts another forward's activation in place of what it is given.
+def part_places(
+    model: HookedModel, positions: tuple[int, ...] | None = None
+) -> dict[str, PatchPlace]:
+    """Return the outputs of all embeddings, heads and MLPs to the residual stream, by name.
 
-    Args:
-        source: of one site; `[batch head query key]` for patterns and scores.
-        head: whose entries alone; all when None.
-        positions: True where it is replaced; everywhere when None.
+    Raises:
+        ConfigError: If the model normalizes the output of attention.
     """
-
-    def put(activation: Tensor, hook: HookPoint) -> Tensor:
-        square = hook.name.endswith(SQUARE)
-        rest = activation.ndim - 2
-        chosen = torch.ones(activation.shape[0], activation.shape[2 if square else 1]).bool()
-        chosen = (chosen if positions is None else positions).to(activation.device)
-        where = chosen[:, None, :, None] if square else chosen.reshape(*chosen.shape, *[1] * rest)
-        if head is not None:
-            axis = 1 if square else 2
-            of_head = torch.arange(activation.shape[axis], device=activation.device) == head
-            where = where & of_head.reshape([-1 if i == axis else 1 for i in range(rest + 2)])
-        return torch.where(where, source.to(activation), activation)
-
-    return put
+    _validate_heads_additive(model)
+    embeddings = [name for name in ("embed", "pos_embed") if f"hook_{name}" in model.hook_dict]
+    places = {name: PatchPlace(f"hook_{name}", None, positions) for name in embeddings}
+    for layer in range(model.cfg.n_layers):
+        for head in range(model.cfg.n_heads):
+            places[f"L{layer}H{head}"] = PatchPlace(f"blocks.{layer}.{ATTN_OUT}", head, positions)
+        places[f"L{layer} mlp"] = PatchPlace(f"blocks.{layer}.hook_mlp_out", None, positions)
+    return places
 
 
 def patch_activations(
@@ -83,117 +102,179 @@ def patch_activations(
     donor: Side,
     places: dict[str, PatchPlace | str],
     pos: int,
-    words: tuple[int | str, int | str],
-    tick: Tick = untold,
+    words: Words,
 ) -> Patched:
     """Put the donor's activation at each place in turn into the receiver, and read its logits.
 
-    1. Run both, and keep what the donor has at the places.
+    1. Run both, and keep the donor's activations at the places.
     2. Run the receiver once for each place, with the donor's activation there.
-    3. Read logit(words[0]) - logit(words[1]) at `pos`.
+    3. Read logit(words[0]) - logit(words[1]), or the weighted sum, at `pos`.
 
-    Sides with two models and one text ask what training changed; with one model and two texts, what
-    carries the difference of the texts. From the base into the tuned model, it is what the model
-    needs; the other way round, what suffices.
+    Sides with two models and one text measure a change by training; sides with one model and two
+    texts measure which components carry the difference of the texts. A patch from the base into the
+    tuned model shows what is necessary; the other way round, what is sufficient.
 
     Args:
-        places: by name; a hook point's name alone stands for all of its activation.
-        words: two single tokens, as text or as ids.
-        tick: called behind every patched forward.
+        places: by name; the name of a hook point stands for its whole activation.
+        words: two single tokens, or weights by token; see `make_contrast`.
 
     Raises:
-        ConfigError: texts of unequal shape, a site, head or position that is not there, or models
-            whose heads' shares cannot be told apart.
+        ConfigError: If the texts differ in shape or padding, a site or head does not exist, or the
+            outputs of heads cannot be separated.
 
     (Vig et al. 2020; Meng et al. 2022; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """
-    receiver, donor = language_sides(receiver, donor)
-    chosen = list(places_by_name(places).values())
-    refuse_unlike_sides(receiver, donor, chosen, pos)
-    words = word_ids(receiver.model, words)
+    chosen = [PatchPlace(place) if isinstance(place, str) else place for place in places.values()]
+    receiver, donor = validate_sides(receiver, donor, chosen, pos)
+    contrast = make_contrast(receiver.model, words)
     found = []
     for rows in torch.arange(len(receiver.tokens)).split(ROWS_AT_ONCE):
-        own, other = rows_of(receiver, rows), rows_of(donor, rows)
-        theirs = captured_at(other, chosen)
-        hooks = [hooks_to(own, *each) for each in zip(chosen, theirs, strict=True)]
-        seen = [logit_difference(side, pos, words) for side in (own, other)]
-        for each in hooks:
-            seen.append(logit_difference(own, pos, words, each))
-            tick()
-        found.append(torch.stack(seen))
+        to, source = take_rows(receiver, rows), take_rows(donor, rows)
+        values = captured_at(source, chosen)
+        each = [logit_difference(side, pos, contrast) for side in (to, source)]
+        for place, value in zip(chosen, values, strict=True):
+            each.append(logit_difference(to, pos, contrast, hooks_to(to, place, value)))
+        found.append(torch.stack(each))
     start, end, *patched = torch.cat(found, dim=1)
     return Patched(list(places), start, end, torch.stack(patched))
 
 
-def rows_of(side: Side, rows: Int[Tensor, " rows"]) -> Side:
-    """Some rows of a side, on its model's device."""
+def patch_hook(
+    source: Float[Tensor, "batch ..."],
+    head: int | None = None,
+    positions: Bool[Tensor, "batch seq"] | None = None,
+) -> Callable[[Tensor, HookPoint], Tensor]:
+    """Return a hook that replaces an activation with that of another forward pass.
+
+    Args:
+        source: of one site; `[batch head query key]` for patterns and scores.
+        head: the only head whose entries are replaced; all if None.
+        positions: True where the activation is replaced; everywhere if None.
+    """
+
+    def put(activation: Tensor, hook: HookPoint) -> Tensor:
+        patched = activation.clone()
+        to, of = patched, source.to(activation)
+        if hook.name.endswith(SQUARE):  # [batch head query key]
+            to, of = to.transpose(1, 2), of.transpose(1, 2)
+        if head is not None:
+            to, of = to[:, :, head], of[:, :, head]
+        where = slice(None) if positions is None else positions.to(activation.device)
+        to[where] = of[where]
+        return patched
+
+    return put
+
+
+def validate_sides(
+    receiver: Side, donor: Side, places: Sequence[PatchPlace], pos: int
+) -> tuple[Side, Side]:
+    """Return both sides with language models and masks; raise ConfigError unless they match."""
+    receiver, donor = (
+        Side(
+            getattr(side.model, "base_model", side.model),
+            side.tokens,
+            torch.ones_like(side.tokens).bool() if side.mask is None else side.mask,
+        )
+        for side in (receiver, donor)
+    )
+    if not torch.equal(receiver.mask.cpu(), donor.mask.cpu()):
+        raise ConfigError(
+            f"the two texts have shapes {tuple(receiver.tokens.shape)} and "
+            f"{tuple(donor.tokens.shape)} or other padding. Pass texts that match token by token."
+        )
+    if not receiver.mask[:, pos].all():
+        raise ConfigError(f"pos={pos} is padding in some rows. Choose a token of every row.")
+    for place in places:
+        for model in (receiver.model, donor.model):
+            _validate_place(model, place)
+    return receiver, donor
+
+
+def take_rows(side: Side, rows: Int[Tensor, " rows"]) -> Side:
+    """Return some rows of a side, on its model's device."""
     device = next(side.model.parameters()).device
-    mask = torch.ones_like(side.tokens, dtype=torch.bool) if side.mask is None else side.mask
-    return Side(side.model, side.tokens[rows].to(device), mask[rows].to(device))
-
-
-@torch.no_grad()
-def _run(side: Side, hooks: Sequence[Hook]) -> Float[Tensor, "batch seq d_vocab"]:
-    """Logits of a forward with hooks, which see padding moved to the right."""
-    run = lambda tokens: (side.model(tokens, attention_mask=torch.ones_like(tokens)),)
-    with side.model.hooks(fwd_hooks=list(hooks)):
-        return run_left_padded(run, side.tokens, side.mask)[0]
+    return Side(side.model, side.tokens[rows].to(device), side.mask[rows].to(device))
 
 
 def logit_difference(
-    side: Side, pos: int, words: tuple[int, int], hooks: Sequence[Hook] = ()
+    side: Side, pos: int, contrast: Contrast, hooks: Sequence[Hook] = ()
 ) -> Float[Tensor, " batch"]:
-    """logit(words[0]) - logit(words[1]) at one position of a forward with hooks."""
-    logits = exact(_run(side, hooks)[:, pos])
-    return logits[:, words[0]] - logits[:, words[1]]
+    """Return the contrast of the logits at one position of a forward pass with hooks."""
+    return contrast.of(_run(side, hooks)[:, pos])
 
 
 def captured_at(
     side: Side, places: Sequence[PatchPlace], hooks: Sequence[Hook] = ()
 ) -> list[Float[Tensor, "batch ..."]]:
-    """What a forward has at each place, with padding on the right: of one head that writes, its
-    share alone.
-    """
+    """Return the activation at each place (the output of a head), with padding on the right."""
     kept: dict[str, Tensor] = {}
 
     def keep(activation: Tensor, hook: HookPoint) -> None:
         kept[hook.name] = activation.detach()
 
-    reads = dict.fromkeys(_z_of(place) if writes(place) else place.site for place in places)
-    _run(side, [*hooks, *((site, keep) for site in reads)])
+    sites = [_z_site(place) if place.is_head_output else place.site for place in places]
+    _run(side, [*hooks, *((site, keep) for site in dict.fromkeys(sites))])
     return [
-        _written(side.model, place, kept[_z_of(place)]) if writes(place) else kept[place.site]
-        for place in places
+        _head_output(side.model, place, kept[site]) if place.is_head_output else kept[site]
+        for place, site in zip(places, sites, strict=True)
     ]
 
 
 def hooks_to(side: Side, place: PatchPlace, value: Float[Tensor, "batch ..."]) -> list[Hook]:
-    """Hooks that put a value at a place, with padding on the right."""
+    """Return hooks that put a value at a place, with padding on the right."""
     chosen = torch.ones_like(side.mask) if place.positions is None else ~torch.ones_like(side.mask)
     if place.positions is not None:
-        chosen[:, place.columns] = True
+        chosen[:, place.positions] = True
         chosen = rotate_padding(chosen, side.mask, "right")
-    if not writes(place):
+    if not place.is_head_output:
         return [(place.site, patch_hook(value, place.head, chosen))]
     now: list[Tensor] = []
 
     def keep(z: Tensor, hook: HookPoint) -> None:
-        now[:] = [_written(side.model, place, z)]
+        now[:] = [_head_output(side.model, place, z)]
 
-    def exchange(written: Tensor, hook: HookPoint) -> Tensor:
-        changed = written + (value - now[0]).to(written)
-        return torch.where(chosen[:, :, None], changed, written)
+    def exchange(output: Tensor, hook: HookPoint) -> Tensor:
+        changed = output + (value - now[0]).to(output)
+        return torch.where(chosen[:, :, None], changed, output)
 
-    return [(_z_of(place), keep), (place.site, exchange)]
-
-
-def _z_of(place: PatchPlace) -> str:
-    return f"{place.site.removesuffix(WRITTEN)}attn.hook_z"
+    return [(_z_site(place), keep), (place.site, exchange)]
 
 
-def _written(
+@torch.no_grad()
+def _run(side: Side, hooks: Sequence[Hook]) -> Float[Tensor, "batch seq d_vocab"]:
+    run = lambda tokens: (side.model(tokens, attention_mask=torch.ones_like(tokens)),)
+    with side.model.hooks(fwd_hooks=list(hooks)):
+        return run_left_padded(run, side.tokens, side.mask)[0]
+
+
+def _z_site(place: PatchPlace) -> str:
+    return f"{place.site.removesuffix(ATTN_OUT)}attn.hook_z"
+
+
+def _head_output(
     model: HookedModel, place: PatchPlace, z: Float[Tensor, "batch seq head d_head"]
 ) -> Float[Tensor, "batch seq d_model"]:
-    """What one head adds to the residual stream."""
     layer = int(place.site.split(".")[1])
     return z[:, :, place.head] @ model.blocks[layer].attn.W_O[place.head]
+
+
+def _validate_place(model: HookedModel, place: PatchPlace) -> None:
+    resolve_sites(model, [place.site])
+    if place.head is None:
+        return
+    if place.is_head_output:
+        _validate_heads_additive(model)
+    elif not place.site.endswith(HEAD_SITES):
+        raise ConfigError(
+            f"the site {place.site!r} has no heads. Remove head={place.head}, or choose "
+            "attn.hook_z, or hook_attn_out for the output of a head."
+        )
+    if not 0 <= place.head < model.cfg.n_heads:
+        raise ConfigError(f"head={place.head} must be from 0 to {model.cfg.n_heads - 1}.")
+
+
+def _validate_heads_additive(model: HookedModel) -> None:
+    why = reason_not_additive(model)
+    if why is not None and "logits" not in why:
+        raise ConfigError(f"The outputs of heads do not add up: {why}. Patch attn.hook_z instead.")

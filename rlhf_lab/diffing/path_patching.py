@@ -1,26 +1,21 @@
-"""Path patching: the change of one part, let through to the logits along chosen paths alone."""
+"""Path patching: the change of one component, passed to the logits along chosen paths only."""
 
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from rlhf_lab.diffing.patch_places import (
-    WRITTEN,
-    PatchPlace,
-    Side,
-    language_sides,
-    refuse_unlike_sides,
-    word_ids,
-)
+from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.diffing.patching import (
+    ATTN_OUT,
     Hook,
     Patched,
+    PatchPlace,
+    Side,
     captured_at,
     hooks_to,
     logit_difference,
-    rows_of,
+    take_rows,
+    validate_sides,
 )
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import HookedModel
@@ -33,56 +28,51 @@ def patch_path(
     sender: PatchPlace,
     through: Sequence[PatchPlace],
     pos: int,
-    words: tuple[int | str, int | str],
+    words: Words,
 ) -> Patched:
-    """Let a change of the sender reach the logits along chosen paths alone.
+    """Pass a change of the sender to the logits along chosen paths only.
 
-    1. Run the receiver with the donor's activation at the sender, every head's z and every MLP held
-       at the receiver's own, but for those that the path goes through; keep what these become.
-    2. Run the receiver with that in their places.
+    1. Run the receiver with the donor's activation at the sender, and with every head's z and every
+       MLP fixed at the receiver's values, except those on the path; keep what the path becomes.
+    2. Run the receiver with these activations on the path.
 
-    `through` the residual stream behind the last block is the sender's direct path.
+    `through` the residual stream after the last block is the sender's direct path.
 
     Raises:
-        ConfigError: see `patch_activations`; or no place to go through.
+        ConfigError: If `through` is empty; otherwise as `patch_activations`.
 
     (Wang et al. 2022, arXiv 2211.00593; Goldowsky-Dill et al. 2023, arXiv 2304.05969)
     """
     if not through:
-        raise ConfigError("through is empty; give at least one place, such as the last residual.")
-    receiver, donor = language_sides(receiver, donor)
-    refuse_unlike_sides(receiver, donor, [sender, *through], pos)
-    words = word_ids(receiver.model, words)
-    found = []
+        raise ConfigError("through is empty. Pass at least one place, such as the last residual.")
+    receiver, donor = validate_sides(receiver, donor, [sender, *through], pos)
+    contrast, found = make_contrast(receiver.model, words), []
     for rows in torch.arange(len(receiver.tokens)).split(ROWS_AT_ONCE):
-        own, other = rows_of(receiver, rows), rows_of(donor, rows)
-        held = _held(own.model, through)
-        hooks = [
-            h for e in zip(held, captured_at(own, held), strict=True) for h in hooks_to(own, *e)
-        ]
-        hooks += hooks_to(own, sender, *captured_at(other, [sender]))
-        reached = captured_at(own, through, hooks)
-        last = _all_hooks(own, through, reached)
-        ends = [logit_difference(side, pos, words) for side in (own, other)]
-        found.append(torch.stack([*ends, logit_difference(own, pos, words, last)]))
+        to, source = take_rows(receiver, rows), take_rows(donor, rows)
+        fixed = _fixed_places(to.model, through)
+        hooks = _hooks_to_all(to, fixed, captured_at(to, fixed))
+        hooks += hooks_to(to, sender, *captured_at(source, [sender]))
+        last = _hooks_to_all(to, through, captured_at(to, through, hooks))
+        ends = [logit_difference(side, pos, contrast) for side in (to, source)]
+        found.append(torch.stack([*ends, logit_difference(to, pos, contrast, last)]))
     start, end, patched = torch.cat(found, dim=1)
     return Patched(["path"], start, end, patched[None])
 
 
-def _all_hooks(
-    side: Side, places: Sequence[PatchPlace], values: Sequence[Float[Tensor, "batch ..."]]
+def _hooks_to_all(
+    side: Side, places: Sequence[PatchPlace], values: Sequence[torch.Tensor]
 ) -> list[Hook]:
     each = zip(places, values, strict=True)
     return [hook for place, value in each for hook in hooks_to(side, place, value)]
 
 
-def _held(model: HookedModel, through: Sequence[PatchPlace]) -> list[PatchPlace]:
-    """Every head's z and every MLP, but for those that a path goes through."""
-    held = []
+def _fixed_places(model: HookedModel, through: Sequence[PatchPlace]) -> list[PatchPlace]:
+    """Return every head's z and every MLP, except those on the path."""
+    fixed = []
     for layer in range(model.cfg.n_layers):
-        z, written, mlp = (f"blocks.{layer}.{x}" for x in ("attn.hook_z", WRITTEN, "hook_mlp_out"))
-        free = {place.head for place in through if place.site in (z, written)}
+        z, out, mlp = (f"blocks.{layer}.{x}" for x in ("attn.hook_z", ATTN_OUT, "hook_mlp_out"))
+        free = {place.head for place in through if place.site in (z, out)}
         heads = [] if None in free else range(model.cfg.n_heads)
-        held += [PatchPlace(z, head) for head in heads if head not in free]
-        held += [PatchPlace(mlp)] * all(place.site != mlp for place in through)
-    return held
+        fixed += [PatchPlace(z, head) for head in heads if head not in free]
+        fixed += [PatchPlace(mlp)] * all(place.site != mlp for place in through)
+    return fixed

@@ -1,15 +1,22 @@
-"""Straight line of weights between two models, and the logits of what lies on it."""
+"""Straight line of weights between two models, and integrals of gradients along it."""
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.func import functional_call
+from torch.func import functional_call, jvp
 
-from rlhf_lab.diffing.groups import weights_of_both
+from rlhf_lab.diffing.contrast import Words, make_contrast
+from rlhf_lab.diffing.groups import Groups, check_partition, restrict, weights_of_both
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.torch_modes import differentiable_attention
+
+NODES = 8  # enough between a model and its fine-tuned form
+MAX_NODES = 32  # of `shift_by_weights`, which doubles them until its sum is complete
 
 
 class WeightLine:
@@ -18,13 +25,14 @@ class WeightLine:
     On a device without float64 everything is on the CPU. Neither model is changed.
 
     Args:
-        in_float64: hold weights and activations in float64; else as the first model does.
+        in_float64: convert weights and activations to float64; if False, keep the first model's
+            dtype.
 
     Attributes:
         before, after, delta: weights by name, and their difference.
 
     Raises:
-        ConfigError: the models have other weights than each other.
+        ConfigError: If the models do not have the same parameters.
     """
 
     def __init__(self, model0: HookedModel, model1: HookedModel, in_float64: bool = False) -> None:
@@ -41,11 +49,11 @@ class WeightLine:
 
     @property
     def text_device(self) -> torch.device:
-        """Where weights are, and text is to be."""
+        """Device of the weights, which the tokens must be on."""
         return next(self.model.parameters()).device
 
     def at(self, alpha: float) -> dict[str, Float[Tensor, "..."]]:
-        """All weights at a share of the way; at 0 and 1 those of the models, bit for bit."""
+        """Return all weights at a fraction of the line; at 0 and 1 bitwise those of the models."""
         return {name: torch.lerp(self.before[name], self.after[name], alpha) for name in self.after}
 
     def logits(
@@ -54,10 +62,10 @@ class WeightLine:
         tokens: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, "batch seq d_vocab"]:
-        """What the modules make of a text with these weights, in float64.
+        """Return the logits of a text with these weights, in float64.
 
         Args:
-            attention_mask: False on padding to the left of a prompt.
+            attention_mask: False on left padding.
         """
 
         def run(rows: Int[Tensor, "batch seq"]) -> tuple[Tensor, ...]:
@@ -65,3 +73,68 @@ class WeightLine:
             return (functional_call(self.model, weights, (rows,), mask),)
 
         return run_left_padded(run, tokens, attention_mask)[0].double()
+
+
+def quadrature(nodes: int = NODES) -> tuple[list[float], list[float]]:
+    """Return the nodes between 0 and 1 of Gauss-Legendre quadrature, and weights that sum to 1.
+
+    n nodes integrate polynomials of degree up to 2n - 1 exactly.
+
+    Source: Gauss 1814; Press et al. 2007, "Numerical Recipes", section 4.6
+    """
+    if nodes < 1:
+        raise ConfigError(f"nodes must be at least 1, got {nodes}.")
+    at, weights = np.polynomial.legendre.leggauss(nodes)
+    return ((at + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+@torch.no_grad()
+def shift_by_weights(
+    model0: HookedModel,
+    model1: HookedModel,
+    tokens: Int[Tensor, "batch seq"],
+    pos: int,
+    words: Words,
+    groups: Groups,
+    nodes: int = NODES,
+) -> Float[Tensor, "group batch"]:
+    """Attribute the shift of a logit difference to the groups of weights that changed.
+
+    1. Move all weights in a straight line from the first model to the second.
+    2. Differentiate the logit difference along the change of each group at each node of the
+       quadrature, in forward mode, which gives a value for each text.
+    3. Double the nodes while the groups miss the shift by more than 1e-3 of it, up to `MAX_NODES`.
+
+    phi_g = int_0^1 <grad f(theta_0 + a delta), delta_g> da
+    (integrated gradients: Sundararajan et al. 2017, arXiv 1703.01365; along weights)
+
+    Args:
+        tokens: texts of one length, without padding.
+        pos: the position before the words.
+
+    Raises:
+        ConfigError: If the models differ in parameters, or the groups are not a partition.
+    """
+    line = WeightLine(model0, model1)
+    check_partition(groups, line.before)
+    end = range(tokens.shape[1])[pos] + 1
+    tokens, contrast = tokens[:, :end].to(line.text_device), make_contrast(model0, words)
+    changes = [restrict(line.delta, groups, name) for name in groups.names]
+
+    def difference(weights: dict[str, Tensor]) -> Float[Tensor, " batch"]:
+        return contrast.of(line.logits(weights, tokens)[:, -1])
+
+    shift = difference(line.after) - difference(line.before)
+    allowed = 1e-3 * max(1.0, shift.abs().max().item())
+    while True:
+        total = shift.new_zeros(len(groups), len(tokens))
+        for node, weight in zip(*quadrature(nodes), strict=True):
+            at = line.at(node)
+            for row, change in zip(total, changes, strict=True):
+                if any(bool(moved.any()) for moved in change.values()):
+                    along = lambda some, at=at: difference(at | some)
+                    with differentiable_attention():
+                        row += weight * jvp(along, ({n: at[n] for n in change},), (change,))[1]
+        if (total.sum(0) - shift).abs().max() <= allowed or 2 * nodes > MAX_NODES:
+            return total
+        nodes *= 2

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, taken_from, weights_of_both
-from rlhf_lab.diffing.stages import Tick, untold
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
 from rlhf_lab.models.device import exact
@@ -107,15 +106,9 @@ def truncate(model0: HookedModel, model1: HookedModel, rank: int) -> HookedModel
 
 
 def truncations(
-    model0: HookedModel,
-    model1: HookedModel,
-    ranks: Sequence[int],
-    tick: Tick = untold,
+    model0: HookedModel, model1: HookedModel, ranks: Sequence[int]
 ) -> Iterator[HookedModel]:
     """Yield for each rank what `truncate` makes, from one decomposition of every matrix.
-
-    Args:
-        tick: called behind every weight that is decomposed.
 
     Raises:
         ConfigError: a rank below 0, or models with other weights than each other.
@@ -126,7 +119,6 @@ def truncations(
     for name, (first, second) in pairs.items():
         short = min(first.shape) == 1 or not any(0 < rank < min(first.shape) for rank in ranks)
         known[name] = None if short else _strongest_directions(first, second, max(ranks))
-        tick()
     for rank in ranks:
         moved = {}
         for name, (first, second) in pairs.items():

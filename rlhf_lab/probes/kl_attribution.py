@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups
 from rlhf_lab.diffing.kl_attribution import OutputKL, WeightKL, kl_by_output, kl_by_weights
-from rlhf_lab.diffing.quadrature import NODES
-from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.diffing.weight_line import NODES, WeightLine
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import has_float64
 from rlhf_lab.models.hooked_model import HookedModel, without_hooks

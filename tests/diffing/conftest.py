@@ -43,6 +43,12 @@ def tuned(base, make_tuned) -> HookedTransformer:
 
 
 @pytest.fixture(scope="session")
+def far(base, make_tuned) -> HookedTransformer:
+    """The base with every weight changed so much that the line between the two is curved."""
+    return make_tuned(base, size=0.3)
+
+
+@pytest.fixture(scope="session")
 def reviews() -> Tensor:
     """Twelve reviews of Reel."""
     from rlhf_lab.probes import ReelTruth

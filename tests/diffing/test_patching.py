@@ -1,22 +1,21 @@
-"""Activation and path patching: ends that are known, and shares that are counted another way."""
+"""Activation and path patching: hooks by hand, TransformerLens's own tool, and known ends."""
 
 import copy
+import functools
 
 import pytest
 import torch
 
 from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations, patch_path
-from rlhf_lab.diffing.patching import patch_hook
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
-from rlhf_lab.models.hooked_transformer import HookPoint
-from tests.diffing.faults_compare import PATCHING_FAULTS
-from tests.probes.planting import planted, told_by
+from tests.diffing.faults import assert_fault_fails
 from tests.tiny_families import random_tokens, tiny_of
+from tests.transformer_lens_model import to_transformer_lens
 
-WORDS = (5, 9)
-POS = -3
+WORDS, POS = (5, 9), -3
 LAST = PatchPlace("blocks.1.hook_resid_post")
+close = functools.partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 
 
 def difference(logits):
@@ -24,203 +23,197 @@ def difference(logits):
 
 
 @pytest.fixture
-def shared_head(base, make_tuned):
-    """A tuned model whose final norm and unembedding are the base's."""
-    return make_tuned(base, lambda name: not name.startswith(("ln_final", "unembed")))
+def sides(base, tuned, reviews):
+    return Side(base, reviews), Side(tuned, reviews)
 
 
-def test_a_patch_with_the_same_model_and_text_changes_nothing(base, reviews):
+def test_a_patch_with_itself_changes_nothing(base, reviews):
     side = Side(base, reviews)
     found = patch_activations(side, side, part_places(base), POS, WORDS)
     assert torch.equal(found.patched, found.start.expand_as(found.patched))
     assert all(interval.value is None for interval in found.fractions().values())
+    assert not any(point.fwd_hooks for point in base.hook_dict.values())
 
 
-def test_the_last_residual_with_a_shared_head_is_all_of_it(base, shared_head, reviews):
-    base_side, tuned_side = Side(base, reviews), Side(shared_head, reviews)
-    for receiver, donor in ((base_side, tuned_side), (tuned_side, base_side)):
-        found = patch_activations(receiver, donor, {"last": LAST}, POS, WORDS)
-        torch.testing.assert_close(found.patched[0], found.end)
+def test_the_last_residual_brings_all_with_one_unembedding(base, make_tuned, reviews):
+    tuned = make_tuned(base, lambda name: not name.startswith(("ln_final", "unembed")))
+    sides = Side(base, reviews), Side(tuned, reviews)
+    elsewhere = {"here": LAST._replace(positions=POS), "not": LAST._replace(positions=(0, POS + 1))}
+    for receiver, donor in (sides, sides[::-1]):
+        found = patch_activations(receiver, donor, {"last": LAST.site} | elsewhere, POS, WORDS)
+        torch.testing.assert_close(found.patched[:2], found.end.expand(2, -1))
+        assert torch.equal(found.patched[2], found.start)
         assert found.fractions()["last"].value.item() == pytest.approx(1)
         torch.testing.assert_close(found.start, difference(receiver.model(reviews)))
-    at_pos = LAST._replace(positions=(POS,))
-    elsewhere = LAST._replace(positions=(POS - 1, POS + 1))
-    found = patch_activations(
-        base_side, tuned_side, {"there": at_pos, "not": elsewhere}, POS, WORDS
+
+
+def test_patches_match_transformer_lens(base, tuned, reviews):
+    """Its own functions: MLPs by layer and position, z and patterns by layer and head."""
+    from transformer_lens import patching
+
+    tokens = reviews[:3, :8]
+    theirs, (_, cache) = (
+        to_transformer_lens(base),
+        to_transformer_lens(tuned).run_with_cache(tokens),
     )
-    torch.testing.assert_close(found.patched[0], found.end)
-    assert torch.equal(found.patched[1], found.start)
-
-
-def test_a_site_is_patched_as_a_hook_written_by_hand_does(base, tuned, reviews):
-    """One head's z, at two positions."""
-    place = PatchPlace("blocks.0.attn.hook_z", 2, (4, -5))
-    sides = Side(base, reviews), Side(tuned, reviews)
-    found = patch_activations(*sides, {"z": place}, POS, WORDS)
-    _, cache = tuned.run_with_cache(reviews)
-
-    def put(z, hook):
-        z[:, 4, 2] = cache[hook.name][:, 4, 2]
-        z[:, -5, 2] = cache[hook.name][:, -5, 2]
-        return z
-
-    by_hand = base.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
-    torch.testing.assert_close(found.patched[0], difference(by_hand), atol=1e-5, rtol=0)
-    assert (found.patched[0] - found.start).abs().max() > 1e-3
-
-
-def test_what_a_head_writes_is_patched_with_the_matrix_that_writes_it(base, make_tuned, reviews):
-    """Only W_O of one head is tuned: its z is the same, and what it writes is not."""
-    tuned = copy.deepcopy(base)
-    with torch.no_grad():
-        tuned.blocks[1].attn.W_O[3] *= 1.7
-    sides = Side(base, reviews), Side(tuned, reviews)
-    places = {"z": PatchPlace("blocks.1.attn.hook_z", 3)} | part_places(base)
-    found = patch_activations(*sides, places, POS, WORDS)
-    moved = (found.patched - found.start).abs().amax(1)
-    charged = {name for name, size in zip(found.names, moved, strict=True) if size > 1e-5}
-    # block 1's MLP reads what the head writes
-    assert charged == {"L1H3", "L1 mlp"}
-    torch.testing.assert_close(
-        found.patched[found.names.index("L1H3")], found.end, atol=1e-5, rtol=0
-    )
+    metric = lambda logits: difference(logits).mean()
+    expected = {
+        "mlp": patching.get_act_patch_mlp_out(theirs, tokens, cache, metric),
+        "z": patching.get_act_patch_attn_head_out_all_pos(theirs, tokens, cache, metric),
+        "pattern": patching.get_act_patch_attn_head_pattern_all_pos(theirs, tokens, cache, metric),
+    }
+    sites = {"mlp": "hook_mlp_out", "z": "attn.hook_z", "pattern": "attn.hook_pattern"}
+    places = {}
+    for kind, values in expected.items():
+        for layer, i in torch.cartesian_prod(*map(torch.arange, values.shape)).tolist():
+            index = {"positions": i} if kind == "mlp" else {"head": i}
+            places[kind, layer, i] = PatchPlace(f"blocks.{layer}.{sites[kind]}", **index)
+    names = {str(key): place for key, place in places.items()}
+    found = patch_activations(Side(base, tokens), Side(tuned, tokens), names, POS, WORDS)
+    assert (found.patched - found.start).abs().amax(1).min() < 1e-4  # after POS nothing changes
+    for (kind, layer, i), row in zip(places, found.patched, strict=True):
+        assert row.mean().item() == pytest.approx(expected[kind][layer, i].item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("head", [None, 1])
-def test_a_pattern_is_patched_by_its_query(base, tuned, reviews, head):
-    place = PatchPlace("blocks.1.attn.hook_pattern", head, (POS,))
-    found = patch_activations(
-        Side(base, reviews), Side(tuned, reviews), {"pattern": place}, POS, WORDS
-    )
-    _, cache = tuned.run_with_cache(reviews)
-    heads = slice(None) if head is None else head
+@pytest.mark.parametrize(("site", "axis"), [("attn.hook_z", 1), ("attn.hook_pattern", 2)])
+def test_positions_and_heads_match_a_hook_by_hand(sides, reviews, site, axis, head):
+    place = PatchPlace(f"blocks.0.{site}", head, (4, POS))
+    found = patch_activations(*sides, {"one": place}, POS, WORDS)
+    _, cache = sides[1].model.run_with_cache(reviews)
 
-    def put(pattern, hook):
-        pattern[:, heads, POS] = cache[hook.name][:, heads, POS]
-        return pattern
+    def put(x, hook):
+        for pos in (4, POS):
+            index = [slice(None)] * 4
+            index[axis], index[3 - axis] = pos, slice(None) if head is None else head
+            x[tuple(index)] = cache[hook.name][tuple(index)]
+        return x
 
-    by_hand = base.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
-    torch.testing.assert_close(found.patched[0], difference(by_hand), atol=1e-5, rtol=0)
+    by_hand = sides[0].model.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
+    close(found.patched[0], difference(by_hand))
     assert (found.patched[0] - found.start).abs().max() > 1e-4
 
 
-def test_padding_on_the_left_changes_nothing(base, tuned, reviews):
-    places = part_places(base, (POS, POS - 4)) | {"all": PatchPlace("blocks.0.hook_mlp_out")}
-    alone = [
+def test_the_output_of_a_head_includes_its_matrix(base, reviews):
+    """Only W_O of one head is tuned: its z is the same, and its output is not."""
+    tuned = copy.deepcopy(base)
+    with torch.no_grad():
+        tuned.blocks[1].attn.W_O[3] *= 1.7
+    places = {"z": PatchPlace("blocks.1.attn.hook_z", 3)} | part_places(base)
+    found = patch_activations(Side(base, reviews), Side(tuned, reviews), places, POS, WORDS)
+    rows = dict(zip(found.names, found.patched, strict=True))
+    moved = {name for name, row in rows.items() if (row - found.start).abs().max() > 1e-5}
+    assert moved == {"L1H3", "L1 mlp"}  # block 1's MLP reads the head
+    close(rows["L1H3"], found.end)
+
+
+def test_padding_and_chunks_change_nothing(base, tuned, reviews):
+    places = part_places(base, (POS, POS - 4)) | {"all": "blocks.0.hook_mlp_out"}
+    each = [
         patch_activations(Side(base, row), Side(tuned, row), places, POS, WORDS)
         for row in (reviews[:1], reviews[1:2, 3:])
     ]
-    padded = reviews[:2].clone()
-    padded[1, :3] = 0
+    padded = reviews[:2].repeat(35, 1)  # more rows than run at once
+    padded[1::2, :3] = 0
     mask = torch.ones_like(padded, dtype=torch.bool)
-    mask[1, :3] = False
-    found = patch_activations(
-        Side(base, padded, mask), Side(tuned, padded, mask), places, POS, WORDS
-    )
-    expected = torch.cat([row.patched for row in alone], 1)
-    torch.testing.assert_close(found.patched, expected, atol=1e-5, rtol=0)
+    mask[1::2, :3] = False
+    sides = Side(base, padded, mask), Side(tuned, padded, mask)
+    found = patch_activations(*sides, places, POS, WORDS)
+    close(found.patched, torch.cat([row.patched for row in each], 1).repeat(1, 35))
     with pytest.raises(ConfigError, match="padding in some rows"):
-        patch_activations(Side(base, padded, mask), Side(tuned, padded, mask), places, 1, WORDS)
+        patch_activations(*sides, places, 1, WORDS)
 
 
-def test_more_rows_than_run_at_once_are_the_same_row_by_row(base, tuned, reviews):
-    many = reviews.repeat(6, 1)[:70]
-    places = {"mlp": PatchPlace("blocks.0.hook_mlp_out")}
-    found = patch_activations(Side(base, many), Side(tuned, many), places, POS, WORDS)
-    few = patch_activations(Side(base, reviews), Side(tuned, reviews), places, POS, WORDS)
-    torch.testing.assert_close(found.patched[0, 60:], few.patched[0, :10], atol=1e-5, rtol=0)
-
-
-def test_the_direct_path_of_a_last_part_is_all_of_its_effect(base, tuned, reviews):
-    sides = Side(base, reviews), Side(tuned, reviews)
-    sender = PatchPlace("blocks.1.hook_mlp_out")
-    whole = patch_activations(*sides, {"mlp": sender}, POS, WORDS)
-    direct = patch_path(*sides, sender, [LAST], POS, WORDS)
-    torch.testing.assert_close(direct.patched[0], whole.patched[0], atol=1e-5, rtol=0)
-
-
-def test_paths_of_an_earlier_part_lead_through_what_reads_it_alone(base, tuned, reviews):
-    sides = Side(base, reviews), Side(tuned, reviews)
-    sender = PatchPlace("blocks.0.hook_mlp_out")
-    everything = [
-        LAST,
-        PatchPlace("blocks.1.hook_attn_out"),
-        PatchPlace("blocks.1.hook_mlp_out"),
-    ]
-    whole = patch_activations(*sides, {"mlp": sender}, POS, WORDS)
-    free = patch_path(*sides, sender, everything, POS, WORDS)
-    torch.testing.assert_close(free.patched[0], whole.patched[0], atol=1e-4, rtol=0)
-    earlier = patch_path(*sides, sender, [PatchPlace("blocks.0.hook_attn_out", 1)], POS, WORDS)
-    assert torch.equal(earlier.patched[0], earlier.start)
-    through_one = patch_path(*sides, sender, [PatchPlace("blocks.1.hook_attn_out", 2)], POS, WORDS)
-    assert 1e-4 < (through_one.patched[0] - through_one.start).abs().max()
-    # the direct path by hand: what the MLP adds, added to the base's own last residual
-    direct = patch_path(*sides, sender, [LAST], POS, WORDS)
-    caches = [side.model.run_with_cache(reviews)[1] for side in sides]
-    moved = caches[1][sender.site] - caches[0][sender.site]
-    by_hand = base.unembed(base.ln_final(caches[0][LAST.site] + moved))
-    torch.testing.assert_close(direct.patched[0], difference(by_hand), atol=1e-5, rtol=0)
-
-
-def test_grouped_heads_are_patched_too(llama_tokenizer):
+def test_grouped_heads_are_patched(llama_tokenizer):
     base = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)
     tuned, tokens = copy.deepcopy(base), random_tokens()
     with torch.no_grad():
         tuned.blocks[2].attn.W_O[1] *= 1.5
-    places = part_places(base) | {"k": PatchPlace("blocks.2.attn.hook_k", 1)}
+    places = {"o": part_places(base)["L2H1"], "k": PatchPlace("blocks.2.attn.hook_k", 1)}
     found = patch_activations(Side(base, tokens), Side(tuned, tokens), places, POS, WORDS)
-    torch.testing.assert_close(
-        found.patched[found.names.index("L2H1")], found.end, atol=1e-5, rtol=0
-    )
-    assert torch.equal(found.patched[found.names.index("k")], found.start)
-    with pytest.raises(ConfigError, match="has 2 heads"):
-        wrong = {"k": PatchPlace("blocks.2.attn.hook_k", 3)}
-        patch_activations(Side(base, tokens), Side(tuned, tokens), wrong, POS, WORDS)
+    close(found.patched, torch.stack([found.end, found.start]))
 
 
-def test_hooks_of_the_models_stay_as_they_are(base, tuned, reviews):
-    patch_activations(Side(base, reviews), Side(tuned, reviews), part_places(base), POS, WORDS)
-    assert not any(point.fwd_hooks for model in (base, tuned) for point in model.hook_dict.values())
+def test_direct_paths_add_the_change_to_the_last_residual(sides, reviews):
+    caches = [side.model.run_with_cache(reviews)[1] for side in sides]
+    for layer in (0, 1):
+        sender = PatchPlace(f"blocks.{layer}.hook_mlp_out")
+        direct = patch_path(*sides, sender, [LAST], POS, WORDS)
+        moved = caches[1][sender.site] - caches[0][sender.site]
+        base = sides[0].model
+        by_hand = base.unembed(base.ln_final(caches[0][LAST.site] + moved))
+        close(direct.patched[0], difference(by_hand))
+        close(direct.end, difference(sides[1].model(reviews)))
+
+
+def test_paths_lead_through_later_components_only(sides):
+    sender = PatchPlace("blocks.0.hook_mlp_out")
+    everything = [LAST, *(PatchPlace(f"blocks.1.hook_{x}_out") for x in ("attn", "mlp"))]
+    whole = patch_activations(*sides, {"mlp": sender}, POS, WORDS)
+    free = patch_path(*sides, sender, everything, POS, WORDS)
+    torch.testing.assert_close(free.patched[0], whole.patched[0], atol=1e-4, rtol=0)
+    for layer, least in ((0, 0.0), (1, 1e-4)):
+        head = PatchPlace(f"blocks.{layer}.hook_attn_out", 2)
+        found = patch_path(*sides, sender, [head], POS, WORDS)
+        moved = (found.patched[0] - found.start).abs().max()
+        assert moved > least if layer else moved == 0
 
 
 @pytest.mark.parametrize(
-    ("place", "says"),
+    ("place", "error"),
     [
         (PatchPlace("blocks.9.hook_mlp_out"), "does not have"),
-        (PatchPlace("blocks.0.hook_mlp_out", 1), "has no heads apart"),
-        (PatchPlace("blocks.0.attn.hook_z", 4), "has 4 heads"),
-        (PatchPlace("blocks.0.attn.hook_z", None, (40,)), "outside texts"),
+        (PatchPlace("blocks.0.hook_mlp_out", 1), "has no heads"),
+        (PatchPlace("blocks.0.attn.hook_z", 4), "from 0 to 3"),
     ],
 )
-def test_places_that_are_not_there_are_refused(base, tuned, reviews, place, says):
-    with pytest.raises(ConfigError, match=says):
-        patch_activations(Side(base, reviews), Side(tuned, reviews), {"x": place}, POS, WORDS)
+def test_patching_raises_on_places_outside_the_model(sides, place, error):
+    with pytest.raises(ConfigError, match=error):
+        patch_activations(*sides, {"x": place}, POS, WORDS)
 
 
-def test_texts_that_do_not_match_and_empty_paths_are_refused(base, reviews):
+def test_patching_raises_on_unlike_texts_and_normalized_heads(base, reviews, llama_tokenizer):
     with pytest.raises(ConfigError, match="match token by token"):
         patch_activations(Side(base, reviews), Side(base, reviews[:, 1:]), {}, POS, WORDS)
     with pytest.raises(ConfigError, match="through is empty"):
         patch_path(Side(base, reviews), Side(base, reviews), LAST, [], POS, WORDS)
+    with pytest.raises(ConfigError, match="do not add up"):
+        part_places(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
 
 
-def test_what_attention_gives_through_a_norm_has_no_heads_apart(llama_tokenizer):
-    model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
-    with pytest.raises(ConfigError, match="cannot be told apart"):
-        part_places(model)
-
-
-def test_the_hook_leaves_what_it_is_given_as_it_was():
-    given, source = torch.zeros(2, 3, 4), torch.ones(2, 3, 4)
-    chosen = torch.tensor([[True, False, True], [False, False, True]])
-    hook = HookPoint()
-    hook.name = "blocks.0.hook_resid_post"
-    put = patch_hook(source, None, chosen)(given, hook)
-    assert put.sum(-1).tolist() == [[4, 0, 4], [0, 0, 4]] and not given.any()
+SHARED = test_the_last_residual_brings_all_with_one_unembedding
+SAME, OUTPUT = (
+    test_a_patch_with_itself_changes_nothing,
+    test_the_output_of_a_head_includes_its_matrix,
+)
+DIRECT, PATHS = (
+    test_direct_paths_add_the_change_to_the_last_residual,
+    test_paths_lead_through_later_components_only,
+)
+FAULTS = [
+    (SHARED, "patching:hooks_to", "chosen[:, place.positions] = True", "chosen[:] = True"),
+    (SAME, "patching:hooks_to", "output + (value - now[0]).to(output)", "value.to(output)"),
+    (SHARED, "patching:patch_activations", "captured_at(source, chosen)",
+     "captured_at(to, chosen)"),
+    (test_patches_match_transformer_lens, "patching:patch_hook",
+     "of = to[:, :, head], of[:, :, head]", "of = to[:, :, head], of[:, :, head - 1]"),
+    (SHARED, "patching:patch_activations", "for side in (to, source)]",
+     "for side in (source, to)]"),
+    (OUTPUT, "patching:patch_activations", "Patched(list(places)", "Patched(list(places)[::-1]"),
+    (test_padding_and_chunks_change_nothing, "patching:hooks_to",
+     'rotate_padding(chosen, side.mask, "right")', "chosen"),
+    (PATHS, "path_patching:_fixed_places", "heads = [] if None in free else range",
+     "heads = range"),
+    (DIRECT, "path_patching:_fixed_places", "* all(place.site != mlp for place in through)", "* 0"),
+    (DIRECT, "path_patching:patch_path", "captured_at(source, [sender])",
+     "captured_at(to, [sender])"),
+    (DIRECT, "path_patching:patch_path", "captured_at(to, fixed)", "captured_at(source, fixed)"),
+    (DIRECT, "path_patching:patch_path", "captured_at(to, through, hooks)",
+     "captured_at(source, through)"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", PATCHING_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, no_type_checks):
-    with planted(fault):
-        told_by(globals()[fault.run], request, head=1)
+@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
+    assert_fault_fails(request, test, where, old, new)

@@ -9,8 +9,7 @@ from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, t
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
-from tests.diffing.faults_compare import WEIGHTS_FAULTS
-from tests.probes.planting import planted, told_by
+from tests.diffing.faults import assert_fault_fails
 
 
 def copied(model):
@@ -148,8 +147,26 @@ def test_models_of_other_kinds_are_refused(base, llama_tokenizer, make_tiny_llam
     assert same_weights(truncate(other, grown, 99), grown)
 
 
+HAND = test_a_change_of_two_directions_by_hand
+LINE = test_the_line_goes_through_both_models_bit_for_bit
+MATRICES = test_every_matrix_moves_by_the_rank_and_vectors_move_whole
+FAULTS = [
+    (test_a_graft_has_the_chosen_weights_and_no_others, "weights:graft", "if belongs(name)",
+     "if not belongs(name)"),
+    (HAND, "weights:_strongest_directions", "u[:, :most] * s[:most], vh[:most]",
+     "u[:, -most:] * s[-most:], vh[-most:]"),
+    (HAND, "weights:truncate_delta", "left[:, :rank] @", "0.5 * left[:, :rank] @"),
+    (HAND, "weights:_strongest_directions", "u[:, :most] * s[:most]", "u[:, :most]"),
+    (MATRICES, "weights:truncations", "cut = second if short", "cut = first if short"),
+    (LINE, "weights:path", "torch.lerp(before[name], after[name]",
+     "torch.lerp(after[name], before[name]"),
+    (LINE, "weights:path", "float(alpha))", "float(alpha) ** 2)"),
+    (test_a_head_is_grafted_alone, "weights:graft_groups", "taken_from(after, before,",
+     "taken_from(before, after,"),
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", WEIGHTS_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(fault, request, no_type_checks):
-    with planted(fault):
-        told_by(globals()[fault.run], request)
+@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
+    assert_fault_fails(request, test, where, old, new)

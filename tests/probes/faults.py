@@ -884,7 +884,7 @@ OTHERS = (
         "L19 the norm's gain left out of the reader",
         "LogitShift",
         "diffing.logit_shift:logit_reader",
-        "exact(norm.w) * u if",
+        "exact(model.ln_final.w) * u if",
         "u if",
     ),
     Fault(

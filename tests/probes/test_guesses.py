@@ -67,12 +67,9 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
 @pytest.mark.parametrize(
     ("places", "words", "said"),
     [
-        (PatchPlace("blocks.0.attn.hook_z", head=1), (5, 6), "places is a PatchPlace; give a dict"),
-        ([PatchPlace("blocks.0.hook_mlp_out")], (5, 6), "places is a list; give a dict of names"),
-        ({"mlp": 3}, (5, 6), "places has 3 at 'mlp'; give a PatchPlace or a hook point's name"),
         ({}, ("loved", "zzz"), "'zzz' is not one token"),
-        ({}, "loved", "words='loved' are not two; give two words, or two token ids"),
-        ({}, (5,), "are not two; give two words, or two token ids"),
+        ({}, "loved", "words must be two words, or weights by word, got 'loved'"),
+        ({}, (5,), "words must be two words, or weights by word"),
     ],
 )
 def test_places_and_words_of_another_kind_are_refused(reel_policy, text, places, words, said):

@@ -1,0 +1,18 @@
+"""Injected faults: one line of a function is changed, and a test must fail."""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from tests.probes.planting import Fault, planted
+
+
+def assert_fault_fails(
+    request: pytest.FixtureRequest, test: Callable[..., None], where: str, old: str, new: str
+) -> None:
+    """Run a test with its fixtures while `old` is replaced by `new` in `diffing.{where}`."""
+    names = inspect.signature(test).parameters
+    values = {name: request.getfixturevalue(name) for name in names}
+    with planted(Fault(old, "", f"diffing.{where}", old, new)), pytest.raises(AssertionError):
+        test(**values)

@@ -1,0 +1,178 @@
+"""Effects of components: changes of known components, and the comparison of two models."""
+
+import copy
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from rlhf_lab.diffing import (
+    Side,
+    compare,
+    fine_groups,
+    graft,
+    graft_groups,
+    part_places,
+    patch_activations,
+    shift_by_weights,
+    split_shift,
+    truncate,
+)
+from rlhf_lab.diffing.compare import load_end
+from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
+from rlhf_lab.diffing.logit_shift import ends_of
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import is_centered
+from rlhf_lab.models.residual_parts import SITES, residual_components
+from rlhf_lab.training.capture import capture_activations
+from tests.diffing.faults import assert_fault_fails
+
+WORDS, POS, HEAD = (5, 9), -3, "L0H2"
+
+
+def difference(logits):
+    return (logits[:, POS, WORDS[0]] - logits[:, POS, WORDS[1]]).double()
+
+
+@pytest.mark.slow
+def test_a_changed_unembedding_gets_the_shift_by_every_method(base, far, reviews):
+    belongs = lambda name: name.startswith(("ln_final.", "unembed."))
+    tuned, text = graft(base, far, belongs), reviews[:4]
+    shift = difference(tuned(text)) - difference(base(text))
+    assert shift.abs().max() > 0.05 and layer_groups(base).names[-1] == "read-out"
+    for method, rows in effects_of_parts(base, tuned, text, POS, WORDS).items():
+        assert not rows[:-1].any(), method
+        if method != "inherited":
+            torch.testing.assert_close(rows[-1], shift, atol=1e-4, rtol=0)
+
+
+def test_a_changed_head_gets_the_shift_by_three_methods(base, far, reviews):
+    tokens, fine = reviews[:4], fine_groups(base)
+    models = base, graft_groups(base, far, fine, [HEAD])
+    acts = tuple(capture_activations(model, tokens, SITES, POS) for model in models)
+    causes = split_shift(*ends_of(models, acts, tokens, POS, WORDS), is_centered(base.ln_final))
+    names = residual_components(base, acts[0])[0]
+    changed = {n for n, row in zip(names, causes.own_weights, strict=False) if row.any()}
+    assert changed == {HEAD} and not causes.read_out.any()
+    weights = shift_by_weights(*models, tokens, POS, WORDS, fine)
+    assert {n for n, row in zip(fine.names, weights, strict=True) if row.any()} == {HEAD}
+    # at all positions, the head's output brings all of the shift, and takes it away again
+    sides = [Side(model, tokens) for model in models]
+    for receiver, donor in (sides, sides[::-1]):
+        found = patch_activations(receiver, donor, part_places(base), POS, WORDS)
+        rows = dict(zip(found.names, found.patched, strict=True))
+        torch.testing.assert_close(rows[HEAD], found.end, atol=1e-4, rtol=0)
+        for name in ("embed", "pos_embed", "L0H0", "L0H3"):
+            torch.testing.assert_close(rows[name], found.start, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_effects_sum_and_patch_the_unembedding(base, far, reviews):
+    text = reviews[:4]
+    found = effects_of_parts(base, far, text, POS, WORDS)
+    shift = difference(far(text)) - difference(base(text))
+    torch.testing.assert_close(found["by weights"].sum(0), shift, atol=1e-3, rtol=0)
+    swapped = copy.deepcopy(base)
+    swapped.ln_final, swapped.unembed = far.ln_final, far.unembed
+    expected = difference(swapped(text)) - difference(base(text))
+    torch.testing.assert_close(found["patched in"][-1], expected, atol=1e-6, rtol=0)
+    sides = Side(base, text), Side(far, text)
+    for sign, method in ((1, "patched in"), (-1, "patched out")):
+        places = {"L0 attn": "blocks.0.hook_attn_out", "embed": "blocks.0.hook_resid_pre"}
+        patched = patch_activations(*sides[::sign], places, POS, WORDS)
+        rows = sign * (patched.patched - patched.start)
+        torch.testing.assert_close(found[method][[1, 0]], rows)
+
+
+def test_orders_match_hand_computed():
+    """Two of three pairs agree: (2 - 1) / 3; a tied pair counts as neither."""
+    first, second = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 3.0, 2.0])
+    tied = torch.tensor([1.0, 1.0, 2.0])
+    found = kendall_tau(first.expand(4, -1), torch.stack([second, first, -first, tied]))
+    assert found.tolist() == pytest.approx([1 / 3, 1, -1, 2 / 3])
+    assert kendall_tau(torch.ones(1), torch.ones(1)).isnan()
+
+
+@pytest.mark.slow
+def test_a_comparison_matches_the_models_logits(base, far, reviews):
+    text = reviews[:4, :20]
+    found = compare(base, TransformerWithValueHead(far), text, pos=POS)
+    assert len(found.checks) == 2 and all(check.ok for check in found.checks)
+    output = io.StringIO()
+    Console(file=output, width=200).print(*found.tables())
+    assert all(name in output.getvalue() for name in ("L1 attn", "patched out", "loved - hated"))
+    stored = json.loads(json.dumps(found.to_dict()))
+    assert stored["line"]["0.0"][0] == 0 and stored["n"] == 4
+    assert stored["line"]["1.0"] == pytest.approx(stored["shift"], abs=1e-5)
+    ids = [base.to_single_token(word) for word in ("loved", "hated")]
+    moved = (far(text) - base(text))[:, POS].double()
+    assert stored["shift"][0] == pytest.approx((moved[:, ids[0]] - moved[:, ids[1]]).mean().item())
+    moved = (truncate(base, far, 2)(text) - base(text))[:, POS].double()
+    expected = (moved[:, ids[0]] - moved[:, ids[1]]).mean().item()
+    assert stored["truncated"]["2"][0] == pytest.approx(expected, abs=1e-4)
+    effects = effects_of_parts(base, far, text, POS, (ids[0], ids[1]), ("patching",))
+    for method, rows in effects.items():
+        means = [value[0] for value in stored["effects"][method]]
+        assert means == pytest.approx(rows.mean(1).tolist(), abs=1e-4)
+    assert stored["parts"] == layer_groups(base).names
+
+
+def test_groups_of_words_are_weighted(base, far, reviews):
+    """Two words of weight 1/2 against one: the mean of the two pairs."""
+    options = {"methods": ("split", "patching"), "ranks": (), "alphas": ()}
+    pairs = [
+        compare(base, far, reviews[:3], (word, "hated"), **options) for word in ("loved", "so")
+    ]
+    weights = {"loved": 0.5, "so": 0.5, "hated": -1.0}
+    group = compare(base, far, reviews[:3], weights, **options)
+    assert group.words == ("loved, so", "hated")
+    for method in group.effects:
+        mean = sum(pair.effects[method].value for pair in pairs) / 2
+        torch.testing.assert_close(group.effects[method].value, mean)
+    torch.testing.assert_close(group.shift.value, sum(pair.shift.value for pair in pairs) / 2)
+
+
+def test_compare_raises_on_bad_texts_and_words(base, reviews):
+    assert load_end(base) is base and load_end("reel-nano").cfg.n_layers == base.cfg.n_layers
+    with pytest.raises(ConfigError, match="at least 2"):
+        compare(base, base, reviews[:1])
+    for words, error in (
+        (("loved it", "hated"), "not one token"),
+        (("loved", "loved"), "one token"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            compare(base, base, reviews[:2], words=words)
+
+
+COMPARE, EFFECTS = (
+    test_a_comparison_matches_the_models_logits,
+    test_effects_sum_and_patch_the_unembedding,
+)
+FAULTS = [
+    (COMPARE, "compare:compare", "zip(ranks, map(read, models)",
+     "zip((2, 0, 1, 8, 4), map(read, models)"),
+    (COMPARE, "compare:compare", "path(model0, model1, alphas)",
+     "path(model0, model1, alphas[::-1])"),
+    (COMPARE, "compare:compare", "layer_groups(model0).names", "layer_groups(model0).names[::-1]"),
+    (COMPARE, "compare:compare", "shift = read(model1)", "shift = read(model0)"),
+    (COMPARE, "compare:compare", "effects_of_parts(model0, model1",
+     "effects_of_parts(model1, model0"),
+    (COMPARE, "compare:compare", "logit_difference(Side(model, text), pos",
+     "logit_difference(Side(model, text), pos - 1"),
+    (EFFECTS, "effects:effects_of_parts", "out.patched[-1] - out.end",
+     "into.patched[-1] - out.end"),
+    (EFFECTS, "effects:effects_of_parts", "into.patched - into.start", "out.patched - into.start"),
+    (EFFECTS, "effects:_output_site", "hook_resid_pre", "hook_resid_mid"),
+    (test_orders_match_hand_computed, "effects:kendall_tau", "n * (n - 1)", "n * n"),
+    (test_groups_of_words_are_weighted, "contrast:make_contrast", "[*words.values()]",
+     "[1, 1, -1]"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
+    assert_fault_fails(request, test, where, old, new)
