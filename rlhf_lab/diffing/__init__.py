@@ -6,16 +6,17 @@ from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_spli
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
 from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
-from rlhf_lab.diffing.crosscoder_record import (
-    CrosscoderRecord,
-    latent_scaling,
-    record_crosscoder,
-    relative_norms,
-)
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
+from rlhf_lab.diffing.latents import (
+    LatentFiring,
+    check_crosscoder,
+    find_latents,
+    latent_scaling,
+    relative_norms,
+)
 from rlhf_lab.diffing.lens import lens_divergence, logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
@@ -58,8 +59,8 @@ __all__ = [
     "Comparison",
     "Contrast",
     "Crosscoder",
-    "CrosscoderRecord",
     "Groups",
+    "LatentFiring",
     "HeadCache",
     "PatchPlace",
     "Patched",
@@ -70,10 +71,12 @@ __all__ = [
     "ablate_heads",
     "adapter_pieces",
     "attention_split",
+    "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "compare",
     "energy_blocks",
+    "find_latents",
     "fine_groups",
     "fisher_quadratic",
     "fit_crosscoder",
@@ -92,7 +95,6 @@ __all__ = [
     "patch_path",
     "path",
     "principal_spaces",
-    "record_crosscoder",
     "relative_norms",
     "restrict",
     "shift_by_weights",

@@ -1,7 +1,7 @@
 """Crosscoder: one sparse dictionary for the activations of two models, by BatchTopK."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.diffing.activation_store import ActivationStore
@@ -10,18 +10,17 @@ from rlhf_lab.supervised import fit
 
 DEAD_AFTER = 60  # batches without a firing
 AUX_WEIGHT, LEARNING_RATE = 1 / 32, 5e-3
-_RIDGE = 1e-3  # of the whitening: lower shares of the mean variance are not scaled up further
+RIDGE = 1e-3  # of the whitening, in units of the mean variance
 
 
 class Crosscoder(nn.Module):
-    """Latents that read several models' activations together, and write each model's with its own
-    decoder.
+    """Latents that read the activations of several models, with a decoder for each model.
 
-    1. Divide each model's activations by their own rms (`scale`), so that no model weighs more.
-    2. Read a latent from all models: f = relu(sum_m x_m W_enc_m + b_enc).
-    3. Keep those whose score f (|d_base| + |d_tuned|) is above the threshold: in training the k n
-       largest of a batch of n tokens, afterwards the mean of what the smallest of them were.
-    4. Write x_m = sum f d_m + b_m.
+    1. Divide each model's activations by their rms (`scale`), so all models weigh the same.
+    2. Compute latents from all models: f = relu(sum_m x_m W_enc_m + b_enc).
+    3. Keep latents with a score f (|d_base| + |d_tuned|) above the threshold: in training the k n
+       largest of a batch of n tokens, later the mean of the smallest kept ones.
+    4. Reconstruct x_m = sum f d_m + b_m.
 
     x_hat = b_dec + f W_dec  (Lindsey et al. 2024; BatchTopK: Bussmann et al. 2024, arXiv
     2412.06410, and Minder et al. 2025, arXiv 2504.02922)
@@ -38,25 +37,21 @@ class Crosscoder(nn.Module):
         self.register_buffer("threshold", torch.zeros(()))
 
     def normalized(self, x: Float[Tensor, "n model d_model"]) -> Float[Tensor, "n model d_model"]:
-        """Activations in units of each model's rms."""
+        """Return activations in units of each model's rms."""
         return x.float() / self.scale[:, None]
 
-    def pre_activations(self, x: Float[Tensor, "n model d_model"]) -> Float[Tensor, "n latent"]:
-        """What each latent reads of normalised activations, before anything is left out."""
-        read = (x - self.b_dec).flatten(1) @ self.W_enc.flatten(0, 1)
-        return (read + self.b_enc).relu()
-
     def norms(self) -> Float[Tensor, "latent model"]:
-        """Length of each decoder."""
+        """Return the length of each decoder."""
         return self.W_dec.norm(dim=-1)
 
     def encode(self, x: Float[Tensor, "n model d_model"]) -> Float[Tensor, "n latent"]:
-        """The latents of activations as the models have them; each token by itself."""
-        f = self.pre_activations(self.normalized(x))
+        """Return the latents of the models' activations, each token separately."""
+        read = (self.normalized(x) - self.b_dec).flatten(1) @ self.W_enc.flatten(0, 1)
+        f = (read + self.b_enc).relu()
         return f * (f * self.norms().sum(1) > self.threshold)
 
     def decode(self, f: Float[Tensor, "n latent"]) -> Float[Tensor, "n model d_model"]:
-        """Activations in the models' own units."""
+        """Return activations in the models' own units."""
         return (torch.einsum("nl,lmd->nmd", f, self.W_dec) + self.b_dec) * self.scale[:, None]
 
 
@@ -69,48 +64,44 @@ def fit_crosscoder(
     batch_size: int = 1024,
     show_progress: bool = True,
 ) -> Crosscoder:
-    """Fit a crosscoder to what a store keeps, of two models at one site.
+    """Fit a crosscoder to a store of two models at one site.
 
-    1. Start with decoders of random directions, the same in both models, encoders equal to them in
-       whitened coordinates, and the means as biases. Encoders learn in these coordinates, where a
-       small difference between the models is not hidden beside what both share.
-    2. Each step: draw tokens, keep the k n largest scores, and lower the squared error, in units of
-       the variance.
-    3. Latents that have not fired for 60 batches learn to write what the others leave (auxiliary
-       loss; Gao et al. 2024, arXiv 2406.04093).
-    4. At the end, fold the whitening into the encoders.
+    1. Start with random decoders, equal in both models, encoders equal to them, and the means as
+       biases. Encoders are learned in whitened coordinates, where a small difference between the
+       models is as large as their common part.
+    2. In each step, draw tokens, keep the k n largest scores, and minimize the squared error in
+       units of the variance. Latents that have not fired for 60 batches are fitted to the remaining
+       error (auxiliary loss; Gao et al. 2024, arXiv 2406.04093).
 
     Raises:
-        ConfigError: a store without tokens of two models; k outside 1 to `latents`; a model whose
-            activations are all 0.
+        ConfigError: If all activations of a model are 0.
     """
-    if len(store.models) != 2 or not len(store):
-        raise ConfigError(
-            f"the store has {len(store)} tokens of {len(store.models)} models; give tokens of two."
-        )
-    if not 1 <= k <= latents:
-        raise ConfigError(f"k={k} is not between 1 and latents={latents}; keep fewer.")
     generator = torch.Generator().manual_seed(seed)
     rows = store.activations
     scale = rows.double().square().mean((0, 2)).sqrt()
     if not (scale > 0).all():
-        raise ConfigError(f"activations of {store.models[int(scale.argmin())]!r} are all 0.")
+        raise ConfigError(f"Activations of {store.models[int(scale.argmin())]!r} are all 0.")
     coder = Crosscoder(scale, rows.shape[-1], latents)
-    whiten, variance = _start(coder, rows, generator)
+    whiten, variance = _initialize(coder, rows, generator)
     idle, kept = torch.zeros(latents), []
 
     def batch_loss() -> Float[Tensor, ""]:
         x = coder.normalized(rows[torch.randint(len(rows), (batch_size,), generator=generator)])
         read = (x - coder.b_dec).flatten(1) @ whiten @ coder.W_enc.flatten(0, 1)
         f = (read + coder.b_enc).relu()
-        score = f * coder.norms().sum(1)
-        least = score.detach().flatten().topk(k * len(x)).values[-1]
-        fired = f * (score.detach() >= least.clamp(min=1e-12))
+        score = (f * coder.norms().sum(1)).detach()
+        least = score.flatten().topk(k * len(x)).values[-1]
+        fired = f * (score >= least.clamp(min=1e-12))
         kept.append(least)
         idle.add_(1).masked_fill_((fired > 0).any(0), 0)
         left = x - torch.einsum("nl,lmd->nmd", fired, coder.W_dec) - coder.b_dec
-        error = left.square().sum((1, 2)).mean() / variance
-        return error + AUX_WEIGHT * _auxiliary(coder, f, left.detach(), idle >= DEAD_AFTER, k)
+        loss, dead = left.square().sum((1, 2)).mean() / variance, idle >= DEAD_AFTER
+        if dead.any():
+            best, rest = f[:, dead].topk(min(2 * k, int(dead.sum()))), left.detach()
+            out = torch.einsum("nl,nlmd->nmd", best.values, coder.W_dec[dead][best.indices])
+            unexplained = (out - rest).square().sum() / rest.square().sum().clamp(min=1e-12)
+            loss = loss + AUX_WEIGHT * unexplained
+        return loss
 
     fit(coder, batch_loss, steps, LEARNING_RATE, "crosscoder", show_progress)
     coder.W_enc.data = (whiten @ coder.W_enc.data.flatten(0, 1)).view_as(coder.W_enc)
@@ -119,10 +110,10 @@ def fit_crosscoder(
 
 
 @torch.no_grad()
-def _start(
+def _initialize(
     coder: Crosscoder, rows: Float[Tensor, "n model d_model"], generator: torch.Generator
 ) -> tuple[Float[Tensor, "both both"], float]:
-    """First weights; gives the whitening of both models' activations and their variance."""
+    """Set the first weights, and return the whitening of the activations and their variance."""
     x = coder.normalized(rows)
     coder.b_dec.copy_(x.mean(0))
     centered = (x - coder.b_dec).flatten(1).double()
@@ -131,20 +122,5 @@ def _start(
     directions = torch.randn(coder.W_dec.shape[0], 1, x.shape[-1], generator=generator)
     coder.W_dec.copy_(directions.div(directions.norm(dim=-1, keepdim=True)).expand_as(coder.W_dec))
     coder.W_enc.copy_(coder.W_dec.permute(1, 2, 0) / len(coder.scale))
-    scaled = vectors * (mean / (values.clamp(min=0) + _RIDGE * mean)).sqrt()
+    scaled = vectors * (mean / (values.clamp(min=0) + RIDGE * mean)).sqrt()
     return (scaled @ vectors.T).float(), float(values.sum())
-
-
-def _auxiliary(
-    coder: Crosscoder,
-    f: Float[Tensor, "n latent"],
-    left: Float[Tensor, "n model d_model"],
-    dead: Bool[Tensor, " latent"],
-    k: int,
-) -> Float[Tensor, ""]:
-    """The share of the error that the dead latents do not explain, by the 2 k largest of them."""
-    if not dead.any():
-        return left.new_zeros(())
-    best = f[:, dead].topk(min(2 * k, int(dead.sum())))
-    written = torch.einsum("nl,nlmd->nmd", best.values, coder.W_dec[dead][best.indices])
-    return (written - left).square().sum() / left.square().sum().clamp(min=1e-12)

@@ -1,4 +1,4 @@
-"""Spliced KL: what a reconstruction in an activation's place costs a model's predictions."""
+"""Spliced KL: the loss of a model's predictions if a reconstruction replaces an activation."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,16 +9,17 @@ from torch import Tensor
 
 from rlhf_lab.diffing.activation_store import ActivationStore, Model
 from rlhf_lab.diffing.crosscoder import Crosscoder
+from rlhf_lab.diffing.patching import patch_hook
 from rlhf_lab.functional import kl_per_sequence, kl_per_token, log_probs
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
 
 class SplicedKL(NamedTuple):
-    """KL of each model from itself with something else at the site, in nats per text.
+    """KL of each model from itself with another activation at the site, in nats per text.
 
     Args:
         spliced: with the crosscoder's reconstruction.
-        ablated: with the mean of what the store keeps.
+        ablated: with the mean of the store.
     """
 
     spliced: Float[Tensor, " model"]
@@ -36,48 +37,25 @@ def spliced_kl(
 ) -> SplicedKL:
     """Run each model with the crosscoder's reconstruction of its own activations at the site.
 
-    1. Take both models' activations on the texts, and what the crosscoder makes of them.
-    2. Run each model with these, and with the mean activation, at the positions under the mask.
-    3. Take the exact KL of its own predictions from those, summed over the text.
+    The KL is exact, summed over each text and averaged over texts, which have no padding.
 
-    Texts are without padding. KL(own || spliced), mean over texts
+    KL(model || spliced model)
+
+    Args:
+        mask: True where the activation is replaced; everywhere if None.
     """
-    shown = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-    mean = store.activations.double().mean(0).float()
-    spliced, ablated = [], []
+    mean, total = store.activations.double().mean(0).float(), torch.zeros(2, len(store.models))
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
-        ids, there = tokens[rows], shown[rows]
-        acts = {m: capture_activations(models[m], ids, [site, "logits"]) for m in store.models}
-        x = torch.stack([acts[m][site].float().cpu() for m in store.models], 2)
+        ids, where = tokens[rows], None if mask is None else mask[rows]
+        acts = [capture_activations(models[m], ids, [site, "logits"]) for m in store.models]
+        x = torch.stack([each[site].float().cpu() for each in acts], 2)
         made = coder.decode(coder.encode(x.flatten(0, 1))).reshape_as(x)
         for i, name in enumerate(store.models):
-            for found, instead in (
-                (spliced, made[:, :, i]),
-                (ablated, mean[i].expand_as(made[:, :, i])),
-            ):
-                logits = with_activation(models[name], ids, site, instead, there)
-                logprobs = log_probs(acts[name]["logits"])
-                kl = kl_per_token(logprobs, log_probs(logits.to(logprobs.device)))
-                found.append(kl_per_sequence(kl).double().cpu())
-    by_model = lambda found: torch.stack(
-        [torch.cat(found[i :: len(store.models)]).mean() for i in range(len(store.models))]
-    ).float()
-    return SplicedKL(by_model(spliced), by_model(ablated))
-
-
-@torch.no_grad()
-def with_activation(
-    model: Model,
-    tokens: Int[Tensor, "batch seq"],
-    site: str,
-    instead: Float[Tensor, "batch seq d_model"],
-    mask: Bool[Tensor, "batch seq"],
-) -> Float[Tensor, "batch seq d_vocab"]:
-    """A model's logits with another activation at a site, where the mask is True."""
-
-    def put(activation: Tensor, hook: object) -> Tensor:
-        there = mask.to(activation.device)[..., None]
-        return torch.where(there, instead.to(activation), activation)
-
-    with model.hooks(fwd_hooks=[(site, put)]):
-        return capture_activations(model, tokens, ["logits"])["logits"]
+            logprobs = log_probs(acts[i]["logits"])
+            for kind, value in enumerate((made, mean.expand_as(made))):
+                put = patch_hook(value[:, :, i], None, where)
+                with models[name].hooks(fwd_hooks=[(site, put)]):
+                    logits = capture_activations(models[name], ids, ["logits"])["logits"]
+                kl = kl_per_sequence(kl_per_token(logprobs, log_probs(logits)))
+                total[kind, i] += kl.sum().cpu()
+    return SplicedKL(*(total / len(tokens)))
