@@ -72,7 +72,7 @@ def tune(method: str, seed: int) -> dict[str, Any]:
         found = train_on_labels(model, split_pairs(pairs), fitting, loss, **how)
     else:
         found = train_on_pairs(model, pairs, fitting, loss, **how)
-    return {"drift": rounded(asdict(found.drift)), "accuracy": rounded(found.accuracy)}
+    return {"drift": rounded(asdict(found.drift)), "accuracy": rounded(found.values["accuracy"])}
 
 
 def table(records: Sequence[Record]) -> str:

@@ -70,7 +70,7 @@ def fit(
 
 
 def hold_out(
-    n_rows: int, share: float, rng: np.random.Generator
+    n_rows: int, fraction: float, rng: np.random.Generator, name: str = "examples"
 ) -> tuple[Int[np.ndarray, " held_out"], Int[np.ndarray, " train"]]:
     """Split rows into held-out and training rows, at least 1 each.
 
@@ -78,9 +78,9 @@ def hold_out(
         ConfigError: If there are fewer than 2 rows.
     """
     if n_rows < 2:
-        raise ConfigError(f"There is {n_rows} example. Use at least 2, one of them to hold out.")
+        raise ConfigError(f"{name} has {n_rows} rows. Provide at least 2, one of them to hold out.")
     order = rng.permutation(n_rows)
-    n_held_out = min(max(1, round(share * n_rows)), n_rows - 1)
+    n_held_out = min(max(1, round(fraction * n_rows)), n_rows - 1)
     return order[:n_held_out], order[n_held_out:]
 
 

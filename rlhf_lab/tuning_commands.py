@@ -69,7 +69,8 @@ class RewardPairOptions(PairOptions):
 def train_reward(loss: RewardLoss, model: ModelOptions, pairs: RewardPairOptions) -> int:
     """Train a reward model on preference pairs and measure it on held-out pairs."""
     from rlhf_lab.models import load_model
-    from rlhf_lab.rewards import RewardModel, load_pairs, train_reward_model
+    from rlhf_lab.rewards import RewardModel, load_pairs
+    from rlhf_lab.tuning import train_reward_model
 
     place, fitting = prepare(model.out, model.device), pairs.fitting
     with_margins = loss.margin > 0

@@ -44,7 +44,7 @@ READERS = {  # functions that may read from the device within a phase
     "models/padding.py": "run_left_padded",
     "sampling.py": "take _draw_by_steps _sample",
     "rewards/conversation.py": "chat_answers",
-    "rewards/sentiment.py": "sentiment_reward",
+    "rewards/classifiers.py": "sentiment_reward",
     "rewards/scoring.py": "score_texts",
     "models/reference.py": "same_weights",
     "functional/advantages.py": "explained_variance",

@@ -9,12 +9,17 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.conflicts import reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.rewards.json_schema import JsonSchemaReward
-from rlhf_lab.rewards.logit import LogitReward, count_labels
-from rlhf_lab.rewards.model import LearnedReward
-from rlhf_lab.rewards.rules import CountReward, Diversity, ExactMatch, RegexReward, zero
+from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward, count_labels
+from rlhf_lab.rewards.model import LearnedReward, RewardModel
+from rlhf_lab.rewards.rules import (
+    CountReward,
+    Diversity,
+    ExactMatch,
+    JsonSchemaReward,
+    RegexReward,
+    zero,
+)
 from rlhf_lab.rewards.scoring import RewardFn, WeightedRewards
-from rlhf_lab.rewards.sentiment import SentimentReward
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 
 WITH_VALUES: Mapping[str, Callable[[str], RewardFn]] = {  # from the text after the colon
@@ -35,25 +40,14 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
             differs, or the positive class of a classifier is not known.
         LoadError: If the model of a sentiment or learned reward was not found.
     """
-    names = reward_names(args.reward_fn)
-    if len(names) == 1 and args.reward_weights is None:
-        return _load_one(names[0], args, device)
-    WeightedRewards(dict.fromkeys(names, zero), args.reward_weights)  # raise before models load
-    rewards = {name: _load_one(name, args, device) for name in names}
+    rewards = {name: _load_one(name, args, device) for name in reward_names(args.reward_fn)}
+    if len(rewards) == 1 and args.reward_weights is None:
+        return rewards[args.reward_fn]
     return WeightedRewards(rewards, args.reward_weights)
 
 
 def resolve_custom_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
-    """Apply `args.reward_weights` to a function, a mapping or a list of functions.
-
-    Raises:
-        ConfigError: See `WeightedRewards`; or if both the object and the settings have weights.
-    """
-    if isinstance(reward_fn, WeightedRewards) and args.reward_weights is not None:
-        raise ConfigError(
-            f"reward_weights={args.reward_weights} cannot be combined with a WeightedRewards, "
-            "which has its own weights. Remove reward_weights."
-        )
+    """Apply `args.reward_weights` to a function, a mapping or a list of functions."""
     if isinstance(reward_fn, Mapping | list | tuple):
         return WeightedRewards(reward_fn, args.reward_weights)
     if args.reward_weights is not None:
@@ -63,17 +57,17 @@ def resolve_custom_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
 
 def _load_one(name: str, args: RLHFArgs, device: str | torch.device) -> RewardFn:
     model, label = args.reward_model, args.positive_label
-    if name == "sentiment" and count_labels(model) == 1:
+    if name == "sentiment" and count_labels(model) != 1:
+        return SentimentReward(model, args.direction, device, positive_label=label)
+    if name == "sentiment":
         if args.direction != "pos" or label is not None:
             raise ConfigError(
                 f"reward_model={model!r} has one logit and no classes, so direction and "
                 "positive_label have no effect. Set them to 'pos' and None."
             )
         return LogitReward(model, device)
-    if name == "sentiment":
-        return SentimentReward(model, args.direction, device, positive_label=label)
     if name == "learned" and args.reward_per_token:
-        gains = ScoreGains(model, device)
+        gains = ScoreGains(RewardModel.load(model, device))
         return TokenReward(gains, gains.tokenizer)
     if name == "learned":
         return LearnedReward(model, device)

@@ -1,4 +1,4 @@
-"""Reward model: a hooked transformer with a scalar head on its final normalized residual stream."""
+"""Reward model, a hooked transformer with a scalar head; also as a reward or as a critic."""
 
 import json
 from collections.abc import Sequence
@@ -12,9 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rlhf_lab.errors import LoadError
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import last_token_mask
-from rlhf_lab.models import load_model
+from rlhf_lab.models import (
+    TransformerWithCritic,
+    TransformerWithValueHead,
+    build_policy,
+    load_model,
+)
+from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.models.export import new_directory, write_language_model
 from rlhf_lab.models.hooked_model import HookedModel, normalized_residual
 from rlhf_lab.models.padding import pad_rows, run_left_padded
@@ -62,16 +69,10 @@ class RewardModel(nn.Module):
         input_ids: Int[Tensor, "batch seq"],
         attention_mask: Bool[Tensor, "batch seq"] | None = None,
     ) -> Float[Tensor, " batch"]:
-        """Return the score of each row at its last real token, before normalization.
-
-        Raises:
-            ValueError: If a row has no real token.
-        """
+        """Return the score of each row at its last real token, before normalization."""
         scores = self.token_scores(input_ids, attention_mask)
         if attention_mask is None:
             return scores[:, -1]
-        if not attention_mask.any(1).all():
-            raise ValueError("attention_mask has a row without a real token. Remove the row.")
         return scores[last_token_mask(attention_mask)]
 
     def normalize(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -79,7 +80,7 @@ class RewardModel(nn.Module):
         return (scores - self.mean) / self.std
 
     def set_normalization(self, scores: Float[Tensor, " batch"]) -> None:
-        """Set mean and standard deviation from scores, in place; they are saved with the model."""
+        """Set mean and standard deviation from scores, in place."""
         self.mean.copy_(scores.mean())
         self.std.copy_(scores.std(correction=0).clamp_min(1e-6))
 
@@ -89,9 +90,6 @@ class RewardModel(nn.Module):
         """Tokenize texts with BOS and EOS if the tokenizer has them; return ids and mask.
 
         Texts are truncated to the context before EOS and padded on the right.
-
-        Raises:
-            ConfigError: If a word is not in a closed vocabulary.
         """
         tokenizer = self.base_model.tokenizer
         rows = tokenize_prompts(tokenizer, texts, tokenizer.bos_token_id is not None)
@@ -107,14 +105,11 @@ class RewardModel(nn.Module):
         return torch.cat([torch.empty(0, device=self.mean.device), *scores])
 
     def save(self, out: str | Path, base_model: str, notes: dict[str, Any]) -> None:
-        """Write a Hugging Face directory with the head, the normalization and notes.
+        """Write a new Hugging Face directory with the head, the normalization and notes.
 
         Args:
             base_model: the name that the language model was loaded from.
             notes: training settings and accuracy, for reward_model.json.
-
-        Raises:
-            LoadError: If the directory exists or cannot be written.
         """
         with new_directory(Path(out)) as partial:
             write_language_model(self.base_model, base_model, partial)
@@ -127,11 +122,7 @@ class RewardModel(nn.Module):
 
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> "RewardModel":
-        """Load a reward model that `save` wrote, without gradients.
-
-        Raises:
-            LoadError: If the directory is not a reward model, or the head does not fit.
-        """
+        """Load a reward model that `save` wrote, without gradients. Raise LoadError otherwise."""
         path = Path(directory) / HEAD_FILE
         if not path.is_file():
             raise LoadError(
@@ -162,14 +153,11 @@ def refuse_reward_model(name: str) -> None:
         )
 
 
-class RewardModelReader:
-    """Base of functions that read a reward model.
+class LearnedReward:
+    """The normalized score of each text by a reward model; a `reward_fn`.
 
     Args:
         model: a trained reward model, or its directory, which is loaded to `device`.
-
-    Raises:
-        LoadError: If the directory is not a reward model.
     """
 
     def __init__(
@@ -181,10 +169,44 @@ class RewardModelReader:
         self.model = model if isinstance(model, RewardModel) else RewardModel.load(model, device)
         self.batch_size = batch_size
 
-
-class LearnedReward(RewardModelReader):
-    """The normalized score of each text by a reward model; a `reward_fn`."""
-
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Return scores of mean 0 and variance 1 over the training texts."""
         return self.model.normalize(self.model.score(texts, self.batch_size))
+
+
+def add_critic_from_reward_model(
+    policy: TransformerWithValueHead, directory: str | Path
+) -> TransformerWithCritic:
+    """Add a critic whose value of a text so far is its normalized score by a reward model.
+
+    1. Use the reward model's transformer as the critic, to be trained.
+    2. Fold its head and its normalization into the value head: (w x - mean) / std.
+
+    Raises:
+        LoadError: If the directory is not a reward model.
+        ConfigError: If its tokens differ from the policy's.
+
+    Source: the value model of Stiennon et al. 2020, "Learning to summarize from human feedback".
+    """
+    model = RewardModel.load(directory, policy.device)
+    critic, base = model.base_model.requires_grad_(True), policy.base_model
+    if critic.tokenizer.get_vocab() != base.tokenizer.get_vocab():
+        raise ConfigError(
+            f"critic_path={str(directory)!r} has other tokens than the policy. Train a reward "
+            "model with the tokenizer of base_model."
+        )
+    head = nn.Linear(model.head.in_features, 1)
+    head.weight.data.copy_(model.head.weight / model.std)
+    head.bias.data.copy_(-model.mean / model.std)
+    return TransformerWithCritic(base, head, critic=critic)
+
+
+def load_policy_and_critic(
+    args: RLHFArgs, device: str | torch.device = "cpu"
+) -> TransformerWithValueHead:
+    """Load the policy of the settings, with a critic from `critic_path` if it is set."""
+    refuse_reward_model(args.base_model)
+    policy = build_policy(args, device)
+    if args.critic_path is not None:
+        policy = add_critic_from_reward_model(policy, args.critic_path)
+    return in_weight_precision(policy, args.weight_precision)

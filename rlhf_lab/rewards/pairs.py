@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from rlhf_lab.config.checks import AT_LEAST_1, check_range
+from rlhf_lab.config.checks import AT_LEAST_2, check_range
 from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import sample_preferences
@@ -40,17 +40,21 @@ class Pairs:
 
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Return the pairs with these indices."""
-        columns = self.chosen, self.rejected, self.true_reward_gaps, self.prompts, self.margins
-        return Pairs(*(c[rows] if isinstance(c, np.ndarray) else _at(c, rows) for c in columns))
+        texts = self.chosen, self.rejected, self.prompts
+        chosen, rejected, prompts = (column and [column[i] for i in rows] for column in texts)
+        gaps, margins = (x if x is None else x[rows] for x in (self.true_reward_gaps, self.margins))
+        return Pairs(chosen, rejected, gaps, prompts, margins)
 
     def bayes_accuracy(self) -> float | None:
         """Return the average accuracy of the best possible judge; None without true rewards.
 
         mean max(sigmoid(d), sigmoid(-d)), where d is the gap of the true rewards.
         """
-        if self.true_reward_gaps is None:
-            return None
-        return float(sigmoid(np.abs(self.true_reward_gaps)).mean())
+        return (
+            None
+            if self.true_reward_gaps is None
+            else float(sigmoid(np.abs(self.true_reward_gaps)).mean())
+        )
 
     def true_reward_accuracy(self) -> float | None:
         """Return how often the true rewards agree with the preference; a tie counts half."""
@@ -59,10 +63,6 @@ class Pairs:
             if self.true_reward_gaps is None
             else float(np.heaviside(self.true_reward_gaps, 0.5).mean())
         )
-
-
-def _at(column: list[str] | None, rows: Int[np.ndarray, " rows"]) -> list[str] | None:
-    return None if column is None else [column[i] for i in rows]
 
 
 def load_pairs(
@@ -77,8 +77,8 @@ def load_pairs(
         prompt_column, with_margins: see `read_pairs`; pairs of Reel always have margins.
 
     Raises:
-        LoadError: If the source does not exist or has no pairs.
-        ConfigError: If there are fewer than 2 pairs, or no pair has a preference.
+        LoadError: If the source does not exist or a row is not a pair.
+        ConfigError: If no pair has a preference.
     """
     if name == REEL:
         pairs = reel_pairs(n_pairs, seed)
@@ -86,11 +86,10 @@ def load_pairs(
         pairs = movie_pairs(name, n_pairs, seed)
     else:
         pairs = read_pairs(name, prompt_column, with_margins)
-    if len(pairs) < 2:
-        raise ConfigError(f"pairs={name!r} has {len(pairs)} pairs. Provide at least 2.")
     if pairs.chosen == pairs.rejected:
         raise ConfigError(
-            f"pairs={name!r} has the same texts as chosen and rejected. Provide texts that differ."
+            f"pairs={name!r} has no pair whose chosen and rejected texts differ. Provide at "
+            "least 2 pairs."
         )
     return pairs
 
@@ -104,9 +103,7 @@ def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:
        `flip_rate`, which `true_reward_gaps` does not include.
     3. The margin is that gap, or 0 if the worse one won.
     """
-    if n < 2:
-        raise ConfigError(f"n_pairs={n} is too small. It must be at least 2.")
-    check_range(AT_LEAST_1, n_pairs=n)
+    check_range(AT_LEAST_2, n_pairs=n)
     rng, grammar = np.random.default_rng(seed), Grammar()
     texts = grammar.sample(2 * n, rng).texts()
     logits = sentiment_logit(read_features(texts, grammar))
@@ -121,10 +118,7 @@ def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:
 
 
 def movie_pairs(name: str, n: int, seed: int) -> Pairs:
-    """Pair positive movie reviews, the chosen ones, with random negative ones of the same source.
-
-    At most n pairs, in random order.
-    """
+    """Pair at most n random positive movie reviews with negative ones of the same source."""
     rng, reviews = np.random.default_rng(seed), defaultdict(list)
     for row in read_rows(name, "pairs"):
         reviews[row.fields["source"], row.fields[LABEL]].append(row.text(TEXT))
@@ -144,9 +138,6 @@ def read_pairs(name: str, prompt_column: str | None = None, with_margins: bool =
         prompt_column: the column with the beginning of both texts, unless they contain it;
             `prompt`, if it exists, when None.
         with_margins: read the numbers in the column margin as well.
-
-    Raises:
-        LoadError: If the source does not exist, or a row is not a pair.
     """
     rows = read_rows(name, "pairs")
     prompt_column = find_prompt_column(rows, prompt_column)

@@ -6,25 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.conflicts import validate_token_rewards, validate_whole_batch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
-from rlhf_lab.rewards.conversation import chat_answers
-from rlhf_lab.rewards.dry_run import dry_run_rewards
+from rlhf_lab.rewards.conversation import TextBatch, chat_answers
 from rlhf_lab.rewards.scoring import (
     RewardFn,
     RewardOutput,
     Scores,
-    TextBatch,
+    requires_answers,
     score_batch,
     score_texts,
     split_rewards,
 )
+from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.samples import Samples
 
 Prompt = tuple[int, ...]
@@ -42,49 +44,25 @@ class RewardPipeline:
        (`reward_scaling`).
     5. clip: to `reward_clip`.
     6. standardize within the batch (`normalize_reward`).
-
-    Args:
-        true_reward_fn: the true reward, if known.
-        stop_tokens: all token ids that end a sequence.
-        check_grammar: True if texts are parsed, on Reel.
-        normalize: the function that standardizes the rewards of a batch.
-        sample_greedily: from prompts to their most likely continuations, for ReMax.
-        compares: True if the advantage estimator compares the responses to a prompt.
-        score_by_rank: splits scoring between processes; None for one process. A reward of the whole
-            batch always gets the whole batch.
-
-    Attributes:
-        label_rewards: the reward of each prompt's label, if there are labels.
-        answers: the right answer to each prompt, if known.
-        conversations: the messages of each prompt, in a chat.
-        moments: mean and variance of the rewards of all learned phases.
     """
 
     args: RLHFArgs
     tokenizer: Any
     reward_fn: RewardFn
-    true_reward_fn: RewardFn | None = None
-    stop_tokens: Sequence[int] = ()
-    check_grammar: bool = False
+    true_reward_fn: RewardFn | None = None  # the true reward, if known
+    stop_tokens: Sequence[int] = ()  # all token ids that end a sequence
+    check_grammar: bool = False  # True if texts are parsed, on Reel
     normalize: Callable[..., Tensor] = F.normalize_reward
-    sample_greedily: Callable[[list[Prompt]], Samples] | None = None
-    compares: bool = False
-    score_by_rank: Callable[..., RewardOutput] | None = None
+    sample_greedily: Callable[[list[Prompt]], Samples] | None = None  # for ReMax
+    compares: bool = False  # True if the advantages compare the responses to a prompt
+    score_by_rank: Callable[..., RewardOutput] | None = None  # splits it between processes
     label_rewards: dict[Prompt, float] = field(init=False, default_factory=dict)
-    answers: dict[Prompt, str] = field(init=False, default_factory=dict)
+    answers: dict[Prompt, str] = field(init=False, default_factory=dict)  # the right ones
     conversations: dict[Prompt, Sequence[Message]] = field(init=False, default_factory=dict)
-    moments: F.RunningMoments = field(init=False, default=F.RunningMoments())
+    moments: F.RunningMoments = field(init=False, default=F.RunningMoments())  # of learned phases
 
     def score(self, samples: Samples, raw_rewards: Float[Tensor, " batch"] | None = None) -> Scores:
-        """Score samples and process their rewards.
-
-        Args:
-            raw_rewards: known scores, instead of those of the reward function.
-
-        Raises:
-            ConfigError: If the reward function does not return one finite number per text, or a
-                prompt has no label.
-        """
+        """Score samples, unless their raw rewards are known, and process the rewards."""
         texts = samples.texts(self.tokenizer)
         if raw_rewards is None:
             output = self.read(self.reward_fn, samples, texts)
@@ -96,14 +74,13 @@ class RewardPipeline:
             rewards = self.normalize(rewards)
         if token_rewards is not None:  # the last token gets what processing changed
             token_rewards = token_rewards + F.token_rewards(rewards - raw, samples.mask)
-        true_reward = (
-            self.read(self.true_reward_fn, samples, texts).rewards if self.true_reward_fn else None
-        )
         return Scores(
             texts=texts,
             raw_rewards=raw,
             rewards=rewards,
-            true_rewards=true_reward,
+            true_rewards=self.read(self.true_reward_fn, samples, texts).rewards
+            if self.true_reward_fn
+            else None,
             grammatical=grammatical(texts) if self.check_grammar else None,
             reward_moments=moments,
             group=self.groups(samples),
@@ -115,14 +92,7 @@ class RewardPipeline:
     def read(
         self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
     ) -> RewardOutput:
-        """Score samples with a reward function, without processing.
-
-        Args:
-            texts: the decoded samples, if available.
-
-        Raises:
-            ConfigError: See `score_batch`; or if a prompt has no answer.
-        """
+        """Score samples, without processing; see `score_batch`. `texts` are the decoded samples."""
         if self.score_by_rank is not None and not _needs_whole_batch(reward_fn):
             score_rows = lambda rows: score_batch(reward_fn, self._batch(rows))
             return self.score_by_rank(samples, score_rows)
@@ -144,8 +114,7 @@ class RewardPipeline:
         for prompt in prompts:
             if prompt not in values:
                 raise ConfigError(
-                    f"the prompt {self.tokenizer.decode(prompt)!r} has no "
-                    f"{column.removesuffix('s_column')} under "
+                    f"the prompt {self.tokenizer.decode(prompt)!r} is not among the prompts of "
                     f"{column}={getattr(self.args, column)!r}. Remove {column}."
                 )
         return [values[prompt] for prompt in prompts]
@@ -163,10 +132,9 @@ class RewardPipeline:
         raw_rewards: Float[Tensor, " batch"],
         moments: F.RunningMoments | None = None,
     ) -> tuple[F.RunningMoments | None, Float[Tensor, " batch"]]:
-        """Apply steps 2 to 5: labels, penalties, scale and clip. Return the moments as well.
+        """Apply steps 2 to 5, and return the moments as well.
 
-        Args:
-            moments: to scale by; when None, those of the run updated with these rewards.
+        If `moments` is None, those of the run are updated with these rewards.
         """
         rewards = raw_rewards
         if self.label_rewards:
@@ -180,54 +148,6 @@ class RewardPipeline:
         if self.args.reward_clip is not None:
             rewards = F.clip_rewards(rewards, self.args.reward_clip)
         return moments, rewards
-
-    def try_on(
-        self,
-        prompts: Sequence[Sequence[int]],
-        texts: list[str],
-        labels: list[str] | None = None,
-        answers: list[str] | None = None,
-        turns: list[list[Message]] | None = None,
-    ) -> None:
-        """Call each reward function on the first prompt, and on each prompt with its label.
-
-        The reward of a label is stored; the mean if a prompt has several labels.
-
-        Args:
-            prompts, texts: token ids and text of each prompt.
-            labels, answers, turns: see `Prompts`.
-
-        Raises:
-            ConfigError: See `dry_run_rewards`; or if a prompt has two different answers.
-        """
-        keys, n = [tuple(prompt) for prompt in prompts], 2
-        if _needs_whole_batch(self.reward_fn):
-            n = self.args.batch_size
-        for key, text, answer in zip(keys, texts, answers or [], strict=False):
-            if self.answers.setdefault(key, answer) != answer:
-                raise ConfigError(
-                    f"the prompt {text!r:.80} has two answers, {self.answers[key]!r:.40} and "
-                    f"{answer!r:.40}. Remove one of them, or raise prompt_words."
-                )
-        one_answer = answers and answers[:1] * n
-        if turns is None:
-            first = TextBatch(texts[:1] * n, texts[:1] * n, one_answer)
-        else:
-            self.conversations = dict(zip(keys, turns, strict=True))
-            first = TextBatch.in_chat(turns[:1] * n, [turns[0][-1]["content"]] * n, one_answer)
-        dry_run_rewards(self.reward_fn, self.args, self.tokenizer, prompts[0], first)
-        if labels is None:
-            return
-        if turns is None:
-            whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
-            labeled = TextBatch(whole, texts, answers)
-        else:
-            labeled = TextBatch.in_chat(turns, labels, answers)
-        rewards = score_batch(self.reward_fn, labeled).rewards.tolist()
-        by_prompt = defaultdict(list)
-        for key, reward in zip(keys, rewards, strict=True):
-            by_prompt[key].append(reward)
-        self.label_rewards = {key: statistics.mean(each) for key, each in by_prompt.items()}
 
     def penalize(
         self, samples: Samples, rewards: Float[Tensor, " batch"]
@@ -253,11 +173,7 @@ class RewardPipeline:
     def greedy_rewards(
         self, samples: Samples, moments: F.RunningMoments | None
     ) -> Float[Tensor, " batch"] | None:
-        """Return the reward of greedy decoding on the prompt of each row, for ReMax; else None.
-
-        Args:
-            moments: those that the rewards of the samples were scaled by.
-        """
+        """Return the reward of greedy decoding on the prompt of each row, for ReMax; else None."""
         if self.sample_greedily is None:
             return None
         prompts = [tuple(prompt) for prompt in samples.prompts()]
@@ -270,6 +186,69 @@ class RewardPipeline:
     def remember(self, moments: F.RunningMoments | None) -> None:
         """Continue from the moments of a learned phase, if rewards are scaled."""
         self.moments = moments or self.moments
+
+    def try_on(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: list[str],
+        labels: list[str] | None = None,
+        answers: list[str] | None = None,
+        turns: list[list[Message]] | None = None,
+    ) -> None:
+        """Store what `Prompts` knows of each prompt, and call each reward function on the first.
+
+        The reward of a prompt's label is stored as well; the mean if it has several labels.
+
+        Raises:
+            ConfigError: See `dry_run`; or if a prompt has two different answers.
+        """
+        keys = [tuple(prompt) for prompt in prompts]
+        for key, text, answer in zip(keys, texts, answers or [], strict=False):
+            if self.answers.setdefault(key, answer) != answer:
+                raise ConfigError(
+                    f"the prompt {text!r:.80} has two answers, {self.answers[key]!r:.40} and "
+                    f"{answer!r:.40}. Remove one of them, or raise prompt_words."
+                )
+        if turns is not None:
+            self.conversations = dict(zip(keys, turns, strict=True))
+        self.dry_run(prompts[0])
+        if labels is None:
+            return
+        if turns is None:
+            whole = [f"{text} {label}" for text, label in zip(texts, labels, strict=True)]
+            labeled = TextBatch(whole, texts, answers)
+        else:
+            labeled = TextBatch.in_chat(turns, labels, answers)
+        by_prompt = defaultdict(list)
+        rewards = score_batch(self.reward_fn, labeled).rewards.tolist()
+        for key, reward in zip(keys, rewards, strict=True):
+            by_prompt[key].append(reward)
+        self.label_rewards = {key: statistics.mean(each) for key, each in by_prompt.items()}
+
+    def dry_run(self, prompt: Sequence[int]) -> None:
+        """Call each reward function on a small batch of responses, before anything is written.
+
+        Raises:
+            ConfigError: If a function does not return one finite number per text, or per-token and
+                whole-batch rewards conflict with the settings, or answers are missing or not read.
+        """
+        args = self.args
+        if self.answers and not requires_answers(self.reward_fn):
+            raise ConfigError(
+                f"answers_column={args.answers_column!r} is read by no reward of this run. Remove "
+                "it, or set reward_fn to exact_match or a ResponseReward(answers=True)."
+            )
+        n = args.batch_size if _needs_whole_batch(self.reward_fn) else 2
+        tokens = torch.tensor([[*prompt, prompt[-1]]] * n)  # the response repeats the last token
+        real, none = torch.ones_like(tokens, dtype=torch.bool), torch.zeros(n, 1)
+        samples = Samples(tokens, real[:, 1:], real[:, :1], none, none, support=None)
+        for name, reward in split_rewards(self.reward_fn).items():
+            if getattr(reward, "whole_batch", False):
+                validate_whole_batch(args, f"the reward {name!r}")
+            if isinstance(reward, TokenReward):
+                reward.validate_tokenizer(self.tokenizer)
+        if score_batch(self.reward_fn, self._batch(samples)).token_rewards is not None:
+            validate_token_rewards(args)
 
 
 def _needs_whole_batch(reward_fn: RewardFn) -> bool:

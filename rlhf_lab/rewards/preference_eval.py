@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.functional import bradley_terry_loss
-from rlhf_lab.functional.masks import check_same_shape
 from rlhf_lab.organism.rewards import replace_word, true_log_odds
 
 EDITS = {  # slot and clause of the word that is replaced
@@ -19,23 +18,14 @@ EDITS = {  # slot and clause of the word that is replaced
 
 
 class Judgement(NamedTuple):
-    """The quality of a judge on pairs with known true gaps.
+    """The quality of a judge on pairs with known true gaps."""
 
-    Args:
-        accuracy: the fraction of pairs in which it agrees with the rater; a tie counts half.
-        as_truth: the fraction of pairs that it orders as the true rewards do, without true ties.
-        error: the mean distance between its probability that the first text wins and the true one.
-        slope: of its gaps on the true gaps, by least squares through 0; 1 if it is calibrated.
-        nll: minus its mean log-probability of the rater's choices, in nats.
-        best_nll: the same for the true rewards.
-    """
-
-    accuracy: float
-    as_truth: float
-    error: float
-    slope: float
-    nll: float
-    best_nll: float
+    accuracy: float  # fraction of pairs in which it agrees with the rater; a tie counts half
+    as_truth: float  # fraction that it orders as the true rewards do, without true ties
+    error: float  # mean distance between its probability that the first text wins and the true one
+    slope: float  # of its gaps on the true gaps, by least squares through 0; 1 if calibrated
+    nll: float  # minus its mean log-probability of the rater's choices, in nats
+    best_nll: float  # the same for the true rewards
 
 
 def judge(
@@ -43,12 +33,7 @@ def judge(
     true_gaps: Float[Tensor, " pair"],
     first_wins: Bool[Tensor, " pair"],
 ) -> Judgement:
-    """Compare a judge's gaps, the score of the first text minus that of the second, with the truth.
-
-    Raises:
-        ValueError: If the shapes differ.
-    """
-    check_same_shape(gaps=gaps, true_gaps=true_gaps, first_wins=first_wins)
+    """Compare a judge's gaps, score of the first text minus that of the second, with the truth."""
     gaps, true_gaps = gaps.detach().cpu().double(), true_gaps.cpu().double()
     sign, zeros = first_wins.cpu().double() * 2 - 1, torch.zeros_like(gaps)
     ordered = ((gaps * true_gaps)[true_gaps != 0].sign() + 1).mean() / 2

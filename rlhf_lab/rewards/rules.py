@@ -1,10 +1,13 @@
-"""Rule-based rewards: zero, text count, n-gram diversity, exact match, regular expression."""
+"""Rule-based rewards: zero, count, diversity, exact match, regular expression, JSON schema."""
 
+import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from rlhf_lab.config.conflicts import MATCH_OPTIONS
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.extras import import_extra
 from rlhf_lab.rewards.conversation import ResponseReward
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
@@ -36,14 +40,8 @@ class CountReward:
 class Diversity(ResponseReward):
     """The fraction of a response's distinct n-grams that no other response of the batch has.
 
-    1. The n-grams of a response are its runs of n words, split at spaces. Each counts once.
-    2. The reward is the fraction of them that no other response contains; 0 for a response of
-       fewer than n words.
-
-    It is only called on whole batches. Alone in a batch, a response of at least n words gets 1.
-
-    Raises:
-        ConfigError: If n is not a positive integer.
+    The n-grams of a response are its runs of n words, split at spaces. A response of fewer than n
+    words gets 0. The reward is only called on whole batches.
 
     Source: distinct-n (Li et al. 2016, arXiv 1510.03055) counts the distinct n-grams of all
     responses together; this is each response against the others, as in Self-BLEU (Zhu et al. 2018,
@@ -94,13 +92,12 @@ class ExactMatch(ResponseReward):
 
     def __init__(self, *options: str) -> None:
         super().__init__(self._matches, answers=True)
-        for option in options:
-            if option not in MATCH_OPTIONS:
-                raise ConfigError(
-                    f"exact_match has no option {option!r:.60}. Choose from "
-                    f"{', '.join(MATCH_OPTIONS)}, with + between several."
-                )
         self.options = frozenset(options)
+        if not self.options <= set(MATCH_OPTIONS):
+            raise ConfigError(
+                f"Unknown exact_match options {'+'.join(options)!r}. Choose from "
+                f"{', '.join(MATCH_OPTIONS)}, with + between several."
+            )
 
     def _matches(
         self, prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str]
@@ -109,11 +106,7 @@ class ExactMatch(ResponseReward):
         return torch.tensor([float(self.is_match(*pair)) for pair in pairs])
 
     def is_match(self, response: str, answer: str) -> bool:
-        """Return True if a response equals this answer.
-
-        Raises:
-            ConfigError: If the option last_number is set and the answer has no number.
-        """
+        """Return True if a response equals this answer."""
         if "last_number" not in self.options:
             return self._normalized(response) == self._normalized(answer)
         target = last_number(answer)
@@ -163,3 +156,71 @@ class RegexReward(ResponseReward):
     def _matches(self, prompts: Sequence[str], responses: Sequence[str]) -> Float[Tensor, " batch"]:
         matches = [self.pattern.fullmatch(response.strip()) for response in responses]
         return torch.tensor([float(match is not None) for match in matches])
+
+
+class JsonSchemaReward(ResponseReward):
+    """1 for a response that is JSON and valid by a schema, else 0.
+
+    NaN, Infinity and words around the value are not JSON. A schema without `$schema` is of draft
+    2020-12. References are not downloaded.
+
+    Args:
+        schema: the schema, or the path of its file.
+
+    Raises:
+        ConfigError: If the schema cannot be read or is not valid, a `$ref` leads out of it, or
+            jsonschema is not installed.
+    """
+
+    __name__ = "json_schema"
+
+    def __init__(self, schema: str | Path | dict[str, Any]) -> None:
+        super().__init__(self._are_valid)
+        name = "the schema" if isinstance(schema, dict) else f"json_schema:{schema}"
+        jsonschema = import_extra("jsonschema", name, "rewards")
+        from referencing import Registry, exceptions  # with jsonschema
+        from referencing.jsonschema import specification_with
+
+        try:
+            if not isinstance(schema, dict):
+                schema = json.loads(Path(schema).read_text(encoding="utf-8-sig"))
+            draft = jsonschema.Draft202012Validator
+            kind = jsonschema.validators.validator_for(schema, default=draft)
+            kind.check_schema(schema)
+            resource = specification_with(kind.META_SCHEMA["$schema"]).create_resource(schema)
+            for resolver, ref in _references(resource, Registry().resolver_with_root(resource)):
+                resolver.lookup(ref)
+        except exceptions.Unresolvable:
+            raise ConfigError(
+                f"{name} has the reference {ref!r:.80}, which is not in the schema. Put it "
+                "under $defs and refer to #/$defs/NAME."
+            ) from None
+        except (OSError, ValueError, jsonschema.SchemaError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"cannot read {name} ({reason:.200}). Pass the path of a file with a JSON schema."
+            ) from None
+        self.validator = kind(schema, registry=Registry())  # does not download
+
+    def _are_valid(
+        self, prompts: Sequence[str], responses: Sequence[str]
+    ) -> Float[Tensor, " batch"]:
+        return torch.tensor([float(self.is_valid(response)) for response in responses])
+
+    def is_valid(self, response: str) -> bool:
+        """Return True if a response is standard JSON and valid by the schema."""
+        try:
+            return self.validator.is_valid(json.loads(response, parse_constant=_reject_constant))
+        except (ValueError, RecursionError, ArithmeticError):
+            return False
+
+
+def _references(schema: Any, resolver: Any) -> Iterator[tuple[Any, str]]:
+    if isinstance(schema.contents, dict) and "$ref" in schema.contents:
+        yield resolver, schema.contents["$ref"]
+    for part in schema.subresources():
+        yield from _references(part, resolver.in_subresource(part))
+
+
+def _reject_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not standard JSON")

@@ -1,4 +1,4 @@
-"""Scoring of a batch: what rewards read, one call for every kind of reward, weighted sums."""
+"""Scoring of a batch: one call for every kind of reward, and weighted sums of rewards."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.chat import Message, assistant_turn, user_turn
 from rlhf_lab.errors import ConfigError, LabError
-from rlhf_lab.rewards.conversation import ConversationReward, ResponseReward, reward_name
+from rlhf_lab.rewards.conversation import ResponseReward, TextBatch, reward_name
 from rlhf_lab.rewards.tokens import TokenReward
-from rlhf_lab.samples import Samples
 from rlhf_lab.torch_modes import torch_modes_kept
 
 # from texts to rewards, or a reward on tokens
@@ -22,104 +20,28 @@ RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
 
 
 @dataclass(frozen=True)
-class TextBatch:
-    """The texts of a batch, as rewards read them.
-
-    Args:
-        texts: prompts with their responses; in a chat, the responses only.
-        prompts: the beginning of each text, empty if None; in a chat, the last user message.
-        answers: the right answer to each prompt, if known.
-        samples: the tokens, for rewards on token ids.
-        turns: the messages of each chat, of which the last is the response.
-    """
-
-    texts: list[str]
-    prompts: Sequence[str] | None = None
-    answers: list[str] | None = None
-    samples: Samples | None = None
-    turns: Sequence[Sequence[Message]] | None = None
-
-    @classmethod
-    def in_chat(
-        cls,
-        conversations: Sequence[Sequence[Message]],
-        responses: Sequence[str],
-        answers: list[str] | None = None,
-        samples: Samples | None = None,
-    ) -> "TextBatch":
-        """Build a batch of responses to conversations that end with a user message."""
-        prompts = [turns[-1]["content"] for turns in conversations]
-        pairs = zip(conversations, responses, strict=True)
-        turns = [(*before, assistant_turn(response)) for before, response in pairs]
-        return cls(list(responses), prompts, answers, samples, turns)
-
-    def conversations(self) -> list[Sequence[Message]]:
-        """Return the chats; without a chat, stripped prompt and response as two messages.
-
-        Raises:
-            ConfigError: If the prompts are not known.
-        """
-        if self.turns is not None:
-            return list(self.turns)
-        if self.prompts is None:
-            raise ConfigError(
-                "the reward, such as a reward model with one logit, reads prompt and response, and "
-                "there are texts only. To score them, pass the prompts (score --prompt TEXT)."
-            )
-        pairs = zip(*self.split(), strict=True)
-        return [(user_turn(a.strip()), assistant_turn(b.strip())) for a, b in pairs]
-
-    def split(self) -> tuple[list[str], list[str]]:
-        """Return prompts and responses."""
-        prompts = [""] * len(self.texts) if self.prompts is None else list(self.prompts)
-        if self.turns is not None:
-            return prompts, list(self.texts)
-        pairs = zip(self.texts, prompts, strict=True)
-        return prompts, [text.removeprefix(prompt) for text, prompt in pairs]
-
-
-@dataclass(frozen=True)
 class RewardOutput:
-    """The rewards of a batch.
+    """The rewards of a batch, not processed."""
 
-    Args:
-        rewards: per text; the sum over its tokens if the reward function scores tokens.
-        token_rewards: per generated token.
-        by_name: the rewards of each function of a `WeightedRewards`, before weighting.
-    """
-
-    rewards: Float[Tensor, " batch"]
+    rewards: Float[Tensor, " batch"]  # the sums over tokens if the reward function scores tokens
     token_rewards: Float[Tensor, "batch gen"] | None = None
+    # of each function of a `WeightedRewards`, before weighting
     by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A batch of texts with their rewards.
-
-    Args:
-        raw_rewards: as the reward function returned them; summed over tokens if it scores tokens.
-        rewards: after all processing.
-        token_rewards: `rewards` per token, if the reward function scores tokens.
-        true_rewards: the true rewards, if known (Reel).
-        grammatical: True for each text that parses, if known (Reel).
-        reward_moments: mean and variance of all rewards so far, including these, if rewards are
-            scaled.
-        group: the index of each text's prompt, if prompts have several responses.
-        compared: True if the advantages compare the responses of a group.
-        rewards_by_name: the rewards of each function of a `WeightedRewards`, before weighting;
-            `raw_rewards` is their weighted sum.
-    """
+    """A batch of texts with their rewards."""
 
     texts: list[str]
-    raw_rewards: Float[Tensor, " batch"]
-    rewards: Float[Tensor, " batch"]
-    true_rewards: Float[Tensor, " batch"] | None
-    grammatical: Bool[Tensor, " batch"] | None
-    reward_moments: F.RunningMoments | None = None
-    group: Int[Tensor, " batch"] | None = None
-    compared: bool = False
-    token_rewards: Float[Tensor, "batch gen"] | None = None
+    raw_rewards: Float[Tensor, " batch"]  # of a `RewardOutput`
+    rewards: Float[Tensor, " batch"]  # after all processing
+    true_rewards: Float[Tensor, " batch"] | None  # the true rewards, if known (Reel)
+    grammatical: Bool[Tensor, " batch"] | None  # True for each text that parses, if known (Reel)
+    reward_moments: F.RunningMoments | None = None  # of all rewards so far, if they are scaled
+    group: Int[Tensor, " batch"] | None = None  # the prompt's index, with several responses each
+    compared: bool = False  # True if the advantages compare the responses of a group
+    token_rewards: Float[Tensor, "batch gen"] | None = None  # `rewards` per token, if known
     rewards_by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
     @property
@@ -139,7 +61,7 @@ class WeightedRewards:
         weights: one per reward, in their order; 1 when None. A reward of weight 0 is only logged.
 
     Raises:
-        ConfigError: If there is no reward, one is not a function, two have the same name, or the
+        ConfigError: If there is no reward, two have the same name, one is a WeightedRewards, or the
             number of weights differs.
     """
 
@@ -148,29 +70,21 @@ class WeightedRewards:
         rewards: Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any]],
         weights: Sequence[float] | None = None,
     ) -> None:
-        is_mapping = isinstance(rewards, Mapping)
-        pairs = list(rewards.items()) if is_mapping else [(reward_name(r), r) for r in rewards]
-        names = [name for name, _ in pairs]
-        if not pairs:
-            raise ConfigError("reward_fn is empty. Pass at least one reward.")
-        for name, reward in pairs:
-            if not isinstance(name, str) or not name.strip() or names.count(name) > 1:
-                raise ConfigError(
-                    f"reward_fn has a reward with the name {name!r}, which is empty or not unique. "
-                    "Pass a mapping from unique names."
-                )
-            if not callable(reward) or isinstance(reward, WeightedRewards):
-                raise ConfigError(
-                    f"reward_fn has {reward!r:.60} under {name!r}, which is not a function of "
-                    "texts. Pass functions, or LearnedReward, TokenReward or ResponseReward."
-                )
-        weights = [1.0] * len(names) if weights is None else list(weights)
-        if len(weights) != len(names):
+        if not isinstance(rewards, Mapping):
+            by_name = {reward_name(reward): reward for reward in rewards}
+            rewards = by_name if len(by_name) == len(rewards) else {}
+        if not rewards or any(isinstance(each, WeightedRewards) for each in rewards.values()):
+            raise ConfigError(
+                "reward_fn is empty, or has two rewards of one name, or a WeightedRewards, which "
+                "has its own weights. Pass a mapping from unique names to reward functions."
+            )
+        weights = [1.0] * len(rewards) if weights is None else list(weights)
+        if len(weights) != len(rewards):
             raise ConfigError(
                 f"reward_weights={tuple(weights)} has {len(weights)} weights, and reward_fn has "
-                f"{len(names)} rewards ({', '.join(names)}). Set one for each."
+                f"{len(rewards)} rewards ({', '.join(rewards)}). Set one for each."
             )
-        self.rewards, self.weights = dict(pairs), dict(zip(names, weights, strict=True))
+        self.rewards, self.weights = dict(rewards), dict(zip(rewards, weights, strict=True))
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Return the weighted sum for texts that have no prompt."""
@@ -201,51 +115,12 @@ def score_batch(reward_fn: RewardFn, batch: TextBatch) -> RewardOutput:
             names the reward if there are several.
     """
     if isinstance(reward_fn, WeightedRewards):
-        return _score_each(reward_fn, batch)
-    if isinstance(reward_fn, TokenReward):
-        return _score_tokens(reward_fn, batch.samples)
+        return _score_sum(reward_fn, batch)
     if isinstance(reward_fn, ResponseReward):
-        prompts, responses = batch.split()
-        read = lambda responses: reward_fn.read(prompts, responses, batch.answers)
-        return RewardOutput(score_texts(read, responses))
-    if isinstance(reward_fn, ConversationReward):
-        turns = batch.conversations()
-        return RewardOutput(score_texts(lambda texts: reward_fn.read(turns), batch.texts))
-    return RewardOutput(score_texts(reward_fn, batch.texts))
-
-
-def _score_each(several: WeightedRewards, batch: TextBatch) -> RewardOutput:
-    outputs: dict[str, RewardOutput] = {}
-    for name, reward in several.rewards.items():
-        try:
-            outputs[name] = score_batch(reward, batch)
-        except Exception as error:
-            raise name_in_error(name, error) from error.__cause__
-    by_name = {name: output.rewards for name, output in outputs.items()}
-    device = next(iter(by_name.values())).device
-    weighted = [several.weights[name] * each.to(device) for name, each in by_name.items()]
-    total = torch.stack(weighted).sum(0)
-    if all(output.token_rewards is None for output in outputs.values()):
-        return RewardOutput(total, None, by_name)
-    mask = batch.samples.mask
-    token_rewards = torch.zeros(mask.shape, device=mask.device)
-    for name, output in outputs.items():
-        tokens = output.token_rewards
-        if tokens is None:  # the last token gets the reward of the text
-            tokens = F.token_rewards(output.rewards.to(mask.device), mask)
-        token_rewards = token_rewards + several.weights[name] * tokens
-    return RewardOutput(total, token_rewards, by_name)
-
-
-def name_in_error(name: str, error: Exception) -> Exception:
-    """Return the error with the name of the reward that raised it."""
-    if isinstance(error, LabError):
-        return type(error)(f"the reward {name!r}: {error}")
-    error.add_note(f"It came from the reward {name!r}.")
-    return error
-
-
-def _score_tokens(reward_fn: TokenReward, samples: Samples | None) -> RewardOutput:
+        return RewardOutput(score_texts(lambda texts: reward_fn.read(batch), batch.texts))
+    if not isinstance(reward_fn, TokenReward):
+        return RewardOutput(score_texts(reward_fn, batch.texts))
+    samples = batch.samples
     if samples is None:
         raise ConfigError("reward_fn reads token ids, and there are texts only. Use it in a run.")
     rewards = reward_fn(samples.tokens, samples.written_mask)
@@ -255,30 +130,59 @@ def _score_tokens(reward_fn: TokenReward, samples: Samples | None) -> RewardOutp
     return RewardOutput(token_rewards.sum(1), token_rewards)
 
 
+def _score_sum(several: WeightedRewards, batch: TextBatch) -> RewardOutput:
+    outputs: dict[str, RewardOutput] = {}
+    for name, reward in several.rewards.items():
+        try:
+            outputs[name] = score_batch(reward, batch)
+        except LabError as error:
+            raise type(error)(f"the reward {name!r}: {error}") from error.__cause__
+        except Exception as error:
+            error.add_note(f"It came from the reward {name!r}.")
+            raise
+    by_name = {name: output.rewards for name, output in outputs.items()}
+    device = next(iter(by_name.values())).device
+    weighted = [several.weights[name] * each.to(device) for name, each in by_name.items()]
+    total = torch.stack(weighted).sum(0)
+    if all(output.token_rewards is None for output in outputs.values()):
+        return RewardOutput(total, None, by_name)
+    mask, token_total = batch.samples.mask, 0.0
+    for name, output in outputs.items():
+        tokens = output.token_rewards
+        if tokens is None:  # the last token gets the reward of the text
+            tokens = F.token_rewards(output.rewards.to(mask.device), mask)
+        token_total = token_total + several.weights[name] * tokens
+    return RewardOutput(total, token_total, by_name)
+
+
 def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"]:
     """Call a reward function on texts and return one finite float32 number for each.
 
     Raises:
         ConfigError: If the function returns something else, or takes other arguments.
     """
-    _validate_signature(reward_fn)
+    try:
+        inspect.signature(reward_fn).bind([])
+    except ValueError:  # a builtin without a signature
+        pass
+    except TypeError as error:
+        raise ConfigError(
+            f"reward_fn={reward_name(reward_fn)} cannot be called with a list of texts ({error}). "
+            "To read prompts and responses apart, pass ResponseReward(function)."
+        ) from None
     with torch_modes_kept():
         returned = reward_fn(list(texts))  # a copy, which the function may change
     try:
         rewards = torch.as_tensor(returned).detach().clone()  # the function may reuse its tensor
+        got = f"shape {tuple(rewards.shape)} of {rewards.dtype}"
     except (TypeError, ValueError, RuntimeError):
-        rewards = None
-    if rewards is None or rewards.is_complex():
+        rewards, got = torch.empty(0, 0), type(returned).__name__
+    if rewards.shape != (len(texts),) or rewards.is_complex():
         raise ConfigError(
-            f"reward_fn returned {type(returned).__name__}, which is not one real number per text. "
-            "Return a list of numbers or a tensor."
+            f"reward_fn returned {got} for {len(texts)} texts. Return one real number per text, as "
+            "a list or a tensor."
         )
     rewards = rewards.float()
-    if rewards.shape != (len(texts),):
-        raise ConfigError(
-            f"reward_fn returned shape {tuple(rewards.shape)} for {len(texts)} texts. "
-            "Return one number per text."
-        )
     if not rewards.isfinite().all():
         worst = int((~rewards.isfinite()).nonzero()[0])
         raise ConfigError(
@@ -286,15 +190,3 @@ def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"
             "Return finite numbers."
         )
     return rewards
-
-
-def _validate_signature(reward_fn: RewardFn) -> None:
-    try:
-        inspect.signature(reward_fn).bind([])
-    except ValueError:  # a builtin without a signature
-        return
-    except TypeError as error:
-        raise ConfigError(
-            f"reward_fn={reward_name(reward_fn)} cannot be called with a list of texts ({error}). "
-            "To read prompts and responses apart, pass ResponseReward(function)."
-        ) from None

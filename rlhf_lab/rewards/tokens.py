@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.rewards.model import RewardModelReader
+from rlhf_lab.rewards.model import RewardModel
 from rlhf_lab.torch_modes import torch_modes_kept
 
 
@@ -46,13 +46,12 @@ class TokenReward:
         """
         with torch.no_grad(), torch_modes_kept():
             returned = self.function(input_ids.clone(), attention_mask.clone())
-        shapes = tuple(input_ids.shape[:1]), tuple(input_ids.shape)
         is_real = isinstance(returned, Tensor) and not returned.is_complex()
-        if not is_real or tuple(returned.shape) not in shapes:
-            what = f"shape {tuple(returned.shape)}" if is_real else type(returned).__name__
+        if not is_real or returned.shape not in (input_ids.shape[:1], input_ids.shape):
+            got = f"shape {tuple(returned.shape)}" if is_real else type(returned).__name__
             raise ConfigError(
-                f"reward_fn returned {what} for token ids of shape {shapes[1]}. Return a tensor of "
-                "one number per text, or of one per token."
+                f"reward_fn returned {got} for token ids of shape {tuple(input_ids.shape)}. Return "
+                "a tensor of one real number per text, or of one per token."
             )
         rewards = returned.detach().clone().float().to(input_ids.device)
         real = rewards if rewards.ndim == 1 else rewards[attention_mask]
@@ -72,7 +71,7 @@ class TokenReward:
             )
 
 
-class ScoreGains(RewardModelReader):
+class ScoreGains:
     """The change of a reward model's score at each token; a function for `TokenReward`.
 
     1. Score the text up to each of its tokens; the whole text at the EOS after it, as the model
@@ -84,10 +83,9 @@ class ScoreGains(RewardModelReader):
     shaping: Ng, Harada and Russell 1999), and credit is assigned earlier.
     """
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the reward model."""
-        return self.model.base_model.tokenizer
+    def __init__(self, model: RewardModel, batch_size: int = 128) -> None:
+        self.model, self.batch_size = model, batch_size
+        self.tokenizer = model.base_model.tokenizer
 
     def __call__(
         self, input_ids: Int[Tensor, "batch seq"], attention_mask: Bool[Tensor, "batch seq"]
@@ -104,8 +102,8 @@ class ScoreGains(RewardModelReader):
 
     @torch.no_grad()
     def _gains(self, rows: list[list[int]]) -> list[Float[Tensor, " row"]]:
-        n_ctx, tokenizer = self.model.base_model.cfg.n_ctx, self.tokenizer
-        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        n_ctx = self.model.base_model.cfg.n_ctx
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         full, starts = [], []
         for row in rows:  # add a missing BOS and EOS
             start = [] if bos is None or row[:1] == [bos] or len(row) >= n_ctx else [bos]
@@ -113,11 +111,10 @@ class ScoreGains(RewardModelReader):
             fits = eos is not None and whole[-1:] != [eos] and len(whole) < n_ctx
             full.append([*whole, eos] if fits else whole)
             starts.append(len(start))
-        ids, real = pad_rows(full, next(self.model.parameters()).device)
-        scores = self.model.normalize(self.model.token_scores(ids, real))
+        scores = self.model.token_scores(*pad_rows(full, self.model.mean.device))
         gains = []
         for row, whole, start, score in zip(rows, full, starts, scores, strict=True):
-            score = score[start : len(whole)].clone()
+            score = self.model.normalize(score[start : len(whole)])
             score[len(row) - 1] = score[-1]  # the text is scored at the EOS after it
             gains.append(score[: len(row)].diff(prepend=score.new_zeros(1)))
         return gains

@@ -1,4 +1,4 @@
-"""Examples for SFT: sources of texts, their tokens with a mask, and their log-probabilities."""
+"""Examples for SFT: texts or conversations, their tokens with a mask, their log-probabilities."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.config.checks import AT_LEAST_1, check_range
-from rlhf_lab.data_sources import MOVIE_REVIEWS, PROMPT, TEXT, find_prompt_column, read_rows
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.chat import Message, read_turns, render_chat, template_stops, with_system
+from rlhf_lab.config import ChatArgs
+from rlhf_lab.config.checks import AT_LEAST_1, AT_LEAST_2, check_range
+from rlhf_lab.data_sources import MOVIE_REVIEWS, PROMPT, TEXT, Row, find_prompt_column, read_rows
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import pad_rows
@@ -54,15 +57,13 @@ def load_examples(
 
     Raises:
         LoadError: If the source does not exist, or a row has no text.
-        ConfigError: If `n_texts` is below 1, or the source has no text.
+        ConfigError: If `n_texts` is below 1.
     """
     check_range(AT_LEAST_1, n_texts=n_texts)
     rng = np.random.default_rng(seed)
     if name == REEL:
         return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())
     rows = read_rows(name, "texts", lines_as=column)
-    if not rows:
-        raise ConfigError(f"texts={name!r} has no text. Use a source with at least 2.")
     if name.partition(":")[0] == MOVIE_REVIEWS:
         rows = [rows[i] for i in rng.permutation(len(rows))[:n_texts]]
         column = TEXT
@@ -71,6 +72,75 @@ def load_examples(
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
     texts = [row.text(column).removeprefix(p) for p, row in zip(prompts, rows, strict=True)]
     return Examples(prompts, texts)
+
+
+def read_conversations(
+    name: str, column: str, prompt_column: str | None, chat: ChatArgs
+) -> list[list[Message]]:
+    """Read conversations from a source (see `read_rows`), each of which ends with a response.
+
+    Args:
+        column: column of whole conversations; with a prompt_column, of responses, as texts or
+            messages.
+        prompt_column: column of the prompts: a user's turn as text, or messages; None without.
+        chat: its system prompt is added to conversations without one.
+
+    Raises:
+        ConfigError: If a system prompt is set without chat.
+        LoadError: If the source does not exist, or a row is not a conversation.
+    """
+    if not chat.chat:
+        raise ConfigError(
+            f"system_prompt={chat.system_prompt!r:.60} requires a chat. Set chat=True (--chat)."
+        )
+    conversations = []
+    for row in read_rows(name, "texts", lines_as=column):
+        before = [] if prompt_column is None else _read_turns(row, prompt_column, "user")
+        turns = before + _read_turns(row, column, "assistant")
+        if turns[0]["role"] == "assistant":
+            raise LoadError(
+                f"{row.where} begins with a response. Set prompt_column to the column of its "
+                "prompt, or remove that row."
+            )
+        conversations.append(with_system(turns, chat.system_prompt))
+    return conversations
+
+
+def _read_turns(row: Row, column: str, last: str) -> list[Message]:
+    value = row.fields[column] if row.has(column) else None
+    return read_turns(value if isinstance(value, list) else row.text(column), row.where, last)
+
+
+def render_examples(
+    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Message]]
+) -> Examples:
+    """Render each conversation with the chat template; its last response is to be learned.
+
+    The prompt includes the template's generation prompt; the text ends with the token that stops a
+    response.
+
+    Raises:
+        LoadError: If the template rejects a conversation, or renders a response after anything but
+            its generation prompt.
+    """
+    ends = [tokenizer.convert_ids_to_tokens(token) for token in template_stops(tokenizer)]
+    prompts, texts = [], []
+    for number, turns in enumerate(conversations, 1):
+        where = f"conversation {number}"
+        whole = render_chat(tokenizer, turns, where, for_answer=False)
+        prompt = render_chat(tokenizer, turns[:-1], where)
+        if not whole.startswith(prompt):
+            raise LoadError(
+                f"{where}: the chat template renders a response after another prompt than its "
+                "generation prompt. Use a tokenizer with a consistent chat_template."
+            )
+        text = whole.removeprefix(prompt)
+        for end in ends:
+            learned, stop, _ = text.rpartition(end)
+            text = learned + stop if stop else text
+        prompts.append(prompt)
+        texts.append(text)
+    return Examples(prompts, texts, rendered=True)
 
 
 class TokenRow(NamedTuple):
@@ -93,12 +163,11 @@ def encode_examples(
     no EOS, which would teach the model to stop in the middle. The first token is never learned.
 
     Raises:
-        ConfigError: If `max_tokens` is below 2, a word is not in a closed vocabulary, or a prompt
+        ConfigError: If a word is not in a closed vocabulary, `max_tokens` is below 2, or a prompt
             leaves no room for its text.
     """
+    check_range(AT_LEAST_2, max_tokens=max_tokens)
     room = model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
-    if room < 2:
-        raise ConfigError(f"max_tokens={max_tokens} is too small. Allow at least 2.")
     tokenizer = model.tokenizer
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     starts = tokenize_prompts(tokenizer, prompts, False)

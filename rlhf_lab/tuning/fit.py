@@ -1,25 +1,25 @@
-"""The loop of fine-tuning: fit a policy by SFT, DPO, IPO, ORPO or KTO, and measure the result."""
+"""Loop of fine-tuning and reward models: hold out, minimize one of the losses, and measure."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss
-from rlhf_lab.functional import auc, preference_accuracy
+from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.rewards import Pairs, RewardFn
+from rlhf_lab.rewards import Pairs, RewardFn, RewardModel
 from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
+from rlhf_lab.tuning import losses
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
-from rlhf_lab.tuning.kl_meter import KLMeter
+from rlhf_lab.tuning.kl_meter import KLEstimate, KLMeter
 from rlhf_lab.tuning.labels import LabeledExamples
-from rlhf_lab.tuning.losses import TuningMethod, dpo_method, kto_method, orpo_method, sft_method
-from rlhf_lab.tuning.results import KTOFitResult, PolicyFitResult, SFTFitResult
+from rlhf_lab.tuning.results import FitResult
 
 
 def fine_tune(
@@ -29,7 +29,7 @@ def fine_tune(
     max_tokens: int | None = None,
     drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
-) -> SFTFitResult:
+) -> FitResult:
     """Fine-tune a model on examples, in place; prompts are not learned.
 
     Args:
@@ -41,22 +41,43 @@ def fine_tune(
         ConfigError: If there are fewer than 2 examples, or texts that do not fit the model.
     """
     rng = np.random.default_rng(fitting.seed)
-    held_out, train = hold_out(len(examples), fitting.held_out, rng)
+    held_out, train = hold_out(len(examples), fitting.held_out, rng, "texts")
     prompts, rendered = examples.prompts, examples.rendered
     rows = encode_examples(model, prompts, examples.texts, max_tokens, rendered)
     prompts, test = [prompts[i] for i in held_out], [rows[i] for i in held_out]
     before, _ = held_out_loss(model, test, fitting.batch_size)
-    method = sft_method(model, rows)
-    result = _run(model, method, train, fitting, rng, prompts, drift_eval, true_reward_fn, rendered)
+    method = losses.sft_method(model, rows)
+    sampling = prompts, drift_eval, true_reward_fn, rendered
+    values, drift = _minimize(model, method, train, fitting, rng, *sampling)
     after, tokens = held_out_loss(model, test, fitting.batch_size)
-    return SFTFitResult(
-        **result,
-        train_texts=len(train),
-        held_out_texts=len(test),
-        held_out_tokens=tokens,
-        loss_before=before,
-        loss_after=after,
-    )
+    counts = dict(train_texts=len(train), held_out_texts=len(test), held_out_tokens=tokens)
+    values |= counts | dict(loss_before=before, loss_after=after)
+    values |= dict(perplexity_before=math.exp(before), perplexity_after=math.exp(after))
+    return FitResult(fitting, None, values, drift)
+
+
+def train_reward_model(
+    model: RewardModel,
+    pairs: Pairs,
+    fitting: FitConfig | None = None,
+    loss: RewardLoss | None = None,
+) -> FitResult:
+    """Train a reward model on preference pairs, in place, and set its normalization.
+
+    Raises:
+        ConfigError: If there are fewer than 2 pairs, pairs without margins and a margin in the
+            loss, or a word that is not in a closed vocabulary.
+    """
+    fitting, loss = fitting or FitConfig(), loss or RewardLoss()
+    rng = np.random.default_rng(fitting.seed)
+    held_out, train = hold_out(len(pairs), fitting.held_out, rng, "pairs")
+    method = losses.reward_method(model, pairs, loss)
+    values, _ = _minimize(model, method, train, fitting, rng)
+    scores = model.score(pairs[train].chosen + pairs[train].rejected)
+    model.set_normalization(scores)
+    rewards = _held_out_rewards(method, held_out, fitting.batch_size)
+    values |= {"train_pairs": len(train)} | _compare_pairs(pairs[held_out], rewards)
+    return FitResult(fitting, loss, values | {"mean_score": scores.mean().item()})
 
 
 def train_on_pairs(
@@ -67,29 +88,23 @@ def train_on_pairs(
     max_tokens: int | None = None,
     drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
-) -> PolicyFitResult:
+) -> FitResult:
     """Train a model on preference pairs, in place: DPO by default, whose reference is its start.
 
     Arguments and errors as in `fine_tune`, also if all pairs are equal after the cut. ORPO has no
     reference.
     """
     loss, rng = loss or DPOLoss(), np.random.default_rng(fitting.seed)
-    held_out, train = hold_out(len(pairs), fitting.held_out, rng)
-    test, make = pairs[held_out], orpo_method if isinstance(loss, ORPOLoss) else dpo_method
-    method, prompts = make(model, pairs, loss, max_tokens), test.prompts or [""]
-    result = _run(model, method, train, fitting, rng, prompts, drift_eval, true_reward_fn)
-    chosen, rejected = _held_out_rewards(method, held_out, fitting.batch_size)
-    return PolicyFitResult(
-        **result,
-        loss=loss,
-        train_pairs=len(train),
-        held_out_pairs=len(test),
-        accuracy=preference_accuracy(exact(chosen), exact(rejected)).item(),
-        bayes_accuracy=test.bayes_accuracy(),
-        true_reward_accuracy=test.true_reward_accuracy(),
-        chosen_reward=chosen.mean().item(),
-        rejected_reward=rejected.mean().item(),
-    )
+    held_out, train = hold_out(len(pairs), fitting.held_out, rng, "pairs")
+    make = losses.orpo_method if isinstance(loss, ORPOLoss) else losses.dpo_method
+    method, sampling = make(model, pairs, loss, max_tokens), (drift_eval, true_reward_fn)
+    prompts = pairs[held_out].prompts or [""]
+    values, drift = _minimize(model, method, train, fitting, rng, prompts, *sampling)
+    rewards = _held_out_rewards(method, held_out, fitting.batch_size)
+    chosen, rejected = rewards.mean(-1).tolist()
+    values |= {"train_pairs": len(train)} | _compare_pairs(pairs[held_out], rewards)
+    values |= dict(chosen_reward=chosen, rejected_reward=rejected, margin=chosen - rejected)
+    return FitResult(fitting, loss, values, drift)
 
 
 def train_on_labels(
@@ -100,7 +115,7 @@ def train_on_labels(
     max_tokens: int | None = None,
     drift_eval: DriftEvalConfig | None = None,
     true_reward_fn: RewardFn | None = None,
-) -> KTOFitResult:
+) -> FitResult:
     """Train a model on labeled texts by KTO, in place, with its start as the reference.
 
     Arguments and errors as in `fine_tune`; a batch needs at least 2 texts.
@@ -112,48 +127,53 @@ def train_on_labels(
             f"batch_size={fitting.batch_size} with {len(train)} texts to train on is too small for "
             "KTO, which combines prompts with the responses to others. Allow at least 2."
         )
-    method = kto_method(model, examples, loss, max_tokens)
-    prompts = [examples.prompts[i] for i in held_out]
-    result = _run(model, method, train, fitting, rng, prompts, drift_eval, true_reward_fn)
+    method = losses.kto_method(model, examples, loss, max_tokens)
+    sampling = [examples.prompts[i] for i in held_out], drift_eval, true_reward_fn
+    values, drift = _minimize(model, method, train, fitting, rng, *sampling)
     rewards = exact(_held_out_rewards(method, held_out, fitting.batch_size))
-    labels, train_labels = torch.from_numpy(examples.is_good[held_out]), examples.is_good[train]
-    has_both = bool(labels.any() and not labels.all())
-    return KTOFitResult(
-        **result,
-        loss=loss,
-        train_good=int(train_labels.sum()),
-        train_bad=int((~train_labels).sum()),
-        held_out_good=int(labels.sum()),
-        held_out_bad=int((~labels).sum()),
-        reference_point=first_and_last(torch.stack(method.reference_points))[1],
-        accuracy=auc(rewards, labels).item() if has_both else None,
-        good_reward=rewards[labels].mean().item() if has_both else None,
-        bad_reward=rewards[~labels].mean().item() if has_both else None,
-    )
+    for part, rows in (("train", train), ("held_out", held_out)):
+        n_good = int(examples.is_good[rows].sum())
+        values |= {f"{part}_good": n_good, f"{part}_bad": len(rows) - n_good}
+    values["reference_point"] = first_and_last(torch.stack(method.reference_points))[1]
+    values |= dict(accuracy=None, good_reward=None, bad_reward=None)
+    labels = torch.from_numpy(examples.is_good[held_out])
+    if labels.any() and not labels.all():
+        good, bad = rewards[labels].mean().item(), rewards[~labels].mean().item()
+        values |= dict(accuracy=F.auc(rewards, labels).item(), good_reward=good, bad_reward=bad)
+    return FitResult(fitting, loss, values, drift)
 
 
-def _run(
-    model: HookedModel,
-    method: TuningMethod,
-    train: Int[np.ndarray, " train"],
+def _minimize(
+    model: HookedModel | RewardModel,
+    method: losses.TuningMethod,
+    train: losses.RowNumbers,
     fitting: FitConfig,
     rng: np.random.Generator,
-    prompts: Sequence[str],
-    drift_eval: DriftEvalConfig | None,
-    true_reward_fn: RewardFn | None,
+    prompts: Sequence[str] = (),
+    drift_eval: DriftEvalConfig | None = None,
+    true_reward_fn: RewardFn | None = None,
     rendered: bool = False,
-) -> dict[str, Any]:
-    """Minimize the loss on the training rows; return the fields of a `FitResult`."""
-    sampling = (fitting.seed, fitting.batch_size, method.reference, rendered)
-    meter = KLMeter(model, prompts, drift_eval, true_reward_fn, *sampling)
-    losses = fit_rows(model, train, method.loss, fitting, rng, method.title)
-    first, last = first_and_last(losses)
-    return dict(fitting=fitting, first_loss=first, last_loss=last, drift=meter.measure())
+) -> tuple[dict[str, float | int | None], KLEstimate | None]:
+    meter = None
+    if drift_eval is not None and drift_eval.samples:
+        sampling = (fitting.seed, fitting.batch_size, method.reference, rendered)
+        meter = KLMeter(model, prompts, drift_eval, true_reward_fn, *sampling)
+    first, last = first_and_last(fit_rows(model, train, method.loss, fitting, rng, method.title))
+    return dict(first_loss=first, last_loss=last), meter and meter.measure()
+
+
+def _compare_pairs(test: Pairs, rewards: Float[Tensor, "2 pair"]) -> dict[str, float | int | None]:
+    return dict(
+        held_out_pairs=len(test),
+        accuracy=F.preference_accuracy(*exact(rewards)).item(),
+        bayes_accuracy=test.bayes_accuracy(),
+        true_reward_accuracy=test.true_reward_accuracy(),
+    )
 
 
 @torch.no_grad()
 def _held_out_rewards(
-    method: TuningMethod, held_out: Int[np.ndarray, " held_out"], size: int
+    method: losses.TuningMethod, held_out: losses.RowNumbers, size: int
 ) -> Float[Tensor, "*side held_out"]:
     parts = np.array_split(held_out, -(-len(held_out) // size))
     return torch.cat([method.rewards(part) for part in parts], -1)

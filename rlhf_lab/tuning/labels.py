@@ -10,7 +10,6 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.rewards.pairs import REEL, Pairs, load_pairs
 from rlhf_lab.supervised import hold_out
 
-RESPONSES = ("response", "completion")
 WORDS = {"good": True, "true": True, "1": True, "bad": False, "false": False, "0": False}
 
 
@@ -59,7 +58,7 @@ def load_labeled_examples(
 
     Raises:
         LoadError: If the source does not exist, or a row is not valid.
-        ConfigError: If there are fewer than 2 texts, or all are good, or all are bad.
+        ConfigError: If all texts are good, or all are bad.
     """
     is_made = name == REEL or name.partition(":")[0] == MOVIE_REVIEWS
     rows = [] if is_made else read_rows(name, "examples")
@@ -79,33 +78,29 @@ def load_labeled_examples(
 def split_pairs(pairs: Pairs) -> LabeledExamples:
     """Label the chosen text of each pair as good and the rejected one as bad."""
     n = len(pairs)
-    prompts = pairs.prompts or [""] * n
-    texts = [
-        text.removeprefix(prompt)
-        for side in (pairs.chosen, pairs.rejected)
-        for prompt, text in zip(prompts, side, strict=True)
-    ]
-    return LabeledExamples(prompts * 2, texts, np.arange(2 * n) < n, np.arange(2 * n) % n)
+    prompts = (pairs.prompts or [""] * n) * 2
+    both = zip(prompts, pairs.chosen + pairs.rejected, strict=True)
+    texts = [text.removeprefix(prompt) for prompt, text in both]
+    return LabeledExamples(prompts, texts, np.arange(2 * n) < n, np.arange(2 * n) % n)
 
 
 def _read_labeled_rows(rows: list[Row], prompt_column: str | None) -> LabeledExamples:
     prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    columns = [next((c for c in RESPONSES if row.has(c)), "response") for row in rows]
-    texts = [row.text(column) for row, column in zip(rows, columns, strict=True)]
-    is_good = np.array([_read_label(row) for row in rows], dtype=bool)
-    groups = np.arange(len(rows))
+    column = lambda row: "completion" if row.has("completion") else "response"
+    texts, groups = [row.text(column(row)) for row in rows], np.arange(len(rows))
     if prompt_column is not None:
         _, groups = np.unique(prompts, return_inverse=True)
+    is_good = np.array([_read_label(row) for row in rows], dtype=bool)
     return LabeledExamples(prompts, texts, is_good, groups)
 
 
 def _read_label(row: Row) -> bool:
-    found = row.fields.get(LABEL) if isinstance(row.fields, dict) else None
-    word = str(found).strip().lower() if isinstance(found, str | bool | int) else ""
+    label = row.fields[LABEL] if row.has(LABEL) else None
+    word = str(label).strip().lower()
     if word not in WORDS:
         raise LoadError(
-            f"{row.where} has {found!r:.40} under {LABEL!r}. Label every row with one of "
+            f"{row.where} has {label!r:.40} under {LABEL!r}. Label every row with one of "
             f"{', '.join(WORDS)}."
         )
     return WORDS[word]

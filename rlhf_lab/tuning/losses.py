@@ -1,4 +1,4 @@
-"""Losses of fine-tuning a policy on encoded examples: SFT, DPO, IPO, ORPO and KTO."""
+"""Losses of training on encoded examples: SFT, reward model, DPO, IPO, ORPO and KTO."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -8,21 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, KTOLoss, ORPOLoss
-from rlhf_lab.functional import (
-    dpo_loss,
-    implicit_rewards,
-    kto_loss,
-    kto_reference_point,
-    log_odds,
-    masked_mean,
-    orpo_loss,
-    sft_loss,
-)
+from rlhf_lab.fitting import DPOLoss, KTOLoss, ORPOLoss, RewardLoss
 from rlhf_lab.models import make_reference
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.rewards import Pairs
+from rlhf_lab.rewards import Pairs, RewardModel
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs, text_logprobs
 from rlhf_lab.tuning.labels import LabeledExamples
 
@@ -31,27 +22,46 @@ RowNumbers = Int[np.ndarray, " row"]
 
 @dataclass(frozen=True)
 class TuningMethod:
-    """A loss of some examples, and the rewards by which the policy ranks their texts.
+    """A loss of some examples, and the rewards that rank their texts."""
 
-    Args:
-        title: title of the progress bar.
-        loss: differentiable loss of the examples with these row numbers.
-        rewards: rewards of the texts in these rows; of pairs `[2 pair]`, chosen first.
-        reference: frozen copy of the model at the start; None if not used.
-        reference_points: KTO's estimate of the KL at each step, in nats.
-    """
-
-    title: str
-    loss: Callable[[RowNumbers], Float[Tensor, ""]]
+    title: str  # of the progress bar
+    loss: Callable[[RowNumbers], Float[Tensor, ""]]  # of the examples with these row numbers
+    # of the texts in these rows; of pairs `[2 pair]`, chosen first
     rewards: Callable[[RowNumbers], Float[Tensor, "*side row"]] | None = None
-    reference: HookedModel | None = None
-    reference_points: list[Float[Tensor, ""]] = field(default_factory=list)
+    reference: HookedModel | None = None  # frozen copy of the model at the start, if used
+    reference_points: list[Float[Tensor, ""]] = field(default_factory=list)  # KTO's KL, each step
 
 
 def sft_method(model: HookedModel, rows: list[TokenRow]) -> TuningMethod:
     """Supervised fine-tuning: mean surprise at the tokens of the texts."""
-    loss = lambda batch: sft_loss(*example_logprobs(model, [rows[i] for i in batch]))
+    loss = lambda batch: F.sft_loss(*example_logprobs(model, [rows[i] for i in batch]))
     return TuningMethod("fine-tuning", loss)
+
+
+def reward_method(model: RewardModel, pairs: Pairs, loss: RewardLoss) -> TuningMethod:
+    """Bradley-Terry loss of the scores of both texts.
+
+    Raises:
+        ConfigError: If the loss has a margin and the pairs do not.
+    """
+    if loss.margin and pairs.margins is None:
+        raise ConfigError(
+            f"margin={loss.margin} requires the lead of each chosen text. Use pairs with a "
+            "column margin, or set margin=0."
+        )
+    leads = np.zeros(len(pairs)) if pairs.margins is None else pairs.margins
+    margins = (loss.margin * torch.from_numpy(leads)).to(model.mean)
+
+    def batch_loss(rows: RowNumbers) -> Float[Tensor, ""]:
+        batch = pairs[rows]
+        chosen, rejected = model(*model.encode(batch.chosen + batch.rejected)).chunk(2)
+        return F.bradley_terry_loss(chosen, rejected, margins[rows], loss.centering)
+
+    def rewards(rows: RowNumbers) -> Float[Tensor, "2 row"]:
+        batch = pairs[rows]
+        return torch.stack([model.score(batch.chosen), model.score(batch.rejected)])
+
+    return TuningMethod("reward model", batch_loss, rewards)
 
 
 def dpo_method(
@@ -59,20 +69,20 @@ def dpo_method(
 ) -> TuningMethod:
     """DPO or IPO of whole texts: a common beginning, such as the prompt, cancels."""
     reference, texts = make_reference(model), pairs.chosen + pairs.rejected
-    rows = _encode_pairs(model, [""] * len(texts), texts, max_tokens)
+    both_sides = _encode_pairs(model, [""] * len(texts), texts, max_tokens)
 
-    def both_models(batch: RowNumbers) -> tuple[Tensor, Tensor]:
-        both = _both_sides(rows, batch)
+    def logprobs(batch: RowNumbers) -> tuple[Tensor, Tensor]:
+        rows = both_sides(batch)
         with torch.no_grad():
-            start = text_logprobs(reference, both)
-        return text_logprobs(model, both), start
+            start = text_logprobs(reference, rows)
+        return text_logprobs(model, rows), start
 
     def batch_loss(batch: RowNumbers) -> Float[Tensor, ""]:
-        policy, ref = both_models(batch)
-        return dpo_loss(*policy.chunk(2), *ref.chunk(2), **asdict(loss))
+        policy, ref = logprobs(batch)
+        return F.dpo_loss(*policy.chunk(2), *ref.chunk(2), **asdict(loss))
 
     def rewards(batch: RowNumbers) -> Float[Tensor, "2 row"]:
-        return implicit_rewards(*both_models(batch), loss.beta).unflatten(0, (2, -1))
+        return F.implicit_rewards(*logprobs(batch), loss.beta).unflatten(0, (2, -1))
 
     return TuningMethod("DPO", batch_loss, rewards, reference)
 
@@ -84,17 +94,14 @@ def orpo_method(
     prompts = (pairs.prompts or [""] * len(pairs)) * 2
     both = zip(prompts, pairs.chosen + pairs.rejected, strict=True)
     texts = [text.removeprefix(prompt) for prompt, text in both]
-    rows = _encode_pairs(model, prompts, texts, max_tokens)
+    both_sides = _encode_pairs(model, prompts, texts, max_tokens)
 
     def logprobs(batch: RowNumbers) -> Float[Tensor, " text"]:
-        return masked_mean(*example_logprobs(model, _both_sides(rows, batch)), dim=-1)
+        return F.masked_mean(*example_logprobs(model, both_sides(batch)), dim=-1)
 
-    def batch_loss(batch: RowNumbers) -> Float[Tensor, ""]:
-        return orpo_loss(*logprobs(batch).chunk(2), **asdict(loss))
-
-    return TuningMethod(
-        "ORPO", batch_loss, lambda batch: log_odds(logprobs(batch)).unflatten(0, (2, -1))
-    )
+    batch_loss = lambda batch: F.orpo_loss(*logprobs(batch).chunk(2), **asdict(loss))
+    rewards = lambda batch: F.log_odds(logprobs(batch)).unflatten(0, (2, -1))
+    return TuningMethod("ORPO", batch_loss, rewards)
 
 
 def kto_method(
@@ -111,14 +118,14 @@ def kto_method(
         mixed = mismatch_responses(texts, room)
         with torch.no_grad():
             ref, ref_mixed = text_logprobs(reference, texts + mixed).chunk(2)
-            points.append(kto_reference_point(text_logprobs(model, mixed), ref_mixed))
+            points.append(F.kto_reference_point(text_logprobs(model, mixed), ref_mixed))
         labels = is_good[batch].to(ref.device)
-        return kto_loss(text_logprobs(model, texts), ref, labels, points[-1], **asdict(loss))
+        return F.kto_loss(text_logprobs(model, texts), ref, labels, points[-1], **asdict(loss))
 
     def rewards(batch: RowNumbers) -> Float[Tensor, " row"]:
         texts = [rows[i] for i in batch]
         policy, ref = text_logprobs(model, texts), text_logprobs(reference, texts)
-        return implicit_rewards(policy, ref, loss.beta)
+        return F.implicit_rewards(policy, ref, loss.beta)
 
     return TuningMethod("KTO", batch_loss, rewards, reference, points)
 
@@ -134,7 +141,8 @@ def mismatch_responses(batch: list[TokenRow], room: int) -> list[TokenRow]:
 
 def _encode_pairs(
     model: HookedModel, prompts: list[str], texts: list[str], max_tokens: int | None
-) -> list[TokenRow]:
+) -> Callable[[RowNumbers], list[TokenRow]]:
+    """Return a function from pairs to their token rows, the chosen ones first."""
     rows = encode_examples(model, prompts, texts, max_tokens)
     n = len(rows) // 2
     if rows[:n] == rows[n:]:
@@ -142,9 +150,4 @@ def _encode_pairs(
             f"All {n} pairs are equal in their first {max(len(row.ids) for row in rows)} tokens, "
             "the limit of max_tokens or the model's context. Use texts that differ earlier."
         )
-    return rows
-
-
-def _both_sides(rows: list[TokenRow], batch: RowNumbers) -> list[TokenRow]:
-    """Return the chosen, then the rejected rows of some pairs; `rows` has all chosen ones first."""
-    return [rows[i] for i in [*batch, *(batch + len(rows) // 2)]]
+    return lambda batch: [rows[i] for i in [*batch, *(batch + n)]]

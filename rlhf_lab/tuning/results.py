@@ -1,138 +1,48 @@
-"""Results of fine-tuning, as fields, JSON and lines of text."""
+"""Result of training on data, as fields, JSON and lines of text."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlhf_lab.fitting import FitConfig, KTOLoss, ORPOLoss
-from rlhf_lab.rewards.preference_fit import PairFit
+from rlhf_lab.fitting import DPOLoss, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 from rlhf_lab.tuning.kl_meter import KLEstimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FitResult:
-    """Result of fine-tuning a policy.
+    """Result of training on data, some of which was held out.
 
-    Args:
-        first_loss, last_loss: mean over the first and last tenth of the steps.
-        drift: KL from the start on samples of the model, if measured.
+    `values` are by method:
+    - all: `first_loss`, `last_loss`, means over the first and last tenth of the steps.
+    - SFT: `train_texts`, `held_out_texts`, `held_out_tokens`; `loss_before` and `loss_after` of
+      held-out texts in nats per token; `perplexity_before` and `perplexity_after`, their exp.
+    - pairs: `train_pairs`, `held_out_pairs`; `accuracy`, the fraction of held-out pairs whose
+      chosen text has the higher reward, where a tie counts half; the `bayes_accuracy` of the best
+      possible judge and the `true_reward_accuracy` of the true rewards, None if unknown.
+    - policies on pairs: `chosen_reward`, `rejected_reward`, means of the implicit reward, or of the
+      log odds of a token for ORPO; `margin`, their difference.
+    - reward models: `mean_score` of the training texts, which `centering` keeps near 0.
+    - KTO: `train_good`, `train_bad`, `held_out_good`, `held_out_bad`; `reference_point`, the mean
+      estimate of the KL in the last tenth of the steps; `accuracy`, the AUC of the implicit reward
+      on held-out texts, and `good_reward`, `bad_reward`, its means; None without texts of a kind.
     """
 
     fitting: FitConfig
-    first_loss: float
-    last_loss: float
-    drift: KLEstimate | None
+    loss: RewardLoss | DPOLoss | ORPOLoss | KTOLoss | None  # None for SFT
+    values: Mapping[str, float | int | None]
+    drift: KLEstimate | None = None  # KL from the start on samples of the model, if measured
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values."""
-        values = asdict(self)
-        values.pop("fitting")
-        return self.fitting.to_dict() | values.pop("loss", {}) | values
-
-
-@dataclass(frozen=True, kw_only=True)
-class SFTFitResult(FitResult):
-    """Result of supervised fine-tuning; losses in nats per token, before and after on held-out."""
-
-    train_texts: int
-    held_out_texts: int
-    held_out_tokens: int
-    loss_before: float
-    loss_after: float
-
-    @property
-    def perplexity_before(self) -> float:
-        """Exponential of the loss before."""
-        return math.exp(self.loss_before)
-
-    @property
-    def perplexity_after(self) -> float:
-        """Exponential of the loss after."""
-        return math.exp(self.loss_after)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields and both perplexities as plain JSON values."""
-        before, after = self.perplexity_before, self.perplexity_after
-        return super().to_dict() | {"perplexity_before": before, "perplexity_after": after}
+        """Return settings and results as plain JSON values."""
+        loss = {} if self.loss is None else asdict(self.loss)
+        drift = None if self.drift is None else asdict(self.drift)
+        return self.fitting.to_dict() | loss | dict(self.values) | {"drift": drift}
 
     def summary(self) -> list[str]:
-        """Format the result, one line per quantity."""
+        """Format each value with its name, one per line."""
+        values = self.values | ({} if self.drift is None else asdict(self.drift))
         return [
-            f"loss {self.loss_before:.3f} -> {self.loss_after:.3f} nats per token on "
-            f"{self.held_out_texts} held-out texts ({self.held_out_tokens} tokens)",
-            f"perplexity {self.perplexity_before:.2f} -> {self.perplexity_after:.2f}",
-            *(self.drift.summary() if self.drift else []),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyFitResult(PairFit):
-    """Result of training a policy on preference pairs.
-
-    Args:
-        chosen_reward, rejected_reward: mean over the held-out texts of the reward that `accuracy`
-            compares: the implicit reward; for ORPO the log odds of a token.
-        drift: KL from the start on samples of the model, if measured.
-    """
-
-    chosen_reward: float
-    rejected_reward: float
-    drift: KLEstimate | None
-
-    @property
-    def margin(self) -> float:
-        """Mean reward of the chosen minus that of the rejected texts."""
-        return self.chosen_reward - self.rejected_reward
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields and the margin as plain JSON values."""
-        return super().to_dict() | {"margin": self.margin}
-
-    def summary(self) -> list[str]:
-        """Format the result and the best possible one, one line per quantity."""
-        what = "log odds per token" if isinstance(self.loss, ORPOLoss) else "implicit reward"
-        return [
-            f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} per pair",
-            f"accuracy {self.accuracy:.3f} by {what} on {self.held_out_pairs} held-out pairs",
-            *self.best_judge(),
-            f"{what} {self.chosen_reward:+.3f} chosen, {self.rejected_reward:+.3f} "
-            f"rejected, margin {self.margin:.3f}",
-            *(self.drift.summary() if self.drift else []),
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KTOFitResult(FitResult):
-    """Result of training a policy on labeled texts.
-
-    Args:
-        reference_point: mean estimate of the KL in the last tenth of the steps, in nats.
-        accuracy: AUC of the implicit reward on held-out texts; None without good or bad ones.
-        good_reward, bad_reward: mean implicit rewards of the held-out texts; None as well.
-    """
-
-    loss: KTOLoss
-    train_good: int
-    train_bad: int
-    held_out_good: int
-    held_out_bad: int
-    reference_point: float
-    accuracy: float | None
-    good_reward: float | None
-    bad_reward: float | None
-
-    def summary(self) -> list[str]:
-        """Format the result, one line per quantity."""
-        counts = f"{self.held_out_good} good and {self.held_out_bad} bad held-out texts"
-        line = f"implicit reward of {counts}: none of one kind to compare with"
-        if self.accuracy is not None:
-            line = (
-                f"accuracy {self.accuracy:.3f} by implicit reward on {counts}, "
-                f"{self.good_reward:+.3f} good, {self.bad_reward:+.3f} bad"
-            )
-        return [
-            f"loss {self.first_loss:.3f} -> {self.last_loss:.3f} per text, reference point "
-            f"{self.reference_point:.3f} nats",
-            line,
-            *(self.drift.summary() if self.drift else []),
+            f"{name.replace('_', ' ')} {value if isinstance(value, int) else f'{value:.3f}'}"
+            for name, value in values.items()
+            if value is not None
         ]

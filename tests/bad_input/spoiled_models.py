@@ -186,10 +186,10 @@ CLASSIFIER: Cases = {
     **{name: POLICY[name] for name in ("config missing", "pickle only", "tokenizer missing")},
     "code, unknown type": (code("AutoModelForSequenceClassification", model_type="evil"), []),
     "one class": (instead(lambda path: classifier(path, ("good",))), ["score --prompt"]),
-    "three classes": (instead(lambda path: classifier(path, ("a", "b", "c"))), ["3 classes"]),
+    "three classes": (instead(lambda path: classifier(path, ("a", "b", "c"))), ["num_labels=3"]),
     "names of three classes": (
         settings(num_labels=2, id2label={"0": "good", "1": "bad", "2": "c"}),
-        ["num_labels", "3 classes"],
+        ["num_labels=2", "'2': 'c'"],
     ),
     "no names": (settings(id2label=..., label2id=...), None),
     "contradicting names": (settings(label2id={"positive": 0, "negative": 1}), ["label2id"]),

@@ -44,9 +44,9 @@ BROKEN = {
     "unknown suffix": (tuple(COMMANDS), "x.xlsx", "PK", [".xlsx"]),
     "unknown words": (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
     "a long prompt": (("train",), "x.txt", "this movie was good . " * 30, ["context"]),
-    "no texts": (("sft",), "x.txt", "\n \n", ["no text"]),
+    "no texts": (("sft",), "x.txt", "\n \n", ["texts has 0 rows", "at least 2"]),
     "lines as pairs": (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
-    "one pair": (PAIRS, "x.jsonl", to_lines(PAIR), ["1 pairs", "at least 2"]),
+    "one pair": (PAIRS, "x.jsonl", to_lines(PAIR), ["pairs has 1 rows", "at least 2"]),
     "pairs of unknown words": (
         PAIRS,
         "x.jsonl",

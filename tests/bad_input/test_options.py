@@ -45,7 +45,7 @@ REJECTED = {
     f"{REWARD} --margin inf": ("margin=inf", "0 or greater"),
     f"{REWARD} --n-pairs 1": ("n_pairs=1", "at least 2"),
     f"{REWARD} --n-pairs 8 --steps 3 --learning-rate 1e30": ("learning_rate=1e+30", "ower"),
-    f"{SFT} --n-texts 1": ("1 example", "at least 2"),
+    f"{SFT} --n-texts 1": ("texts has 1 rows", "at least 2"),
     f"{SFT} --max-tokens 1": ("max_tokens=1", "at least 2"),
     f"{SFT} --samples -1": ("samples=-1", "0 or greater"),
     f"{SFT} --gen-len 99 --n-texts 8 --steps 1": ("gen_len=99", "32"),

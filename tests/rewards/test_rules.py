@@ -1,5 +1,9 @@
 """Rule-based rewards on texts counted and compared by hand."""
 
+import json
+import re
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,11 +14,12 @@ from rlhf_lab.rewards import (
     CountReward,
     Diversity,
     ExactMatch,
+    JsonSchemaReward,
     RegexReward,
     TextBatch,
     score_batch,
-    zero,
 )
+from rlhf_lab.rewards.rules import zero
 
 
 def score(reward, response, answer=None):
@@ -42,24 +47,8 @@ def fractions(n, *responses):
     return score_batch(Diversity(n), TextBatch(list(responses))).rewards.tolist()
 
 
-@pytest.mark.parametrize(
-    ("n", "responses", "expected"),
-    [
-        (2, ["a b c d", "a b x", "a"], [2 / 3, 1 / 2, 0.0]),  # ab is in both
-        (1, ["a a a b", "b"], [0.5, 0.0]),  # a counts once
-        (2, ["a b a b a b", "c d"], [1.0, 1.0]),
-        (2, ["x y z", "x y z"], [0.0, 0.0]),
-        (3, ["x y z"], [1.0]),
-        (4, ["x y z"], [0.0]),
-        (2, [], []),
-    ],
-)
-def test_diversity_matches_hand_computed(n, responses, expected):
-    assert fractions(n, *responses) == pytest.approx(expected)
-
-
 @given(st.lists(st.text("ab ", max_size=8), max_size=6), st.integers(1, 3))
-def test_diversity_matches_search_through_other_responses(responses, n):
+def test_diversity_matches_search_and_hand_computed(responses, n):
     def grams(text):
         words = text.split()
         return {" ".join(words[i : i + n]) for i in range(len(words)) if i + n <= len(words)}
@@ -70,6 +59,7 @@ def test_diversity_matches_search_through_other_responses(responses, n):
         mine = grams(response)
         expected.append(len(mine - others) / len(mine) if mine else 0.0)
     assert fractions(n, *responses) == pytest.approx(expected)
+    assert fractions(2, "a b c d", "a b x", "a") == pytest.approx([2 / 3, 1 / 2, 0.0])
 
 
 @pytest.mark.usefixtures("no_type_checks")
@@ -114,7 +104,7 @@ def test_exact_match_compares_with_answer_of_same_row():
 
 
 def test_exact_match_raises_on_bad_option_and_missing_answers():
-    with pytest.raises(ConfigError, match="no option 'case'"):
+    with pytest.raises(ConfigError, match="Unknown exact_match options 'case'"):
         ExactMatch("case")
     with pytest.raises(ConfigError, match="no number"):
         score(ExactMatch("last_number"), "5", "five")
@@ -144,3 +134,88 @@ def test_regex_matches_whole_response(pattern, response, expected):
 def test_regex_raises_on_invalid_pattern():
     with pytest.raises(ConfigError, match="not a valid pattern"):
         RegexReward("(a")
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"$ref": "#/$defs/age"}},
+    "required": ["name"],
+    "additionalProperties": False,
+    "$defs": {"age": {"type": "integer", "minimum": 0}},
+}
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ('{"name": "Ann", "age": 3}', 1.0),
+        (' {"name": "Ann"}\n', 1.0),
+        ('{"name": "Ann", "age": 3.0}', 1.0),
+        ('{"age": 3}', 0.0),
+        ('{"name": "Ann", "age": -1}', 0.0),
+        ('{"name": "Ann", "more": 1}', 0.0),
+        ("null", 0.0),
+        ('{"name": "Ann"', 0.0),
+    ],
+)
+def test_json_schema_matches_hand_computed(response, expected, tmp_path):
+    (tmp_path / "schema.json").write_text("\ufeff" + json.dumps(PERSON))
+    for schema in (PERSON, tmp_path / "schema.json", str(tmp_path / "schema.json")):
+        assert score(JsonSchemaReward(schema), response) == expected
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["", "NaN", "[-Infinity]", "{'a': 1}", "[1,]", "1 2", "so: 1", "[" * 100_000, "9" * 10_000],
+    ids=lambda response: f"{response:.12}",
+)
+def test_other_than_standard_json_gets_0(response):
+    assert score(JsonSchemaReward({}), response) == 0.0 and score(JsonSchemaReward({}), "1") == 1.0
+
+
+@pytest.mark.parametrize("schema", ["{", "[]", '{"type": "text"}', '{"items": {"pattern": "("}}'])
+def test_invalid_schema_raises(tmp_path, schema, monkeypatch):
+    path = tmp_path / "schema.json"
+    with pytest.raises(ConfigError, match="cannot read json_schema:.*No such file"):
+        JsonSchemaReward(path)
+    path.write_text(schema)
+    with pytest.raises(ConfigError, match="cannot read json_schema:"):
+        JsonSchemaReward(path)
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[rewards\]"'):
+        JsonSchemaReward({})
+
+
+@pytest.mark.parametrize(
+    ("schema", "reference"),
+    [
+        ({"$ref": "#/$defs/ghost"}, "#/$defs/ghost"),
+        ({"items": {"$ref": "https://example.org/a.json"}}, "https://example.org/a.json"),
+        ({"definitions": {"a": {"properties": {"b": {"$ref": "#c"}}}}}, "#c"),
+    ],
+)
+def test_reference_out_of_the_schema_raises(schema, reference):
+    """When the reward is built, not at the first response that reaches it."""
+    with pytest.raises(ConfigError, match=f"has the reference '{re.escape(reference)}'.*#/\\$defs"):
+        JsonSchemaReward(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/word", "$defs": {"word": {"type": "string"}}},
+        {
+            "$id": "https://example.org/a",
+            "$ref": "b",
+            "$defs": {"x": {"$id": "b", "type": "string"}},
+        },
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "anyOf": [{"$ref": "#/definitions/word"}, {"required": ["$ref"], "type": "object"}],
+            "definitions": {"word": {"type": "string"}},
+        },
+    ],
+)
+def test_reference_into_the_schema_is_followed(schema):
+    assert score(JsonSchemaReward(schema), '"a"') == 1.0
+    assert score(JsonSchemaReward(schema), "1") == 0.0

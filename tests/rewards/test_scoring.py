@@ -1,11 +1,13 @@
-"""Scoring of a batch: what a reward function may return and read, and weighted sums."""
+"""Scoring of a batch: what a reward function may return and read, weighted sums, and names."""
 
 import numpy as np
 import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.config.conflicts import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, reward_names
+from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.organism import REWARDS, Grammar
 from rlhf_lab.rewards import (
     ConversationReward,
     CountReward,
@@ -13,26 +15,22 @@ from rlhf_lab.rewards import (
     TextBatch,
     TokenReward,
     WeightedRewards,
+    load_reward,
     resolve_custom_reward,
     score_batch,
     score_texts,
     split_rewards,
-    zero,
 )
+from rlhf_lab.rewards.load import RULES, WITH_VALUES
+from rlhf_lab.rewards.rules import zero
 from rlhf_lab.samples import Samples
 
 TEXTS = ["a a b", "b", ""]
 LETTERS = {"a": CountReward("a"), "b": CountReward("b")}
 
 
-def args(**fields):
-    return RLHFArgs(**({"preset": "reel", "reward_fn": "zero"} | fields))
-
-
-def test_score_texts_passes_all_texts_at_once():
-    calls = []
-    score_texts(lambda texts: calls.append(texts) or [0.0] * len(texts), ["x", "y", "z"])
-    assert calls == [["x", "y", "z"]]
+def reel(reward_fn="zero", **fields):
+    return RLHFArgs(preset="reel", reward_fn=reward_fn, **fields)
 
 
 @pytest.mark.parametrize(
@@ -48,26 +46,26 @@ def test_score_texts_passes_all_texts_at_once():
     ids=lambda returned: type(returned).__name__,
 )
 def test_score_texts_returns_detached_float32(returned):
-    rewards = score_texts(lambda texts: returned, ["x", "y"])
+    calls = []
+    rewards = score_texts(lambda texts: calls.append(texts) or returned, ["x", "y"])
     assert rewards.tolist() == [1.0, 2.0] and rewards.dtype == torch.float32
-    assert not rewards.requires_grad
+    assert not rewards.requires_grad and calls == [["x", "y"]]
 
 
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (0.0, r"shape \(\) for 2 texts"),
-        ([1.0], r"shape \(1,\) for 2 texts"),
-        ([[1.0], [2.0]], r"shape \(2, 1\) for 2 texts"),
-        ([], r"shape \(0,\) for 2 texts"),
+        (0.0, r"shape \(\) of torch.float32 for 2 texts"),
+        ([1.0], r"shape \(1,\) of torch.float32 for 2 texts"),
+        ([[1.0], [2.0]], r"shape \(2, 1\) of torch.float32 for 2 texts"),
+        ([], r"shape \(0,\) of torch.float32 for 2 texts"),
         ([1.0, float("nan")], "nan for the text 'y'"),
         ([float("-inf"), 1.0], "-inf for the text 'x'"),
+        ([1j, 2j], r"shape \(2,\) of torch.complex64 for 2 texts. Return one real number"),
         (None, "NoneType"),
         ("12", "str"),
         ([1.0, None], "list"),
-        ([[1.0], [2.0, 3.0]], "list"),
         ({"x": 1.0}, "dict"),
-        (torch.tensor([1 + 1j, 2]), "Tensor"),
     ],
 )
 def test_score_texts_raises_unless_one_finite_number_per_text(returned, words):
@@ -91,8 +89,8 @@ def test_response_reward_reads_prompts_responses_and_answers():
     plain(["a text"])
     columns = ["one", "three"], [" two", " four"]
     assert calls == [columns, (*columns, ["2", "4"]), ([""], ["a text"])]
-    with pytest.raises(ConfigError, match="has no function"):
-        ResponseReward("exact_match")
+    with pytest.raises(ConfigError, match="set answers_column"):
+        with_answers(["a text"])
 
 
 def test_conversation_reward_reads_stripped_prompt_and_response():
@@ -105,7 +103,6 @@ def test_conversation_reward_reads_stripped_prompt_and_response():
 def test_weighted_sum_matches_hand_computed():
     """2 a's and 1 b at weights 2 and -0.5: 3.5; 1 b: -0.5; nothing: 0."""
     rewards = WeightedRewards(LETTERS, (2.0, -0.5))
-    assert rewards(TEXTS).tolist() == [3.5, -0.5, 0.0]
     output = score_batch(rewards, TextBatch(TEXTS))
     assert output.rewards.tolist() == [3.5, -0.5, 0.0] and output.token_rewards is None
     by_name = {name: each.tolist() for name, each in output.by_name.items()}
@@ -135,15 +132,12 @@ def test_token_and_text_rewards_sum_as_hand_computed():
     assert output.by_name["ten"].tolist() == [10.0, 10.0]
 
 
-@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("rewards", "weights", "words"),
     [
         ({}, None, "empty"),
-        ([zero, zero], None, "name 'zero', which is empty or not unique"),
-        ({" ": zero}, None, "name ' ', which is empty or not unique"),
-        ({"a": 1.0}, None, "not a function"),
-        ({"a": WeightedRewards(LETTERS)}, None, "not a function"),
+        ([zero, zero], None, "two rewards of one name"),
+        ({"a": WeightedRewards(LETTERS)}, None, "has its own weights"),
         (LETTERS, (1.0,), "1 weights, and reward_fn has 2 rewards"),
     ],
 )
@@ -164,12 +158,66 @@ def test_error_of_one_reward_has_its_name():
 
 
 def test_custom_rewards_get_weights_of_settings():
-    weighted = resolve_custom_reward(LETTERS, args(reward_weights=(0.0, 3.0)))
+    weighted = resolve_custom_reward(LETTERS, reel(reward_weights=(0.0, 3.0)))
     assert weighted(TEXTS).tolist() == [3.0, 3.0, 0.0]
-    assert resolve_custom_reward(zero, args()) is zero
-    single = resolve_custom_reward(CountReward("a"), args(reward_weights=(2.0,)))
+    assert resolve_custom_reward(zero, reel()) is zero
+    single = resolve_custom_reward(CountReward("a"), reel(reward_weights=(2.0,)))
     assert single(TEXTS).tolist() == [4.0, 0.0, 0.0]
-    with_weights = WeightedRewards(LETTERS, (1.0, 1.0))
-    assert resolve_custom_reward(with_weights, args()) is with_weights
-    with pytest.raises(ConfigError, match="has its own"):
-        resolve_custom_reward(with_weights, args(reward_weights=(1.0, 2.0)))
+    assert resolve_custom_reward(weighted, reel()) is weighted
+    with pytest.raises(ConfigError, match="has its own weights"):
+        resolve_custom_reward(weighted, reel(reward_weights=(1.0, 2.0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sentiment", "zero", "count:the", *REEL_REWARDS])
+def test_name_loads_its_reward(name, no_network):
+    texts = [*Grammar().sample(12, np.random.default_rng(0)).texts(), "", "not of the language"]
+    reward = load_reward(reel(name))
+    rewards = score_texts(reward, texts)
+    assert rewards.shape == (14,) and (name == "zero" or rewards.unique().numel() > 1)
+    assert name not in REEL_REWARDS or reward.name == name
+
+
+def test_names_in_settings_are_those_that_load():
+    assert REEL_REWARDS == tuple(REWARDS)
+    assert set(PLAIN_REWARDS) == {"sentiment", "learned", *RULES}
+    assert set(EXAMPLES) == WITH_VALUES.keys() - {"exact_match"}
+
+
+def test_names_load_values_weights_and_direction(no_network):
+    assert load_reward(reel("count:a:b"))(["a:b a:b", "a b"]).tolist() == [2.0, 0.0]
+    reward = load_reward(reel("count:a,count:b", reward_weights=[2, -0.5]))
+    assert reward(TEXTS).tolist() == [3.5, -0.5, 0.0]
+    assert list(reward.rewards) == ["count:a", "count:b"]
+    assert load_reward(reel("sentiment", direction="neg")).rewarded_label == "NEGATIVE"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nope", "'nope' is unknown.*sentiment, learned, count:TEXT.*zero"),
+        ("Sentiment", "'Sentiment' is unknown"),
+        ("count", "'count' is unknown"),
+        ("diversity:two", "requires a positive integer"),
+    ],
+)
+def test_invalid_name_raises(name, words, tmp_path):
+    with pytest.raises(ConfigError, match=words):
+        load_reward(reel(name))
+    with pytest.raises(LoadError, match="no model directory"):
+        load_reward(reel("sentiment", reward_model=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("reward_fn", "names"),
+    [
+        ("zero", ["zero"]),
+        ("smoothed, length", ["smoothed", "length"]),
+        ("count:a,b,zero", ["count:a,b", "zero"]),
+        ("regex:a{1,3},diversity:2", ["regex:a{1,3}", "diversity:2"]),
+        ("json_schema:a,b.json,count:x", ["json_schema:a,b.json", "count:x"]),
+        ("exact_match:ignore_case,length", ["exact_match:ignore_case", "length"]),
+    ],
+)
+def test_reward_names_split_before_a_name(reward_fn, names):
+    assert reward_names(reward_fn) == names

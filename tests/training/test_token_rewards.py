@@ -140,8 +140,8 @@ def test_each_gain_is_a_difference_of_two_scores(model):
     ("returned", "words"),
     [
         (lambda ids: torch.zeros(len(ids), 3, 3), "shape (2, 3, 3)"),
-        (lambda ids: torch.zeros(len(ids) + 1), "shape (3,) for token ids of shape (2, 3)"),
-        (lambda ids: torch.zeros(ids.shape[0], ids.shape[1] - 1), "shape (2, 2)"),
+        (lambda ids: torch.zeros(len(ids) + 1), "shape (3,) for token ids of shape (2, 4)"),
+        (lambda ids: torch.zeros(ids.shape[0], ids.shape[1] - 1), "shape (2, 3) for"),
         (lambda ids: [0.0] * len(ids), "returned list"),
         (lambda ids: torch.full(ids.shape, float("nan")), "returned nan for token ids"),
         (lambda ids: torch.full((len(ids),), float("inf")), "returned inf for token ids"),

@@ -1,15 +1,44 @@
-"""Examples: where they come from, which of their tokens count, and what the model says of them."""
+"""Examples: their sources, the tokens that are learned, conversations and labeled texts."""
 
 import json
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.config import ChatArgs
+from rlhf_lab.errors import ConfigError, LabError, LoadError
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
-from rlhf_lab.tuning import encode_examples, example_logprobs, load_examples
+from rlhf_lab.rewards import Pairs, reel_pairs
+from rlhf_lab.tuning import (
+    DriftEvalConfig,
+    FitConfig,
+    encode_examples,
+    example_logprobs,
+    fine_tune,
+    load_examples,
+    load_labeled_examples,
+    read_conversations,
+    render_examples,
+    split_pairs,
+)
+from tests.tiny_models import chat_tokenizer, tiny_chat
+
+QUESTION, ANSWER = {"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}
+TWICE = [
+    QUESTION,
+    ANSWER,
+    {"role": "user", "content": "w4"},
+    {"role": "assistant", "content": "w5 w6"},
+]
+CHAT = ChatArgs(chat=True)
+LABELED = [
+    {"prompt": "ask", "response": "yes", "label": "good"},
+    {"prompt": "tell", "response": "no", "label": "bad"},
+    {"prompt": "ask", "response": "maybe", "label": "bad"},
+]
 
 
 @pytest.fixture(scope="module")
@@ -17,44 +46,64 @@ def nano():
     return load_model("reel-nano")
 
 
-def test_reel_texts_are_whole_reviews_and_come_from_the_seed():
+@pytest.fixture
+def stored(tmp_path):
+    """Write rows to a file and return its name."""
+
+    def write(*rows):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_reel_examples_are_reviews_of_the_seed():
     examples = load_examples("reel", 20, 3)
     assert all(Grammar().is_review(text) for text in examples.texts) and len(examples) == 20
     assert examples.prompts == [""] * 20
     assert load_examples("reel", 20, 3) == examples != load_examples("reel", 20, 4)
-
-
-def test_texts_and_prompts_come_from_their_columns(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"q": "it", "a": " was"}\n{"q": "he", "a": " is"}\n')
-    path = str(tmp_path / "x.jsonl")
-    assert load_examples(path, 1, 0, "a").texts == [" was", " is"]
-    both = load_examples(path, 1, 0, "a", "q")
-    assert both.prompts == ["it", "he"] and both.texts == [" was", " is"]
-    with pytest.raises(LoadError, match="line 1 has no text under 'text'"):
-        load_examples(path, 1, 0)
-
-
-def test_a_text_file_has_one_text_per_line(tmp_path):
-    (tmp_path / "x.txt").write_text("this movie\n\nthe plot\n")
-    assert load_examples(str(tmp_path / "x.txt"), 1, 0).texts == ["this movie", "the plot"]
-
-
-def test_some_of_the_real_reviews_are_drawn_by_the_seed(movie_reviews):
-    drawn = [load_examples("movie-reviews", 3, seed).texts for seed in range(8)]
-    assert all(len(set(texts)) == 3 for texts in drawn)
-    assert len({tuple(texts) for texts in drawn}) > 1
-    assert len(load_examples("movie-reviews:imdb", 100, 0)) == 3
-
-
-def test_fewer_than_one_text_is_refused():
     with pytest.raises(ConfigError, match="n_texts=0"):
         load_examples("reel", 0, 0)
 
 
-def test_bos_goes_in_front_and_eos_behind_and_the_prompt_is_given(nano):
+@pytest.mark.parametrize(
+    ("row", "columns", "prompt", "text"),
+    [
+        ({"q": "it", "a": " was"}, {"column": "a"}, "", " was"),
+        ({"q": "it", "a": " was"}, {"column": "a", "prompt_column": "q"}, "it", " was"),
+        ({"prompt": "it", "text": "it was"}, {}, "it", " was"),
+        ({"prompt": "it", "text": " was"}, {}, "it", " was"),
+        ({"prompt": "it", "text": " was"}, {"column": "prompt"}, "", "it"),
+    ],
+)
+def test_examples_come_from_columns(stored, row, columns, prompt, text):
+    examples = load_examples(stored(row), 1, 0, **columns)
+    assert (examples.prompts, examples.texts) == ([prompt], [text])
+    with pytest.raises(LoadError, match="line 1 has no text under 'nothing'"):
+        load_examples(stored(row), 1, 0, "nothing")
+
+
+def test_examples_come_from_lines_and_movie_reviews(tmp_path, movie_reviews):
+    (tmp_path / "x.txt").write_text("this movie\n\nthe plot\n")
+    assert load_examples(str(tmp_path / "x.txt"), 1, 0).texts == ["this movie", "the plot"]
+    drawn = [load_examples("movie-reviews", 3, seed).texts for seed in range(8)]
+    assert all(len(set(texts)) == 3 for texts in drawn) and len(set(map(tuple, drawn))) > 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "options", "ids", "prefix_len"),
+    [
+        ("", "this movie", {}, [0, 2, 8, 1], 1),
+        ("this", "movie", {}, [0, 2, 8, 1], 2),
+        ("", "<bos> this movie <eos>", {}, [0, 2, 8, 1], 1),
+        ("<bos> this", "movie <eos>", {}, [0, 2, 8, 1], 2),
+        ("<bos> this", " movie", {"rendered": True}, [0, 2, 8], 2),
+    ],
+)
+def test_texts_get_bos_and_eos_once(nano, prompt, text, options, ids, prefix_len):
     """BOS is 0, EOS 1, "this" 2, "movie" 8 in Reel."""
-    alone, after = encode_examples(nano, ["", "this"], ["this movie", "movie"])
-    assert alone == ([0, 2, 8, 1], 1) and after == ([0, 2, 8, 1], 2)
+    assert encode_examples(nano, [prompt], [text], **options) == [(ids, prefix_len)]
 
 
 def test_cut_texts_have_no_eos_and_warn(nano):
@@ -65,43 +114,152 @@ def test_cut_texts_have_no_eos_and_warn(nano):
         warnings.simplefilter("error")
         (whole,) = encode_examples(nano, [""], ["the " * 31])
     assert len(whole.ids) == 32 and whole.ids[-1] == 3
-
-
-def test_rendered_texts_keep_their_only_bos_and_eos(nano):
-    (row,) = encode_examples(nano, [""], ["<bos> this movie <eos>"])
-    assert row == ([0, 2, 8, 1], 1)
-    (row,) = encode_examples(nano, ["<bos> this"], ["movie <eos>"])
-    assert row == ([0, 2, 8, 1], 2)
-
-
-@pytest.mark.parametrize("text", [" was", "it was"])
-def test_column_prompt_is_used_and_removed_from_texts(tmp_path, text):
-    (tmp_path / "x.jsonl").write_text(json.dumps({"prompt": "it", "text": text}) + "\n")
-    examples = load_examples(str(tmp_path / "x.jsonl"), 1, 0)
-    assert (examples.prompts, examples.texts) == (["it"], [" was"])
-    whole = load_examples(str(tmp_path / "x.jsonl"), 1, 0, column="prompt")
-    assert (whole.prompts, whole.texts) == ([""], ["it"])
-
-
-def test_what_leaves_nothing_to_learn_is_refused(nano):
     with pytest.raises(ConfigError, match="the prompt has 3 of 3 tokens. Raise max_tokens"):
         encode_examples(nano, ["this movie"], ["this"], max_tokens=3)
-    with pytest.raises(ConfigError, match="max_tokens=1 is too small"):
+    with pytest.raises(ConfigError, match="max_tokens=1 is out of range. It must be at least 2"):
         encode_examples(nano, [""], ["this"], max_tokens=1)
     with pytest.raises(ConfigError, match="zebra"):
         encode_examples(nano, [""], ["this zebra"])
 
 
-def test_each_row_has_the_logprobs_that_it_has_alone(model_dir):
+def test_logprobs_match_each_row_alone(model_dir):
     """Token by token, from the softmax of the row without padding."""
     model = load_model(str(model_dir))
     rows = encode_examples(model, ["w1 w2", ""], ["w3", "w4 w5 w6 w7 w8"])
-    logprobs, counts = example_logprobs(model, rows)
-    assert counts.sum(1).tolist() == [2, 6]
+    logprobs, mask = example_logprobs(model, rows)
+    assert mask.sum(1).tolist() == [2, 6]
     for i, row in enumerate(rows):
-        tokens = torch.tensor([row.ids])
-        probs = model(tokens, attention_mask=torch.ones_like(tokens))[0].double().softmax(-1)
+        probs = model(torch.tensor([row.ids]))[0].double().softmax(-1)
         for t in range(row.prefix_len, len(row.ids)):
-            assert counts[i, t - 1]
             expected = probs[t - 1, row.ids[t]].log().item()
-            assert logprobs[i, t - 1].item() == pytest.approx(expected, abs=1e-5)
+            assert mask[i, t - 1] and logprobs[i, t - 1].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_last_response_of_a_conversation_is_learned(tmp_path):
+    """The ids of transformers, without the word that the template puts after the end of a turn."""
+    model = load_model(str(tiny_chat(tmp_path / "model")))
+    tokenizer = model.tokenizer
+    examples = render_examples(tokenizer, [[QUESTION, ANSWER], TWICE])
+    rows = encode_examples(model, examples.prompts, examples.texts, rendered=True)
+    for row, turns, learned in zip(rows, ([QUESTION, ANSWER], TWICE), ("w3", "w5 w6"), strict=True):
+        assert row.ids == tokenizer.apply_chat_template(turns)["input_ids"][:-1]
+        words = tokenizer.convert_ids_to_tokens(row.ids[row.prefix_len :])
+        assert words == [*learned.split(), "<|im_end|>"]
+    odd = [QUESTION, {"role": "assistant", "content": "w3 <|im_end|> w4"}]
+    assert render_examples(tokenizer, [odd]).texts == ["w3 <|im_end|> w4 <|im_end|>"]
+
+
+@pytest.mark.slow
+def test_sft_on_conversations_teaches_the_response(tmp_path):
+    model = load_model(str(tiny_chat(tmp_path / "model")))
+    examples = render_examples(model.tokenizer, [[QUESTION, ANSWER], TWICE] * 4)
+    fit = fine_tune(model, examples, FitConfig(30, 4, 1e-2, 0.25), None, DriftEvalConfig(4, 4))
+    assert fit.values["held_out_tokens"] in (4, 5, 6) and fit.drift.samples == 4
+    assert fit.values["loss_after"] < 0.3 * fit.values["loss_before"]
+
+
+def test_conversations_come_from_one_or_two_columns(stored):
+    rows = [
+        {"ask": "w1 w2", "say": "w3"},
+        {"ask": [QUESTION], "say": [ANSWER]},
+        {"ask": TWICE[:3], "say": "w5 w6"},
+    ]
+    turns = read_conversations(stored(*rows), "say", "ask", CHAT)
+    assert turns == [[QUESTION, ANSWER], [QUESTION, ANSWER], TWICE]
+    rule = {"role": "system", "content": "w9"}
+    rows = [
+        {"all": [QUESTION, ANSWER]},
+        {"all": [{"role": "system", "content": "w8"}, QUESTION, ANSWER]},
+    ]
+    turns = read_conversations(stored(*rows), "all", None, ChatArgs(chat=True, system_prompt="w9"))
+    assert turns == [[rule, QUESTION, ANSWER], rows[1]["all"]]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt_column", "words"),
+    [
+        ({"say": "w3"}, None, "line 1 begins with a response. Set prompt_column"),
+        ({"say": [QUESTION]}, None, "line 1 ends with .*'user'"),
+        ({"say": "w3", "ask": [QUESTION, ANSWER]}, "ask", "line 1 ends with .*'assistant'"),
+        ({"say": "w3"}, "ask", "line 1 has no text under 'ask'"),
+    ],
+)
+def test_invalid_conversation_raises(stored, row, prompt_column, words):
+    with pytest.raises(LoadError, match=words):
+        read_conversations(stored(row), "say", prompt_column, CHAT)
+
+
+def test_system_prompt_and_template_are_validated(stored):
+    with pytest.raises(ConfigError, match="Set chat=True"):
+        read_conversations(stored({}), "say", None, ChatArgs(system_prompt="w1"))
+    other = "{% for m in messages %}{{ m.content }} </s> {% endfor %}"
+    other += "{% if add_generation_prompt %}w0{% endif %}"
+    with pytest.raises(LoadError, match="conversation 1: the chat template renders a response"):
+        render_examples(chat_tokenizer(other), [[QUESTION, ANSWER]])
+
+
+def test_split_pairs_removes_prompts_and_groups_both_texts():
+    pairs = Pairs(["ask yes", "tell a"], ["ask no", "tell b"], None, ["ask ", "tell "])
+    examples = split_pairs(pairs)
+    assert examples.prompts == ["ask ", "tell "] * 2 and examples.texts == ["yes", "a", "no", "b"]
+    assert examples.is_good.tolist() == [True, True, False, False]
+    assert examples.groups.tolist() == [0, 1, 0, 1]
+    assert load_labeled_examples("reel", 3, 5).texts == [
+        *reel_pairs(3, 5).chosen,
+        *reel_pairs(3, 5).rejected,
+    ]
+
+
+def test_groups_are_held_out_as_a_whole():
+    examples = split_pairs(reel_pairs(20, 0))
+    held_out, train = examples.hold_out(0.3, np.random.default_rng(0))
+    assert len(held_out) == 12 and sorted([*held_out, *train]) == list(range(40))
+    assert not set(examples.groups[held_out]) & set(examples.groups[train])
+
+
+def test_texts_of_one_prompt_are_held_out_one_by_one(stored):
+    rows = [{"prompt": "a ", "completion": f"b{i}", "label": i % 2 == 0} for i in range(16)]
+    examples = load_labeled_examples(stored(*rows), 1, 0)
+    held_out, train = examples.hold_out(0.25, np.random.default_rng(0))
+    assert len(held_out) == 4 and sorted([*held_out, *train]) == list(range(16))
+
+
+def test_labeled_rows_are_read(stored):
+    examples = load_labeled_examples(stored(*LABELED), 1, 0)
+    assert examples.prompts == ["ask", "tell", "ask"]
+    assert examples.texts == ["yes", "no", "maybe"]
+    assert examples.is_good.tolist() == [True, False, False]
+    assert examples.groups[0] == examples.groups[2] != examples.groups[1]
+    rows = [{"completion": "same", "label": label, "ask": "q"} for label in (True, False)]
+    examples = load_labeled_examples(stored(*rows), 1, 0)
+    assert examples.prompts == ["", ""] and examples.groups.tolist() == [0, 1]
+    assert load_labeled_examples(stored(*rows), 1, 0, "ask").prompts == ["q", "q"]
+    rows = [{"q": "ask ", "chosen": "yes", "rejected": "no"}] * 2
+    examples = load_labeled_examples(stored(*rows), 1, 0, "q")
+    assert examples.texts == ["yes", "yes", "no", "no"] and examples.prompts == ["ask "] * 4
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"), [(True, False), (1, 0), ("1", "0"), ("True", "FALSE"), (" good", "Bad")]
+)
+def test_labels_have_several_spellings(stored, good, bad):
+    rows = [{"response": "a", "label": bad}, {"response": "b", "label": good}]
+    assert load_labeled_examples(stored(*rows), 1, 0).is_good.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "0 good texts and 0 bad"),
+        (LABELED[:1] * 2, "2 good texts and 0 bad"),
+        (LABELED[1:], "0 good texts and 2 bad"),
+        ([*LABELED, {"prompt": "a", "response": "b"}], "line 4 has None under 'label'"),
+        ([LABELED[0] | {"label": 1.5}], "line 1 has 1.5 under"),
+        ([LABELED[0] | {"label": ["good"]}], "line 1 has"),
+        ([{"label": "good", "text": "a"}], "line 1 has no text under 'response', only 'label'"),
+        ([LABELED[0], {"response": "b", "label": 1}], "line 2 has no text under 'prompt'"),
+    ],
+)
+def test_invalid_labeled_rows_raise(stored, rows, words):
+    with pytest.raises(LabError, match=words):
+        load_labeled_examples(stored(*rows), 1, 0)

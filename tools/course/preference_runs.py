@@ -9,8 +9,9 @@ import torch
 from rlhf_lab.fitting import FitConfig
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
-from rlhf_lab.rewards import RewardModel, reel_pairs, train_reward_model
+from rlhf_lab.rewards import RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge, reading_of
+from rlhf_lab.tuning import train_reward_model
 from tools.course.preference_flaws import biased_runs, ensemble_runs
 from tools.course.preference_policies import BASE, Metrics, adapter_runs, utility_runs
 from tools.course.stored_parts import SEEDS, make_record
