@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -27,14 +27,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 Texts = Sequence[str] | Sequence[Tensor] | Sequence[Sequence[int]]
-GENERATION_SETTINGS = (
-    "do_sample",
-    "eos_token_id",
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-)
+SETTINGS = ("do_sample", "eos_token_id", "max_new_tokens", "temperature", "top_k", "top_p")
 
 
 def generate(
@@ -85,17 +78,13 @@ def generation_spec(spec: SamplingSpec, settings: dict[str, Any]) -> SamplingSpe
 
     They are max_new_tokens, temperature, top_k (0: off), top_p (1: off), do_sample (False: greedy)
     and eos_token_id (one or several). pad_token_id and min_length of at most 0 have no effect.
-
-    Raises:
-        ConfigError: If a name is unknown or a value is out of range.
     """
     for name, value in settings.items():
         if name == "pad_token_id" or (name == "min_length" and value <= 0):
             continue
-        if name not in GENERATION_SETTINGS:
+        if name not in SETTINGS:
             raise ConfigError(
-                f"generate() does not take {name}={value!r}. Use only: "
-                f"{', '.join(GENERATION_SETTINGS)}."
+                f"generate() does not take {name}={value!r}. Use only: {', '.join(SETTINGS)}."
             )
     names = {"max_new_tokens": "gen_len", "temperature": "temperature"}
     changes = {field: settings[name] for name, field in names.items() if name in settings}
@@ -106,8 +95,7 @@ def generation_spec(spec: SamplingSpec, settings: dict[str, Any]) -> SamplingSpe
     if not settings.get("do_sample", True):
         changes |= {"top_k": 1, "top_p": None}
     if settings.get("eos_token_id") is not None:
-        stops = settings["eos_token_id"]
-        stops = tuple(stops) if isinstance(stops, Sequence) else (int(stops),)
+        stops = torch.as_tensor(settings["eos_token_id"]).flatten().tolist()
         changes |= {"stop_tokens": tuple(i for i in stops if i >= 0), "stop_at_eos": False}
     return replace(spec, **changes)
 
@@ -163,7 +151,10 @@ def step(
     prompts = _token_rows(trainer, queries, "queries", args.prepend_bos)
     written = _token_rows(trainer, responses, "responses", False)
     learned = _mask_rows(response_masks, written)
-    numbers = _finite_scores(scores)
+    numbers = torch.tensor([float(score) for score in scores])
+    if not numbers.isfinite().all():
+        i = int((~numbers.isfinite()).nonzero()[0])
+        raise ConfigError(f"scores[{i}] must be a finite number, got {scores[i]!r:.60}.")
     check_context(trainer.policy.base_model, max(map(len, prompts)), max(map(len, written)))
 
     def rollout_phase() -> Rollout:
@@ -182,7 +173,6 @@ def step(
 def _token_rows(
     trainer: "RLHFTrainer", texts: Texts, field: str, prepend_bos: bool
 ) -> list[list[int]]:
-    """Return token ids of texts, or the ids that were passed; raise ConfigError otherwise."""
     if isinstance(texts, str) or not hasattr(texts, "__len__") or not len(texts):
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
     if all(isinstance(text, str) for text in texts):
@@ -191,39 +181,22 @@ def _token_rows(
         rows = [_token_ids(row, f"{field}[{i}]") for i, row in enumerate(texts)]
     size = trainer.policy.base_model.cfg.d_vocab
     for i, row in enumerate(rows):
-        if not row:
-            raise ConfigError(f"{field}[{i}] is empty. Pass at least one token.")
-        if not 0 <= min(row) <= max(row) < size:
+        if not row or not 0 <= min(row) <= max(row) < size:
             raise ConfigError(
-                f"{field}[{i}] has token ids from {min(row)} to {max(row)}, but the policy has 0 "
-                f"to {size - 1}. Use the ids of its tokenizer."
+                f"{field}[{i}] is empty, or has token ids that are not from 0 to {size - 1}. Use "
+                "at least one id of the policy's tokenizer."
             )
     return rows
 
 
 def _token_ids(row: Any, name: str) -> list[int]:
-    try:
-        ids = torch.as_tensor(row)
-    except (TypeError, ValueError, RuntimeError):
-        ids = torch.tensor(math.nan)
-    if ids.ndim != 1 or (ids.numel() and (ids.is_floating_point() or ids.is_complex())):
+    ids = torch.tensor(math.nan) if isinstance(row, str) else torch.as_tensor(row)
+    if ids.ndim != 1 or ids.is_floating_point():
         raise ConfigError(
             f"{name}={row!r:.60} has the shape {tuple(ids.shape)} and {ids.dtype}. Pass only "
             "texts, or only token ids as lists or tensors with one dimension."
         )
     return ids.tolist()
-
-
-def _finite_scores(scores: Sequence[float] | Sequence[Tensor] | Tensor) -> Float[Tensor, " batch"]:
-    numbers = []
-    for i, score in enumerate(scores):
-        try:
-            numbers.append(math.nan if isinstance(score, str) else float(score))
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            numbers.append(math.nan)
-        if not math.isfinite(numbers[-1]):
-            raise ConfigError(f"scores[{i}] must be a finite number, got {score!r:.60}.")
-    return torch.tensor(numbers)
 
 
 def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[list[int]]:
@@ -260,8 +233,9 @@ def _score_given(
     attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
     logprobs, values = [], []
     for rows in torch.arange(len(tokens), device=policy.device).split(args.rows_at_once):
-        outputs = policy_outputs(policy, tokens[rows], attention_mask[rows], trainer.forward)
-        logits, all_values = outputs
+        logits, all_values = policy_outputs(
+            policy, tokens[rows], attention_mask[rows], trainer.forward
+        )
         logprobs.append(F.get_logprobs(logits, tokens[rows], prefix_len, args.temperature))
         values.append(F.generated_values(all_values, prefix_len).float())
     return Samples(tokens, prompt_mask, mask, torch.cat(logprobs), torch.cat(values), support=None)
