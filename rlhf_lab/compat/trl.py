@@ -1,6 +1,5 @@
 """TRL's step-based workflow: generate, score outside the trainer, step, and finish."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -50,8 +49,6 @@ def generate(
         length_sampler: number of tokens to generate, such as TRL's LengthSampler.
         settings: for this call only; see `generation_spec`.
 
-    Raises:
-        ConfigError: If a prompt is empty or leaves no room, or a setting is unknown.
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     is_single = isinstance(prompts, Tensor) and prompts.ndim == 1
@@ -116,8 +113,6 @@ def step(
         response_masks: for each response, 1 for its tokens that are learned and 0 for context, such
             as the output of a tool; all 1 if None.
 
-    Warns once of steps beyond `total_phases`, where the schedule of the learning rates ends.
-
     Returns:
         The report; `trl_stats` has its numbers under TRL's names.
 
@@ -132,15 +127,10 @@ def step(
                 f"{name} has {len(entries)} entries, but batch_size={args.batch_size}. "
                 "Pass one for each sequence of the batch."
             )
-    if args.dynamic_sampling is not None:
+    if args.dynamic_sampling is not None or trainer.overrides.wants_greedy(args):
         raise ConfigError(
-            f"dynamic_sampling={args.dynamic_sampling} samples other prompts and scores them, but "
-            "step() has fixed ones. Set it to None."
-        )
-    if trainer.overrides.wants_greedy(args):
-        raise ConfigError(
-            f"advantages={args.advantages!r} needs scores of greedy responses, which step() does "
-            "not have. Choose another estimator."
+            "step() learns from the given responses only, but dynamic_sampling samples others and "
+            "advantages='remax' needs scores of greedy responses. Choose other settings."
         )
     if trainer.phase == args.total_phases:
         warnings.warn(
@@ -173,48 +163,38 @@ def step(
 def _token_rows(
     trainer: "RLHFTrainer", texts: Texts, field: str, prepend_bos: bool
 ) -> list[list[int]]:
-    if isinstance(texts, str) or not hasattr(texts, "__len__") or not len(texts):
+    """Return the token ids of texts, or ids as lists.
+
+    Raises:
+        ConfigError: If a row is empty or has ids outside the vocabulary.
+    """
+    if isinstance(texts, str) or not len(texts):
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
-    if all(isinstance(text, str) for text in texts):
-        rows = tokenize_prompts(trainer.tokenizer, texts, prepend_bos)
-    else:
-        rows = [_token_ids(row, f"{field}[{i}]") for i, row in enumerate(texts)]
-    size = trainer.policy.base_model.cfg.d_vocab
-    for i, row in enumerate(rows):
-        if not row or not 0 <= min(row) <= max(row) < size:
+    if isinstance(texts[0], str):
+        texts = tokenize_prompts(trainer.tokenizer, texts, prepend_bos)
+    rows, size = list(map(torch.as_tensor, texts)), trainer.policy.base_model.cfg.d_vocab
+    for i, ids in enumerate(rows):
+        if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
             raise ConfigError(
-                f"{field}[{i}] is empty, or has token ids that are not from 0 to {size - 1}. Use "
-                "at least one id of the policy's tokenizer."
+                f"{field}[{i}]={texts[i]!r:.60} is not a text or list of token ids. Pass at least "
+                "one id each, as a list or a tensor with one dimension."
             )
-    return rows
-
-
-def _token_ids(row: Any, name: str) -> list[int]:
-    ids = torch.tensor(math.nan) if isinstance(row, str) else torch.as_tensor(row)
-    if ids.ndim != 1 or ids.is_floating_point():
-        raise ConfigError(
-            f"{name}={row!r:.60} has the shape {tuple(ids.shape)} and {ids.dtype}. Pass only "
-            "texts, or only token ids as lists or tensors with one dimension."
-        )
-    return ids.tolist()
+        if not 0 <= ids.min() <= ids.max() < size:
+            raise ConfigError(f"{field}[{i}] has token ids that are not from 0 to {size - 1}.")
+    return [ids.tolist() for ids in rows]
 
 
 def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[list[int]]:
     if masks is None:
         return [[1] * len(row) for row in responses]
-    if len(masks) != len(responses):
+    rows = [torch.as_tensor(row).flatten().int().tolist() for row in masks]
+    fits = list(map(len, rows)) == list(map(len, responses))
+    if not fits or not all({1} <= set(row) <= {0, 1} for row in rows):
         raise ConfigError(
-            f"response_masks has {len(masks)} entries for {len(responses)} responses. Pass one "
-            "for each."
+            "response_masks must have one mask for each response, with a 0 or a 1 for each token "
+            "and at least one 1."
         )
-    rows = [torch.as_tensor(row).flatten().tolist() for row in masks]
-    for i, (row, response) in enumerate(zip(rows, responses, strict=True)):
-        if len(row) != len(response) or not set(row) <= {0, 1} or not any(row):
-            raise ConfigError(
-                f"response_masks[{i}]={row} does not fit a response of {len(response)} tokens. "
-                "Pass a 0 or a 1 for each token, and at least one 1."
-            )
-    return [list(map(int, row)) for row in rows]
+    return rows
 
 
 @torch.no_grad()

@@ -105,5 +105,5 @@ def test_settings_that_do_not_fit_raise(reel_args, make_trainer):
         reel_args(dynamic_sampling=3)
     with pytest.raises(ConfigError, match="dynamic_sampling=0 is out of range"):
         reel_args(dynamic_sampling=0, samples_per_prompt=2)
-    with pytest.raises(ConfigError, match="dynamic_sampling=12 .*step\\(\\).*Set it to None"):
+    with pytest.raises(ConfigError, match=r"step\(\) .*dynamic_sampling samples others"):
         make_trainer(**PAIRS).step(["this movie"] * 8, [" was"] * 8, [0.0] * 8)

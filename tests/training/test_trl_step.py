@@ -171,16 +171,16 @@ def test_masked_tokens_do_not_count_as_in_trl(trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("masks", "complaint"),
+    "masks",
     [
-        ([[1, 1, 1]], "response_masks has 1 entries for 4 responses"),
-        ([[1, 1], [1, 1], [1] * 5, [1]], r"response_masks\[0\]=.*response of 3 tokens"),
-        ([[1, 1, 1], [0, 0], [1] * 5, [1]], r"response_masks\[1\]=.*at least one 1"),
-        ([[1, 1, 1], [1, 1], [1, 2, 1, 1, 1], [1]], r"response_masks\[2\]=.*a 0 or a 1"),
+        [[1, 1, 1]],
+        [[1, 1], [1, 1], [1] * 5, [1]],
+        [[1, 1, 1], [0, 0], [1] * 5, [1]],
+        [[1, 1, 1], [1, 1], [1, 2, 1, 1, 1], [1]],
     ],
 )
-def test_step_rejects_masks_that_do_not_fit(trainer, masks, complaint):
-    with pytest.raises(ConfigError, match=complaint):
+def test_step_rejects_masks_that_do_not_fit(trainer, masks):
+    with pytest.raises(ConfigError, match="response_masks must have one mask for each response"):
         trainer.step(GIVEN["queries"], GIVEN["responses"], GIVEN["scores"][0], masks)
     assert trainer.phase == 0
 
