@@ -52,16 +52,15 @@ def read_turns(found: Any, where: str, last: str) -> list[Message]:
 
 
 def _turn(message: Any, where: str) -> Message:
-    if not isinstance(message, dict):
-        raise LoadError(f"{where} is not an object. Use one with role and content.")
-    role, content = message.get("role"), message.get("content")
-    tools = next((part for part in TOOL_PARTS if message.get(part)), None)
-    if tools is not None:
-        raise LoadError(f"{where} has {tools}, but tools are not run here. Remove the row.")
-    if role not in CHAT_ROLES:
-        raise LoadError(f"{where} has the role {role!r:.40}. Use one of {', '.join(CHAT_ROLES)}.")
-    if not isinstance(content, str) or not content.strip():
-        raise LoadError(f"{where} has no text as content. Write one, or remove the row.")
+    fields = message if isinstance(message, dict) else {}
+    if any(map(fields.get, TOOL_PARTS)):
+        raise LoadError(f"{where} calls a tool, but tools are not run here. Remove the row.")
+    role, content = fields.get("role"), fields.get("content")
+    if role not in CHAT_ROLES or not isinstance(content, str) or not content.strip():
+        raise LoadError(
+            f"{where} is {message!r:.80}. Use an object with a role ({', '.join(CHAT_ROLES)}) and "
+            "a text as content, or remove the row."
+        )
     return {"role": role, "content": content}
 
 

@@ -14,7 +14,7 @@ SAY = {"role": "assistant", "content": "w3"}
 RULE = {"role": "system", "content": "w9"}
 
 
-def test_a_conversation_is_rendered_to_the_ids_of_transformers_with_one_bos():
+def test_render_chat_matches_transformers_with_one_bos():
     tokenizer = chat_tokenizer()
     for turns in ([ASK], [RULE, ASK], [ASK, SAY, ASK]):
         text = render_chat(tokenizer, turns, "it")
@@ -42,7 +42,7 @@ def test_the_end_of_an_answer_is_what_the_template_puts_behind_it(template, stop
     assert tokenizer.convert_ids_to_tokens(template_stops(tokenizer)) == stop
 
 
-def test_sampling_stops_where_the_template_ends_a_turn_and_where_else_it_is_told_to():
+def test_spec_stops_at_the_end_of_a_turn_and_other_stops():
     tokenizer = chat_tokenizer()
     settings = {"preset": "reel", "stop_at_eos": False}
     end, eos, other = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "</s>", "w4"))
@@ -59,48 +59,44 @@ def test_sampling_stops_where_the_template_ends_a_turn_and_where_else_it_is_told
     assert SamplingSpec.from_args(ended, bare).stops(bare) == (eos,)
 
 
-def test_a_text_is_one_turn_and_messages_keep_role_and_content_alone():
+def test_read_turns_keeps_role_and_content_only():
     assert read_turns("w1", "it", "user") == [{"role": "user", "content": "w1"}]
     noisy = [RULE | {"weight": 1, "tool_calls": None}, ASK | {"name": "x", "tool_calls": []}]
     assert read_turns(noisy, "it", "user") == [RULE, ASK]
 
 
 @pytest.mark.parametrize(
-    ("found", "last", "complaint"),
+    ("found", "last", "message"),
     [
         ("  ", "user", "row 7 has no messages. Use a text"),
         ([], "user", "row 7 has no messages"),
         (3, "user", "row 7 has no messages"),
-        (["w1"], "user", "row 7, message 1, is not an object. Use one"),
-        ([{"role": "human", "content": "w1"}], "user", "the role 'human'. Use one of system"),
-        ([{"from": "user", "value": "w1"}], "user", "message 1, has the role None"),
-        ([ASK, {"role": "tool", "content": "w1"}], "user", "message 2, has the role 'tool'"),
-        ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, has tool_calls, but tools"),
-        ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "function_call"),
-        ([ASK | {"content": " \n"}], "user", "message 1, has no text as content"),
-        (
-            [ASK | {"content": [{"type": "text", "text": "w1"}]}],
-            "user",
-            "has no text as content",
-        ),
+        (["w1"], "user", "row 7, message 1, is 'w1'. Use an object with a role"),
+        ([{"from": "user", "value": "w1"}], "user", "message 1, is {'from': 'user'"),
+        ([ASK, {"role": "tool", "content": "w1"}], "user", "message 2, is {'role': 'tool'"),
+        ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, calls a tool"),
+        ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "calls a tool"),
+        ([ASK | {"content": " \n"}], "user", "a text as content"),
+        ([ASK | {"content": [{"type": "text", "text": "w1"}]}], "user", "a text as content"),
         ([ASK, RULE], "user", "a system message after the first. Put it first"),
         ([ASK, SAY], "user", "ends with a message of 'assistant', not of 'user'"),
         ([RULE, ASK], "assistant", "ends with a message of 'user', not of 'assistant'"),
     ],
 )
-def test_what_is_no_conversation_is_refused_with_row_and_remedy(found, last, complaint):
-    with pytest.raises(LoadError, match=complaint) as refused:
+def test_read_turns_names_row_and_message(found, last, message):
+    with pytest.raises(LoadError) as error:
         read_turns(found, "row 7", last)
-    assert str(refused.value).startswith("row 7") and "\n" not in str(refused.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
+    assert str(error.value).startswith("row 7")
 
 
-def test_a_system_message_of_its_own_stays_alone():
+def test_with_system_keeps_a_system_message():
     assert with_system([ASK], "w8") == [{"role": "system", "content": "w8"}, ASK]
     assert with_system([RULE, ASK], "w8") == [RULE, ASK]
     assert with_system([ASK], None) == [ASK]
 
 
-def test_no_template_and_a_template_that_refuses_are_said_in_one_sentence():
+def test_render_chat_raises_without_a_fitting_template():
     with pytest.raises(LoadError, match="chat=True, but the tokenizer of .* has no chat template"):
         render_chat(chat_tokenizer(None), [ASK], "row 7")
     with pytest.raises(LoadError, match=r"row 7 does not fit the chat template \(late system\)"):

@@ -188,7 +188,7 @@ def test_labels_are_answers_too(args, tmp_path):
         ({"prompt": [ASK]}, {"chat": False}, "line 2 has a list under 'prompt'.*set chat=True"),
         ({"prompt": [ASK]}, {"prompt_words": 3}, "line 2 has messages. Leave out prompt_words=3"),
         ({"prompt": MORE[:2]}, {}, "line 2 ends with a message of 'assistant'"),
-        ({"prompt": [{"role": "tool", "content": "w1"}]}, {}, "line 2, message 1, has the role"),
+        ({"prompt": [{"role": "tool", "content": "w1"}]}, {}, "line 2, message 1, is {"),
         ({"other": "w1"}, {}, "line 2 has no text under 'prompt', only 'other'"),
     ],
 )
