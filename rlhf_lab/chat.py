@@ -27,15 +27,7 @@ def assistant_turn(text: str) -> Message:
 
 
 def read_turns(found: Any, where: str, last: str) -> list[Message]:
-    """Return the messages of a conversation; a text is a single message of role `last`.
-
-    Args:
-        where: the row, for error messages.
-        last: the required role of the last message.
-
-    Raises:
-        LoadError: If there is no message, or one without a role and a text.
-    """
+    """Return the messages of a conversation, or of a text, which must end with the role `last`."""
     if isinstance(found, str) and found.strip():
         return [{"role": last, "content": found}]
     if not isinstance(found, list) or not found:
@@ -77,15 +69,7 @@ def render_chat(
     where: str,
     for_answer: bool = True,
 ) -> str:
-    """Render a conversation with the tokenizer's chat template, including special tokens.
-
-    Args:
-        where: the conversation, for error messages.
-        for_answer: add the generation prompt.
-
-    Raises:
-        LoadError: If there is no template, or it rejects the conversation.
-    """
+    """Render a conversation with special tokens, and with the generation prompt `for_answer`."""
     if not tokenizer.chat_template:
         raise LoadError(
             f"chat=True, but the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no "
@@ -104,11 +88,7 @@ def render_chat(
 
 
 def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the token that ends a response in the chat template, such as <|im_end|>.
-
-    1. Render a question and a response.
-    2. Return the first special or added token after the response; nothing if turns end in text.
-    """
+    """Return the first special or added token after a response, such as <|im_end|>, if any."""
     turns = [user_turn("question"), assistant_turn(TRIED_ANSWER)]
     rendered = render_chat(tokenizer, turns, "a question and an answer", for_answer=False)
     _, answer, behind = rendered.rpartition(TRIED_ANSWER)

@@ -23,11 +23,7 @@ def escape_unencodable() -> None:
 
 
 def print_line(text: str, console: Any = None, style: str | None = None) -> None:
-    """Print a text without markup, highlighting or line wrapping.
-
-    Args:
-        console: a rich console. A new one on standard output when None.
-    """
+    """Print a text without markup, highlighting or line wrapping, by default to stdout."""
     from rich.console import Console  # not needed for --help
 
     plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}

@@ -14,11 +14,7 @@ def install_command(extra: str) -> str:
 
 
 def import_extra(module: str, required_by: str, extra: str, instead: str = "") -> ModuleType:
-    """Import a module of a package that an extra installs.
-
-    Raises:
-        ConfigError: If it cannot be imported. The message ends with `instead`, another remedy.
-    """
+    """Import a module that an extra installs, or raise ConfigError that names it and `instead`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -180,12 +180,7 @@ def _tune(
     tuning: TuningOptions,
     fitting: FitConfig,
 ) -> int:
-    """Load data and a model, tune the model, and write it with its metadata.
-
-    Args:
-        notes: the method, and the source of the data under the name of its option.
-        tune: takes the model, the data, `fitting`, and options of the evaluation.
-    """
+    """Load data and a model, tune the model, and write it with its metadata, `notes`."""
     from rlhf_lab.models.build import load_with_adapters
     from rlhf_lab.organism import REWARDS
     from rlhf_lab.rewards.pairs import REEL
