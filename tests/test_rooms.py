@@ -24,8 +24,8 @@ LINES = {
     "rlhf_lab/probes": (4800, 7940),
     "rlhf_lab/views": (1700, 3550),
     "rlhf_lab/course": (3600, 5880),
-    "rlhf_lab/compat": (400, 520),
-    "rlhf_lab": (1900, 2890),  # the root and the commands
+    "rlhf_lab/compat": (400, 470),
+    "rlhf_lab": (1900, 2630),  # the root and the commands
     "tests": (28000, 53370),
     "solutions": (10500, 12180),
     "benchmarks": (3500, 3700),
