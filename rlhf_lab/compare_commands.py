@@ -248,9 +248,5 @@ def _validate_new_file(out: Path | None) -> None:
 
 
 def _write_text(out: Path, text: str) -> None:
-    """Write a file and print its path."""
-    from rlhf_lab.training.run_dir import replacing
-
-    with replacing(out) as partial:
-        partial.write_text(text, encoding="utf-8")
+    out.write_text(text, encoding="utf-8")
     print_line(f"written to {out}")
