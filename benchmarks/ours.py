@@ -82,9 +82,9 @@ def load_run(probed: bool, setup: Setup) -> Callable[[Clock], None]:
 
     def phase(clock: Clock, _kept: tempfile.TemporaryDirectory = directory) -> None:
         taken = attachment.seconds if probed else {}
-        before = {name: by_phase.total() for name, by_phase in taken.items()}
+        before = dict(taken)
         next(reports, None)
-        clock.stages |= {f"probes/{n}": taken[n].total() - before.get(n, 0.0) for n in taken}
+        clock.stages |= {f"probes/{n}": taken[n] - before.get(n, 0.0) for n in taken}
 
     return phase
 

@@ -27,7 +27,7 @@ from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.cpu_tuning import tune_for
-from rlhf_lab.probes import Attachment, Budget, attach
+from rlhf_lab.probes import Attachment, attach
 from rlhf_lab.training import Context, Event, RLHFTrainer
 
 RESULTS = Path(__file__).parent / "results" / "probes.jsonl"
@@ -188,7 +188,7 @@ def _attach_timed(
 
     for event in get_args(Event):
         trainer.on(event)(begin)
-    attached = attach(trainer, probe, budget=Budget(mb=1e5, time_frac=1e5), **options)
+    attached = attach(trainer, probe, **options)
     for event in get_args(Event):
         trainer.on(event)(end)
     return attached

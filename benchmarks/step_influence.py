@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import Budget, ReelTruth, Run, StepInfluence, attach
+from rlhf_lab.probes import ReelTruth, Run, StepInfluence, attach
 from rlhf_lab.probes.probe import Observation, Record
 from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner
 from rlhf_lab.probes.step_shares import shares_of
@@ -122,7 +122,7 @@ def main() -> None:
         out = tempfile.mkdtemp() + "/run"
         trainer = RLHFTrainer(RLHFArgs(preset="reel", seed=seed), out=out)
         probes = [StepRedone(phase, step, pos) for phase, step in STEPS]
-        attach(trainer, *probes, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+        attach(trainer, *probes, eval_tokens=tokens)
         for report in trainer:
             if report.phase == STEPS[-1][0]:
                 break

@@ -71,7 +71,6 @@ from rlhf_lab.functional import (
     token_rewards,
 )
 from rlhf_lab.probes import (
-    Budget,
     Direction,
     FrozenProbe,
     GradTerms,
@@ -180,8 +179,7 @@ show_table(
 # ## A suite, and a recorder of your own
 #
 # A suite is a set of probes that look at one run together. Each says at which moments it looks, and
-# writes records with identities that they must satisfy. Its budget is 10 % of the run's time, or it
-# thins itself out and says so; here, where looking is the point, it may cost more.
+# writes records with identities that they must satisfy.
 #
 # And any function can listen. `trainer.capture(sites, ...)` runs the policy over the text at a moment
 # and hands you the activations. This one keeps what every head and MLP adds to the residual stream
@@ -203,7 +201,6 @@ suite = Suite(
     *of_steps,
     eval_tokens=text,
     labels=positive,
-    budget=Budget(time_frac=20),
 )
 suite.attach(trainer)
 parts, reports = {}, []
@@ -1555,7 +1552,7 @@ predictions.show()
 # %% [markdown]
 # ## Try
 #
-# - Give the suite a budget of `Budget(time_frac=0.05)`, and read `run.notes()`.
+# - Pass `max_mb=0.05` to the suite, and read `run.notes()`.
 # - Replace `Direction("sentiment", ...)` by a direction for something that does not matter: label a
 #   review by whether its first aspect is "plot". Where is that readable, and does training change it?
 # - Erase behind the attention of block 1 instead of behind block 0 (`middle`), or at the verdict alone. Which of the

@@ -67,7 +67,6 @@ from rlhf_lab.organism import true_reward
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.probes import (
     AttentionDrift,
-    Budget,
     Direction,
     NeuronRank,
     Probe,
@@ -186,9 +185,7 @@ def train(seed: int, probes: Sequence[Probe] = (), reward: Any = None, **changes
         reward_fn=reward,
     )
     if probes:
-        Suite(*probes, eval_tokens=text, labels=positive, budget=Budget(time_frac=20)).attach(
-            trainer
-        )
+        Suite(*probes, eval_tokens=text, labels=positive).attach(trainer)
     return trainer.train(), Run(trainer.run.path)
 
 
@@ -434,8 +431,7 @@ print(
 #   which looks after the update unless `at=` says otherwise.
 # - *Where it is kept.* `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your
 #   own function returned, `run.metrics()` rewards and KL.
-# - *What it may cost.* `Budget(time_frac=20)` lets probes take twenty times the run's own time. Without it they keep to a tenth of it,
-#   and look less often.
+# - *What it costs.* `attach` returns an object whose `seconds` has the time of each probe; a larger `every` costs less.
 #
 # ## From memory
 #
@@ -463,8 +459,7 @@ settings = RLHFArgs(preset="reel", total_phases=6, batch_size=32, keep_checkpoin
 trainer = RLHFTrainer(settings, out=new_run("thirty lines"), reward_fn=no_negation)
 probes = [Direction("sentiment", "lda", every=3), NeuronRank("loved", "hated", every=3)]
 probes.append(AttentionDrift("loved", "hated", every=3))
-often = Budget(time_frac=20)  # otherwise they keep to a tenth of the run's time
-attach(trainer, probes, eval_tokens=reviews, labels=labels, budget=often)
+attach(trainer, probes, eval_tokens=reviews, labels=labels)
 
 
 @trainer.capture(["blocks.*.attn.hook_pattern", "blocks.*.mlp.hook_post"], tokens=reviews)

@@ -19,7 +19,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.reference import model_where_exact
-from rlhf_lab.probes import Budget, Run, attach, default_suite
+from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer
 from tests.refusing_device import RefusingDevice
@@ -77,7 +77,7 @@ def train_on_both(
             if intervenes:
                 trainer.intervene("blocks.0.hook_mlp_out", lambda act, where: 0.9 * act)
             if probes:
-                attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+                attach(trainer, default_suite(trainer))
             with device.phase():
                 trainer.train()
         assert not device.refused

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.registry import all_exercises
-from rlhf_lab.probes import Budget, attach, default_suite
+from rlhf_lab.probes import attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.pages import page, quoted, resolve, rows
 
@@ -223,7 +223,7 @@ def test_breakpoint_in_each_exercise_is_hit(tmp_path):
 
     def probed_run() -> None:
         trainer = RLHFTrainer(RLHFArgs(**SMALL | settings), out=tmp_path / "run")
-        attach(trainer, default_suite(trainer, Budget(mb=1e3, time_frac=1e3)))
+        attach(trainer, default_suite(trainer))
         trainer.train()
 
     debugger.runcall(probed_run)

@@ -4,7 +4,6 @@ from rlhf_lab.identity import Check
 from rlhf_lab.probes.adapter_reading import AdapterReading
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.component_transplant import ComponentTransplant
 from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
@@ -40,7 +39,6 @@ __all__ = [
     "AdapterReading",
     "Attachment",
     "AttentionDrift",
-    "Budget",
     "Check",
     "ComponentTransplant",
     "Direction",

@@ -5,7 +5,6 @@ import warnings
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
@@ -45,8 +44,8 @@ def had_default_suite(run: RunDir) -> bool:
     return run.read_info().get(REMEMBERED) == "default"
 
 
-def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
-    """Probes and eval text that suit this trainer, at a cost of at most 10 % of its time.
+def default_suite(trainer: RLHFTrainer) -> Suite:
+    """Probes and eval text that suit this trainer.
 
     On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
     every probe has its exact truth. Elsewhere the eval text is the run's prompts, or what the first
@@ -54,25 +53,25 @@ def default_suite(trainer: RLHFTrainer, budget: Budget | None = None) -> Suite:
     and there is no direction, since nothing is labelled.
     """
     if trainer.starts_as_grammar:
-        return _reel_suite(trainer, budget)
+        return _reel_suite(trainer)
     pair = _pair(trainer)
     phases = trainer.args.total_phases
-    often, seldom = max(1, phases // 5), max(1, phases // 2)
+    often = max(1, phases // 5)
     probes = [TextHeatmap(every=often), RunHealth(), KLByPosition(n=8, every=often)]
-    probes += [ValueLens(text="rollout", every=max(20, seldom))]
+    probes += [ValueLens(text="rollout", every=max(20, phases))]
     probes += [StepLedger(every=-(-phases // LEDGERS))]
     probes += [WeightDelta(words=pair, every=phases)]
     why = reason_not_additive(trainer.policy.base_model)
     if pair is not None and why is None:
-        probes.append(LogitShift(*pair, n=FEW_TEXTS, every=seldom))
+        probes.append(LogitShift(*pair, n=FEW_TEXTS, every=phases))
     elif pair is not None:
         warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
     tokens, mask = kept or text_of_the_run(trainer)
-    return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, budget=budget)
+    return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True)
 
 
-def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
+def _reel_suite(trainer: RLHFTrainer) -> Suite:
     truth = ReelTruth()
     n_reviews = min(MOST_REVIEWS, max(FEWEST_REVIEWS, trainer.args.batch_size))
     tokens, positive = truth.reviews(n_reviews, EVAL_SEED)
@@ -90,7 +89,6 @@ def _reel_suite(trainer: RLHFTrainer, budget: Budget | None) -> Suite:
         WeightDelta(words=(word, other), every=every),
         eval_tokens=tokens,
         labels=positive,
-        budget=budget,
     )
 
 

@@ -144,7 +144,7 @@ class Run:
         return checks
 
     def notes(self) -> list[dict[str, Any]]:
-        """What was thinned, refused or switched off, and when."""
+        """Return which probes were switched off, why, and in which phase."""
         return self.directory.read(NOTES, NOTE)
 
     def functions(self) -> list[str]:

@@ -196,7 +196,6 @@ def _asked(
             "eval_text": _digest(suite.eval_text),
             "eval_mask": _digest(suite.eval_mask),
             "labels": _digest(suite.labels),
-            "budget": dataclasses.asdict(suite.budget),
         }
     else:
         shown = {"probes": getattr(suite, "__qualname__", type(suite).__name__)}

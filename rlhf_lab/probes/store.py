@@ -22,12 +22,16 @@ CHECKS = f"{FOLDER}/checks.jsonl"
 NOTES = f"{FOLDER}/notes.jsonl"
 SUITE, EVAL_TEXT = "suite.json", "eval_text.safetensors"
 LONGEST_NOTE = 300
+MEGABYTE = 2**20
+LINE_BYTES, HEADER_BYTES = 100, 600  # phase and probe of a line; header of a tensor
 NOTE: Fields = MappingProxyType(PHASE | {"probe": str, "note": str})
 
 
-def size_of(path: Path) -> int:
-    """The bytes of a file; 0 where there is none."""
-    return path.stat().st_size if path.exists() else 0
+def record_bytes(record: Record) -> int:
+    """Return about how many bytes a record, its checks and its tensors take on disk."""
+    lines = [record.values, *map(dataclasses.asdict, record.checks)]
+    text = sum(len(json.dumps(line)) + LINE_BYTES for line in lines)
+    return text + sum(x.nbytes + HEADER_BYTES for x in record.tensors.values())
 
 
 def records_file(probe: str) -> str:
@@ -92,12 +96,9 @@ class ProbeStore:
             _ = [(probe["name"], probe["kind"]) for probe in suite["probes"]]
         return suite
 
-    def write(self, probe: str, phase: int, record: Record) -> int:
-        """Store a record, its checks and its tensors, and say how many bytes they take.
-
-        The tensors go first, so that a record that is there is whole.
-        """
-        began, path = self._size_of_lines(probe), self.tensor_path(probe, phase)
+    def write(self, probe: str, phase: int, record: Record) -> None:
+        """Store a record, its checks and its tensors; the tensors first, so that it is complete."""
+        path = self.tensor_path(probe, phase)
         if record.tensors:
             path.parent.mkdir(parents=True, exist_ok=True)
             # copies, as safetensors takes neither views of one memory nor transposed ones
@@ -113,30 +114,19 @@ class ProbeStore:
             for check in record.checks
         ]
         self.run.append(CHECKS, checks)
-        tensor_bytes = path.stat().st_size if record.tensors else 0
-        return tensor_bytes + self._size_of_lines(probe) - began
 
-    def note(self, phase: int, probe: str, note: str) -> int:
-        """Store something that was said about a probe, and say how many bytes it takes."""
-        began = size_of(self.run.path / NOTES)
+    def note(self, phase: int, probe: str, note: str) -> None:
+        """Store a note about a probe."""
         shortened = note if len(note) <= LONGEST_NOTE else note[:LONGEST_NOTE] + " ..."
         self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": shortened}])
-        return size_of(self.run.path / NOTES) - began
 
     def tensor_path(self, probe: str, phase: int) -> Path:
         """The file of one probe's tensors in one phase."""
         return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
 
-    def stored_bytes(self, probe: str) -> int:
-        """The size of a probe's records, tensors, checks and notes."""
-        files = [self.run.path / records_file(probe), *self.path.glob(f"tensors/{probe}/*")]
-        said = [line for file in (CHECKS, NOTES) for line in self.run.read(file)]
-        lines = [len(json.dumps(line)) + 1 for line in said if line["probe"] == probe]
-        return sum(map(size_of, files)) + sum(lines)
-
-    def _size_of_lines(self, probe: str) -> int:
-        """The size of the files that a record adds lines to."""
-        return size_of(self.run.path / records_file(probe)) + size_of(self.run.path / CHECKS)
+    def size(self) -> int:
+        """Return the size of the folder in bytes."""
+        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Drop what these probes stored from this phase on, which is about to be done again."""

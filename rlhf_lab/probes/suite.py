@@ -1,4 +1,4 @@
-"""A suite of probes: which probes look at a run together, on which eval text, at what budget."""
+"""A suite of probes: which probes look at a run together, and on which eval text."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from rlhf_lab.config.checks import POSITIVE, check_range
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.probes.attachment import Attachment
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.probes.eval_text import EvalText, refuse_wrong_mask
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.sampling import tokenize_prompts
@@ -30,8 +30,8 @@ class Suite:
         eval_mask: False where `eval_tokens` are padded, on either side.
         keep_eval_text: store the eval text in the run's directory.
         labels: a class per eval sequence.
-        budget: what the suite may cost; probes over it are called less often or refused, with a
-            warning that is stored too.
+        max_mb: the most that the records may take on disk; a probe whose record exceeds it is
+            switched off with a warning, which is stored too.
 
     Raises:
         ConfigError: something that is no probe, two probes of one name, or both kinds of eval
@@ -46,7 +46,7 @@ class Suite:
         eval_mask: Bool[Tensor, "batch seq"] | None = None,
         keep_eval_text: bool = False,
         labels: Bool[Tensor, " batch"] | None = None,
-        budget: Budget | None = None,
+        max_mb: float | int = 64,
     ) -> None:
         if len(probes) == 1 and isinstance(probes[0], list | tuple):
             probes = tuple(probes[0])
@@ -66,7 +66,8 @@ class Suite:
         self.probes = list(probes)
         self.eval_tokens, self.eval_text, self.labels = eval_tokens, eval_text, labels
         self.eval_mask, self.keep_eval_text = eval_mask, keep_eval_text
-        self.budget = budget or Budget()
+        check_range(POSITIVE, max_mb=max_mb)
+        self.max_mb = max_mb
 
     def attach(self, trainer: RLHFTrainer) -> Attachment:
         """Look at this trainer's run from now on.
@@ -75,7 +76,7 @@ class Suite:
             ConfigError: a site that the model does not have, eval text or labels that do not fit,
                 or a probe of a name that records already.
         """
-        attachment = Attachment(self.probes, self._read_eval_text(trainer), self.budget, trainer)
+        attachment = Attachment(self.probes, self._read_eval_text(trainer), self.max_mb, trainer)
         if trainer.args.log_probes:
             from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes
 

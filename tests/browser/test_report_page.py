@@ -10,13 +10,13 @@ import pytest
 RUNS = """
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.__main__ import main
-from rlhf_lab.probes import Budget, attach, default_suite
+from rlhf_lab.probes import attach, default_suite
 
 size = "--total-phases 2 --warmup-steps 1 --batch-size 16 --num-minibatches 2".split()
 main(["train", "--preset", "reel", *size, "--out", "plain"])
 args = RLHFArgs(preset="reel", total_phases=2, warmup_steps=1, batch_size=16, num_minibatches=2)
 trainer = RLHFTrainer(args, out="probed")
-attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+attach(trainer, default_suite(trainer))
 trainer.train()
 for name in ("plain", "probed"):
     main(["report", name])

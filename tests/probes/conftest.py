@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from tests.probes import audit
 from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
@@ -27,7 +26,6 @@ SMALL = {
     "warmup_steps": 1,
     "gen_len": 6,
 }
-NO_LIMIT = Budget(mb=1000, time_frac=1000)
 AUDIT = pytest.MonkeyPatch()
 
 
@@ -98,13 +96,8 @@ def weights_of() -> Callable[[nn.Module], dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="session")
-def unlimited() -> Budget:
-    return NO_LIMIT
-
-
-@pytest.fixture(scope="session")
 def make_default_suite() -> Callable[[RLHFTrainer], Suite]:
-    return lambda trainer: default_suite(trainer, NO_LIMIT)
+    return lambda trainer: default_suite(trainer)
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +105,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of three phases with the default suite, read back."""
     path = tmp_path_factory.mktemp("probed") / "run"
     trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"total_phases": 3, "gen_len": 26})), out=path)
-    attach(trainer, default_suite(trainer, NO_LIMIT))
+    attach(trainer, default_suite(trainer))
     trainer.train()
     return Run(path)
 
@@ -153,7 +146,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def run_beside_one_without(
-    tmp_path: Path, weights_of: Callable[..., dict[str, Tensor]], unlimited: Budget
+    tmp_path: Path, weights_of: Callable[..., dict[str, Tensor]]
 ) -> Callable[..., Run]:
     """A short run with probes: all record, their checks hold, and the weights are those of the run
     without them, bit for bit.
@@ -163,7 +156,7 @@ def run_beside_one_without(
         args = RLHFArgs(**SHORT | overrides)
         plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
         text = {"eval_tokens": ReelTruth().reviews(reviews, seed=5)[0]} if reviews else {}
-        attachment = attach(probed, *probes, **text, budget=unlimited)
+        attachment = attach(probed, *probes, **text)
         plain.train(), probed.train()
         assert attachment.notes == []
         found, expected = weights_of(probed.policy), weights_of(plain.policy)

@@ -62,11 +62,11 @@ def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, run_of):
     assert found
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of, unlimited):
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of):
     args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0, "lora_rank": 2})
     plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
     probe = AdapterReading(every=1, removed=1, n=8)
-    attachment = attach(probed, probe, budget=unlimited)
+    attachment = attach(probed, probe)
     plain.train(), probed.train()
     assert attachment.notes == []
     found, expected = weights_of(probed.policy), weights_of(plain.policy)

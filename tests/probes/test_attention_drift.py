@@ -55,11 +55,11 @@ def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_wi
 
 @pytest.mark.slow
 def test_what_an_intervention_changes_behind_the_heads_stands_beside_the_causes(
-    make_trainer, unlimited, reviews
+    make_trainer, reviews
 ):
     trainer = make_trainer()
     trainer.intervene("blocks.1.attn.hook_z", lambda z, where: z * 0.5, name="half")
-    attach(trainer, AttentionDrift(every=1), eval_tokens=reviews[0], budget=unlimited)
+    attach(trainer, AttentionDrift(every=1), eval_tokens=reviews[0])
     trainer.train()
     run = Run(trainer.run.path)
     assert all(check.ok for check in run.checks())

@@ -18,21 +18,21 @@ SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather
 FAST = {"total_phases": 2, "base_lr": 0.02, "prefix": SO_FAR, "gen_len": 5}
 
 
-def recorded(make_trainer, unlimited):
+def recorded(make_trainer):
     trainer = make_trainer(**FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        attached = attach(trainer, ComponentTransplant(n=6), budget=unlimited)
+        attached = attach(trainer, ComponentTransplant(n=6))
         trainer.train()
     return trainer, attached
 
 
 def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
-    make_trainer, unlimited, weights_of, no_type_checks
+    make_trainer, weights_of, no_type_checks
 ):
     plain = make_trainer(**FAST)
     plain.train()
-    trainer, attached = recorded(make_trainer, unlimited)
+    trainer, attached = recorded(make_trainer)
     run = Run(trainer.run.path)
     assert attached.notes == [] and all(check.ok for check in run.checks()), run.checks()
     found, expected = weights_of(trainer.policy), weights_of(plain.policy)
@@ -47,9 +47,9 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
 
 
 @pytest.mark.parametrize("fault", COMPONENT_TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(make_trainer, unlimited, no_type_checks, fault):
+def test_a_planted_fault_is_told(make_trainer, no_type_checks, fault):
     with planted(fault):
-        trainer, attached = recorded(make_trainer, unlimited)
+        trainer, attached = recorded(make_trainer)
     switched_off = "component_transplant" not in attached.plan
     assert switched_off or not all(check.ok for check in Run(trainer.run.path).checks())
 

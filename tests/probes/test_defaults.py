@@ -13,8 +13,8 @@ pytestmark = pytest.mark.typed
 
 
 @pytest.mark.slow
-def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere, unlimited):
-    attachment = attach(elsewhere, default_suite(elsewhere, unlimited))
+def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere):
+    attachment = attach(elsewhere, default_suite(elsewhere))
     elsewhere.train()
     run = Run(elsewhere.run.path)
     assert attachment.notes == []
@@ -33,10 +33,10 @@ def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewher
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"gen_len": 28}, {"precision": "bf16"}], ids=str)
-def test_every_probe_stays_and_every_check_holds(make_trainer, unlimited, settings):
+def test_every_probe_stays_and_every_check_holds(make_trainer, settings):
     """Past the end of a review, and with products in half precision, whose rounding is coarser."""
     trainer = make_trainer(**({"gen_len": 26, "total_phases": 3} | settings))
-    attachment = attach(trainer, default_suite(trainer, unlimited))
+    attachment = attach(trainer, default_suite(trainer))
     trainer.train()
     run = Run(trainer.run.path)
     assert attachment.notes == []
@@ -44,10 +44,10 @@ def test_every_probe_stays_and_every_check_holds(make_trainer, unlimited, settin
     assert [check for check in run.checks() if not check.ok] == []
 
 
-def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer, unlimited):
+def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     trainer = make_trainer({"policy": policy})
-    suite = default_suite(trainer, unlimited)
+    suite = default_suite(trainer)
     assert "logit_shift" in [probe.name for probe in suite.probes]
     assert "direction_sentiment" not in [probe.name for probe in suite.probes]
 

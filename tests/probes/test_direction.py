@@ -210,14 +210,14 @@ def test_records_have_the_ends_and_pictures_the_best_of_how_many(finished, probe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("probe", [Direction("plot", every=1), FrozenProbe(steered=0, every=1)])
-def test_labels_of_another_kind_raise_no_false_alarm(make_trainer, unlimited, probe):
+def test_labels_of_another_kind_raise_no_false_alarm(make_trainer, probe):
     """The noun of the first clause: a line reads it, and Bayes' rule for the sentiment does not."""
     tokens, sentiment = ReelTruth().reviews(192, seed=3)
     of_plot = tokens[:, ReelTruth().grammar.slot("ASP", 0)] == WORD_IDS["plot"]
     assert 0.05 < of_plot.float().mean() < 0.3
     assert ReelTruth().fits(tokens, sentiment) and not ReelTruth().fits(tokens, of_plot)
     trainer = make_trainer(total_phases=1, warmup_steps=0)
-    attach(trainer, probe, eval_tokens=tokens, labels=of_plot, budget=unlimited)
+    attach(trainer, probe, eval_tokens=tokens, labels=of_plot)
     trainer.train()
     run = Run(trainer.run)
     assert [check.name for check in run.checks() if not check.ok] == []

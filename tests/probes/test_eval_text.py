@@ -70,10 +70,10 @@ class Keeping(Probe):
 
 @pytest.mark.parametrize("pos", [None, 3, -1])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_activations_are_those_of_each_text_alone(make_trainer, reviews, unlimited, side, pos):
+def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side, pos):
     trainer, probe = make_trainer(), Keeping(pos)
     tokens, mask = cut_reviews(reviews, side)
-    attach(trainer, probe, eval_tokens=tokens, eval_mask=mask, budget=unlimited)
+    attach(trainer, probe, eval_tokens=tokens, eval_mask=mask)
     trainer.run_phase()
     acts, cut = probe.seen.acts, probe.seen.text.attention_mask
     for row, length in enumerate(LENGTHS):
@@ -94,7 +94,7 @@ def records_of(trainer: RLHFTrainer) -> dict[str, list]:
 
 
 @pytest.mark.slow
-def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, reviews, unlimited):
+def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, reviews):
     """Padded on either side, what is recorded is the same, and every check holds."""
     probes = lambda: [
         ValueLens(every=2),
@@ -107,9 +107,7 @@ def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, re
     for side in ("left", "right"):
         trainer = make_trainer(lora_rank=2, head_lr=1e-2, base_lr=1e-2)
         tokens, mask = cut_reviews(reviews, side)
-        suite = Suite(
-            *probes(), eval_tokens=tokens, eval_mask=mask, labels=reviews[1], budget=unlimited
-        )
+        suite = Suite(*probes(), eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
         attached = attach(trainer, suite)
         trainer.train()
         assert attached.notes == []
@@ -162,15 +160,15 @@ def test_texts_are_sampled_behind_one_prompt_from_the_first_reference(elsewhere_
 
 
 @pytest.mark.slow
-def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, unlimited, monkeypatch):
+def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeypatch):
     """Also where the reference has been reset since, and the text could not be made again."""
     trainer = elsewhere_with(reset_reference_every=1)
-    attach(trainer, default_suite(trainer, unlimited))
+    attach(trainer, default_suite(trainer))
     trainer.run_phase(), trainer.run_phase()
-    began = default_suite(trainer, unlimited)
+    began = default_suite(trainer)
     resumed = RLHFTrainer.resume(trainer.run.path)
     monkeypatch.setattr("rlhf_lab.probes.defaults.text_of_the_run", None)  # not made again
-    suite = default_suite(resumed, unlimited)
+    suite = default_suite(resumed)
     assert suite.eval_tokens.equal(began.eval_tokens)
     assert suite.eval_mask.equal(began.eval_mask)
     attached = attach(resumed, suite)
@@ -180,10 +178,10 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, unlimit
 
 
 @pytest.mark.slow
-def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with, unlimited):
+def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
     """Batches without the longest prompt, answers that stop early, and a LogitShift beside."""
     trainer = elsewhere_with(prompts=[*unequal(20), "w1 w2 w3 w4 w5 w6"], stop_tokens="w2")
-    suite = default_suite(trainer, unlimited)
+    suite = default_suite(trainer)
     suite.probes.append(LogitShift("w1", "w2", every=1))
     attached = attach(trainer, suite)
     trainer.train()

@@ -80,11 +80,11 @@ def test_there_is_no_other_probe():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
 @pytest.mark.parametrize("kind", RUNS)
-def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews, unlimited, kind):
+def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews, kind):
     """With eval texts of unequal length; every check holds, and no probe is refused."""
     plain, probed = (make_trainer(base_lr=1e-3, **RUNS[kind]) for _ in range(2))
     wanted = MAKERS.keys() - REFUSED.get(kind, set())
-    attached = watch(probed, reviews, unlimited, wanted)
+    attached = watch(probed, reviews, wanted)
     lengths = set()
     probed.on("after_score")(lambda ctx: lengths.update(ctx.rollout.samples.mask.sum(1).tolist()))
     plain.train(), probed.train()
@@ -96,14 +96,12 @@ def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews,
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
-def test_answers_with_holes_in_their_masks_reach_every_probe(
-    make_trainer, weights_of, reviews, unlimited
-):
+def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, weights_of, reviews):
     """Prompts and answers of unequal length, given by the caller, some of whose tokens count."""
     plain, probed = (make_trainer(base_lr=1e-3, stop_tokens="bye") for _ in range(2))
     # the second samples as the settings say
     wanted = MAKERS.keys() - {AdapterReading, ComponentTransplant}
-    attached = watch(probed, reviews, unlimited, wanted)
+    attached = watch(probed, reviews, wanted)
     rows = [row[: 12 + 2 * i].tolist() for i, row in enumerate(reviews[0][:8])]
     asked = [torch.tensor(row[: 3 + i % 3]) for i, row in enumerate(rows)]
     answers = [torch.tensor(row[3 + i % 3 :]) for i, row in enumerate(rows)]
@@ -118,11 +116,11 @@ def test_answers_with_holes_in_their_masks_reach_every_probe(
     assert_same(weights_of(probed.policy), weights_of(plain.policy))
 
 
-def watch(trainer, reviews, budget, wanted):
+def watch(trainer, reviews, wanted):
     """Attach these probes, with eval texts of unequal length."""
     tokens, mask = cut_reviews(reviews, "left")
     probes = [make() for probe, make in MAKERS.items() if probe in wanted]
-    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1], budget=budget)
+    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
     return attach(trainer, suite)
 
 

@@ -11,7 +11,6 @@ import pytest
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import LabError
 from rlhf_lab.probes import (
-    Budget,
     Direction,
     KLByPosition,
     LogitShift,
@@ -61,8 +60,7 @@ def suite_of(truth: ReelTruth) -> Suite:
         LogitShift(pos=truth.grammar.slot("VERB") - 1, every=1),
         WeightDelta(words=("loved", "hated"), every=1),
     ]
-    budget = Budget(mb=1000, time_frac=1000)
-    return Suite(*probes, eval_tokens=tokens, labels=positive, budget=budget)
+    return Suite(*probes, eval_tokens=tokens, labels=positive)
 
 
 def told(run: str, truth: ReelTruth, path: Path) -> set[str]:

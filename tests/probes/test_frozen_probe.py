@@ -6,7 +6,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
-from rlhf_lab.probes import Budget, FrozenProbe, ReelTruth, Run, Suite, attach
+from rlhf_lab.probes import FrozenProbe, ReelTruth, Run, Suite, attach
 from rlhf_lab.probes.direction import cosine_interval, fit_direction
 from rlhf_lab.probes.frozen_probe import halves_of
 from rlhf_lab.probes.logit_shift import single_token
@@ -39,8 +39,7 @@ def record_of(path, probe=None, **overrides):
     tokens, labels = TRUTH.reviews(96, seed=5)
     probe = probe or FrozenProbe(pos=VERDICT, steered=8, randoms=3, every=1)
     trainer = RLHFTrainer(RLHFArgs(**(ARGS | overrides)), out=path)
-    budget = Budget(mb=1000, time_frac=1000)
-    attached = attach(trainer, Suite(probe, eval_tokens=tokens, labels=labels, budget=budget))
+    attached = attach(trainer, Suite(probe, eval_tokens=tokens, labels=labels))
     trainer.train()
     return Run(path), attached, trainer
 
@@ -166,11 +165,11 @@ def test_planted_faults_are_told_by_the_records_own_checks(tmp_path, no_type_che
     assert missed == []
 
 
-def test_every_record_has_a_check_without_the_audit(elsewhere, monkeypatch, unlimited):
+def test_every_record_has_a_check_without_the_audit(elsewhere, monkeypatch):
     monkeypatch.setattr(FrozenProbe, "bind", lambda self, seen, record: [])
     labels = torch.arange(12) % 2 == 0
     tokens = torch.randint(3, 20, (12, 8), generator=torch.Generator().manual_seed(0))
-    suite = Suite(FrozenProbe(every=1, pos=3), eval_tokens=tokens, labels=labels, budget=unlimited)
+    suite = Suite(FrozenProbe(every=1, pos=3), eval_tokens=tokens, labels=labels)
     attached = attach(elsewhere, suite)
     elsewhere.train()
     assert attached.notes == []

@@ -28,10 +28,10 @@ def test_products_and_cosines_by_hand():
 
 
 @pytest.mark.slow
-def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, unlimited, weights_of):
+def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     plain, trainer = (make_trainer(ent_coef=0.01) for _ in range(2))
     probes = GradTerms(every=1), GradTerms("last", every=1, name="late")
-    attached = attach(trainer, *probes, budget=unlimited)
+    attached = attach(trainer, *probes)
     policy_gradients = []
 
     @trainer.on("after_backward")
@@ -72,9 +72,9 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, unlimited, weig
 @pytest.mark.parametrize(
     "extra", [{"lora_rank": 2}, {"value_head": "separate"}, {"micro_batch_size": 2}]
 )
-def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, unlimited, extra):
+def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, extra):
     trainer = make_trainer(total_phases=1, warmup_steps=0, **extra)
-    attached = attach(trainer, GradTerms("last"), budget=unlimited)
+    attached = attach(trainer, GradTerms("last"))
     trainer.train()
     assert attached.notes == []
     checks = Run(trainer.run.path).checks()
@@ -120,7 +120,7 @@ class SweepTerms(GradTerms):
 def told(tmp_path_factory, no_type_checks):
     from rlhf_lab.config import RLHFArgs
     from rlhf_lab.training import RLHFTrainer
-    from tests.probes.conftest import NO_LIMIT, SMALL
+    from tests.probes.conftest import SMALL
 
     for fault in GRAD_TERMS:  # one that cannot be planted is not to count as told
         with planted(fault):
@@ -129,7 +129,7 @@ def told(tmp_path_factory, no_type_checks):
     out = tmp_path_factory.mktemp("swept") / "run"
     trainer = RLHFTrainer(RLHFArgs(**args), out=out)
     sweep = SweepTerms([None, *GRAD_TERMS], step="last")
-    attached = attach(trainer, sweep, budget=NO_LIMIT)
+    attached = attach(trainer, sweep)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()

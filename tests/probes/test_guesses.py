@@ -105,7 +105,7 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
         (LogitShift("loved", "zzz"), {}, "'zzz' is not one token"),
         (NeuronRank("zzz"), {}, "'zzz' is not one token"),
         (RunHealth(), {"tokens": 1}, "tokens= is no option of a suite; give eval_tokens"),
-        (RunHealth(), {"horizon": 1}, "horizon= is no option of a suite; give budget or eval_mask"),
+        (RunHealth(), {"horizon": 1}, "horizon= is no option of a suite; give eval_mask"),
     ],
 )
 def test_what_a_probe_lacks_is_said_where_it_is_attached(make_trainer, text, probe, options, said):

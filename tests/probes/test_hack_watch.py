@@ -89,9 +89,9 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
 
 
 @pytest.fixture(scope="module")
-def probed(tmp_path_factory, unlimited) -> Run:
+def probed(tmp_path_factory) -> Run:
     trainer = into_the_loophole(tmp_path_factory.mktemp("drawn"))
-    attachment = attach(trainer, HackWatch(every=1), budget=unlimited)
+    attachment = attach(trainer, HackWatch(every=1))
     trainer.train()
     assert attachment.notes == []
     return Run(trainer.run.path)

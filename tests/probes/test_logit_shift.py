@@ -90,10 +90,10 @@ def test_words_must_be_single_tokens(model):
 
 
 @pytest.mark.slow
-def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere, unlimited):
+def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere):
     """It has no hook_pos_embed; the default suite takes this probe wherever it has two words."""
     text = random_tokens(elsewhere.policy.base_model)
-    attach(elsewhere, LogitShift("w1", "w2"), eval_tokens=text, budget=unlimited)
+    attach(elsewhere, LogitShift("w1", "w2"), eval_tokens=text)
     elsewhere.train()
     run = Run(elsewhere.run.path)
     assert run.phases("logit_shift") == [0, 2]

@@ -85,9 +85,9 @@ def test_a_planted_neuron_ranks_first(trained_runs):
 
 
 @pytest.mark.slow
-def test_a_run_shows_all_that_is_stored(make_trainer, unlimited, reviews, monkeypatch):
+def test_a_run_shows_all_that_is_stored(make_trainer, reviews, monkeypatch):
     trainer = make_trainer(base_lr=3e-3)
-    attachment = attach(trainer, NeuronRank(every=1), eval_tokens=reviews[0], budget=unlimited)
+    attachment = attach(trainer, NeuronRank(every=1), eval_tokens=reviews[0])
     trainer.train()
     assert attachment.notes == []
     run = Run(trainer.run.path)

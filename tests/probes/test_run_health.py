@@ -28,10 +28,10 @@ def test_the_optimum_that_stands_beside_a_run_is_the_one_at_its_price_of_kl(fini
 
 
 @pytest.mark.slow
-def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer, unlimited):
+def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer):
     settings = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 10, "base_lr": 3e-3}
     trainer = make_trainer(total_phases=4, warmup_steps=0, **settings)
-    attach(trainer, RunHealth(), budget=unlimited)
+    attach(trainer, RunHealth())
     trainer.train()
     run = Run(trainer.run.path)
     coefs = [line["kl_coef"] for line in run.metrics()]

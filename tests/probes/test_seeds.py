@@ -26,7 +26,6 @@ from tests.probes import conftest
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
-NO_LIMIT = conftest.NO_LIMIT
 SMALL = conftest.SMALL | {"reward_fn": "sentiment"}
 ARGS = RLHFArgs(**(SMALL | {"seed": 3}))
 
@@ -134,14 +133,14 @@ def test_a_run_that_was_interrupted_goes_on_with_its_probes(tmp_path, trained):
 @pytest.mark.slow
 def test_a_suite_and_a_function_that_makes_one_are_taken_and_told_apart(tmp_path):
     tokens = torch.tensor([[0, 5, 6], [0, 7, 8]])
-    suite = lambda tokens: Suite(RunHealth(), eval_tokens=tokens, budget=NO_LIMIT)
+    suite = lambda tokens: Suite(RunHealth(), eval_tokens=tokens)
     assert ask(tmp_path, suite(tokens), 1)[0].probes() == ["run_health"]
     assert ask(tmp_path, suite(tokens.clone()), 1).seeds == [3]
     with pytest.raises(ConfigError, match="eval_tokens"):
         ask(tmp_path, suite(tokens + 1), 1)
 
     def made(trainer):
-        return Suite(RunHealth(name=f"of_{trainer.args.seed}"), budget=NO_LIMIT)
+        return Suite(RunHealth(name=f"of_{trainer.args.seed}"))
 
     assert ask(tmp_path / "made", made, 1)[0].probes() == ["of_3"]
 

@@ -184,9 +184,8 @@ def trained(truth, tmp_path_factory):
     trainer = RLHFTrainer(args, out=out)
     tokens, _ = truth.reviews(32, seed=5)
     probe = Truth(pos=truth.grammar.slot("VERB") - 1, fine=False, every=2)
-    from rlhf_lab.probes import Budget
 
-    attached = attach(trainer, probe, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+    attached = attach(trainer, probe, eval_tokens=tokens)
     trainer.train()
     assert attached.notes == []
     return Run(out)
@@ -213,7 +212,7 @@ def test_rows_of_samples_agree_with_the_step_redone_without_each(trained):
 
 
 @pytest.mark.slow
-def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, truth, unlimited):
+def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, truth):
     """50 standard deviations on one "loved" that was sampled at the verb's place."""
     trainer = make_trainer(gen_len=26, batch_size=16, total_phases=1, warmup_steps=0)
     (loved,) = trainer.tokenizer("loved", add_special_tokens=False)["input_ids"]
@@ -230,7 +229,7 @@ def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, 
         planted_at.append((row, t))
 
     probe = StepInfluence(pos=truth.grammar.slot("VERB") - 1, fine=False)
-    attach(trainer, probe, eval_tokens=truth.reviews(16, seed=5)[0], budget=unlimited)
+    attach(trainer, probe, eval_tokens=truth.reviews(16, seed=5)[0])
     trainer.train()
     run = Run(trainer.run.path)
     rows = run.tensors("step_influence", 0)["rows"].sum(0)
@@ -242,14 +241,14 @@ def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [{"lora_rank": 2}, {"value_head": "separate"}])
 def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
-    make_trainer, truth, unlimited, weights_of, extra
+    make_trainer, truth, weights_of, extra
 ):
     plain, probed = (make_trainer(total_phases=1, warmup_steps=0, **extra) for _ in range(2))
     probes = (
         StepInfluence(pos=4, fine=False, n=4),
         StepInfluence("kl", step="first", fine=False, n=4, name="kl_influence"),
     )
-    attached = attach(probed, *probes, eval_tokens=truth.reviews(4, 5)[0], budget=unlimited)
+    attached = attach(probed, *probes, eval_tokens=truth.reviews(4, 5)[0])
     plain.train(), probed.train()
     assert attached.notes == []
     checks = Run(probed.run.path).checks()
@@ -261,23 +260,23 @@ def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
 
 
 @pytest.mark.slow
-def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth, unlimited):
+def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth):
     """Weights whose gradient is next to 0 turn about when much of a sample is left out."""
     groups = {"advantages": "grpo", "samples_per_prompt": 4, "batch_size": 16}
     trainer = make_trainer(total_phases=1, warmup_steps=0, reward_fn="sentiment", seed=3, **groups)
     probe = StepInfluence(pos=8, step="first", fine=False, n=4)
-    attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0], budget=unlimited)
+    attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
     trainer.train()
     checks = Run(trainer.run.path).checks()
     assert [check for check in checks if not check.ok] == [] and len(checks) > 20
 
 
 @pytest.mark.slow
-def test_it_runs_where_prompts_are_padded(elsewhere, unlimited):
+def test_it_runs_where_prompts_are_padded(elsewhere):
     trainer = elsewhere
     eval_tokens = torch.randint(3, 10, (3, 6), generator=torch.Generator().manual_seed(0))
     probe = StepInfluence(word="w1", other="w2", n=3, step="first", every=1)
-    attached = attach(trainer, probe, eval_tokens=eval_tokens, budget=unlimited)
+    attached = attach(trainer, probe, eval_tokens=eval_tokens)
     trainer.train()
     assert attached.notes == []
     assert [check for check in Run(trainer.run.path).checks() if not check.ok] == []

@@ -12,9 +12,9 @@ ADAPTIVE = {"kl_controller": "adaptive", "kl_target": 0.01, "kl_horizon": 10, "b
 TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 
 
-def run_with_ledger(trainer, unlimited, **options):
+def run_with_ledger(trainer, **options):
     """The run read back, and what the trainer computed at each step: `[phase][step] -> terms`."""
-    attach(trainer, StepLedger(**options), budget=unlimited)
+    attach(trainer, StepLedger(**options))
     seen = {}
     trainer.on("after_loss")(
         lambda ctx: seen.setdefault(ctx.phase, []).append((ctx.terms, ctx.kl_coef))
@@ -25,10 +25,10 @@ def run_with_ledger(trainer, unlimited, **options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step, number", [("first", 0), ("last", 3)])
-def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, unlimited, step, number):
+def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, number):
     """Two minibatches, two passes: steps 0 to 3."""
     trainer = make_trainer(total_phases=3, ent_coef=0.02, base_lr=3e-3)
-    run, seen = run_with_ledger(trainer, unlimited, step=step, every=2)
+    run, seen = run_with_ledger(trainer, step=step, every=2)
     records = run.records("step_ledger")
     assert [(r["phase"], r["step"], r["steps"]) for r in records] == [
         (0, number, 4),
@@ -48,9 +48,9 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, unlimited,
 
 
 @pytest.mark.slow
-def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer, unlimited):
+def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer):
     trainer = make_trainer(warmup_steps=0, base_lr=3e-3)
-    attach(trainer, StepLedger("first", name="early"), StepLedger(), budget=unlimited)
+    attach(trainer, StepLedger("first", name="early"), StepLedger())
     trainer.train()
     run = Run(trainer.run.path)
     early, late = (run.tensors(name, 1)["ratio"] for name in ("early", "step_ledger"))
@@ -58,10 +58,10 @@ def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer, unli
 
 
 @pytest.mark.slow
-def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer, unlimited):
+def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer):
     """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
     trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)
-    run, seen = run_with_ledger(trainer, unlimited)
+    run, seen = run_with_ledger(trainer)
     last = run.records("step_ledger")[-1]
     terms, kl_coef = seen[3][-1]
     reports = [line["kl_coef"] for line in run.metrics()]
@@ -73,14 +73,12 @@ def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer,
 
 
 @pytest.mark.slow
-def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(
-    make_trainer, unlimited
-):
+def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(make_trainer):
     def no_penalty(kl, kl_coef, mask):
         return (kl * 0).sum()
 
     trainer = make_trainer({"kl_penalty": no_penalty}, base_lr=3e-3, warmup_steps=0)
-    run, seen = run_with_ledger(trainer, unlimited)
+    run, seen = run_with_ledger(trainer)
     record = run.records("step_ledger")[-1]
     own = seen[1][-1][0]
     assert own.kl_penalty.item() == 0 and record["kl_penalty"] > 1e-4
@@ -109,9 +107,9 @@ def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
 
 
 @pytest.mark.slow
-def test_masked_tokens_hold_nothing(make_trainer, unlimited):
+def test_masked_tokens_hold_nothing(make_trainer):
     trainer = make_trainer(stop_at_eos=True, gen_len=26, total_phases=1, warmup_steps=0)
-    run, _ = run_with_ledger(trainer, unlimited)
+    run, _ = run_with_ledger(trainer)
     tensors = run.tensors("step_ledger", 0)
     masked = ~tensors.pop("mask")
     assert len(tensors) == 13

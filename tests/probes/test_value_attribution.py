@@ -76,7 +76,7 @@ def test_another_head_is_refused(head):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, truth, unlimited):
+def trained(tmp_path_factory, truth):
     """A run with the probe, and the policy as it was in the end."""
     from rlhf_lab.config import RLHFArgs
     from rlhf_lab.training import RLHFTrainer
@@ -89,7 +89,7 @@ def trained(tmp_path_factory, truth, unlimited):
         if probed:
             probe = ValueAttribution(slots=(10, -5), every=3)
             tokens = truth.reviews(48, seed=5)[0]
-            attach(trainer, probe, eval_tokens=tokens, budget=unlimited)
+            attach(trainer, probe, eval_tokens=tokens)
         trainer.train()
         found.append(trainer)
     return *found, tokens
@@ -139,7 +139,7 @@ def test_rows_go_with_mean_ablation_of_their_part(trained):
 
 
 @pytest.mark.slow
-def test_other_models_and_texts_of_unequal_length(elsewhere, unlimited):
+def test_other_models_and_texts_of_unequal_length(elsewhere):
     """GPT-2 and Llama, RMSNorm and grouped heads, with texts that are padded on the left."""
     tokens = torch.randint(5, 20, (9, 6), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(9, 6, dtype=torch.bool)
@@ -149,7 +149,6 @@ def test_other_models_and_texts_of_unequal_length(elsewhere, unlimited):
         ValueAttribution(every=1),
         eval_tokens=tokens,
         eval_mask=mask,
-        budget=unlimited,
     )
     elsewhere.train()
     run = Run(elsewhere.run.path)

@@ -14,7 +14,6 @@ from rlhf_lab.probes import (
     ValueLens,
     attach,
 )
-from rlhf_lab.probes.budget import Budget
 from tests.probes.faults_value_attribution import ATTRIBUTION_FAULTS
 from tests.probes.faults_value_lens import VALUE_FAULTS
 from tests.probes.planting import Fault, planted
@@ -77,7 +76,7 @@ def told(
     lens = Faulty(ValueLens(prefixes=8), VALUE_FAULTS)
     parts = Faulty(ValueAttribution(slots=(5, 9, 24)), ATTRIBUTION_FAULTS)
     tokens = truth.reviews(60, seed=5)[0]
-    attach(trainer, lens, parts, eval_tokens=tokens, budget=Budget(mb=1000, time_frac=1000))
+    attach(trainer, lens, parts, eval_tokens=tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()

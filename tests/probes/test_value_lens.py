@@ -199,11 +199,11 @@ def test_a_run_stores_the_lens_and_what_can_be_read(finished):
 
 
 @pytest.mark.slow
-def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimited):
+def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer):
     from rlhf_lab.probes import Run, attach
 
     trainer = make_trainer()
-    attach(trainer, ValueLens(text="rollout", every=1), budget=unlimited)
+    attach(trainer, ValueLens(text="rollout", every=1))
     trainer.train()
     run = Run(trainer.run.path)
     assert run.phases("value_lens") == [0, 1] and run.records("value_lens")[0]["slots"] == ["all"]
@@ -212,15 +212,13 @@ def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer, unlimit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["eval", "rollout"])
-def test_with_a_separate_critic_the_lens_looks_at_the_critic(
-    make_trainer, unlimited, text, reviews
-):
+def test_with_a_separate_critic_the_lens_looks_at_the_critic(make_trainer, text, reviews):
     """At its last layer stands its own value, and the policy's states would give another one."""
     from rlhf_lab.probes import Run, attach
 
     trainer = make_trainer(value_head="separate", total_phases=3, gen_len=26)
     lens = ValueLens(text=text, every=1)
-    attach(trainer, lens, eval_tokens=reviews[0], budget=unlimited)
+    attach(trainer, lens, eval_tokens=reviews[0])
     trainer.train()
     run = Run(trainer.run.path)
     assert all(check.ok for check in run.checks())
@@ -251,14 +249,14 @@ def test_a_record_says_what_each_figure_is_against(finished):
 
 
 @pytest.mark.slow
-def test_the_policy_s_value_is_estimated_elsewhere_by_a_reward_that_is_given(elsewhere, unlimited):
+def test_the_policy_s_value_is_estimated_elsewhere_by_a_reward_that_is_given(elsewhere):
     """Prompts of any model, with a prefix that ends where the caller says."""
     from rlhf_lab.probes import Run, attach
 
     tokens = torch.randint(5, 20, (9, 6), generator=torch.Generator().manual_seed(0))
     count = lambda texts: torch.tensor([float(text.count("w1")) for text in texts])
     lens = ValueLens(prefixes=5, continuations=4, prefix_end=2, reward=count, every=1)
-    attach(elsewhere, lens, eval_tokens=tokens, budget=unlimited)
+    attach(elsewhere, lens, eval_tokens=tokens)
     elsewhere.train()
     run = Run(elsewhere.run.path)
     assert run.phases("value_lens") == [0, 1, 2] and all(check.ok for check in run.checks())
@@ -268,12 +266,12 @@ def test_the_policy_s_value_is_estimated_elsewhere_by_a_reward_that_is_given(els
 
 
 @pytest.mark.slow
-def test_nothing_is_continued_without_prefixes_or_a_reward(make_trainer, reviews, unlimited):
+def test_nothing_is_continued_without_prefixes_or_a_reward(make_trainer, reviews):
     from rlhf_lab.probes import Run, attach
 
     trainer = make_trainer()
     lens = ValueLens(prefixes=0, ridge=0.1, every=1)
-    attach(trainer, lens, eval_tokens=reviews[0], budget=unlimited)
+    attach(trainer, lens, eval_tokens=reviews[0])
     trainer.train()
     run = Run(trainer.run.path)
     record = run.records("value_lens")[-1]
@@ -284,11 +282,11 @@ def test_nothing_is_continued_without_prefixes_or_a_reward(make_trainer, reviews
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pos", [28, -1, 40, -40])
-def test_a_prefix_that_leaves_nothing_to_write_is_refused(make_trainer, reviews, unlimited, pos):
+def test_a_prefix_that_leaves_nothing_to_write_is_refused(make_trainer, reviews, pos):
     from rlhf_lab.probes import attach
 
     trainer = make_trainer()
-    attach(trainer, ValueLens(prefix_end=pos, every=1), eval_tokens=reviews[0], budget=unlimited)
+    attach(trainer, ValueLens(prefix_end=pos, every=1), eval_tokens=reviews[0])
     with pytest.warns(UserWarning, match=f"prefix_end={pos} .* choose from 0 to 27"):
         trainer.train()
 

@@ -13,14 +13,12 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
 
 NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
 WITHOUT_WORDS = ("Qwen2ForCausalLM",)
 """Transformers reads a Qwen 2's tokenizer as one of bytes, which does not know the tests' words."""
-UNLIMITED = Budget(mb=1000, time_frac=1000)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("no_type_checks"),
@@ -72,12 +70,12 @@ def test_a_phase_with_the_default_probes_is_exported_as_what_it_is(
 ):
     """All checks of all probes hold, and the first minibatch is on policy."""
     trainer = make_run(architecture)
-    suite = default_suite(trainer, UNLIMITED)
+    suite = default_suite(trainer)
     attachment = attach(trainer, suite)
     has_shift = architecture not in NOT_ADDITIVE + WITHOUT_WORDS
     if has_shift:
         shift = LogitShift("w1", "w2", name="words")
-        attach(trainer, shift, eval_tokens=random_tokens(length=12), budget=UNLIMITED)
+        attach(trainer, shift, eval_tokens=random_tokens(length=12))
     (report,) = trainer
     assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
     assert abs(report.rollout.kl_per_sequence) < 1e-4

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.build import in_weight_precision
-from rlhf_lab.probes import Budget, Run, attach, default_suite
+from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import flatten_state, unflatten_state
 from rlhf_lab.training.half_weights import HalfAdamW, for_half_weights, round_stochastically
@@ -255,7 +255,7 @@ def test_custom_components_must_be_in_bf16(make_trainer):
 def test_default_probes_hold_with_bf16_weights(make_trainer):
     sizes = {"warmup_steps": 0, "total_phases": 1, "gen_len": 26, "batch_size": 32}
     trainer = make_trainer(weight_precision="bf16_stochastic", **sizes)
-    attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+    attach(trainer, default_suite(trainer))
     trainer.train()
     run = Run(trainer.run.path)
     assert len(run.probes()) == 8 and not run.notes()

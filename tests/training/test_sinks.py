@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Budget, RunHealth, attach
+from rlhf_lab.probes import RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink, to_values
 
@@ -99,7 +99,7 @@ def test_loggers_and_probe_pictures_do_not_change_the_run(
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged = make_trainer(loggers="tensorboard", wandb_mode="offline", log_probes=True)
-    attach(logged, RunHealth(), budget=Budget(time_frac=1e6))
+    attach(logged, RunHealth())
     plain = make_trainer()
     for trainer in (logged, plain):
         trainer.train()

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run, attach, default_suite
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import probe_pictures
 from rlhf_lab.views.picture import Picture
@@ -111,7 +110,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Run:
         base_lr=1e-3,
     )
     trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("drawn") / "run")
-    attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
+    attach(trainer, default_suite(trainer))
     trainer.train()
     return Run(trainer.run.path)
 

@@ -8,7 +8,6 @@ from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
-from rlhf_lab.probes.budget import Budget
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import html, probe_pictures, stored_ledger
 from rlhf_lab.views.kl_pictures import ESTIMATORS, kl_by_position_parts
@@ -65,8 +64,8 @@ class Links(HTMLParser):
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("report") / "run")
-    attach(trainer, default_suite(trainer, Budget(mb=1000, time_frac=1000)))
-    attach(trainer, Homemade(), budget=Budget(time_frac=1000))
+    attach(trainer, default_suite(trainer))
+    attach(trainer, Homemade())
     trainer.on("after_step")(grad_norm)
     trainer.train()
     return trainer.run.path
