@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Budget, Run, RunHealth, WeightDelta, attach
+from rlhf_lab.probes import Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode
 from rlhf_lab.views.terminal import train_on_terminal
@@ -84,7 +84,7 @@ def logged(reel_args, tmp_path_factory) -> tuple[Path, WandbFile]:
             patch.setenv(name, value)
         args = reel_args(total_phases=3, batch_size=24, wandb_mode="online", log_probes=True)
         trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("wandb") / "first")
-        attach(trainer, RunHealth(), WeightDelta(every=2), budget=Budget(time_frac=1e6))
+        attach(trainer, RunHealth(), WeightDelta(every=2))
         trainer.train()
     (file,) = read_files(trainer.run.path)
     return trainer.run.path, file
@@ -268,7 +268,7 @@ def test_killed_run_resumes_under_its_id_and_names(warm_python, surroundings, tm
 def test_exit_code_names_how_the_run_ended(make_trainer, monkeypatch, error, exit_code):
     """A stopped run has the last records of its probes in the summary."""
     trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
-    attach(trainer, WeightDelta(every=9), budget=Budget(time_frac=1e6))
+    attach(trainer, WeightDelta(every=9))
 
     def fail(rollout: Any) -> Any:
         raise error("no more")
