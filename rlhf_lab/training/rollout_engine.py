@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.models import run_policy
 from rlhf_lab.models.export import to_hugging_face
 from rlhf_lab.models.hooked_model import has_hooks
@@ -47,7 +46,7 @@ class EngineSampler:
     """Samples of an engine, with the policy's log-probs and values."""
 
     def __init__(self, trainer: "RLHFTrainer", engine: Any) -> None:
-        self.trainer, self.engine, self.is_current, self._original = trainer, engine, False, None
+        self.trainer, self.engine, self.is_current = trainer, engine, False
         if not all(callable(getattr(engine, name, None)) for name in ("load", "write")):
             raise ConfigError(f"rollout_engine={engine!r:.60} must have methods load and write.")
         if not self.supports(trainer.sampling_spec):
@@ -55,73 +54,70 @@ class EngineSampler:
                 "top_k and top_p require an engine that returns the support. Set both to None, or "
                 "set returns_support=True in the engine and return EngineOutput.support."
             )
+        name = trainer.args.base_model
+        self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
 
     def supports(self, spec: SamplingSpec) -> bool:
         """Return True if the engine can sample by this spec."""
         return not spec.truncates or getattr(self.engine, "returns_support", False)
 
-    def _load(self) -> None:
-        if has_hooks(self.trainer.policy):
-            warnings.warn("the policy's hooks do not run in rollout_engine.", stacklevel=2)
-        model, name = self.trainer.policy.base_model, self.trainer.args.base_model
-        if self._original is None:
-            self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
-        self.engine.load(to_hugging_face(model, self._original).named_parameters())
-        self.is_current = True
+    def _write(self, prompts: list[list[int]], spec: SamplingSpec, seed: int) -> EngineOutput:
+        output = self.engine.write(prompts, spec, seed)
+        output = EngineOutput(*([output] if isinstance(output, list) else output))
+        sizes, d_vocab = list(map(len, output.tokens)), self.trainer.policy.base_model.cfg.d_vocab
+        is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= spec.gen_len
+        is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
+        is_corrected = self.trainer.args.importance_correction != "none"
+        for column, is_required in (
+            (output.logprobs, is_corrected),
+            (output.support, spec.truncates),
+        ):
+            is_valid &= list(map(len, column)) == sizes if column else not is_required
+        if not is_valid:
+            raise RunError(
+                f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "
+                f"{spec.gen_len} token ids below {d_vocab}, and for each token a log-probability "
+                "(importance_correction requires it) and a support (top_k and top_p require it)."
+            )
+        return output
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec, seed: int) -> Samples:
         """Load changed weights, generate responses, and run the policy on them in parts."""
+        policy, tokenizer = self.trainer.policy, self.trainer.tokenizer
         if not self.is_current:
-            self._load()
-        args, policy, gen_len = self.trainer.args, self.trainer.policy, spec.gen_len
-        tokenizer, device = policy.base_model.tokenizer, policy.device
-        output = self.engine.write(list(map(list, prompts)), spec, seed)
-        rows, logprobs, support = EngineOutput(*([output] if isinstance(output, list) else output))
-        if args.importance_correction != "none" and logprobs is None:
-            raise RunError(
-                f"importance_correction={args.importance_correction!r} requires the engine's "
-                "log-probs. Return EngineOutput(tokens, logprobs) from write."
-            )
-        n_tokens, ids = [len(row) for row in rows], range(policy.base_model.cfg.d_vocab)
-        is_valid = len(rows) == len(prompts) and 0 < min(n_tokens) <= max(n_tokens) <= gen_len
-        if not is_valid or not all(token in ids for row in rows for token in row):
-            raise RunError(
-                f"rollout_engine returned {rows!r:.200}. Return {len(prompts)} responses of 1 to "
-                f"gen_len={gen_len} token ids below {len(ids)}."
-            )
-        if logprobs is not None and [len(row) for row in logprobs] != n_tokens:
-            raise RunError(
-                f"rollout_engine returned {[len(row) for row in logprobs]} log-probs for "
-                f"{n_tokens} tokens. Return one for each token."
-            )
-
-        def pad(rows: Sequence[Sequence[Any]], value: Any) -> Tensor:
-            padded = [[*row, *[value] * (gen_len - len(row))] for row in rows]
-            return torch.tensor(padded, device=device)
-
+            if has_hooks(policy):
+                warnings.warn("the policy's hooks do not run in rollout_engine.", stacklevel=2)
+            self.engine.load(to_hugging_face(policy.base_model, self._original).named_parameters())
+            self.is_current = True
+        output = self._write(list(map(list, prompts)), spec, seed)
         stops, pad_token = spec.stops(tokenizer), tokenizer.pad_token_id or 0
-        prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, device)
-        generated = pad(rows, 0)
-        mask = pad([[True] * n for n in n_tokens], False) & response_mask(generated, stops)
-        generated, options = truncate_at_stop(generated, stops, pad_token), {}
-        if logprobs is not None:
-            options["engine_logprobs"] = pad(logprobs, 0.0) * mask
-        options["support"] = None
-        if spec.truncates:  # after a response, the padding token alone
-            width = max(len(left) for row in support for left in row)
-            filled = [[[*left, *[-1] * (width - len(left))] for left in row] for row in support]
-            left = pad(filled, [-1] * width)
-            kept = left >= 0
-            kept[..., 0] = True
-            options["support"] = Support(left.where(left >= 0, generated[..., None]), kept)
-        tokens, zeros = torch.cat([prompt_tokens, generated], 1), mask.float() * 0
-        samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), **options)
-        for indices in torch.arange(len(rows), device=device).split(args.rows_at_once):
-            part = samples[indices]
+        ends = [next((t for t, x in enumerate(r, 1) if x in stops), len(r)) for r in output.tokens]
+
+        def pad(rows: list[list[Any]], value: Any) -> Tensor:
+            cut = (row[:end] for row, end in zip(rows, ends, strict=True))
+            return torch.tensor(
+                [row + [value] * (spec.gen_len - len(row)) for row in cut], device=policy.device
+            )
+
+        prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
+        tokens = torch.cat([prompt_tokens, pad(output.tokens, pad_token)], 1)
+        mask, support = pad([[True] * end for end in ends], False), None
+        if spec.truncates:  # after a response, the padding token only
+            width = max(len(ids) for row in output.support for ids in row)
+            rows = [[ids + [-1] * (width - len(ids)) for ids in row] for row in output.support]
+            ids = pad(rows, [pad_token] + [-1] * (width - 1))
+            support = Support(ids.clamp(min=0), ids >= 0)
+        logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)
+        zeros = mask.float() * 0
+        samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), support, None, logprobs)
+        for rows in torch.arange(len(mask), device=mask.device).split(
+            self.trainer.args.rows_at_once
+        ):
+            part = samples[rows]
             inputs = policy, part.tokens, part.prefix_len, spec.temperature
             options = {"attention_mask": part.attention_mask, "support": part.support}
             found = run_policy(*inputs, **options, forward=self.trainer.forward)
-            samples.logprobs[indices] = found.logprobs.masked_fill(~part.mask, 0.0)
-            samples.values[indices] = found.values.masked_fill(~part.mask, 0.0)
+            samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
+            samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
         return samples

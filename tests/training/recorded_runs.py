@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlhf_lab.training import Context, Event, RLHFTrainer, Rollout
+from rlhf_lab.training import Context, Event, ReplayMinibatch, RLHFTrainer, Rollout
 from rlhf_lab.training.callbacks import FIELD_AVAILABILITY
 
 PROMPTS = ["this movie", "honestly , the plot", "this film", "anyway , the acting was so"]
@@ -128,6 +128,22 @@ class RecordedRun:
             norms = ctx.grad_norm, self.norm, gradient_norm(ctx.policy)
             rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
             self.steps.append(Step(ctx.phase, ctx.minibatch, ctx.terms, *norms, rates))
+
+
+def make_minibatch(logprobs: Tensor, advantages: Tensor, **fields: Any) -> ReplayMinibatch:
+    """Return a minibatch of responses to prompts of 2 tokens; everything else is 0."""
+    batch, gen = logprobs.shape
+    zeros = torch.zeros(batch, gen)
+    defaults = {
+        "tokens": torch.zeros(batch, 2 + gen, dtype=torch.long),
+        "attention_mask": torch.ones(batch, 2 + gen, dtype=torch.bool),
+        "mask": torch.ones(batch, gen, dtype=torch.bool),
+        "values": zeros,
+        "returns": zeros,
+        "ref_residuals": torch.zeros(batch, gen, 2),
+        "support": None,
+    }
+    return ReplayMinibatch(logprobs=logprobs, advantages=advantages, **defaults | fields)
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:

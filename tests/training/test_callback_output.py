@@ -58,27 +58,6 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
         run.returned("kl")
 
 
-@pytest.mark.slow
-def test_each_event_and_step_has_its_line(make_trainer):
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
-
-    def told(ctx):
-        return {"n": 1}
-
-    for event in ("run_start", "after_step", "checkpoint", "run_end"):
-        trainer.on(event)(told)
-    trainer.train()
-    records = Run(trainer.run.path).returned("told")
-    events = [(r["event"], r["phase"], r.get("step"), r.get("checkpoint")) for r in records]
-    assert events == [
-        ("run_start", 0, None, None),
-        *(("checkpoint", 0, None, name) for name in ("phase_000000", "last", "best")),
-        *(("after_step", 0, step, None) for step in range(4)),
-        *(("checkpoint", 1, None, name) for name in ("phase_000001", "last")),
-        ("run_end", 1, None, None),
-    ]
-
-
 def test_name_is_that_of_the_function_or_class():
     functions = (Norms(), Norms().read_weights, functools.partial(reward_and_kl))
     assert [function_name(f) for f in functions] == ["Norms", "read_weights", "reward_and_kl"]
@@ -122,22 +101,6 @@ def test_to_json_rejects_what_json_lacks(value, words):
         to_json(value, "the dict")
 
 
-@pytest.mark.slow
-def test_callback_with_a_taken_key_is_removed_with_one_warning(make_trainer):
-    trainer, calls = make_trainer(), []
-
-    @trainer.on("after_phase")
-    def odd(ctx):
-        calls.append(ctx.phase)
-        return {"phase": 3}
-
-    words = "odd raised ConfigError at after_phase.*a key 'phase', which each record has. Rename"
-    with pytest.warns(UserWarning, match=words) as caught:
-        assert len(trainer.train()) == 2
-    assert calls == [0] and sum("odd" in str(w.message) for w in caught) == 1
-    assert Run(trainer.run.path).functions() == []
-
-
 def register(trainer):
     """Register a function at every event that a resumed run repeats exactly."""
 
@@ -167,5 +130,12 @@ def test_resumed_run_stores_each_record_once(make_trainer, save_every, first_pha
     register(again)
     again.train()
     expected, found = (Run(t.run.path).returned("watched") for t in (whole, again))
-    events = {"after_rollout", "after_step", "after_phase", "checkpoint", "run_end"}
-    assert {record["event"] for record in expected} == events and found == expected
+    assert found == expected
+    where = [(r["event"], r["phase"], r.get("step"), r.get("checkpoint")) for r in expected]
+    saves = [0, *range(save_every, 6, save_every)] + [5] * (5 % save_every)
+    assert [x[1] for x in where if x[3] == "last"] == saves
+    assert [x for x in where if x[0] == "after_step"] == [
+        ("after_step", phase, step, None) for phase in range(5) for step in range(4)
+    ]
+    events = ("after_rollout", "after_phase", "run_end")
+    assert [x[0] for x in where if x[0] in events] == [*events[:2] * 5, events[2]]

@@ -1,6 +1,5 @@
-"""Runs in a chat: prompts as the template writes them, rewards of the response, own turns."""
+"""Runs in a chat: prompts by the template, rewards of the response, conversations."""
 
-import dataclasses
 import json
 
 import pyarrow
@@ -53,7 +52,7 @@ def stored(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "hub"])
-def test_messages_of_a_file_are_prompts_with_the_ids_of_transformers(args, stored, kind):
+def test_messages_of_a_file_have_the_token_ids_of_transformers(args, stored, kind):
     if kind == "hub":
         pytest.importorskip("datasets")
     trainer = RLHFTrainer(args(prompts=stored[kind], prompts_column="ask", system_prompt="w8"))
@@ -63,14 +62,14 @@ def test_messages_of_a_file_are_prompts_with_the_ids_of_transformers(args, store
     assert trainer.prompts.turns == turns
 
 
-def test_plain_prompts_and_the_prefix_are_a_users_turn(args, tmp_path):
+def test_plain_prompts_and_the_prefix_are_user_turns(args, tmp_path):
     (tmp_path / "p.txt").write_text("w1 w2 w3\n")
     for given, words in (({"prefix": "w1 w2"}, None), ({"prompts": str(tmp_path / "p.txt")}, 2)):
         trainer = RLHFTrainer(args(prompt_words=words, **given))
         assert trainer.prompts.tokens == [of_transformers(trainer, [ASK])]
 
 
-def test_conversations_are_handed_in_as_texts_or_messages(args, no_type_checks):
+def test_conversations_are_passed_as_texts_or_messages(args, no_type_checks):
     trainer = RLHFTrainer(args(system_prompt="w7"), prompts=["w1 w2", MORE])
     rule = RULED[:1]
     assert trainer.prompts.tokens == [of_transformers(trainer, rule + t) for t in ([ASK], MORE)]
@@ -82,8 +81,8 @@ def test_conversations_are_handed_in_as_texts_or_messages(args, no_type_checks):
         RLHFTrainer(args(), prompts=[])
 
 
-def test_responses_end_with_the_turn_and_rewards_read_them_alone(args):
-    """Among 29 tokens at random one in 29 ends a turn, and each of the others is read."""
+def test_responses_end_with_the_turn_and_are_rewarded_alone(args):
+    """With 29 random tokens, one in 29 ends a turn."""
     heard = {}
 
     def count_words(texts):
@@ -124,22 +123,17 @@ def test_responses_end_with_the_turn_and_rewards_read_them_alone(args):
     assert all(text.startswith("user w1 w2 w0") for text in rollout.texts)
 
 
-def test_an_end_that_is_no_special_token_is_no_part_of_the_answer(args):
-    heard = []
-
-    def listen(texts):
-        heard.append(texts)
-        return torch.zeros(len(texts))
-
+def test_stop_token_that_is_a_word_is_not_in_the_reward_text(args):
+    texts = []
     settings = args(stop_tokens="w5", batch_size=64, gen_len=20)
-    trainer = RLHFTrainer(settings, reward_fn=listen)
+    trainer = RLHFTrainer(settings, reward_fn=lambda t: texts.extend(t) or torch.zeros(len(t)))
     samples = trainer.rollout_phase().samples
     five = trainer.tokenizer.convert_tokens_to_ids("w5")
     assert (samples.tokens[:, samples.prefix_len :] == five).any()
-    assert not any("w5" in text.split() for text in heard[-1])
+    assert not any("w5" in text.split() for text in texts)
 
 
-def test_without_a_chat_a_text_holds_prompt_and_response_as_turns(args):
+def test_conversation_reward_without_a_chat_gets_two_turns(args):
     heard = []
 
     def of_turns(conversations):
@@ -155,16 +149,7 @@ def test_without_a_chat_a_text_holds_prompt_and_response_as_turns(args):
         assert turns == [ASK, {"role": "assistant", "content": answer}]
 
 
-def test_texts_alone_are_no_conversation():
-    for read in (
-        ConversationReward(len),
-        lambda texts: score_batch(ConversationReward(len), TextBatch(texts)),
-    ):
-        with pytest.raises(ConfigError, match="reads prompt and response, and there are texts"):
-            read(["w1"])
-
-
-def test_labels_are_answers_too(args, tmp_path):
+def test_labels_are_last_turns(args, tmp_path):
     rows = [{"prompt": [ASK], "good": "w5 w5"}, {"prompt": MORE, "good": "w5"}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = dict(prompts=str(tmp_path / "p.jsonl"), labels_column="good")
@@ -192,25 +177,23 @@ def test_labels_are_answers_too(args, tmp_path):
         ({"other": "w1"}, {}, "line 2 has no text under 'prompt', only 'other'"),
     ],
 )
-def test_a_row_that_is_no_prompt_is_refused_with_its_line(args, tmp_path, row, changes, complaint):
+def test_invalid_row_raises_with_its_line(args, tmp_path, row, changes, complaint):
     lines = [{"prompt": "w1"}, row]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(LoadError, match=complaint):
         RLHFTrainer(args(prompts=str(tmp_path / "p.jsonl"), **changes))
 
 
-def test_a_model_without_a_template_is_refused(tmp_path, args):
+def test_settings_that_do_not_fit_a_chat_raise(tmp_path, args):
     bare = tiny_chat(tmp_path / "bare", template=None)
     with pytest.raises(LoadError, match="no chat template. Use a model tuned for chats"):
         RLHFTrainer(args(base_model=str(bare)))
-
-
-def test_a_system_prompt_without_a_chat_is_refused(args):
     with pytest.raises(ConfigError, match="system_prompt='w1' is a chat message"):
-        dataclasses.replace(args(), chat=False, system_prompt="w1")
-
-
-def test_penalties_for_what_does_not_end_need_no_other_stop_token(args):
-    assert args(penalize_no_eos=True).penalize_no_eos
+        args(chat=False, system_prompt="w1")
     with pytest.raises(ConfigError, match="requires texts that end"):
         args(penalize_no_eos=True, chat=False)
+    assert args(penalize_no_eos=True).penalize_no_eos  # the template has a stop token
+    texts = ConversationReward(len)
+    for read in texts, lambda rows: score_batch(texts, TextBatch(rows)):
+        with pytest.raises(ConfigError, match="reads prompt and response, and there are texts"):
+            read(["w1"])

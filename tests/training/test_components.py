@@ -1,14 +1,66 @@
-"""Functions handed in as parts of the trainer: those that do not fit are refused in a sentence."""
+"""Custom functions of the trainer: they are called and change a run, or are rejected."""
+
+import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training.objective import Overrides
+from rlhf_lab.training import Overrides, RLHFTrainer
+from tests.training.recorded_runs import copy_weights, is_equal
 
-# what a stranger may hand in for a part, by a name that sounds like it
-SOUNDS_LIKE = {
+DEFAULTS = {
+    **{field.name: field.default for field in dataclasses.fields(Overrides)},
+    "advantages": lambda values, rewards, mask: F.compute_advantages(values, rewards, mask),
+    "policy_loss": lambda logprobs, old_logprobs, advantages, clip_coef, mask: F.ppo_surrogate(
+        logprobs, old_logprobs, advantages, clip_coef, mask=mask
+    ),
+    "kl_estimator": lambda logprobs, ref_logprobs: F.kl_estimate(logprobs, ref_logprobs, "k1"),
+}
+FIELDS = {"advantages": "one_step", "normalize_advantages": False, "ent_coef": 0.01}
+
+
+def run_halves(trainer):
+    trainer.learning_phase(trainer.rollout_phase())
+    return copy_weights(trainer.policy)
+
+
+@pytest.fixture(scope="module")
+def default_weights(reel_args):
+    return run_halves(RLHFTrainer(reel_args(**FIELDS)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_custom_function_is_called_and_changes_the_run(make_trainer, default_weights, name):
+    calls = []
+
+    def doubled(*inputs):
+        calls.append(inputs)
+        return 2 * DEFAULTS[name](*inputs)
+
+    trainer = make_trainer({name: doubled}, **FIELDS)
+    assert trainer.custom_components == [name]
+    assert not is_equal(run_halves(trainer), default_weights)
+    assert len(calls) == (1 if name in ("advantages", "normalize_reward") else 4)
+
+
+@pytest.mark.slow
+def test_custom_functions_equal_to_the_defaults_change_nothing(make_trainer, default_weights):
+    """A custom `logprobs` runs the hooked modules, which differ by rounding."""
+    elsewhere = ("logprobs", "policy_loss", "kl_estimator")
+    copies = {
+        name: lambda *inputs, default=default: default(*inputs)
+        for name, default in DEFAULTS.items()
+        if name not in elsewhere
+    }
+    assert is_equal(run_halves(make_trainer(copies, **FIELDS)), default_weights)
+
+
+# public functions with the name of a component, or like it, and other parameters
+UNFIT = {
     "clipped_surrogate": (F.ppo_surrogate, F.gspo_surrogate, F.clip_fraction),
     "kl_penalty": (F.kl_per_token, F.calc_sampled_kl_penalty, F.kl_per_sequence),
     "entropy_bonus": (F.entropy_per_token,),
@@ -16,55 +68,36 @@ SOUNDS_LIKE = {
     "logprobs": (F.get_max_logprobs, F.generated_logits),
     "normalize_reward": (F.scale_rewards, F.penalize_responses),
 }
-FITS = {
-    "clipped_surrogate": F.calc_clipped_surrogate_objective,
-    "kl_penalty": F.calc_kl_penalty,
-    "entropy_bonus": F.calc_entropy_bonus,
-    "value_loss": F.calc_value_function_loss,
-    "logprobs": F.get_logprobs,
-    "normalize_reward": F.normalize_reward,
+
+
+def test_functions_with_other_parameters_raise():
+    for name, function in [(name, f) for name, fs in UNFIT.items() for f in fs]:
+        with pytest.raises(ConfigError, match=rf"^{name} is called with .*{function.__name__}\("):
+            Overrides.choose({name: function})
+    fit = {name: default for name, default in DEFAULTS.items() if name in UNFIT}
+    assert Overrides.choose(fit) == Overrides()
+    # parameters may have other names, and torch's functions have no signature
+    custom = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
+    for name, function in {"clipped_surrogate": custom, "kl_penalty": torch.add}.items():
+        assert getattr(Overrides.choose({name: function}), name) is function
+
+
+UNUSED: dict[str, list[dict[str, Any]]] = {
+    "kl_penalty": [{"kl_in": "reward"}, {"kl_estimator": "k1"}],
+    "clipped_surrogate": [{"policy_loss": "gspo"}, {"dual_clip": 3.0}, {"clip_coef_high": 0.3}],
 }
 
 
-@pytest.mark.parametrize(
-    ("part", "function"), [(part, f) for part, fs in SOUNDS_LIKE.items() for f in fs]
-)
-def test_a_function_that_does_not_fit_its_part_is_refused_in_one_sentence(part, function):
-    with pytest.raises(ConfigError, match=rf"^{part} is called with \(.*{function.__name__}\("):
-        Overrides.choose({part: function})
-
-
-def test_functions_that_fit_are_taken_whatever_their_parameters_are_called():
-    assert Overrides.choose(FITS) == Overrides()
-    anything = {part: lambda *_: torch.zeros(()) for part in FITS}
-    assert Overrides.choose(anything).kl_penalty is anything["kl_penalty"]
-    mine = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
-    assert Overrides.choose({"clipped_surrogate": mine}).clipped_surrogate is mine
-    # torch's own functions cannot say what they take
-    assert Overrides.choose({"kl_penalty": torch.add}).kl_penalty is torch.add
-
-
-def test_no_part_of_the_trainer_bears_the_name_of_a_public_function_that_does_not_fit():
-    parts = set(FITS) | {"advantages", "policy_loss", "kl_estimator"}
-    namesakes = {part for part in parts if callable(getattr(F, part, None))}
-    assert {p: getattr(F, p) for p in namesakes} == {p: FITS.get(p) for p in namesakes}
+def test_custom_function_that_is_not_called_raises(reel_args):
+    for name, fields in [(name, fields) for name, rows in UNUSED.items() for fields in rows]:
+        with pytest.raises(ConfigError, match=f"^{name} is called for"):
+            RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["clipped_surrogate", "kl_penalty", "entropy_bonus", "value_loss"])
-def test_a_term_that_is_no_single_number_is_refused_in_one_sentence(part, make_trainer):
-    per_token = lambda x, *_: x.flatten(1)
-    trainer = make_trainer({part: per_token})
-    with pytest.raises(ConfigError, match=rf"^{part} returned a tensor of shape \(.*one number"):
-        trainer.run_phase()
-    half = make_trainer({part: lambda *_: 0.5})
-    with pytest.raises(ConfigError, match=f"^{part} returned 0.5. Return one number"):
-        half.run_phase()
-
-
-@pytest.mark.slow
-def test_the_surrogate_of_each_token_drives_the_run_as_the_policys_loss(make_trainer):
-    own = make_trainer({"policy_loss": F.ppo_surrogate}).run_phase()
-    named = make_trainer(policy_loss="ppo").run_phase()
-    assert own.clipped_surrogate == pytest.approx(named.clipped_surrogate, abs=1e-6)
-    assert own.kl_per_sequence == named.kl_per_sequence
+@pytest.mark.parametrize("name", ["clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"])
+def test_term_that_is_not_one_number_raises(make_trainer, name):
+    results = {r"a tensor of shape \(": lambda x, *_: x.flatten(1), "0.5": lambda *_: 0.5}
+    for result, function in results.items():
+        with pytest.raises(ConfigError, match=f"^{name} returned {result}.*Return one number"):
+            make_trainer({name: function}).run_phase()

@@ -65,27 +65,30 @@ def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
 def test_informative_batch_and_evaluation_stay_as_they_are(make_trainer):
     parts = {"prompts": PROMPTS, "reward_fn": reward_by_text}
     plain, same = (make_trainer(parts, **fields).rollout_phase() for fields in (WITHOUT, PAIRS))
-    assert (plain.resampled_prompts, same.resampled_prompts) == (
-        None,
-        0,
-    ) and plain.texts == same.texts
+    assert (plain.resampled_prompts, same.resampled_prompts) == (None, 0)
+    assert plain.texts == same.texts
     assert torch.equal(plain.advantages, same.advantages)
     evaluations = [make_trainer(BY_PROMPT, **fields).evaluate() for fields in (WITHOUT, PAIRS)]
     assert evaluations[0] == evaluations[1]
 
 
 def test_single_prompt_is_resampled_with_other_noise(make_trainer):
+    """The new text is scored by each of several rewards."""
     drawn = []
 
-    def reward_fn(texts: list[str]) -> torch.Tensor:
+    def zero_at_first(texts: list[str]) -> torch.Tensor:
         drawn.append(texts)
         return reward_by_text(texts) if len(drawn) > 1 else torch.zeros(len(texts))
 
-    trainer = make_trainer({"reward_fn": reward_fn}, **PAIRS)
+    length = lambda texts: [float(len(text)) for text in texts]
+    parts = {"reward_fn": {"text": zero_at_first, "length": length}}
+    trainer = make_trainer(parts, reward_weights=(1.0, 0.0), **PAIRS)
     drawn.clear()
     rollout = trainer.rollout_phase()
     assert rollout.resampled_prompts >= 1 and rollout.texts != drawn[0]
     assert rollout.samples.prompts() == [trainer.prompt] * 8
+    assert rollout.rewards_by_name["length"].tolist() == length(rollout.texts)
+    assert torch.equal(rollout.raw_rewards, reward_by_text(rollout.texts))
 
 
 def test_replacements_come_in_an_order_of_the_batch(make_trainer):
@@ -100,10 +103,8 @@ def test_replacements_come_in_an_order_of_the_batch(make_trainer):
     assert any(order != orders[0] for order in orders)
 
 
-def test_settings_that_do_not_fit_raise(reel_args, make_trainer):
+def test_settings_that_do_not_fit_raise(reel_args):
     with pytest.raises(ConfigError, match="dynamic_sampling=3 .*samples_per_prompt=1.*at least 2"):
         reel_args(dynamic_sampling=3)
     with pytest.raises(ConfigError, match="dynamic_sampling=0 is out of range"):
         reel_args(dynamic_sampling=0, samples_per_prompt=2)
-    with pytest.raises(ConfigError, match=r"step\(\) .*dynamic_sampling samples others"):
-        make_trainer(**PAIRS).step(["this movie"] * 8, [" was"] * 8, [0.0] * 8)

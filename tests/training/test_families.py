@@ -1,7 +1,6 @@
-"""A training phase on every architecture that is loaded: probes, adapters, export, resume."""
+"""A training phase on every supported architecture: probes, adapters, export, resume."""
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -15,10 +14,10 @@ from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
+from tests.training.recorded_runs import copy_weights, is_equal
 
 NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
-WITHOUT_WORDS = ("Qwen2ForCausalLM",)
-"""Transformers reads a Qwen 2's tokenizer as one of bytes, which does not know the tests' words."""
+WITHOUT_WORDS = ("Qwen2ForCausalLM",)  # its tokenizer has no token for the tests' words
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("no_type_checks"),
@@ -28,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def make_run(tmp_path, llama_tokenizer, save_model):
-    """Makes short runs on a tiny model of an architecture, whose texts go beyond its windows."""
+    """Makes short runs on a tiny model, whose texts are longer than its attention window."""
     numbers = itertools.count()
 
     def make(architecture: str, **changes: object) -> RLHFTrainer:
@@ -52,7 +51,7 @@ def make_run(tmp_path, llama_tokenizer, save_model):
 
 
 def exported_logits(trainer: RLHFTrainer, out) -> None:
-    """Hold what plain transformers reads of the exported policy to the policy."""
+    """Compare logits of the exported policy in transformers with those of the policy."""
     place, _ = export_policy(trainer.policy, trainer.args.base_model, out)
     tokens = random_tokens()
     with torch.no_grad():
@@ -65,9 +64,7 @@ def exported_logits(trainer: RLHFTrainer, out) -> None:
 
 
 @pytest.mark.parametrize("architecture", TINY)
-def test_a_phase_with_the_default_probes_is_exported_as_what_it_is(
-    architecture, make_run, tmp_path
-):
+def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path):
     """All checks of all probes hold, and the first minibatch is on policy."""
     trainer = make_run(architecture)
     suite = default_suite(trainer)
@@ -87,7 +84,7 @@ def test_a_phase_with_the_default_probes_is_exported_as_what_it_is(
 
 
 @pytest.mark.parametrize("architecture", TINY)
-def test_a_phase_of_adapters_is_exported_as_part_of_the_weights(architecture, make_run, tmp_path):
+def test_phase_of_adapters_is_exported_merged(architecture, make_run, tmp_path):
     trainer = make_run(architecture, lora_rank=2, lora_targets="W_Q,W_K,W_V,W_O,W_in", base_lr=0.1)
     (report,) = trainer
     assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
@@ -95,7 +92,7 @@ def test_a_phase_of_adapters_is_exported_as_part_of_the_weights(architecture, ma
 
 
 @pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo2ForCausalLM"])
-def test_a_run_that_was_broken_off_ends_bit_for_bit_as_one_that_was_not(architecture, make_run):
+def test_resumed_run_equals_uninterrupted_run(architecture, make_run):
     whole, halved = (make_run(architecture, total_phases=3, head_lr=1e-2) for _ in range(2))
     whole.train()
     for report in halved:
@@ -103,15 +100,11 @@ def test_a_run_that_was_broken_off_ends_bit_for_bit_as_one_that_was_not(architec
             halved.request_stop()
     resumed = RLHFTrainer.resume(halved.run.path)
     resumed.train()
-    for (name, one), other in zip(
-        whole.policy.state_dict().items(), resumed.policy.state_dict().values(), strict=True
-    ):
-        assert torch.equal(one, other), name
+    assert is_equal(copy_weights(resumed.policy), copy_weights(whole.policy))
 
 
 @pytest.mark.parametrize("architecture", NOT_ADDITIVE)
-def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_run, monkeypatch):
-    """In one sentence when it is attached; the default suite says that it goes without."""
+def test_logit_shift_rejects_models_whose_heads_do_not_add_up(architecture, make_run, monkeypatch):
     trainer = make_run(architecture)
     with pytest.raises(ConfigError, match="are not a sum over its heads and MLPs") as error:
         attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
@@ -123,27 +116,8 @@ def test_the_logit_shift_declines_where_heads_do_not_add_up(architecture, make_r
     assert "logit_shift" in [p.name for p in default_suite(make_run("Qwen3ForCausalLM")).probes]
 
 
-def test_a_capped_logit_is_no_sum_either(llama_tokenizer):
+def test_capped_logits_are_not_additive(llama_tokenizer):
     model = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)
     assert reason_not_additive(model) is None
     model.cfg.output_logits_soft_cap = 4.0
     assert reason_not_additive(model) == "its logits are capped at 4"
-
-
-@pytest.mark.process
-def test_from_the_command_line(warm_python, save_model, llama_tokenizer, tmp_path):
-    """Trained, exported and sampled from, in processes of their own."""
-    save_model(tiny_of("Gemma3ForCausalLM"), llama_tokenizer, tmp_path / "gemma")
-
-    def lab(*arguments: object) -> str:
-        done = warm_python.run(["-m", "rlhf_lab", *map(str, arguments)], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    sizes = ("--total-phases", 1, "--batch-size", 4, "--num-minibatches", 2, "--gen-len", 9)
-    sources = ("--base-model", "gemma", "--reward-fn", "count:w1", "--prefix", "w3 w4")
-    lab("train", *sources, *sizes, "--warmup-steps", 0, "--out", "run")
-    lab("export", "run", "tuned")
-    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
-    assert config["architectures"] == ["Gemma3ForCausalLM"]
-    assert lab("sample", "tuned", "--n", 2, "--prompt", "w3 w4").count("w3 w4") == 2

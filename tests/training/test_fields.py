@@ -1,10 +1,12 @@
 """Each field of RLHFArgs changes something: the first stage of a phase at which a run differs."""
 
+import ast
 import dataclasses
 import shutil
 import sys
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import export_adapter, load_model
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import RewardModel
+from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
+from rlhf_lab.training.prompts import phase_spec
 from tests.tiny_models import tiny_chat
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -41,6 +45,7 @@ HOT = {"temperature": 20.0, "gen_len": 28, "batch_size": 16}  # one response in 
 ENDING = HOT | {"stop_at_eos": True}
 RAW = {"normalize_reward": False}
 LEARNED = RAW | {"reward_fn": "learned", "reward_model": "FILES/reward"}
+CHAT = {"base_model": "FILES/chat", "prefix": "w1", "reward_fn": "zero"}
 LORA, ADAPTIVE = {"lora_rank": 2}, {"kl_controller": "adaptive"}
 
 # field: changed value, first stage that differs, other settings of both runs
@@ -60,11 +65,13 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "prompts": ("FILES/prompts.csv", "prompts", {}),
     "prompts_column": ("right", "prompts", {"prompts": "FILES/prompts.csv"}),
     "prompt_words": (1, "prompts", {"prompts": "FILES/prompts.csv"}),
-    "chat": (True, "prompts", {"base_model": "FILES/chat", "prefix": "w1", "reward_fn": "zero"}),
+    "chat": (True, "prompts", CHAT),
+    "system_prompt": ("w9", "prompts", CHAT | {"chat": True}),
     "base_model": ("FILES/reel-nano", "samples", {}),
     "seed": (2, "samples", {}),
     "precision": ("bf16", "samples", {}),
     "gen_len": (7, "samples", {}),
+    "gen_len_min": (1, "samples", {}),
     "temperature": (0.5, "samples", {}),
     "top_k": (2, "samples", {}),
     "top_p": (0.3, "samples", {}),
@@ -115,32 +122,17 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "kl_target": (0.01, "controller", ADAPTIVE),
     "kl_horizon": (10, "controller", ADAPTIVE),
 }
-# fields whose effect another file tests, which must mention them
-ELSEWHERE = {
-    "test_checkpoint.py": ("keep_checkpoints",),
-    "test_micro_batches.py": ("micro_batch_size", "generation_batch_size"),
-    "test_recompute.py": ("activation_checkpointing",),
-    "test_reference_reset.py": ("reset_reference_every",),
-    "test_rollout_engine.py": ("importance_correction",),
-    "test_sinks.py": ("loggers", "log_probes", "wandb_mode", "wandb_project_name"),
-    "test_step_in_backward.py": ("optimizer_in_backward",),
-    "test_step_graph.py": ("cuda_graphs",),
-    "test_wandb.py": ("wandb_entity", "wandb_group", "wandb_tags", "wandb_notes"),
-    "test_adapters_and_critics.py": ("critic_path",),
-}
-BELOW = ("preset", "device", "parallel", "cpu_tuning", "optimizer", "adapter_path", "gen_len_min")
-BELOW += ("answers_column", "system_prompt", "save_every")
+# tested below, or in a file of their topic
+ELSEWHERE = "preset device parallel cpu_tuning optimizer adapter_path answers_column save_every "
+ELSEWHERE += "keep_checkpoints micro_batch_size generation_batch_size activation_checkpointing "
+ELSEWHERE += "optimizer_in_backward reset_reference_every importance_correction loggers log_probes "
+ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags wandb_notes "
+ELSEWHERE += "cuda_graphs critic_path"
 
 
-def test_every_field_has_a_row_or_a_test():
-    others = [name for names in ELSEWHERE.values() for name in names]
+def test_every_field_has_a_row_or_another_test():
     fields = [field.name for field in dataclasses.fields(RLHFArgs)]
-    assert sorted([*CHANGED, *others, *BELOW]) == sorted(fields)
-    for file, names in ELSEWHERE.items():
-        text = Path(__file__).with_name(file).read_text("utf-8")
-        assert all(name in text or name.removeprefix("wandb_") in text for name in names), file
-    tests = [name for name in globals() if name.startswith("test_")]
-    assert all(any(test.startswith(f"test_{name}_") for test in tests) for name in BELOW)
+    assert sorted([*CHANGED, *ELSEWHERE.split()]) == sorted(fields)
 
 
 @pytest.fixture(scope="module")
@@ -207,45 +199,33 @@ def is_equal(a: Any, b: Any) -> bool:
     return a == b
 
 
+@pytest.fixture(scope="module")
+def find_stages(files):
+    """Computes all stages for some settings, once."""
+
+    @cache
+    def find(settings: str, has_reference: bool) -> list[tuple[str, Any]]:
+        return list(stages(make_args(files, ast.literal_eval(settings)), has_reference))
+
+    return lambda settings, has_reference: find(repr(settings), has_reference)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("field", CHANGED)
-def test_field_changes_a_stage_and_none_before_it(files, field):
+def test_field_changes_a_stage_and_none_before_it(find_stages, field):
     value, stage, settings = CHANGED[field]
     has_reference = not {"base_model", "weight_precision"} & {field, *settings}
-    runs = (
-        stages(make_args(files, changed), has_reference)
-        for changed in (settings, settings | {field: value})
+    pair = (
+        find_stages(changed, has_reference) for changed in (settings, settings | {field: value})
     )
-    different = (name for (name, a), (_, b) in zip(*runs, strict=True) if not is_equal(a, b))
+    different = (name for (name, a), (_, b) in zip(*pair, strict=True) if not is_equal(a, b))
     assert next(different, None) == stage
 
 
 @pytest.mark.slow
-def test_equal_settings_change_no_stage(files):
-    runs = (stages(make_args(files, {}), True) for _ in range(2))
-    assert all(is_equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-def test_preset_names_the_run_and_sets_defaults(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    bundled = {"base_model": "reel-nano", "reward_fn": "zero"}
-    RLHFTrainer(RLHFArgs(**BASE | bundled | {"preset": "gpt2-small"})).start()
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["gpt2-small-seed1"]
-    small, medium = (RLHFArgs(preset=name) for name in ("gpt2-small", "gpt2-medium"))
-    assert small.base_model != medium.base_model and RLHFArgs(preset="reel").gen_len != 20
-
-
-def test_device_sets_the_place_of_the_run(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device='cuda' is not available"):
-        RLHFTrainer(RLHFArgs(**BASE | {"device": "cuda"}))
-    trainer = RLHFTrainer(RLHFArgs(**BASE))
-    assert trainer.device == trainer.policy.device == torch.device("cpu")
-
-
-def test_parallel_requires_several_processes():
-    with pytest.raises(ConfigError, match="parallel='fsdp' requires several processes"):
-        RLHFTrainer(RLHFArgs(**BASE | {"parallel": "fsdp"}))
+def test_equal_settings_change_no_stage(files, find_stages):
+    again = stages(make_args(files, {}), True)
+    assert all(is_equal(a, b) for a, b in zip(find_stages({}, True), again, strict=True))
 
 
 @pytest.mark.slow
@@ -263,17 +243,13 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path, cpu_tuning, 
 
 def test_optimizer_sets_the_bits_of_the_moments(monkeypatch):
     """With a stand-in for bitsandbytes; test_eight_bit.py requires the package."""
-
-    class AdamW8bit(torch.optim.AdamW):
-        pass
-
     fake = types.ModuleType("bitsandbytes")
-    fake.optim = types.SimpleNamespace(AdamW8bit=AdamW8bit)
+    fake.optim = types.SimpleNamespace(AdamW8bit=type("AdamW8bit", (torch.optim.AdamW,), {}))
     monkeypatch.setitem(sys.modules, "bitsandbytes", fake)
     assert type(RLHFTrainer(RLHFArgs(**BASE)).optimizer) is torch.optim.AdamW
     trainer = RLHFTrainer(RLHFArgs(**BASE | {"optimizer": "adamw_8bit"}))
     sizes = [len(group["params"]) for group in trainer.optimizer.param_groups]
-    assert type(trainer.optimizer) is AdamW8bit
+    assert type(trainer.optimizer) is fake.optim.AdamW8bit
     assert sum(sizes) == len(list(trainer.policy.parameters()))
 
 
@@ -286,17 +262,12 @@ def test_adapter_path_continues_an_exported_adapter(tmp_path):
     weights = dict(before.policy.base_model.named_parameters())
     assert trained and all(torch.allclose(w, weights[n], atol=1e-6) for n, w in trained.items())
     assert after.rollout_phase().kl.abs().max() < 1e-6
-    for clash in (LORA, {"weight_precision": "bf16"}):
-        with pytest.raises(ConfigError, match="adapter_path="):
-            RLHFArgs(**BASE | {"adapter_path": "x"} | clash)
 
 
-@pytest.mark.slow
 def test_gen_len_min_samples_the_length_of_each_phase():
-    trainer, lengths = RLHFTrainer(RLHFArgs(**BASE | {"gen_len_min": 3, "batch_size": 2})), set()
-    for trainer.phase in range(30):
-        lengths.add(trainer.rollout_phase().samples.mask.shape[1])
-    assert lengths == {3, 4, 5, 6}
+    args = RLHFArgs(**BASE | {"gen_len_min": 3})
+    spec = SamplingSpec.from_args(args)
+    assert {phase_spec(spec, args, phase).gen_len for phase in range(30)} == {3, 4, 5, 6}
 
 
 def test_labels_column_subtracts_the_reward_of_the_label(tmp_path):
@@ -304,39 +275,15 @@ def test_labels_column_subtracts_the_reward_of_the_label(tmp_path):
     path = tmp_path / "prompts.csv"
     path.write_text("prompt,label\nthe film,was was\nthe script was,was was\n")
     source = BASE | RAW | {"prompts": str(path), "reward_fn": "count:was"}
-    rollout = RLHFTrainer(RLHFArgs(**source | {"labels_column": "label"})).rollout_phase()
+    trainer = RLHFTrainer(RLHFArgs(**source | {"labels_column": "label"}))
+    rollout = trainer.rollout_phase()
     labels = [3.0 if text.startswith("the script") else 2.0 for text in rollout.texts]
     assert set(labels) == {2.0, 3.0}
     assert torch.equal(rollout.rewards, rollout.raw_rewards - torch.tensor(labels))
-    with pytest.raises(ConfigError, match="labels_column='label' is a column of prompts"):
-        RLHFArgs(**BASE | {"labels_column": "label"})
     with pytest.raises(LoadError, match="'lable'"):
         RLHFTrainer(RLHFArgs(**source | {"labels_column": "lable"}))
-    trainer = RLHFTrainer(RLHFArgs(**source | {"labels_column": "label"}))
     with pytest.raises(ConfigError, match="the plot' has no label"):
         trainer.step(["the plot"] * 4, ["was"] * 4, [0.0] * 4)
-
-
-@pytest.mark.parametrize("is_right", [True, False])
-def test_answers_column_rewards_the_right_response(tmp_path, is_right):
-    """Greedy responses of one word, to their own prompts or to each other's."""
-    settings, responses = BASE | RAW | {"gen_len": 1, "top_k": 1, "batch_size": 2}, {}
-    for prompt in ("the film", "this movie was"):
-        rollout = RLHFTrainer(RLHFArgs(**settings | {"prefix": prompt})).rollout_phase()
-        responses[prompt] = rollout.texts[0].removeprefix(prompt).strip()
-    words = list(responses.values())[:: 1 if is_right else -1]
-    assert len(set(words)) == 2
-    rows = "".join(f"{a},{b}\n" for a, b in zip(responses, words, strict=True))
-    (tmp_path / "prompts.csv").write_text(f"prompt,right\n{rows}")
-    source = {"prompts": str(tmp_path / "prompts.csv"), "answers_column": "right"}
-    args = RLHFArgs(**settings | source | {"reward_fn": "exact_match"})
-    assert RLHFTrainer(args).rollout_phase().rewards.tolist() == [float(is_right)] * 2
-
-
-def test_system_prompt_comes_before_the_first_turn(files):
-    chat = {"base_model": "FILES/chat", "prefix": "w1", "reward_fn": "zero", "chat": True}
-    (text,) = RLHFTrainer(make_args(files, chat | {"system_prompt": "w9"})).prompts.texts
-    assert text.startswith("<s> <|im_start|> system w9 <|im_end|> w0 <|im_start|> user w1")
 
 
 @pytest.mark.parametrize(("every", "phases"), [(1, [0, 1, 2, 3]), (2, [0, 2, 3])])
@@ -348,28 +295,30 @@ def test_save_every_sets_the_phases_of_saves(every, phases):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"device": "cuda"}, "device='cuda' is not available"),
+        ({"parallel": "fsdp"}, "parallel='fsdp' requires several processes"),
+        ({"labels_column": "label"}, "labels_column='label' is a column of prompts"),
+        ({"adapter_path": "x"} | LORA, "adapter_path="),
+        ({"adapter_path": "x", "weight_precision": "bf16"}, "adapter_path="),
         ({"stop_tokens": "zebra"}, "stop_tokens='zebra'.*not one token"),
         ({"stop_tokens": "was really"}, "stop_tokens='was really'.*not one token"),
         ({"stop_token_ids": "3,72"}, "stop_token_ids='3,72' contains 72.*has 72 tokens"),
         ({"lora_rank": 2, "lora_targets": "W_X"}, "lora_targets=.*'W_X'"),
     ],
 )
-def test_trainer_rejects_values_that_the_model_lacks(settings, words):
+def test_trainer_rejects_values_that_do_not_fit(monkeypatch, settings, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=words):
         RLHFTrainer(RLHFArgs(**BASE | settings))
 
 
 @pytest.mark.slow
 def test_responses_end_with_the_first_stop_token():
-    fields = BASE | {"gen_len": 28, "batch_size": 32}
-    trainer = RLHFTrainer(RLHFArgs(**fields | {"stop_tokens": "was,."}))
-    stops = [trainer.tokenizer.encode(text)[-1] for text in ("was", ".")]
-    assert trainer.sampling_spec.stops(trainer.tokenizer) == tuple(stops)
-    by_id = {"stop_token_ids": f"{stops[0]}, {stops[1]}"}
-    free, ended, same = (
-        RLHFTrainer(RLHFArgs(**fields | changes)).rollout_phase().samples
-        for changes in ({}, {"stop_tokens": "was,."}, by_id)
-    )
+    fields, samples = BASE | {"gen_len": 28, "batch_size": 32}, []
+    stops = RLHFTrainer(RLHFArgs(**fields)).tokenizer.encode("was .")[-2:]
+    for changes in {}, {"stop_tokens": "was,."}, {"stop_token_ids": f"{stops[0]}, {stops[1]}"}:
+        samples.append(RLHFTrainer(RLHFArgs(**fields | changes)).rollout_phase().samples)
+    free, ended, same = samples
     assert torch.equal(ended.tokens, same.tokens) and torch.equal(ended.mask, same.mask)
     assert free.mask.all() and not ended.mask.all()
     for row, mask, whole in zip(ended.tokens, ended.mask, free.tokens, strict=True):

@@ -60,40 +60,20 @@ def host_reads(run: Callable[[], object]) -> Counter:
     return found
 
 
-x = torch.tensor([1.0, 0.0])
-READING = [
-    lambda: x[0].item(),
-    lambda: float(x[0]),
-    lambda: bool(x[0] > 0),
-    lambda: x.tolist(),
-    lambda: x.numpy(),
-    lambda: x.cpu(),
-    lambda: x[x > 0],
-    lambda: x.clone().__setitem__(x > 0, x[:1]),
-    lambda: x.nonzero(),
-    lambda: torch.equal(x, x),
-    lambda: x.unique(),
-    lambda: x[None].unique(dim=0),
-]
-
-
 def test_counter_counts_reads_only():
-    assert [host_reads(read).total() for read in READING] == [1] * len(READING)
-
-    def stay() -> Tensor:
-        return torch.where(x > 0, x, 0.0).sum() + x[torch.tensor([0])] + x[0:1].repeat_interleave(2)
-
-    assert not host_reads(stay)
+    x = torch.tensor([1.0, 0.0])
+    reads = [lambda: x[0].item(), lambda: bool(x[0] > 0), lambda: x.tolist(), lambda: x.cpu()]
+    reads += [lambda: x[x > 0], lambda: x.nonzero(), lambda: torch.equal(x, x), lambda: x.unique()]
+    assert [host_reads(read).total() for read in reads] == [1] * len(reads)
+    assert not host_reads(lambda: torch.where(x > 0, x, 0.0).sum() + x[torch.tensor([0])])
 
 
 ONE_READ = [
-    {"num_minibatches": 8, "batches_per_learning_phase": 5, "gen_len": 20, "top_k": 5},
-    {"micro_batch_size": 1, "precision": "bf16"},
-    {"vf_clip": 0.1, "clip_coef_high": 0.3, "dual_clip": 3.0, "max_log_ratio": 1.0},
+    {"num_minibatches": 8, "batches_per_learning_phase": 5, "top_k": 5, "vf_clip": 0.1},
+    {"micro_batch_size": 1, "precision": "bf16", "clip_coef_high": 0.3, "dual_clip": 3.0},
     {"policy_loss": "gspo", "loss_aggregation": "sequence_mean", "kl_estimator": "k3"},
-    {"policy_loss": "cispo", "loss_aggregation": "constant", "kl_in": "reward"},
-    {"max_grad_norm": None, "optimizer_in_backward": True},
-    {"activation_checkpointing": True, "lora_rank": 2},
+    {"policy_loss": "cispo", "loss_aggregation": "constant", "kl_in": "reward", "lora_rank": 2},
+    {"max_grad_norm": None, "optimizer_in_backward": True, "activation_checkpointing": True},
 ]
 
 

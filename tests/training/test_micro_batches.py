@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_lab import functional as F
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
 from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.sampling import SamplingSpec, join_samples, sample
@@ -37,13 +35,13 @@ def prepared(request, reel_args):
     return trainer, next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
 
 
-def compute_in_parts(trainer, minibatch, objective, part_size):
+def compute_in_parts(trainer, minibatch, part_size, **parts):
     """Return the terms of a minibatch in parts, whose gradients are added to the policy's."""
-    args = dataclasses.replace(objective.args, micro_batch_size=None)
+    args = dataclasses.replace(trainer.args)
     object.__setattr__(args, "micro_batch_size", part_size)  # need not divide the minibatch here
-    parts = {"args": args, "objective": objective, "world": None}
-    models = {"policy": trainer.policy, "reference": trainer.reference}
-    update = PolicyUpdate(SimpleNamespace(**parts, **models))
+    names = ("policy", "reference", "objective", "world")
+    parts = {name: getattr(trainer, name) for name in names} | parts
+    update = PolicyUpdate(SimpleNamespace(args=args, **parts))
     return update.accumulate(objective_terms, minibatch, 0.3)
 
 
@@ -67,7 +65,7 @@ def test_split_changes_neither_value_nor_gradient(prepared, lengths, part_size):
     whole.objective.backward()
     expected = gradients(trainer)
     trainer.policy.zero_grad()
-    parts = compute_in_parts(trainer, minibatch, trainer.objective, part_size)
+    parts = compute_in_parts(trainer, minibatch, part_size)
     for field in dataclasses.fields(whole):
         found, wanted = getattr(parts, field.name), getattr(whole, field.name)
         found, wanted = (x[mask] if x.ndim else x for x in (found, wanted))
@@ -77,21 +75,15 @@ def test_split_changes_neither_value_nor_gradient(prepared, lengths, part_size):
         assert (gradient - expected[name]).abs().max() <= 2e-5 * max(largest, 1.0), name
 
 
-def test_custom_functions_need_no_denominator(reel_args):
+def test_custom_functions_need_no_denominator(prepared):
     """A mean over the tokens of a part is weighted with the part's fraction."""
-    args = reel_args(batch_size=6, num_minibatches=1)
-    trainer = RLHFTrainer(args)
-    rollout = trainer.rollout_phase()
-    minibatch = next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
-    custom = Overrides(
-        clipped_surrogate=lambda *args: F.calc_clipped_surrogate_objective(*args),
-        value_loss=lambda *args: F.calc_value_function_loss(*args),
-        entropy_bonus=lambda *args: F.calc_entropy_bonus(*args),
-        kl_penalty=lambda *args: F.calc_kl_penalty(*args),
-    )
+    trainer, minibatch = prepared
+    defaults = {f.name: f.default for f in dataclasses.fields(Overrides)}
+    names = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
+    custom = Overrides(**{n: lambda *args, f=defaults[n]: f(*args) for n in names})
     models = (trainer.policy, trainer.reference)
-    whole = objective_terms(*models, minibatch, Objective(args), 0.3)
-    parts = compute_in_parts(trainer, minibatch, Objective(args, custom), 4)
+    whole = objective_terms(*models, minibatch, trainer.objective, 0.3)
+    parts = compute_in_parts(trainer, minibatch, 4, objective=Objective(trainer.args, custom))
     assert parts.objective.item() == pytest.approx(whole.objective.item(), abs=1e-5)
 
 
@@ -99,6 +91,7 @@ def test_custom_functions_need_no_denominator(reel_args):
 def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, copy_parameters):
     """Weights that moved by over 1e-3 differ by less than a tenth of that, from rounding."""
     fields = {"gen_len": 20, "temperature": 5.0, "warmup_steps": 0, "base_lr": 1e-3}
+    fields |= {"top_p": 0.8, "generation_batch_size": 3}
     ends, seen = [copy_parameters(make_trainer(**fields).policy)], []
     for size in (None, 1):
         trainer = make_trainer(micro_batch_size=size, **fields)
@@ -142,17 +135,3 @@ def test_samples_in_parts_equal_those_of_the_whole_batch(policy, truncation):
     alone = sample(policy, prompts, spec, torch.Generator().manual_seed(3))
     assert torch.equal(alone.tokens, whole.tokens)
     assert torch.equal(join_samples([alone], 0).tokens, whole.tokens)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 3])
-def test_sampling_in_parts_starts_at_ratio_one(make_trainer, size):
-    trainer = make_trainer(generation_batch_size=size, top_p=0.8)
-    rollout = trainer.rollout_phase()
-    assert (rollout.kl == 0).all()
-    assert abs(trainer.learning_phase(rollout).ratio_first_minibatch - 1) < 1e-4
-
-
-def test_three_batch_sizes_may_differ():
-    args = RLHFArgs(preset="reel", generation_batch_size=100, micro_batch_size=4)
-    assert (args.batch_size, args.minibatch_size, args.micro_batch_size) == (256, 32, 4)

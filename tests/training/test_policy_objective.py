@@ -1,6 +1,5 @@
 """The policy losses in the objective, compared with sums over tokens in Python's floats."""
 
-import dataclasses
 import math
 
 import pytest
@@ -8,10 +7,10 @@ import torch
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Objective, Overrides, ReplayMemory, ReplayMinibatch, RLHFTrainer
+from rlhf_lab.training import Objective, Overrides, ReplayMinibatch
 from rlhf_lab.training.objective import surrogate_per_token
 from rlhf_lab.training.phase_stats import clipped_fraction
+from tests.training.recorded_runs import make_minibatch
 
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
@@ -31,20 +30,8 @@ CASES = {
 }
 
 
-def make_minibatch() -> ReplayMinibatch:
-    """Return responses of 3 and 2 real tokens; the last slot must not count."""
-    empty = torch.zeros(2, 3)
-    return ReplayMinibatch(
-        tokens=torch.zeros(2, 5, dtype=torch.long),
-        attention_mask=torch.ones(2, 5, dtype=torch.bool),
-        mask=torch.arange(3) < torch.tensor(LENGTHS)[:, None],
-        logprobs=torch.tensor(OLD),
-        values=empty,
-        advantages=torch.tensor(ADVANTAGES),
-        returns=empty,
-        ref_residuals=torch.zeros(2, 3, 4),
-        support=None,
-    )
+MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]  # the last slot does not count
+MINIBATCH = make_minibatch(torch.tensor(OLD), torch.tensor(ADVANTAGES), mask=MASK)
 
 
 def compute_by_hand(args) -> float:
@@ -85,22 +72,16 @@ def policy_objective(logprobs: Tensor, minibatch: ReplayMinibatch, args, overrid
 def test_policy_loss_matches_hand_computed(reel_args, case):
     """Also as the sum of the parts of all tokens."""
     args = reel_args(**({"normalize_advantages": False} | CASES[case]))
-    logprobs, minibatch, expected = torch.tensor(NEW), make_minibatch(), compute_by_hand(args)
+    logprobs, minibatch, expected = torch.tensor(NEW), MINIBATCH, compute_by_hand(args)
     found = policy_objective(logprobs, minibatch, args, Overrides())
     assert found.item() == pytest.approx(expected, rel=1e-5)
     parts = surrogate_per_token(logprobs, minibatch, args)
     assert parts.sum().item() == pytest.approx(expected, rel=1e-5) and parts[1, 2].item() == 0.0
 
 
-def test_cases_have_different_values(reel_args):
-    plain = {"normalize_advantages": False}
-    values = {round(compute_by_hand(reel_args(**(plain | case))), 6) for case in CASES.values()}
-    assert len(values) == len(CASES)
-
-
 def gradient(args, overrides: Overrides) -> Tensor:
     logprobs = torch.tensor(NEW, requires_grad=True)
-    policy_objective(logprobs, make_minibatch(), args, overrides).backward()
+    policy_objective(logprobs, MINIBATCH, args, overrides).backward()
     return logprobs.grad
 
 
@@ -112,18 +93,15 @@ def test_masked_tokens_and_limited_ratios_have_no_gradient(reel_args):
 
 
 def test_registered_loss_as_a_function_equals_its_name(reel_args):
+    """A custom loss may leave out parameters."""
     args = reel_args(policy_loss="gspo", clip_coef=0.02)
-    by_hand = Overrides(policy_loss=F.gspo_surrogate)
-    assert torch.equal(gradient(args, Overrides()), gradient(args, by_hand))
-
-
-@pytest.mark.parametrize(
-    "unused", [{"policy_loss": "gspo"}, {"dual_clip": 3.0}, {"clip_coef_high": 0.3}]
-)
-def test_custom_surrogate_that_is_not_called_raises(reel_args, unused):
-    custom = {"clipped_surrogate": lambda *args: F.calc_clipped_surrogate_objective(*args)}
-    with pytest.raises(ConfigError, match="clipped_surrogate is called for the plain"):
-        RLHFTrainer(reel_args(**unused), **custom)
+    custom = Overrides(policy_loss=F.gspo_surrogate)
+    assert torch.equal(gradient(args, Overrides()), gradient(args, custom))
+    args, custom = (
+        reel_args(policy_loss="policy_gradient"),
+        lambda advantages, logprobs: advantages * logprobs,
+    )
+    assert torch.equal(gradient(args, Overrides()), gradient(args, Overrides(policy_loss=custom)))
 
 
 @pytest.mark.parametrize(
@@ -141,14 +119,5 @@ def test_clip_fraction_counts_what_the_loss_clips(reel_args, fields, expected):
     GSPO's two mean log-ratios are -0.1/3 = -0.033 and 0.6/2 = 0.3: at 0.1, the second response's 2
     tokens of 5.
     """
-    found = clipped_fraction(torch.tensor(NEW), make_minibatch(), reel_args(**fields))
+    found = clipped_fraction(torch.tensor(NEW), MINIBATCH, reel_args(**fields))
     assert found.item() == pytest.approx(expected)
-
-
-def test_custom_policy_loss_may_leave_out_parameters(make_trainer):
-    trainer = make_trainer({"policy_loss": lambda advantages, logprobs: advantages * logprobs})
-    rollout = trainer.rollout_phase()
-    batch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
-    args = dataclasses.replace(trainer.args, policy_loss="policy_gradient")
-    custom = policy_objective(batch.logprobs, batch, trainer.args, trainer.overrides)
-    assert custom.item() == policy_objective(batch.logprobs, batch, args, Overrides()).item()

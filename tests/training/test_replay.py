@@ -1,4 +1,4 @@
-"""Dealing out a rollout whose rows carry tags that can be followed through every tensor."""
+"""Replay memory: minibatches of a rollout whose tensors contain the number of their row."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def tagged(*shape: int) -> torch.Tensor:
 
 
 def make_rollout(with_support: bool = True) -> Rollout:
-    """Rows hold i plus an offset of the tensor's own; masks tell odd from even rows."""
+    """Return a rollout: row i of a tensor is i plus an offset; masks differ in odd rows."""
     odd = torch.arange(BATCH) % 2 == 1
     mask = torch.ones(BATCH, GEN, dtype=torch.bool)
     mask[odd, -1] = False
@@ -46,82 +46,46 @@ def make_rollout(with_support: bool = True) -> Rollout:
     )
 
 
-def rows_of(minibatch: ReplayMinibatch) -> list[int]:
-    return minibatch.tokens[:, 0].tolist()
-
-
-def deal(seed: int, num_minibatches: int = 3, passes: int = 4) -> list[ReplayMinibatch]:
+def split(seed: int, num_minibatches: int = 3, passes: int = 4) -> list[ReplayMinibatch]:
     memory = ReplayMemory(make_rollout(), num_minibatches, passes)
     return list(memory.get_minibatches(torch.Generator().manual_seed(seed)))
 
 
-def orders(minibatches: list[ReplayMinibatch], per_pass: int) -> list[list[int]]:
-    """The order of the sequences in each pass."""
-    flat = [rows_of(minibatch) for minibatch in minibatches]
-    return [sum(flat[i : i + per_pass], []) for i in range(0, len(flat), per_pass)]
+def orders(minibatches: list[ReplayMinibatch], per_pass: int = 3) -> list[tuple[int, ...]]:
+    """Return the order of the sequences in each pass."""
+    flat = [minibatch.tokens[:, 0].tolist() for minibatch in minibatches]
+    return [tuple(sum(flat[i : i + per_pass], [])) for i in range(0, len(flat), per_pass)]
 
 
 @pytest.mark.parametrize(("num_minibatches", "passes"), [(1, 1), (3, 2), (12, 3)])
-def test_every_pass_deals_every_sequence_exactly_once(num_minibatches, passes):
-    minibatches = deal(0, num_minibatches, passes)
-    assert [len(rows_of(m)) for m in minibatches] == [BATCH // num_minibatches] * (
-        num_minibatches * passes
-    )
+def test_every_pass_has_every_sequence_once(num_minibatches, passes):
+    minibatches = split(0, num_minibatches, passes)
+    sizes = [len(minibatch.tokens) for minibatch in minibatches]
+    assert sizes == [BATCH // num_minibatches] * (num_minibatches * passes)
     for order in orders(minibatches, num_minibatches):
         assert sorted(order) == list(range(BATCH))
 
 
-def test_each_pass_has_a_fresh_order():
-    passes = orders(deal(0), 3)
-    assert len({tuple(order) for order in passes}) == 4
-    assert list(range(BATCH)) not in passes
-
-
-def test_the_generator_decides_the_order():
-    assert orders(deal(7), 3) == orders(deal(7), 3)
-    assert orders(deal(7), 3) != orders(deal(8), 3)
-
-
-def test_the_order_owes_nothing_to_the_global_random_state():
+def test_order_depends_on_generator_and_pass_only():
     torch.manual_seed(0)
-    first = orders(deal(7), 3)
+    first = orders(split(7))
     torch.manual_seed(1)
-    assert orders(deal(7), 3) == first
+    assert orders(split(7)) == first != orders(split(8))
+    assert len({*first, tuple(range(BATCH))}) == 5
 
 
 def test_every_tensor_of_a_minibatch_has_the_same_rows():
-    for minibatch in deal(3):
-        rows = torch.tensor(rows_of(minibatch))
+    offsets = {"tokens": 0, "logprobs": 100, "values": 200, "advantages": 300, "returns": 400}
+    for minibatch in split(3):
+        rows = minibatch.tokens[:, 0]
         odd = rows % 2 == 1
-        for name, offset in {
-            "tokens": 0,
-            "logprobs": 100,
-            "values": 200,
-            "advantages": 300,
-            "returns": 400,
-            "ref_residuals": 500,
-        }.items():
+        for name, offset in (offsets | {"ref_residuals": 500}).items():
             found = getattr(minibatch, name).flatten(1)
             assert torch.equal(found, (rows + offset)[:, None].expand_as(found)), name
         assert torch.equal(~minibatch.mask[:, -1], odd)
         assert torch.equal(~minibatch.attention_mask[:, 0], odd)
-        assert minibatch.attention_mask[:, 1:].all()
-        assert minibatch.attention_mask.shape == (4, PREFIX + GEN)
+        assert minibatch.attention_mask[:, 1:].all() and minibatch.prefix_len == PREFIX
         assert torch.equal(minibatch.support.tokens[:, 0, 0], rows + 1000)
         assert torch.equal(~minibatch.support.kept[:, 0, 1], odd)
-
-
-def test_prefix_len_is_what_the_response_leaves_of_the_sequence():
-    assert {minibatch.prefix_len for minibatch in deal(0)} == {PREFIX}
-
-
-def test_without_truncation_there_is_no_support():
     memory = ReplayMemory(make_rollout(with_support=False), 3, 1)
     assert all(m.support is None for m in memory.get_minibatches(torch.Generator()))
-
-
-def test_dealing_leaves_the_rollout_as_it_was():
-    rollout, untouched = make_rollout(), make_rollout()
-    list(ReplayMemory(rollout, 3, 2).get_minibatches(torch.Generator()))
-    assert torch.equal(rollout.samples.tokens, untouched.samples.tokens)
-    assert torch.equal(rollout.advantages, untouched.advantages)

@@ -1,7 +1,7 @@
-"""What fixed configurations train to: a digest of the weights, and every number of the reports.
+"""Digests of the trained weights and all numbers of the reports, for fixed configurations.
 
-A change that is meant to leave numbers alone leaves `safety_net.json` alone. One that means to
-change them writes it anew, once, with `python tests/training/test_safety_net.py`, and says why.
+A commit that changes numbers on purpose rewrites `safety_net.json` with
+`python tests/training/test_safety_net.py`, and explains why.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ PROMPTS = ["this movie", "honestly , the plot", "anyway , the acting was so"]
 def own_entropy_bonus(
     entropy: torch.Tensor, ent_coef: float, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A mean of squares, which is not the default's mean."""
+    """Return a mean of squares; the default is a mean."""
     return ent_coef * entropy.square().mean()
 
 
 def phases(
     directory: Path, hook: str | None = None, parts: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[RLHFTrainer, list[dict[str, Any]]]:
-    """Train `PHASES` phases, with a hook on the site that is named, if one is."""
+    """Train `PHASES` phases, with a hook that reads a site if it is set."""
     trainer = RLHFTrainer(RLHFArgs(**SMALL | settings), out=directory, **parts or {})
     if hook is not None:
         trainer.policy.base_model.hook_dict[hook].add_hook(lambda activation, hook: None)
@@ -44,7 +44,7 @@ def phases(
 
 
 def step_from_outside(directory: Path) -> tuple[RLHFTrainer, list[dict[str, Any]]]:
-    """TRL's way of working: queries, responses and scores are handed in."""
+    """Train with TRL's `step`: queries, responses and scores from outside."""
     trainer = RLHFTrainer(RLHFArgs(**SMALL | {"gen_len": 24}), out=directory)
     reports = []
     for phase in range(PHASES):
@@ -56,7 +56,7 @@ def step_from_outside(directory: Path) -> tuple[RLHFTrainer, list[dict[str, Any]
 
 
 def resumed(directory: Path) -> tuple[RLHFTrainer, list[dict[str, Any]]]:
-    """The second phase is trained by another trainer, from the checkpoint of the first."""
+    """Train the second phase in another trainer, from the checkpoint of the first."""
     first = RLHFTrainer(RLHFArgs(**SMALL | {"kl_controller": "adaptive"}), out=directory)
     reports = [first.run_phase().to_dict()]
     second = RLHFTrainer.resume(directory)
@@ -105,7 +105,7 @@ CONFIGURATIONS: dict[str, Callable[[Path], tuple[RLHFTrainer, list[dict[str, Any
 
 
 def machine() -> dict[str, str]:
-    """All that decides how sums are rounded."""
+    """Return everything that the rounding of sums depends on."""
     model = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
     return {
         "processor": model[1] if model else platform.processor(),
@@ -123,7 +123,7 @@ def _read(path: str) -> str:
 
 
 def measure(name: str, directory: Path) -> dict[str, Any]:
-    """The digest of the weights, and the reports without what they cost."""
+    """Return the digest of the weights, and the reports without their costs."""
     trainer, reports = CONFIGURATIONS[name](directory)
     digest = hashlib.sha256()
     for key, weight in sorted(trainer.policy.named_parameters()):
@@ -136,7 +136,7 @@ def measure(name: str, directory: Path) -> dict[str, Any]:
 def compare(
     found: list[dict[str, Any]], stored: list[dict[str, Any]], exact: bool, tolerance: float
 ) -> Iterator[str]:
-    """What differs between two lists of reports."""
+    """Yield the differences between two lists of reports."""
     for phase, (new, old) in enumerate(zip(found, stored, strict=True)):
         if new.keys() != old.keys():
             yield f"phase {phase} has other fields: {sorted(new.keys() ^ old.keys())}"
@@ -148,11 +148,11 @@ def compare(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_a_configuration_trains_to_what_is_stored(name: str, tmp_path: Path) -> None:
-    """Bit for bit on the machine that wrote the file; within 1e-4 elsewhere, in bf16 1.6e-2.
+def test_configuration_trains_to_the_stored_numbers(name: str, tmp_path: Path) -> None:
+    """Bitwise on the machine that wrote the file; within 1e-4 elsewhere, in bf16 1.6e-2.
 
-    That is twice bf16's distance between neighbours: processors with matrix units of their own for
-    it (AMX) add up in another order, and moved a gradient's norm by 1.1 %.
+    That is twice bf16's distance between neighbors: processors with matrix units for bf16 (AMX)
+    add up in another order, which moved a gradient's norm by 1.1 %.
     """
     stored = json.loads(STORED.read_text())
     found, before = measure(name, tmp_path / "run"), stored["configurations"][name]
@@ -163,15 +163,14 @@ def test_a_configuration_trains_to_what_is_stored(name: str, tmp_path: Path) -> 
         assert found["digest"] == before["digest"]
 
 
-def test_every_configuration_is_stored_and_trains_to_weights_of_its_own() -> None:
-    """A setting that changed nothing would guard nothing."""
+def test_configurations_train_to_different_weights() -> None:
     stored = json.loads(STORED.read_text())["configurations"]
     assert stored.keys() == CONFIGURATIONS.keys()
     assert len({found["digest"] for found in stored.values()}) >= len(stored) - 2
 
 
 def main() -> None:
-    """Write what this machine trains to."""
+    """Write the numbers of this machine."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         found = {

@@ -8,6 +8,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import ResponseReward
 from rlhf_lab.training.sinks import to_values
+from rlhf_lab.views.report import write_report
 from tests.bad_input.command_outcome import rejected
 
 NAMES = ["reward/smoothed", "reward/length"]
@@ -51,18 +52,6 @@ def test_weighted_sum_is_clipped(make_trainer):
     assert asked == [2, 8]  # a dry run, and the batch
     single = make_trainer({"reward_fn": lambda t: [1.0] * len(t)}, reward_weights=(3.0,))
     assert single.rollout_phase().raw_rewards.tolist() == [3.0] * 8
-
-
-def test_resampled_rows_have_the_rewards_of_their_text(make_trainer):
-    length = lambda texts: [float(len(text)) for text in texts]
-    parity = lambda texts: [float(len(text) % 2) for text in texts]
-    fields = {"samples_per_prompt": 2, "dynamic_sampling": 3, "reward_weights": (0.0, 1.0)}
-    trainer = make_trainer({"reward_fn": {"length": length, "parity": parity}}, **fields)
-    rollout = trainer.rollout_phase()
-    assert rollout.resampled_prompts > 0
-    assert rollout.rewards_by_name["length"].tolist() == length(rollout.texts)
-    assert rollout.rewards_by_name["parity"].tolist() == parity(rollout.texts)
-    assert rollout.raw_rewards.tolist() == parity(rollout.texts)
 
 
 def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
@@ -136,25 +125,21 @@ def test_answers_that_are_not_usable_raise(make_trainer, questions, tmp_path):
             make_trainer(parts, **fields)
 
 
-@pytest.mark.process
-def test_command_trains_on_rewards_of_four_kinds(warm_python, tmp_path, questions):
+@pytest.mark.slow
+def test_run_learns_the_weighted_sum_of_rewards_by_name(make_trainer, tmp_path, questions):
     (tmp_path / "schema.json").write_text('{"type": "object"}')
-    names = ["exact_match:ignore_case", "diversity:2", "regex:(?s).{1,999}"]
-    names += [f"json_schema:{tmp_path}/schema.json", "length"]
-    small = "--total-phases 2 --batch-size 8 --gen-len 6 --warmup-steps 1 --num-minibatches 2"
-    words = ["train", *small.split(), "--reward-fn", ",".join(names)]
-    words += ["--reward-weights", "1", "2", "0", "3", "0.5", "--answers-column", "answer"]
-    words += ["--prompts", str(questions), "--out", str(tmp_path / "run")]
-    done = warm_python.run(["-m", "rlhf_lab", *words])
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert [name for name in found if "/" in name] == [f"reward/{name}" for name in names]
-    weights = dict(zip(names, (1, 2, 0, 3, 0.5), strict=True))
-    total = sum(weight * found[f"reward/{name}"] for name, weight in weights.items())
-    assert found["mean_reward"] == pytest.approx(total) and found[f"reward/{names[2]}"] == 1.0
-    done = warm_python.run(["-m", "rlhf_lab", "report", str(tmp_path / "run")])
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert done.returncode == 0 and "several rewards" in page and "diversity:2 0." in page
+    weights = {"exact_match:ignore_case": 1.0, "diversity:2": 2.0, "regex:(?s).{1,999}": 0.0}
+    weights |= {f"json_schema:{tmp_path}/schema.json": 3.0, "length": 0.5}
+    fields = {"reward_fn": ",".join(weights), "reward_weights": tuple(weights.values())}
+    trainer = make_trainer(prompts=str(questions), answers_column="answer", **fields)
+    trainer.train()
+    line = trainer.run.read("metrics.jsonl")[-1]
+    assert [name for name in line if "/" in name] == [f"reward/{name}" for name in weights]
+    total = sum(weight * line[f"reward/{name}"] for name, weight in weights.items())
+    assert line["mean_reward"] == pytest.approx(total)
+    assert line["reward/regex:(?s).{1,999}"] == 1.0
+    page = write_report(trainer.run.path).read_text()
+    assert "several rewards" in page and "diversity:2 0." in page
 
 
 def test_commands_reject_rewards(tmp_path):

@@ -18,16 +18,18 @@ from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
 @pytest.mark.parametrize(
     "fields",
     [
-        {"value_head": "separate", "activation_checkpointing": True},
-        {"lora_rank": 2},
-        {"precision": "bf16"},
-        {"ratio_threshold": 1e6, "target_kl": 1e6},
+        {"value_head": "separate", "activation_checkpointing": True, "precision": "bf16"},
+        {"lora_rank": 2, "ratio_threshold": 1e6, "target_kl": 1e6},
     ],
     ids=str,
 )
 def test_weights_equal_those_of_the_plain_run_without_clipping(make_trainer, fields):
-    """Bitwise: a step of AdamW depends on one weight's gradient and moments only."""
-    plain = make_trainer(max_grad_norm=None, **fields)
+    """Bitwise: a step of AdamW depends on one weight's gradient and moments only.
+
+    Limits that are never reached change nothing.
+    """
+    limits = dict.fromkeys(("ratio_threshold", "target_kl"))
+    plain = make_trainer(max_grad_norm=None, **fields | limits)
     stepping = make_trainer(**IN_BACKWARD, **fields)
     lines = [vars(trainer.learning_phase(trainer.rollout_phase())) for trainer in (plain, stepping)]
     assert is_equal(copy_weights(stepping.policy), copy_weights(plain.policy))
@@ -79,19 +81,6 @@ def test_step_matches_hand_computed():
     norm = trainer.step_in_backward.climb(objective, update)
     assert (weights["x"].item(), weights["y"].item(), norm.item()) == (2.0, -0.5, 5.0)
     assert weights["x"].grad is None and len(optimizer.param_groups[0]["params"]) == 2
-
-
-@pytest.mark.slow
-def test_gradient_that_is_not_finite_ends_the_run(make_trainer):
-    """A KL of 0 under a root is 0 with gradient 0 * inf = nan. Its weight is kept."""
-
-    def rooted(kl, kl_coef, mask):
-        return (0.0 * F.calc_kl_penalty(kl, kl_coef, mask)).sqrt()
-
-    trainer = make_trainer({"kl_penalty": rooted}, **IN_BACKWARD)
-    with pytest.raises(RunError, match="gradient norm became nan in phase 0"):
-        trainer.run_phase()
-    assert all(p.isfinite().all() for p in trainer.policy.parameters())
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A rollout as a TensorDict: torchrl's numbers, paid once and done once."""
+"""A rollout as a TensorDict: torchrl's numbers, with one reward and one end per response."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def tensordict() -> Any:
 def rollout_of(
     tokens: Tensor, prompt_mask: Tensor, mask: Tensor, logprobs: Tensor, ref: Tensor, scores: Tensor
 ) -> Rollout:
-    """A rollout in which everything else is 0, but the exact KL, which is 7 everywhere."""
+    """Return a rollout with an exact KL of 7 per token; everything else is 0."""
     zeros = torch.zeros_like(logprobs)
     samples = Samples(tokens, prompt_mask, mask, logprobs, values=zeros, support=None)
     return Rollout(
@@ -53,8 +53,8 @@ def theirs() -> dict[str, Any]:
 def ours(theirs, tensordict) -> Any:
     """The same rollout, whose prompts are padded on the left here.
 
-    Row 0: prompt 1 2, writes 5 and stops. Row 1: prompt 1 2 3, writes 6 7 8 9. Row 2: prompt 1 2,
-    writes 5 6 7 and stops with the last token that it may.
+    Row 0: prompt 1 2, response 5 and a stop. Row 1: prompt 1 2 3, response 6 7 8 9. Row 2: prompt
+    1 2, response 5 6 7 and a stop in the last slot.
     """
     eos = theirs["stop_token"]
     pad = [0]
@@ -77,52 +77,44 @@ KEYS = ["action", "input_ids", "attention_mask", "sample_log_prob"]
 NEXT = ["input_ids", "attention_mask", "done", "terminated", "reward", "reward_raw", "reward_kl"]
 
 
-def test_it_has_torchrls_keys_and_shapes_and_two_keys_more(ours, theirs):
+def test_keys_shapes_actions_and_observations_match_torchrl(ours, theirs):
+    """With two more keys: the mask, and `truncated`."""
     found = set(ours.keys(include_nested=True, leaves_only=True))
     assert found == {*KEYS, "mask"} | {("next", name) for name in [*NEXT, "truncated"]}
     assert list(ours.batch_size) == theirs["batch_size"].tolist() == [3, 4]
     assert ours.names == [None, "time"]
-    for name in KEYS:
-        assert ours[name].shape == theirs[name].shape
-    for name in NEXT:
-        assert ours["next", name].shape == theirs[f"next {name}"].shape
-
-
-def test_actions_and_observations_are_torchrls(ours, theirs):
-    assert ours["action"].tolist() == theirs["action"].tolist()
-    assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
+    pairs = [(ours[name], theirs[name]) for name in KEYS]
+    pairs += [(ours["next", name], theirs[f"next {name}"]) for name in NEXT]
+    assert all(a.shape == b.shape for a, b in pairs)
+    for name in ("action", "input_ids"):
+        assert ours[name].tolist() == theirs[name].tolist()
     assert ours["next", "input_ids"].tolist() == theirs["next input_ids"].tolist()
 
 
-def test_a_stop_token_is_attended_to_once_written_and_padding_never(ours, theirs):
-    """torchrl tells padding by its token id, which is that of the stop token."""
+def test_stop_tokens_are_attended_to_and_padding_is_not(ours, theirs):
+    """torchrl recognizes padding by its token id, which equals the stop token."""
     differs = ours["next", "attention_mask"] != theirs["next attention_mask"]
-    # row 0: its stop token stands at place 3, from step 1 on; row 2: at place 5, at the last step
+    # the stop token of row 0 is at position 3, from step 1 on; that of row 2 at 5, at step 3
     expected = torch.zeros(3, 4, 7).bool()
     expected[0, 1:, 3] = True
     expected[2, 3, 5] = True
     assert differs.tolist() == expected.tolist()
 
 
-def test_each_row_is_done_once_where_torchrl_has_the_last_column_too(ours, theirs):
-    assert theirs["next done"].sum(1).flatten().tolist() == [2, 1, 1]
+def test_each_row_has_one_end_and_one_reward(ours, theirs):
+    """In torchrl a row that stops early has two, and a stop in the last slot is a truncation."""
     done = [[0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 0, 1]]
+    raw = [[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]]
+    assert theirs["next done"].sum(1).flatten().tolist() == [2, 1, 1]
     assert ours["next", "done"].squeeze(-1).int().tolist() == done
-
-
-def test_a_stop_in_the_last_place_terminates_where_torchrl_calls_it_cut_off(ours, theirs):
+    assert theirs["next reward_raw"][0].flatten().tolist() == [0.0, 3.0, 0.0, 3.0]
+    assert ours["next", "reward_raw"].squeeze(-1).tolist() == raw
     assert theirs["next terminated"].flatten(1).any(1).tolist() == [True, False, False]
     assert ours["next", "terminated"].flatten(1).any(1).tolist() == [True, False, True]
     assert ours["next", "truncated"].flatten(1).any(1).tolist() == [False, True, False]
 
 
-def test_the_score_is_paid_once_where_torchrl_pays_it_twice(ours, theirs):
-    assert theirs["next reward_raw"][0].flatten().tolist() == [0.0, 3.0, 0.0, 3.0]
-    raw = [[0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0], [0.0, 0.0, 0.0, 1.0]]
-    assert ours["next", "reward_raw"].squeeze(-1).tolist() == raw
-
-
-def test_the_rest_is_torchrls_on_the_steps_that_were_taken_and_0_on_the_others(ours, theirs):
+def test_other_numbers_match_torchrl_on_real_steps(ours, theirs):
     mask = ours["mask"]
     pairs = [(ours["next", name], theirs[f"next {name}"]) for name in ("reward_kl", "reward")]
     pairs.append((ours["sample_log_prob"], theirs["sample_log_prob"]))
@@ -131,7 +123,7 @@ def test_the_rest_is_torchrls_on_the_steps_that_were_taken_and_0_on_the_others(o
         assert not found[~mask].any() and expected[~mask].all()
 
 
-def test_without_the_references_logprobs_the_exact_kl_is_paid(tensordict):
+def test_exact_kl_is_used_without_reference_logprobs(tensordict):
     """One row of one token: 2.0 - 0.5 * 7."""
     one = torch.ones(1, 1)
     rollout = rollout_of(
@@ -143,7 +135,7 @@ def test_without_the_references_logprobs_the_exact_kl_is_paid(tensordict):
     assert rollout.to_tensordict()["next", "reward"].item() == 2.0
 
 
-def test_a_real_rollout_can_be_changed_without_changing_it(make_trainer, tensordict):
+def test_changing_the_view_keeps_the_rollout(make_trainer, tensordict, monkeypatch):
     trainer = make_trainer(kl_in="reward", kl_estimator="k1", normalize_reward=False)
     rollout, eos = trainer.rollout_phase(), trainer.tokenizer.eos_token_id
     before = rollout.samples.logprobs.clone()
@@ -154,10 +146,6 @@ def test_a_real_rollout_can_be_changed_without_changing_it(make_trainer, tensord
     view["sample_log_prob"].zero_()
     view["action"].zero_()
     assert torch.equal(rollout.samples.logprobs, before) and rollout.samples.tokens.any()
-
-
-def test_without_the_package_it_says_how_to_get_it(make_trainer, monkeypatch):
-    rollout = make_trainer().rollout_phase()
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ConfigError, match=r"-e .\.\[tensordict\]"):
         rollout.to_tensordict()

@@ -1,5 +1,7 @@
 """Rewards on token ids: one per text or per token, and the gains of a reward model's score."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -32,8 +34,11 @@ def test_function_gets_prompt_and_response_with_their_mask(make_trainer, model):
     seen = []
 
     def length(input_ids, attention_mask):
-        seen.append((input_ids, attention_mask))
-        return attention_mask.sum(1).float()
+        seen.append((input_ids.clone(), attention_mask.clone()))
+        lengths = attention_mask.sum(1).float().requires_grad_()
+        input_ids.zero_()  # which changes no sample
+        attention_mask.zero_()
+        return lengths
 
     fields = {"temperature": 20.0, "gen_len": 26, "batch_size": 16, "stop_at_eos": True} | RAW
     parts = {"reward_fn": TokenReward(length), "prompts": ["this movie", "this movie was so good"]}
@@ -42,7 +47,7 @@ def test_function_gets_prompt_and_response_with_their_mask(make_trainer, model):
     samples, (ids, mask) = rollout.samples, seen[-1]
     assert torch.equal(ids, samples.tokens) and not mask.all()
     real = samples.prompt_mask.sum(1) + samples.mask.sum(1)
-    assert torch.equal(rollout.raw_rewards, real.float())
+    assert torch.equal(rollout.raw_rewards, real.float()) and not rollout.raw_rewards.requires_grad
     assert all(row[kept][0] == bos for row, kept in zip(ids, mask, strict=True))
     assert rollout.token_rewards is None
     rollout = make_trainer({"reward_fn": TokenReward(model)}, **RAW).rollout_phase()
@@ -173,25 +178,8 @@ def test_settings_of_whole_texts_reject_token_rewards(make_trainer, fields, word
         make_trainer({"reward_fn": TokenReward(lambda ids, mask: mask.float())}, **fields)
 
 
-class SmallerVocabulary:
-    def get_vocab(self):
-        return {"this": 0}
-
-
 def test_reward_model_with_other_tokens_raises(make_trainer, model, monkeypatch):
     reward = make_gains(model)
-    monkeypatch.setattr(reward, "tokenizer", SmallerVocabulary())
+    monkeypatch.setattr(reward, "tokenizer", SimpleNamespace(get_vocab=lambda: {"this": 0}))
     with pytest.raises(ConfigError, match="reward_fn reads other tokens than the policy writes"):
         make_trainer({"reward_fn": reward}, **RAW)
-
-
-def test_function_that_edits_its_input_changes_nothing(make_trainer):
-    def careless(input_ids, attention_mask):
-        input_ids.zero_()
-        attention_mask.zero_()
-        torch.set_grad_enabled(True)
-        return torch.ones(len(input_ids), requires_grad=True)
-
-    rollout = make_trainer({"reward_fn": TokenReward(careless)}, **RAW).rollout_phase()
-    assert rollout.samples.tokens.any() and rollout.samples.mask.any()
-    assert not rollout.raw_rewards.requires_grad
