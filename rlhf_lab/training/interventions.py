@@ -94,21 +94,10 @@ class Interventions:
             _validate_result(activation if result is None else result, shape, dtype, name)
             return result
 
-        intervene.owner = self
         for each in sites:
             # permanent: reset_hooks() in a callback does not remove it
             points[each].add_hook(intervene, is_permanent=True)
         self.records.append({"name": name, "site": site, "during": list(during)})
-
-    def validate_recorded(self) -> None:
-        """Raise ConfigError if the policy has an intervention that these records lack."""
-        for name, point in self.policy.hook_dict.items():
-            owners = [getattr(handle.user_hook, "owner", self) for handle in point.fwd_hooks]
-            if any(owner is not self for owner in owners):
-                raise ConfigError(
-                    f"The policy has an intervention at {name!r} of another trainer, which this "
-                    "run would not record. Load the policy again, or copy it before intervene."
-                )
 
     def restore(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any

@@ -39,7 +39,6 @@ class RunLoop:
         """Create the directory of a new run and emit run_start, once."""
         if self._started:
             return
-        self.interventions.validate_recorded()
         if self.args.activation_checkpointing:
             validate_unhooked_blocks(self.policy)
         with self._recorded():
