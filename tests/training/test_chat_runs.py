@@ -188,10 +188,6 @@ def test_settings_that_do_not_fit_a_chat_raise(tmp_path, args):
     bare = tiny_chat(tmp_path / "bare", template=None)
     with pytest.raises(LoadError, match="no chat template. Use a model tuned for chats"):
         RLHFTrainer(args(base_model=str(bare)))
-    with pytest.raises(ConfigError, match="system_prompt='w1' is a chat message"):
-        args(chat=False, system_prompt="w1")
-    with pytest.raises(ConfigError, match="requires texts that end"):
-        args(penalize_no_eos=True, chat=False)
     assert args(penalize_no_eos=True).penalize_no_eos  # the template has a stop token
     texts = ConversationReward(len)
     for read in texts, lambda rows: score_batch(texts, TextBatch(rows)):

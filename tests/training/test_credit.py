@@ -9,7 +9,6 @@ import torch
 from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
 from rlhf_lab.config.conflicts import NEED_GROUPS
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Overrides, RLHFTrainer
 from rlhf_lab.training.ppo import assign_credit
 
@@ -152,19 +151,6 @@ def test_registered_estimator_as_a_function_equals_its_name(make_trainer):
     custom = make_trainer({"advantages": F.rloo_advantages}, **GROUPS_OF_TWO).rollout_phase()
     assert torch.equal(by_name.advantages, custom.advantages)
     assert torch.equal(by_name.returns, custom.returns)
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        *(({"advantages": name}, "samples_per_prompt=1.*at least 2") for name in NEED_GROUPS),
-        ({"samples_per_prompt": 3}, "batch_size=8 is not divisible by samples_per_prompt=3"),
-        ({"advantages": "remax", "normalize_reward": True}, "normalize_reward=True"),
-    ],
-)
-def test_settings_that_do_not_fit_groups_raise(reel_args, fields, words):
-    with pytest.raises(ConfigError, match=words):
-        reel_args(**fields)
 
 
 MIXED = FOUR | {"batch_size": 8, "samples_per_prompt": 4, "batches_per_learning_phase": 1}

@@ -5,7 +5,6 @@ from itertools import islice
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
 from tests.training.recorded_runs import EQUAL, PAIRS, PROMPTS, reward_by_prompt, reward_by_text
 
 WITHOUT = PAIRS | {"dynamic_sampling": None}
@@ -101,10 +100,3 @@ def test_replacements_come_in_an_order_of_the_batch(make_trainer):
         assert not any(prompt in own for prompt in orders[-1][:2])
         assert sorted(orders[-1][:6]) == sorted(orders[-1][6:]) == sorted(prompts.tokens)
     assert any(order != orders[0] for order in orders)
-
-
-def test_settings_that_do_not_fit_raise(reel_args):
-    with pytest.raises(ConfigError, match="dynamic_sampling=3 .*samples_per_prompt=1.*at least 2"):
-        reel_args(dynamic_sampling=3)
-    with pytest.raises(ConfigError, match="dynamic_sampling=0 is out of range"):
-        reel_args(dynamic_sampling=0, samples_per_prompt=2)

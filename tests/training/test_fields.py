@@ -297,9 +297,6 @@ def test_save_every_sets_the_phases_of_saves(every, phases):
     [
         ({"device": "cuda"}, "device='cuda' is not available"),
         ({"parallel": "fsdp"}, "parallel='fsdp' requires several processes"),
-        ({"labels_column": "label"}, "labels_column='label' is a column of prompts"),
-        ({"adapter_path": "x"} | LORA, "adapter_path="),
-        ({"adapter_path": "x", "weight_precision": "bf16"}, "adapter_path="),
         ({"stop_tokens": "zebra"}, "stop_tokens='zebra'.*not one token"),
         ({"stop_tokens": "was really"}, "stop_tokens='was really'.*not one token"),
         ({"stop_token_ids": "3,72"}, "stop_token_ids='3,72' contains 72.*has 72 tokens"),

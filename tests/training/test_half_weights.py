@@ -189,16 +189,6 @@ def test_run_in_bf16_is_saved_loaded_and_exported_as_it_is(runs, tmp_path, kind)
         assert (exact(tokens) - reloaded(tokens).logits).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("lora_rank", 2), ("optimizer", "adamw_8bit"), ("precision", "bf16")]
-)
-def test_bf16_weights_reject_other_settings(reel_args, name, value):
-    with pytest.raises(ConfigError) as caught:
-        reel_args(weight_precision="bf16", **{name: value})
-    assert f"{name}={value!r}" in str(caught.value)
-    assert "weight_precision='bf16'" in str(caught.value)
-
-
 def test_components_in_bf16(make_trainer, reward_dir):
     """Also a critic from a reward model; custom weights must be in bfloat16."""
     fields = {"value_head": "separate", "critic_path": str(reward_dir)}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import AdaptiveKLController, FixedKLController
 
 
@@ -59,8 +58,3 @@ def test_custom_controller_sets_the_coefficient(make_trainer):
     reports = make_trainer({"kl_controller": controller}, total_phases=3).train()
     assert [report.kl_coef for report in reports] == [0.5, 1.0, 2.0]
     assert controller.seen == [(report.kl_per_sequence, 8) for report in reports]
-
-
-def test_horizon_shorter_than_a_batch_raises(reel_args):
-    with pytest.raises(ConfigError, match="kl_horizon=4"):
-        reel_args(kl_controller="adaptive", batch_size=8, kl_horizon=4)

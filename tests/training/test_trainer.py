@@ -262,7 +262,6 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
 REJECTED = {
     "unknown_word": ({}, {"prefix": "this zebra"}, "zebra.*outside the model's vocabulary"),
     "beyond_the_context": ({}, {"gen_len": 40}, "gen_len=40.*context of 32"),
-    "no_prompt": ({}, {"prefix": "", "prepend_bos": False}, "prefix=''"),
     "no_such_model": ({}, {"base_model": "./nowhere"}, "no model directory './nowhere'"),
     "no_such_reward": ({}, {"reward_fn": "kindness"}, "reward_fn='kindness'"),
     "no_such_device": ({}, {"device": "abacus"}, "device='abacus'"),
