@@ -1,7 +1,5 @@
 """The objective's four terms with a run's settings bound to them."""
 
-import copy
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -47,12 +45,6 @@ class Objective:
         self.clips_plainly = self.overrides.clips_plainly(args)
         self.kl_estimator = self.overrides.sampled_kl(args)
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
-
-    def without_whitening(self) -> "Objective":
-        """Return the same objective for advantages that are whitened already."""
-        part = copy.copy(self)
-        part.normalize = False
-        return part
 
     def run_policy(
         self,

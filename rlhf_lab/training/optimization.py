@@ -1,5 +1,6 @@
 """Gradient ascent on the objective: micro-batches, clipping, and no step after nan or inf."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +49,8 @@ class PolicyUpdate:
         if args.normalize_advantages:
             advantages = minibatch.whitened_advantages()
         whole = dataclasses.replace(minibatch, advantages=advantages)
-        objective = trainer.objective.without_whitening()
+        objective = copy.copy(trainer.objective)
+        objective.normalize = False
 
         def compute_part(part: ReplayMinibatch) -> "ObjectiveTerms":
             models = trainer.policy, trainer.reference

@@ -68,10 +68,8 @@ class EngineSampler:
         is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= spec.gen_len
         is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
         is_corrected = self.trainer.args.importance_correction != "none"
-        for column, is_required in (
-            (output.logprobs, is_corrected),
-            (output.support, spec.truncates),
-        ):
+        columns = [(output.logprobs, is_corrected), (output.support, spec.truncates)]
+        for column, is_required in columns:
             is_valid &= list(map(len, column)) == sizes if column else not is_required
         if not is_valid:
             raise RunError(
@@ -84,7 +82,7 @@ class EngineSampler:
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec, seed: int) -> Samples:
         """Load changed weights, generate responses, and run the policy on them in parts."""
-        policy, tokenizer = self.trainer.policy, self.trainer.tokenizer
+        policy, tokenizer, gen_len = self.trainer.policy, self.trainer.tokenizer, spec.gen_len
         if not self.is_current:
             if has_hooks(policy):
                 warnings.warn("the policy's hooks do not run in rollout_engine.", stacklevel=2)
@@ -95,10 +93,8 @@ class EngineSampler:
         ends = [next((t for t, x in enumerate(r, 1) if x in stops), len(r)) for r in output.tokens]
 
         def pad(rows: list[list[Any]], value: Any) -> Tensor:
-            cut = (row[:end] for row, end in zip(rows, ends, strict=True))
-            return torch.tensor(
-                [row + [value] * (spec.gen_len - len(row)) for row in cut], device=policy.device
-            )
+            rows = [r[:n] + [value] * (gen_len - n) for r, n in zip(rows, ends, strict=True)]
+            return torch.tensor(rows, device=policy.device)
 
         prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
         tokens = torch.cat([prompt_tokens, pad(output.tokens, pad_token)], 1)
@@ -111,9 +107,8 @@ class EngineSampler:
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)
         zeros = mask.float() * 0
         samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), support, None, logprobs)
-        for rows in torch.arange(len(mask), device=mask.device).split(
-            self.trainer.args.rows_at_once
-        ):
+        rows_at_once = self.trainer.args.rows_at_once
+        for rows in torch.arange(len(mask), device=mask.device).split(rows_at_once):
             part = samples[rows]
             inputs = policy, part.tokens, part.prefix_len, spec.temperature
             options = {"attention_mask": part.attention_mask, "support": part.support}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhf_lab.errors import ConfigError, LoadError, RunError
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.prompts import deal, load_prompts
 
@@ -83,9 +83,6 @@ def test_batch_of_prompts_of_unequal_length_starts_on_policy(make_trainer):
     assert not samples.prompt_mask.all()
     assert report.kl_per_token == 0.0 and abs(report.ratio_first_minibatch - 1) < 1e-4
     assert trainer.prompt == max(trainer.prompts.tokens, key=len)
-    with pytest.raises(RunError, match="custom components: prompts"):
-        RLHFTrainer.resume(trainer.run.path)
-    assert RLHFTrainer.resume(trainer.run.path, prompts=TEXTS).phase == 1
 
 
 def test_list_of_one_prompt_equals_a_prefix(make_trainer):

@@ -136,6 +136,7 @@ CHANGES = {
     ),
     "method": lambda model, patch: patch.setattr(MLP, "forward", lambda self, x: 0 * x),
     "setting": lambda model, patch: setattr(model.cfg, "output_logits_soft_cap", 2.0),
+    "objective": lambda model, patch: None,
     "frozen weight": lambda model, patch: model.blocks[0].mlp.W_in.requires_grad_(False),
 }
 
@@ -149,6 +150,8 @@ def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch)
         trainer.learning_phase(rollout)
     assert graph.n_captures == 1
     CHANGES[change](trainer.policy.base_model, monkeypatch)
+    if change == "objective":
+        trainer.objective.normalize = False
     minibatch, _ = ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())
     models = trainer.policy, trainer.reference
     expected = objective_terms(*models, minibatch, trainer.objective, 0.3).objective
