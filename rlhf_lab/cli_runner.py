@@ -18,7 +18,7 @@ from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
-from rlhf_lab.parallel.launcher import is_main_process, local_rank
+from rlhf_lab.parallel.launcher import is_main_process, process_rank
 
 Function = Callable[..., int]
 
@@ -95,7 +95,8 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
         sys.stdout.flush()  # raise BrokenPipeError here instead of at interpreter exit
         return status
     except LabError as error:
-        if local_rank() == 0 or isinstance(error, RankError):  # the first process of a machine
+        is_first = process_rank("LOCAL_RANK") == 0  # on its machine
+        if is_first or isinstance(error, RankError):
             _print_error(f"{prog}: {error}")
         return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:

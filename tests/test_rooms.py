@@ -18,7 +18,7 @@ LINES = {
     "rlhf_lab/models": (3600, 3850),  # issue "CUDA at speed" adds 150 here and 200 to training
     "rlhf_lab/rewards": (1600, 2250),
     "rlhf_lab/tuning": (700, 980),
-    "rlhf_lab/parallel": (550, 670),
+    "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5360),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 4100),
     "rlhf_lab/probes": (4800, 7810),

@@ -18,31 +18,17 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     return {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
 
 
-def is_grouped(parallel: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if the run has a process group: with several processes, or to shard weights.
-
-    Args:
-        parallel: the setting `RLHFArgs.parallel`.
-    """
-    return n_processes(environment) > 1 or (parallel == "fsdp" and is_launched(environment))
+def is_grouped(parallel: str) -> bool:
+    """Return True if a run with this setting of `parallel` has a process group."""
+    return n_processes() > 1 or (parallel == "fsdp" and is_launched())
 
 
 def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True in the process that prints; known before the processes connect."""
-    return _rank("RANK", environment) == 0
+    return process_rank("RANK", environment) == 0
 
 
-def local_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of this process on its machine; 0 without torchrun."""
-    return _rank("LOCAL_RANK", environment)
-
-
-def processes_per_node(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many processes torchrun started on this machine."""
-    size = n_processes(environment)
-    return int(environment.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
-
-
-def _rank(name: str, environment: Mapping[str, str]) -> int:
+def process_rank(name: str, environment: Mapping[str, str] = os.environ) -> int:
+    """Return RANK, or LOCAL_RANK on its machine, of this process; 0 without torchrun."""
     rank = environment.get(name, "0")
     return int(rank) if n_processes(environment) > 1 and rank.isdecimal() else 0

@@ -13,7 +13,7 @@ from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.value_head import has_standard_forward
-from rlhf_lab.parallel.launcher import is_launched, local_rank, n_processes, processes_per_node
+from rlhf_lab.parallel.launcher import is_launched, n_processes, process_rank
 from rlhf_lab.training.checkpoint import checksum
 
 if TYPE_CHECKING:
@@ -40,14 +40,13 @@ def device_of_rank(device: torch.device, setting: str) -> torch.device:
         raise ConfigError(
             f"device={setting!r} names one device for {n_processes()} processes. Set device='auto'."
         )
-    if processes_per_node() > (n_gpus := torch.cuda.device_count()):
+    if process_rank("LOCAL_RANK") >= (n_gpus := torch.cuda.device_count()):
         raise ConfigError(f"This machine has {n_gpus} GPUs. Start one process per GPU.")
-    return torch.device("cuda", local_rank())
+    return torch.device("cuda", process_rank("LOCAL_RANK"))
 
 
-def validate_process_settings(args: RLHFArgs, size: int | None = None) -> None:
+def validate_process_settings(args: RLHFArgs, size: int) -> None:
     """Raise ConfigError for settings that do not work with `size` processes."""
-    size = n_processes() if size is None else size
     minibatch = args.batch_size // args.num_minibatches
     micro, per_rank = args.micro_batch_size, minibatch // size
     if args.batch_size % size or minibatch % size:
@@ -61,21 +60,16 @@ def validate_process_settings(args: RLHFArgs, size: int | None = None) -> None:
             f"micro_batch_size={micro} must divide the {per_rank} sequences of a minibatch that "
             f"each of {size} processes has. Choose another one."
         )
-    if args.optimizer_in_backward:
-        raise ConfigError(
-            "optimizer_in_backward=True steps before the gradients of all processes are summed. "
-            "Set optimizer_in_backward=False."
-        )
-    required = {}
+    required = {"optimizer_in_backward": False}  # it steps before the gradients are summed
     if args.parallel == "fsdp":  # no process has whole weights during a step
-        required = {"optimizer": "adamw", "weight_precision": "fp32"}
+        required |= {"optimizer": "adamw", "weight_precision": "fp32"}
         if args.precision == "bf16":  # a whole copy would be kept until the backward pass
             required["activation_checkpointing"] = True
     for name, value in required.items():
         if getattr(args, name) != value:
             raise ConfigError(
-                f"parallel='fsdp' cannot be combined with {name}={getattr(args, name)!r} and "
-                f"precision={args.precision!r}. Set {name}={value!r}, or parallel='ddp'."
+                f"{name}={getattr(args, name)!r} cannot be combined with several processes, "
+                f"parallel={args.parallel!r} and precision={args.precision!r}. Set {name}={value}."
             )
 
 
@@ -94,16 +88,16 @@ def validate_shardable(policy: nn.Module, reference: nn.Module, optimizer: Any) 
 
 def validate_equal(world: "World", trainer: "RLHFTrainer") -> None:
     """Raise ConfigError, on every rank, if ranks differ in versions, settings or weights."""
-    models = {"policy": trainer.policy, "reference": trainer.reference}
-    copies = {k: {n: w.detach().cpu() for n, w in m.named_parameters()} for k, m in models.items()}
     local = {
         "rlhf_lab": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "settings": trainer.args.to_dict(),
-        **{f"weights of the {name}": checksum(weights) for name, weights in copies.items()},
+        "settings": json.dumps(trainer.args.to_dict()),
     }
-    local = json.loads(json.dumps(local))
+    for name in ("policy", "reference"):
+        named = getattr(trainer, name).named_parameters()
+        copies = {name: weight.detach().cpu() for name, weight in named}
+        local[f"weights of the {name}"] = checksum(copies)
     main = world.broadcast(local)
     different = [name for name in local if local[name] != main[name]]
     with world.barrier("comparing itself with process 0"):

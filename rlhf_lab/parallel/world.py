@@ -8,7 +8,7 @@ function therefore works with several processes unchanged.
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,6 @@ from rlhf_lab.errors import LabError, LostRankError, RankError, RunError
 from rlhf_lab.samples import Samples, Support
 
 if TYPE_CHECKING:
-    from rlhf_lab.training.callbacks import Callbacks
     from rlhf_lab.training.ppo import ObjectiveTerms
     from rlhf_lab.training.recorder import Recorder
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -38,14 +37,14 @@ class World:
         rank, size: number of this process, from 0, and how many there are.
         is_main: True in the process that logs, saves and runs the callbacks.
         is_apart: True while the main process works alone and the others wait.
+        moments: whole moments to save instead of shards; None between the saves of shards.
     """
-
-    has_moments = True  # on this process; shards are gathered first
 
     def __init__(self, device: torch.device) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_main = self.rank == 0
         self.device, self.is_apart = device, False
+        self.moments: dict[str, Tensor] | None = {}
 
     # collectives
 
@@ -65,62 +64,32 @@ class World:
         if self.is_apart:
             return rows
         local = rows.detach().to(self.device).contiguous()
-        sent = local.to(torch.uint8) if local.dtype == torch.bool else local
-        received = [torch.empty_like(sent) for _ in range(self.size)]
+        received = [torch.empty_like(local) for _ in range(self.size)]
         with self.detect_lost_rank():
-            dist.all_gather(received, sent)
-        return torch.cat(received).to(rows.device, rows.dtype)
+            dist.all_gather(received, local)
+        return torch.cat(received).to(rows.device)
 
     def max_over_ranks(self, number: int) -> int:
         """Return the largest of the ranks' numbers."""
-        if self.is_apart:
-            return number
-        largest = torch.tensor(number, device=self.device)
-        with self.detect_lost_rank():
-            dist.all_reduce(largest, dist.ReduceOp.MAX)
-        return int(largest)
-
-    def any_rank(self, flag: bool) -> bool:
-        """Return True if the flag is set on any rank."""
-        return bool(self.max_over_ranks(int(flag)))
-
-    def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks, in one message per dtype."""
-        if self.is_apart:
-            return
-        for dtype in dict.fromkeys(x.dtype for x in tensors):
-            of_dtype = [x for x in tensors if x.dtype == dtype]
-            flat = torch.cat([x.detach().reshape(-1) for x in of_dtype]).to(self.device)
-            with self.detect_lost_rank():
-                dist.all_reduce(flat)
-            for x, part in zip(of_dtype, flat.split([x.numel() for x in of_dtype]), strict=True):
-                x.detach().copy_(part.view_as(x))
+        return int(self.gather(torch.tensor([number])).max())
 
     def broadcast(self, value: Any) -> Any:
-        """Return the main rank's value, which must be JSON."""
-        if self.is_apart:
-            return value
-        message = json.dumps(value).encode() if self.is_main else b""
-        sent = torch.zeros(self.max_over_ranks(len(message)), dtype=torch.uint8)
-        sent[: len(message)] = torch.tensor(list(message), dtype=torch.uint8)
-        sent = sent.to(self.device)
-        with self.detect_lost_rank():
-            dist.broadcast(sent, src=0)
-        return json.loads(bytes(sent.tolist()))
+        """Return the main rank's value, which must be JSON on each."""
+        text = json.dumps(value).encode()
+        text = text.ljust(self.max_over_ranks(len(text)))
+        rows = self.gather(torch.tensor([list(text)], dtype=torch.uint8))
+        return json.loads(bytes(rows[0].tolist()))
 
     @contextlib.contextmanager
     def barrier(self, doing: str) -> Iterator[None]:
         """Wait for all ranks at the end; raise RunError if another rank raised an error."""
-        if self.is_apart:
-            yield
-            return
         problem = None
         try:
             yield
         except Exception as error:  # reported to the other ranks before it is raised
             problem = error
         failed = self.gather(torch.tensor([problem is not None])).nonzero().flatten()
-        if isinstance(problem, LabError) and not self.is_main:
+        if isinstance(problem, LabError) and not self.is_main and not self.is_apart:
             raise RankError(f"process {self.rank}: {problem}") from problem
         if problem is not None:
             raise problem
@@ -156,18 +125,13 @@ class World:
     def compute_by_rank(
         self, samples: Samples, compute: Callable[[Samples], Result], doing: str
     ) -> Result:
-        """Compute a row for each sequence; each rank computes its rows.
-
-        Args:
-            compute: returns rows in a tensor, or in a tuple, mapping or dataclass of tensors.
-            doing: for the message of an error.
-        """
+        """Compute tensors with a row per sequence; each rank computes its rows."""
         n_rows = len(samples.tokens)
         if not self.shards_evenly(n_rows):
             return compute(samples)
-        rows = torch.arange(n_rows, device=samples.tokens.device)[self.local_slice(n_rows)]
+        rows = self.local_slice(n_rows)
         with self.barrier(doing):
-            result = compute(samples[rows])
+            result = compute(samples.map(lambda x: x[rows]))
         return self._gather_all(result)
 
     def sample(
@@ -184,16 +148,14 @@ class World:
         if support is not None:
             width = self.max_over_ranks(support.tokens.shape[-1]) - support.tokens.shape[-1]
             support = Support(pad(support.tokens, (0, width)), pad(support.kept, (0, width)))
-        prompt_mask = pad(samples.prompt_mask, (gap, 0))
-        changes = {"tokens": tokens, "prompt_mask": prompt_mask, "support": support}
-        return self._gather_all(dataclasses.replace(samples, **changes))
+        changes = {"prompt_mask": pad(samples.prompt_mask, (gap, 0)), "support": support}
+        return self._gather_all(dataclasses.replace(samples, tokens=tokens, **changes))
 
     def _gather_all(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self.gather(value)
         if dataclasses.is_dataclass(value):
-            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return dataclasses.replace(value, **self._gather_all(fields))
+            return type(value)(**self._gather_all(vars(value)))
         if isinstance(value, Mapping):
             return {name: self._gather_all(each) for name, each in value.items()}
         if isinstance(value, tuple):  # a NamedTuple
@@ -206,7 +168,7 @@ class World:
         """Gather the weights after the optimizer is made."""
 
     @contextlib.contextmanager
-    def learning(self, callbacks: "Callbacks") -> Iterator[None]:
+    def learning(self) -> Iterator[None]:
         """Context of a learning phase."""
         yield
 
@@ -216,13 +178,22 @@ class World:
 
     def sum_terms(self, terms: "ObjectiveTerms") -> "ObjectiveTerms":
         """Return the terms of the whole minibatch from those of this rank's rows."""
-        whole = {n: self.gather(x) if x.ndim else x.clone() for n, x in vars(terms).items()}
-        self.all_reduce_([x for x in whole.values() if not x.ndim])
+        whole = {
+            name: self.gather(x) if x.ndim else self.gather(x[None]).sum()
+            for name, x in vars(terms).items()
+        }
         return dataclasses.replace(terms, **whole)
 
     def sum_gradients(self, policy: nn.Module) -> None:
         """Replace each gradient by the sum over ranks, whose terms are fractions already."""
-        self.all_reduce_([p.grad for p in policy.parameters() if p.grad is not None])
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        if self.is_apart:
+            return
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        with self.detect_lost_rank():
+            dist.all_reduce(flat)
+        for x, total in zip(gradients, flat.split([x.numel() for x in gradients]), strict=True):
+            x.copy_(total.view_as(x))
 
     def open_run(self, recorder: "Recorder") -> str:
         """Create the run's directory in the main process; return its path in all."""
@@ -231,17 +202,11 @@ class World:
                 recorder.open()
         return self.broadcast(str(recorder.run.path) if self.is_main else None)
 
-    def emit(
-        self, trainer: "RLHFTrainer", event: Any, phase: int | None, fields: dict[str, Any]
-    ) -> None:
+    def emit(self, trainer: "RLHFTrainer", event: Any, phase: int | None, **fields: Any) -> None:
         """Call the callbacks of an event in the main process."""
         if self.is_main:
             with self.main_only():
                 trainer.emit(event, phase, **fields)
-
-    def take_moments(self) -> dict[str, Tensor]:
-        """Return whole moments to save instead of the optimizer's shards."""
-        return {}
 
     def shard_state(self, state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
         """Return this process's part of a saved state of the optimizer."""
@@ -252,19 +217,14 @@ def connect(trainer: "RLHFTrainer", optimizer: Any) -> World:
     """Connect to the other processes; shard the policy with `parallel='fsdp'`."""
     from rlhf_lab.parallel import sharding, validation
 
-    join_group(trainer.device)
+    if trainer.device.type == "cuda":
+        torch.cuda.set_device(trainer.device.index or 0)
+    if not dist.is_initialized():
+        backend = "nccl" if trainer.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
     world = World(trainer.device)
     validation.validate_equal(world, trainer)
     if trainer.args.parallel != "fsdp":
         return world
     validation.validate_shardable(trainer.policy, trainer.reference, optimizer)
-    return sharding.ShardedWorld(trainer.device, trainer.policy, trainer.forward)
-
-
-def join_group(device: torch.device) -> None:
-    """Join the process group of torchrun."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device.index or 0)
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+    return sharding.ShardedWorld(trainer)

@@ -37,7 +37,7 @@ from rlhf_lab.models.device import (
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.reference import validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.parallel.launcher import is_grouped, is_launched
+from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
 from rlhf_lab.rewards import (
     RewardFn,
     RewardPipeline,
@@ -73,7 +73,7 @@ def choose_device(args: RLHFArgs) -> torch.device:
         from rlhf_lab.parallel.validation import device_of_rank, validate_process_settings
 
         device = device_of_rank(device, args.device)
-        validate_process_settings(args)
+        validate_process_settings(args, n_processes())
     elif args.parallel != "auto" and not is_launched():
         raise ConfigError(
             f"parallel={args.parallel!r} requires several processes. Start the run with `torchrun "

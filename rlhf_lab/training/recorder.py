@@ -170,7 +170,7 @@ class Recorder:
         phase = ctx.phase + (ctx.event == "after_phase")
         # without moments, a callback has just requested a stop, and `finish` saves
         world = self.trainer.world
-        saves_state = self.is_save_phase(phase) and (world is None or world.has_moments)
+        saves_state = self.is_save_phase(phase) and (world is None or world.moments is not None)
         self._save(phase, saves_state, is_numbered(phase, self.trainer.args.keep_checkpoints))
 
     def is_save_phase(self, phase: int) -> bool:
@@ -191,7 +191,7 @@ class Recorder:
         if saves_state:
             state, of_state = make_training_state(trainer)
             if trainer.world is not None:
-                of_state |= trainer.world.take_moments()
+                of_state |= trainer.world.moments
             of_state |= reference_tensors(trainer)
             metadata = make_metadata(trainer, "last", phase) | state
             self._waiting.append((metadata, tensors | copied_to_host(of_state)))

@@ -80,7 +80,7 @@ class RunLoop:
         self.start()
         while self.phase < self.args.total_phases:
             stops = self.stop_requested
-            if stops if self.world is None else self.world.any_rank(stops):
+            if stops if self.world is None else self.world.max_over_ranks(stops):
                 break
             self.unfinished.append(self.run_phase())
             yield self.unfinished[-1]

@@ -174,7 +174,7 @@ class RLHFTrainer(RunLoop):
     def emit(self, event: Event, phase: int | None = None, **fields: Any) -> None:
         """Call the callbacks of an event, in the main process; restore gradients afterwards."""
         if self.world is not None and not self.world.is_apart:
-            self.world.emit(self, event, phase, fields)
+            self.world.emit(self, event, phase, **fields)
             return
         if not self.callbacks.registered.get(event):
             return
@@ -249,7 +249,7 @@ class RLHFTrainer(RunLoop):
             return
         if self.engine is not None:
             self.engine.is_current = False
-        world = nullcontext() if self.world is None else self.world.learning(self.callbacks)
+        world = nullcontext() if self.world is None else self.world.learning()
         self.stage = "learning"
         try:
             with self.forward.products(), world:

@@ -1,90 +1,61 @@
-"""Starts several processes of one run, as torchrun does, from one that has imported everything."""
+"""Starts the processes of a run, as torchrun does, from one that has imported everything."""
 
 import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch.distributed as dist
 
-PATIENCE = 180
-"""Seconds for processes that share a busy machine; a hang is told by the faulthandler in each."""
+PATIENCE = 180  # seconds for processes on a busy machine; each reports its stack when it hangs
 PRELUDE = """
 import faulthandler, json, os, sys
 from pathlib import Path
 faulthandler.dump_traceback_later(150, exit=True)
 import torch
 torch.set_num_threads(1)
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training import RLHFTrainer
-place = Path(sys.argv[1])
-rank = int(os.environ.get("RANK", "0"))
-def tell(**found):
-    (place / f"told-{rank}.json").write_text(json.dumps(found))
+folder, rank = Path(sys.argv[1]), int(os.environ.get("RANK", "0"))
+def report(**values):
+    (folder / f"report-{rank}.json").write_text(json.dumps(values))
 """
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit status, what it told, and what it printed."""
+    """Exit status of a process, the values that it reported, and its standard error."""
 
     status: int
-    told: dict[str, Any]
+    values: dict[str, Any]
     error: str
 
 
-Ranks = Callable[..., list[Ended]]
+@pytest.fixture(scope="session")
+def launch(warm_python) -> Callable[..., list[Ended]]:
+    """Runs the same code in n processes, which meet in a store of this process."""
 
-
-@pytest.fixture
-def ranks(warm_python, tmp_path) -> Ranks:
-    """Runs the same code in n processes that can meet; without a launcher where n is 1, unless one
-    `is_launched`.
-
-    They meet in a store of this process's, as in that of torchrun, which outlives each of them; or
-    in the main process's, as without torchrun. `nodes`: as many machines are said to be there.
-    """
-
-    def run(
-        n: int,
-        code: str,
-        name: str | None = None,
-        is_torchrun: bool = True,
-        nodes: int = 1,
-        is_launched: bool | None = None,
-    ) -> list[Ended]:
-        place = tmp_path / (name or f"of-{n}")
-        place.mkdir(exist_ok=True)
+    def run(folder: Path, n: int, code: str, is_launched: bool = True) -> list[Ended]:
+        folder.mkdir(exist_ok=True)
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = store.port
-        if not is_torchrun:
-            del store
+        group = {"WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        group["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         with ExitStack() as stack:
-            started = []
+            processes = []
             for rank in range(n):
                 files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-                env = warm_python.environment
-                if n > 1 if is_launched is None else is_launched:
-                    env = env | {
-                        "RANK": str(rank),
-                        "LOCAL_RANK": str(rank % (n // nodes)),
-                        "WORLD_SIZE": str(n),
-                        "LOCAL_WORLD_SIZE": str(n // nodes),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(port),
-                        "TORCHELASTIC_USE_AGENT_STORE": str(is_torchrun),
-                    }
+                ranks = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                env = warm_python.environment | (ranks if is_launched else {})
+                arguments = ["-c", PRELUDE + code, str(folder)]
                 numbers = tuple(file.fileno() for file in files)
-                asked = ["-c", PRELUDE + code, str(place)]
-                started.append((warm_python.start(asked, numbers, env=env), files[2]))
+                processes.append((warm_python.start(arguments, numbers, env=env), files[2]))
             ended = []
-            for rank, (process, errors) in enumerate(started):
+            for rank, (process, errors) in enumerate(processes):
                 status = process.wait(PATIENCE)
                 errors.seek(0)
-                told = place / f"told-{rank}.json"
-                found = json.loads(told.read_text()) if told.exists() else {}
-                ended.append(Ended(status, found, errors.read().decode()))
+                path = folder / f"report-{rank}.json"
+                values = json.loads(path.read_text()) if path.exists() else {}
+                ended.append(Ended(status, values, errors.read().decode()))
             return ended
 
     return run

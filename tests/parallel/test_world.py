@@ -1,146 +1,144 @@
-"""Ranks: what they share, counted by hand, and how the failure of one ends the others."""
+"""Ranks: their rows and messages, computed by hand, and validation of their settings."""
 
 import pytest
 import torch
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.parallel.launcher import is_main_process, local_rank, n_processes
-from rlhf_lab.parallel.validation import device_of_rank, validate_process_settings
+from rlhf_lab.models import make_reference
+from rlhf_lab.parallel import validation
+from rlhf_lab.parallel.launcher import is_main_process, n_processes, process_rank
+from rlhf_lab.rewards import load_policy_and_critic
 
-MEET = """
-from rlhf_lab.parallel.world import World, join_group
-join_group(torch.device("cpu"))
-world = World(torch.device("cpu"))
-"""
-
-
-def test_the_environment_of_torchrun_is_read():
-    assert (n_processes({}), local_rank({}), is_main_process({})) == (1, 0, True)
-    found = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
-    assert (n_processes(found), local_rank(found), is_main_process(found)) == (4, 1, False)
-
-
-@pytest.mark.parametrize("size", [{}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "many"}])
-def test_ranks_without_other_processes_are_ignored(size):
-    """RANK=1 left over from another program would silence this one."""
-    left_over = {"RANK": "1", "LOCAL_RANK": "1"} | size
-    assert n_processes(left_over) == 1
-    assert local_rank(left_over) == 0 and is_main_process(left_over)
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("n", [2, 4])
-def test_rows_numbers_and_words_are_shared(ranks, n):
-    """Rank r has rows (r, -r) and the number 2^r: rows in order, the sum is 2^n - 1."""
-    code = """
-r = torch.tensor([float(rank), -float(rank)])
-parts = [torch.tensor([2.0**rank]), torch.full((2, 2), rank, dtype=torch.float64)]
-rows, flags = world.gather(r), world.gather(torch.tensor([rank == 1]))
-world.all_reduce_(parts)
-with world.main_only():
-    alone = [world.gather(r).tolist(), world.local_slice(8) == slice(0, 8)]
-    alone.append(world.max_over_ranks(rank))
-rows_of_8, value = world.local_slice(8), {"rank": rank, "ü": None}
-tell(rows=rows.tolist(), flags=flags.tolist(), sums=[x.tolist() for x in parts], alone=alone,
-     share=[rows_of_8.start, rows_of_8.stop], odd=world.shards_evenly(7),
-     widest=world.max_over_ranks(10 + rank), said=world.broadcast(value),
-     any=[world.any_rank(rank == 1), world.any_rank(False)])
-world.close()
-"""
-    for rank, (status, told, error) in enumerate(ranks(n, MEET + code)):
-        assert status == 0, error
-        assert told["rows"] == [x for r in range(n) for x in (r, -r)]
-        assert told["flags"] == [r == 1 for r in range(n)]
-        assert told["sums"] == [[2**n - 1], [[n * (n - 1) / 2] * 2] * 2]
-        assert told["alone"] == [[rank, -rank], True, rank]
-        assert told["share"] == [rank * 8 // n, (rank + 1) * 8 // n] and told["odd"] is False
-        assert told["widest"] == 10 + n - 1 and told["any"] == [True, False]
-        assert told["said"] == {"rank": 0, "ü": None}
-
-
-@pytest.mark.process
-def test_an_error_of_one_process_ends_all_with_one_sentence_each(ranks):
-    code = """
-from rlhf_lab.errors import ConfigError, LabError
-try:
-    with world.barrier("scoring its samples"):
-        if rank == 1:
-            raise ConfigError("the reward is nan; return numbers.")
-except LabError as error:
-    tell(kind=type(error).__name__, said=str(error))
-"""
-    first, second = ranks(2, MEET + code)
-    why = "process 1 failed while scoring its samples; see its error message."
-    assert first.told == {"kind": "RunError", "said": why}
-    assert second.told == {
-        "kind": "RankError",
-        "said": "process 1: the reward is nan; return numbers.",
-    }
-
-
-@pytest.mark.process
-def test_a_process_that_is_gone_is_told_of_at_the_next_message(ranks):
-    code = """
-import signal
-from rlhf_lab.errors import LostRankError
-world.any_rank(False)
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
-try:
-    world.all_reduce_([torch.ones(9)])
-except LostRankError as error:
-    tell(said=str(error))
-    os._exit(3)
-"""
-    first, second = ranks(2, MEET + code)
-    assert (first.status, second.status) == (3, -9)
-    assert first.told == {"said": "process 0 lost another process"}
+FOUR = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("environment", "n", "local", "is_main"),
     [
-        ({"batch_size": 30}, "batch_size=30 and"),
-        (
-            {"batch_size": 32, "num_minibatches": 16},
-            "of 2 sequences must be divisible by 4",
-        ),
-        (
-            {"batch_size": 48, "num_minibatches": 2, "micro_batch_size": 4},
-            "micro_batch_size=4 must divide the 6 sequences",
-        ),
-        (
-            {"batch_size": 32, "optimizer_in_backward": True, "max_grad_norm": None},
-            "Set optimizer_in_backward=False",
-        ),
+        ({}, 1, 0, True),
+        (FOUR, 4, 1, False),
+        # left over from another program
+        (FOUR | {"WORLD_SIZE": "1"}, 1, 0, True),
+        (FOUR | {"WORLD_SIZE": "many"}, 1, 0, True),
+        ({"RANK": "1", "LOCAL_RANK": "1"}, 1, 0, True),
     ],
 )
-def test_settings_that_cannot_be_dealt_are_refused(settings, said):
-    from rlhf_lab.config import RLHFArgs
-
-    args = RLHFArgs(preset="reel", **({"num_minibatches": 2} | settings))
-    validate_process_settings(args, 1) if "optimizer_in_backward" not in settings else None
-    with pytest.raises(ConfigError, match=said):
-        validate_process_settings(args, 4)
+def test_launcher_reads_variables_of_torchrun(environment, n, local, is_main):
+    assert n_processes(environment) == n
+    assert process_rank("LOCAL_RANK", environment) == local
+    assert is_main_process(environment) == is_main
 
 
-def test_devices_that_are_not_one_per_process_are_refused(monkeypatch):
-    ranks = {"RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for name, value in ({"WORLD_SIZE": "4"} | ranks | address).items():
+CODE = """
+import signal
+from torch import nn
+from rlhf_lab.errors import ConfigError, LabError, LostRankError
+from rlhf_lab.parallel.world import World
+torch.distributed.init_process_group("gloo")
+world = World(torch.device("cpu"))
+module = nn.ParameterList([torch.ones(1), torch.ones(2, 2, dtype=torch.float64), torch.ones(3)])
+module[0].grad = torch.tensor([2.0**rank])
+module[1].grad = torch.full((2, 2), rank, dtype=torch.float64)
+world.sum_gradients(module)
+values = dict(
+    rows=world.gather(torch.tensor([rank, -rank])).tolist(),
+    flags=world.gather(torch.tensor([rank == 1])).tolist(),
+    gradients=[p.grad if p.grad is None else p.grad.tolist() for p in module],
+    rows_of_9=[world.local_slice(9).start, world.local_slice(9).stop],
+    is_even=world.shards_evenly(8),
+    largest=world.max_over_ranks(10 + rank),
+    from_main=world.broadcast({"rank": 10**rank, "ü": None}),
+)
+with world.main_only():
+    values["apart"] = [world.gather(torch.tensor([rank])).item(), world.max_over_ranks(rank)]
+    values["apart"] += [world.local_slice(9).stop, world.broadcast(rank)]
+try:
+    with world.barrier("scoring its samples"):
+        if rank == 1:
+            raise ConfigError("The reward is nan. Return numbers.")
+except LabError as error:
+    values["error"] = [type(error).__name__, str(error)]
+report(**values)
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    world.gather(torch.ones(9))
+except LostRankError as error:
+    report(**values, lost=str(error))
+    os._exit(3)
+"""
+
+
+@pytest.mark.process
+def test_messages_match_hand_computed(launch, tmp_path):
+    """Rank r has rows (r, -r) and gradients 2^r and r; rank 1 fails, rank 2 is killed."""
+    ended = launch(tmp_path, 3, CODE)
+    assert [rank.status for rank in ended] == [3, 3, -9], ended[0].error
+    for rank, (_, values, _) in enumerate(ended):
+        assert values["rows"] == [0, 0, 1, -1, 2, -2]
+        assert values["flags"] == [False, True, False]
+        assert values["gradients"] == [[7.0], [[3.0, 3.0], [3.0, 3.0]], None]
+        assert values["rows_of_9"] == [3 * rank, 3 * rank + 3] and not values["is_even"]
+        assert values["largest"] == 12 and values["from_main"] == {"rank": 1, "ü": None}
+        assert values["apart"] == [rank, rank, 9, rank]
+        failed = ["RunError", "process 1 failed while scoring its samples; see its error message."]
+        of_rank_1 = ["RankError", "process 1: The reward is nan. Return numbers."]
+        assert values["error"] == (of_rank_1 if rank == 1 else failed)
+        if rank != 2:
+            assert values["lost"] == f"process {rank} lost another process"
+
+
+FSDP = {"parallel": "fsdp"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 30}, "batch_size=30 and its minibatches of 15 sequences must be divisible"),
+        ({"num_minibatches": 16}, "of 2 sequences must be divisible by 4"),
+        ({"batch_size": 48, "micro_batch_size": 4}, "must divide the 6 sequences"),
+        ({"optimizer_in_backward": True, "max_grad_norm": None}, "Set optimizer_in_backward=False"),
+        (FSDP | {"optimizer": "adamw_8bit"}, "optimizer='adamw_8bit' cannot be combined with"),
+        (FSDP | {"weight_precision": "bf16"}, "weight_precision='bf16' cannot be combined with"),
+        (FSDP | {"precision": "bf16"}, "Set activation_checkpointing=True"),
+    ],
+)
+def test_settings_for_one_process_are_rejected(settings, message):
+    settings = {"preset": "reel", "batch_size": 32, "num_minibatches": 2} | settings
+    with pytest.raises(ConfigError, match=message):
+        validation.validate_process_settings(RLHFArgs(**settings), 4)
+    if settings.get("parallel") == "fsdp":
+        validation.validate_process_settings(RLHFArgs(**settings | {"parallel": "ddp"}), 4)
+
+
+def test_components_that_cannot_be_sharded_are_rejected():
+    policy = load_policy_and_critic(RLHFArgs(preset="reel"), torch.device("cpu"))
+    reference = make_reference(policy.base_model)
+    validation.validate_shardable(policy, reference, None)
+    with pytest.raises(ConfigError, match="does not shard a custom optimizer"):
+        validation.validate_shardable(policy, reference, torch.optim.SGD(policy.parameters()))
+    with pytest.raises(ConfigError, match="does not shard trained weights of the reference"):
+        validation.validate_shardable(policy, policy.base_model, None)
+    policy.forward = lambda *inputs: None
+    with pytest.raises(ConfigError, match="the custom forward of TransformerWithValueHead"):
+        validation.validate_shardable(policy, reference, None)
+
+
+def test_device_of_rank_is_its_own_gpu(monkeypatch):
+    variables = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert device_of_rank(cpu, "auto") == cpu
-    with pytest.raises(ConfigError, match="device='mps' works in one process only"):
-        device_of_rank(torch.device("mps"), "mps")
-    with pytest.raises(ConfigError, match="device='cuda:0' names one device for 4 processes"):
-        device_of_rank(torch.device("cuda:0"), "cuda:0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigError, match="has 2 GPUs"):
-        device_of_rank(cuda, "auto")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    rejected = {"mps": "works in one process only", "cuda:0": "names one device for 4 processes"}
+    rejected |= {"cuda": "This machine has 3 GPUs"}
+    with pytest.raises(ConfigError, match="WORLD_SIZE=4 is set, and RANK, MASTER_ADDR or"):
+        validation.device_of_rank(torch.device("cpu"), "auto")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    for name, message in rejected.items():
+        with pytest.raises(ConfigError, match=message):
+            validation.device_of_rank(torch.device(name), name)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert device_of_rank(cuda, "auto") == torch.device("cuda:3")
+    assert validation.device_of_rank(torch.device("cuda"), "auto") == torch.device("cuda:3")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert device_of_rank(torch.device("cuda:1"), "cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ConfigError, match="device='mps' works in one process only"):
-        device_of_rank(torch.device("mps"), "mps")
+    assert validation.device_of_rank(torch.device("cuda:1"), "cuda:1") == torch.device("cuda:1")
