@@ -40,12 +40,12 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
 
 
 def _difference(verdict: Verdict) -> Group:
-    miss = verdict.miss
-    case = Text(f"case: {described(miss.case)}")
-    parts: list[RenderableType] = [case, Text(), Text(miss.rows[0][1])]
-    if miss.kind != "error":
+    difference = verdict.difference
+    case = Text(f"case: {described(difference.case)}")
+    parts: list[RenderableType] = [case, Text(), Text(difference.rows[0][1])]
+    if difference.kind != "error":
         table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in miss.rows:
+        for row in difference.rows:
             table.add_row(*(Text(cell) for cell in row))
         parts = [case, table]
     if verdict.slip:

@@ -1,43 +1,44 @@
-"""Grading: compare a function with its reference in results, gradients and untouched arguments."""
+"""Grading: compare a function with its reference in results, gradients and arguments."""
 
 import contextlib
 import functools
 import inspect
+import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from types import FrameType
+from typing import Any, Literal
 
-from rlhf_lab.course.borrowed import watched
 from rlhf_lab.course.containment import Stopped, contained
+from rlhf_lab.course.error_advice import error_advice, is_return_type_error
 from rlhf_lab.course.exercise import Answer, Case, Exercise
-from rlhf_lab.course.mutants import RETURNS_ZERO, known_mistakes
-from rlhf_lab.course.outcomes import Miss, Outcome, compare_outcomes, observe
-from rlhf_lab.course.own_code import uses_its_arguments
-from rlhf_lab.course.readings import read_error, returned_wrong_shape
-from rlhf_lab.course.relations import changed_in_place, relation, shapes, weak_relation
+from rlhf_lab.course.mutants import known_mistakes
+from rlhf_lab.course.outcomes import Difference, Outcome, compare_outcomes, observe
+from rlhf_lab.course.relations import changed_arguments, strong_relation, weak_relation
 
 SECONDS_PER_READING = 5.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `check` found.
+    """The result of `check`.
 
     Args:
         state: "unwritten" for a stub.
-        cases: how many were compared.
-        miss: the first difference, if there is one.
-        slip: the known mistake that gives the same results, in plain words.
+        cases: number of cases compared.
+        difference: the first difference, if any.
+        slip: the mistake in plain words, if known.
     """
 
     state: Literal["passed", "differs", "unwritten"]
     cases: int
-    miss: Miss | None = None
+    difference: Difference | None = None
     slip: str | None = None
 
 
 class KnownMistake:
-    """A mistake by what it is called, and what it does on a case, worked out where it is asked."""
+    """A mistake and its outcomes, computed when needed."""
 
     def __init__(self, judge: "Judge", says: str, fn: Answer) -> None:
         self.says = says
@@ -45,22 +46,21 @@ class KnownMistake:
         self._outcomes: dict[int, Outcome] = {}
 
     def agrees(self, i: int, outcome: Outcome) -> bool:
-        """Whether it does on case i what an answer did."""
+        """Return True if the mistake has this outcome on case i."""
         return compare_outcomes(outcome, self._outcome(i)) is None
 
-    def misses(self, i: int) -> bool:
-        """Whether it goes wrong on case i."""
+    def shows(self, i: int) -> bool:
+        """Return True if the mistake shows on case i."""
         return compare_outcomes(self._outcome(i), self._judge.expected[i]) is not None
 
     def _outcome(self, i: int) -> Outcome:
         if i not in self._outcomes:
-            case = self._judge.cases[i]
-            self._outcomes[i] = observe(self._judge.exercise, self._fn, case)
+            self._outcomes[i] = observe(self._judge.exercise, self._fn, self._judge.cases[i])
         return self._outcomes[i]
 
 
 class Judge:
-    """Compares functions with the reference of an exercise; what it knows is worked out once."""
+    """Comparison of functions with the reference of one exercise."""
 
     def __init__(self, exercise: Exercise) -> None:
         self.exercise = exercise
@@ -68,25 +68,21 @@ class Judge:
 
     @functools.cached_property
     def expected(self) -> list[Outcome]:
-        """What the reference does on each case."""
+        """The reference's outcome on each case."""
         return self._outcomes(self.exercise.reference)
-
-    def _outcomes(self, fn: Answer) -> list[Outcome]:
-        return [observe(self.exercise, fn, case) for case in self.cases]
 
     @functools.cached_property
     def known(self) -> list[KnownMistake]:
-        """The known mistakes, slips before generic mistakes."""
+        """The known mistakes: slips first, then generic ones."""
         return [KnownMistake(self, says, fn) for says, fn in known_mistakes(self.exercise)]
 
     def verdict(self, fn: Answer) -> Verdict:
-        """Compare a function on all cases, and name the slip if it is a known one.
+        """Compare a function on all cases, and name its mistake if it is a known one.
 
-        1. Call it on each case; a stub ends it, and so does a call that does not come back.
-        2. Compare results, gradients and arguments. Where all are right, call it once more, to see
-           that it does not hand the work to the package's own function.
-        3. At a miss, look for the known mistake that behaves the same, or else for what the wrong
-           numbers have to do with the right ones.
+        1. Call it on each case. A stub ends the check, and so does a call that does not return.
+        2. Compare results, gradients and arguments. If all are right, call it once more to see
+           that it does not call the package's own function.
+        3. Otherwise find the known mistake with the same outcomes, or a relation to the right ones.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -96,46 +92,51 @@ class Judge:
                     outcomes.append(observe(self.exercise, fn, case))
             except NotImplementedError:
                 return Verdict("unwritten", len(self.cases))
-            except Stopped as stop:  # not called again: it would take as long on every case
+            except Stopped as stop:  # not called again: each case would take as long
                 rows = (("raised", str(stop), "no error"),)
-                miss = Miss("error", rows, self.cases[len(outcomes)])
-                return Verdict("differs", len(self.cases), miss)
-            pairs = zip(outcomes, self.expected, self.cases, strict=True)
-            misses = [compare_outcomes(*each) for each in pairs]
-            first = next((miss for miss in misses if miss), None)
+                difference = Difference("error", rows, self.cases[len(outcomes)])
+                return Verdict("differs", len(self.cases), difference)
+            differences = self._compare(outcomes)
+            first = next((difference for difference in differences if difference), None)
             if first is None:
                 return self._borrowed(fn) or Verdict("passed", len(self.cases))
-            return Verdict("differs", len(self.cases), first, self._likely(fn, outcomes, misses))
+            return Verdict(
+                "differs", len(self.cases), first, self._explain(fn, outcomes, differences)
+            )
 
-    def _likely(self, fn: Answer, outcomes: list[Outcome], misses: list[Miss | None]) -> str | None:
-        """What is wrong in words: known mistakes first, then what costs more to find.
+    def _outcomes(self, fn: Answer) -> list[Outcome]:
+        return [observe(self.exercise, fn, case) for case in self.cases]
 
-        What comes back in a wrong shape is an error of the type check, which hides it: the answer
-        is called again without.
-        """
-        first = next(i for i, miss in enumerate(misses) if miss)
+    def _compare(self, outcomes: list[Outcome]) -> list[Difference | None]:
+        return list(map(compare_outcomes, outcomes, self.expected, self.cases))
+
+    def _explain(
+        self, fn: Answer, outcomes: list[Outcome], differences: list[Difference | None]
+    ) -> str | None:
+        first = next(i for i, difference in enumerate(differences) if difference)
         error, bare = outcomes[first].error, inspect.unwrap(fn)
-        if returned_wrong_shape(error) and bare is not fn:
+        if is_return_type_error(error) and bare is not fn:  # it hides the numbers: call without it
             try:
-                outcomes = [observe(self.exercise, bare, case) for case in self.cases]
+                outcomes = self._outcomes(bare)
             except (Stopped, NotImplementedError):
-                return read_error(self.exercise, error, self.cases[first])
-            pairs = zip(outcomes, self.expected, self.cases, strict=True)
-            misses = [compare_outcomes(*each) for each in pairs]
-        if not any(misses):  # only the type is not the promised one
-            return read_error(self.exercise, error, self.cases[first])
+                return error_advice(error)
+            differences = self._compare(outcomes)
+        wrong = [i for i, difference in enumerate(differences) if difference]
+        if not wrong:  # only the type differs from the annotation
+            return error_advice(error)
+        found = [differences[i] for i in wrong]
         return (
-            self._recognize(fn, outcomes, misses)
-            or changed_in_place(misses)
-            or (not error and self._read(fn, self.cases[first]))
-            or relation(self.exercise, outcomes, self.expected, misses)
-            or shapes(self.exercise, outcomes, self.expected, misses)
-            or (error and read_error(self.exercise, error, self.cases[first]))
-            or weak_relation(self.exercise, outcomes, self.expected, misses)
+            self._recognize(outcomes, differences)
+            or changed_arguments(found)
+            or (None if error else self._read(fn, self.cases[first]))
+            or strong_relation(
+                self.exercise, found, [(outcomes[i], self.expected[i]) for i in wrong]
+            )
+            or (error_advice(error) if error else None)
+            or weak_relation(self.exercise, found)
         )
 
     def _read(self, fn: Answer, case: Case) -> str | None:
-        """What the exercise itself makes of a wrong answer."""
         if self.exercise.reads is None:
             return None
         with contextlib.suppress(Exception, Stopped), contained(SECONDS_PER_READING):
@@ -143,48 +144,63 @@ class Judge:
         return None
 
     def _borrowed(self, fn: Answer) -> Verdict | None:
-        """What is said of an answer that calls the package's; None where it does not."""
         case = self.cases[0]
-        with watched(self.exercise, fn) as called, contextlib.suppress(Stopped):
-            observe(self.exercise, fn, case)  # slower under the watch
+        with _calls_of_reference(self.exercise, fn) as called, contextlib.suppress(Stopped):
+            observe(self.exercise, fn, case)  # slower while profiled
         if not called:
             return None
         name = min(called)
         rows = (("it calls", f"the package's own {name} is called", "your own code"),)
-        slip = f"this hands the work to the package's own {name}: write what it does yourself"
-        return Verdict("differs", len(self.cases), Miss("error", rows, case), slip)
+        slip = f"this calls the package's own {name}: write its body yourself"
+        return Verdict("differs", len(self.cases), Difference("error", rows, case), slip)
 
     def _recognize(
-        self, fn: Answer, outcomes: list[Outcome], misses: list[Miss | None]
+        self, outcomes: list[Outcome], differences: list[Difference | None]
     ) -> str | None:
-        """The known mistake that agrees with what was found in most cases.
+        """Find the known mistake that agrees with the outcomes in most cases.
 
-        1. It must agree at the first miss.
-        2. It must explain at least half of the misses among the cases with the same arguments as
-           the first (an argument that comes later may be got wrong by itself), or be there whole:
-           agree in every case that it would make miss by itself (others may come on top of it),
-           or in all that raise no error, which are two or more.
-        3. Of several, the one that agrees in most cases overall.
-        4. Code that uses its arguments may give 0 everywhere, and does not return 0 as such.
+        It must agree at the first difference. It must also explain half of the differences among
+        the cases with the same arguments as the first, or agree wherever no error is raised (in
+        two cases or more), or agree in every case in which it shows (others may add to it).
         """
-        uses = uses_its_arguments(fn)
-        missed = [i for i, miss in enumerate(misses) if miss]
-        given = [case.arguments.keys() for case in self.cases]
-        alike = [i for i in missed if given[i] == given[missed[0]]]
+        wrong = [i for i, difference in enumerate(differences) if difference]
+        names = [case.arguments.keys() for case in self.cases]
+        alike = [i for i in wrong if names[i] == names[wrong[0]]]
         finished = [i for i, outcome in enumerate(outcomes) if not outcome.error]
         best, most = None, 0
         for known in self.known:
-            if uses and known.says == RETURNS_ZERO:
-                continue
-            if not known.agrees(missed[0], outcomes[missed[0]]):
+            if not known.agrees(wrong[0], outcomes[wrong[0]]):
                 continue
             agrees = [known.agrees(i, outcome) for i, outcome in enumerate(outcomes)]
             half = 2 * sum(agrees[i] for i in alike) >= len(alike)
             but_for_errors = len(finished) > 1 and all(agrees[i] for i in finished)
-            is_whole = all(agreed or not known.misses(i) for i, agreed in enumerate(agrees))
+            is_whole = all(agreed or not known.shows(i) for i, agreed in enumerate(agrees))
             if (half or but_for_errors or is_whole) and sum(agrees) > most:
                 best, most = known.says, sum(agrees)
         return best
+
+
+@contextlib.contextmanager
+def _calls_of_reference(exercise: Exercise, fn: Answer) -> Iterator[set[str]]:
+    """Collect the names of the package's own functions, or of the learner's methods, that run."""
+    called: set[str] = set()
+    reference = inspect.unwrap(exercise.reference)
+    if inspect.unwrap(fn) is reference:  # the package's own function may be checked
+        yield called
+        return
+    methods = [vars(reference)[name] for name in exercise.methods]
+    codes = {inspect.unwrap(part).__code__ for part in methods or [reference]}
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in codes:
+            called.add(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield called
+    finally:
+        sys.setprofile(before)
 
 
 def verdict_on(exercise: Exercise, fn: Answer) -> Verdict:

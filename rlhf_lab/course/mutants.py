@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlhf_lab.course.exercise import Answer, Exercise, Slip
 
-RETURNS_ZERO = "this returns 0, whatever it is given"
+RETURNS_ZERO = "the result is 0 everywhere"
 DETACHED = "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"
 FLIPPED = "the sign is the other way round"
 SUMMED = "this is a sum where a mean is asked for"
@@ -46,11 +46,15 @@ def known_mistakes(exercise: Exercise) -> list[tuple[str, Answer]]:
     1. The reference with each slip in it.
     2. The generic mistakes.
     3. Each slip in each other form of the reference that has room for it.
+    4. A result of 0, which some slips also give.
 
-    A slip whose edit has gone stale has none: that is for the author's gate to tell.
+    Slips whose edit does not apply are left out: the author's tests report them.
     """
-    known = [*_slipped(exercise, {}), *generic_mutants(exercise).items()]
-    return known + [pair for form in exercise.forms for pair in _slipped(exercise, form)]
+    generic = generic_mutants(exercise)
+    zero = generic.pop(RETURNS_ZERO)
+    known = [*_slipped(exercise, {}), *generic.items()]
+    known += [pair for form in exercise.forms for pair in _slipped(exercise, form)]
+    return [*known, (RETURNS_ZERO, zero)]
 
 
 def _slipped(exercise: Exercise, form: Mapping[str, str]) -> list[tuple[str, Answer]]:

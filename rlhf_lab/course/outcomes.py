@@ -39,7 +39,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Miss:
+class Difference:
     """The first thing about an outcome that is not as expected, as rows of yours and expected."""
 
     kind: Literal["error", "type", "shape", "dtype", "value", "gradient", "in place"]
@@ -159,43 +159,51 @@ def _files_of(fn: Answer) -> set[str]:
     return {part.__code__.co_filename for part in written if hasattr(part, "__code__")}
 
 
-def compare_outcomes(outcome: Outcome, expected: Outcome, case: Case | None = None) -> Miss | None:
+def compare_outcomes(
+    outcome: Outcome, expected: Outcome, case: Case | None = None
+) -> Difference | None:
     """The first difference, or None: error, results, arguments changed in place, gradients."""
     if _without_line(outcome.error) != _without_line(expected.error):
-        return Miss("error", (("raised", outcome.error or "nothing", "no error"),), case)
+        return Difference("error", (("raised", outcome.error or "nothing", "no error"),), case)
     for name, value in expected.results.items():
         if name not in outcome.results:
-            return Miss("type", ((name, "missing", _shown(value)),), case)
-        miss = _compare_results(name, outcome.results[name], value, case)
-        if miss:
-            return miss
+            return Difference("type", ((name, "missing", _shown(value)),), case)
+        difference = _compare_results(name, outcome.results[name], value, case)
+        if difference:
+            return difference
     if outcome.changed != expected.changed:
         rows = tuple((name, "changed in place", "untouched") for name in outcome.changed)
-        return Miss("in place", rows, case)
+        return Difference("in place", rows, case)
     if outcome.attached != expected.attached:
-        return Miss("gradient", (("gradient", "none: the result is detached", "there"),), case)
+        return Difference(
+            "gradient", (("gradient", "none: the result is detached", "there"),), case
+        )
     for name, gradient in expected.gradients.items():
         rows = _differing(f"gradient of {name}", outcome.gradients[name], gradient)
         if rows:
-            return Miss("gradient", rows, case)
+            return Difference("gradient", rows, case)
     return None
 
 
-def _compare_results(name: str, value: Any, expected: Any, case: Case | None) -> Miss | None:
+def _compare_results(name: str, value: Any, expected: Any, case: Case | None) -> Difference | None:
     if not isinstance(expected, Tensor):
         same = _same_plain(value, expected)
-        return None if same else Miss("value", _plain_rows(name, value, expected), case)
+        return None if same else Difference("value", _plain_rows(name, value, expected), case)
     if not isinstance(value, Tensor):
-        return Miss("type", ((name, _shown(value), "a tensor"),), case)
+        return Difference("type", ((name, _shown(value), "a tensor"),), case)
     if value.shape != expected.shape:
         rows = ((f"{name}: shape", str(list(value.shape)), str(list(expected.shape))),)
-        return Miss("shape", rows, case)
+        return Difference("shape", rows, case)
     if value.device != expected.device:
-        return Miss("type", ((f"{name}: device", str(value.device), str(expected.device)),), case)
+        return Difference(
+            "type", ((f"{name}: device", str(value.device), str(expected.device)),), case
+        )
     if value.dtype != expected.dtype:
-        return Miss("dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case)
+        return Difference(
+            "dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case
+        )
     rows = _differing(name, value, expected)
-    return Miss("value", rows, case) if rows else None
+    return Difference("value", rows, case) if rows else None
 
 
 def _same_plain(value: Any, expected: Any) -> bool:

@@ -1,207 +1,211 @@
-"""Relations of a wrong answer to the right one, named where no known mistake explains it.
+"""Relations of a wrong answer to the right one, for answers that no known mistake explains.
 
-A relation is named only if it holds in every case that is missed (so that it is not one number's
-coincidence), and says what is seen, not what was meant.
+A relation is reported only if it holds in every case that differs.
 """
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case, Exercise
-from rlhf_lab.course.number_relations import OF_ALL_NUMBERS, ZERO, Pair, is_close, number_relation
-from rlhf_lab.course.outcomes import Miss, Outcome
+from rlhf_lab.course.exercise import Exercise
+from rlhf_lab.course.outcomes import Difference, Outcome
+
+Pair = tuple[Tensor, Tensor]  # yours and the expected one
+Pairs = Sequence[tuple[Outcome, Outcome]]  # of the cases that differ
 
 
-def relation(
-    exercise: Exercise,
-    outcomes: Sequence[Outcome],
-    expected: Sequence[Outcome],
-    misses: Sequence[Miss | None],
-) -> str | None:
-    """The first thing that holds in all missed cases, in words.
-
-    1. An argument that is None, and is used as if it were there.
-    2. Results in another order.
-    3. Numbers: a constant factor, its reciprocal, a constant difference, the exponential or the
-       logarithm, one place too late or too early, backwards.
-    """
-    missed = [i for i, miss in enumerate(misses) if miss]
-    found = [outcomes[i] for i in missed]
-    wanted = [expected[i] for i in missed]
-    cases = [misses[i].case for i in missed]
-    answers = (
-        _none_is_used(exercise, found[0], cases[0]),
-        _swapped(found, wanted),
-        number_relation(found, wanted, OF_ALL_NUMBERS),
-        _without_gradient([misses[i] for i in missed], found, wanted),
-    )
-    return next((answer for answer in answers if answer), None)
-
-
-def shapes(
-    exercise: Exercise,
-    outcomes: Sequence[Outcome],
-    expected: Sequence[Outcome],
-    misses: Sequence[Miss | None],
-) -> str | None:
-    """A shape of the first missed case that lacks an axis, has one too many, or has other sizes."""
-    first = next(i for i, miss in enumerate(misses) if miss)
-    return _of_shapes(exercise, outcomes[first], expected[first])
-
-
-def changed_in_place(misses: Sequence[Miss | None]) -> str | None:
-    """The arguments that an answer changes, where nothing else is wrong with it."""
-    missed = [miss for miss in misses if miss]
-    if {miss.kind for miss in missed} != {"in place"}:
+def changed_arguments(differences: Sequence[Difference]) -> str | None:
+    """Return the arguments that an answer changes, if nothing else is wrong with it."""
+    if {difference.kind for difference in differences} != {"in place"}:
         return None
-    names = dict.fromkeys(row[0] for miss in missed for row in miss.rows)
+    names = dict.fromkeys(row[0] for difference in differences for row in difference.rows)
     return (
         f"this changes {' and '.join(names)} in place, which belongs to the caller: make a new "
         "tensor, or copy it first"
     )
 
 
-def weak_relation(
-    exercise: Exercise,
-    outcomes: Sequence[Outcome],
-    expected: Sequence[Outcome],
-    misses: Sequence[Miss | None],
+def strong_relation(
+    exercise: Exercise, differences: Sequence[Difference], pairs: Pairs
 ) -> str | None:
-    """What is said where nothing explains an answer: which part of it is wrong.
+    """Return the first relation that holds in all cases that differ, or None.
 
-    1. A right value with a wrong gradient.
-    2. Zeros everywhere.
-    3. An argument without which everything is right.
+    1. An argument that is None, and is used all the same.
+    2. Two results in each other's place.
+    3. Numbers: see `RELATIONS`, then a factor and a difference.
+    4. A gradient that is missing, or that should not be there.
+    5. A shape with an axis too few or too many, or with other sizes.
     """
-    missed = [i for i, miss in enumerate(misses) if miss]
-    alone = _gradient_alone([misses[i] for i in missed])
-    zero = number_relation([outcomes[i] for i in missed], [expected[i] for i in missed], (ZERO,))
-    return alone or zero or _argument_at_fault(exercise, missed, misses, outcomes)
+    return (
+        _none_is_used(exercise, differences[0], pairs[0][0])
+        or _swapped(pairs)
+        or _number_relation(pairs)
+        or _missing_gradient(differences, pairs)
+        or _shape_relation(exercise, *pairs[0])
+    )
 
 
-def _none_is_used(exercise: Exercise, outcome: Outcome, case: Case | None) -> str | None:
-    if not outcome.error or "NoneType" not in outcome.error or case is None:
+def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str | None:
+    """Return the part of an answer that is wrong: the gradient, an argument, or a few cases."""
+    if {difference.kind for difference in differences} == {"gradient"}:
+        return (
+            "the values are right, the gradient is not: look for a clamp, a rounding, a replaced "
+            "nan or a detach between the argument and the result"
+        )
+    cases, wrong = exercise.cases(), [difference.case.label for difference in differences]
+    if len(wrong) == len(cases):
         return None
-    absent = [name for name in _optional(exercise) if case.arguments.get(name) is None]
-    if not absent:
+    for name in _defaults(exercise):
+        if [c.label for c in cases if c.arguments.get(name) is not None] == wrong:
+            return f"everything is right without {name}, and nothing with it: how is it used?"
+    return f"everything is right except for: {'; '.join(wrong)}" if len(wrong) <= 2 else None
+
+
+def _defaults(exercise: Exercise) -> dict[str, Any]:
+    if inspect.isclass(exercise.reference):
+        return {}
+    parameters = inspect.signature(inspect.unwrap(exercise.reference)).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _none_is_used(exercise: Exercise, difference: Difference, outcome: Outcome) -> str | None:
+    if "NoneType" not in (outcome.error or ""):
         return None
-    return f"{' or '.join(absent)} is None here, which is the default, and is used all the same"
+    arguments = {**_defaults(exercise), **difference.case.arguments}
+    names = [name for name in _defaults(exercise) if arguments[name] is None]
+    return f"{' or '.join(names)} is None here (its default), and is used" if names else None
 
 
-def _with_default(exercise: Exercise) -> list[str]:
-    """The names of the reference's arguments that may be left out."""
-    if inspect.isclass(exercise.reference):
-        return []
-    parameters = inspect.signature(inspect.unwrap(exercise.reference)).parameters
-    return [n for n, parameter in parameters.items() if parameter.default is not parameter.empty]
-
-
-def _optional(exercise: Exercise) -> list[str]:
-    """The names of the arguments that are None by default."""
-    if inspect.isclass(exercise.reference):
-        return []
-    parameters = inspect.signature(inspect.unwrap(exercise.reference)).parameters
-    return [name for name, parameter in parameters.items() if parameter.default is None]
-
-
-def _swapped(found: Sequence[Outcome], wanted: Sequence[Outcome]) -> str | None:
-    """Whether two results have changed places."""
-    names = list(wanted[0].results)
-    for first, second in itertools.combinations(names, 2):
+def _swapped(pairs: Pairs) -> str | None:
+    for first, second in itertools.combinations(pairs[0][1].results, 2):
         if all(
             is_close(yours.results.get(first), theirs.results.get(second))
             and is_close(yours.results.get(second), theirs.results.get(first))
             and not is_close(theirs.results.get(first), theirs.results.get(second))
-            for yours, theirs in zip(found, wanted, strict=True)
+            for yours, theirs in pairs
         ):
-            return f"{first} and {second} are the other way round"
+            return f"{first} and {second} are in each other's place"
     return None
 
 
-def _of_shapes(exercise: Exercise, outcome: Outcome, expected: Outcome) -> str | None:
-    name, pair = next(_unequal_shapes(outcome, expected), ("", None))
-    if pair is None:
+def _is_late(yours: Tensor, theirs: Tensor) -> bool:
+    return yours.ndim > 0 and yours.shape[-1] > 2 and is_close(yours[..., 1:], theirs[..., :-1])
+
+
+def _is_backwards(yours: Tensor, theirs: Tensor) -> bool:
+    return yours.ndim > 0 and yours.shape[-1] > 1 and is_close(yours.flip(-1), theirs)
+
+
+RELATIONS = (
+    (lambda yours, theirs: is_close(-yours, theirs), "the sign is reversed"),
+    (_is_backwards, "the numbers are right, but in reverse order"),
+    (_is_late, "the numbers are right, but one position too late"),
+    (lambda yours, theirs: _is_late(theirs, yours), "right numbers, but one position too early"),
+    (lambda yours, theirs: is_close(yours.exp(), theirs), "this is the logarithm of the result"),
+    (lambda yours, theirs: is_close(yours, theirs.exp()), "this is the exponential of the result"),
+    (lambda yours, theirs: is_close(1 / yours, theirs), "this is 1 over the result"),
+    (lambda yours, theirs: is_close(yours, theirs.abs()), "this is the absolute value"),
+    (lambda yours, theirs: is_close(yours, theirs.square()), "this is the square of the result"),
+)
+
+
+def _number_relation(pairs: Pairs) -> str | None:
+    found = [pair for outcomes in pairs for pair in _differing(*outcomes)]
+    if 2 * len(found) < len(pairs) or sum(theirs.numel() for _, theirs in found) < 2:
         return None
-    yours, theirs = (list(x.shape) for x in pair)
-    due = _axes(exercise) if len(expected.results) == 1 else ""
-    due = f": {due}" if due else ""
-    if pair[0].numel() == pair[1].numel():
-        if 1 in yours and [n for n in yours if n != 1] == [n for n in theirs if n != 1]:
-            return f"an axis of size 1 is left over in {name}{due}"
-        if 1 in theirs and len(yours) < len(theirs):
-            return f"squeeze() takes every axis of size 1 away, that of the batch, too{due}"
-        return f"{name} has its axes in another order{due}"
-    if len(yours) > len(theirs):
-        reduced = "one number" if not theirs else f"{len(theirs)} axes"
-        return f"an axis is there that has to go, by a sum or a mean: {reduced} in the end{due}"
-    if len(yours) < len(theirs):
-        return f"an axis is gone that has to stay: {name} is summed or averaged too far{due}"
-    axis = next(i for i, (n, m) in enumerate(zip(yours, theirs, strict=True)) if n != m)
-    more = yours[axis] - theirs[axis]
-    number = f"{abs(more)} too {'many' if more > 0 else 'few'}"
-    return f"along axis {axis} of {name} there are {yours[axis]} entries, {number}{due}"
+    for holds, words in RELATIONS:
+        if all(holds(*pair) for pair in found):
+            return words
+    kept = [theirs.abs() > 1e-9 for _, theirs in found]
+    if all(k.any() for k in kept):
+        factors = [(y[k] / t[k]).median() for (y, t), k in zip(found, kept, strict=True)]
+        if all(is_close(y, f * t) for (y, t), f in zip(found, factors, strict=True)):
+            if _is_constant(factors):
+                return f"all numbers are {factors[0]:.3g} times the result: look for a factor"
+            if any(theirs.numel() > 1 for _, theirs in found):
+                return "all numbers of a case have one wrong factor: what divides or multiplies?"
+    shifts = [(yours - theirs).mean() for yours, theirs in found]
+    if all(is_close(y, t + shift) for (y, t), shift in zip(found, shifts, strict=True)):
+        if _is_constant(shifts):
+            return f"all numbers are {abs(shifts[0]):.3g} too {'high' if shifts[0] > 0 else 'low'}"
+        if any(theirs.numel() > 1 for _, theirs in found):
+            return "all numbers of a case differ by the same amount: what is added, or missing?"
+    return None
 
 
-def _unequal_shapes(outcome: Outcome, expected: Outcome) -> Iterator[tuple[str, Pair]]:
+def _is_constant(numbers: Sequence[Tensor]) -> bool:
+    return all(abs(x - numbers[0]) < 1e-3 * abs(numbers[0]) for x in numbers)
+
+
+def _differing(outcome: Outcome, expected: Outcome) -> Iterator[Pair]:
+    for name, theirs in expected.results.items():
+        yours = outcome.results.get(name)
+        if _is_numeric(yours) and _is_numeric(theirs) and not is_close(yours, theirs):
+            pair = _tensor(yours), _tensor(theirs)
+            if pair[0].shape == pair[1].shape and all(x.isfinite().all() for x in pair):
+                yield pair
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_floating_point() and not value.is_meta and value.layout == torch.strided
+    return isinstance(value, float)
+
+
+def _tensor(value: Any) -> Tensor:
+    return torch.as_tensor(value).detach().double()
+
+
+def is_close(yours: Any, theirs: Any) -> bool:
+    """Return True if two results are the same numbers, up to rounding."""
+    if not (_is_numeric(yours) and _is_numeric(theirs)):
+        return False
+    yours, theirs = _tensor(yours), _tensor(theirs)
+    if yours.shape != theirs.shape:
+        return False
+    finite = theirs[theirs.isfinite()].abs()
+    atol = 1e-5 * max(1e-3, finite.max().item() if finite.numel() else 0.0)
+    return torch.allclose(yours, theirs, rtol=1e-3, atol=atol, equal_nan=True)
+
+
+def _missing_gradient(differences: Sequence[Difference], pairs: Pairs) -> str | None:
+    if {difference.kind for difference in differences} != {"gradient"}:
+        return None
+    for name in pairs[0][1].gradients:
+        has = {
+            (bool(yours.gradients[name].any()), bool(theirs.gradients[name].any()))
+            for yours, theirs in pairs
+            if name in yours.gradients
+        }
+        if has == {(False, True)}:
+            return f"no gradient reaches {name}: it is detached on the way"
+        if has == {(True, False)}:
+            return f"a gradient reaches {name}, which should be detached"
+    return None
+
+
+def _shape_relation(exercise: Exercise, outcome: Outcome, expected: Outcome) -> str | None:
     for name, theirs in expected.results.items():
         yours = outcome.results.get(name)
         if isinstance(yours, Tensor) and isinstance(theirs, Tensor) and yours.shape != theirs.shape:
-            yield name, (yours, theirs)
-
-
-def _axes(exercise: Exercise) -> str:
-    """What the reference promises to return, by the names of its axes."""
-    hint = inspect.signature(inspect.unwrap(exercise.reference)).return_annotation
-    axes = getattr(hint, "dim_str", None)
-    if axes is None or "..." in axes or "*" in axes:
-        return ""
-    return f"it is [{axes.strip()}]" if axes.strip() else "it is a single number"
-
-
-def _without_gradient(
-    misses: Sequence[Miss], found: Sequence[Outcome], wanted: Sequence[Outcome]
-) -> str | None:
-    """Whether right values have no gradient where one is due, or one where none is."""
-    if {miss.kind for miss in misses} != {"gradient"}:
-        return None
-    pairs = [(y.gradients, t.gradients) for y, t in zip(found, wanted, strict=True)]
-    for name in wanted[0].gradients:
-        there = [(bool(y[name].any()), bool(t[name].any())) for y, t in pairs if name in y]
-        if len(there) == len(pairs) and set(there) == {(False, True)}:
-            return f"no gradient reaches {name}, which is detached on the way"
-        if len(there) == len(pairs) and set(there) == {(True, False)}:
-            return f"a gradient flows into {name}, which has to be detached"
+            return _compare_shapes(name, list(yours.shape), list(theirs.shape))
     return None
 
 
-def _gradient_alone(misses: Sequence[Miss]) -> str | None:
-    if {miss.kind for miss in misses} != {"gradient"}:
-        return None
-    return (
-        "the values are right, and the gradient is not: look for a clamp, a rounding, a "
-        "replaced nan or a detach on the way from the argument to the result"
-    )
-
-
-def _argument_at_fault(
-    exercise: Exercise,
-    missed: Iterable[int],
-    misses: Sequence[Miss | None],
-    outcomes: Sequence[Outcome],
-) -> str | None:
-    """An argument that is there in every missed case and in no other."""
-    cases, wrong = exercise.cases(), set(missed)
-    if len(wrong) == len(cases):
-        return None
-    names = _with_default(exercise)
-    for name in names:
-        given = {i for i, case in enumerate(cases) if case.arguments.get(name) is not None}
-        if given == wrong:
-            return f"everything is right without {name}, and nothing with it: how is it used?"
-    labels = [cases[i].label for i in sorted(wrong)]
-    if len(labels) <= 2:
-        return f"everything is right but for: {'; '.join(labels)}"
-    return None
+def _compare_shapes(name: str, yours: list[int], theirs: list[int]) -> str:
+    if [n for n in yours if n != 1] == [n for n in theirs if n != 1]:
+        extra = len(yours) > len(theirs)
+        return f"{name} has an axis of size 1 {'too many' if extra else 'too few: squeeze()?'}"
+    if sorted(yours) == sorted(theirs):
+        return f"{name} has its axes in another order"
+    if len(yours) > len(theirs):
+        return f"{name} has an axis that a sum or a mean should remove"
+    if len(yours) < len(theirs):
+        return f"{name} is summed or averaged over an axis that should stay"
+    axis = next(i for i, (n, m) in enumerate(zip(yours, theirs, strict=True)) if n != m)
+    more = yours[axis] - theirs[axis]
+    return f"axis {axis} of {name} has {abs(more)} entries too {'many' if more > 0 else 'few'}"

@@ -43,7 +43,7 @@ def test_another_right_way_of_computing_it_passes() -> None:
 
     for name, function in (("compute_gae", gae), ("get_logprobs", logprobs)):
         verdict = verdict_on(find_exercise(name), answer(name, function))
-        assert verdict.state == "passed", verdict.miss
+        assert verdict.state == "passed", verdict.difference
 
 
 def test_minibatches_in_another_random_order_are_told_from_the_ones_of_the_steps() -> None:
@@ -101,14 +101,14 @@ def test_calling_another_stub_is_an_error_that_names_it() -> None:
 
     verdict = verdict_on(find_exercise("calc_kl_penalty"), calc_kl_penalty)
     assert verdict.state == "differs"
-    assert "kl_per_token is called, and is not written yet" in verdict.miss.rows[0]
+    assert "kl_per_token is called, and is not written yet" in verdict.difference.rows[0]
 
 
 def test_an_operation_that_torch_does_not_implement_is_not_taken_for_a_stub() -> None:
     def compute_returns(advantages, values, mask=None):
         raise NotImplementedError('"add" not implemented for this')
 
-    assert verdict_on(find_exercise("compute_returns"), compute_returns).miss.kind == "error"
+    assert verdict_on(find_exercise("compute_returns"), compute_returns).difference.kind == "error"
 
 
 def test_a_wrong_number_shows_yours_expected_and_the_first_index(
@@ -138,10 +138,10 @@ def test_lists_are_told_by_the_first_entry_that_differs_and_by_their_lengths() -
         return dataclasses.replace(found, components=found.components[:-1])
 
     exercise = find_exercise("attribute_logits")
-    assert verdict_on(exercise, attribute_logits).miss.rows == (
+    assert verdict_on(exercise, attribute_logits).difference.rows == (
         ("components[6]", "bias", "norm bias"),
     )
-    assert verdict_on(exercise, shorter).miss.rows == (
+    assert verdict_on(exercise, shorter).difference.rows == (
         ("components[7]", "nothing", "b_U"),
         ("components: entries", "7", "8"),
     )
@@ -218,9 +218,9 @@ def test_an_unknown_mistake_gets_no_name() -> None:
 def test_shape_dtype_type_and_gradient_are_compared(change, kind: str, yours: str) -> None:
     fn = answer("kl_per_token", lambda logprobs, ref_logprobs: change(kl(logprobs, ref_logprobs)))
     kl = written(F.kl_per_token)
-    miss = verdict_on(find_exercise("kl_per_token"), fn).miss
-    assert miss.kind == kind
-    assert yours in miss.rows[0][1]
+    difference = verdict_on(find_exercise("kl_per_token"), fn).difference
+    assert difference.kind == kind
+    assert yours in difference.rows[0][1]
 
 
 def test_right_values_with_a_wrong_gradient_are_rejected() -> None:
@@ -228,9 +228,9 @@ def test_right_values_with_a_wrong_gradient_are_rejected() -> None:
         kl = written(F.kl_per_token)(logprobs, ref_logprobs)
         return 2 * kl - kl.detach()
 
-    miss = verdict_on(find_exercise("kl_per_token"), kl_per_token).miss
-    assert miss.kind == "gradient"
-    assert miss.rows[0][0].startswith("gradient of logprobs at")
+    difference = verdict_on(find_exercise("kl_per_token"), kl_per_token).difference
+    assert difference.kind == "gradient"
+    assert difference.rows[0][0].startswith("gradient of logprobs at")
 
 
 def test_an_argument_changed_in_place_is_reported() -> None:
@@ -239,8 +239,11 @@ def test_an_argument_changed_in_place_is_reported() -> None:
         values.zero_()
         return result
 
-    miss = verdict_on(find_exercise("compute_returns"), compute_returns).miss
-    assert (miss.kind, miss.rows) == ("in place", (("values", "changed in place", "untouched"),))
+    difference = verdict_on(find_exercise("compute_returns"), compute_returns).difference
+    assert (difference.kind, difference.rows) == (
+        "in place",
+        (("values", "changed in place", "untouched"),),
+    )
 
 
 def test_nan_in_an_argument_that_is_left_alone_is_not_taken_for_a_change() -> None:
@@ -306,7 +309,7 @@ def test_an_error_deep_in_a_package_is_told_with_the_line_of_the_learners_method
     namespace: dict = {"reference": exercise.reference, "__name__": "cell"}
     exec(compile(source, "<cell>", "exec"), namespace)
     verdict = verdict_on(exercise, namespace["TransformerWithValueHead"])
-    assert "(line 6 of the cell)" in verdict.miss.rows[0][1]
+    assert "(line 6 of the cell)" in verdict.difference.rows[0][1]
 
 
 def test_a_name_that_an_earlier_cell_would_give_is_told_with_what_to_do() -> None:
@@ -314,8 +317,8 @@ def test_a_name_that_an_earlier_cell_would_give_is_told_with_what_to_do() -> Non
         return zero_masked(advantages + values, mask)  # noqa: F821
 
     verdict = verdict_on(find_exercise("compute_returns"), compute_returns)
-    told = verdict.miss.rows[0][1]
-    assert "run the cell above that defines or imports zero_masked first" in told
+    error = verdict.difference.rows[0][1]
+    assert "run the cell above that defines or imports zero_masked first" in error
 
 
 def test_a_mask_is_part_of_the_cases_wherever_the_function_takes_one() -> None:

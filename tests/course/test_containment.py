@@ -24,8 +24,8 @@ def verdict_of(body):
 
 
 def raised(verdict) -> str:
-    assert verdict.state == "differs" and verdict.miss.kind == "error"
-    return verdict.miss.rows[0][1]
+    assert verdict.state == "differs" and verdict.difference.kind == "error"
+    return verdict.difference.rows[0][1]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer on this system")

@@ -49,4 +49,4 @@ def test_an_alarm_of_another_kind_passes_and_one_that_misses_a_kind_does_not() -
     assert verdict_on(exercise, alarm).state == "passed"
     verdict = verdict_on(exercise, deaf)
     assert verdict.state == "differs"
-    assert "the learning rate is 0" in verdict.miss.rows[0][0] or verdict.slip
+    assert "the learning rate is 0" in verdict.difference.rows[0][0] or verdict.slip

@@ -44,7 +44,7 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     for slip in exercise.slips:
         verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
-        assert (verdict.miss.kind == "error") == slip.raises
+        assert (verdict.difference.kind == "error") == slip.raises
     for says, wrong in generic_mutants(exercise).items():
         verdict = judge.verdict(wrong)
         assert verdict.state == "differs", says

@@ -28,13 +28,13 @@ def said(judge_of: Judge, written: FunctionType) -> str:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x, mask: F.sequence_sum(x, mask)[:, None], "an axis of size 1 is left over"),
-        (lambda x, mask: F.sequence_sum(x, mask).sum(), "an axis is gone that has to stay"),
-        (lambda x, mask: F.sequence_sum(x, mask)[1:], "1 too few"),
-        (lambda x, mask: 3 * F.sequence_sum(x, mask), "3 times what is due"),
+        (lambda x, mask: F.sequence_sum(x, mask)[:, None], "an axis of size 1 too many"),
+        (lambda x, mask: F.sequence_sum(x, mask).sum(), "over an axis that should stay"),
+        (lambda x, mask: F.sequence_sum(x, mask)[1:], "axis 0 of result has 1 entries too few"),
+        (lambda x, mask: 3 * F.sequence_sum(x, mask), "3 times the result"),
         (lambda x, mask: F.sequence_sum(x, mask) + 2, "2 too high"),
-        (lambda x, mask: F.sequence_sum(x, mask).exp(), "the exponential of what is due"),
-        (lambda x, mask: F.sequence_sum(x, mask).flip(0), "in backward order"),
+        (lambda x, mask: F.sequence_sum(x, mask).exp(), "the exponential of the result"),
+        (lambda x, mask: F.sequence_sum(x, mask).flip(0), "in reverse order"),
         (lambda x, mask: F.sequence_sum(x, mask).abs(), "the absolute value"),
     ],
 )

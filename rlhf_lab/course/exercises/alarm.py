@@ -1,6 +1,5 @@
 """Lesson 06, PPO: an alarm of the learner's own, which is held to stored runs, not to numbers."""
 
-import ast
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +7,6 @@ from typing import Any
 
 from rlhf_lab.course.dashboards import stored_dashboards
 from rlhf_lab.course.exercise import Case, exercise_from
-from rlhf_lab.course.own_code import parse_answer
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -99,8 +97,6 @@ def _read_alarm(fn: Callable[..., Any], case: Case) -> str | None:
         missing = [f"{kind} ({TOLD_BY[kind]})" for kind in list(silent)[:2]]
         alone = f"it looks at the {read[0]} alone, and so has " if len(read) == 1 else ""
         parts.append(f"{alone}no sign of: {'; '.join(missing)}")
-        if _joins_by_all(fn):
-            parts.append("it asks for several signs at once: any one of them is enough")
     return ". Besides, ".join(parts) or None
 
 
@@ -124,19 +120,6 @@ def _silenced(
 ) -> bool:
     """Whether an alarm falls silent at a run that has these lines of another one."""
     return any(not fn({**run, **{line: other[line] for line in lines}}) for other in others)
-
-
-def _joins_by_all(fn: Callable[..., Any]) -> bool:
-    """Whether an alarm ends in signs that all have to be there."""
-    definition = parse_answer(fn)
-    if definition is None:
-        return False
-    returned = [n.value for n in ast.walk(definition) if isinstance(n, ast.Return)]
-    return any(
-        (isinstance(value, ast.BoolOp) and isinstance(value.op, ast.And))
-        or (isinstance(value, ast.Call) and ast.unparse(value.func) == "all")
-        for value in returned
-    )
 
 
 TOLD_BY = {
