@@ -21,7 +21,7 @@ ADVICE = MappingProxyType(
             "second to last of the other"
         ),
         r"shape mismatch: (?:value tensor|indexing tensors)|shape of the mask|must match the "
-        r"existing size": "an index or mask does not have the shape of what it selects",
+        r"existing size": "an index or mask must have the shape of the tensor it selects from",
         r"index (-?\d+) is out of bounds for dimension (\d+) with size (\d+)": (
             "index {0} does not exist along axis {1}, which has {2} entries"
         ),

@@ -4,9 +4,8 @@ import inspect
 import linecache
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -17,18 +16,14 @@ from rlhf_lab.course.containment import Stopped, contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
-KEPT_WORDS = 64
-_NOTHING = object()
-"""Stands where one of two lists has ended."""
-_WORDS: dict[int, tuple[Any, str]] = {}
-"""The last values that were put into words: a value is compared with every known mistake."""
+Row = tuple[str, str, str]  # name, yours, expected
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one call: results and gradients by name, arguments changed in place, an error.
+    """Results and gradients of one call by name, arguments changed in place, and an error.
 
-    A result that has no gradient although it should is noted as not `attached`.
+    `attached` is False if a result should have a gradient and has none.
     """
 
     results: Mapping[str, Any]
@@ -40,22 +35,23 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing about an outcome that is not as expected, as rows of yours and expected."""
+    """The first difference of an outcome from the expected one."""
 
     kind: Literal["error", "type", "shape", "dtype", "value", "gradient", "in place"]
-    rows: tuple[tuple[str, str, str], ...]
+    rows: tuple[Row, ...]
     case: Case | None = None
 
 
 def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
-    """Call a function on a case, and note everything that is compared.
+    """Call a function on a case, and record everything that is compared.
 
-    1. Give it copies of the tensors, so that a change in place shows and harms nothing.
-    2. Note its results by name; an error becomes one line.
+    1. Pass copies of the tensors, so that a change in place is found and has no effect.
+    2. Record the results by name; an error becomes one line.
     3. Take the gradient of a fixed random weighting of the results.
 
-    Raises NotImplementedError, as a stub does; a stub that it calls is an error. Raises Stopped
-    where the function would not come back (see `containment`).
+    Raises:
+        NotImplementedError: If the function is a stub; a stub that it calls is an error.
+        Stopped: If the function does not return, see `containment`.
     """
     leaves = {
         name: value.detach().clone().requires_grad_(name in exercise.gradients)
@@ -65,10 +61,10 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
         with contained():
-            results = _named(exercise.observe(fn, {**case.arguments, **copies}))
+            results = _get_results(exercise.observe(fn, {**case.arguments, **copies}))
             gradients, attached = _gradients(results, leaves)
     except Exception as error:
-        if _unwritten(error) in (exercise.name, *exercise.methods):
+        if _stub_name(error) in (exercise.name, *exercise.methods):
             raise
         return Outcome({}, {}, error=_one_line(error, fn))
     exact = {"rtol": 0, "atol": 0, "equal_nan": True}
@@ -76,18 +72,15 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     return Outcome(results, gradients, changed, attached)
 
 
-def _named(result: Any) -> dict[str, Any]:
-    if isinstance(result, dict):
-        return result
+def _get_results(result: Any) -> dict[str, Any]:
     if isinstance(result, tuple):
         return {f"result[{i}]": part for i, part in enumerate(result)}
-    return {"result": result}
+    return result if isinstance(result, dict) else {"result": result}
 
 
 def _gradients(
     results: Mapping[str, Any], leaves: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], bool]:
-    """Gradients of a random weighting of the results, and whether they depend on the arguments."""
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     parts = [r for r in results.values() if isinstance(r, Tensor) and r.requires_grad]
     if not wanted or not parts:
@@ -99,171 +92,135 @@ def _gradients(
     return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, True
 
 
-def _unwritten(error: Exception) -> str | None:
-    """The name of the stub that an error comes from, or None."""
+def _stub_name(error: Exception) -> str | None:
     if not isinstance(error, NotImplementedError) or str(error):
         return None
     return traceback.extract_tb(error.__traceback__)[-1].name
 
 
 def _one_line(error: Exception, fn: Answer) -> str:
-    """An error and the line of the learner's code that it came from, without the stack."""
-    lines = _words_of(str, error).splitlines()
-    if _unwritten(error):
-        return f"{_unwritten(error)} is called, and is not written yet"
+    """Format an error with the line of the learner's code that it came from."""
+    lines = _to_text(str, error).splitlines()
+    if _stub_name(error):
+        return f"{_stub_name(error)} is called, and is not written yet"
     if type(error).__name__ == "TypeCheckError":
         kept = ("Type-check", "Actual", "Expected")
         return "\n".join(line for line in lines if line.startswith(kept))
     message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    message += _remedy(error)
-    home = _files_of(fn)
-    numbers = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename in home]
-    if not numbers:
-        return message
-    line = _words_of(str, linecache.getline(_file_at(error, home), numbers[-1]).strip())
-    shown = f": {line[:80]}" if line else ""
-    return f"{message} (line {numbers[-1]} of the cell{shown})"
-
-
-def _file_at(error: Exception, home: set[str]) -> str:
-    """The file of the learner's last line that an error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [frame.filename for frame in frames if frame.filename in home][-1]
-
-
-def _remedy(error: Exception) -> str:
-    """What to do about a name that is not there."""
     if isinstance(error, NameError) and error.name:
-        return f"; run the cell above that defines or imports {error.name} first"
-    return ""
+        message += f"; run the cell above that defines or imports {error.name} first"
+    fn, frames = inspect.unwrap(fn), traceback.extract_tb(error.__traceback__)
+    parts = [inspect.unwrap(part) for part in vars(fn).values() if inspect.isfunction(part)]
+    parts = [part for part in (fn, *parts) if part.__module__ == fn.__module__]
+    files = {part.__code__.co_filename for part in parts if hasattr(part, "__code__")}
+    frames = [frame for frame in frames if frame.filename in files]
+    if not frames:
+        return message
+    line = _to_text(str, linecache.getline(frames[-1].filename, frames[-1].lineno).strip())
+    return f"{message} (line {frames[-1].lineno} of the cell{f': {line[:80]}' if line else ''})"
 
 
-def _words_of(as_words: Callable[[Any], str], value: Any) -> str:
-    """A learner's value or error in words, although its own `__repr__` or `__str__` may fail."""
+def _to_text(as_text: Callable[[Any], str], value: Any) -> str:
+    """Format a learner's value or error, whose own `__repr__` or `__str__` may fail."""
     try:
         with contained(min(containment.SECONDS_PER_WORDS, containment.SECONDS_PER_CALL)):
-            return as_words(value).encode(errors="backslashreplace").decode()
+            return as_text(value).encode(errors="backslashreplace").decode()
     except (Exception, Stopped) as error:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
-
-
-def _without_line(error: str | None) -> str | None:
-    return error and error.split(" (line ")[0]
-
-
-def _files_of(fn: Answer) -> set[str]:
-    """The files, or cells, that a function or the methods of a class are written in."""
-    fn = inspect.unwrap(fn)
-    parts = [inspect.unwrap(part) for part in vars(fn).values() if inspect.isfunction(part)]
-    written = [part for part in (fn, *parts) if part.__module__ == fn.__module__]
-    return {part.__code__.co_filename for part in written if hasattr(part, "__code__")}
 
 
 def compare_outcomes(
     outcome: Outcome, expected: Outcome, case: Case | None = None
 ) -> Difference | None:
-    """The first difference, or None: error, results, arguments changed in place, gradients."""
-    if _without_line(outcome.error) != _without_line(expected.error):
-        return Difference("error", (("raised", outcome.error or "nothing", "no error"),), case)
+    """Return the first difference: error, results, arguments changed in place, gradients."""
+    kind, rows = next(_differences(outcome, expected), (None, ()))
+    return Difference(kind, rows, case) if kind else None
+
+
+def _differences(outcome: Outcome, expected: Outcome) -> Iterator[tuple[str, tuple[Row, ...]]]:
+    yours, theirs = (each.error and each.error.split(" (line ")[0] for each in (outcome, expected))
+    if yours != theirs:
+        yield "error", (("raised", outcome.error or "nothing", "no error"),)
     for name, value in expected.results.items():
-        if name not in outcome.results:
-            return Difference("type", ((name, "missing", _shown(value)),), case)
-        difference = _compare_results(name, outcome.results[name], value, case)
-        if difference:
-            return difference
+        if name in outcome.results:
+            yield from _result_differences(name, outcome.results[name], value)
+        else:
+            yield "type", ((name, "missing", _format(value)),)
     if outcome.changed != expected.changed:
-        rows = tuple((name, "changed in place", "untouched") for name in outcome.changed)
-        return Difference("in place", rows, case)
+        yield "in place", tuple((name, "changed in place", "untouched") for name in outcome.changed)
     if outcome.attached != expected.attached:
-        return Difference(
-            "gradient", (("gradient", "none: the result is detached", "there"),), case
-        )
+        yield "gradient", (("gradient", "none: the result is detached", "there"),)
     for name, gradient in expected.gradients.items():
-        rows = _differing(f"gradient of {name}", outcome.gradients[name], gradient)
+        rows = _tensor_rows(f"gradient of {name}", outcome.gradients[name], gradient)
         if rows:
-            return Difference("gradient", rows, case)
-    return None
+            yield "gradient", rows
 
 
-def _compare_results(name: str, value: Any, expected: Any, case: Case | None) -> Difference | None:
+def _result_differences(
+    name: str, value: Any, expected: Any
+) -> Iterator[tuple[str, tuple[Row, ...]]]:
     if not isinstance(expected, Tensor):
-        same = _same_plain(value, expected)
-        return None if same else Difference("value", _plain_rows(name, value, expected), case)
-    if not isinstance(value, Tensor):
-        return Difference("type", ((name, _shown(value), "a tensor"),), case)
-    if value.shape != expected.shape:
-        rows = ((f"{name}: shape", str(list(value.shape)), str(list(expected.shape))),)
-        return Difference("shape", rows, case)
-    if value.device != expected.device:
-        return Difference(
-            "type", ((f"{name}: device", str(value.device), str(expected.device)),), case
-        )
-    if value.dtype != expected.dtype:
-        return Difference(
-            "dtype", ((f"{name}: dtype", str(value.dtype), str(expected.dtype)),), case
-        )
-    rows = _differing(name, value, expected)
-    return Difference("value", rows, case) if rows else None
+        if not _is_same(value, expected):
+            yield "value", _plain_rows(name, value, expected)
+    elif not isinstance(value, Tensor):
+        yield "type", ((name, _format(value), "a tensor"),)
+    else:
+        for kind, word in (("shape", "shape"), ("type", "device"), ("dtype", "dtype")):
+            yours, theirs = (getattr(x, word) for x in (value, expected))
+            if yours != theirs:
+                yours, theirs = (list(x) if word == "shape" else x for x in (yours, theirs))
+                yield kind, ((f"{name}: {word}", str(yours), str(theirs)),)
+        rows = _tensor_rows(name, value, expected)
+        if rows:
+            yield "value", rows
 
 
-def _same_plain(value: Any, expected: Any) -> bool:
-    """Equal, or close where numbers stand; numbers in lists and tuples, too."""
+def _is_same(value: Any, expected: Any) -> bool:
     if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
         pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(_same_plain(v, e) for v, e in pairs)
+        return len(value) == len(expected) and all(_is_same(v, e) for v, e in pairs)
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
-    return type(value) is type(expected) and bool(value == expected)  # numpy has bools of its own
+    return type(value) is type(expected) and bool(value == expected)  # numpy has its own bool
 
 
-def _plain_rows(name: str, value: Any, expected: Any) -> tuple[tuple[str, str, str], ...]:
-    """Rows about what differs; of lists the first entry that does, and their lengths if unequal."""
-    kinds = (list, tuple)
-    if not (isinstance(value, kinds) and isinstance(expected, kinds)):
-        return ((name, _shown(value), _shown(expected)),)
-    there = list(zip_longest(value, expected, fillvalue=_NOTHING))
-    at = next(i for i, (v, e) in enumerate(there) if v is _NOTHING or not _same_plain(v, e))
-    shown = ["nothing" if x is _NOTHING else _shown(x) for x in there[at]]
-    rows = ((f"{name}[{at}]", *shown),)
+def _plain_rows(name: str, value: Any, expected: Any) -> tuple[Row, ...]:
+    """Rows for a value, or for the first entry of a list that differs and the two lengths."""
+    if not (isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple))):
+        return ((name, _format(value), _format(expected)),)
+    pairs = zip(value, expected, strict=False)
+    shorter = min(len(value), len(expected))
+    at = next((i for i, (v, e) in enumerate(pairs) if not _is_same(v, e)), shorter)
+    entries = [_format(x[at]) if at < len(x) else "nothing" for x in (value, expected)]
+    rows = ((f"{name}[{at}]", *entries),)
     if len(value) != len(expected):
         rows += ((f"{name}: entries", str(len(value)), str(len(expected))),)
     return rows
 
 
-def _differing(name: str, value: Tensor, expected: Tensor) -> tuple[tuple[str, str, str], ...]:
-    """Rows about the first entry that differs and how many do; none where all are close."""
-    differs = _differing_entries(value, expected)
+def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[Row, ...]:
+    """Rows for the first entry that differs and the number that do; empty if all are close."""
+    if expected.is_floating_point():
+        finite = expected[expected.isfinite()].abs()
+        atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
+        yours, theirs = value.detach(), expected.detach().to(value.dtype)
+        differs = ~torch.isclose(yours, theirs, RTOL, atol, equal_nan=True)
+    else:
+        differs = value != expected
     if not differs.any():
         return ()
     index = tuple(differs.nonzero()[0].tolist())
     where = f" at {list(index)}" if index else ""
-    rows = [(f"{name}{where}", _shown(value[index].item()), _shown(expected[index].item()))]
+    rows = [(f"{name}{where}", _format(value[index].item()), _format(expected[index].item()))]
     if differs.numel() > 1:
         rows.append(("entries that differ", f"{int(differs.sum())} of {differs.numel()}", "0"))
     return tuple(rows)
 
 
-def _differing_entries(value: Tensor, expected: Tensor) -> Tensor:
-    """Where two tensors of one shape differ by more than rounding."""
-    if not expected.is_floating_point():
-        return value != expected
-    finite = expected[expected.isfinite()].abs()
-    atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
-    return ~torch.isclose(
-        value.detach(), expected.detach().to(value.dtype), RTOL, atol, equal_nan=True
-    )
-
-
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    kept = _WORDS.get(id(value))
-    if kept is None or kept[0] is not value:
-        as_words = str if isinstance(value, (str, bool, int, list, tuple)) else repr
-        text = _words_of(as_words, value)
-        if len(_WORDS) >= KEPT_WORDS:
-            _WORDS.clear()
-        _WORDS[id(value)] = value, text if len(text) <= 60 else text[:57] + "..."
-    return _WORDS[id(value)][1]
+    text = _to_text(str if isinstance(value, (str, bool, int, list, tuple)) else repr, value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,7 +1,6 @@
 """Learners' functions that hang, exit, raise or change global state: each gets a verdict."""
 
 import os
-import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ DIFFERS = {
     "endless loop": ("while True: pass", "longer than"),
     "sys.exit": ("sys.exit(3)", "end the program"),
     "os._exit": ("os._exit(3)", "end the process"),
-    "fork": ("os.fork()", "start a process"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
     "a text": ("return '<b>[red]x[/]' * 100", "a tensor"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),
@@ -56,13 +54,6 @@ DIFFERS = {
     "no such name": ("return maskd_mean", "NameError"),
 }
 PASSES = {
-    "standard output replaced": "sys.stdout = sys.stderr = open(os.devnull, 'w')",
-    "directory changed": "os.chdir('/')",
-    "environment emptied": "os.environ.clear()",
-    "progress named elsewhere": "os.environ['RLHF_LAB_PROGRESS'] = 'elsewhere.json'",
-    "recursion limit lowered": (
-        "sys.setrecursionlimit(len([*__import__('traceback').walk_stack(None)]) + 60)"
-    ),
     "a thread that stays": "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()",
     "the exit handlers kept": "os._exit = print",
 }
@@ -77,23 +68,15 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(containment, "SECONDS_PER_CALL", 0.4)
     (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     note_attempt("get_advantages", "passed")
-    kept = torch.is_grad_enabled(), torch.get_default_dtype(), sys.getrecursionlimit()
-    streams, ends = (sys.stdout, sys.stderr), (os._exit, os.fork)
-    variables = dict(os.environ)
+    modes, exits = (torch.is_grad_enabled(), torch.get_default_dtype()), (os._exit, os.abort)
     try:
         yield
-        assert kept[:2] == (torch.is_grad_enabled(), torch.get_default_dtype())
-        assert kept[2] == sys.getrecursionlimit() and ends == (os._exit, os.fork)
-        changed = dict(os.environ).items() ^ variables.items()
-        assert {name for name, _ in changed} <= {"PYTEST_CURRENT_TEST"}
-        assert Path.cwd() == tmp_path
+        assert modes == (torch.is_grad_enabled(), torch.get_default_dtype())
+        assert exits == (os._exit, os.abort)
     finally:
-        torch.set_grad_enabled(kept[0])
-        torch.set_default_dtype(kept[1])
-        sys.setrecursionlimit(kept[2])
-        (sys.stdout, sys.stderr), (os._exit, os.fork) = streams, ends
-        os.environ.clear()
-        os.environ.update(variables)
+        torch.set_grad_enabled(modes[0])
+        torch.set_default_dtype(modes[1])
+        os._exit, os.abort = exits
 
 
 def make(body: str, tmp_path: Path):
