@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from rlhf_lab.console import page_console, print_line
-from rlhf_lab.course.display import hint_panel, progress_table, verdict_panel
+from rlhf_lab.course.display import LessonError, hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
@@ -17,14 +17,10 @@ from rlhf_lab.course.progress_file import (
     read_records,
 )
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from rlhf_lab.errors import LabError
 
 
-class CheckNotPassed(LabError):
-    """Ends a notebook's run at the first function that is not right; shown as one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+class CheckNotPassed(LessonError):
+    """Stops a notebook's run at the first function that differs."""
 
 
 def check(fn: Callable[..., Any]) -> None:

@@ -10,47 +10,39 @@ from rlhf_lab import __version__
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.extras import install_command
 
-LESSON_KINDS = ("notebooks", "solutions")
-"""The lessons unsolved, and each lesson executed with its exercises solved."""
 VERSION_FILE = "version.txt"
 
 
 def lessons(kind: str) -> list[Path]:
-    """The notebooks that came with this version: beside the code in a wheel, or in the clone.
+    """Return the "notebooks" or "solutions" of this version, from a wheel or from the clone.
 
     Raises:
-        LoadError: they are in neither place.
+        LoadError: If the folder is missing.
     """
     package = Path(__file__).parents[1]
-    for place in (package / "course" / kind, package.parent / kind):
-        found = sorted(place.glob("[0-9][0-9]_*.ipynb"))
-        if found:
-            return found
-    raise LoadError(
-        f"the {kind} of the lessons are not beside the package in {package}; install it again."
-    )
+    for folder in (package / "course" / kind, package.parent / kind):
+        paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+        if paths:
+            return paths
+    raise LoadError(f"The {kind} are missing next to the package in {package}. Install it again.")
 
 
 def copy_lessons(directory: Path) -> list[Path]:
-    """Copy the lessons, unsolved, into a new directory, and their solutions into one apart in it.
+    """Copy the unsolved lessons into a new directory, and the solutions into one within it.
 
     Raises:
-        ConfigError: something is there already: it may be work in progress.
-        LoadError: the directory cannot be written, or there are no lessons to copy.
+        ConfigError: If the directory is not empty: it may hold work in progress.
+        LoadError: If the directory cannot be written, or the lessons are missing.
     """
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-        raise ConfigError(f"{str(directory)!r} is there and no directory; name another place.")
+        raise ConfigError(f"{str(directory)!r} is not a directory. Choose another path.")
     if directory.is_dir() and any(directory.iterdir()):
-        raise ConfigError(
-            f"{str(directory)!r} is not empty, and lessons in it may be work in progress; name "
-            "another place."
-        )
+        raise ConfigError(f"{str(directory)!r} is not empty. Choose another path.")
     copied = []
     try:
-        for kind in LESSON_KINDS:
-            place = directory / "solutions" if kind == "solutions" else directory
-            place.mkdir(parents=True, exist_ok=True)
-            copied += [Path(shutil.copyfile(path, place / path.name)) for path in lessons(kind)]
+        for kind, folder in (("notebooks", directory), ("solutions", directory / "solutions")):
+            folder.mkdir(parents=True, exist_ok=True)
+            copied += [Path(shutil.copyfile(path, folder / path.name)) for path in lessons(kind)]
         (directory / VERSION_FILE).write_text(f"rlhf_lab {__version__}\n", encoding="utf-8")
     except OSError as error:
         raise LoadError(f"cannot write {str(directory)!r} ({error.strerror}).") from None
@@ -58,13 +50,13 @@ def copy_lessons(directory: Path) -> list[Path]:
 
 
 def open_lessons(directory: Path) -> int:
-    """Start JupyterLab in a directory of lessons, which is copied first if it is not there.
+    """Start JupyterLab in a directory of lessons, which is created if it is missing.
 
     Returns JupyterLab's exit status.
 
     Raises:
-        ConfigError: JupyterLab is not installed, or the directory holds something else.
-        LoadError: see `copy_lessons`.
+        ConfigError: If JupyterLab is not installed, or the directory contains something else.
+        LoadError: See `copy_lessons`.
     """
     if find_spec("jupyterlab") is None:
         raise ConfigError(

@@ -12,10 +12,18 @@ from torch import Tensor
 from rlhf_lab.course.exercise import Case, Exercise
 from rlhf_lab.course.grading import Verdict
 from rlhf_lab.course.progress_file import ExerciseRecord
+from rlhf_lab.errors import ConfigError
 
 GOOD, BAD, DIM = "#008a64", "#d55e00", "#808080"
 WIDTH = 88
 STATE_MARKS = {"passed": ("✓", GOOD), "differs": ("✗", BAD), "unwritten": ("○", DIM)}
+
+
+class LessonError(ConfigError):
+    """An error in a lesson, which a notebook shows as one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
 
 
 def dots(difficulty: int) -> str:

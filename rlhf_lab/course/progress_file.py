@@ -1,7 +1,7 @@
 """The progress file: attempts, hints and passed exercises of a learner, as JSON.
 
-It lies at `progress_path()`: in the clone or the copy of the lessons that one works in, or where
-the environment variable RLHF_LAB_PROGRESS points.
+It is at `progress_path()`: in the clone or the copy of the lessons that contains the working
+directory, or where the environment variable RLHF_LAB_PROGRESS points.
 """
 
 import contextlib
@@ -17,13 +17,11 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.files import beside
 
 ExerciseState = Literal["unwritten", "differs", "passed"]
-VERSION = 1
-IN_LESSONS = ".progress.json"
 
 
 @dataclass(frozen=True)
 class ExerciseRecord:
-    """One exercise: how it stands, how often it was checked, how many hints were taken."""
+    """State of one exercise, number of checks and number of hints."""
 
     state: ExerciseState = "unwritten"
     attempts: int = 0
@@ -31,21 +29,21 @@ class ExerciseRecord:
 
 
 def progress_path() -> Path:
-    """Where the progress file is; it need not exist.
+    """Return the path of the progress file; the file need not exist.
 
-    1. Where RLHF_LAB_PROGRESS points.
-    2. In the clone, or the copy of the lessons, that holds the working directory: two of them know
-       nothing of each other.
-    3. In the user's data folder, elsewhere.
+    1. RLHF_LAB_PROGRESS, if set.
+    2. The clone, or the copy of the lessons, that contains the working directory.
+    3. The user's data folder.
     """
-    chosen = os.environ.get("RLHF_LAB_PROGRESS")
-    if chosen:
-        return Path(chosen)
-    with contextlib.suppress(OSError):  # a working directory that is gone
+    if os.environ.get("RLHF_LAB_PROGRESS"):
+        return Path(os.environ["RLHF_LAB_PROGRESS"])
+    with contextlib.suppress(OSError):  # the working directory may be deleted
         here = Path.cwd()
-        for place in (here, *here.parents):
-            if _holds_lessons(place):
-                return place / IN_LESSONS
+        for folder in (here, *here.parents):
+            is_clone = (folder / "rlhf_lab" / "course" / "progress_file.py").is_file()
+            is_copy = (folder / VERSION_FILE).is_file() and (folder / "00_start.ipynb").is_file()
+            if is_clone or is_copy:
+                return folder / ".progress.json"
     if sys.platform == "win32":
         home = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -55,35 +53,13 @@ def progress_path() -> Path:
     return home / "rlhf_lab" / "progress.json"
 
 
-def _holds_lessons(place: Path) -> bool:
-    """Whether a directory is a clone of the repository, or one that `course copy` wrote."""
-    if (place / "rlhf_lab" / "course" / "progress_file.py").is_file():
-        return True
-    copied, first = place / VERSION_FILE, place / "00_start.ipynb"
-    return copied.is_file() and first.is_file()
-
-
 def read_records() -> dict[str, ExerciseRecord]:
-    """All records by the exercise's name; what cannot be understood is left out.
-
-    A file that is no progress file at all is put aside as progress.json.unreadable. Devices and
-    pipes are neither read nor moved.
-    """
-    path = progress_path()
-    try:
-        if not path.is_file():
-            return {}
-        stored = json.loads(path.read_text(encoding="utf-8"))["exercises"]
-        return {name: record for name, r in stored.items() if (record := _record(r)) is not None}
-    except OSError:
-        return {}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        with contextlib.suppress(OSError):
-            path.replace(path.with_name(path.name + ".unreadable"))
-        return {}
+    """Return all valid records by the exercise's name."""
+    stored = read_json(progress_path(), "exercises", dict)
+    return {name: record for name, r in stored.items() if (record := _to_record(r)) is not None}
 
 
-def _record(stored: Any) -> ExerciseRecord | None:
+def _to_record(stored: Any) -> ExerciseRecord | None:
     try:
         record = ExerciseRecord(stored["state"], int(stored["attempts"]), int(stored["hints"]))
     except (ValueError, KeyError, TypeError):
@@ -92,27 +68,46 @@ def _record(stored: Any) -> ExerciseRecord | None:
 
 
 def note_attempt(name: str, state: ExerciseState) -> str | None:
-    """Note a check; an exercise that has passed once stays passed. Returns what went wrong."""
+    """Record a check; a pass stays a pass. Return a message if that fails."""
     old = read_records().get(name, ExerciseRecord())
     kept = "passed" if old.state == "passed" else state
     return _write(name, replace(old, state=kept, attempts=old.attempts + 1))
 
 
 def note_hint(name: str, number: int) -> str | None:
-    """Note that hint `number`, from 1, was taken. Returns what went wrong."""
+    """Record that hint `number`, counted from 1, was shown. Return a message if that fails."""
     old = read_records().get(name, ExerciseRecord())
     return _write(name, replace(old, hints=max(old.hints, number)))
 
 
 def _write(name: str, record: ExerciseRecord) -> str | None:
-    """Replace the file in one step; a full or read-only disk costs the note, not the check."""
     records = read_records() | {name: record}
-    content = {"version": VERSION, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
+    content = {"version": 1, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
     return save_json(progress_path(), content, "progress")
 
 
+def read_json(path: Path, key: str, kind: type) -> Any:
+    """Return an entry of a learner's JSON file, or an empty `kind` without a valid file.
+
+    A damaged file is renamed to `*.unreadable`. Devices and pipes are neither read nor moved.
+    """
+    try:
+        if not path.is_file():
+            return kind()
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict) and isinstance(content.get(key), kind):
+            return content[key]
+    except OSError:
+        return kind()
+    except ValueError:
+        pass
+    with contextlib.suppress(OSError):
+        path.replace(path.with_name(path.name + ".unreadable"))
+    return kind()
+
+
 def save_json(path: Path, content: object, what: str) -> str | None:
-    """Replace a learner's file in one step. Returns what went wrong, with `what` is not saved."""
+    """Replace a learner's file in one step. Return a message if `what` cannot be saved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside(path) as draft:

@@ -1,4 +1,4 @@
-"""One run of blind tuning: its hidden reward, the check of its four fields, and what it reaches."""
+"""One run of blind tuning: its hidden reward, its settings, and its metrics on fresh reviews."""
 
 import math
 import random
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from rlhf_lab.config.args import RLHFArgs
 from rlhf_lab.config.presets import PRESETS
-from rlhf_lab.course.leaderboard import plain_name
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval, excess_kl
 from rlhf_lab.organism import (
     Grammar,
@@ -27,15 +25,9 @@ from rlhf_lab.organism import (
 from rlhf_lab.training import RLHFTrainer
 
 HIDDEN = ("bag_of_adjectives", "true_reward", "ignore_negation", "smoothed", "smoothed_popcorn")
-"""The rewards that one is drawn from; all have a spread, unlike `length`."""
-REVIEWS = 1536
-"""The budget: total_phases times batch_size may not be larger."""
-FRESH_REVIEWS = 512
-"""Reviews that the trained policy is judged on."""
-FRESH_SEED = 1000
-"""Of the generator that draws them, which no run trains with."""
-TRUE_REWARD_TO_REACH = 0.9
-"""Runs that reach this true reward stand above those that do not."""
+REVIEWS = 1536  # the budget of total_phases times batch_size
+FRESH_REVIEWS = 512  # on which the trained policy is evaluated
+FRESH_SEED = 1000  # no run trains with it
 TUNING_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
     {
         "preset": "reel",
@@ -46,81 +38,47 @@ TUNING_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
         "target_kl": 0.02,
     }
 )
+# the four fields of the preset reel, with as many phases as the budget allows
 PRESET_FIELDS: MappingProxyType[str, Any] = MappingProxyType(
     {name: PRESETS["reel"][name] for name in ("kl_coef", "base_lr", "batch_size")}
     | {"total_phases": REVIEWS // PRESETS["reel"]["batch_size"]}
 )
-"""The four fields as the preset reel has them, with as many phases as the budget allows."""
 
 
-class UnfitFields(ConfigError):
-    """Ends a notebook's cell at a field or a name that cannot be used; shown as one line."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
+def normalize_name(name: str) -> str:
+    """Return a name in lower case with single spaces."""
+    return " ".join(name.casefold().split())
 
 
 def hidden_reward(name: str) -> str:
-    """Draw one of `HIDDEN`, with a name as the seed: the same one for each way to write it."""
-    return random.Random(plain_name(name)).choice(HIDDEN)
-
-
-def check_fields(fields: Mapping[str, Any]) -> None:
-    """Refuse four fields that no run can have.
-
-    Raises:
-        UnfitFields: a field is of the wrong kind or outside its range, or the product of phases
-            and batch is above the budget.
-    """
-    for name, is_fit, says in (
-        ("kl_coef", lambda value: value >= 0, "0 or greater"),
-        ("base_lr", lambda value: value > 0, "above 0"),
-    ):
-        value = fields[name]
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not is_fit(value):
-            raise UnfitFields(f"{name} is {value!r:.60}; give a number that is {says}.")
-    for name in ("total_phases", "batch_size"):
-        value = fields[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnfitFields(f"{name} is {value!r:.60}; give a whole number of 1 or more.")
-    minibatches = TUNING_SETTINGS["num_minibatches"]
-    if fields["batch_size"] % minibatches:
-        raise UnfitFields(
-            f"batch_size is {fields['batch_size']}; give a multiple of {minibatches}, the number "
-            "of minibatches."
-        )
-    asked = fields["total_phases"] * fields["batch_size"]
-    if asked > REVIEWS:
-        raise UnfitFields(
-            f"total_phases * batch_size is {asked}; lower one of them: the budget is {REVIEWS} "
-            "reviews."
-        )
+    """Choose one of `HIDDEN`, with a name as the seed: the same for each spelling of it."""
+    return random.Random(normalize_name(name)).choice(HIDDEN)
 
 
 def tuned_figures(reward_fn: str, fields: Mapping[str, Any], seed: int = 1) -> dict[str, Any]:
-    """Train once; reward, the true reward with its interval, KL and excess KL of fresh reviews.
+    """Train once, and return reward, true reward with its interval, KL and excess KL.
 
     Raises:
-        ConfigError, RunError: as the trainer does.
+        ConfigError: If a field is invalid.
+        RunError: If training diverges.
     """
     settings = {**TUNING_SETTINGS, **fields, "reward_fn": reward_fn, "seed": seed}
     trained = RLHFTrainer(RLHFArgs(**settings))
     trained.train()
-    judged = RLHFTrainer(
+    fresh = RLHFTrainer(
         RLHFArgs(**settings | {"batch_size": FRESH_REVIEWS, "seed": FRESH_SEED}),
         policy=trained.policy,
         reference=trained.reference,
     ).rollout_phase()
-    true_rewards = true_reward(judged.texts)
-    of_true_reward = bootstrap_interval(true_rewards, resamples=400)
-    kl = judged.kl.sum(1).mean().item()
+    true_rewards = true_reward(fresh.texts)
+    interval = bootstrap_interval(true_rewards, resamples=400)
+    kl = fresh.kl.sum(1).mean().item()
     excess = excess_kl(true_rewards.mean().item(), kl, *true_reward_frontier())
     return {
-        "reward": judged.raw_rewards.mean().item(),
+        "reward": fresh.raw_rewards.mean().item(),
         "true_reward": true_rewards.mean().item(),
-        "true_reward_low": of_true_reward.low.item(),
-        "true_reward_high": of_true_reward.high.item(),
+        "true_reward_low": interval.low.item(),
+        "true_reward_high": interval.high.item(),
         "kl": kl,
         "excess_kl": None if math.isnan(excess) else excess,
     }
@@ -128,15 +86,13 @@ def tuned_figures(reward_fn: str, fields: Mapping[str, Any], seed: int = 1) -> d
 
 @cache
 def reference_policy() -> GraphPolicy:
-    """The grammar as a policy, which is built once."""
+    """Return the grammar as a policy."""
     return grammar_policy(build_graph(Grammar()))
 
 
 @cache
 def true_reward_frontier() -> tuple[Float[Tensor, " point"], Float[Tensor, " point"]]:
-    """The true reward and KL of the cheapest policies, from the reference on."""
+    """Return true reward and KL of the policies with the least KL, starting at the reference."""
     points = frontier(reference_policy(), true_reward, [1e4 * 0.8**k for k in range(70)])
-    return (
-        torch.tensor([point.true_reward for point in points], dtype=torch.float64),
-        torch.tensor([point.kl_per_sequence for point in points], dtype=torch.float64),
-    )
+    columns = zip(*((point.true_reward, point.kl_per_sequence) for point in points), strict=True)
+    return tuple(torch.tensor(column, dtype=torch.float64) for column in columns)
