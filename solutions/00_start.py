@@ -244,7 +244,7 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 # the same length, and a reward that is the same for all teaches nothing.)
 
 # %%
-from rlhf_lab.course.exercises.own_reward import my_reward  # exercise
+from rlhf_lab.course.exercises.start import my_reward  # exercise
 
 # %% [markdown]
 # A policy does not know what you *meant*. It finds whatever earns most. Before you train: how will yours

@@ -530,7 +530,7 @@ print(f"value loss {value_loss.item():.4f}; of the best constant {by_a_constant.
 # already taken steps, and an `ent_coef` above 0, so that no term is 0.)
 
 # %%
-from rlhf_lab.course.exercises.whole import whole_objective  # exercise
+from rlhf_lab.course.exercises.objective import whole_objective  # exercise
 
 # %% [markdown]
 # Compare it with the trainer's own objective, on a minibatch of this run with an `ent_coef` of 0.01, after one step away

@@ -4,7 +4,12 @@ import math
 
 from rlhf_lab.console import print_line
 from rlhf_lab.course.display import LessonError
-from rlhf_lab.course.leaderboard import FIELDS, TuningRow, add_to_leaderboard, read_leaderboard
+from rlhf_lab.course.leaderboard import (
+    TUNED_FIELDS,
+    TuningRow,
+    add_to_leaderboard,
+    read_leaderboard,
+)
 from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.course.tables import show_table
 from rlhf_lab.course.tuned_run import (
@@ -64,7 +69,7 @@ class BlindTuning:
                         f"total_phases * batch_size must be at most {REVIEWS}, got {reviews}. "
                         "Lower one of them."
                     )
-            metrics = tuned_figures(self._hidden, dict(zip(FIELDS, values, strict=True)))
+            metrics = tuned_figures(self._hidden, dict(zip(TUNED_FIELDS, values, strict=True)))
         except (ConfigError, RunError) as error:
             raise LessonError(str(error)) from None
         row = TuningRow(self.name, float(kl_coef), float(base_lr), *values[2:], **metrics)

@@ -1,5 +1,6 @@
 """The Exercise dataclass: reference, cases to compare on, hints, known wrong answers (slips)."""
 
+import functools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,31 +92,33 @@ class Exercise:
         return self.reference.__name__
 
 
-def exercise_from(file: str) -> Callable[..., Exercise]:
-    """A maker of exercises whose words stand in a TOML file of `course/exercises`.
+def make_exercise(reference: Answer, **python: Any) -> Exercise:
+    """Return the exercise of a reference, whose words are in a TOML file of `course/exercises`.
 
-    The file holds the name of the lesson and, by the reference's name, all of an `Exercise` that is
-    numbers and words. A slip `says` its words itself, or names a `phrase` of phrases.toml.
+    Its slips have their own words (`says`), or those of a `phrase` in phrases.toml.
 
-    Returns a function of the reference and whatever of an `Exercise` is Python, by name.
+    Args:
+        python: the fields of `Exercise` that are Python.
     """
-    phrases, written = _read("phrases.toml"), _read(file)
-
-    def exercise(reference: Answer, **python: Any) -> Exercise:
-        words = dict(written[reference.__name__])
-        words["slips"] = [
-            Slip(
-                slip.get("says") or phrases[slip["phrase"]],
-                slip["edits"],
-                slip.get("raises", False),
-            )
-            for slip in words["slips"]
-        ]
-        lists = {name: tuple(word) for name, word in words.items() if isinstance(word, list)}
-        return Exercise(written["lesson"], reference, **words | lists, **python)
-
-    return exercise
+    phrases, words = _read_words()
+    fields = dict(words[reference.__name__])
+    fields["slips"] = [
+        Slip(slip.get("says") or phrases[slip["phrase"]], slip["edits"], slip.get("raises", False))
+        for slip in fields["slips"]
+    ]
+    lists = {name: tuple(field) for name, field in fields.items() if isinstance(field, list)}
+    return Exercise(reference=reference, **fields | lists, **python)
 
 
-def _read(file: str) -> dict[str, Any]:
-    return tomllib.loads((files(f"{__package__}.exercises") / file).read_text(encoding="utf-8"))
+@functools.cache
+def _read_words() -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Read the phrases, and the words of each exercise by the name of its reference."""
+    words, phrases = {}, {}
+    for file in files(f"{__package__}.exercises").iterdir():
+        if file.name == "phrases.toml":
+            phrases = tomllib.loads(file.read_text(encoding="utf-8"))
+        elif file.name.endswith(".toml"):
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            lesson = content.pop("lesson")
+            words |= {name: fields | {"lesson": lesson} for name, fields in content.items()}
+    return phrases, words

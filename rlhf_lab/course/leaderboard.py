@@ -7,7 +7,7 @@ from typing import Any
 from rlhf_lab.course.progress_file import progress_path, read_json, save_json
 from rlhf_lab.course.tuned_run import normalize_name
 
-FIELDS = ("kl_coef", "base_lr", "total_phases", "batch_size")
+TUNED_FIELDS = ("kl_coef", "base_lr", "total_phases", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TuningRow:
     @property
     def key(self) -> tuple[object, ...]:
         """Identity of the run: training is deterministic, so equal keys are one run."""
-        return (normalize_name(self.name), *(getattr(self, field) for field in FIELDS))
+        return (normalize_name(self.name), *(getattr(self, field) for field in TUNED_FIELDS))
 
 
 def leaderboard_path() -> Path:

@@ -16,7 +16,7 @@ from rlhf_lab.course.containment import Stopped, contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
-Row = tuple[str, str, str]  # name, yours, expected
+DifferenceRow = tuple[str, str, str]  # name, yours, expected
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Difference:
     """The first difference of an outcome from the expected one."""
 
     kind: Literal["error", "type", "shape", "dtype", "value", "gradient", "in place"]
-    rows: tuple[Row, ...]
+    rows: tuple[DifferenceRow, ...]
     case: Case | None = None
 
 
@@ -137,7 +137,9 @@ def compare_outcomes(
     return Difference(kind, rows, case) if kind else None
 
 
-def _differences(outcome: Outcome, expected: Outcome) -> Iterator[tuple[str, tuple[Row, ...]]]:
+def _differences(
+    outcome: Outcome, expected: Outcome
+) -> Iterator[tuple[str, tuple[DifferenceRow, ...]]]:
     yours, theirs = (each.error and each.error.split(" (line ")[0] for each in (outcome, expected))
     if yours != theirs:
         yield "error", (("raised", outcome.error or "nothing", "no error"),)
@@ -158,7 +160,7 @@ def _differences(outcome: Outcome, expected: Outcome) -> Iterator[tuple[str, tup
 
 def _result_differences(
     name: str, value: Any, expected: Any
-) -> Iterator[tuple[str, tuple[Row, ...]]]:
+) -> Iterator[tuple[str, tuple[DifferenceRow, ...]]]:
     if not isinstance(expected, Tensor):
         if not _is_same(value, expected):
             yield "value", _plain_rows(name, value, expected)
@@ -184,7 +186,7 @@ def _is_same(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and bool(value == expected)  # numpy has its own bool
 
 
-def _plain_rows(name: str, value: Any, expected: Any) -> tuple[Row, ...]:
+def _plain_rows(name: str, value: Any, expected: Any) -> tuple[DifferenceRow, ...]:
     """Rows for a value, or for the first entry of a list that differs and the two lengths."""
     if not (isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple))):
         return ((name, _format(value), _format(expected)),)
@@ -198,7 +200,7 @@ def _plain_rows(name: str, value: Any, expected: Any) -> tuple[Row, ...]:
     return rows
 
 
-def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[Row, ...]:
+def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[DifferenceRow, ...]:
     """Rows for the first entry that differs and the number that do; empty if all are close."""
     if expected.is_floating_point():
         finite = expected[expected.isfinite()].abs()

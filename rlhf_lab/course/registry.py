@@ -5,21 +5,12 @@ from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.exercises import (
-    advantages,
     alarm,
     breaks,
     changed,
     credit,
-    diffing,
-    entropy,
-    hooks,
     kl,
-    kl_control,
-    leash,
-    losses,
-    normalize,
-    optimizer,
-    own_reward,
+    objective,
     policy,
     ppo,
     preferences,
@@ -28,28 +19,24 @@ from rlhf_lab.course.exercises import (
     start,
     value_head,
     watch,
-    whole,
 )
 
 
 def all_exercises() -> tuple[Exercise, ...]:
-    """Every exercise, lesson by lesson."""
-    inside = (policy, hooks, value_head)
-    rewarded = (normalize, credit, advantages, kl, leash)
-    objective = (entropy, losses, whole, kl_control)
-    phases = (optimizer, ppo, alarm, breaks)
-    ends = (watch, changed, diffing, preferences, real, question)
-    files = (start, own_reward, *inside, *rewarded, *objective, *phases, *ends)
+    """Return every exercise, lesson by lesson."""
+    files = (start, policy, value_head, credit, kl, objective, ppo, alarm)
+    files += (breaks, watch, changed, preferences, real, question)
     return tuple(exercise for file in files for exercise in file.EXERCISES)
 
 
 def find_exercise(fn: Callable[..., Any] | str) -> Exercise:
-    """The exercise of a function or class, by its name.
+    """Return the exercise with the name of a function or class.
 
-    Raises ValueError for a name that is no exercise.
+    Raises:
+        ValueError: If no exercise has this name.
     """
     name = fn if isinstance(fn, str) else getattr(fn, "__name__", repr(fn))
     exercises = {exercise.name: exercise for exercise in all_exercises()}
     if name not in exercises:
-        raise ValueError(f"{name} is no exercise; the exercises are {', '.join(exercises)}.")
+        raise ValueError(f"{name} is not an exercise. Choose one of: {', '.join(exercises)}.")
     return exercises[name]

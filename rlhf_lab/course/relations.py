@@ -15,7 +15,7 @@ from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.outcomes import Difference, Outcome
 
 Pair = tuple[Tensor, Tensor]  # yours and the expected one
-Pairs = Sequence[tuple[Outcome, Outcome]]  # of the cases that differ
+OutcomePairs = Sequence[tuple[Outcome, Outcome]]  # of the cases that differ
 
 
 def changed_arguments(differences: Sequence[Difference]) -> str | None:
@@ -30,7 +30,7 @@ def changed_arguments(differences: Sequence[Difference]) -> str | None:
 
 
 def strong_relation(
-    exercise: Exercise, differences: Sequence[Difference], pairs: Pairs
+    exercise: Exercise, differences: Sequence[Difference], pairs: OutcomePairs
 ) -> str | None:
     """Return the first relation that holds in all cases that differ, or None.
 
@@ -80,7 +80,7 @@ def _none_is_used(exercise: Exercise, difference: Difference, outcome: Outcome) 
     return f"{' or '.join(names)} is None here (its default), and is used" if names else None
 
 
-def _swapped(pairs: Pairs) -> str | None:
+def _swapped(pairs: OutcomePairs) -> str | None:
     for first, second in itertools.combinations(pairs[0][1].results, 2):
         if all(
             is_close(yours.results.get(first), theirs.results.get(second))
@@ -113,7 +113,7 @@ RELATIONS = (
 )
 
 
-def _number_relation(pairs: Pairs) -> str | None:
+def _number_relation(pairs: OutcomePairs) -> str | None:
     found = [pair for outcomes in pairs for pair in _differing(*outcomes)]
     if 2 * len(found) < len(pairs) or sum(theirs.numel() for _, theirs in found) < 2:
         return None
@@ -172,7 +172,7 @@ def is_close(yours: Any, theirs: Any) -> bool:
     return torch.allclose(yours, theirs, rtol=1e-3, atol=atol, equal_nan=True)
 
 
-def _missing_gradient(differences: Sequence[Difference], pairs: Pairs) -> str | None:
+def _missing_gradient(differences: Sequence[Difference], pairs: OutcomePairs) -> str | None:
     if {difference.kind for difference in differences} != {"gradient"}:
         return None
     for name in pairs[0][1].gradients:

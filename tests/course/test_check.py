@@ -340,7 +340,7 @@ def test_in_a_notebook_a_miss_stops_the_run_with_one_line(monkeypatch: pytest.Mo
 
 
 def test_a_function_that_is_no_exercise_is_refused_with_the_names() -> None:
-    with pytest.raises(ValueError, match="len is no exercise; the exercises are .*kl_per_token"):
+    with pytest.raises(ValueError, match="len is not an exercise. Choose one of: .*kl_per_token"):
         check(len)
 
 

@@ -1,12 +1,11 @@
-"""Lesson 06, PPO: an alarm of the learner's own, which is held to stored runs, not to numbers."""
+"""Lesson 06, PPO: the learner's own alarm for broken trainers, checked on stored runs."""
 
 import inspect
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlhf_lab.course.dashboards import stored_dashboards
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -36,7 +35,6 @@ def _runs() -> tuple[Case, ...]:
 
 
 def _observe_alarm(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each kind, at how many runs it goes off, and whether it leaves its argument as it is."""
     stored, untouched, answers = stored_dashboards(), stored_dashboards(), {}
     for kind in arguments["kinds"]:
         answers[kind] = [fn(numbers) for numbers in stored[kind]]
@@ -53,76 +51,22 @@ def _in_words(kind: str) -> str:
     return "nothing is wrong" if kind == "healthy" else kind
 
 
-class _Read(dict):
-    """A dashboard that notes which of its lines are read."""
-
-    def __init__(self, numbers: Mapping[str, Sequence[float]]) -> None:
-        super().__init__(numbers)
-        self.read: dict[str, None] = {}
-
-    def __getitem__(self, line: str) -> Any:
-        self.read[line] = None
-        return super().__getitem__(line)
-
-    def get(self, line: str, default: Any = None) -> Any:
-        """Note the line, as for square brackets."""
-        return self[line] if line in self else default
-
-    def values(self) -> Any:
-        """All lines, which are noted as read."""
-        return [self[line] for line in self]
-
-    def items(self) -> Any:
-        """All lines with their names, which are noted as read."""
-        return [(line, self[line]) for line in self]
-
-
 def _read_alarm(fn: Callable[..., Any], case: Case) -> str | None:
-    """What is wrong with an alarm: the lines that set it off at healthy runs, or the missing sign.
-
-    1. Note which lines it reads, and at which runs it goes off.
-    2. A line of a healthy run sets it off if it falls silent with that line of another run.
-    3. A broken kind that it stays silent at is named with the sign that tells it.
-    """
-    stored, fn = stored_dashboards(), inspect.unwrap(fn)
-    runs = [(kind, _Read(numbers)) for kind in stored for numbers in stored[kind]]
-    rung = [(kind, numbers, bool(fn(numbers))) for kind, numbers in runs]
-    read = list(dict.fromkeys(line for _, numbers in runs for line in numbers.read))
-    if not read:
-        return f"it {'always' if rung[0][2] else 'never'} goes off, whatever the dashboard shows"
-    false = [numbers for kind, numbers, rings in rung if kind == "healthy" and rings]
-    silent = dict.fromkeys(kind for kind, _, rings in rung if kind != "healthy" and not rings)
-    parts = [_false_alarm(fn, false, read)] if false else []
+    fn = inspect.unwrap(fn)
+    fired = {kind: [bool(fn(run)) for run in runs] for kind, runs in stored_dashboards().items()}
+    false, parts = sum(fired.pop("healthy")), []
+    if false:
+        parts = [f"it goes off at {false} of the healthy runs: which of their numbers sets it off?"]
+    silent = [kind for kind, of_kind in fired.items() if not all(of_kind)][:2]
     if silent:
-        missing = [f"{kind} ({TOLD_BY[kind]})" for kind in list(silent)[:2]]
-        alone = f"it looks at the {read[0]} alone, and so has " if len(read) == 1 else ""
-        parts.append(f"{alone}no sign of: {'; '.join(missing)}")
-    return ". Besides, ".join(parts) or None
-
-
-def _false_alarm(fn: Callable[..., Any], runs: Sequence[_Read], lines: Sequence[str]) -> str:
-    others = [numbers for of_kind in stored_dashboards().values() for numbers in of_kind]
-    sets = [(line,) for line in lines] + list(itertools.combinations(lines, 2))
-    guilty = next((few for few in sets if _silenced(fn, runs[0], few, others)), tuple(lines))
-    shown = []
-    for line in guilty[:2]:
-        values = runs[0][line]
-        low, high = min(values), max(values)
-        shown.append(
-            f"the {line}, which in one of them begins at {values[0]:.7g}, ends at "
-            f"{values[-1]:.7g} and lies between {low:.7g} and {high:.7g}"
+        parts.append(
+            f"no sign of: {'; '.join(f'{kind} ({SIGN_OF_KIND[kind]})' for kind in silent)}"
         )
-    return f"it goes off at {len(runs)} of the healthy runs, for {' and '.join(shown)}"
+    return ". ".join(parts) or None
 
 
-def _silenced(
-    fn: Callable[..., Any], run: Mapping[str, Any], lines: Sequence[str], others: Sequence[Any]
-) -> bool:
-    """Whether an alarm falls silent at a run that has these lines of another one."""
-    return any(not fn({**run, **{line: other[line] for line in lines}}) for other in others)
-
-
-TOLD_BY = {
+# the sign of each broken kind
+SIGN_OF_KIND = {
     "the learning rate is 0": "its KL is 0 in every phase",
     "the log-probabilities are off by one token": "its first ratio is not 1",
     "the advantages have the wrong sign": "its reward falls",
@@ -132,8 +76,5 @@ TOLD_BY = {
     "the KL penalty has the wrong sign": "its KL penalty is below 0",
     "the reference is not a copy: it learns along": "its KL is 0 in every phase",
 }
-"""By a broken kind: what tells it."""
 
-_exercise = exercise_from("alarm.toml")
-
-EXERCISES = (_exercise(alarm, cases=_runs, observe=_observe_alarm, reads=_read_alarm),)
+EXERCISES = (make_exercise(alarm, cases=_runs, observe=_observe_alarm, reads=_read_alarm),)

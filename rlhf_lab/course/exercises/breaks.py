@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.functional import distinct_n, excess_kl, promoted_mass, tilt, tilt_slopes
 
 
@@ -86,7 +86,6 @@ def _promoted_cases() -> tuple[Case, ...]:
 
 
 def _observe_slopes(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Both slopes, and whether they have no more digits than float32 holds."""
     found = fn(**arguments)
     if not isinstance(found, tuple) or len(found) != 2:
         return found
@@ -96,15 +95,12 @@ def _observe_slopes(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any
 
 
 def _as_tensor(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor:
-    """The number as a tensor, in which nan equals nan."""
     return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
 
 
-_exercise = exercise_from("breaks.toml")
-
 EXERCISES = (
-    _exercise(tilt_slopes, cases=_slope_cases, observe=_observe_slopes),
-    _exercise(excess_kl, cases=_excess_cases, observe=_as_tensor),
-    _exercise(distinct_n, cases=_distinct_cases, observe=_as_tensor),
-    _exercise(promoted_mass, cases=_promoted_cases),
+    make_exercise(tilt_slopes, cases=_slope_cases, observe=_observe_slopes),
+    make_exercise(excess_kl, cases=_excess_cases, observe=_as_tensor),
+    make_exercise(distinct_n, cases=_distinct_cases, observe=_as_tensor),
+    make_exercise(promoted_mass, cases=_promoted_cases),
 )

@@ -1,4 +1,4 @@
-"""Lesson 03, rewards and credit: the reward, exact values, the policy gradient, groups, noise."""
+"""Lesson 03, rewards and credit: rewards, exact values, the policy gradient, advantages."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,15 +9,32 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import draw, standard_cases
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.functional import (
+    compute_advantages,
+    compute_gae,
+    compute_returns,
     gradient_cosine,
     grpo_advantages,
+    normalize_reward,
     policy_gradient_objective,
     rloo_advantages,
 )
 from rlhf_lab.organism import backward_values
 from rlhf_lab.rewards import SentimentReward, sentiment_reward
+
+
+def _normalize_cases() -> tuple[Case, ...]:
+    cases = standard_cases(normalize_reward, large={"reward": 1e6})
+    rewards = draw(normalize_reward, {"batch": 4}, 7)
+    return (
+        *cases,
+        Case("large eps", rewards | {"eps": 0.5}),
+        Case("equal rewards", {"reward": torch.full((4,), 0.25)}),
+        Case("equal rewards whose mean is rounded", {"reward": torch.full((7,), 1000.1)}),
+        Case("half precision", {"reward": rewards["reward"].half()}),
+    )
+
 
 _LONG = "this movie wow , the plot was so superb and the ending was really dull"
 _SHORT = "this film was dull"
@@ -27,7 +44,6 @@ _OTHER = "this film wow , the cast was so boring but the plot was perfect"
 
 @functools.cache
 def _classifier() -> SentimentReward:
-    """The bundled classifier: a check scores some hundred texts, and reading its files is slow."""
     return SentimentReward("reel-sentiment")
 
 
@@ -46,7 +62,6 @@ def _sentiment_cases() -> tuple[Case, ...]:
 
 
 def _observe_sentiment(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The rewards, and whether a gradient hangs on to them, with a classifier that could learn."""
     parts = _classifier()
     parts.model.requires_grad_(True)
     try:
@@ -62,7 +77,6 @@ def _backward_cases() -> tuple[Case, ...]:
     rng = np.random.default_rng(0)
 
     def case(label: str, *sizes: int, vocab: int = 4, zeros: bool = False) -> Case:
-        """Tables of a language with so many states at each position."""
         probability, successor = [], []
         for here, behind in zip(sizes[:-1], sizes[1:], strict=True):
             chance = rng.random((here, vocab)) + 0.1
@@ -84,7 +98,6 @@ def _backward_cases() -> tuple[Case, ...]:
 
 
 def _observe_backward(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How many positions there are, and the values of each."""
     copies = {
         name: [x.copy() for x in part] if isinstance(part, list) else part.copy()
         for name, part in arguments.items()
@@ -118,7 +131,6 @@ def _group_cases() -> list[Case]:
 
 
 def _equal_rewards(copies: int) -> Case:
-    """A group whose rewards are equal, beside another."""
     rewards = torch.tensor([0.5] * copies + [1.0, 3.0])
     group = torch.tensor([0] * copies + [1, 1])
     return Case("a group of equal rewards", {"rewards": rewards, "group": group})
@@ -159,13 +171,54 @@ def _cosine_cases() -> tuple[Case, ...]:
     )
 
 
-_exercise = exercise_from("credit.toml")
+# as with a tool's output between the tokens of the policy
+HOLES = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]]).bool()
+
+
+def _one_step_cases() -> tuple[Case, ...]:
+    cases = standard_cases(
+        compute_advantages, large={"values": 1e6, "rewards": 1e6}, spoil=("values",)
+    )
+    sizes = {"batch": 3, "gen": 4}
+    arguments = draw(compute_advantages, sizes, 8, {"gamma": 0.9}, optional=("mask",))
+    token_rewards = torch.randn(3, 4, generator=torch.Generator().manual_seed(9))
+    holes = arguments | {"rewards": token_rewards, "mask": HOLES}
+    return (
+        *cases,
+        Case("a reward for each token, discounted", arguments | {"rewards": token_rewards}),
+        Case("holes in the mask", holes),
+    )
+
+
+def _gae_cases() -> tuple[Case, ...]:
+    large = {"values": 1e6, "token_rewards": 1e6}
+    spoil = ("values", "token_rewards")
+    cases = standard_cases(compute_gae, large=large, spoil=spoil, gamma=0.9, lam=0.8)
+    undiscounted = draw(compute_gae, {"batch": 3, "gen": 4}, 11)
+    holes = draw(compute_gae, {"batch": 3, "gen": 4}, 12, {"gamma": 0.9, "lam": 0.8})
+    return (
+        *cases,
+        Case("gamma and lam as by default", undiscounted),
+        Case("holes in the mask", holes | {"mask": HOLES}),
+    )
+
 
 EXERCISES = (
-    _exercise(sentiment_reward, cases=_sentiment_cases, observe=_observe_sentiment),
-    _exercise(backward_values, cases=_backward_cases, observe=_observe_backward),
-    _exercise(policy_gradient_objective, cases=_objective_cases),
-    _exercise(rloo_advantages, cases=_rloo_cases),
-    _exercise(grpo_advantages, cases=_grpo_cases),
-    _exercise(gradient_cosine, cases=_cosine_cases),
+    make_exercise(normalize_reward, cases=_normalize_cases),
+    make_exercise(sentiment_reward, cases=_sentiment_cases, observe=_observe_sentiment),
+    make_exercise(backward_values, cases=_backward_cases, observe=_observe_backward),
+    make_exercise(policy_gradient_objective, cases=_objective_cases),
+    make_exercise(rloo_advantages, cases=_rloo_cases),
+    make_exercise(grpo_advantages, cases=_grpo_cases),
+    make_exercise(gradient_cosine, cases=_cosine_cases),
+    make_exercise(compute_advantages, cases=_one_step_cases),
+    make_exercise(compute_gae, cases=_gae_cases),
+    make_exercise(
+        compute_returns,
+        cases=lambda: standard_cases(
+            compute_returns,
+            large={"advantages": 1e6, "values": 1e6},
+            spoil=("advantages", "values"),
+        ),
+    ),
 )

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06 on the two phases of PPO: credit, scoring, rollout, learning."""
+"""Lesson 06, PPO: optimizer, learning-rate schedule, minibatches, rollout and learning phase."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -6,12 +6,133 @@ from typing import Any
 
 import torch
 
-from rlhf_lab.course.exercise import Case, exercise_from
-from rlhf_lab.course.exercises.toys import toy_trainer
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.exercise import Case, make_exercise
+from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.samples import Samples
-from rlhf_lab.training import LearningStats, RLHFTrainer, Rollout
+from rlhf_lab.training import (
+    LearningStats,
+    ReplayMemory,
+    RLHFTrainer,
+    Rollout,
+    get_optimizer,
+    get_optimizer_and_scheduler,
+    lr_scale,
+)
 from rlhf_lab.training.ppo import assign_credit, learning_phase, rollout_phase, score_samples
 from rlhf_lab.training.random_streams import phase_generator
+
+
+def _optimizer_cases() -> tuple[Case, ...]:
+    return (
+        Case("ordinary", {"base_lr": 1e-4, "head_lr": 1e-2}),
+        Case("strong decay", {"base_lr": 2e-5, "head_lr": 5e-4, "weight_decay": 0.3}),
+    )
+
+
+def _observe_optimizer(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    policy = TransformerWithValueHead(toy_transformer())
+    optimizer = make(policy, **arguments)
+    facts = _settings(optimizer, policy)
+    facts |= {name: optimizer.defaults.get(name) for name in ("betas", "eps", "fused")}
+    bias = policy.value_head[2].bias
+    before = bias.item()
+    bias.sum().backward()
+    optimizer.step()
+    return facts | {"a step raises the objective": bias.item() > before}
+
+
+def _settings(optimizer: Any, policy: TransformerWithValueHead) -> dict[str, Any]:
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    parts = {"transformer": policy.base_model, "value head": policy.value_head}
+    facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
+    for name, part in parts.items():
+        of_part = [groups.get(id(p)) for p in part.parameters()]
+        facts[f"parameters of the {name} left out"] = of_part.count(None)
+        used = [group for group in of_part if group is not None]
+        facts[f"learning rate of the {name}"] = sorted({group["lr"] for group in used})
+        facts[f"weight decay of the {name}"] = sorted({group["weight_decay"] for group in used})
+        facts[f"{name} is maximized"] = sorted({group["maximize"] for group in used})
+    return facts
+
+
+def _scale_cases() -> tuple[Case, ...]:
+    shapes = {
+        "ordinary": (2, 10, 0.1),
+        "no warm-up": (0, 5, 0.25),
+        "no decay": (3, 6, 1.0),
+        "warm-up until the last phase": (4, 5, 0.1),
+    }
+    return _make_cases(shapes, "warmup_steps", "total_phases", "final_scale")
+
+
+def _make_cases(shapes: Mapping[str, tuple[Any, ...]], *names: str) -> tuple[Case, ...]:
+    return tuple(Case(label, dict(zip(names, s, strict=False))) for label, s in shapes.items())
+
+
+def _observe_scale(scale: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    phases = range(arguments["total_phases"] + 2)
+    return {f"scale in phase {phase}": scale(phase, **arguments) for phase in phases}
+
+
+def _schedule_cases() -> tuple[Case, ...]:
+    fields = {"base_lr": 1e-4, "head_lr": 1e-2, "total_phases": 8, "warmup_steps": 2}
+    return (
+        Case("ordinary", fields | {"final_scale": 0.1, "weight_decay": 0.3}),
+        Case("no warm-up", fields | {"final_scale": 0.5, "warmup_steps": 0}),
+    )
+
+
+def _observe_schedule(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    policy = TransformerWithValueHead(toy_transformer())
+    args = RLHFArgs(preset="reel", **arguments)
+    optimizer, scheduler = make(args, policy)
+    facts = _settings(optimizer, policy)
+    for phase in range(args.total_phases):
+        now = _settings(optimizer, policy).items()
+        facts |= {f"phase {phase}: {name}": fact for name, fact in now if "learning rate" in name}
+        optimizer.step()
+        scheduler.step()
+    return facts
+
+
+def _memory_cases() -> tuple[Case, ...]:
+    shapes = {
+        "ordinary": (12, 3, 2),
+        "one pass": (8, 2, 1),
+        "one minibatch": (6, 1, 2),
+        "one sequence each": (6, 6, 2),
+        "padded prompts": (8, 2, 1, True),
+    }
+    return _make_cases(shapes, "batch", "num_minibatches", "passes", "padded")
+
+
+def _observe_memory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    batch, count, passes = (arguments[n] for n in ("batch", "num_minibatches", "passes"))
+    memory = build(toy_rollout(batch, padded=arguments.get("padded", False)), count, passes)
+    dealt = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
+    again = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
+    rows = [minibatch.tokens[:, 0].tolist() for minibatch in dealt]
+    orders = [sum(rows[i : i + count], []) for i in range(0, len(rows), count)]
+    return {
+        "minibatches": len(dealt),
+        "sequences in each": [len(part) for part in rows],
+        "each pass deals every sequence once": all(sorted(o) == [*range(batch)] for o in orders),
+        "the order is shuffled": all(order != sorted(order) for order in orders),
+        "every pass has another order": len({tuple(o) for o in orders}) == len(orders),
+        "the generator decides the order": rows == [m.tokens[:, 0].tolist() for m in again],
+        "rows of all tensors belong together": all(_belongs(m) for m in dealt),
+        "whether prompts are padded": sorted({m.padded for m in dealt}),
+        "the order that torch.randperm draws": rows,
+    }
+
+
+def _belongs(minibatch: Any) -> bool:
+    row = minibatch.tokens[:, 0].float()
+    names = ("logprobs", "values", "advantages", "returns")
+    return all(torch.equal(getattr(minibatch, name)[:, 0], row) for name in names)
+
 
 WHOLE_REVIEW = (
     "this movie wow , the plot was so solid and the music was so good and the script was so clever "
@@ -58,18 +179,15 @@ def _credit_cases() -> tuple[Case, ...]:
 
 
 def _samples_of(trainer: RLHFTrainer) -> Samples:
-    """What the trainer's policy writes in its phase."""
     generator = phase_generator(trainer.args.seed, trainer.phase, "sampling")
     return trainer.sample(trainer.next_prompts(), generator)
 
 
 def _observe_rollout(roll_out: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rollout of a trainer holds."""
     return _facts(roll_out(toy_trainer(**arguments)))
 
 
 def _observe_scoring(score: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a rollout made of finished samples holds."""
     fields = {name: value for name, value in arguments.items() if name != "raw_rewards"}
     trainer = toy_trainer(**fields)
     given = arguments.get("raw_rewards")
@@ -93,12 +211,6 @@ def _facts(rollout: Any) -> dict[str, Any]:
 
 
 def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Advantages and returns of a batch with rewards 0, 1, 2, ... and a KL of 0.1 per token.
-
-    Greedy answers earn 0.5.
-
-    The controller has left the coefficient that the run began with.
-    """
     trainer = toy_trainer(**arguments)
     trainer.kl_controller.kl_coef *= 1.5
     samples = _samples_of(trainer)
@@ -124,7 +236,6 @@ def _learning_cases() -> tuple[Case, ...]:
 
 
 def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """How far each part of the policy went, in units of its learning rate, and what was noted."""
     trainer = toy_trainer(**arguments)
     trainer.kl_controller.kl_coef *= 1.5  # no longer the one that the run began with
     rollout, steps = trainer.rollout_phase(), []
@@ -148,11 +259,13 @@ def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -
     }
 
 
-_exercise = exercise_from("ppo.toml")
-
 EXERCISES = (
-    _exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
-    _exercise(score_samples, cases=_scoring_cases, observe=_observe_scoring),
-    _exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
-    _exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
+    make_exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
+    make_exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
+    make_exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
+    make_exercise(ReplayMemory, cases=_memory_cases, observe=_observe_memory),
+    make_exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
+    make_exercise(score_samples, cases=_scoring_cases, observe=_observe_scoring),
+    make_exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
+    make_exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
 )

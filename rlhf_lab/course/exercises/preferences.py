@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.functional import (
     best_of_n_weights,
     bradley_terry_loss,
@@ -75,7 +75,6 @@ def _calibration_cases() -> tuple[Case, ...]:
 
 
 def _observe_calibration(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The three columns by name; counts may be of any type."""
     found = fn(**arguments)
     if not isinstance(found, tuple) or len(found) != 3:
         return found
@@ -104,7 +103,6 @@ def _best_of_n_cases() -> tuple[Case, ...]:
 
 
 def _observe_best_of_n(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The weights in float64, and what each row sums to."""
     found = fn(**arguments)
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return found
@@ -172,7 +170,6 @@ def _lora_cases() -> tuple[Case, ...]:
 
 
 def _observe_lora(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A and B at first, the weight with and without its change, and the gradients of both."""
     weight, settings = arguments["weight"], dict(arguments)
     before = weight.clone()
     settings["generator"] = torch.Generator().manual_seed(0)
@@ -206,14 +203,12 @@ def _observe_lora(build: Callable[..., Any], arguments: Mapping[str, Any]) -> di
     }
 
 
-_exercise = exercise_from("preferences.toml")
-
 EXERCISES = (
-    _exercise(sample_preferences, cases=_rater_cases),
-    _exercise(bradley_terry_loss, cases=_bradley_terry_cases),
-    _exercise(calibration_bins, cases=_calibration_cases, observe=_observe_calibration),
-    _exercise(best_of_n_weights, cases=_best_of_n_cases, observe=_observe_best_of_n),
-    _exercise(implicit_rewards, cases=_implicit_cases),
-    _exercise(dpo_loss, cases=_dpo_cases),
-    _exercise(LoRALinear, cases=_lora_cases, observe=_observe_lora),
+    make_exercise(sample_preferences, cases=_rater_cases),
+    make_exercise(bradley_terry_loss, cases=_bradley_terry_cases),
+    make_exercise(calibration_bins, cases=_calibration_cases, observe=_observe_calibration),
+    make_exercise(best_of_n_weights, cases=_best_of_n_cases, observe=_observe_best_of_n),
+    make_exercise(implicit_rewards, cases=_implicit_cases),
+    make_exercise(dpo_loss, cases=_dpo_cases),
+    make_exercise(LoRALinear, cases=_lora_cases, observe=_observe_lora),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.report import LearningStats, RolloutStats
@@ -75,7 +75,6 @@ def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> d
 
 
 def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What must hold for any claim that a pair of runs can decide."""
     found = fn()
     if not isinstance(found, dict) or set(found) != CLAIM_PARTS:
         return {"a dict with all of its parts, and no other": False}
@@ -112,7 +111,6 @@ def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def _can_be_run(settings: Mapping[str, Any]) -> bool:
-    """Whether a run takes these values."""
     try:
         RLHFArgs(**{"preset": "reel"} | settings)
     except (ConfigError, TypeError):
@@ -125,9 +123,7 @@ def _is_measure(name: object) -> bool:
     return isinstance(name, str) and name in fields and fields[name].type in (float, int)
 
 
-_exercise = exercise_from("question.toml")
-
 EXERCISES = (
-    _exercise(seed_interval, cases=_pairs, observe=_observe_interval),
-    _exercise(seed_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
+    make_exercise(seed_interval, cases=_pairs, observe=_observe_interval),
+    make_exercise(seed_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
 )

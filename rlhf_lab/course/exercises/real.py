@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.course.claims import Claim
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.functional import Interval, bootstrap_means, paired_permutation_test
 from rlhf_lab.probes import control_labels
 
@@ -61,7 +61,6 @@ def _label_cases() -> tuple[Case, ...]:
 
 
 def _observe_labels(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What must hold of labels, whichever were drawn."""
     tokens, share = arguments["tokens"], arguments["share"]
     draw = lambda seed: fn(tokens, torch.Generator().manual_seed(seed), share)
     first = draw(0)
@@ -118,7 +117,6 @@ def _pair_cases() -> tuple[Case, ...]:
 
 
 def _observe_pairs(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The p-value; where signs drawn in another way give one as good, what all signs give."""
     if arguments["draws"] == NO_GENERATOR:
         return _observe_default(fn, arguments)
     found = fn(**arguments, generator=torch.Generator().manual_seed(0))
@@ -138,7 +136,6 @@ def _observe_pairs(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def _observe_default(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether calls without a generator agree, and leave the global random state alone."""
     state = torch.random.get_rng_state()
     found = [fn(**arguments) for _ in range(3)]
     untouched = torch.equal(state, torch.random.get_rng_state())
@@ -148,7 +145,6 @@ def _observe_default(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> di
 
 
 def _other_test(found: float, arguments: Mapping[str, Any]) -> float | str:
-    """A p-value; in words where it is that of the test that shuffles a and b across pairs."""
     both = torch.cat([arguments["a"], arguments["b"]]).double()
     n, draws = len(both) // 2, 10_000
     order = torch.rand(draws, 2 * n, generator=torch.Generator().manual_seed(0)).argsort(1)
@@ -184,7 +180,6 @@ def _claim_cases() -> tuple[Case, ...]:
 
 
 def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The form of the claim, and whether it is made where, and only where, it may be."""
     found = fn(**arguments)
     if not isinstance(found, Claim):
         return {"a Claim comes back": False}
@@ -199,7 +194,6 @@ def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def _facts_of(name: str, found: Any, differences: Float[Tensor, " n"]) -> dict[str, Any]:
-    """Whether an interval is that of a mean difference, however it was drawn."""
     if not isinstance(found, Interval) or found.value is None:
         return {f"{name} is an Interval": False}
     facts = {
@@ -216,10 +210,8 @@ def _facts_of(name: str, found: Any, differences: Float[Tensor, " n"]) -> dict[s
     return facts | {f"{name}'s interval is as wide as it should be": 0.75 < width < 1.35}
 
 
-_exercise = exercise_from("real.toml")
-
 EXERCISES = (
-    _exercise(paired_permutation_test, cases=_pair_cases, observe=_observe_pairs),
-    _exercise(control_labels, cases=_label_cases, observe=_observe_labels),
-    _exercise(my_claim, cases=_claim_cases, observe=_observe_claim),
+    make_exercise(paired_permutation_test, cases=_pair_cases, observe=_observe_pairs),
+    make_exercise(control_labels, cases=_label_cases, observe=_observe_labels),
+    make_exercise(my_claim, cases=_claim_cases, observe=_observe_claim),
 )

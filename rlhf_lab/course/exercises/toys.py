@@ -83,7 +83,6 @@ def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
 
 @functools.cache
 def _loaded(name: str) -> HookedModel:
-    """A model to copy: a check builds some fifty trainers, and reading the files takes longer."""
     return load_model(name)
 
 

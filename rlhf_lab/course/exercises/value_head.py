@@ -1,13 +1,12 @@
 """Lesson 02, the value head: hang it on a hook, read its values, and read values off any layer."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rlhf_lab.course.cases import standard_cases
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
@@ -42,7 +41,6 @@ def _forward_cases() -> tuple[Case, ...]:
 
 
 def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Logits and values, whether the trunk learns from the values, and what happens to hooks."""
     model, heard = toy_transformer(), []
     plain = model(arguments["input_ids"])
     policy = build(model, seed=1)
@@ -71,37 +69,7 @@ def _observe_forward(build: Callable[..., Any], arguments: Mapping[str, Any]) ->
     return facts
 
 
-def _read_forward(build: Callable[..., Any], case: Case) -> str | None:
-    """Return a message if the answer's hook replaces the activation; else None."""
-    model, replaced = toy_transformer(), []
-    for point in model.hook_dict.values():
-        register = point.register_forward_hook
-        point.register_forward_hook = functools.partial(_register_watched, register, replaced)
-    build(model, seed=1)(case.arguments["input_ids"])
-    if replaced:
-        return (
-            "the hook returns something, which stands in the place of the activation from there "
-            "on: let it return nothing"
-        )
-    return None
-
-
-def _register_watched(
-    register: Callable[..., Any], replaced: list[Any], hook: Callable[..., Any], **options: Any
-) -> Any:
-    """Register a hook, and append to `replaced` what it returns instead of the activation."""
-
-    def watched(point: torch.nn.Module, inputs: Any, activation: torch.Tensor) -> Any:
-        returned = hook(point, inputs, activation)
-        if returned is not None and returned is not activation:
-            replaced.append(returned)
-        return returned
-
-    return register(watched, **options)
-
-
 def _forward(policy: Any, ids: torch.Tensor, mask: torch.Tensor | None, cached: int) -> Any:
-    """Run the policy in one go, or the first tokens into a cache and then the others from it."""
     if not cached:
         return policy(ids) if mask is None else policy(ids, mask)
     model = policy.base_model
@@ -144,15 +112,8 @@ def _ridge_cases() -> tuple[Case, ...]:
     )
 
 
-_exercise = exercise_from("value_head.toml")
-
 EXERCISES = (
-    _exercise(
-        TransformerWithValueHead,
-        cases=_forward_cases,
-        observe=_observe_forward,
-        reads=_read_forward,
-    ),
-    _exercise(generated_values, cases=_value_cases),
-    _exercise(fit_ridge, cases=_ridge_cases),
+    make_exercise(TransformerWithValueHead, cases=_forward_cases, observe=_observe_forward),
+    make_exercise(generated_values, cases=_value_cases),
+    make_exercise(fit_ridge, cases=_ridge_cases),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.course.cases import draw
-from rlhf_lab.course.exercise import Case, exercise_from
+from rlhf_lab.course.exercise import Case, make_exercise
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.probes.direction import ablate, fit_direction
 from rlhf_lab.probes.erasure import fit_leace
@@ -40,7 +40,6 @@ def _observe_normalized(fn: Callable[..., Any], arguments: Mapping[str, Any]) ->
 
 
 def _clouds(sites: tuple[int, ...], n: int, d_model: int, seed: int) -> dict[str, torch.Tensor]:
-    """Two skewed clouds of activations, of which the second half is labelled True."""
     generator = torch.Generator().manual_seed(seed)
     skew = torch.randn(d_model, d_model, generator=generator)
     x = torch.randn(*sites, n, d_model, generator=generator) @ skew + 0.5
@@ -67,7 +66,6 @@ def _direction_cases() -> tuple[Case, ...]:
 
 
 def _observe_fit(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Direction and threshold, in any precision, or whether labels of one class are refused."""
     labels, accepted = arguments["labels"], []
     if not bool(labels.all()):
         direction, threshold = fn(**arguments)
@@ -96,7 +94,6 @@ def _eraser_cases() -> tuple[Case, ...]:
 
 
 def _observe_eraser(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What the eraser makes of the activations it was fitted to, and of others."""
     eraser, x = fn(**arguments), arguments["x"]
     steps = torch.linspace(-1, 2, x.numel()).reshape(x.shape) * x.abs().max()
     return {"erased": eraser.erase(x).float(), "others, erased": eraser.erase(steps).float()}
@@ -119,11 +116,9 @@ def _ablate_cases() -> tuple[Case, ...]:
     )
 
 
-_exercise = exercise_from("watch.toml")
-
 EXERCISES = (
-    _exercise(normalize_residual, cases=_residual_cases, observe=_observe_normalized),
-    _exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
-    _exercise(ablate, cases=_ablate_cases),
-    _exercise(fit_leace, cases=_eraser_cases, observe=_observe_eraser),
+    make_exercise(normalize_residual, cases=_residual_cases, observe=_observe_normalized),
+    make_exercise(fit_direction, cases=_direction_cases, observe=_observe_fit),
+    make_exercise(ablate, cases=_ablate_cases),
+    make_exercise(fit_leace, cases=_eraser_cases, observe=_observe_eraser),
 )
