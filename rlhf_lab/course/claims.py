@@ -10,7 +10,7 @@ from rlhf_lab.functional import Interval
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence about a run, what was measured, what it was measured against, and its opposite.
+    """A claim about a run, with its effect, its control and what would refute it.
 
     Args:
         says: the claim, in a sentence.
@@ -32,7 +32,7 @@ class Claim:
     def __post_init__(self) -> None:
         for name in ("says", "refuted_by"):
             if not getattr(self, name).strip():
-                raise ConfigError(f"{name} is empty; write a sentence that a reader can check.")
+                raise ConfigError(f"{name} is empty. Write a sentence that a reader can check.")
 
 
 def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:

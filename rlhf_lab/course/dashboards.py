@@ -6,8 +6,8 @@ from types import MappingProxyType
 from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.training.report import PhaseReport
 
-Dashboard = Mapping[str, Sequence[float]]
-"""A number for each phase, by the name of the metric."""
+Dashboard = Mapping[str, Sequence[float]]  # numbers per phase by the name of the metric
+# the name of each line, and its field of a report
 COLUMNS = MappingProxyType(
     {
         "reward": "mean_reward",
@@ -21,17 +21,13 @@ COLUMNS = MappingProxyType(
         "gradient norm": "grad_norm",
     }
 )
-"""What the lines of a dashboard are called, and which field of a report each is."""
 
 
 def dashboard_of(reports: Sequence[PhaseReport]) -> dict[str, list[float]]:
-    """Every line of the dashboard, phase by phase."""
+    """Return every line of the dashboard, phase by phase."""
     return {name: [getattr(r, field) for r in reports] for name, field in COLUMNS.items()}
 
 
 def stored_dashboards() -> dict[str, list[dict[str, list[float]]]]:
-    """Those of "healthy" runs and of each broken kind, one per seed, in the order of the seeds.
-
-    `python -m tools.course.broken_runs` trains and writes them.
-    """
+    """Return the dashboards of healthy and broken runs (tools.course.broken_runs), one per seed."""
     return stored_figures("dashboards")["runs"]

@@ -27,12 +27,12 @@ class LessonError(ConfigError):
 
 
 def dots(difficulty: int) -> str:
-    """A difficulty from 1 to 5 as filled and empty dots."""
+    """Format a difficulty from 1 to 5 as filled and empty dots."""
     return "●" * difficulty + "○" * (5 - difficulty)
 
 
 def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
-    """One line for a function that passes or is not written, a panel for one that differs."""
+    """Return one line for a function that passes or is a stub, a panel for one that differs."""
     mark, color = STATE_MARKS[verdict.state]
     title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
     if verdict.state == "differs":
@@ -49,7 +49,7 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
 
 def _difference(verdict: Verdict) -> Group:
     difference = verdict.difference
-    case = Text(f"case: {described(difference.case)}")
+    case = Text(f"case: {format_case(difference.case)}")
     parts: list[RenderableType] = [case, Text(), Text(difference.rows[0][1])]
     if difference.kind != "error":
         table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -61,18 +61,18 @@ def _difference(verdict: Verdict) -> Group:
     return Group(*parts)
 
 
-def described(case: Case) -> str:
-    """A case as its label and arguments, tensors by their shapes."""
-    shown = [
+def format_case(case: Case) -> str:
+    """Format a case as its label and arguments, tensors by their shapes."""
+    arguments = [
         f"{name}{list(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
         for name, value in case.arguments.items()
         if isinstance(value, (Tensor, int, float, str))
     ]
-    return f"{case.label}: {', '.join(shown)}" if shown else case.label
+    return f"{case.label}: {', '.join(arguments)}" if arguments else case.label
 
 
 def hint_panel(exercise: Exercise, number: int) -> Panel:
-    """The hint of this number, from 1."""
+    """Return the panel of one hint, numbered from 1."""
     left = len(exercise.hints) - number
     more = f"{left} more" if left else "the last one"
     title = f"{exercise.name}, hint {number} of {len(exercise.hints)} ({more})"
@@ -81,10 +81,7 @@ def hint_panel(exercise: Exercise, number: int) -> Panel:
 
 
 def progress_table(exercises: Sequence[Exercise], records: Mapping[str, ExerciseRecord]) -> Table:
-    """One row per exercise of each lesson that was begun, one for each other lesson, and the sum.
-
-    Fits into 80 columns.
-    """
+    """Return a row per exercise of each lesson in progress, and one for each other lesson."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("exercise", "level", "min", "state", "checks", "hints"):
         table.add_column(heading, justify="right" if heading in ("min", "checks") else "left")

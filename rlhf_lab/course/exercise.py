@@ -13,11 +13,9 @@ Answer = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One set of arguments to call both functions with.
+    """One set of arguments for both functions, with a label for the learner.
 
-    Args:
-        label: what is special about it, as the learner reads it.
-        arguments: by parameter name; tensors are cloned before each call.
+    Tensors are cloned before each call.
     """
 
     label: str
@@ -26,12 +24,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Slip:
-    """A mistake that people make, as an edit of the reference's source that makes it.
+    """A common mistake, as an edit of the reference's source.
 
     Args:
-        says: the mistake in plain words, as the learner reads it.
-        edits: what stands in the reference, exactly once, and what stands there by mistake.
-        raises: whether it ends in an error, as some of the commonest do.
+        says: the mistake in plain words, for the learner.
+        edits: text that the reference contains exactly once, and its replacement.
+        raises: whether it raises an error.
     """
 
     says: str
@@ -52,23 +50,20 @@ class Exercise:
         lesson: the name of the lesson's master, such as "05_the_objective".
         reference: the package's own function or class, which is the solution.
         difficulty: from 1 to 5.
-        minutes: that most people need.
-        hints: three, from the idea over the shapes to the line.
-        cases: makes the cases, seeded.
-        slips: known mistakes, at least two. One that people make in several ways is there several
-            times, under the same words.
-        forms: edits of the reference that change nothing: other ways to write it, in which a slip
-            may have other results. Each slip is tried in each of them, too.
-        reads: from a wrong answer that no slip explains, and the case that it misses first, to what
-            is wrong with it in words, or None. It calls the answer as it likes.
+        minutes: for most people.
+        hints: three: the idea, the shapes, the line.
+        cases: a function that returns the seeded cases.
+        slips: known mistakes, at least two. Variants of a mistake have the same words.
+        forms: edits of the reference that change nothing, in which a slip may have other results.
+            Each slip is also tried in each form.
+        reads: a function of a wrong answer and its first wrong case, which returns the mistake
+            as a sentence, or None.
         gradients: the arguments whose gradient is compared.
-        errors_tried: whether the check tries arguments that are refused. The stub then says which
-            they are.
-        methods: of a class, those that are the learner's to write; the others are given.
-        observe: from a function and arguments to what is compared: a tensor, a number, or facts by
-            name. It calls the function, once or more.
-        step_free: whether the stub has the first paragraph of the docstring alone, so that the
-            learner finds the steps.
+        errors_tried: whether the check tries invalid arguments. The stub then lists them.
+        methods: of a class, those that the learner writes.
+        observe: a function of the answer and the arguments, which returns what is compared: a
+            tensor, a number, or facts by name.
+        step_free: whether the stub has only the first paragraph of the docstring.
     """
 
     lesson: str

@@ -14,13 +14,12 @@ from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import compute_gae, get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training.trainer import RLHFTrainer
 
+# changes of the settings of lesson 06: short texts, so that a climb takes seconds
 LADDER_FIELDS = MappingProxyType(
     {"batch_size": 64, "num_minibatches": 2, "base_lr": 6e-4, "total_phases": 12, "gen_len": 10}
 )
-"""What a climb changes of lesson 06's settings: short texts, so that it takes seconds."""
 GAMMA, LAM = 1.0, 0.95
-NEAR_ONE, EARNED = 0.1, 0.75
-"""How near to 1 the value of a constant has to come, and what the other rewards have to reach."""
+NEAR_ONE, REWARD_TO_REACH = 0.1, 0.75  # distance of a constant's value from 1; other rewards
 
 
 def constant(texts: list[str]) -> Float[Tensor, " batch"]:
@@ -72,6 +71,7 @@ def credit_for_the_last(
     return advantages * last_token_mask(mask)
 
 
+# the reward of each rung, and the settings that it changes
 RUNGS: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = MappingProxyType(
     {
         "1: value of a constant 1": (constant, {"normalize_reward": False}),
@@ -79,7 +79,7 @@ RUNGS: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = MappingPr
         "3: first word": (first_word, {}),
     }
 )
-"""The reward of each rung, and the settings that it changes."""
+# the wrong function of each trainer
 WRONG_CLIMBERS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
     {
         "one token late": {"advantages": one_token_late},
@@ -87,7 +87,6 @@ WRONG_CLIMBERS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = MappingProxy
         "credit for the last": {"advantages": credit_for_the_last},
     }
 )
-"""The wrong part of each trainer, by what it does."""
 
 
 def climb(
@@ -121,7 +120,7 @@ def climb(
 def falls_from(figures: Mapping[str, float]) -> int:
     """The number of the first rung that is not held, or 4 where all three are."""
     value, *rewards = (figures[rung] for rung in RUNGS)
-    held = [abs(value - 1) < NEAR_ONE, *(reward > EARNED for reward in rewards), False]
+    held = [abs(value - 1) < NEAR_ONE, *(reward > REWARD_TO_REACH for reward in rewards), False]
     return held.index(False) + 1
 
 

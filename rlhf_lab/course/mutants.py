@@ -99,8 +99,6 @@ def generic_mutants(exercise: Exercise) -> dict[str, Answer]:
 
 
 def _returning(reference: Answer, change: Callable[[Any], Any]) -> Answer:
-    """The reference with its result changed."""
-
     def changed(*args: Any, **kwargs: Any) -> Any:
         return change(reference(*args, **kwargs))
 

@@ -5,8 +5,5 @@ from pathlib import Path
 
 
 def new_run(name: str) -> Path:
-    """A place for a run that nothing has been written to, below the system's temporary folder.
-
-    Each call gives another one, whose last part is `name`. It is not made yet.
-    """
+    """Return a new path in a new temporary folder; the last part is `name`."""
     return Path(tempfile.mkdtemp(prefix="rlhf_lab-")) / name

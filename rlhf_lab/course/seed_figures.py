@@ -9,8 +9,7 @@ from rlhf_lab.console import print_line
 from rlhf_lab.course.tables import show_table
 from rlhf_lab.probes.seeds import Spread
 
-CLOSE = 0.005
-"""By how much a run may miss the stored figures of its own seed, where rounding decides."""
+CLOSE = 0.005  # largest difference from the stored run of the same seed that is rounding
 
 
 class SeedFigures:
@@ -32,14 +31,10 @@ class SeedFigures:
     def compare(
         self, table: str, figures: Mapping[str, float], digits: int = 3, largest: bool = True
     ) -> None:
-        """Note the figures of this run under a name, and show them beside the stored seeds.
-
-        The columns are this run, the mean of the stored seeds, their range, and in how many of them
-        a row is the largest of its table.
+        """Show this run's figures next to mean and range of the stored seeds.
 
         Args:
-            largest: whether the last of these is shown; False where the rows are unlike
-                quantities, of which none is larger than another.
+            largest: whether to show in how many seeds a row is the largest of its table.
         """
         self.tables[table] = {name: float(value) for name, value in figures.items()}
         there = self._stored.get("tables", {}).get(table, {})
@@ -59,12 +54,10 @@ class SeedFigures:
         self._tell_of_drift(table, there)
 
     def _of_other_settings(self) -> bool:
-        """Whether the stored runs differ in more than the seed."""
         own = {name: value for name, value in self._settings.items() if name != "seed"}
         return self._stored.get("settings") != own
 
     def _tell_of_drift(self, table: str, there: Mapping[str, list[float]]) -> None:
-        """Say so where the stored run of this very seed gave other figures."""
         seed = self._settings.get("seed")
         if seed not in self._stored["seeds"]:
             return

@@ -48,13 +48,11 @@ def show_intervals(
 
 
 def _counts(found: Iterable[Interval]) -> str:
-    """How many each estimate is of: a number, or the least and the most."""
     counts = sorted({each.n for each in found})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _bracketed(found: Interval, digits: int) -> str:
-    """Such as `0.45 [0.43, 0.47]`."""
     if found.value is None:
         return "-"
     ends = [
@@ -67,5 +65,4 @@ def _bracketed(found: Interval, digits: int) -> str:
 
 
 def _shown(value: object, digits: int) -> str:
-    """A number rounded (a tiny negative one to 0, not -0), or a word as it is."""
     return f"{round(value, digits) + 0.0:.{digits}f}" if isinstance(value, float) else str(value)

@@ -260,27 +260,6 @@ def test_nan_in_an_argument_that_is_left_alone_is_not_taken_for_a_change() -> No
     assert observe(exercise, meddling, spoiled).changed == ("values",)
 
 
-def test_a_linear_reader_passes_a_site_where_there_is_nothing_to_read() -> None:
-    """Slope 0 and the mean of y; without a least penalty the equations are singular."""
-    exercise = find_exercise("fit_ridge")
-    case = exercise.cases()[-1]
-    slope, intercept = exercise.reference(**case.arguments)
-    assert slope.abs().max() < 1e-9
-    assert intercept.item() == pytest.approx(case.arguments["y"].mean().item(), rel=1e-6)
-
-    def fit_ridge(x, y, mask, ridge):
-        x, y = x.double(), y.double()
-        x_centered = x - x.mean(-2, keepdim=True)
-        gram = x_centered.mT @ x_centered
-        variance = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        moment = x_centered.mT @ (y - y.mean(-1, keepdim=True))[..., None]
-        slope = torch.linalg.solve(gram + ridge * variance * torch.eye(x.shape[-1]), moment)[..., 0]
-        return slope, y.mean(-1) - (slope * x.mean(-2)).sum(-1)
-
-    outcome = observe(exercise, fit_ridge, case)
-    assert outcome.error is not None and "singular" in outcome.error
-
-
 def test_an_error_is_one_line_with_the_line_of_the_learners_code(
     capsys: pytest.CaptureFixture,
 ) -> None:
@@ -319,12 +298,6 @@ def test_a_name_that_an_earlier_cell_would_give_is_told_with_what_to_do() -> Non
     verdict = verdict_on(find_exercise("compute_returns"), compute_returns)
     error = verdict.difference.rows[0][1]
     assert "run the cell above that defines or imports zero_masked first" in error
-
-
-def test_a_mask_is_part_of_the_cases_wherever_the_function_takes_one() -> None:
-    for name in ("calc_kl_penalty", "calc_clipped_surrogate_objective", "compute_gae"):
-        labels = [case.label for case in find_exercise(name).cases()]
-        assert {"masked", "batch of 1", "one token", "large numbers"} <= set(labels)
 
 
 def test_in_a_notebook_a_miss_stops_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
