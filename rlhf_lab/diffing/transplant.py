@@ -1,4 +1,4 @@
-"""Weight transplants: which part's change earns the reward, put in, taken out, and by Shapley."""
+"""Weight transplants: the reward of groups of weights, added, removed, and by Shapley value."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights_of_both
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means, kl_per_sequence
 from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, merged_copy
 from rlhf_lab.models.hooked_model import HookedModel
@@ -20,24 +19,24 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
 
-MOST_EXACT = 8
-"""Groups of which all coalitions are tried; above, `PERMUTATIONS` orders are drawn."""
-PERMUTATIONS = 60
+MOST_EXACT = 8  # groups of which all coalitions are tried
+ORDERS = 60  # random orders for more groups
 ROWS_WRITTEN = 256
+Pairs = tuple[Tensor, Tensor, Tensor]  # rows with a group, the same without it, and their weights
 
 
 @dataclass(frozen=True)
 class Transplant:
-    """What models earn that have some groups of weights from the tuned model, and the base's rest.
+    """Rewards of models with some groups of weights of the tuned model, and the base's rest.
 
     Args:
-        groups: their names.
-        members: of each coalition, which groups are the tuned model's.
-        rewards: of what each coalition writes; the same noise in every row of a column.
-        grammatical: the share of each coalition's texts that are reviews; None off Reel.
-        kl: of each coalition from the base, in nats per sequence, along its own texts.
-        shares: the weights with which the rewards of coalitions sum to each Shapley value.
-        orders: the same by drawn permutation, where not all coalitions were tried.
+        groups: names of the groups.
+        members: True where a coalition takes the group from the tuned model.
+        rewards: of the samples of each coalition, with the same noise in every row of a column.
+        grammatical: fraction of each coalition's texts that are reviews; None outside Reel.
+        kl: of each coalition from the base, in nats per sequence, on its own samples.
+        pairs: coalitions with and without each group, whose weighted differences are its Shapley
+            value.
     """
 
     groups: list[str]
@@ -45,55 +44,39 @@ class Transplant:
     rewards: Float[Tensor, "coalition n"]
     grammatical: Float[Tensor, " coalition"] | None
     kl: Float[Tensor, " coalition"]
-    shares: Float[Tensor, "group coalition"]
-    orders: Float[Tensor, "permutation group coalition"] | None = None
+    pairs: list[Pairs]
 
     @property
     def gain(self) -> Float[Tensor, " n"]:
-        """What the tuned model earns more than the base, sample by sample."""
-        return self.rewards[self.place(range(len(self.groups)))] - self.rewards[self.place([])]
+        """Reward of the tuned model minus that of the base, for each sample."""
+        return self.rewards[self.row(range(len(self.groups)))] - self.rewards[self.row([])]
 
-    def place(self, members: Sequence[int]) -> int:
-        """The row of a coalition, by the numbers of its groups."""
-        wanted = torch.zeros(len(self.groups), dtype=torch.bool)
-        wanted[list(members)] = True
-        return int((self.members == wanted).all(1).nonzero()[0, 0])
+    def row(self, members: Sequence[int]) -> int:
+        """Return the row of a coalition, by the indices of its groups."""
+        chosen = torch.zeros(len(self.groups), dtype=torch.bool)
+        chosen[list(members)] = True
+        return int((self.members == chosen).all(1).nonzero()[0, 0])
 
     def put_in(self) -> Interval:
-        """What each group alone earns the base: what suffices. `[group]`, over samples."""
-        alone = [self.rewards[self.place([g])] for g in range(len(self.groups))]
-        return bootstrap_means((torch.stack(alone) - self.rewards[self.place([])]).T)
+        """Return the gain of the base by each group alone: sufficiency. `[group]`, over samples."""
+        alone = [self.rewards[self.row([g])] for g in range(len(self.groups))]
+        return bootstrap_means((torch.stack(alone) - self.rewards[self.row([])]).T)
 
     def taken_out(self) -> Interval:
-        """What the tuned model loses without each group: what is needed. `[group]`."""
+        """Return the loss of the tuned model without each group: necessity. `[group]`."""
         every = range(len(self.groups))
-        rest = [self.rewards[self.place([h for h in every if h != g])] for g in every]
-        return bootstrap_means((self.rewards[self.place(every)] - torch.stack(rest)).T)
+        rest = [self.rewards[self.row([h for h in every if h != g])] for g in every]
+        return bootstrap_means((self.rewards[self.row(every)] - torch.stack(rest)).T)
 
     def shapley(self) -> Interval:
-        """Each group's share of the gain, over all orders in which groups can be put in. `[group]`.
+        """Return each group's mean gain over all orders in which groups can be added. `[group]`.
 
         (Shapley 1953)
         """
-        number = {tuple(row): index for index, row in enumerate(self.members.tolist())}
-        found = []
-        for g, share in enumerate(self.shares):
-            rows = (self.members[:, g] & (share != 0)).nonzero()[:, 0]
-            without = self.members[rows].clone()
-            without[:, g] = False
-            partners = [number[tuple(row)] for row in without.tolist()]
-            # pair by pair, so that a group that changes nothing gets exactly 0
-            added = self.rewards[rows].double() - self.rewards[partners].double()
-            found.append(share[rows] @ added)
-        return bootstrap_means(torch.stack(found, 1))
-
-    def shapley_by_orders(self) -> Interval | None:
-        """The Shapley values with the interval of the drawn orders, sampling aside; None without
-        any.
-        """
-        if self.orders is None:
-            return None
-        return bootstrap_means(self.orders @ self.rewards.double().mean(1))
+        rewards = self.rewards.double()
+        # by pairs, so the value of an unchanged group is exactly 0
+        gains = [weights @ (rewards[these] - rewards[rest]) for these, rest, weights in self.pairs]
+        return bootstrap_means(torch.stack(gains, 1))
 
 
 def transplant(
@@ -106,43 +89,42 @@ def transplant(
     prompts: Sequence[str] | Sequence[Sequence[int]] = ("this movie",),
     spec: SamplingSpec | None = None,
 ) -> Transplant:
-    """Measure what the base earns with the tuned weights of every coalition of groups.
+    """Measure the reward of the base with the tuned weights of every coalition of groups.
 
-    1. List the coalitions: all of them for up to eight groups; else those along 60 orders and their
-       reverses, and each group alone and left out.
+    1. List the coalitions: all of up to eight groups; else those along 60 random orders, and each
+       group alone and left out.
     2. Put the tuned weights of a coalition into a copy of the base.
-    3. Sample n texts with one and the same noise for each coalition, and score them.
+    3. Draw n samples, with the same noise for each coalition, and score them.
 
-    The first model alone is the coalition of none, the second that of all, bit for bit.
+    The coalition of no groups is bitwise the first model, that of all groups the second.
 
     Args:
         reward: from texts to numbers.
-        prompts: texts, or token ids; dealt out in turn to the n samples.
-        spec: how to sample; a review of Reel at temperature 1 when None.
+        prompts: texts, or token ids; repeated for n samples.
+        spec: of sampling; if None, a review of Reel at temperature 1.
 
     J(S) = E[reward] of the base with the weights of S;
     Shapley_g = sum over S without g of |S|! (G - |S| - 1)! / G! (J(S + g) - J(S))
 
     Raises:
-        ConfigError: unlike models, groups that are no partition, or n below 2.
+        ConfigError: If the models differ in parameters, or the groups are not a partition.
     """
     before, after = weights_of_both(model0, model1)
     check_partition(groups, before)
-    if n < 2:
-        raise ConfigError(f"n={n} is too small; sample at least 2 texts, such as 256.")
-    members, shares, orders = transplant_plan(len(groups), seed)
+    members, pairs = transplant_plan(len(groups), seed)
     writer = Writer(model0, prompt_ids(model0, prompts, n), spec or SamplingSpec(gen_len=26), seed)
     rewards, reviews, kl = [], [], []
     for chosen in members:
         parts = [part for g in chosen.nonzero()[:, 0] for part in groups.parts[g]]
         samples = writer.write(taken_from(after, before, parts))
         texts = samples.texts(writer.tokenizer)
-        rewards.append(reward(texts).detach().cpu().float())
-        reviews.append(writer.share_of_reviews(texts))
+        rewards.append(torch.as_tensor(reward(texts)).detach().cpu().float())
         kl.append(writer.kl_from_base(samples))
-    known = None if None in reviews else torch.tensor(reviews)
+        if speaks_reel(writer.tokenizer):
+            reviews.append(grammatical(texts).float().mean().item())
+    fractions = torch.tensor(reviews) if reviews else None
     return Transplant(
-        list(groups.names), members, torch.stack(rewards), known, torch.tensor(kl), shares, orders
+        list(groups.names), members, torch.stack(rewards), fractions, torch.tensor(kl), pairs
     )
 
 
@@ -161,20 +143,14 @@ class Writer:
 
     @torch.no_grad()
     def write(self, weights: dict[str, Tensor]) -> Samples:
-        """What the model writes with these weights."""
+        """Sample from the model with these weights."""
         for name, parameter in self.policy.base_model.named_parameters():
             parameter.copy_(weights[name])
         generator = torch.Generator().manual_seed(self.seed)
         return sample(self.policy, self.prompts, self.spec, generator, part_size=ROWS_WRITTEN)
 
-    def share_of_reviews(self, texts: list[str]) -> float | None:
-        """The share of texts that are grammatical; None where the tokenizer is not Reel's."""
-        if not speaks_reel(self.tokenizer):
-            return None
-        return grammatical(texts).float().mean().item()
-
     def kl_from_base(self, samples: Samples) -> float:
-        """The exact KL from the base along what was written, in nats per sequence."""
+        """Return the exact KL from the base on these samples, in nats per sequence."""
         model, temperature = self.policy.base_model, self.spec.temperature
         kl = compare_with_reference(model, self.base, samples, temperature, ROWS_WRITTEN).kl
         return kl_per_sequence(kl, samples.mask).mean().item()
@@ -182,60 +158,45 @@ class Writer:
 
 def transplant_plan(
     n_groups: int, seed: int
-) -> tuple[
-    Bool[Tensor, "coalition group"],
-    Float[Tensor, "group coalition"],
-    Float[Tensor, "permutation group coalition"] | None,
-]:
-    """Which coalitions to try, how they sum to Shapley values, and to those of each drawn order."""
-    every = range(n_groups)
+) -> tuple[Bool[Tensor, "coalition group"], list[Pairs]]:
+    """Return the coalitions to try, and the pairs of them for each group's Shapley value."""
+    every, pairs = range(n_groups), [[] for _ in range(n_groups)]
     if n_groups <= MOST_EXACT:
-        found = [tuple(s) for size in range(n_groups + 1) for s in combinations(every, size)]
-        return _members(found, n_groups), _shapley_shares(found, n_groups), None
-    generator = torch.Generator().manual_seed(seed)
-    half = [
-        torch.randperm(n_groups, generator=generator).tolist() for _ in range(PERMUTATIONS // 2)
+        sets = [frozenset(s) for size in range(n_groups + 1) for s in combinations(every, size)]
+        for chosen in sets:
+            n = len(chosen) - 1
+            for g in chosen:
+                weight = math.factorial(n) * math.factorial(n_groups - n - 1)
+                pairs[g].append((chosen, weight / math.factorial(n_groups)))
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        half = [torch.randperm(n_groups, generator=generator).tolist() for _ in range(ORDERS // 2)]
+        drawn = [*half, *(order[::-1] for order in half)]  # antithetic
+        sets = [frozenset(), frozenset(every)]
+        sets += [frozenset(s) for g in every for s in ([g], set(every) - {g})]
+        for order in drawn:
+            for k, g in enumerate(order):
+                chosen = frozenset(order[: k + 1])
+                sets += [chosen - {g}, chosen]
+                pairs[g].append((chosen, 1 / ORDERS))
+    rows = {chosen: row for row, chosen in enumerate(dict.fromkeys(sets))}
+    members = torch.tensor([[g in chosen for g in every] for chosen in rows])
+    find = lambda chosen: torch.tensor([rows[each] for each in chosen])
+    return members, [
+        (
+            find([chosen for chosen, _ in each]),
+            find([chosen - {g} for chosen, _ in each]),
+            torch.tensor([weight for _, weight in each], dtype=torch.float64),
+        )
+        for g, each in enumerate(pairs)
     ]
-    drawn = [order for each in half for order in (each, each[::-1])]  # antithetic: and its reverse
-    sets = [(), tuple(every), *((g,) for g in every)]
-    sets += [tuple(h for h in every if h != g) for g in every]
-    sets += [tuple(sorted(order[:k])) for order in drawn for k in range(1, n_groups)]
-    found = list(dict.fromkeys(sets))
-    number = {chosen: row for row, chosen in enumerate(found)}
-    orders = torch.zeros(len(drawn), n_groups, len(found), dtype=torch.float64)
-    for row, order in enumerate(drawn):
-        for k, g in enumerate(order):
-            orders[row, g, number[tuple(sorted(order[: k + 1]))]] += 1
-            orders[row, g, number[tuple(sorted(order[:k]))]] -= 1
-    return _members(found, n_groups), orders.mean(0), (orders[::2] + orders[1::2]) / 2
-
-
-def _members(found: list[tuple[int, ...]], n_groups: int) -> Bool[Tensor, "coalition group"]:
-    return torch.tensor([[g in chosen for g in range(n_groups)] for chosen in found])
-
-
-def _shapley_shares(
-    found: list[tuple[int, ...]], n_groups: int
-) -> Float[Tensor, "group coalition"]:
-    """The weight of each coalition in each group's Shapley value, all of them tried."""
-    shares = torch.zeros(n_groups, len(found), dtype=torch.float64)
-    for row, chosen in enumerate(found):
-        for g in range(n_groups):
-            inside = g in chosen
-            others = len(chosen) - inside
-            weight = math.factorial(others) * math.factorial(n_groups - others - 1)
-            shares[g, row] = (1 if inside else -1) * weight / math.factorial(n_groups)
-    return shares
 
 
 def prompt_ids(
     model: HookedModel, prompts: Sequence[str] | Sequence[Sequence[int]], n: int
 ) -> list[list[int]]:
-    """The prompt of each sample, as token ids, with BOS in front of texts where there is one."""
-    if not len(prompts):
-        raise ConfigError("prompts is empty; give at least one.")
-    given = list(prompts)
-    if isinstance(given[0], str):
-        bos = model.tokenizer.bos_token_id is not None
-        given = tokenize_prompts(model.tokenizer, given, bos)
-    return [list(given[i % len(given)]) for i in range(n)]
+    """Return the prompt of each sample as token ids, with BOS before texts if there is one."""
+    if isinstance(prompts[0], str):
+        has_bos = model.tokenizer.bos_token_id is not None
+        prompts = tokenize_prompts(model.tokenizer, list(prompts), has_bos)
+    return [list(prompts[i % len(prompts)]) for i in range(n)]

@@ -1,4 +1,4 @@
-"""Weight grafts, low-rank truncation and linear connectivity of two models of one architecture."""
+"""Weight grafts, low-rank truncation and interpolation of two models of one architecture."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -97,10 +97,7 @@ def _strongest_directions(
 def truncate(model0: HookedModel, model1: HookedModel, rank: int) -> HookedModel:
     """Copy the first model, and move every matrix by `rank` directions of its change.
 
-    Heads stand side by side in one matrix (see `as_matrix`); vectors are the second model's.
-
-    Raises:
-        ConfigError: a rank below 0, or models with other weights than each other.
+    Heads are side by side in one matrix (see `as_matrix`); vectors are the second model's.
     """
     return next(truncations(model0, model1, [rank]))
 
@@ -108,42 +105,35 @@ def truncate(model0: HookedModel, model1: HookedModel, rank: int) -> HookedModel
 def truncations(
     model0: HookedModel, model1: HookedModel, ranks: Sequence[int]
 ) -> Iterator[HookedModel]:
-    """Yield for each rank what `truncate` makes, from one decomposition of every matrix.
-
-    Raises:
-        ConfigError: a rank below 0, or models with other weights than each other.
-    """
+    """Yield the model of `truncate` for each rank, from one decomposition of every matrix."""
     before, after = weights_of_both(model0, model1)
     pairs = {name: (as_matrix(name, before[name]), as_matrix(name, after[name])) for name in before}
     known: dict[str, Directions | None] = {}
     for name, (first, second) in pairs.items():
-        short = min(first.shape) == 1 or not any(0 < rank < min(first.shape) for rank in ranks)
-        known[name] = None if short else _strongest_directions(first, second, max(ranks))
+        is_needed = any(0 < rank < min(first.shape) for rank in ranks)
+        known[name] = _strongest_directions(first, second, max(ranks)) if is_needed else None
     for rank in ranks:
         moved = {}
         for name, (first, second) in pairs.items():
-            short = min(first.shape) == 1
-            cut = second if short else truncate_delta(first, second, rank, known[name])
-            moved[name] = from_matrix(name, cut, before[name])
+            if min(first.shape) > 1:
+                second = truncate_delta(first, second, rank, known[name])
+            moved[name] = from_matrix(name, second, before[name])
         yield model_with(model0, moved)
 
 
 def path(
     model0: HookedModel, model1: HookedModel, alphas: Iterable[float | int]
 ) -> Iterator[HookedModel]:
-    """Yield models along the straight line of weights from one model through the other.
+    """Yield models on the straight line of weights from one model through the other.
 
-    They are the first model at 0 and the second at 1, bit for bit. Two models are linearly
-    connected where none between them is worse than the ends.
+    They are bitwise the first model at 0 and the second at 1. Two models are linearly connected if
+    none between them is worse than the ends.
 
     theta_0 + alpha (theta_1 - theta_0)   (Frankle et al. 2020, arXiv 1912.05671)
-
-    Raises:
-        ConfigError: models with other weights than each other.
     """
     before, after = weights_of_both(model0, model1)
     for alpha in alphas:
-        # lerp reckons from the nearer end, so that both ends are exact
+        # lerp starts from the nearer end, so both ends are exact
         yield model_with(
             model0, {name: torch.lerp(before[name], after[name], float(alpha)) for name in before}
         )
@@ -151,11 +141,7 @@ def path(
 
 @torch.no_grad()
 def model_with(model: HookedModel, weights: Weights) -> HookedModel:
-    """A frozen copy of a model, without hooks or adapters, that has these weights of its own.
-
-    Raises:
-        ConfigError: see `models.frozen_copy`.
-    """
+    """Return a frozen copy of a model with these weights, without hooks or adapters."""
     made = merged_copy(model)
     for name, parameter in made.named_parameters():
         parameter.copy_(weights[name])
@@ -180,14 +166,11 @@ def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
 def spectrum(
     matrix: Float[Tensor, "rows cols"],
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "side rank"]]:
-    """Singular values, largest first, and the singular vectors of the shorter side as columns.
+    """Return singular values, largest first, and the singular vectors of the shorter side.
 
-    1. Take the Gram matrix of the shorter side, in float64.
-    2. Its eigenvalues are the squared singular values.
-
-    It costs one product with the longer side, which makes embeddings of 50,000 rows affordable;
-    singular values below 1e-8 of the largest are lost to rounding, and come out as such.
-    A matrix of zeros has singular values 0, and nothing is computed.
+    They are the square roots of the eigenvalues of the shorter side's Gram matrix, in float64: one
+    product with the longer side, which is affordable for embeddings of 50,000 rows. Singular values
+    below 1e-8 of the largest are lost to rounding.
     """
     matrix = exact(matrix)
     if not matrix.any():
@@ -201,7 +184,7 @@ def spectrum(
 def from_matrix(
     name: str, matrix: Float[Tensor, "rows cols"], like: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """A parameter in its own shape from what `as_matrix` made of it."""
+    """Return a parameter in its own shape from its matrix of `as_matrix`."""
     if like.ndim == 3 and not name.endswith("W_O"):
         return einops.rearrange(matrix, "d_model (head d) -> head d_model d", head=len(like))
     return matrix.reshape(like.shape)

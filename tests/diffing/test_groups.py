@@ -1,7 +1,5 @@
 """Groups of weights: a partition of every architecture, and what a faulty one is refused for."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -86,30 +84,22 @@ def test_adapters_count_as_what_they_make_of_the_weights(base, make_tuned):
     assert moved.tolist() == [False, False, True, False]
 
 
-def test_a_faulty_partition_is_refused_by_the_parameter_that_is_wrong(base):
-    groups, weights = coarse_groups(base), effective_weights(base)
-    parts = [list(some) for some in groups.parts]
-    without = dataclasses.replace(groups, parts=[*parts[:-1], parts[-1][:-1]])
-    with pytest.raises(ConfigError, match=r"leave out unembed.W_U|leave out unembed.b_U"):
-        check_partition(without, weights)
-    unknown = dataclasses.replace(groups, parts=[[*parts[0], ("embed.W_X", None)], *parts[1:]])
-    with pytest.raises(ConfigError, match="embed.W_X, which the model does not have"):
-        check_partition(unknown, weights)
-    too_many = dataclasses.replace(
-        groups, parts=[[*parts[0], ("blocks.0.attn.W_Q", 4)], *parts[1:]]
-    )
-    with pytest.raises(ConfigError, match="head 4 of blocks.0.attn.W_Q"):
-        check_partition(too_many, weights)
-    also_by_head = dataclasses.replace(
-        groups, parts=[[*parts[0], ("blocks.0.attn.W_Q", 1)], *parts[1:]]
-    )
-    with pytest.raises(ConfigError, match="whole and by heads"):
-        check_partition(also_by_head, weights)
-    with pytest.raises(ConfigError, match=r"embed.W_E twice"):
-        Groups(["one", "two"], [[("embed.W_E", None)], [("embed.W_E", None)]])
-    with pytest.raises(ConfigError, match="one name of its own"):
-        Groups(["one", "one"], [[], []])
-    with pytest.raises(ConfigError, match="choose one of embed"):
+@pytest.mark.parametrize(
+    ("added", "error"),
+    [
+        (("embed.W_X", None), "of embed.W_X, which the model does not have"),
+        (("blocks.0.attn.W_Q", 4), "head 4 of blocks.0.attn.W_Q"),
+        (("blocks.0.attn.W_Q", 1), "repeat blocks.0.attn.W_Q"),
+        (("unembed.W_U", None), "repeat unembed.W_U"),
+        (None, "leave out unembed.b_U|leave out unembed.W_U"),
+    ],
+)
+def test_partition_raises_on_the_wrong_parameter(base, added, error):
+    groups = coarse_groups(base)
+    parts = [*groups.parts[:-1], [*groups.parts[-1], added] if added else groups.parts[-1][:-1]]
+    with pytest.raises(ConfigError, match=error):
+        check_partition(Groups(groups.names, parts), effective_weights(base))
+    with pytest.raises(ConfigError, match="Choose one of: embed"):
         groups.of("L9 mlp")
 
 

@@ -1,128 +1,130 @@
-"""Transplants: plants, Shapley values by another formula, and faults that the checks tell."""
+"""Transplants: grafts by name, Shapley values by another formula, and unchanged groups."""
 
-import copy
 import itertools
 
 import pytest
 import torch
 
-from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, transplant
+from rlhf_lab.diffing import Groups, coarse_groups, fine_groups, graft_groups, transplant
 from rlhf_lab.diffing.transplant import transplant_plan
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism import true_reward
+from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
-from tests.diffing.faults_transplant import TRANSPLANT_FAULTS
-from tests.diffing.transplant_checks import check_transplant
-from tests.probes.planting import planted
+from tests.diffing.faults import assert_fault_fails
 
-N = 8
-SPEC = SamplingSpec(gen_len=4, temperature=0.8)
+N, SPEC = 8, SamplingSpec(gen_len=4, temperature=0.8)
+PROMPTS = [[0, 2], [0, 2, 8, 10]]
 
 
-def count_was(texts):
-    """A reward that every text has some of."""
+def count_letters(texts):
     return torch.tensor([sum(len(word) for word in text.split()) / 10 for text in texts])
 
 
 @pytest.fixture(scope="module")
-def groups(base):
-    """Three groups: embeddings with block 0, block 1, and what reads them out."""
-    coarse = coarse_groups(base)
-    cuts = ((0, 3), (3, 5), (5, 7))
-    parts = [[p for some in coarse.parts[a:b] for p in some] for a, b in cuts]
-    return Groups(["lower", "upper", "head"], parts)
-
-
-@pytest.fixture(scope="module")
-def far(base, make_tuned):
+def wild(base, make_tuned):
+    """A model so far from the base that a few samples differ."""
     return make_tuned(base, size=0.7)
 
 
 @pytest.fixture(scope="module")
-def found(base, far, groups):
-    return transplant(base, far, groups, count_was, N, 3, spec=SPEC)
+def groups(base):
+    """Embeddings with block 0, block 1, and the unembedding."""
+    parts = coarse_groups(base).parts
+    cuts = ((0, 3), (3, 5), (5, 7))
+    return Groups(["lower", "upper", "last"], [sum(parts[a:b], []) for a, b in cuts])
 
 
-@pytest.mark.slow
-def test_the_checks_hold_and_the_ends_are_the_two_models(base, far, groups, found):
-    checks = check_transplant(found, base, far, groups, count_was, 3, spec=SPEC)
-    assert all(check.ok for check in checks), checks
-    assert found.members.shape == (8, 3) and found.rewards.shape == (8, N)
-    assert found.gain.abs().max() > 0 and found.kl[0] == 0 and found.kl[-1] > 0
-    torch.testing.assert_close(found.shapley().value.sum(), found.gain.double().mean())
-
-
-def test_shapley_values_are_the_mean_over_all_orders(found):
-    total = torch.zeros(3, dtype=torch.float64)
+def test_coalitions_match_grafts_by_name(base, wild, groups):
+    found = transplant(base, wild, groups, count_letters, N, 3, prompts=PROMPTS, spec=SPEC)
+    assert found.members.shape == (8, 3) and found.gain.abs().max() > 0
+    rewards = {}
+    for size in range(4):
+        for chosen in itertools.combinations(range(3), size):
+            names = [groups.names[g] for g in chosen]
+            policy = TransformerWithValueHead(graft_groups(base, wild, groups, names))
+            samples = sample(policy, PROMPTS * (N // 2), SPEC, torch.Generator().manual_seed(3))
+            rewards[chosen] = count_letters(samples.texts(base.tokenizer))
+            row = found.row(chosen)
+            assert torch.equal(found.rewards[row], rewards[chosen]), names
+            logs = [
+                model(samples.tokens, attention_mask=samples.attention_mask)[
+                    :, samples.prefix_len - 1 : -1
+                ].double()
+                / SPEC.temperature
+                for model in (policy.base_model, base)
+            ]
+            logs = [x.log_softmax(-1) for x in logs]
+            kl = ((logs[0].exp() * (logs[0] - logs[1])).sum(-1) * samples.mask).sum(1).mean()
+            assert found.kl[row].item() == pytest.approx(kl.item(), rel=1e-3, abs=1e-5)
+    total = torch.zeros(3, N, dtype=torch.float64)
     for order in itertools.permutations(range(3)):
         for k, g in enumerate(order):
-            behind, before = found.place(order[: k + 1]), found.place(order[:k])
-            total[g] += (found.rewards[behind] - found.rewards[before]).double().mean()
-    torch.testing.assert_close(found.shapley().value, total / 6)
-    alone = found.rewards[found.place([1])] - found.rewards[found.place([])]
-    torch.testing.assert_close(found.put_in().value[1], alone.double().mean())
-    lost = found.rewards[found.place([0, 1, 2])] - found.rewards[found.place([0, 2])]
-    torch.testing.assert_close(found.taken_out().value[1], lost.double().mean())
+            ends = (tuple(sorted(order[:j])) for j in (k, k + 1))
+            before, after = (rewards[end].double() for end in ends)
+            total[g] += (after - before) / 6
+    torch.testing.assert_close(found.shapley().value, total.mean(1))
+    for g in range(3):
+        rest = tuple(h for h in range(3) if h != g)
+        alone, lost = rewards[(g,)] - rewards[()], rewards[(0, 1, 2)] - rewards[rest]
+        torch.testing.assert_close(found.put_in().value[g], alone.double().mean())
+        torch.testing.assert_close(found.taken_out().value[g], lost.double().mean())
 
 
-def test_what_did_not_change_earns_nothing_at_all(base, far, groups):
-    tuned = copy.deepcopy(base)
-    with torch.no_grad():
-        tuned.unembed.W_U.copy_(far.unembed.W_U)
-    found = transplant(base, tuned, groups, count_was, N, 3, spec=SPEC)
+def test_a_changed_head_gets_all_of_the_gain(base, make_tuned):
+    """Unchanged groups get exactly 0 by each effect."""
+    fine = fine_groups(base)
+    tuned = graft_groups(base, make_tuned(base, size=4.0), fine, ["L0H2"])
+    rest = [part for name in fine.names for part in fine.of(name) if name not in ("L0H2", "L1H0")]
+    groups = Groups(["L1H0", "L0H2", "rest"], [fine.of("L1H0"), fine.of("L0H2"), rest])
+    found = transplant(base, tuned, groups, count_letters, N, 2, spec=SamplingSpec(gen_len=6))
+    assert found.gain.any()
     for effect in (found.put_in(), found.taken_out(), found.shapley()):
-        assert effect.value[:2].tolist() == [0, 0]
-        assert effect.value[2] == found.gain.double().mean() != 0
+        assert effect.value[[0, 2]].tolist() == [0, 0]
+        torch.testing.assert_close(effect.value[1], found.gain.double().mean())
 
 
-def test_many_groups_are_put_in_along_drawn_orders():
-    members, shares, orders = transplant_plan(9, seed=1)
-    assert orders.shape == (30, 9, len(members)) and len(members.unique(dim=0)) == len(members)
-    assert len(members) < 2**9
-    # a game in which each group earns its number, and the first two something more together
-    worth = (members.double() @ torch.arange(9.0).double()) + (members[:, 0] & members[:, 1]) * 4.0
-    values = shares @ worth
-    torch.testing.assert_close(values[2:], torch.arange(2.0, 9.0).double())
-    torch.testing.assert_close(values.sum(), torch.tensor(40.0).double())
-    # of a pair, each comes first in one of an order and its reverse: 2 for each, without noise
-    torch.testing.assert_close(orders @ worth, values.expand(30, 9))
-    assert values[:2].tolist() == pytest.approx([2, 3])
+def test_many_groups_are_added_along_random_orders():
+    """Each group is worth its number, and the first two 4 more together: 2 each by Shapley."""
+    members, pairs = transplant_plan(9, seed=1)
+    assert len(members.unique(dim=0)) == len(members) < 2**9
+    worth = members.double() @ torch.arange(9.0).double() + (members[:, 0] & members[:, 1]) * 4.0
+    values = torch.stack([weights @ (worth[a] - worth[b]) for a, b, weights in pairs])
+    torch.testing.assert_close(values, torch.tensor([2.0, 3, 2, 3, 4, 5, 6, 7, 8]).double())
+    assert all((members[a].sum(1) == members[b].sum(1) + 1).all() for a, b, _ in pairs)
     assert torch.equal(transplant_plan(9, seed=1)[0], members)
 
 
-@pytest.mark.slow
-def test_texts_of_the_preset_are_reviews_and_prompts_may_be_of_unequal_length(base, far, groups):
-    found = transplant(base, far, groups, true_reward, 4, 1)
-    assert found.grammatical[0] == 1.0
-    prompts = [[0, 2], [0, 2, 8, 10]]
-    mixed = transplant(base, far, groups, count_was, 5, 1, prompts=prompts, spec=SPEC)
-    checks = check_transplant(mixed, base, far, groups, count_was, 1, prompts=prompts, spec=SPEC)
-    assert all(check.ok for check in checks), checks
-
-
-def test_nothing_of_the_models_or_the_random_state_is_touched(base, far, groups):
+def test_samples_of_the_base_are_reviews_and_nothing_is_changed(base, wild, groups):
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     state = torch.random.get_rng_state()
-    transplant(base, far, groups, count_was, 2, 3, spec=SPEC)
+    found = transplant(base, wild, groups, lambda texts: true_reward(texts).tolist(), 4, 1)
+    assert found.grammatical[0] == 1.0 and found.rewards.shape == (8, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())
-
-
-def test_faulty_calls_are_refused(base, far, groups):
-    with pytest.raises(ConfigError, match="n=1"):
-        transplant(base, far, groups, count_was, 1, 3)
-    with pytest.raises(ConfigError, match="prompts is empty"):
-        transplant(base, far, groups, count_was, 2, 3, prompts=())
-    half = Groups(groups.names[:1], groups.parts[:1])
     with pytest.raises(ConfigError, match="leave out"):
-        transplant(base, far, half, count_was, 2, 3)
-    assert len(fine_groups(base)) > 8
+        transplant(base, wild, Groups(groups.names[:1], groups.parts[:1]), count_letters, 2, 3)
+
+
+PLANT, PLAN = "transplant:transplant", "transplant:transplant_plan"
+FAULTS = [
+    (PLANT, "for part in groups.parts[g]]",
+     "for part in groups.parts[g] if part[0] != 'unembed.W_U']"),
+    (PLANT, "taken_from(after, before, parts)", "taken_from(before, after, parts)"),
+    (PLANT, "for g in chosen.nonzero()[:, 0]", "for g in chosen.nonzero()[:1, 0]"),
+    (PLANT, "torch.stack(rewards)", "torch.stack(rewards).roll(1, 0)"),
+    (PLAN, "math.factorial(n_groups - n - 1)", "math.factorial(n_groups - n)"),
+    ("transplant:Writer.write", "manual_seed(self.seed)", "manual_seed(self.seed + 1)"),
+    ("transplant:Writer.kl_from_base", "self.base, samples", "model, samples"),
+    ("transplant:Transplant.put_in", "self.row([g])", "self.row([len(self.groups) - 1 - g])"),
+    ("transplant:Transplant.taken_out", "[h for h in every if h != g]", "[g]"),
+    ("transplant:Transplant.shapley", "rewards[these] - rewards[rest]",
+     "rewards[rest] - rewards[these]"),
+]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(base, far, groups, no_type_checks, fault):
-    with planted(fault):
-        found = transplant(base, far, groups, count_was, 6, 3, spec=SPEC)
-        checks = check_transplant(found, base, far, groups, count_was, 3, spec=SPEC)
-    assert not all(check.ok for check in checks)
+@pytest.mark.parametrize(("where", "old", "new"), FAULTS)
+def test_injected_fault_fails(request, no_type_checks, where, old, new):
+    assert_fault_fails(request, test_coalitions_match_grafts_by_name, where, old, new)

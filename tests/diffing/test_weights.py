@@ -157,7 +157,7 @@ FAULTS = [
      "u[:, -most:] * s[-most:], vh[-most:]"),
     (HAND, "weights:truncate_delta", "left[:, :rank] @", "0.5 * left[:, :rank] @"),
     (HAND, "weights:_strongest_directions", "u[:, :most] * s[:most]", "u[:, :most]"),
-    (MATRICES, "weights:truncations", "cut = second if short", "cut = first if short"),
+    (MATRICES, "weights:truncations", "if min(first.shape) > 1:", "if True:"),
     (LINE, "weights:path", "torch.lerp(before[name], after[name]",
      "torch.lerp(after[name], before[name]"),
     (LINE, "weights:path", "float(alpha))", "float(alpha) ** 2)"),
