@@ -1,4 +1,4 @@
-"""LoRA adapters as rank-1 pieces of the change that they make, with what each reads and writes."""
+"""Rank-1 pieces of LoRA adapters, and the words and components that each reads and writes."""
 
 import re
 from typing import NamedTuple
@@ -19,8 +19,8 @@ class AdapterPieces(NamedTuple):
     """Rank-1 pieces of a change of a weight, strongest first: s_i read_i' write_i.
 
     Args:
-        reads: unit vectors on the side of the inputs, heads side by side.
-        writes: unit vectors on the side of the outputs.
+        reads: unit vectors of the inputs, heads side by side.
+        writes: unit vectors of the outputs.
     """
 
     s: Float[Tensor, " piece"]
@@ -28,20 +28,16 @@ class AdapterPieces(NamedTuple):
     writes: Float[Tensor, "piece cols"]
 
     def piece(self, index: int) -> Float[Tensor, "rows cols"]:
-        """One of them as a matrix."""
+        """Return one piece as a matrix."""
         return self.s[index] * torch.outer(self.reads[index], self.writes[index])
 
     def summed(self) -> Float[Tensor, "rows cols"]:
-        """The change itself."""
+        """Return the whole change."""
         return (self.reads.T * self.s) @ self.writes
 
 
 class PieceEnd(NamedTuple):
-    """Where one end of a piece is, and its direction in the residual stream, if it has one.
-
-    Args:
-        name: "residual", "values of L0H1", "queries of L0H1", "keys of L0H1", or "neuron 17".
-    """
+    """An end of a piece: its name, such as "values of L0H1", and residual direction, if any."""
 
     name: str
     direction: Float[Tensor, " d_model"] | None
@@ -49,14 +45,12 @@ class PieceEnd(NamedTuple):
 
 @torch.no_grad()
 def adapter_pieces(adapter: LoRALinear) -> AdapterPieces:
-    """The singular value decomposition of the change that an adapter makes, in float64.
+    """Decompose the change of an adapter by singular values, in float64.
 
-    1. Make both factors orthonormal: A = Q_A R_A and B' = Q_B R_B.
-    2. Decompose the small matrix between them, (alpha / rank) R_A R_B'.
-    3. Give each pair of vectors the sign by which the largest entry written is positive.
+    1. Factor A = Q_A R_A and B' = Q_B R_B, and decompose (alpha / rank) R_A R_B'.
+    2. Choose signs such that the largest entry of each written vector is positive.
 
-    The columns of A and the rows of B themselves are no parts of the adapter: B R and R^-1 A are
-    the same adapter for every invertible R. The change, and so its pieces, are the same.
+    Columns of A and rows of B are not unique (B R and R^-1 A are the same adapter); pieces are.
     """
     A, B, scale = flat_factors(adapter)
     (q_a, r_a), (q_b, r_b) = (torch.linalg.qr(exact(x)) for x in (A, B.T))
@@ -67,11 +61,9 @@ def adapter_pieces(adapter: LoRALinear) -> AdapterPieces:
 
 
 def reading_side(model: HookedModel, weight: str, read: Float[Tensor, " rows"]) -> PieceEnd:
-    """What a piece of a weight reads, as a direction of the residual stream in front of the norm.
+    """Return the input of a piece, as a direction of the residual stream before the norm.
 
-    W_Q, W_K, W_V, W_in and W_gate read the normalized residual: the norm's gain is multiplied in.
-    W_O reads what heads carry, of which the strongest is taken back through its W_V. W_out reads
-    neurons, behind a nonlinearity: the strongest is named, and there is no direction.
+    For W_O it is the strongest head, through its W_V; for W_out the strongest neuron.
     """
     layer, kind = _place(weight)
     block = model.blocks[layer]
@@ -87,10 +79,9 @@ def reading_side(model: HookedModel, weight: str, read: Float[Tensor, " rows"]) 
 
 
 def writing_side(model: HookedModel, weight: str, write: Float[Tensor, " cols"]) -> PieceEnd:
-    """What a piece of a weight writes, as a direction of the residual stream.
+    """Return the output of a piece, as a direction of the residual stream.
 
-    W_O and W_out write there themselves. Of what W_V writes, the strongest head's part is carried
-    on by that head's W_O. Queries, keys and neurons are named, and have no direction.
+    For W_V it is the strongest head, through its W_O; queries, keys and neurons have no direction.
     """
     layer, kind = _place(weight)
     attn = model.blocks[layer].attn
@@ -104,9 +95,8 @@ def writing_side(model: HookedModel, weight: str, write: Float[Tensor, " cols"])
     if kind != "W_V":
         what = {"W_Q": "queries", "W_K": "keys"}[kind]
         return PieceEnd(f"{what} of L{layer}H{head * shared}", None)
-    carried = torch.stack(
-        [by_head[head] @ exact(attn.W_O[head * shared + i]) for i in range(shared)]
-    )
+    outputs = exact(attn.W_O[head * shared : (head + 1) * shared])
+    carried = by_head[head] @ outputs
     best = int(carried.norm(dim=1).argmax())
     return PieceEnd(f"values of L{layer}H{head * shared + best}", carried[best])
 
@@ -114,27 +104,24 @@ def writing_side(model: HookedModel, weight: str, write: Float[Tensor, " cols"])
 def words_read(
     model: HookedModel, direction: Float[Tensor, " d_model"]
 ) -> Float[Tensor, " d_vocab"]:
-    """Cosine of a reading direction with each token's embedding, less the mean embedding."""
+    """Return cosines of a direction with each token's embedding minus the mean embedding."""
     return _cosines(exact(model.embed.W_E), direction)
 
 
 def words_written(
     model: HookedModel, direction: Float[Tensor, " d_model"]
 ) -> Float[Tensor, " d_vocab"]:
-    """Cosine of a written direction with what raises each token's logit above the mean logit.
-
-    The final norm's gain is multiplied in; its scale changes no cosine.
-    """
+    """Return cosines of a direction with each token's unembedding, through the final norm."""
     return _cosines(exact(model.unembed.W_U).T, _before_norm(model.ln_final, direction))
 
 
 def upstream_writers(
     model: HookedModel, weight: str, direction: Float[Tensor, " d_model"]
 ) -> dict[str, float]:
-    """How much of what each earlier part writes lies along a direction: 1 is chance.
+    """Return how much of each earlier component's output is along a direction; 1 if random.
 
-    ||W d||^2 / ||W||^2 d_model, for the embeddings, and each earlier head's W_O and MLP's W_out;
-    for an MLP's weight also the heads of its own layer, unless the two run in parallel.
+    ||W d||^2 / ||W||^2 d_model, for embeddings, and each earlier head's W_O and MLP's W_out; for an
+    MLP's weight also heads of the same layer, unless both run in parallel.
     """
     layer, kind = _place(weight)
     in_mlp = kind in ("W_in", "W_gate") and not model.cfg.parallel_attn_mlp
@@ -154,7 +141,6 @@ def upstream_writers(
 
 
 def _place(weight: str) -> tuple[int, str]:
-    """A weight's layer, and its kind, such as W_Q."""
     layer, kind = PLACE.fullmatch(weight).groups()
     return int(layer), kind
 
@@ -162,7 +148,6 @@ def _place(weight: str) -> tuple[int, str]:
 def _before_norm(
     norm: nn.Module, direction: Float[Tensor, " d_model"]
 ) -> Float[Tensor, " d_model"]:
-    """A direction as it is read in front of a norm, whose scale is left aside."""
     read = direction * exact(norm.w) if hasattr(norm, "w") else direction
     return read - read.mean() if is_centered(norm) else read
 

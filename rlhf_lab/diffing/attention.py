@@ -1,4 +1,4 @@
-"""Attention drift between two models: what heads write, split into pattern, values and W_O."""
+"""Attention drift between two models: outputs of heads by pattern, values and W_O."""
 
 from typing import NamedTuple
 
@@ -8,25 +8,14 @@ from torch import Tensor
 
 
 class HeadCache(NamedTuple):
-    """What the heads of one layer read, for one query of each row.
-
-    Args:
-        pattern: attention to every key; each row sums to 1.
-        value: of every key, as many heads as are stored (fewer than queries, if grouped).
-    """
+    """Patterns of one query of each row, and values of every key, in one layer."""
 
     pattern: Float[Tensor, "batch head key"]
     value: Float[Tensor, "batch key value_head d_head"]
 
 
 class AttentionSplit(NamedTuple):
-    """Causes of what heads write along a reader, by key; over keys and causes they sum to it.
-
-    Args:
-        qk: the pattern's change, less what would move if all keys had the same value.
-        ov: the values' change.
-        wo: the change of the matrix that writes.
-    """
+    """Change of heads' outputs along a reader by key, and by pattern, values and W_O."""
 
     qk: Float[Tensor, "batch head key"]
     ov: Float[Tensor, "batch head key"]
@@ -40,13 +29,12 @@ def attention_split(
     W_O1: Float[Tensor, "head d_head d_model"],
     reader: Float[Tensor, "batch d_model"],
 ) -> AttentionSplit:
-    """Split the change of what each head writes along a reader, key by key, by its three factors.
+    """Split the change of each head's output along a reader, key by key, by its three factors.
 
-    1. A head writes y = sum_k A[k] <V[k] W_O, w>: pattern, value and W_O, each linear. Each factor
+    1. The output is y = sum_k A[k] <V[k] W_O, w>: pattern, value and W_O, each linear. Each factor
        gets its Shapley value, which is the integral along the straight line between the models.
-    2. Rows of A sum to 1, so that a constant may be moved from the value of every key to a bias
-       (b_V is one). A change of the pattern is therefore read against the mean value of the keys:
-       the sum is the same, and no constant has a part in it.
+    2. Rows of A sum to 1, so a change of the pattern is measured against the mean value of the
+       keys: the sum is the same, and a constant (such as b_V) does not count.
 
     With v_ij[k] = <V_i[k] W_Oj, w>, D for a difference, and means over both models:
     vbar  = (v00 + v11)/3 + (v01 + v10)/6
@@ -72,12 +60,12 @@ def attention_split(
 def value_of_each_head(
     value: Shaped[Tensor, "batch key value_head d_head"], n_heads: int
 ) -> Shaped[Tensor, "batch key head d_head"]:
-    """Values by query head, where several heads may read the same ones."""
+    """Return values by query head, if several heads share them."""
     return value.repeat_interleave(n_heads // value.shape[2], dim=2)
 
 
 def pattern_distance(
     pattern0: Float[Tensor, "*batch key"], pattern1: Float[Tensor, "*batch key"]
 ) -> Float[Tensor, "*batch key"]:
-    """Half the absolute difference at every key, whose sum is the total variation, from 0 to 1."""
+    """Return half the absolute difference at every key; its sum is the total variation."""
     return (pattern1 - pattern0).abs() / 2

@@ -1,4 +1,4 @@
-"""Fisher information of a change of weights: the KL of a small step, by one forward-mode pass."""
+"""Fisher information of a change of weights: the KL of a small step, in forward mode."""
 
 from collections.abc import Mapping
 
@@ -20,21 +20,16 @@ def fisher_quadratic(
     states: Bool[Tensor, "batch seq"] | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Half of delta' F delta for each text, without the Fisher matrix F.
+    """Compute half of delta' F delta for each text, without the Fisher matrix F.
 
-    1. Take the derivative of the logits along the change, at every state, in one forward-mode pass
-       through the modules.
-    2. Half its variance under the model's own distribution is what the KL grows by, to second
-       order; sum over the states.
-
-    In nats per text, in float64 where the device has it. It is the KL for small steps only: scale
-    `delta` down, and compare.
+    It is half the variance, under the model's distribution, of the derivative of the logits along
+    the change, summed over the states: the KL of small steps, in nats per text.
 
     Args:
-        model: a model, or a line of weights whose first end is meant.
-        delta: changes of some of the effective weights, by name.
-        states: where the KL counts; everywhere when None.
-        attention_mask: False on padding to the left of a prompt.
+        model: a model, or a line of weights, for its first end.
+        delta: changes of effective weights, by name.
+        states: True where the KL counts; everywhere if None.
+        attention_mask: False on left padding.
 
     KL(theta || theta + delta) = 1/2 sum_states Var_v~pi(J delta)_v + O(|delta|^3)
     (Amari 1998, "Natural Gradient Works Efficiently in Learning", section 3)

@@ -44,7 +44,7 @@ def fine_groups(model: HookedModel) -> Groups:
     1. embed, pos_embed; ln_final, unembed.
     2. For each block: ln1 (with the norms of queries and keys), each head (W_Q, W_K, W_V, their
        biases, and its slice of W_O) as L0H0, the attention's b_O, the MLP with its norm.
-    3. Keys and values that several heads share are groups of their own: L0KV0.
+    3. Keys and values that several heads share are separate groups: L0KV0.
     """
     return _make_groups(model, fine=True)
 

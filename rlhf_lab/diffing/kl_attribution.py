@@ -1,4 +1,4 @@
-"""KL attribution: the KL of two models, by where it shows or by whose weights cause it."""
+"""KL attribution: the KL of two models, by outputs of components or by groups of weights."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,11 +15,11 @@ ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]
 
 
 class OutputKL(NamedTuple):
-    """A KL in nats at each state, by the components through whose outputs it shows.
+    """A KL in nats at each state, by the components through whose outputs it appears.
 
     Args:
         rows: of each component; with `read_out` they sum to `kl`.
-        read_out: what the changed read-out makes of the first model's residual.
+        read_out: of the changed unembedding at the first model's residual.
         nodes: the integrand of each row at each node.
     """
 
@@ -35,9 +35,8 @@ class WeightKL(NamedTuple):
     Args:
         rows: of each group, in each batch of sequences, as sums over its sequences.
         nodes: the integrand of each row at each node.
-        kl: of each sequence; its sums over batches are what the rows sum to.
-        node_kl: the mean KL per sequence at each node: not smooth where the straight line between
-            the models leads through other behavior.
+        kl: of each sequence; its sums over batches are the sums of the rows.
+        node_kl: the mean KL per sequence at each node.
     """
 
     rows: Float[Tensor, "group part"]
@@ -55,16 +54,12 @@ def kl_by_output(
 ) -> OutputKL:
     """Split KL(second || first) exactly by the outputs in which the models differ.
 
-    1. Exchange the read-out (final norm and unembedding) at the first model's last residual: the
-       KL that this makes is the read-out's.
-    2. Move the residual in a straight line to the second model's, under its read-out, and integrate
-       the KL's gradient along each component's change.
-
-    A component is charged with all that its output does, also with what earlier ones sent it: the
-    answer is through which output, not by whose weights.
+    1. Exchange the final norm and unembedding at the first model's last residual, for their KL.
+    2. Move the residual in a straight line to the second model's, and integrate the KL's gradient
+       along each component's change, which includes changes of its input.
 
     Args:
-        parts0, parts1: what each component adds to the residual stream, at n states.
+        parts0, parts1: outputs of each component to the residual stream, at n states.
         read_out0, read_out1: logits of a last residual.
 
     att_c = int_0^1 <dKL/dh, c1 - c0> da  along h0 + a (h1 - h0)
@@ -101,8 +96,7 @@ def kl_by_weights(
 ) -> WeightKL:
     """Split KL(second || first) exactly by the groups of weights that changed.
 
-    Every group comes from the same backward passes, one at each node. A group is charged with all
-    that its change does, through whichever outputs: the answer is by whose weights.
+    All groups come from the same backward passes, one at each node.
 
     Args:
         states: where the KL counts.
@@ -110,9 +104,6 @@ def kl_by_weights(
         rows_at_once: sequences in one backward pass.
 
     att_g = int_0^1 <grad KL(theta_0 + a delta || theta_0), delta_g> da
-
-    Raises:
-        ConfigError: groups that are no partition of the weights.
     """
     check_partition(groups, line.before)
     tokens, states = tokens.to(line.text_device), states.to(line.text_device)
@@ -128,8 +119,15 @@ def kl_by_weights(
             ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
         found = []
         for j, node in enumerate(at):
-            moved, kl = _moved(line, node, text, reference, states[rows])
-            node_kl[j] += kl / len(tokens)
+            along = {name: weight.requires_grad_() for name, weight in line.at(node).items()}
+            with torch.enable_grad():
+                kl = _kl(line.logits(along, *text), reference, states[rows]).sum()
+                gradients = torch.autograd.grad(kl, list(along.values()), materialize_grads=True)
+            moved = {
+                name: gradient.double() * line.delta[name].double()
+                for name, gradient in zip(along, gradients, strict=True)
+            }
+            node_kl[j] += kl.item() / len(tokens)
             found.append(torch.stack([_sum_of(moved, groups, name) for name in groups.names]))
         parts.append(torch.stack(found))
     integrand = torch.stack(parts, -1).cpu()
@@ -142,33 +140,10 @@ def _kl(
     ref_logprobs: Float[Tensor, "batch seq d_vocab"],
     states: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, " batch"]:
-    """The KL of each sequence."""
     return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
-
-
-def _moved(
-    line: WeightLine,
-    node: float,
-    text: tuple[Tensor, Tensor],
-    reference: Float[Tensor, "batch seq d_vocab"],
-    states: Bool[Tensor, "batch seq"],
-) -> tuple[dict[str, Tensor], float]:
-    """Gradient times change of every weight at a node, and the KL there."""
-    weights = {name: weight.requires_grad_() for name, weight in line.at(node).items()}
-    with torch.enable_grad():
-        kl = _kl(line.logits(weights, *text), reference, states).sum()
-        gradients = torch.autograd.grad(kl, list(weights.values()), allow_unused=True)
-    moved = {
-        name: torch.zeros_like(line.delta[name], dtype=torch.float64)
-        if gradient is None
-        else gradient.double() * line.delta[name].double()
-        for name, gradient in zip(weights, gradients, strict=True)
-    }
-    return moved, kl.item()
 
 
 def _sum_of(moved: dict[str, Tensor], groups: Groups, name: str) -> Float[Tensor, ""]:
     return sum(
-        (moved[weight] if head is None else moved[weight][head]).sum()
-        for weight, head in groups.of(name)
+        moved[weight][... if head is None else head].sum() for weight, head in groups.of(name)
     )

@@ -9,8 +9,7 @@ from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.reference import unembed_residuals
 
-NUMBERS_READ = 2**24
-"""Logits of one model that are in memory at once."""
+NUMBERS_READ = 2**24  # logits of one model that are in memory at once
 
 
 def logit_lens(
@@ -40,11 +39,9 @@ def lens_divergence(
     reference_residuals: Float[Tensor, "*site batch seq d_model"],
     states: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, "*site batch seq"]:
-    """How far two models' lenses are apart at each layer and state, each with its own read-out.
+    """Compute the KL of two models' lenses in nats; 0 where `states` is False.
 
-    In nats per token; 0 where `states` is False. At the last residual it is the KL of the models.
-
-    KL(lens(h) || lens_ref(h_ref))
+    KL(lens(h) || lens_ref(h_ref)); at the last residual, the KL of the models
     """
     chosen = states.to(residuals.device).expand(residuals.shape[:-1])
     found = [

@@ -1,4 +1,4 @@
-"""Neurons of the MLPs: what each adds to the shift of a logit difference between two models."""
+"""Neurons of the MLPs, and the contribution of each to the shift of a logit difference."""
 
 from typing import NamedTuple
 
@@ -19,17 +19,15 @@ NEURON_GROUPS = (
     "writes the word, less active",
     "writes the other, more active",
 )
-"""By the signs of a neuron's write and of its activation's shift; the first two raise the word."""
 
 
 class NeuronEnd(NamedTuple):
-    """The neurons of one of two models at one position, in float64.
+    """Neurons of one model at one position, in float64.
 
     Args:
-        activation: behind the nonlinearity, and the gate if there is one.
-        write: by how much the logit difference grows with each neuron's activation, but for the
-            final norm's scale.
-        bias: what b_out adds to it, but for the scale.
+        activation: after the nonlinearity and the gate, if any.
+        write: derivative of the logit difference by each activation, times the final norm's scale.
+        bias: contribution of b_out, times the scale.
         inverse_scale: one over the final norm's scale.
     """
 
@@ -40,12 +38,12 @@ class NeuronEnd(NamedTuple):
 
 
 class NeuronShift(NamedTuple):
-    """What each neuron adds to the shift of the logit difference; with the biases, its MLP's row.
+    """Contribution of each neuron to the shift of the logit difference.
 
     Args:
-        rows: a neuron's contribution after, less that before.
-        by_activation: the share of its activation in that; the rest is its write's and the scale's.
-        bias: what b_out adds to the shift.
+        rows: of each neuron; with `bias` they sum to the MLP's row.
+        by_activation: by the neuron's activation; the rest is by its write and the scale.
+        bias: of b_out.
     """
 
     rows: Float[Tensor, "layer batch neuron"]
@@ -54,21 +52,17 @@ class NeuronShift(NamedTuple):
 
 
 def refuse_no_neurons(model: HookedModel, probe: str) -> None:
-    """Raise ConfigError for a model whose blocks have no MLP with a W_out of its own."""
+    """Raise ConfigError for blocks without an MLP with W_out."""
     if not all(hasattr(getattr(block, "mlp", None), "W_out") for block in model.blocks):
         raise ConfigError(
-            f"the model has blocks without an MLP of single neurons; leave out {probe}, and look "
-            "at whole parts with LogitShift."
+            f"The model has blocks without an MLP of single neurons. Remove {probe}, and use "
+            "LogitShift."
         )
 
 
 @torch.no_grad()
 def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: Words) -> NeuronEnd:
-    """One model's neurons, from activations at `NEURON_SITE` and of the final norm's scale.
-
-    Args:
-        acts: at one position: `[batch ...]`.
-        words: whose logits are compared, and the second is taken off the first.
+    """Return the neurons, from activations of `NEURON_SITE` and the norm's scale at one position.
 
     write_j = <W_out[j], q>, with q as `logit_reader` gives it, less its mean under a LayerNorm
     """
@@ -87,10 +81,9 @@ def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: Words) -> Neu
 
 
 def neuron_shift(before: NeuronEnd, after: NeuronEnd) -> NeuronShift:
-    """Split the MLPs' rows of a shift by neuron, and each neuron's by what changed of it.
+    """Split the MLPs' rows of a shift by neuron, and each neuron's by activation and write.
 
-    Two factors change at once, the activation a and the write over the scale e = w s; each gets
-    half of what they make together (Shapley 1953).
+    Each factor, the activation a and the write over the scale e = w s, gets its Shapley value.
 
     row = a1 e1 - a0 e0 = (a1 - a0) (e0 + e1) / 2 + (e1 - e0) (a0 + a1) / 2
     """
@@ -103,14 +96,13 @@ def neuron_shift(before: NeuronEnd, after: NeuronEnd) -> NeuronShift:
 def neuron_groups(
     write: Float[Tensor, "layer neuron"], moved: Float[Tensor, "layer neuron"]
 ) -> Int[Tensor, "layer neuron"]:
-    """The number of each neuron's group among `NEURON_GROUPS`; -1 where one of the two is 0.
+    """Return the index of each neuron's group in `NEURON_GROUPS`; -1 if a sign is 0.
 
     Args:
-        write: of the model before, which may be over its scale.
+        write: of the model before.
         moved: the shift of the mean activation.
 
-    (after Yang et al. 2024, arXiv 2411.06424, who find four groups of neurons behind what DPO does
-    to toxicity, most of it not of the few neurons that write it most)
+    (after Yang et al. 2024, arXiv 2411.06424)
     """
     raises = write * moved > 0
     group = torch.where(raises, 0, 2) + torch.where(raises, moved < 0, moved > 0).long()

@@ -1,4 +1,4 @@
-"""Principal subspaces: how much of a weight's change lies in its own leading singular vectors."""
+"""Principal subspaces: the part of a weight's change in its own leading singular vectors."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,29 +13,25 @@ from rlhf_lab.models.hooked_model import HookedModel
 
 
 class Spaces(NamedTuple):
-    """Orthonormal bases of a space of rows' indices and of one of columns'."""
+    """Orthonormal bases of a space of rows and of one of columns."""
 
     left: Float[Tensor, "rows k"]
     right: Float[Tensor, "cols k"]
 
 
 class Factored(NamedTuple):
-    """A matrix as a product, such as what a head does: W_V W_O, or W_Q W_K'."""
+    """A matrix as a product, such as a head's W_V W_O, or W_Q W_K'."""
 
     first: Float[Tensor, "rows inner"]
     second: Float[Tensor, "inner cols"]
 
     def product(self) -> Float[Tensor, "rows cols"]:
-        """The matrix itself."""
+        """Return the matrix."""
         return self.first @ self.second
 
 
 def principal_spaces(matrix: Float[Tensor, "rows cols"], k: int) -> Spaces:
-    """The first k singular vectors of a matrix on both sides, in float64.
-
-    1. Take the eigenvectors of the Gram matrix of the shorter side.
-    2. Carry them to the other side by the matrix, and make them orthonormal.
-    """
+    """Return the first k singular vectors of a matrix on both sides, in float64."""
     matrix = exact(matrix)
     short = spectrum(matrix)[1][:, :k]
     if matrix.shape[0] <= matrix.shape[1]:
@@ -44,10 +40,7 @@ def principal_spaces(matrix: Float[Tensor, "rows cols"], k: int) -> Spaces:
 
 
 def product_spaces(product: Factored, k: int) -> Spaces:
-    """`principal_spaces` of a product, by the small matrix between bases of its two factors.
-
-    It costs as much as the shorter inner side asks for, not as the product does.
-    """
+    """Return `principal_spaces` of a product, at the cost of its inner side."""
     (q_left, r_left), (q_right, r_right) = (
         torch.linalg.qr(exact(x)) for x in (product.first, product.second.T)
     )
@@ -56,15 +49,12 @@ def product_spaces(product: Factored, k: int) -> Spaces:
 
 
 def energy_blocks(delta: Float[Tensor, "rows cols"], spaces: Spaces) -> Float[Tensor, "2 2"]:
-    """Shares of a change's energy by where its rows and its columns lie.
+    """Return the fractions of a change's energy inside and outside the two spaces.
 
-    1. Project the columns of the change on the left space, and take the rest; likewise its rows.
-    2. Square and sum each of the four parts, by the sum of all squares.
+    Row 0 is inside the left space, column 0 inside the right one, so [0, 0] is the energy in both.
+    The four sum to 1; all are nan for a change of 0.
 
-    Row 0 is inside the left space, column 0 inside the right one, so that [0, 0] is the energy
-    that lies in both. The four sum to 1; all are nan for a change of 0.
-
-    share = ||U_k' D V_k||^2 / ||D||^2
+    fraction = ||U_k' D V_k||^2 / ||D||^2
     """
     delta, left, right = exact(delta), exact(spaces.left), exact(spaces.right)
     within = left.T @ delta
@@ -77,17 +67,16 @@ def energy_blocks(delta: Float[Tensor, "rows cols"], spaces: Spaces) -> Float[Te
 
 
 def chance_share(rows: int, cols: int, k: int) -> float:
-    """The mean share of a matrix in k-dimensional spaces drawn at random: k^2 / (rows cols)."""
+    """Return the mean fraction of energy in random k-dimensional spaces: k^2 / (rows cols)."""
     return min(k, rows, cols) ** 2 / (rows * cols)
 
 
 def random_shares(
     delta: Float[Tensor, "rows cols"], k: int, draws: int, generator: torch.Generator
 ) -> Float[Tensor, " draws"]:
-    """Shares of changes that have the singular values of this one, and random singular vectors.
+    """Return fractions of changes with these singular values and random singular vectors.
 
-    Turning the change at random is turning the two spaces, which is what is done. The mean over
-    many draws is `chance_share`.
+    The mean over many draws is `chance_share`.
     """
     delta = exact(delta)
     found = []
@@ -101,11 +90,10 @@ def random_shares(
 def random_factor_shares(
     before: Factored, after: Factored, spaces: Spaces, draws: int, generator: torch.Generator
 ) -> Float[Tensor, " draws"]:
-    """Shares of a product's change where both factors change at random, by as much as they did.
+    """Return fractions of a product's change for Gaussian changes of both factors, of equal norm.
 
-    The changes of the factors are Gaussian, each of the actual norm. Their product is no random
-    matrix: A dB is within the columns of A, so that much of it lies in the leading space by
-    chance. The share of chance is therefore drawn, and far above k^2 / (rows cols).
+    Such a change is not a random matrix: A dB is within the columns of A, so its fraction in the
+    leading space is far above k^2 / (rows cols).
     """
     before, after = (Factored(exact(m.first), exact(m.second)) for m in (before, after))
     left, right = exact(spaces.left), exact(spaces.right)
@@ -126,12 +114,7 @@ def random_factor_shares(
 def head_products(
     weights: Mapping[str, Float[Tensor, "..."]], model: HookedModel
 ) -> dict[str, Factored]:
-    """What each head does to the residual stream: by name, "L0H1 OV" and "L0H1 QK".
-
-    OV is W_V W_O, from what is looked at to what is written; QK is W_Q W_K', from the query's
-    residual to the key's, where positions are not rotated. Heads that share keys and values have
-    these in common. In float64.
-    """
+    """Return W_V W_O and W_Q W_K' of each head by name, "L0H1 OV" and "L0H1 QK", in float64."""
     found = {}
     for layer in range(model.cfg.n_layers):
         W = {name: _of_layer(weights, layer, name) for name in ("W_Q", "W_K", "W_V", "W_O")}
@@ -145,7 +128,7 @@ def head_products(
 def matrices(
     weights: Mapping[str, Float[Tensor, "..."]], names: Sequence[str] | None = None
 ) -> dict[str, Float[Tensor, "rows cols"]]:
-    """The weights that are matrices, heads side by side; not biases, gains and other vectors."""
+    """Return the weights that are matrices, heads side by side; no biases and gains."""
     laid_out = {name: as_matrix(name, weights[name]) for name in names or weights}
     return {name: matrix for name, matrix in laid_out.items() if min(matrix.shape) > 1}
 
@@ -153,13 +136,11 @@ def matrices(
 def _of_layer(
     weights: Mapping[str, Float[Tensor, "..."]], layer: int, name: str
 ) -> Float[Tensor, "head rows cols"]:
-    """A layer's weight of attention, also where it is stored for heads that share it."""
     own = f"blocks.{layer}.attn.{name}"
     return exact(weights[own] if own in weights else weights[f"blocks.{layer}.attn._{name}"])
 
 
 def _frame(side: int, k: int, generator: torch.Generator) -> Float[Tensor, "side k"]:
-    """Orthonormal columns, any direction as likely as any other."""
     noise = torch.randn(side, k, generator=generator, dtype=torch.float64)
     return torch.linalg.qr(noise)[0]
 

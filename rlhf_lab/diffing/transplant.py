@@ -20,9 +20,11 @@ from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
 
 MOST_EXACT = 8  # groups of which all coalitions are tried
-ORDERS = 60  # random orders for more groups
+PERMUTATIONS = 60  # random orders for more groups
 ROWS_WRITTEN = 256
-Pairs = tuple[Tensor, Tensor, Tensor]  # rows with a group, the same without it, and their weights
+CoalitionPairs = tuple[
+    Tensor, Tensor, Tensor
+]  # rows with a group, the same without it, and their weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Transplant:
     rewards: Float[Tensor, "coalition n"]
     grammatical: Float[Tensor, " coalition"] | None
     kl: Float[Tensor, " coalition"]
-    pairs: list[Pairs]
+    pairs: list[CoalitionPairs]
 
     @property
     def gain(self) -> Float[Tensor, " n"]:
@@ -158,7 +160,7 @@ class Writer:
 
 def transplant_plan(
     n_groups: int, seed: int
-) -> tuple[Bool[Tensor, "coalition group"], list[Pairs]]:
+) -> tuple[Bool[Tensor, "coalition group"], list[CoalitionPairs]]:
     """Return the coalitions to try, and the pairs of them for each group's Shapley value."""
     every, pairs = range(n_groups), [[] for _ in range(n_groups)]
     if n_groups <= MOST_EXACT:
@@ -170,7 +172,9 @@ def transplant_plan(
                 pairs[g].append((chosen, weight / math.factorial(n_groups)))
     else:
         generator = torch.Generator().manual_seed(seed)
-        half = [torch.randperm(n_groups, generator=generator).tolist() for _ in range(ORDERS // 2)]
+        half = [
+            torch.randperm(n_groups, generator=generator).tolist() for _ in range(PERMUTATIONS // 2)
+        ]
         drawn = [*half, *(order[::-1] for order in half)]  # antithetic
         sets = [frozenset(), frozenset(every)]
         sets += [frozenset(s) for g in every for s in ([g], set(every) - {g})]
@@ -178,7 +182,7 @@ def transplant_plan(
             for k, g in enumerate(order):
                 chosen = frozenset(order[: k + 1])
                 sets += [chosen - {g}, chosen]
-                pairs[g].append((chosen, 1 / ORDERS))
+                pairs[g].append((chosen, 1 / PERMUTATIONS))
     rows = {chosen: row for row, chosen in enumerate(dict.fromkeys(sets))}
     members = torch.tensor([[g in chosen for g in every] for chosen in rows])
     find = lambda chosen: torch.tensor([rows[each] for each in chosen])
@@ -195,7 +199,7 @@ def transplant_plan(
 def prompt_ids(
     model: HookedModel, prompts: Sequence[str] | Sequence[Sequence[int]], n: int
 ) -> list[list[int]]:
-    """Return the prompt of each sample as token ids, with BOS before texts if there is one."""
+    """Return the prompt of each sample as token ids, with BOS before texts if it exists."""
     if isinstance(prompts[0], str):
         has_bos = model.tokenizer.bos_token_id is not None
         prompts = tokenize_prompts(model.tokenizer, list(prompts), has_bos)

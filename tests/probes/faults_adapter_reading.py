@@ -78,8 +78,8 @@ ADAPTER_READING_FAULTS = (
         "A10 another head's W_O behind W_V",
         KIND,
         f"{ADAPTER}:writing_side",
-        "by_head[head] @ exact(attn.W_O[head * shared + i])",
-        "by_head[head] @ exact(attn.W_O[(head * shared + i + 1) % len(attn.W_O)])",
+        "exact(attn.W_O[head * shared",
+        "exact(attn.W_O.roll(-1, 0)[head * shared",
     ),
     Fault(
         "A11 later writers are upstream too",

@@ -93,15 +93,15 @@ KL_FAULTS = (
         "B12 every head gets its whole layer's share",
         "KLAttribution",
         "diffing.kl_attribution:_sum_of",
-        "(moved[weight] if head is None else moved[weight][head]).sum()",
+        "moved[weight][... if head is None else head].sum()",
         "moved[weight].sum() / (1 if head is None else len(moved[weight]))",
     ),
     Fault(
         "B13 the gradient at the reference alone",
         "KLAttribution",
         BY_WEIGHTS,
-        "_moved(line, node,",
-        "_moved(line, 0.1 * node,",
+        "line.at(node)",
+        "line.at(0.1 * node)",
     ),
     Fault(
         "B14 adapters forgotten on the way",
