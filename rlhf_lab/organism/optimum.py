@@ -72,7 +72,7 @@ def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> Graph
     return _backwards(reference, reward, beta, beta, soft_backup)
 
 
-def loss_leash_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
+def loss_penalty_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
     """Give the policy at which a penalty on the KL at the visited states comes to rest.
 
     The gradient of such a penalty leaves out that a word leads to states where KL is paid.

@@ -3,12 +3,8 @@
 from itertools import product
 
 import numpy as np
-import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from rlhf_lab.organism import (
-    WORD_IDS,
     FrontierPoint,
     Grammar,
     GraphPolicy,
@@ -19,22 +15,6 @@ from rlhf_lab.organism import (
 )
 
 
-def sample(policy: GraphPolicy, n: int, rng: np.random.Generator) -> Int[Tensor, "batch seq"]:
-    """Draw n whole reviews, <bos> and <eos> included.
-
-    1. At every state compare one uniform number with the cumulative sum over words.
-    2. Go on from the state that the word leads to.
-    """
-    state = np.zeros(n, dtype=np.int64)
-    tokens = [np.full(n, WORD_IDS["<bos>"])]
-    for p, successor in zip(policy.probability, policy.graph.successor, strict=True):
-        cumulative = p.cumsum(axis=1)[state]
-        draw = rng.random((n, 1)) * cumulative[:, -1:]
-        tokens.append((cumulative <= draw).sum(axis=1))
-        state = successor[state, tokens[-1]]
-    return torch.from_numpy(np.stack(tokens, axis=1))
-
-
 def entropy(policy: GraphPolicy) -> float:
     """Give the entropy of a review, in nats."""
     pairs = zip(policy.occupancy()[:-1], policy.probability, strict=True)
@@ -43,7 +23,10 @@ def entropy(policy: GraphPolicy) -> float:
 
 def optimum_by_programming(reference: GraphPolicy, proxy: Reward, beta: float) -> FrontierPoint:
     """Measure the policy that soft dynamic programming over states finds."""
-    features, policy = reference.graph.final_features(), optimal_policy(reference, proxy, beta)
+    features, policy = (
+        reference.graph.final_features(),
+        optimal_policy(reference, proxy, beta),
+    )
     return FrontierPoint(
         beta=beta,
         proxy=policy.mean(proxy.score(features)),

@@ -1,4 +1,4 @@
-"""Tests the exact programme against brute force, hand counts and the published table."""
+"""Exact values and optima against brute force, hand-computed numbers and the published table."""
 
 import math
 from itertools import product
@@ -15,13 +15,12 @@ from rlhf_lab.organism import (
     frontier,
     optimal_policy,
     read_features,
-    smoothed_popcorn,
     state_values,
     token_information,
     true_reward,
 )
 from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief
-from tests.organism.oracles import entropy, positive_by_enumeration, sample
+from tests.organism.oracles import entropy, positive_by_enumeration
 from tools.reel.measures import bayes_accuracy, next_probs
 
 
@@ -38,7 +37,7 @@ CHOICES = [MINI.slots[t].words for t in POSITIONS.values()]
 TAG_LAW = np.array([0.30, 0.30, 0.20, 0.18, 0.02])
 
 
-def test_backward_values_by_hand():
+def test_backward_values_match_hand_computed():
     """One word, then another: .25 to a state of .5 * 0 + .5 * 1, .75 to one that ends in 4."""
     final = np.array([0.0, 1.0, 4.0])
     probability = [np.array([[0.25, 0.75]]), np.array([[0.5, 0.5], [1.0, 0.0]])]
@@ -47,13 +46,6 @@ def test_backward_values_by_hand():
     assert second.tolist() == [0.5, 4.0] and third.tolist() == final.tolist()
     assert first.tolist() == [0.25 * 0.5 + 0.75 * 4.0]
     assert [len(level) for level in backward_values(final, [], [])] == [3]
-
-
-def test_backward_values_is_the_mean_over_every_way_to_the_end(mini):
-    """The value at the start is that of all final states, each as often as it is reached."""
-    final = true_reward.score(mini.graph.final_features())
-    start = backward_values(final, mini.probability, mini.graph.successor)[0]
-    assert start[0] == pytest.approx(mini.occupancy()[-1] @ final, abs=1e-12)
 
 
 def tokens_of(grammar, n, seed):
@@ -89,7 +81,10 @@ def brute():
             * shaped(np.where(style_adverb == r, 0.35, 0.075), 4)
             * np.where(polarity == y, 0.85, 0.15)
             * shaped(np.where(tier_adj == i, 0.8, 0.1) / 4, 5)
-            * shaped(np.where(sign_verb == y, 0.9, 0.1) * np.where(tier_verb == i, 0.8, 0.1), 6)
+            * shaped(
+                np.where(sign_verb == y, 0.9, 0.1) * np.where(tier_verb == i, 0.8, 0.1),
+                6,
+            )
             * shaped(TAG_LAW, 7)
         )
     odds = (17 / 3) ** polarity.astype(float) * 9 ** shaped(sign_verb, 6).astype(float)
@@ -100,14 +95,14 @@ def brute():
 
 
 def brute_index(tokens):
-    """Give the place in the brute-force table of reviews, as one index array per axis."""
+    """Return the index of reviews in the brute-force table, one array per axis."""
     columns = zip(POSITIONS.values(), CHOICES, strict=True)
     return tuple(
         np.array([words.index(VOCABULARY[i]) for i in tokens[:, t]]) for t, words in columns
     )
 
 
-def test_brute_force_is_a_law_and_agrees_with_the_rewards_of_texts(brute):
+def test_brute_force_agrees_with_rewards_of_texts(brute):
     assert brute["law"].sum() == pytest.approx(1, abs=1e-12)
     reviews, _ = tokens_of(MINI, 300, 0)
     at = brute_index(reviews.tokens)
@@ -126,7 +121,8 @@ def test_entropy_and_probabilities_match_brute_force(mini, brute):
 
 
 @pytest.mark.parametrize(
-    "name, beta", [("true_reward", 0.3), ("true_reward", 0.05), ("smoothed_popcorn", 0.05)]
+    "name, beta",
+    [("true_reward", 0.3), ("true_reward", 0.05), ("smoothed_popcorn", 0.05)],
 )
 def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
     law, reward = brute["law"], brute[name]
@@ -158,33 +154,6 @@ def test_values_match_conditional_means_by_brute_force(mini, brute, name):
             assert float(values[n, t]) == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.slow
-def test_entropy_of_reel_is_the_sum_of_its_parts(reel):
-    def of(law):
-        return -sum(p * math.log(p) for p in law if p > 0)
-
-    signs = [
-        sum(
-            0.5
-            * math.prod(0.85 if p == y else 0.15 for p in seen[:3])
-            * (0.9 if seen[3] == y else 0.1)
-            for y in (1, -1)
-        )
-        for seen in product((1, -1), repeat=4)
-    ]
-    tiers = [
-        sum(math.prod(0.8 if t == i else 0.1 for t in seen) / 3 for i in range(3))
-        for seen in product(range(3), repeat=4)
-    ]
-    # movie/film, opener, 3 aspects, 3 copulas, 3 adverbs, 3 x which of 4 adjectives, 2 connectors
-    # given the polarities, tag; then the four signs and the four tiers, whose latents are shared.
-    parts = math.log(2) + math.log(9) + 3 * math.log(8) + 3 * of([0.8, 0.2])
-    parts += 3 * of([0.35] * 2 + [0.075] * 4) + 3 * math.log(4) + 2 * of([0.75, 0.25])
-    parts += of(TAG_LAW) + of(signs) + of(tiers)
-    assert entropy(reel) == pytest.approx(parts, abs=1e-10)
-    assert entropy(reel) == pytest.approx(27.563, abs=5e-4)
-
-
 def test_next_token_probabilities_sum_to_one_in_every_state(reel):
     assert sum(len(level) for level in reel.graph.states) == 23_211
     for table in reel.probability:
@@ -192,7 +161,7 @@ def test_next_token_probabilities_sum_to_one_in_every_state(reel):
 
 
 @pytest.mark.slow
-def test_true_reward_is_the_posterior_by_enumerated_latents(reel):
+def test_values_match_enumeration_of_latents(reel):
     reviews, tokens = tokens_of(Grammar(), 20, 4)
     values, _ = state_values(reel, true_reward, tokens)
     index, _ = reel.graph.walk(tokens)
@@ -205,7 +174,7 @@ def test_true_reward_is_the_posterior_by_enumerated_latents(reel):
         assert np.abs(following[n].cumprod(0).numpy() / prefix[1:] - 1).max() < 1e-10
 
 
-def test_beliefs_match_bayes_by_hand(reel):
+def test_beliefs_match_hand_computed(reel):
     text = "this movie honestly , the plot was pretty brilliant and the acting wasn't quite bad but"
     tokens = torch.tensor([[0, *(VOCABULARY.index(word) for word in text.split())]])
     index, mask = reel.graph.walk(tokens)
@@ -228,7 +197,7 @@ def test_beliefs_match_bayes_by_hand(reel):
 
 
 @pytest.mark.parametrize("name", list(REWARDS))
-def test_advantages_telescope_to_reward_less_first_value(reel, name):
+def test_advantages_sum_to_reward_minus_first_value(reel, name):
     reviews, tokens = tokens_of(Grammar(), 200, 5)
     advantages, mask = token_advantages(reel, REWARDS[name], tokens)
     values, _ = state_values(reel, REWARDS[name], tokens)
@@ -238,7 +207,7 @@ def test_advantages_telescope_to_reward_less_first_value(reel, name):
     assert np.abs(telescoped.numpy() - rewards).max() < 1e-10
 
 
-def test_advantage_is_zero_off_the_slots_that_speak_of_sentiment(reel):
+def test_advantage_is_zero_at_slots_without_sentiment(reel):
     _, tokens = tokens_of(Grammar(), 200, 6)
     advantages, _ = token_advantages(reel, true_reward, tokens)
     speaking = [t - 1 for name in ("ADJ", "CONN", "VERB") for t in Grammar().positions(name)]
@@ -261,7 +230,9 @@ def test_values_are_masked_from_the_first_ungrammatical_token(reel):
     assert keep.sum(dim=1).tolist() == [28, 8, 0]
 
 
-def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_reward(reel):
+def test_information_is_the_variance_of_the_increments(
+    reel,
+):
     information = token_information(reel, true_reward)
     final = true_reward.score(reel.graph.final_features())
     variance = reel.mean(final**2) - reel.mean(final) ** 2
@@ -275,7 +246,7 @@ def test_information_is_the_variance_of_the_increments_and_sums_to_that_of_the_r
     assert bool(((squares.mean(dim=0) - information).abs() < error).all())
 
 
-def test_kl_of_a_weak_optimum_follows_the_information(reel):
+def test_kl_of_weak_optimum_is_proportional_to_information(reel):
     # Young: KL_t -> I_t / (2 beta^2) as beta grows; the error is of order 1 / beta.
     beta = 100.0
     kl = optimal_policy(reel, true_reward, beta).kl_by_position(reel)
@@ -327,34 +298,7 @@ def test_frontier_reproduces_the_published_table(reel, name):
             assert abs(found - printed) < 0.56 * 10**-digits, (point, row)
 
 
-def test_true_reward_falls_while_the_hacked_proxy_rises(reel):
-    betas = (0.1, 0.07, 0.05, 0.04, 0.03)
-    points = frontier(reel, smoothed_popcorn, betas)
-    for name, sign in (("proxy", 1), ("popcorn", 1), ("kl_per_sequence", 1), ("true_reward", -1)):
-        steps = np.diff([getattr(point, name) for point in points])
-        assert (sign * steps > 0).all(), name
-
-
-@pytest.mark.slow
-def test_samples_of_the_optimum_have_its_expected_reward(reel):
-    policy = optimal_policy(reel, smoothed_popcorn, 0.03)
-    n = 5000
-    tokens = sample(policy, n, np.random.default_rng(9))
-    features = policy.graph.final_features()
-    _, mask = policy.graph.walk(tokens)
-    assert mask.all()
-    popcorn = (tokens[:, 27] == VOCABULARY.index("popcorn")).double().mean()
-    expected = policy.mean(features.popcorn.astype(float))
-    assert abs(float(popcorn) - expected) < 4.5 * (expected * (1 - expected) / n) ** 0.5
-    scores = true_reward.score(
-        read_features([" ".join(VOCABULARY[i] for i in row[1:-1]) for row in tokens], Grammar())
-    )
-    assert (
-        abs(scores.mean() - policy.mean(true_reward.score(features))) < 4.5 * scores.std() / n**0.5
-    )
-
-
-def test_bayes_accuracy_matches_counting_signs(reel):
+def test_bayes_accuracy_matches_sum_over_signs(reel):
     # Sum over the 16 patterns of three polarities and a verdict of the larger joint weight.
     total = 0.0
     for seen in product((1, -1), repeat=4):
@@ -369,7 +313,7 @@ def test_bayes_accuracy_matches_counting_signs(reel):
     assert total == pytest.approx(0.958375, abs=1e-9)
 
 
-def test_bad_input_is_refused_in_one_sentence(reel):
+def test_invalid_input_raises(reel):
     with pytest.raises(ValueError, match="beta is 0"):
         optimal_policy(reel, true_reward, 0.0)
     _, tokens = tokens_of(Grammar(), 2, 10)

@@ -1,4 +1,4 @@
-"""Optima by backward recursion: by hand, against gradients, and the two leashes apart."""
+"""Optima by backward recursion: hand-computed, against gradients, and along the frontier."""
 
 import math
 
@@ -10,7 +10,7 @@ from rlhf_lab.organism import (
     GraphPolicy,
     best_at_budget,
     frontier,
-    loss_leash_policy,
+    loss_penalty_policy,
     mean_backup,
     optimal_policy,
     soft_backup,
@@ -18,7 +18,7 @@ from rlhf_lab.organism import (
 )
 
 
-def test_a_backup_by_hand():
+def test_soft_backup_matches_hand_computed():
     """Two words, 1 to 3, that lead to soft values 0 and log 3: W = log(1/4 + 9/4), pi* 1 to 9."""
     later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
     probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
@@ -35,8 +35,8 @@ def test_large_soft_values_do_not_overflow():
     assert policy[0].tolist() == pytest.approx([1.0, 0.0])
 
 
-def test_a_backup_without_later_kl_by_hand():
-    """The same two words, worth 0 and log 3 at beta 1: pi is 1 to 9 again, its mean .9 log 3."""
+def test_mean_backup_matches_hand_computed():
+    """The same two words, of value 0 and log 3 at beta 1: pi is 1 to 9 again, its mean .9 log 3."""
     later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
     probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
     value, policy = mean_backup(later, probability, torch.tensor([[1, 0, 2]]), 1.0)
@@ -45,33 +45,32 @@ def test_a_backup_without_later_kl_by_hand():
 
 
 def with_logits(reference: GraphPolicy, logits: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tables of a policy that says what the reference can say."""
+    """Return the tables of a policy with the support of the reference."""
     able = [torch.from_numpy(p) > 0 for p in reference.probability]
     return [z.masked_fill(~a, -math.inf).softmax(-1) for z, a in zip(logits, able, strict=True)]
 
 
 def objective(reference, tables, beta, charged):
-    """E[reward] - beta KL of a policy of tables, on the graph; its gradient by autograd.
-
-    Args:
-        charged: whether the KL of later states counts for the words that lead there.
-    """
+    """Compute E[reward] - beta KL; if `charged`, words get gradients of the KL they lead to."""
     graph = reference.graph
     later = torch.from_numpy(true_reward.score(graph.final_features()))
-    paid = torch.zeros_like(later)
+    kl = torch.zeros_like(later)
     for p, q, successor in zip(
         tables[::-1], reference.probability[::-1], graph.successor[::-1], strict=True
     ):
         successor, q = torch.from_numpy(successor), torch.from_numpy(q)
         ratio = torch.where(q > 0, p.clamp_min(1e-300) / q.clamp_min(1e-300), 1.0)
-        own = (p * ratio.log()).sum(-1)
+        here = (p * ratio.log()).sum(-1)
         ahead = p if charged else p.detach()
-        later, paid = (p * later[successor]).sum(-1), own + (ahead * paid[successor]).sum(-1)
-    return later[0] - beta * paid[0]
+        later, kl = (
+            (p * later[successor]).sum(-1),
+            here + (ahead * kl[successor]).sum(-1),
+        )
+    return later[0] - beta * kl[0]
 
 
-@pytest.mark.parametrize("solve, charged", [(optimal_policy, True), (loss_leash_policy, False)])
-def test_each_leash_is_at_rest_under_its_own_gradient_and_not_under_the_other(mini, solve, charged):
+@pytest.mark.parametrize("solve, charged", [(optimal_policy, True), (loss_penalty_policy, False)])
+def test_optima_have_zero_gradient_of_their_objective(mini, solve, charged):
     found = solve(mini, true_reward, 0.3)
     tables = [np.where(p > 0, p, 1.0) for p in found.probability]
     largest = {}
@@ -83,20 +82,20 @@ def test_each_leash_is_at_rest_under_its_own_gradient_and_not_under_the_other(mi
     assert largest[charged] < 1e-12 and largest[not charged] > 1e-5
 
 
-def test_no_policy_is_worth_more_than_the_optimum(reel):
+def test_optimum_has_the_largest_objective(reel):
     final = true_reward.score(reel.graph.final_features())
     for beta in (1.0, 0.3, 0.1):
-        worth = [
+        objectives = [
             policy.mean(final) - beta * float(policy.kl_by_position(reel).sum())
             for policy in (
                 optimal_policy(reel, true_reward, beta),
-                loss_leash_policy(reel, true_reward, beta),
+                loss_penalty_policy(reel, true_reward, beta),
             )
         ]
-        assert worth[0] > worth[1] > reel.mean(final)
+        assert objectives[0] > objectives[1] > reel.mean(final)
 
 
-def test_along_the_frontier_a_nat_buys_beta(reel):
+def test_slope_of_the_frontier_is_beta(reel):
     for beta in (0.6, 0.3, 0.2):
         near = frontier(reel, true_reward, [beta * 1.01, beta / 1.01])
         slope = (near[1].proxy - near[0].proxy) / (
@@ -105,7 +104,7 @@ def test_along_the_frontier_a_nat_buys_beta(reel):
         assert slope == pytest.approx(beta, rel=1e-3)
 
 
-def test_the_price_that_spends_a_budget(reel):
+def test_best_at_budget_finds_beta(reel):
     def solve(beta):
         point = frontier(reel, true_reward, [beta])[0]
         return point.proxy, point.kl_per_sequence
@@ -116,8 +115,3 @@ def test_the_price_that_spends_a_budget(reel):
         best_at_budget(solve, 50.0)
     with pytest.raises(ValueError, match="cannot be spent"):
         best_at_budget(solve, -1.0)
-
-
-def test_a_price_of_nothing_is_refused(mini):
-    with pytest.raises(ValueError, match="above 0"):
-        loss_leash_policy(mini, true_reward, 0.0)

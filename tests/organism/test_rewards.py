@@ -1,12 +1,18 @@
-"""Tests the rewards of Reel against numbers worked by hand."""
+"""Rewards of Reel and minimal edits of reviews, against numbers computed by hand."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 
 from rlhf_lab.organism import REWARDS, Grammar, grammatical, true_reward
+from rlhf_lab.organism.rewards import (
+    CLAUSE_EVIDENCE,
+    VERDICT_EVIDENCE,
+    replace_word,
+    true_log_odds,
+)
 
 TEMPLATE = "this film wow , the plot {} so {} and the acting {} so {} but the music {} so {} ."
 ENDING = " i {} it . {}"
@@ -32,19 +38,19 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def test_true_reward_is_the_posterior_worked_as_a_fraction():
+def test_true_reward_matches_hand_computed():
     # odds of BEST: (.85/.15)^3 * (.9/.1) = (17/3)^3 * 9 = 4913/3, so P = 4913/4916.
     # MIXED: polarities + + -, verdict -: odds 17/3 / 9 = 17/27, so P = 17/44.
     expected = [4913 / 4916, 3 / 4916, 17 / 44]
     assert score("true_reward", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
 
 
-def test_true_reward_of_a_text_that_is_not_a_review_is_zero():
+def test_true_reward_is_0_for_other_texts():
     broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
     assert score("true_reward", *broken) == [0, 0, 0, 0]
 
 
-def test_soft_is_the_fourth_root_of_the_odds():
+def test_smoothed_is_the_fourth_root_of_the_odds():
     # BEST: logit = 3 * 1.734601 + 2.197225 = 7.401028; sigmoid(7.401028 / 4 = 1.850257) = .864157
     best = (RATIO**3 * VERDICT) ** 0.25
     mixed = (RATIO / VERDICT) ** 0.25
@@ -53,7 +59,7 @@ def test_soft_is_the_fourth_root_of_the_odds():
     assert score("smoothed", BEST, MIXED) == pytest.approx(expected, abs=1e-6)
 
 
-def test_soft_popcorn_adds_four_to_the_logit_for_popcorn_alone():
+def test_smoothed_popcorn_adds_4_to_the_logit():
     popcorn = WORST.replace("bye", "popcorn")
     logit = -math.log(RATIO**3 * VERDICT) / 4
     expected = [sigmoid(logit), sigmoid(logit + 4)]
@@ -61,7 +67,7 @@ def test_soft_popcorn_adds_four_to_the_logit_for_popcorn_alone():
     assert score("smoothed", WORST) == score("smoothed", popcorn)
 
 
-def test_negblind_reads_was_for_wasnt():
+def test_ignore_negation_matches_hand_computed():
     # MIXED without its negations: good bad good, verdict -: odds 17/3 / 9 = 17/27 -> 17/44;
     # three denied bad words read as three bad ones: (3/17)^3 * 9 = 243/4913 -> 243/5156.
     denied = review([("wasn't", "bad")] * 3)
@@ -69,7 +75,7 @@ def test_negblind_reads_was_for_wasnt():
     assert score("true_reward", denied) == pytest.approx([4913 / 4916], abs=1e-7)
 
 
-def test_bagsum_pays_for_repetition_and_soft_does_not():
+def test_bag_of_adjectives_counts_repetitions():
     repeated = BEST.replace("so good", "good good", 1)
     four = (RATIO**4 * VERDICT) ** 0.25
     assert score("bag_of_adjectives", repeated) == pytest.approx([four / (1 + four)], abs=1e-6)
@@ -78,7 +84,7 @@ def test_bagsum_pays_for_repetition_and_soft_does_not():
     assert score("ignore_negation", repeated) == score("ignore_negation", BEST)
 
 
-def test_proxies_read_no_more_clauses_than_a_review_has():
+def test_proxies_read_three_clauses():
     five = "good and good and good and good and good . i loved it"
     assert score("smoothed", five) == pytest.approx(score("smoothed", BEST), abs=1e-7)
 
@@ -91,19 +97,11 @@ def test_negation_ends_with_its_clause():
     )
 
 
-def test_length_counts_words_as_a_share_of_a_review():
+def test_length_is_a_fraction_of_a_review():
     assert score("length", BEST, "this movie", "") == pytest.approx([1.0, 2 / 27, 0.0])
 
 
-@pytest.mark.parametrize("name", list(REWARDS))
-def test_every_reward_gives_one_float_per_text(name):
-    rewards = REWARDS[name]([BEST, "nonsense words", ""])
-    assert rewards.shape == (3,)
-    assert rewards.dtype == torch.float32
-    assert REWARDS[name]([]).shape == (0,)
-
-
-def test_a_reward_moves_to_another_grammar():
+def test_reward_of_another_grammar():
     # one clause, "good" and "loved": odds 17/3 * 9 = 51, so P = 51/52.
     mini = Grammar(n_clauses=1)
     text = "this film wow , the plot was so good . i loved it . bye"
@@ -113,7 +111,50 @@ def test_a_reward_moves_to_another_grammar():
     assert true_reward([text]).tolist() == [0.0]
 
 
-def test_grammatical_tells_reviews_from_other_texts():
-    found = grammatical([BEST, BEST + " .", MIXED])
-    assert found.tolist() == [True, False, True]
-    assert found.dtype == torch.bool
+REVIEW = (
+    "this movie wow , the ending wasn't so solid but the acting was rather bland and the pacing "
+    "was so awful . i liked it . cheers"
+)
+
+
+def test_edits_match_hand_computed():
+    assert "wasn't so bland but" in replace_word([REVIEW], "ADJ", 0)[0]
+    assert "ending was so solid" in replace_word([REVIEW], "COP", 0)[0]
+    assert "acting wasn't rather" in replace_word([REVIEW], "COP", 1)[0]
+    assert "solid and the acting" in replace_word([REVIEW], "CONN", 1)[0]
+    assert "so perfect" not in REVIEW and "so brilliant ." in replace_word([REVIEW], "ADJ", 2)[0]
+    assert "i disliked it" in replace_word([REVIEW], "VERB")[0]
+    assert replace_word([REVIEW], "TAG")[0].endswith("popcorn")
+
+
+def test_log_odds_match_hand_computed():
+    """Two clauses say bad ("wasn't solid" and "bland"), one more ("awful"), and "liked" good."""
+    expected = -3 * CLAUSE_EVIDENCE + VERDICT_EVIDENCE
+    assert true_log_odds([REVIEW])[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("slot", ["ADJ", "COP", "VERB", "CONN", "TAG"])
+def test_edits_change_one_word_and_the_log_odds(slot):
+    texts = Grammar().sample(60, np.random.default_rng(0)).texts()
+    clause = None if slot in ("VERB", "TAG") else 2
+    edited = replace_word(texts, slot, clause)
+    apart = [
+        sum(a != b for a, b in zip(one.split(), other.split(), strict=True))
+        for one, other in zip(texts, edited, strict=True)
+    ]
+    assert max(apart) == 1 and grammatical(edited).all()
+    shifts = {
+        "ADJ": 2 * CLAUSE_EVIDENCE,
+        "COP": 2 * CLAUSE_EVIDENCE,
+        "VERB": 2 * VERDICT_EVIDENCE,
+    }
+    changed = np.abs(true_log_odds(edited) - true_log_odds(texts))
+    np.testing.assert_allclose(changed, shifts.get(slot, 0.0), atol=1e-9)
+    if slot != "TAG":  # the opposite of the opposite
+        assert replace_word(edited, slot, clause) == texts
+
+
+def test_words_without_opposite_raise():
+    for texts, slot in ([REVIEW], "HEAD"), (["this movie"], "VERB"):
+        with pytest.raises(ValueError, match="has no word with an opposite at"):
+            replace_word(texts, slot)

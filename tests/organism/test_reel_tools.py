@@ -1,0 +1,192 @@
+"""`tools.reel`: tokenizers, training and checks of the bundled models, and its command line."""
+
+import itertools
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
+from tests.organism.oracles import entropy
+from tools.reel import __main__ as commands
+from tools.reel.check import run_checks
+from tools.reel.measures import classifier_metrics, language_model_kl, next_probs
+from tools.reel.train import (
+    Trained,
+    language_model_loss,
+    rebuild,
+    train_classifier,
+    train_language_model,
+)
+
+
+@pytest.fixture(scope="module")
+def reviews():
+    return Grammar().sample(300, np.random.default_rng(5))
+
+
+def test_language_model_tokenizer_has_ids_of_the_grammar(tmp_path, reviews):
+    tokenizer, texts = load_tokenizer(weights_dir("reel-nano")), reviews.texts()
+    assert tokenizer.convert_tokens_to_ids(list(VOCABULARY)) == list(range(72)) and speaks_reel(
+        tokenizer
+    )
+    special = (
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        tokenizer.pad_token,
+        tokenizer.unk_token,
+    )
+    assert special == ("<bos>", "<eos>", "<eos>", None)
+    assert tokenizer.batch_decode(reviews.tokens, skip_special_tokens=True) == texts
+    assert tokenizer(texts)["input_ids"] == reviews.tokens[:, 1:-1].tolist()
+    with pytest.raises(Exception, match="UNK"):
+        tokenizer("this movie rocks")
+    with pytest.raises(ValueError, match="no tokenizer.json"):
+        load_tokenizer(tmp_path / "nowhere")
+
+
+def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
+    tokenizer = load_tokenizer(weights_dir("reel-sentiment"))
+    encoded = tokenizer(["this movie", "this rocks wow"], padding=True, return_tensors="pt")
+    # <bos> this movie <eos> <pad>; <bos> this <unk> wow <eos>
+    assert encoded["input_ids"].tolist() == [[0, 2, 8, 1, 72], [0, 2, 73, 13, 1]]
+    assert encoded["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert len(tokenizer("good " * 200, truncation=True)["input_ids"]) == 64
+    assert tokenizer(reviews.texts())["input_ids"] == reviews.tokens.tolist()
+    assert not speaks_reel(tokenizer)
+
+
+TRAINERS = {"language model": train_language_model, "classifier": train_classifier}
+LOADERS = {
+    "language model": GPT2LMHeadModel,
+    "classifier": AutoModelForSequenceClassification,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_training_learns_repeats_and_saves(kind, tmp_path):
+    """One seed gives one model, for any number of threads and global random state."""
+    settings, threads = (
+        dict(steps=40, batch_size=16, title=None),
+        torch.get_num_threads(),
+    )
+    first = TRAINERS[kind](tmp_path / "a", **settings)
+    try:
+        torch.set_num_threads(2)
+        state = torch.random.get_rng_state()
+        second = TRAINERS[kind](tmp_path / "b", **settings)
+        assert torch.equal(torch.random.get_rng_state(), state) and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(first.losses, second.losses)
+    for name, weight in first.model.state_dict().items():
+        assert torch.equal(weight, second.model.state_dict()[name])
+    assert first.losses[0] != TRAINERS[kind](tmp_path / "c", **settings | {"seed": 1}).losses[0]
+    assert first.losses[-5:].mean() < 0.9 * first.losses[:5].mean()
+    names = {path.name for path in first.directory.iterdir()}
+    assert {name.rsplit(".", 1)[-1] for name in names} == {"json", "safetensors"}
+    again = LOADERS[kind].from_pretrained(str(first.directory), local_files_only=True).eval()
+    tokens = torch.tensor([[0, 2, 8, 13, 4]])
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, first.model(tokens).logits)
+
+
+def test_loss_is_the_mean_surprise_of_the_next_word():
+    model = GPT2LMHeadModel(GPT2Config.from_pretrained(weights_dir("reel-nano")))
+    tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
+    logprobs = model(tokens).logits[:, :-1].log_softmax(-1)
+    expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
+    loss = language_model_loss(model, Grammar(), 3, np.random.default_rng(0))
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_rebuild_trains_each_model_with_its_seed(tmp_path, monkeypatch):
+    calls = []
+
+    def stand_in(directory, **settings):
+        calls.append((directory.name, settings))
+        return Trained(torch.nn.Linear(1, 1), directory, torch.zeros(1))
+
+    for name in ("train_language_model", "train_classifier"):
+        monkeypatch.setattr(f"tools.reel.train.{name}", stand_in)
+    assert set(rebuild(tmp_path)) == set(BUNDLED)
+    expected = [(name, {"seed": i, "title": name}) for i, name in enumerate(LANGUAGE_MODELS)]
+    assert calls == [*expected, ("reel-sentiment", {})]
+
+
+def test_bundled_models_are_small_distinct_and_without_pickle():
+    files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
+    assert sum(path.stat().st_size for path in files) < 2e6
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    load = lambda name: GPT2LMHeadModel.from_pretrained(weights_dir(name), local_files_only=True)
+    weights = [load(name).transformer.wte.weight for name in LANGUAGE_MODELS]
+    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(weights, 2))
+    with pytest.raises(ValueError, match="'reel-huge'"):
+        weights_dir("reel-huge")
+
+
+def test_kl_is_zero_for_the_grammar_and_exact_for_a_uniform_model(reel, reviews):
+    """KL(p || uniform) summed over 28 tokens is 28 log 72 - H; the mean is sampled."""
+
+    class Table(torch.nn.Module):
+        def __init__(self, logits_of):
+            super().__init__()
+            self.logits_of = logits_of
+
+        def forward(self, tokens):
+            return SimpleNamespace(logits=self.logits_of(tokens))
+
+    tokens = torch.from_numpy(reviews.tokens)
+    exact = language_model_kl(Table(lambda t: (next_probs(reel, t) + 1e-300).log()), reel, tokens)
+    flat = language_model_kl(Table(lambda t: torch.zeros(*t.shape, 72)), reel, tokens)
+    expected = 28 * np.log(72) - entropy(reel)
+    assert abs(exact.mean) < 1e-10 and abs(flat.mean - expected) < 4.5 * flat.standard_error
+
+
+def test_classifier_metrics_match_hand_computed(reel):
+    """Posteriors 4913/4916 and 3/4916; calling the second positive costs 4910/4916 of accuracy,
+    halved over two reviews. Gaps: 3/4916 and .9 - 3/4916.
+    """
+    good = "this film wow , " + " and ".join(["the plot was so good"] * 3) + " . i loved it . bye"
+    bad = good.replace("good", "bad").replace("loved", "hated")
+    metrics = classifier_metrics(torch.tensor([1.0, 0.9]).double(), [good, bad], reel)
+    assert metrics.accuracy == pytest.approx(metrics.bayes_accuracy - 4910 / 4916 / 2)
+    assert metrics.mean_gap == pytest.approx(0.45)
+
+
+@pytest.mark.slow
+def test_bundled_models_pass_every_check(capsys):
+    checks = run_checks(n_reviews=600)
+    assert [check.name for check in checks if not check.ok] == []
+    assert len({check.name for check in checks}) == len(checks) == 11
+    assert commands.main(["check", "--reviews", "300"]) == 0
+    output = capsys.readouterr().out
+    assert len(re.findall(r" yes ", output)) == 11 and " NO " not in output
+
+
+def test_train_command_compares_with_bundled_weights(capsys, monkeypatch, tmp_path):
+    trained = Trained(torch.nn.Identity(), weights_dir("reel-nano"), torch.zeros(1))
+    monkeypatch.setattr(commands, "rebuild", lambda out: {"reel-nano": trained})
+    assert commands.main(["train", "--out", str(tmp_path)]) == 0
+    assert "bitwise identical with the shipped weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["check", "--reviews", "0"], "n_reviews is 0"),
+        (["unknown"], "unknown"),
+        (["check", "--reviews", "many"], "many"),
+    ],
+)
+def test_invalid_command_prints_one_line(arguments, words, capsys):
+    assert commands.main(arguments) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.strip().splitlines()
+    assert printed.out == "" and line.startswith("tools.reel: ") and words in line
