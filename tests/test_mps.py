@@ -55,7 +55,7 @@ READERS = {  # functions that may read from the device within a phase
     "training/optimization.py": "step",
     "training/recorder.py": "save_best",
     "training/diagnostics.py": "broken_weight diagnose_batch",
-    "training/checkpoint_writer.py": "copied_to_host",
+    "training/checkpoint.py": "copied_to_host",
 }
 MAY_READ = tuple(f"{file}:{name}" for file, names in READERS.items() for name in names.split())
 

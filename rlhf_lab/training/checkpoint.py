@@ -1,13 +1,17 @@
 """Checkpoints: weights and training state as safetensors with a checksum, never pickle.
 
-Numbers, texts and containers of a state are stored as JSON in the header of the file.
+Numbers, texts and containers of a state are stored as JSON in the header of the file. A thread
+writes copies of the training state while the run continues.
 """
 
 import dataclasses
 import json
+import threading
+import warnings
+import weakref
 import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +32,7 @@ STATEFUL = ("optimizer", "scheduler", "kl_controller")
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write tensors, and metadata as JSON in the header, to a draft that replaces the file.
-
-    Raises:
-        RunError: If the file cannot be written; an earlier file of that name is intact.
-    """
+    """Write tensors, and metadata as JSON in the header; an earlier file is intact on an error."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(metadata)
     header = {"metadata": text, "crc32": str(checksum(tensors, text))}
@@ -44,11 +44,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: dict[st
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the metadata that `save_checkpoint` wrote.
-
-    Raises:
-        RunError: If the file does not exist, or is not as it was written.
-    """
+    """Read the tensors and the metadata that `save_checkpoint` wrote, and check their checksum."""
     if not path.is_file():
         names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
         available = f"Available: {', '.join(names)}." if names else "None has been saved yet."
@@ -93,11 +89,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 def load_weights(
     module: nn.Module, tensors: Mapping[str, Tensor], path: Path, prefix: str = ""
 ) -> None:
-    """Copy a checkpoint's weights, whose names begin with `prefix`, into a module.
-
-    Raises:
-        RunError: If a parameter is missing, or has another shape or dtype; `path` is named.
-    """
+    """Copy a checkpoint's weights, whose names begin with `prefix`, into a module."""
     parameters = weights(module)
     for name, parameter in parameters.items():
         saved = tensors.get(prefix + name)
@@ -112,11 +104,7 @@ def load_weights(
 
 
 def flatten_state(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return `state` as JSON; add each tensor in it to `tensors`, under its path from `name`.
-
-    Raises:
-        ConfigError: If a value is not a number, a text, None, a tensor or a container of these.
-    """
+    """Return `state` as JSON; add each tensor in it to `tensors`, under its path from `name`."""
     kind = type(state).__name__
     if state is None or type(state) in (bool, int, float, str):
         return state
@@ -186,3 +174,56 @@ def remove_outdated(directory: Path, keep: int | None, phase: int) -> None:
     older = sorted((n for n in paths if n.isdecimal() and 0 < int(n) <= phase), key=int)
     for number in older[: max(0, len(older) - keep)]:
         paths[number].unlink(missing_ok=True)
+
+
+def copied_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous copies in host memory: for CUDA pinned, with one wait."""
+    copies: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies[name] = copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    return copies
+
+
+class CheckpointWriter:
+    """Runs one save at a time in a thread, which the process waits for before it exits."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._errors: list[Exception] = []
+        weakref.finalize(self, _warn, self._errors)  # if nobody waits
+
+    def start(self, directory: Path, save: Callable[[], None]) -> None:
+        """Wait for the previous save, then call `save` in a thread. It writes to `directory`."""
+        self.wait()
+        errors = self._errors
+
+        def run() -> None:
+            try:
+                save()
+            except Exception as error:
+                errors.append(error)
+
+        self._thread = threading.Thread(target=run, name=f"saving to {directory.resolve()}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the save in progress, and raise its error if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._errors:
+            raise self._errors.pop()
+
+
+def wait_for_writers(directory: Path) -> None:
+    """Wait for the threads of this process that write to a directory of checkpoints."""
+    for thread in threading.enumerate():
+        if thread.name == f"saving to {directory.resolve()}":
+            thread.join()
+
+
+def _warn(errors: list[Exception]) -> None:
+    for error in errors:
+        warnings.warn(str(error), stacklevel=2)

@@ -14,22 +14,23 @@ from rlhf_lab import __version__
 from rlhf_lab.errors import RunError
 from rlhf_lab.training.callbacks import Context, switched_off
 from rlhf_lab.training.checkpoint import (
+    CheckpointWriter,
+    copied_to_host,
     is_numbered,
     make_metadata,
     make_training_state,
     read_metadata,
     remove_outdated,
     save_checkpoint,
+    wait_for_writers,
     weights,
 )
-from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host, wait_for_writers
 from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite_weights
 from rlhf_lab.training.model_card import keep_run_card
 from rlhf_lab.training.reference_reset import reference_tensors
 from rlhf_lab.training.rollout import sample_lines
-from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir
-from rlhf_lab.training.run_lock import RunLock
+from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir, RunLock
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -40,9 +41,8 @@ _PACKAGES = ("torch", "transformer_lens", "transformers")
 class Recorder:
     """Writes a run's directory, as a callback whose errors end the run.
 
-    Checkpoints are written in the background. The best weights wait in memory for the next save
-    and are written before `last`, whose metadata names them. If a callback is registered for
-    `checkpoint`, the run waits for each file.
+    Checkpoints are written in the background, unless a callback is registered for `checkpoint`. The
+    best weights wait in memory for the next save, and are written before `last`, which names them.
 
     Attributes:
         run: The directory; None before the run starts.
@@ -51,7 +51,6 @@ class Recorder:
         changes: Settings changed by `resume`: phase, field, from and to.
         best: Phase and mean reward of the best checkpoint.
         diagnostics: Signs that learning is dead or has exploded: phase and text by name.
-        writer: Writes checkpoints; `writer.wait()` returns when they are on the disk.
         seconds: Time spent saving within rollout phases.
     """
 
@@ -141,7 +140,7 @@ class Recorder:
         self.write_info(phases_done=ctx.phase + 1, **initial)
 
     def remark(self, sign: str, phase: int, text: str) -> None:
-        """Add a remark of a callback to run.json, once in a run."""
+        """Add a diagnostic of a callback to run.json, once in a run."""
         self.diagnostics.setdefault(sign, {"phase": phase, "text": text})
         self.write_info()
 
@@ -157,8 +156,8 @@ class Recorder:
         mean_reward = ctx.rollout.raw_rewards.mean().item()
         if self.best is None or mean_reward > self.best["mean_reward"]:
             self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
-            copies = copied_to_host(weights(self.trainer.policy))
-            self._waiting = [(make_metadata(self.trainer, "best", ctx.phase), copies)]
+            tensors = copied_to_host(weights(self.trainer.policy))
+            self._waiting = [(make_metadata(self.trainer, "best", ctx.phase), tensors)]
             if self.trainer.callbacks.has_callbacks("checkpoint"):
                 self._write()
         self.seconds += perf_counter() - start
@@ -186,8 +185,8 @@ class Recorder:
         self.writer.wait()  # before copying: one copy of the state in memory at a time
         tensors = copied_to_host(weights(trainer.policy))
         if numbered:
-            name = f"phase_{phase:06d}"
-            self._waiting.append((make_metadata(trainer, name, phase), tensors))
+            metadata = make_metadata(trainer, f"phase_{phase:06d}", phase)
+            self._waiting.append((metadata, tensors))
         if saves_state:
             state, of_state = make_training_state(trainer)
             if trainer.world is not None:

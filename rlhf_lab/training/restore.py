@@ -1,8 +1,8 @@
 """The policy of a finished, running or interrupted run, without its trainer."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from re import ASCII, fullmatch
 
 import torch
 
@@ -10,8 +10,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
-from rlhf_lab.training.checkpoint_writer import wait_for_writers
+from rlhf_lab.training.checkpoint import load_checkpoint, load_weights, wait_for_writers
 from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.resume import validate_checkpoint_run
 from rlhf_lab.training.run_dir import RunDir
@@ -55,7 +54,7 @@ def load_policy(
 
 def checkpoint_name(which: str | int) -> str:
     """Return the name of a checkpoint's file, from its own name or a number of learning phases."""
-    if isinstance(which, str) and fullmatch(r"[A-Za-z]\w{0,63}", which, ASCII):
+    if isinstance(which, str) and re.fullmatch(r"[A-Za-z]\w{0,63}", which, re.ASCII):
         return which
     if isinstance(which, int) and 0 <= which < 10**18:
         return f"phase_{which:06d}"

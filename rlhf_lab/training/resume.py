@@ -11,9 +11,13 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.training.checkpoint import STATEFUL, load_checkpoint, load_weights, unflatten_state
-from rlhf_lab.training.checkpoint_writer import wait_for_writers
-from rlhf_lab.training.components import rewarded_class
+from rlhf_lab.training.checkpoint import (
+    STATEFUL,
+    load_checkpoint,
+    load_weights,
+    unflatten_state,
+    wait_for_writers,
+)
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -34,13 +38,6 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
-    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
-    if was and now and was != now:
-        warnings.warn(
-            f"The run rewarded class {was['index']}, {was['label']!r}; now it rewards class "
-            f"{now['index']}, {now['label']!r}: reward_model has other labels.",
-            stacklevel=2,
-        )
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
@@ -51,10 +48,8 @@ def resume_trainer(
             f"total_phases={args.total_phases} is below the {phase} phases that the run has done. "
             "Set at least that many."
         )
-    # changes of later phases, which are run again, apply from this phase on
-    earlier = [c | {"phase": min(c["phase"], phase)} for c in info.get("changes", [])]
     values = ((name, getattr(before, name), getattr(args, name)) for name in CHANGEABLE)
-    trainer.recorder.changes = earlier + [
+    trainer.recorder.changes = info.get("changes", []) + [
         {"phase": phase, "field": name, "from": old, "to": new}
         for name, old, new in values
         if old != new
@@ -93,11 +88,7 @@ def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str,
 
 
 def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> None:
-    """Load `last` into a new trainer; a run without one starts at phase 0.
-
-    Raises:
-        RunError: If the checkpoint is missing, corrupt, or of another run, model or settings.
-    """
+    """Load `last` into a new trainer; a run without one starts at phase 0."""
     recorder, path = trainer.recorder, run.checkpoints / "last.safetensors"
     recorder.run, recorder.run_id = run, info["id"]
     wait_for_writers(run.checkpoints)
@@ -148,14 +139,11 @@ def load_training_state(
 
 def set_rates(trainer: "RLHFTrainer", peaks: list[float]) -> None:
     """Set the learning rates of this phase by the settings, which may have changed."""
-    scheduler = trainer.scheduler
-    scheduler.base_lrs = peaks
-    scales = [scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
-    scheduler._last_lr = [peak * scale for peak, scale in zip(peaks, scales, strict=True)]
-    for group, peak, rate in zip(
-        trainer.optimizer.param_groups, peaks, scheduler._last_lr, strict=True
-    ):
-        group["initial_lr"], group["lr"] = peak, rate
+    scheduler, groups = trainer.scheduler, trainer.optimizer.param_groups
+    scheduler.base_lrs, scheduler._last_lr = peaks, []
+    for group, peak, scale in zip(groups, peaks, scheduler.lr_lambdas, strict=True):
+        group["initial_lr"], group["lr"] = peak, peak * scale(scheduler.last_epoch)
+        scheduler._last_lr.append(group["lr"])
 
 
 def validate_checkpoint_run(

@@ -1,4 +1,4 @@
-"""A run's directory: run.json, metrics.jsonl, samples.jsonl and checkpoints/."""
+"""A run's directory: run.json, metrics.jsonl, samples.jsonl, checkpoints/, and its lock."""
 
 import contextlib
 import json
@@ -8,10 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import beside, clear_draft, refuse_foreign
 
-INFO, METRICS, SAMPLES = "run.json", "metrics.jsonl", "samples.jsonl"
+INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
 FORMAT = 2  # of run.json and the checkpoints; other versions of a run are not read
 Fields = Mapping[str, Any]  # fields that each line of a file has, with their types
@@ -71,11 +73,7 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
-        """Make a new run directory.
-
-        Raises:
-            RunError: If the directory contains a run, or cannot be written.
-        """
+        """Make a new run directory; raise RunError if it contains a run."""
         run = cls(Path(path))
         run.validate_empty()
         with writing(run.path):
@@ -93,11 +91,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
-        """Return the directory of an existing run.
-
-        Raises:
-            RunError: If there is no such directory, or no run in it.
-        """
+        """Return the directory of an existing run."""
         run = cls(Path(path))
         if not run.path.is_dir():
             raise RunError(f"there is no directory {run.path}. Pass the directory of a run.")
@@ -150,11 +144,7 @@ class RunDir:
     def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
         """Read the records of a JSONL file, without a last line that a crash cut off.
 
-        Args:
-            fields: fields that every line must have, with their types.
-
-        Raises:
-            RunError: If a line is not such a record.
+        Every line must have `fields`, with their types.
         """
         path = self.path / file
         if not path.exists() and not path.is_symlink():
@@ -187,6 +177,52 @@ class RunDir:
             kept = [record for record in self.read(file) if stays(record)]
             with replacing(path) as partial:
                 partial.write_text(json_lines(kept), encoding="utf-8")
+
+
+class RunLock:
+    """A trainer's lock on a run; within one process, the newest trainer takes it over.
+
+    The operating system drops the lock when its process ends, so a killed run can be resumed at
+    once. On a network file system the lock may not reach other machines.
+    """
+
+    def __init__(self) -> None:
+        self._lock: FileLock | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True from `hold` to `release`."""
+        return self._lock is not None
+
+    def hold(self, directory: Path) -> None:
+        """Take the lock; raise RunError if another process or a newer trainer has it."""
+        if self._lock is None:
+            path = directory.absolute() / LOCK
+            refuse_foreign(path)
+            # one FileLock per path and process: an older trainer of this process loses it here
+            lock = FileLock(path, timeout=0, thread_local=False, is_singleton=True)
+            lock.release(force=True)
+            with writing(path):
+                try:
+                    lock.acquire()
+                except Timeout:
+                    raise RunError(
+                        f"{directory} is being trained by another process. Stop that one first."
+                    ) from None
+            self._lock, lock.owner = lock, id(self)
+        elif self._lock.owner != id(self):
+            raise RunError(
+                f"Another trainer has taken over the run in {directory}. Continue with that one, "
+                f"or call RLHFTrainer.resume({str(directory)!r})."
+            )
+
+    def release(self) -> None:
+        """Release the lock, unless a newer trainer has it."""
+        if self._lock is not None and self._lock.owner == id(self):
+            with contextlib.suppress(OSError):  # Windows does not remove an open file
+                Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
+        self._lock = None
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:

@@ -181,14 +181,14 @@ class RunSink(Sink):
         info, name = run.read_info(), run.path.absolute().name
         options = self.options | {"config": args.to_dict()}
         if self.is_wandb:
-            options |= {"name": os.environ.get("WANDB_NAME") or name} | info.get("wandb_run", {})
             options |= {
+                "name": os.environ.get("WANDB_NAME") or name,
                 "id": info.get("wandb_id"),
                 "resume": "allow" if "wandb_id" in info else None,
-            }
-            options["dir"] = os.environ.get("WANDB_DIR") or str(run.path)
-            # next to another trainer's run
-            options["reinit"] = "create_new" if self.module.run else None
+                "dir": os.environ.get("WANDB_DIR") or str(run.path),
+                # next to another trainer's run
+                "reinit": "create_new" if self.module.run else None,
+            } | info.get("wandb_run", {})
         else:
             options["name"] = f"{name}-{info['id'][:6]}"  # unique in the project
         with self._quiet():

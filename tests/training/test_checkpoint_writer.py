@@ -9,8 +9,15 @@ from safetensors.torch import load_file
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer, recorder
-from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint, weights
-from rlhf_lab.training.checkpoint_writer import CheckpointWriter, copied_to_host, wait_for_writers
+from rlhf_lab.training.checkpoint import (
+    CheckpointWriter,
+    copied_to_host,
+    load_checkpoint,
+    read_metadata,
+    save_checkpoint,
+    wait_for_writers,
+    weights,
+)
 from rlhf_lab.training.restore import load_policy
 from tests.training.recorded_runs import is_equal
 

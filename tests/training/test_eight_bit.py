@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments: its steps, the memory they take, and going on from a checkpoint."""
+"""AdamW with 8-bit moments: its steps, the memory they take, and runs that resume."""
 
 import importlib.util
 import sys
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer, get_optimizer
 from rlhf_lab.training.eight_bit import with_8bit_moments
+from tests.training.recorded_runs import copy_weights, is_equal
 
 needs_bitsandbytes = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
     reason="bitsandbytes comes with the extra eightbit",
 )
-FIELDS = {"total_phases": 3, "base_lr": 1e-3, "gen_len": 12}
 
 
 def state_bytes(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> int:
-    """Of the moments of some parameters, tables of 256 codes that all share not counted."""
+    """Return the bytes of the moments, without the tables of codes that parameters share."""
     shared = ("qmap1", "qmap2")
     states = [optimizer.state[parameter] for parameter in parameters]
     moments = [x for s in states for name, x in s.items() if name not in shared]
@@ -27,7 +27,7 @@ def state_bytes(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> i
 
 
 @needs_bitsandbytes
-def test_the_moments_of_large_tensors_take_a_byte_and_a_scale_per_block(make_trainer):
+def test_moments_of_large_tensors_take_a_byte_and_a_scale(make_trainer):
     """8 bytes per number in fp32; two codes of 1 byte, and two scales of 4 for every 256, here."""
     sizes = {}
     for name in ("adamw", "adamw_8bit"):
@@ -42,7 +42,7 @@ def test_the_moments_of_large_tensors_take_a_byte_and_a_scale_per_block(make_tra
 
 
 @needs_bitsandbytes
-def test_the_first_step_goes_up_by_the_learning_rate_and_leaves_the_gradient(make_trainer):
+def test_first_step_ascends_by_the_learning_rate_and_keeps_the_gradient(make_trainer):
     """Adam's first step is lr * g / |g|, whatever the bits; g = 2 (30 - p) > 0."""
     policy = make_trainer().policy
     before = [p.detach().clone() for p in policy.parameters()]
@@ -56,55 +56,49 @@ def test_the_first_step_goes_up_by_the_learning_rate_and_leaves_the_gradient(mak
 
 
 @needs_bitsandbytes
-def test_a_short_run_ends_near_the_run_with_32_bits(make_trainer, copy_parameters):
-    """After 12 steps, apart by less than a quarter of the way that the weights went."""
-    fields = FIELDS | {"batches_per_learning_phase": 6}
-    start = copy_parameters(make_trainer(**fields).policy)
-    ends = []
+def test_short_run_ends_near_the_run_with_32_bits(make_trainer):
+    """After 12 steps, apart by less than a quarter of the distance that the weights moved."""
+    fields = {"base_lr": 1e-3, "gen_len": 12, "batches_per_learning_phase": 6}
+    start, ends = copy_weights(make_trainer(**fields).policy), []
     for name in ("adamw", "adamw_8bit"):
         trainer = make_trainer(optimizer=name, **fields)
         trainer.learning_phase(trainer.rollout_phase())
-        ends.append(copy_parameters(trainer.policy))
-    flat = [torch.cat([(end[n] - start[n]).flatten() for n in start]) for end in ends]
-    apart, way = (flat[0] - flat[1]).norm(), flat[0].norm()
-    assert 0 < apart < 0.25 * way
+        end = copy_weights(trainer.policy)
+        ends.append(torch.cat([(end[n] - start[n]).flatten() for n in start]))
+    assert 0 < (ends[0] - ends[1]).norm() < 0.25 * ends[0].norm()
 
 
 @needs_bitsandbytes
-def test_a_resumed_run_ends_like_the_one_that_was_not_stopped(make_trainer, copy_parameters):
-    whole, halved = (make_trainer(optimizer="adamw_8bit", **FIELDS) for _ in range(2))
+@pytest.mark.parametrize("fields", [{}, {"value_head": "separate", "lora_rank": 2}])
+def test_resumed_run_equals_uninterrupted_run(make_trainer, fields):
+    """With a critic and adapters, both of which learn."""
+    fields |= {"optimizer": "adamw_8bit", "total_phases": 3, "base_lr": 1e-3, "gen_len": 12}
+    whole, halved = (make_trainer(**fields) for _ in range(2))
+    before = copy_weights(whole.policy)
     whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
+    halved.run_phase()
+    halved.run_phase()
+    halved.recorder.break_off()
     resumed = RLHFTrainer.resume(halved.run.path)
-    codes = [s["state1"] for s in resumed.optimizer.state.values()]
-    assert {x.dtype for x in codes} == {torch.uint8, torch.float32}
+    codes = {s["state1"].dtype for s in resumed.optimizer.state.values()}
+    assert codes <= {torch.uint8, torch.float32} and (fields.get("lora_rank") or len(codes) == 2)
     resumed.train()
-    theirs, ours = copy_parameters(whole.policy), copy_parameters(resumed.policy)
-    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    after = copy_weights(whole.policy)
+    assert is_equal(copy_weights(resumed.policy), after)
+    moved = [name for name in after if not torch.equal(after[name], before[name])]
+    for part in ("critic", ".B") if "lora_rank" in fields else ("base_model",):
+        assert any(part in name for name in moved)
 
 
-@needs_bitsandbytes
-def test_a_critic_and_adapters_learn_with_8_bits(make_trainer, copy_parameters):
-    trainer = make_trainer(optimizer="adamw_8bit", value_head="separate", lora_rank=2)
-    before = copy_parameters(trainer.policy)
-    trainer.train()
-    after = copy_parameters(trainer.policy)
-    moved = {name for name in after if not torch.equal(after[name], before[name])}
-    assert any(n.startswith("critic") for n in moved) and any(n.endswith(".B") for n in moved)
-
-
-def test_without_bitsandbytes_one_sentence_says_what_to_install(monkeypatch, make_trainer):
+def test_missing_bitsandbytes_raises_at_construction(monkeypatch, make_trainer):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(ConfigError, match=r'-e "\.\[eightbit\]".*set optimizer='):
         make_trainer(optimizer="adamw_8bit")
 
 
-def test_the_state_that_parameters_share_is_saved_for_each(tmp_path):
+def test_state_that_parameters_share_is_saved_for_each(tmp_path):
     """A table of codes that two parameters share: safetensors stores no shared memory."""
     from rlhf_lab.training import checkpoint
-    from rlhf_lab.training.checkpoint_writer import copied_to_host
 
     layer = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters())
@@ -113,7 +107,7 @@ def test_the_state_that_parameters_share_is_saved_for_each(tmp_path):
         optimizer.state[parameter] = {"table": table, "step": step + 3}
     tensors: dict[str, torch.Tensor] = {}
     tree = checkpoint.flatten_state(optimizer.state_dict(), "optimizer", tensors)
-    checkpoint.save_checkpoint(tmp_path / "x.safetensors", copied_to_host(tensors), {})
+    checkpoint.save_checkpoint(tmp_path / "x.safetensors", checkpoint.copied_to_host(tensors), {})
     loaded, _ = checkpoint.load_checkpoint(tmp_path / "x.safetensors")
     fresh = torch.optim.SGD(layer.parameters())
     fresh.load_state_dict(checkpoint.unflatten_state(tree, loaded))

@@ -1,6 +1,5 @@
-"""The card of a saved policy: facts of the run, YAML that the hub reads, programs that run."""
+"""The card of a saved policy: metrics and settings of the run, YAML of the hub, and programs."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -16,6 +15,7 @@ from rlhf_lab.models import export_policy
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.model_card import write_run_card, write_tuning_card
 from rlhf_lab.training.restore import checkpoint_name, load_policy
+from tests.training.recorded_runs import copy_weights, is_equal
 
 
 def card(directory: Path) -> str:
@@ -26,13 +26,13 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return json.loads(re.search(r"```json\n(.*?)```", card(directory), flags=re.DOTALL)[1])
 
 
-def run_program(directory: Path, monkeypatch, **given: Any) -> dict[str, Any]:
-    """Run the card's program in its directory."""
+def run_program(directory: Path, monkeypatch) -> dict[str, Any]:
+    """Run the card's program in its directory, and return its variables."""
     (program,) = re.findall(r"```python\n(.*?)```", card(directory), flags=re.DOTALL)
     monkeypatch.chdir(directory)
-    defined = dict(given)
-    exec(compile(program, "card", "exec"), defined)
-    return defined
+    variables: dict[str, Any] = {}
+    exec(compile(program, "card", "exec"), variables)
+    return variables
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +74,10 @@ def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
         assert settings == {k: v for k, v in expected.items() if v not in (None, "")}
 
 
-def test_program_of_a_run_loads_the_policy(finished, monkeypatch):
+def test_programs_of_run_and_export_load_the_policy(finished, exported, monkeypatch):
     found = run_program(finished.run.path, monkeypatch)
-    expected = dict(finished.policy.named_parameters())
-    for name, parameter in found["policy"].named_parameters():
-        assert torch.equal(parameter, expected[name])
+    assert is_equal(copy_weights(found["policy"]), copy_weights(finished.policy))
     assert found["args"] == finished.args
-
-
-def test_program_of_an_export_loads_policy_and_tokenizer(finished, exported, monkeypatch):
     found = run_program(exported, monkeypatch)
     tokens = found["tokenizer"]("this movie was", return_tensors="pt").input_ids
     with torch.no_grad():
@@ -118,44 +113,32 @@ def test_custom_components_are_named_from_the_first_save_on(make_trainer):
     assert metadata_load(trainer.run.path / "README.md")["license"] == "unknown"
 
 
-@pytest.fixture
-def card_of(finished, tmp_path, reel_args):
-    """The card of a run with other arguments, written from a copy of its notes."""
+def test_card_names_a_hub_id_and_no_private_directory(finished, tmp_path, reel_args):
+    """In cards of a run with other settings."""
+    run = type(finished.run)(Path(shutil.copytree(finished.run.path, tmp_path / "run")))
 
-    def write(**changes: Any) -> Path:
-        run = dataclasses.replace(reel_args(), **changes)
-        info = finished.run.read_info() | {"args": run.to_dict()}
-        copy = type(finished.run)(tmp_path)
-        copy.write_info(info)
-        copy.checkpoints.mkdir()
-        shutil.copy(finished.run.checkpoints / "last.safetensors", copy.checkpoints)
-        write_run_card(copy)
-        return tmp_path
+    def write(**changes: Any) -> dict[str, Any]:
+        run.write_info(run.read_info() | {"args": reel_args(**changes).to_dict()})
+        write_run_card(run)
+        return metadata_load(run.path / "README.md")
 
-    return write
-
-
-def test_hub_id_is_named_and_its_license_unknown(card_of):
-    found = metadata_load(card_of(base_model="org/model") / "README.md")
-    assert (found["base_model"], found["license"]) == ("org/model", "unknown")
-
-
-def test_private_directories_are_left_out(card_of, tmp_path):
+    metadata = write(base_model="org/model")
+    assert (metadata["base_model"], metadata["license"]) == ("org/model", "unknown")
     directory = tmp_path / "secret" / "home" / "my-model"
     directory.mkdir(parents=True)
     files = {"reward_model": "my-reward", "prompts": "prompts.txt", "base_model": "my-model"}
     changes = {name: str(directory.with_name(file)) for name, file in files.items()}
     schema = f"json_schema:{directory}/schema.json"
-    out = card_of(**changes, reward_fn=f"learned,{schema}", chat=True)
-    assert "secret" not in card(out) and "base_model" not in metadata_load(out / "README.md")
-    settings = read_settings(out)
+    assert "base_model" not in write(**changes, reward_fn=f"learned,{schema}", chat=True)
+    assert "secret" not in card(run.path)
+    settings = read_settings(run.path)
     assert {name: settings[name] for name in files} == files
     assert settings["reward_fn"] in ("learned,json_schema:schema.json", "custom")
 
 
 @pytest.mark.slow
 def test_readme_from_elsewhere_is_kept(reel_args, tmp_path):
-    """In a run's directory that was not empty, and beside a tuned model."""
+    """In a run's directory that was not empty, and next to a tuned model."""
     (tmp_path / "README.md").write_text("my notes on rlhf_lab")
     RLHFTrainer(reel_args(total_phases=1, warmup_steps=0), out=tmp_path).train()
     notes = {"method": "sft", "base_model": "reel-nano", "texts": "reel"}

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.run_lock import LOCK
+from rlhf_lab.training.run_dir import LOCK
 from tests.training.recorded_runs import assert_same_run
 
 TRAIN = (

@@ -12,10 +12,11 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink, to_values
+from tests.training.recorded_runs import copy_weights, is_equal, read_metrics
 
 
-def numbers(line: dict) -> dict[str, float]:
-    """A line of metrics.jsonl as curves."""
+def to_curves(line: dict) -> dict[str, float]:
+    """Return the numbers of a line of metrics.jsonl by their names in a logger."""
     curves = {f"cost/{name}": float(value) for name, value in line["cost"].items()}
     return curves | {
         k: float(v) for k, v in line.items() if k not in ("phase", "cost") and v is not None
@@ -58,7 +59,7 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
     RLHFTrainer.resume(run.path).train()
 
     final = {f"final/{k}": float(v) for k, v in run.read_info()["final"].items()}
-    expected = {line["phase"]: numbers(line) for line in run.read("metrics.jsonl")} | {4: final}
+    expected = {line["phase"]: to_curves(line) for line in run.read("metrics.jsonl")} | {4: final}
     samples = {phase: [] for phase in range(5)}
     for sample in run.read("samples.jsonl"):
         samples[sample.pop("phase")].append(sample)
@@ -93,9 +94,7 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_loggers_and_probe_pictures_do_not_change_the_run(
-    make_trainer, copy_parameters, load_metrics, monkeypatch
-):
+def test_loggers_and_probe_pictures_do_not_change_the_run(make_trainer, monkeypatch):
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged = make_trainer(loggers="tensorboard", wandb_mode="offline", log_probes=True)
@@ -103,9 +102,8 @@ def test_loggers_and_probe_pictures_do_not_change_the_run(
     plain = make_trainer()
     for trainer in (logged, plain):
         trainer.train()
-    ours, theirs = copy_parameters(logged.policy), copy_parameters(plain.policy)
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert load_metrics(logged.run.path) == load_metrics(plain.run.path)
+    assert is_equal(copy_weights(logged.policy), copy_weights(plain.policy))
+    assert read_metrics(logged.run.path) == read_metrics(plain.run.path)
     assert not (plain.run.path / "tensorboard").exists()
     events = tensorboard_events(logged.run.path)
     found = [event.value for event in events.Scalars("probe/run_health/mean_reward")]
@@ -124,11 +122,10 @@ def test_missing_logger_package_raises_at_construction(monkeypatch, reel_args, l
 
 
 class Journal(Sink):
-    """Notes its calls, and fails at one of them."""
+    """A sink that records its calls, and fails at one of them."""
 
     def __init__(self, fails_at: str | int | None = None) -> None:
-        self.calls: list[str | int] = []
-        self.fails_at = fails_at
+        self.calls, self.fails_at = [], fails_at
 
     def note(self, call: str | int) -> None:
         self.calls.append(call)
