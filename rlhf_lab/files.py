@@ -16,12 +16,6 @@ def beside(path: Path, is_ours: Callable[[Path], bool] | None = None) -> Iterato
     """Yield a partial file that replaces `path` afterwards, so readers see the old or the new one.
 
     The file gets the mode of any other new file; safetensors would allow only its owner to read it.
-
-    Args:
-        is_ours: see `refuse_foreign`.
-
-    Raises:
-        RunError: If something else is at `path`.
     """
     refuse_foreign(path, is_ours)
     partial = path.with_name(f".{path.name}.partial")
@@ -46,11 +40,7 @@ def clear_draft(partial: Path) -> None:
 
 
 def refuse_foreign(path: Path, is_ours: Callable[[Path], bool] | None = None) -> None:
-    """Raise RunError if `path` is not free and not a regular file that may be replaced.
-
-    Args:
-        is_ours: returns True if a regular file may be replaced. Any may be when None.
-    """
+    """Raise RunError unless `path` is free or a regular file that `is_ours`, if passed, accepts."""
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
     with contextlib.suppress(OSError):  # there is nothing
         kind = stat.S_IFMT(path.lstat().st_mode)
@@ -61,11 +51,7 @@ def refuse_foreign(path: Path, is_ours: Callable[[Path], bool] | None = None) ->
 
 
 def write_marked(path: Path, text: str) -> None:
-    """Write a page or a picture that ends with `PAGE_MARK`, replacing only one of those.
-
-    Raises:
-        RunError: If `path` is another file, or cannot be written.
-    """
+    """Write a page or a picture that ends with `PAGE_MARK`, replacing only one of those."""
     try:
         with beside(path, is_marked) as partial:
             partial.write_text(text + PAGE_MARK, encoding="utf-8")

@@ -73,11 +73,7 @@ class Candidates:
         return BestOfNFigures(n, reward, reward_half, true_reward, true_reward_half, bound)
 
     def chosen(self, n: int) -> Examples:
-        """Return the best of the first n responses to each prompt, if it ended, for fine-tuning.
-
-        Raises:
-            ConfigError: If fewer than 2 are left.
-        """
+        """Return the best of the first n responses to each prompt, if it ended, for fine-tuning."""
         best = self.rewards[:, :n].argmax(1).tolist()
         kept = [i for i, j in enumerate(best) if self.ended[i, j]]
         if len(kept) < 2:
@@ -99,11 +95,7 @@ def mean_and_half(values: Float[Tensor, " prompts"]) -> tuple[float, float]:
 def draw_candidates(
     trainer: "RLHFTrainer", n_prompts: int, samples: int, seed: int, show_progress: bool = False
 ) -> Candidates:
-    """Sample responses to prompts in a seeded order, and score each without penalties or scaling.
-
-    Raises:
-        ConfigError: If the reward depends on the whole batch.
-    """
+    """Sample responses to prompts in a seeded order; score each without penalties or scaling."""
     for name, reward in split_rewards(trainer.reward_fn).items():
         if getattr(reward, "whole_batch", False):
             raise ConfigError(

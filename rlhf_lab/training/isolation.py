@@ -19,11 +19,7 @@ from rlhf_lab.training.callbacks import Event
 
 @contextlib.contextmanager
 def no_side_effects(*modules: nn.Module) -> Iterator[None]:
-    """Run code without gradients; restore random states, flags, hooks and gradients afterwards.
-
-    Raises:
-        ConfigError: If the code added a hook and left it, or removed one.
-    """
+    """Run code without gradients; restore random states, flags, hooks and gradients afterwards."""
     parts = [(name, part) for top in modules for name, part in top.named_modules()]
     flags = [part.training for _, part in parts]
     names = (*HOOK_TABLES, *HOOK_STATE)
@@ -71,12 +67,8 @@ def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
-    """Allow callbacks of an event to call backward() without a change to the training.
-
-    Only between the objective and the step do gradients count; the next minibatch clears those of
-    other events.
-    """
-    if event not in ("after_loss", "after_backward"):
+    """Allow callbacks of an event to call backward() without a change to the training."""
+    if event not in ("after_loss", "after_backward"):  # cleared before the step
         with torch_modes_kept():
             yield
         return

@@ -129,11 +129,7 @@ class Sink:
 
 
 def wandb_options(args: RLHFArgs, mode: Mode) -> dict[str, Any]:
-    """Return options of `wandb.init`; its variables (WANDB_NAME, ...) apply where no setting does.
-
-    Raises:
-        ConfigError: If wandb rejects a setting, or mode "online" has no login.
-    """
+    """Return options of `wandb.init`; its environment variables apply where no setting does."""
     import wandb
 
     options = {

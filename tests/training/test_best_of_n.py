@@ -64,7 +64,7 @@ def test_candidates_have_their_prompts_and_rewards(tmp_path):
 
 
 @pytest.mark.slow
-def test_samples_of_the_bundled_model_get_the_exact_rewards_of_its_grammar():
+def test_samples_of_the_bundled_model_match_the_exact_rewards():
     trainer = make_trainer()
     drawn = draw_candidates(trainer, 64, 32, seed=3)
     for n, exact in exact_figures(trainer, (1, 4, 16)).items():
@@ -76,7 +76,7 @@ def test_samples_of_the_bundled_model_get_the_exact_rewards_of_its_grammar():
     assert drawn.ended.float().mean() > 0.98
 
 
-def test_exact_best_of_one_is_the_policy_and_of_many_the_best_review():
+def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
     policy = grammar_policy(build_graph(Grammar()))
     one, many = best_of_n(policy, smoothed, (1, 10**6))
     scores = smoothed.score(policy.graph.final_features())
