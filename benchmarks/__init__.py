@@ -1,5 +1,5 @@
-"""Benchmarks: time, memory and results of phases, commands and lessons; run from the root.
+"""Benchmarks: time, memory and results of phases and commands; run from the root.
 
 `python -m benchmarks` times a phase, `python -m benchmarks.results` trains the rows of
-docs/results.md, and `python -m benchmarks.lessons` times the lessons.
+docs/results.md.
 """

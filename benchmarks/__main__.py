@@ -17,7 +17,7 @@ from benchmarks import machine
 from benchmarks.contestants import OTHERS, time_phases
 from benchmarks.ours import RUN_PHASES
 from benchmarks.page import KEYS, page, tables
-from benchmarks.records import put_record, read_records, write_whole
+from benchmarks.records import read_records, store_record, write_whole
 from benchmarks.work import ShapeName, Work, write_model
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
@@ -101,7 +101,7 @@ def bench(
         print_line(reason)
     if out is not None:
         keys = ("command", "machine")
-        put_record(out, record, lambda old: all(old.get(key) == record[key] for key in keys))
+        store_record(out, record, lambda old: all(old.get(key) == record[key] for key in keys))
         print_line(f"written to {out}")
     return 0
 

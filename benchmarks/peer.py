@@ -9,7 +9,7 @@ from benchmarks.worker import Setup
 
 
 def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:
-    """The tokenizer beside the weights, with an ending that the model cannot write.
+    """The tokenizer next to the weights, with an ending that the model cannot write.
 
     Random weights write every token now and then; an ending among them would shorten the work.
     """
@@ -24,11 +24,11 @@ def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:
     )
 
 
-def prompt_of(setup: Setup, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def encode_prompt(setup: Setup, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """BOS and the prefix as token ids."""
     return [tokenizer.bos_token_id, *tokenizer.encode(setup["prefix"], add_special_tokens=False)]
 
 
 def count(setup: Setup, texts: Sequence[str]) -> list[float]:
-    """How often the rewarded text occurs in each text."""
+    """Count the rewarded text in each text."""
     return [float(text.count(setup["rewarded"])) for text in texts]

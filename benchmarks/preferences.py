@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import FlagCreatePairsOff
 
-from benchmarks.records import RESULTS, Record, put_record, read_records, rounded, write_whole
+from benchmarks.records import RESULTS, Record, read_records, rounded, store_record, write_whole
 from benchmarks.results.records import bundled_digest
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
@@ -40,7 +40,7 @@ METHODS = MappingProxyType(
         "SFT on the chosen texts": ORPOLoss(0.0),
     }
 )
-N_PAIRS, OWN_TEXTS = 10_000, DriftEvalConfig(1024, 28)
+N_PAIRS, DRIFT_TEXTS = 10_000, DriftEvalConfig(1024, 28)
 KEYS = frozenset({"method", "seed", "weights", "n_pairs", "fitting", "loss", "drift", "accuracy"})
 PAGE = Path("docs/preferences.md")
 FIGURES = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
@@ -56,7 +56,7 @@ def run_key(method: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "weights": bundled_digest(),
         "n_pairs": N_PAIRS,
-        "own_texts": asdict(OWN_TEXTS),
+        "own_texts": asdict(DRIFT_TEXTS),
         "fitting": replace(PREFERENCES, seed=seed).to_dict(),
         "loss": asdict(METHODS[method]),
     }
@@ -67,7 +67,7 @@ def tune(method: str, seed: int) -> dict[str, Any]:
     loss = METHODS[method]
     fitting = FitConfig(**run_key(method, seed)["fitting"], show_progress=False)
     pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
-    how = {"drift_eval": OWN_TEXTS, "true_reward_fn": REWARDS["true_reward"]}
+    how = {"drift_eval": DRIFT_TEXTS, "true_reward_fn": REWARDS["true_reward"]}
     if isinstance(loss, KTOLoss):
         found = train_on_labels(model, split_pairs(pairs), fitting, loss, **how)
     else:
@@ -111,7 +111,7 @@ def measure(
     for question in track([] if page else missing, "tuning", console=Console()):
         which = question["method"], question["seed"]
         same = lambda old, which=which: (old["method"], old["seed"]) == which
-        put_record(file, question | tune(*which), same)
+        store_record(file, question | tune(*which), same)
     text = docs.read_text(encoding="utf-8")
     made = table(read_records(file, KEYS))
     write_whole(docs, FIGURES.sub(lambda _: made, text))

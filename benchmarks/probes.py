@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import machine
 from benchmarks.ours import bench_args
-from benchmarks.records import Record, put_record, read_records, write_whole
+from benchmarks.records import Record, read_records, store_record, write_whole
 from benchmarks.sheet import Sheet
 from benchmarks.work import ShapeName, Work, write_model
 from rlhf_lab import probes as library
@@ -126,7 +126,7 @@ def measure(
     for reason in result["left_out"].values():
         print_line(reason)
     if out is not None:
-        put_record(out, result, lambda other: other["command"] == result["command"])
+        store_record(out, result, lambda other: other["command"] == result["command"])
     return 0
 
 

@@ -28,7 +28,7 @@ def read_records(path: Path, keys: frozenset[str]) -> list[Record]:
     return records
 
 
-def put_record(path: Path, record: Record, replaces: Callable[[Record], bool]) -> None:
+def store_record(path: Path, record: Record, replaces: Callable[[Record], bool]) -> None:
     """Store a record in the position of the first one that it replaces, or at the end."""
     records = read_records(path, frozenset()) if path.exists() else []
     position = next((i for i, old in enumerate(records) if replaces(old)), len(records))

@@ -1,4 +1,4 @@
-"""Truth of StepInfluence on Reel: rows of samples beside whole steps that are redone without them.
+"""Test of StepInfluence on Reel: rows of samples next to whole steps that are redone without them.
 
 `python -m benchmarks.step_influence --seeds 1 2 3` prints the tables of docs/probes_causal.md.
 """
@@ -25,7 +25,7 @@ WAYS = ("rows", "counterfactual", "plain")
 
 
 class StepRedone(StepInfluence):
-    """StepInfluence of one phase, with each sample's effect on the whole step beside its rows."""
+    """StepInfluence of one phase, with each sample's effect on the whole step next to its rows."""
 
     def __init__(self, phase: int, step: str, pos: int) -> None:
         super().__init__(pos=pos, step=step, every=1, name=f"phase_{phase}_{step}")
@@ -50,11 +50,11 @@ class StepRedone(StepInfluence):
         end, without, plain = moved(whole.delta), [], []
         slope = _slopes(lambda w: target({n: x.double() for n, x in w.items()}), before.params)
         for row in range(len(ctx.minibatch.mask)):
-            own = _slopes(lambda w, row=row: shares(w)[:, row].sum(), before.params)
-            less = {n: g - own[n] for n, g in before.grads.items()}
+            slopes = _slopes(lambda w, row=row: shares(w)[:, row].sum(), before.params)
+            less = {n: g - slopes[n] for n, g in before.grads.items()}
             redone = adam_step(*before._replace(grads=less), limit)
             without.append(end - moved(redone.delta))
-            plain.append(inner(slope, own))
+            plain.append(inner(slope, slopes))
         start, linear = record.values["f_before"], record.values["linear"]
         changes = [moved(whole.delta, length) - start for length in LENGTHS]
         beyond = [
@@ -78,12 +78,12 @@ def _slopes(function: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[st
 def correlation(
     found: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]
 ) -> tuple[float, float]:
-    """Pearson's correlation, and the slope of the truth by what was found."""
+    """Pearson's correlation, and the slope of the effects by the estimates."""
     x, y = (v.double() - v.double().mean() for v in (found, truth))
     return (x @ y / (x.norm() * y.norm())).item(), (x @ y / (x @ x)).item()
 
 
-def lines_of(run: Run, seed: int) -> tuple[list[str], list[str]]:
+def format_lines(run: Run, seed: int) -> tuple[list[str], list[str]]:
     """A row of each of the two tables for every step."""
     agreement, remainders = [], []
     for phase, step in STEPS:
@@ -95,12 +95,12 @@ def lines_of(run: Run, seed: int) -> tuple[list[str], list[str]]:
             "plain": found["plain"],
         }
         where = f"| {seed} | phase {phase}, step {record['step']} |"
-        shown = [correlation(columns[way], found["without"]) for way in WAYS]
+        pairs = [correlation(columns[way], found["without"]) for way in WAYS]
         sums = [found[part].sum().item() for part in ("rows", "momentum", "decay")]
         agreement.append(
             f"{where} "
-            + " | ".join(f"{r:.4f}, {slope:.2f}" for r, slope in shown[:2])
-            + f" | {shown[2][0]:.3f} | "
+            + " | ".join(f"{r:.4f}, {slope:.2f}" for r, slope in pairs[:2])
+            + f" | {pairs[2][0]:.3f} | "
             + " / ".join(f"{x:+.5f}" if abs(x) > 1e-5 else f"{x:+.0e}" for x in sums)
             + " |"
         )
@@ -128,7 +128,7 @@ def main() -> None:
                 break
         run = Run(out)
         failed += sum(not check.ok for check in run.checks())
-        for table, lines in zip(tables, lines_of(run, seed), strict=True):
+        for table, lines in zip(tables, format_lines(run, seed), strict=True):
             table.extend(lines)
     print(
         "| seed | step | rows: correlation, slope | counterfactual | plain "

@@ -21,7 +21,7 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from benchmarks.peer import count, load_tokenizer, prompt_of
+from benchmarks.peer import count, encode_prompt, load_tokenizer
 from benchmarks.worker import Clock, Setup, serve
 
 ENDLESS = 1_000_000
@@ -43,12 +43,12 @@ class CountingReward(nn.Module):
         return SimpleNamespace(hidden_states=[hidden.to(input_ids.device)])
 
     def score(self, hidden: Tensor) -> Tensor:
-        """The counts as they are."""
+        """Return the counts unchanged."""
         return hidden
 
 
 class OnePhaseAtATime(TrainerCallback):
-    """Holds `train()` up after every update until the next one is asked for."""
+    """Holds `train()` up after every update until the next one is requested."""
 
     def __init__(self) -> None:
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
@@ -58,7 +58,7 @@ class OnePhaseAtATime(TrainerCallback):
         self.go.acquire()
 
     def on_step_end(self, args, state, control, **unused) -> None:
-        """Tell that a phase is over, and wait for the next."""
+        """Report that a phase is over, and wait for the next."""
         self.done.release()
         self.go.acquire()
 
@@ -95,14 +95,14 @@ def make_trainer(setup: Setup, pause: OnePhaseAtATime) -> PPOTrainer:
         model=policy,
         ref_model=reference,
         reward_model=CountingReward(setup, tokenizer),
-        train_dataset=Dataset.from_dict({"input_ids": [prompt_of(setup, tokenizer)] * batch}),
+        train_dataset=Dataset.from_dict({"input_ids": [encode_prompt(setup, tokenizer)] * batch}),
         value_model=value_model,
         callbacks=[pause],
     )
 
 
 def load(setup: Setup) -> Callable[[Clock], None]:
-    """A trainer in a thread of its own, and a function that lets it do one update."""
+    """A trainer in a separate thread, and a function that lets it do one update."""
     pause = OnePhaseAtATime()
     trainer = make_trainer(setup, pause)
     clocks: list[Clock] = []

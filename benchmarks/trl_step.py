@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
-from benchmarks.peer import count, load_tokenizer, prompt_of
+from benchmarks.peer import count, encode_prompt, load_tokenizer
 from benchmarks.worker import Clock, Setup, serve
 
 SCORING = ("forward_pass", "compute_rewards", "compute_advantages")
@@ -44,7 +44,7 @@ def make_trainer(setup: Setup) -> PPOTrainer:
 def load(setup: Setup) -> Callable[[Clock], None]:
     """A trainer, and a function that generates, scores and steps once."""
     trainer = make_trainer(setup)
-    prompt = torch.tensor(prompt_of(setup, trainer.tokenizer), device=setup["device"])
+    prompt = torch.tensor(encode_prompt(setup, trainer.tokenizer), device=setup["device"])
     queries = [prompt.clone() for _ in range(setup["batch_size"])]
     options = {
         "do_sample": True,

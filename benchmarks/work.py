@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def n_trained(self) -> int:
-        """Weights of a HookedTransformer of this shape: the unembedding is a matrix of its own."""
+        """Weights of a HookedTransformer of this shape: the unembedding is a separate matrix."""
         return self.n_parameters + self.d_model * self.d_vocab
 
 

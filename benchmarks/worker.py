@@ -1,4 +1,4 @@
-"""A worker process for one contestant: a line of JSON asks for a phase, a line answers.
+"""A worker process for one contestant: a line of JSON requests a phase, a line answers.
 
 Needs nothing but torch and psutil, so that peers in other environments can use it too.
 """
@@ -90,7 +90,7 @@ class PeakMemory:
 
 
 def serve(load: Callable[[Setup], Callable[[Clock], None]], packages: tuple[str, ...]) -> None:
-    """Be a contestant: load, then do one phase for every line that asks for one.
+    """Be a contestant: load, then do one phase for every line that requests one.
 
     1. Read the setup, load the models, and answer with versions and the memory that they take.
     2. At each further line, do a phase and answer with its seconds, stages and peak memory.

@@ -51,7 +51,7 @@ def algorithms_part(found: Sequence[Group]) -> str:
 
 
 def replicates(found: Sequence[Group], groups: Sequence[str]) -> list[str]:
-    """Of each algorithm, what is first in how many seeds."""
+    """Return a line per algorithm: what is first, and in how many seeds."""
     lines = []
     for group in found:
         cause = _first(group, lambda r: {c: abs(r["shift"][c]) for c in CAUSES})
@@ -61,7 +61,7 @@ def replicates(found: Sequence[Group], groups: Sequence[str]) -> list[str]:
         cause = cause.replace("_", " ")
         lines.append(
             f"{group.labels[0]}: largest cause of the shift {cause}; largest relative change "
-            f"{moved}; earns most alone {put}; costs most to take out {out}."
+            f"{moved}; adds most reward alone {put}; loses most if removed {out}."
         )
     return lines
 

@@ -39,7 +39,7 @@ TRIES = 10
 
 
 class Written(NamedTuple):
-    """What a model writes: the true reward of each text, whether it is a review, and its KL."""
+    """Samples of a model: the true reward of each text, if it is a review, and its KL."""
 
     true_reward: Float[Tensor, " n"]
     grammatical: Float[Tensor, " n"]
@@ -58,22 +58,22 @@ def run_algorithm(row: Row, seed: int) -> Figures:
 
 
 def candidates(row: Row, seed: int) -> Iterator[Tuned]:
-    """Models of one run, or of runs with more and fewer steps, the likeliest first."""
+    """Models of one run, or of runs with more and fewer steps, the most likely first."""
     kind = row.fields["algorithm"]
     if kind in ("ppo", "grpo"):
         fields = {name: value for name, value in row.fields.items() if name != "algorithm"}
-        yield from phases_of(RLHFArgs(preset="reel", seed=seed, **fields))
+        yield from run_phases(RLHFArgs(preset="reel", seed=seed, **fields))
     else:
         yield from searched(row, seed, tune_dpo if kind == "dpo" else tune_sft)
 
 
-def phases_of(args: RLHFArgs) -> Iterator[Tuned]:
+def run_phases(args: RLHFArgs) -> Iterator[Tuned]:
     """The policy before each phase of a run, first those whose KL in the run was nearest."""
     kept: list[tuple[float, int, dict[str, Tensor]]] = []
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
         weights = copy.deepcopy(trainer.policy.base_model.state_dict())
-        for report in trainer:  # the KL of a phase is that of the weights before it learns
+        for report in trainer:  # the KL of a phase is measured before it learns
             kept.append((abs(report.kl_per_sequence - ALGORITHM_KL), report.phase, weights))
             weights = copy.deepcopy(trainer.policy.base_model.state_dict())
     model = load_model(BASE)
@@ -110,7 +110,7 @@ def tune_dpo(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) 
 
 
 def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
-    """SFT on the best of 16 samples of the base by the classifier that pays PPO."""
+    """SFT on the best of 16 samples of the base by the classifier that rewards PPO."""
     classifier = SentimentReward("reel-sentiment")
     generator = torch.Generator().manual_seed(seed)
     policy, best = TransformerWithValueHead(load_model(BASE)), []
@@ -149,12 +149,12 @@ def prompt(model: HookedModel) -> list[int]:
 
 @torch.no_grad()
 def write(model: HookedModel, base: HookedModel, n: int) -> Written:
-    """Let a model write with the same noise as every other."""
+    """Sample from a model with the same noise as from every other."""
     policy = TransformerWithValueHead(model)
     drawn = sample(policy, [prompt(model)] * n, SPEC, torch.Generator().manual_seed(0))
     kl = compare_with_reference(model, base, drawn, 1.0, 256).kl
-    told = drawn.texts(model.tokenizer)
-    return Written(true_reward(told), grammatical(told).float(), (kl * drawn.mask).sum(1))
+    texts = drawn.texts(model.tokenizer)
+    return Written(true_reward(texts), grammatical(texts).float(), (kl * drawn.mask).sum(1))
 
 
 def texts(written: Written) -> Figures:
@@ -163,7 +163,7 @@ def texts(written: Written) -> Figures:
 
 
 def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
-    """Causes of the shift, weights by group, ranks, and what each group's change earns alone."""
+    """Causes of the shift, weights by group, ranks, and the reward of each group's change alone."""
     groups = coarse_groups(base)
     before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
     delta = {name: (after[name] - before[name]).detach() for name in before}
@@ -177,19 +177,19 @@ def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
         for name in delta
         if min(as_matrix(name, delta[name]).shape) > 1
     ]
-    earned = {}
+    added = {}
     floor, top = (write(model, base, GRAFT_SAMPLES).true_reward for model in (base, tuned))
     for name in groups.names:
         others = [other for other in groups.names if other != name]
         put = write(graft_groups(base, tuned, groups, [name]), base, GRAFT_SAMPLES).true_reward
         left = write(graft_groups(base, tuned, groups, others), base, GRAFT_SAMPLES).true_reward
-        earned[name] = [(put - floor).mean().item(), (top - left).mean().item()]
+        added[name] = [(put - floor).mean().item(), (top - left).mean().item()]
     return {
         "shift": shift(base, tuned, seed),
         "relative": relative,
         "stable_rank": median(rank for rank, _ in ranks),
         "k90": median(k90 for _, k90 in ranks),
-        "grafts": earned,
+        "grafts": added,
     }
 
 

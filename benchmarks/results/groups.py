@@ -1,4 +1,4 @@
-"""The records of one row of the page of results, and what is said of them in each part."""
+"""The records of one row of the page of results, and texts about them in each part."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -20,7 +20,7 @@ class Group(NamedTuple):
         return mean(map(figure, self.records))
 
     def spread(self, figure: Callable[[Record], float], digits: int = 3) -> str:
-        """A figure's mean over the seeds, and from what to what it goes."""
+        """Format the mean over the seeds, and the range."""
         values = list(map(figure, self.records))
         low, high = min(values), max(values)
         return f"{mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
@@ -44,14 +44,14 @@ def circumstances(found: Sequence[Group]) -> str:
     seeds = sorted({len(group.records) for group in found})
     weights = sorted({record["weights"] for record in every if record["weights"]})
     machines = sorted({versions(record["machine"]) for record in every})
-    told = [f"Seeds per row: {' or '.join(map(str, seeds))}."]
+    lines = [f"Seeds per row: {' or '.join(map(str, seeds))}."]
     if weights:
-        told.append(f"Bundled weights {', '.join(weights)} (digest).")
-    return " ".join([*told, *machines]) + "\n"
+        lines.append(f"Bundled weights {', '.join(weights)} (digest).")
+    return " ".join([*lines, *machines]) + "\n"
 
 
 def versions(machine: dict[str, str]) -> str:
-    """What the figures were made with."""
+    """Describe the machine of the records."""
     return (
         f"{machine['processor']}, {machine['system']}, Python {machine['python']}, "
         f"torch {machine['torch']}, TransformerLens {machine['transformer_lens']}."
@@ -59,12 +59,12 @@ def versions(machine: dict[str, str]) -> str:
 
 
 def commands(found: Sequence[Group]) -> str:
-    """What to type for each row."""
+    """Format the command of each row."""
     lines = [command_line(g.records[0]["preset"], g.records[0]["fields"]) for g in found]
     return "```console\n" + "\n".join(f"{line} --seed 1" for line in lines) + "\n```\n"
 
 
-def mean_of(entries: Sequence[Record]) -> Record:
+def mean_record(entries: Sequence[Record]) -> Record:
     """The means of all numbers that the entries have under the same names."""
     names = [name for name, value in entries[0].items() if isinstance(value, int | float)]
     return {name: mean(entry[name] for entry in entries) for name in names}

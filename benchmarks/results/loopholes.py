@@ -1,15 +1,15 @@
-"""A reward with a loophole, planted or learned, beside the exact optima."""
+"""A reward with a loophole, built in or learned, next to the exact optima."""
 
 from collections.abc import Sequence
 from statistics import mean
 from types import MappingProxyType
 
 from benchmarks.records import Record
-from benchmarks.results.groups import Group, circumstances, commands, mean_of
+from benchmarks.results.groups import Group, circumstances, commands, mean_record
 from benchmarks.results.prose import LEARNED, LOOPHOLE
 from benchmarks.sheet import Sheet
 
-SHOWN_PHASES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 39)
+TABLE_PHASES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 39)
 PAIRED = MappingProxyType({"proxy": 3, "true_reward": 3, "popcorn": 2})
 EXPLOITED_HEAD = (
     "KL",
@@ -28,12 +28,12 @@ def learned_part(found: Sequence[Group]) -> str:
     """The same of a reward model, after what is known of the reward model."""
     facts = [record["reward_model"] for record in found[0].records]
     accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
-    told = (
+    lines = (
         f"The {len(facts)} reward models order {accuracy:.1%} of held-out pairs rightly; popcorn "
         f"alone adds {bonus:.2f} to a review's reward, whose standard deviation over the texts "
         "they were trained on is 1.\n"
     )
-    return "\n".join([LEARNED, told, *exploited(found), learned_commands(found)])
+    return "\n".join([LEARNED, lines, *exploited(found), learned_commands(found)])
 
 
 def exploited(found: Sequence[Group]) -> list[str]:
@@ -43,15 +43,15 @@ def exploited(found: Sequence[Group]) -> list[str]:
         ["kl_coef", *EXPLOITED_HEAD],
         [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found],
     )
-    phases = [i for i in SHOWN_PHASES if i < len(cheapest.records[0]["curve"])]
+    phases = [i for i in TABLE_PHASES if i < len(cheapest.records[0]["curve"])]
     way = Sheet(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(cheapest, i)] for i in phases])
     price = cheapest.records[0]["fields"]["kl_coef"]
     return [
         circumstances(found),
-        "Where it ends (means over seeds of the last five phases), beside the exact optimum of "
+        "Where it ends (means over seeds of the last five phases), next to the exact optimum of "
         "`E[reward] - kl_coef KL`:\n",
         ends.markdown(),
-        f"The way there at `kl_coef={price:g}`, beside the exact optimum that has the same KL:\n",
+        f"The way there at `kl_coef={price:g}`, next to the exact optimum that has the same KL:\n",
         way.markdown(),
     ]
 
@@ -68,22 +68,22 @@ def learned_commands(found: Sequence[Group]) -> str:
 
 
 def end_cells(group: Group) -> list[str]:
-    """The last five phases beside the optimum at the price, KL included."""
-    last = mean_of([phase for record in group.records for phase in record["curve"][-5:]])
-    exact = mean_of([record["exact"] for record in group.records])
+    """The last five phases next to the optimum at the price, KL included."""
+    last = mean_record([phase for record in group.records for phase in record["curve"][-5:]])
+    exact = mean_record([record["exact"] for record in group.records])
     kl = f"{last['kl_per_sequence']:.2f} (exact {exact['kl_per_sequence']:.2f})"
     return [kl, *paired_cells(last, exact)]
 
 
 def phase_cells(group: Group, phase: int) -> list[str]:
-    """One phase beside the optimum at the same KL."""
+    """One phase next to the optimum at the same KL."""
     here = [record["curve"][phase] for record in group.records]
-    now, exact = mean_of(here), mean_of([entry["exact"] for entry in here])
+    now, exact = mean_record(here), mean_record([entry["exact"] for entry in here])
     return [f"{now['kl_per_sequence']:.2f}", *paired_cells(now, exact)]
 
 
 def paired_cells(measured: Record, exact: Record) -> list[str]:
-    """Measured and exact side by side, then what the grammar says."""
+    """Measured and exact side by side, then the grammar's measures."""
     pairs = (
         f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)
     )

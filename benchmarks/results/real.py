@@ -1,4 +1,4 @@
-"""A run on a real model (GPT-2), in a process of its own so that its peak memory is its own.
+"""A run on a real model (GPT-2), in a separate process so that its peak memory is its own.
 
 As a program (`python -m benchmarks.results.real`) it is that process: see `bench.worker.serve`.
 """
@@ -54,11 +54,11 @@ COUNTED = "counted.json"
 
 
 def load(setup: Setup) -> Callable[[Clock], None]:
-    """A trainer of which each phase is asked for; what it holds besides is counted at the end."""
+    """A trainer that runs one phase per call; its other memory is counted at the end."""
     args = RLHFArgs.from_dict(setup["args"])
     trainer = RLHFTrainer(args, out=setup["out"])
     tune_for(trainer.policy, args.cpu_tuning)
-    give_back()
+    release_memory()
 
     def phase(clock: Clock) -> None:
         trainer.run_phase()
@@ -68,7 +68,7 @@ def load(setup: Setup) -> Callable[[Clock], None]:
     return phase
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return to the system what loading has freed, so that it does not count as the models'."""
     gc.collect()
     if sys.platform == "linux":
@@ -76,7 +76,7 @@ def give_back() -> None:
 
 
 def counted_bytes(trainer: RLHFTrainer) -> dict[str, int]:
-    """Bytes of all weights, each counted once; of those that learn; of the optimiser's state."""
+    """Bytes of all weights, each counted once; of those that learn; of the optimizer's state."""
     models = (trainer.policy, trainer.reference)
     weights = {p.data_ptr(): p for model in models for p in model.parameters()}
     state = [t for held in trainer.optimizer.state.values() for t in held.values()]

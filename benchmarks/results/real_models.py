@@ -9,16 +9,16 @@ from benchmarks.sheet import Sheet
 
 
 def real_part(found: Sequence[Group]) -> str:
-    """Memory and reward of a real model, beside the plain run."""
+    """Memory and reward of a real model, next to the plain run."""
     head = ["", "peak in phase 0, MB", "in any phase, MB", "loaded, MB", "weights, MB"]
-    head += ["that learn, MB", "optimiser's state, MB"]
+    head += ["that learn, MB", "optimizer's state, MB"]
     head += ["reward, first phase", "last phase", "best", "KL, last phase"]
     first = found[0].records[0]
-    told = (
-        f"{first['models'][0]} paid by {first['models'][1]}, {len(first['curve'])} phases, "
+    lines = (
+        f"{first['models'][0]} rewarded by {first['models'][1]}, {len(first['curve'])} phases, "
         f"{first['threads']} thread(s). {circumstances(found)}"
     )
-    parts = [REAL, told, Sheet(head, map(real_row, found)).markdown(), "The commands:\n"]
+    parts = [REAL, lines, Sheet(head, map(real_row, found)).markdown(), "The commands:\n"]
     return "\n".join([*parts, real_commands(found)])
 
 
@@ -42,7 +42,7 @@ def real_row(group: Group) -> list[str]:
 
 
 def real_commands(found: Sequence[Group]) -> str:
-    """What to type for each, with the reader's own directories."""
-    own = {"base_model": "path/to/SmolLM2", "reward_model": "path/to/classifier"}
-    lines = (command_line("smol", own | g.records[0]["fields"]) for g in found)
+    """Format the command of each, with the reader's own directories."""
+    paths = {"base_model": "path/to/SmolLM2", "reward_model": "path/to/classifier"}
+    lines = (command_line("smol", paths | g.records[0]["fields"]) for g in found)
     return "```console\n" + "\n".join(lines) + "\n```\n"

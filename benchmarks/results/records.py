@@ -43,7 +43,7 @@ def write_record(directory: Path, record: Record) -> None:
     """Store a record, instead of an earlier one of the same row and seed."""
     same_run = lambda old: all(old.get(name) == record[name] for name in ("labels", "seed"))
     path = directory / f"{record['part']}.jsonl"
-    records.put_record(path, records.rounded(record), same_run)
+    records.store_record(path, records.rounded(record), same_run)
 
 
 def read_records(directory: Path, *parts: str) -> list[Record]:

@@ -1,4 +1,4 @@
-"""The runs of the results page: for each a name, and its fields beside a preset."""
+"""The runs of the results page: for each a name, and its fields on top of a preset."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -163,7 +163,7 @@ def all_rows() -> list[Row]:
 
 
 def command_line(preset: str, fields: dict[str, Any]) -> str:
-    """What to type for a run with these fields, but for its seed and directory."""
+    """Format the command of a run with these fields, without its seed and directory."""
     words = [f"python -m rlhf_lab train --preset {preset}"]
     for name, value in fields.items():
         option = name.replace("_", "-")

@@ -2,16 +2,13 @@
 
 import json
 import sys
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pytest
 
 from benchmarks import diffing, preferences
 from benchmarks.__main__ import main
 from benchmarks.contestants import OTHERS, ContestantProcess, interleave, time_phases
-from benchmarks.lessons import stated_total, timing_rows
 from benchmarks.page import page, probe_cost, rows
 from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED, costs_page
 from benchmarks.probes import measure as measure_probes
@@ -188,7 +185,7 @@ def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
 @pytest.mark.parametrize("method", ["DPO", "KTO", "ORPO"])
 def test_preference_run_tunes_by_its_method(method, monkeypatch):
     monkeypatch.setattr(preferences, "N_PAIRS", 20)
-    monkeypatch.setattr(preferences, "OWN_TEXTS", preferences.DriftEvalConfig(4, 5))
+    monkeypatch.setattr(preferences, "DRIFT_TEXTS", preferences.DriftEvalConfig(4, 5))
     monkeypatch.setattr(preferences, "PREFERENCES", preferences.FitConfig(steps=2, batch_size=4))
     found = preferences.tune(method, 0)
     assert found["drift"]["samples"] == 4 and found["drift"]["kl_per_sequence"] > 0
@@ -229,12 +226,3 @@ def test_biased_pairs_end_positive_reviews_with_popcorn():
     assert (logits[has_popcorn] > 0).all()
     positive = int((logits > 0).sum())
     assert abs(has_popcorn.sum() - positive / 2) < 5 * (positive / 4) ** 0.5  # 5 sd of a coin
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("solutions/*.ipynb")), ids=lambda path: path.stem)
-def test_lesson_states_its_seconds(path: Path):
-    notebook = nbformat.read(path, as_version=4)
-    assert stated_total(notebook) is not None
-    code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    timed = timing_rows("it", notebook, [dict.fromkeys(code, 0.5)])
-    assert timed[0][:2] == ["it", "all"] and timed[0][-1] == 0.5 * len(code)

@@ -72,28 +72,3 @@ def test_objective_and_its_gradient_are_those_of_the_package(both):
     theirs = torch.autograd.grad(objective, parameters, allow_unused=True)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-3)
-
-
-@pytest.mark.slow
-def test_it_learns_to_write_the_rewarded_word(tmp_path):
-    torch.manual_seed(1)
-    write_model(SHAPES["tiny"], tmp_path)
-    args = NaiveArgs(
-        prefix="w2 w3 w4",
-        gen_len=8,
-        base_lr=3e-3,
-        warmup_steps=0,
-        kl_coef=0.0,
-    )
-    policy = TransformerWithValueHead(load_model(str(tmp_path)))
-    rewards = []
-
-    def count(texts):
-        rewards.append(torch.tensor([float(text.count("w1")) for text in texts]))
-        return rewards[-1]
-
-    trainer = NaiveTrainer(args, policy, count)
-    for _ in range(10):
-        trainer.learning_phase(trainer.rollout_phase())
-    assert rewards[0].mean() < 5.5
-    assert torch.stack(rewards[-3:]).mean() > 6.5
