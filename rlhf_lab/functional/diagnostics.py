@@ -116,8 +116,6 @@ def truncated_importance_weights(
 
     min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
     """
-    if not cap > 0:
-        raise ValueError(f"cap must be greater than 0, got {cap}.")
     check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
     logprobs, sampler_logprobs = zero_masked(logprobs, mask), zero_masked(sampler_logprobs, mask)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)

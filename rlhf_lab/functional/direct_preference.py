@@ -120,15 +120,12 @@ def kto_loss(
     """Compute the loss of a policy on responses that are labeled good or bad, one by one.
 
     Takes log-probabilities summed over each response and a `kto_reference_point`. Raises ValueError
-    unless beta > 0 and the weights are at least 0, or if there is no response.
+    unless beta > 0, or if there is no response.
 
     loss = mean [lambda_y - v],  r = log pi(y | x) / pi_ref(y | x)
     v = lambda_D sigmoid(beta (r - z_0)) if good, lambda_U sigmoid(beta (z_0 - r)) if bad
     (Ethayarajh et al. 2024, arXiv 2402.01306, equation 8)
     """
-    for name, weight in (("good_weight", good_weight), ("bad_weight", bad_weight)):
-        if not weight >= 0:
-            raise ValueError(f"{name} must be at least 0, got {weight}.")
     check_same_shape(policy=policy, ref=ref, is_good=is_good)
     check_not_empty(policy, "response")
     gain = implicit_rewards(policy, ref, beta) - beta * reference_point
@@ -151,15 +148,12 @@ def orpo_loss(
 ) -> Float[Tensor, ""]:
     """Compute the loss of fine-tuning on the chosen text and of preferring it, without a reference.
 
-    Takes log-probabilities averaged over each response's tokens. Raises ValueError if odds_weight
-    is negative or there is no pair.
+    Takes log-probabilities averaged over each response's tokens. Raises ValueError without a pair.
 
     loss = mean [-log P(c) - lambda log sigmoid(log odds(c) - log odds(r))]
     odds = P / (1 - P), log P(y | x) = 1/m sum_t log pi(y_t | x, y_<t)
     (Hong et al. 2024, arXiv 2403.07691, equations 6 and 7; lambda is `odds_weight`)
     """
-    if not odds_weight >= 0:
-        raise ValueError(f"odds_weight must be at least 0, got {odds_weight}.")
     check_same_shape(chosen=chosen, rejected=rejected)
     check_not_empty(chosen)
     preferred = logsigmoid(log_odds(chosen) - log_odds(rejected))

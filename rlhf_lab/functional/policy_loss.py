@@ -54,8 +54,6 @@ def ppo_surrogate(
 ) -> Float[Tensor, "batch gen"]:
     """Compute PPO's clipped surrogate of each token, with two clips and a dual clip if set.
 
-    Raises ValueError if a clip is negative, or if dual_clip is not above 1.
-
     min(r A, clip(r, 1 - e_low, 1 + e_high) A)   (Schulman et al. 2017, arXiv 1707.06347, equation
     7; two clips, "clip-higher": Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.1), and with dual
     clip max(that, c A) where A < 0   (Ye et al. 2020, arXiv 1912.09729)
@@ -67,8 +65,6 @@ def ppo_surrogate(
     surrogate = torch.minimum(ratio * advantages, ratio.clip(low, high) * advantages)
     if dual_clip is None:
         return surrogate
-    if not dual_clip > 1:
-        raise ValueError(f"dual_clip must be greater than 1 or None, got {dual_clip}.")
     floor = torch.maximum(surrogate, dual_clip * advantages)
     return torch.where(advantages < 0, floor, surrogate)
 
@@ -244,8 +240,4 @@ def _blank(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
 
 
 def _clip_range(clip_coef: float, clip_coef_high: float | None) -> tuple[float, float]:
-    high = clip_coef if clip_coef_high is None else clip_coef_high
-    for name, value in (("clip_coef", clip_coef), ("clip_coef_high", high)):
-        if value < 0:
-            raise ValueError(f"{name} must be at least 0, got {value}.")
-    return 1 - clip_coef, 1 + high
+    return 1 - clip_coef, 1 + (clip_coef if clip_coef_high is None else clip_coef_high)

@@ -28,8 +28,6 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
 
 def clip_rewards(rewards: Float[Tensor, " batch"], limit: float) -> Float[Tensor, " batch"]:
     """Clip each reward to between -limit and limit, to bound the effect of an outlier."""
-    if not limit > 0:
-        raise ValueError(f"limit must be greater than 0, got {limit}.")
     return at_least_float32(rewards).clamp(-limit, limit)
 
 
@@ -64,10 +62,8 @@ def penalize_responses(
 ) -> Float[Tensor, " batch"]:
     """Set the reward of flawed responses to `reward_penalty`, or add it if not `replace`.
 
-    Raises ValueError unless it is negative. (Ziegler et al. 2019, arXiv 1909.08593, with -1)
+    Source: Ziegler et al. 2019, arXiv 1909.08593, with -1
     """
-    if not reward_penalty < 0:
-        raise ValueError(f"reward_penalty must be less than 0, got {reward_penalty}.")
     check_same_shape(rewards=rewards, flawed=flawed)
     rewards = at_least_float32(rewards)
     return torch.where(flawed, reward_penalty if replace else rewards + reward_penalty, rewards)

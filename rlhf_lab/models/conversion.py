@@ -29,7 +29,7 @@ CONFIG_FIELDS = {
         "d_head": "head_dim",
         "d_mlp": "intermediate_size n_inner",
         "d_vocab": "vocab_size",
-        "n_ctx": "max_position_embeddings n_positions n_ctx",  # the last is smaller in some models
+        "n_ctx": "max_position_embeddings n_positions",
         "act_fn": "hidden_act activation_function hidden_activation",
         "eps": "rms_norm_eps layer_norm_eps layer_norm_epsilon",
         "attn_scale": "scale_attn_weights query_pre_attn_scalar",
@@ -67,16 +67,15 @@ class TensorMap:
     theirs: str
     ours: tuple[str, ...]
     pattern: str = ""  # of einops, with the axes `d_head` and `part`, one for each parameter
-    lengths: tuple[int, ...] = ()  # of the parameters, equal by default; other rows are ignored
+    lengths: tuple[int, ...] = ()  # of the parameters, equal by default
     scale: float = 1.0  # ours = theirs * scale + shift
     shift: float = 0.0
     d_head: int = 0
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        """Return the part of each parameter, then the rows that are not converted."""
+        """Return the part of each parameter."""
         tensor = self._rearrange(tensor, self.pattern)
-        lengths = self.lengths or (len(tensor) // len(self.ours),) * len(self.ours)
-        return list(tensor.split((*lengths, len(tensor) - sum(lengths))))
+        return list(tensor.split(self.lengths or len(tensor) // len(self.ours)))
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """Undo `split`."""
@@ -84,7 +83,7 @@ class TensorMap:
 
     def to_ours(self, tensor: Tensor) -> dict[str, Tensor]:
         """Return the parameters by name."""
-        return dict(zip(self.ours, map(self._rescale, self.split(tensor)), strict=False))
+        return dict(zip(self.ours, map(self._rescale, self.split(tensor)), strict=True))
 
     def to_theirs(self, parameters: Mapping[str, Tensor], original: Tensor) -> Tensor:
         """Return the tensor in float32; what scale and shift would round is from `original`."""

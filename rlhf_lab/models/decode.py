@@ -7,12 +7,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.models.cast import StaticWeights
-from rlhf_lab.models.cuda_graphs import is_unchanged, snapshot
+from rlhf_lab.models.cuda_graphs import (
+    StaticSampler,
+    StaticStep,
+    can_capture,
+    is_unchanged,
+    snapshot,
+)
 from rlhf_lab.models.device import autocast
-from rlhf_lab.models.forward import Forward
+from rlhf_lab.models.forward import Forward, StaticWeights
 from rlhf_lab.models.hooked_model import select_cache_rows
-from rlhf_lab.models.static_decode import StaticSampler, StaticStep, can_capture
 from rlhf_lab.models.value_head import (
     TransformerWithValueHead,
     has_standard_forward,
@@ -77,15 +81,7 @@ class Decoder:
         noise: Float[Tensor, "gen batch"],
         stop_ids: Int[Tensor, " stops"],
     ) -> list[Tensor | None]:
-        """Draw all tokens with a graph that is kept in `forward`, if nothing has changed.
-
-        Args:
-            draw: token and other numbers from a state and its noise, by tensor operations only.
-            key: what `draw` depends on.
-
-        Returns:
-            The results of all draws, each `[batch gen ...]`.
-        """
+        """Return all results of `draw`, each `[batch gen ...]`; `key` is what `draw` depends on."""
         first, forward = draw(self.state, noise[0]), self.forward
         objects, values = snapshot(self.policy)
         settings = key, self.prompt_mask.shape, self.gen_len, self.dtype, forward.tf32

@@ -37,7 +37,7 @@ def module(
 def gpt2(cfg: ModelConfig) -> Iterator[TensorMap]:
     """Learned positions; Q, K and V in one tensor; matrices as [d_in, d_out]."""
     yield from module("transformer.wte", "embed.W_E")
-    yield from module("transformer.wpe", "pos_embed.W_pos", lengths=(cfg.n_ctx,))
+    yield from module("transformer.wpe", "pos_embed.W_pos")
     yield from module("transformer.h.*.ln_1", "ln1.w")
     yield from module("transformer.h.*.attn.c_attn", *QKV, pattern=GPT2_IN, bias_pattern=HEADS_BIAS)
     yield from module("transformer.h.*.attn.c_proj", "attn.W_O", pattern=GPT2_OUT)

@@ -1,7 +1,7 @@
-"""Activation checkpointing and precision: the settings of a run's forward passes."""
+"""Activation checkpointing, precision and casts of weights: settings of a run's forward passes."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,16 +9,18 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.cast import cast_weights
 from rlhf_lab.models.device import autocast, float32_products, product_dtype
 from rlhf_lab.models.hooked_model import has_hooks, named_blocks
+from rlhf_lab.models.hooked_transformer import MLP, Attention, pad_vocabulary
 
 Units = Mapping[nn.Module, nn.Module]
+ParameterSlot = tuple[dict[str, Any], str]  # the table of a module's parameters, and a name in it
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Forward:
     graphs: bool = field(default=True, kw_only=True)  # replay CUDA graphs if no other code runs
     tf32: bool = field(default=False, kw_only=True)  # for float32 products on CUDA
     units: Units = field(default_factory=dict, repr=False, compare=False)  # for FSDP2, by block
-    sampler: Any = field(default=None, repr=False, compare=False)  # see `static_decode`
+    sampler: Any = field(default=None, repr=False, compare=False)  # see `cuda_graphs`
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
@@ -96,3 +98,102 @@ def validate_unhooked_blocks(module: nn.Module) -> None:
                 "hooks in it would fire a second time. Remove them (reset_hooks), or set "
                 "activation_checkpointing=False."
             )
+
+
+class Cast(torch.autograd.Function):
+    """`x.to(dtype)` for many tensors, with a few kernels instead of one for each."""
+
+    @staticmethod
+    def forward(ctx, dtype, *tensors):
+        """Copy all tensors."""
+        ctx.dtype = tensors[0].dtype
+        return tuple(copied(tensors, dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        """Copy all gradients back."""
+        return None, *copied(gradients, ctx.dtype)
+
+
+def copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return contiguous copies of tensors in a dtype."""
+    results = [x.new_empty(x.shape, dtype=dtype) for x in tensors]
+    pairs = list(zip(results, tensors, strict=True))
+    together = [pair for pair in pairs if pair[1].is_contiguous()]
+    if together:  # one tensor of other strides would split the kernel
+        torch._foreach_copy_(*map(list, zip(*together, strict=True)))
+    for result, x in pairs:
+        if not x.is_contiguous():
+            result.copy_(x)
+    return results
+
+
+def product_slots(model: nn.Module) -> list[ParameterSlot]:
+    """Return the weights and biases of all blocks that autocast converts to another dtype."""
+    return [
+        (part._parameters, name)
+        for part in model.modules()
+        if isinstance(part, Attention | MLP)
+        for name in part._parameters
+        if name.lstrip("_")[:2] in ("W_", "b_") and not (name == "b_in" and part.is_gated)
+    ]
+
+
+@contextlib.contextmanager
+def replaced(slots: Sequence[ParameterSlot], tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Return a context in which parameters are replaced by tensors."""
+    parameters = [table[name] for table, name in slots]
+    try:
+        for (table, name), x in zip(slots, tensors, strict=True):
+            table[name] = x
+        yield
+    finally:
+        for (table, name), parameter in zip(slots, parameters, strict=True):
+            table[name] = parameter
+
+
+def casts_at_once(module: nn.Module, dtype: torch.dtype | None) -> bool:
+    """Return True on CUDA if autocast would convert every weight by itself and no hook sees it."""
+    weight = next(module.parameters())
+    return (
+        dtype not in (None, weight.dtype) and weight.device.type == "cuda" and not has_hooks(module)
+    )
+
+
+@contextlib.contextmanager
+def cast_weights(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Return a context in which the weights of products are in the dtype of autocast."""
+    slots = product_slots(module) if casts_at_once(module, dtype) else []
+    weights = [table[name] for table, name in slots]
+    with replaced(slots, Cast.apply(dtype, *weights) if slots else []):
+        yield
+
+
+class StaticWeights:
+    """Copies of weights at fixed addresses, in the dtype of products, the vocabulary padded."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype | None, pads: bool = True) -> None:
+        weight = next(model.parameters())
+        self.pads, self.dtype = pads, dtype or weight.dtype
+        is_cast = self.dtype != weight.dtype and weight.device.type == "cuda"
+        self.slots = product_slots(model) if is_cast else []
+        self.unembed = model.unembed
+        self.tensors = copied(self.sources(), self.dtype)
+
+    def sources(self) -> list[Tensor]:
+        """Return the current weights, the unembedding padded."""
+        weights = [table[name] for table, name in self.slots]
+        if self.pads:
+            weights += pad_vocabulary(self.unembed.W_U, self.unembed.b_U)
+        return [x.detach() for x in weights]
+
+    def applied(self) -> AbstractContextManager[None]:
+        """Return a context in which the model runs with the copies."""
+        table = self.unembed._parameters
+        unembedding = [(table, "W_U"), (table, "b_U")] if self.pads else []
+        return replaced([*self.slots, *unembedding], self.tensors)
+
+    def refresh(self) -> None:
+        """Copy the current weights."""
+        torch._foreach_copy_(self.tensors, self.sources())

@@ -49,11 +49,7 @@ class HookedModel(Protocol, metaclass=ByAttribute):
 def final_residual(
     model: HookedModel, tokens: TokenIds, attention_mask: TokenMask | None = None, cache: Any = None
 ) -> Residuals:
-    """Compute the residual stream after the last block; `cache` is made by `empty_cache`.
-
-    Raises:
-        ConfigError: If the model's `forward` was replaced or hooked, which can change the logits.
-    """
+    """Compute the residual stream after the last block; `cache` is made by `empty_cache`."""
     if has_custom_forward(model):
         raise ConfigError(
             "The model's forward was replaced or hooked, so logits may not follow from the last "

@@ -164,11 +164,7 @@ def reference_logprobs(
     chunk_size: int,
     forward: Forward | None = None,
 ) -> PerToken:
-    """Compute the log-probability of each generated token under the reference.
-
-    If sampling was truncated, it is renormalized over the tokens that the policy kept, so both
-    log-probabilities are of distributions over the same tokens.
-    """
+    """Compute the reference's log-probabilities, renormalized over the tokens the policy kept."""
     chunks, generated = [], samples.tokens[:, samples.prefix_len :]
     dtype = None if forward is None else forward.dtype
     for rows in torch.arange(len(generated), device=generated.device).split(chunk_size):

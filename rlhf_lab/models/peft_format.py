@@ -126,7 +126,7 @@ def split_factors(row: TensorMap, theirs: Factors) -> dict[str, Factors]:
     A, B, scale = theirs
     if row.ours[0].endswith("W_O"):
         return {row.ours[0]: Factors(row.split(A)[0], B.T, scale)}
-    parts = row.split(B)[: len(row.ours)]  # [*heads rank d_out]
+    parts = row.split(B)  # [*heads rank d_out]
     is_used = torch.stack([part.movedim(-2, 0).flatten(1).any(1) for part in parts])
     if (is_used.sum(0) != 1).any():
         is_used[:] = True

@@ -88,12 +88,9 @@ def final_residuals(
         attention_mask, padded: see `run_left_padded`.
         dtype: dtype of the matrix products; that of the weights if None.
     """
-
-    def run(tokens: TokenIds) -> tuple[Residuals]:
-        with autocast(tokens.device, dtype):
-            return (final_residual(model, tokens),)
-
-    return run_left_padded(run, input_ids, attention_mask, padded)[0]
+    run = lambda tokens: (final_residual(model, tokens),)
+    with autocast(input_ids.device, dtype):
+        return run_left_padded(run, input_ids, attention_mask, padded)[0]
 
 
 def unembed_residuals(

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.models import cuda_graphs
-from rlhf_lab.models.cast import replaced
 from rlhf_lab.models.cuda_graphs import Key, is_unchanged, snapshot
+from rlhf_lab.models.forward import replaced
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.samples import Rows
 from rlhf_lab.training.replay import ReplayMinibatch

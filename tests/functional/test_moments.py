@@ -122,16 +122,6 @@ def test_aggregate_matches_hand_computed():
     assert F.aggregate(tensor([[1.0, 3.0]])).item() == 2.0
 
 
-@pytest.mark.parametrize(
-    ("way", "long", "short"),
-    [("token_mean", 1 / 5, 1 / 5), ("sequence_mean", 1 / 8, 1 / 2), ("constant", 1 / 8, 1 / 8)],
-)
-def test_aggregate_weights_tokens(way, long, short):
-    x = torch.zeros(2, 4, requires_grad=True)
-    F.aggregate(x, tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool(), way).backward()
-    assert x.grad.flatten().tolist() == pytest.approx([long] * 4 + [short, 0, 0, 0])
-
-
 @pytest.mark.parametrize("way", WAYS)
 @seeds(30)
 def test_aggregate_matches_a_loop(way, seed):

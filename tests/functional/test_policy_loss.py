@@ -162,13 +162,6 @@ def test_runaway_ratios_stay_finite_in_value_and_gradient(name):
         assert got[3].item() == pytest.approx(-math.exp(20)) and logprobs.grad[3] == 0
 
 
-@pytest.mark.parametrize("function", [F.ppo_surrogate, F.gspo_surrogate, F.cispo_surrogate])
-def test_negative_clip_raises(function):
-    with pytest.raises(ValueError, match=r"clip_coef must .*got -0\.1"):
-        function(ZEROS, ZEROS, ZEROS, -0.1)
-    with pytest.raises(ValueError, match=r"clip_coef_high must .*got -0\.2"):
-        function(ZEROS, ZEROS, ZEROS, 0.1, -0.2)
+def test_negative_clip_raises():
     with pytest.raises(ValueError, match=r"clip_coef must .*got -0\.1"):
         F.calc_clipped_surrogate_objective(ZEROS, ZEROS, ZEROS, -0.1)
-    with pytest.raises(ValueError, match=r"dual_clip must .*got 1\.0"):
-        F.ppo_surrogate(ZEROS, ZEROS, ZEROS, 0.2, dual_clip=1.0)

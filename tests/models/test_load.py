@@ -107,10 +107,8 @@ def test_name_without_a_model_raises(tmp_path, monkeypatch):
     assert "is a run" in error_message(str(tmp_path))
 
 
-CONFIGS = ["{", "[]", "3", "null", '{"a": ' * 5000 + "1" + "}" * 5000]
-CONFIGS += [{"n_head": 0}, {"n_embd": "x"}, {"n_embd": 0}, {"n_positions": -4}, {"n_layer": -1}]
-CONFIGS += [{"vocab_size": None}, {"dtype": "junk"}, {"model_type": ["gpt2"]}, {"model_type": None}]
-CONFIGS += [{"layer_norm_epsilon": "small"}, {"activation_function": "x"}]
+CONFIGS = ["{", "[]", "null", '{"a": ' * 5000 + "1" + "}" * 5000, {"n_head": 0}, {"n_layer": -1}]
+CONFIGS += [{"n_embd": "x"}, {"vocab_size": None}, {"model_type": None}, {"dtype": "junk"}]
 
 
 def test_invalid_config_raises_one_line(copied):

@@ -8,17 +8,16 @@ import torch
 from rlhf_lab.models import (
     Forward,
     TransformerWithCritic,
-    cast,
     cuda_graphs,
     decode,
     final_residuals,
+    forward,
     frozen_copy,
     run_policy,
-    static_decode,
 )
 from rlhf_lab.models import TransformerWithValueHead as Policy
+from rlhf_lab.models.cuda_graphs import StaticStep, can_capture
 from rlhf_lab.models.decode import Decoder
-from rlhf_lab.models.static_decode import StaticStep, can_capture
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_model
 from tests.tape import capture_on_tape
@@ -79,7 +78,7 @@ def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
     captured, forward = [], Forward()
     record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
     monkeypatch.setattr(cuda_graphs, "capture", record)
-    monkeypatch.setattr(static_decode, "SPAN", 8)
+    monkeypatch.setattr(cuda_graphs, "SPAN", 8)
     policy = Policy(random_model())
     batches = [
         [[4, 9, 13], [7], [12, 4, 19, 6], [7]],
@@ -156,7 +155,7 @@ def test_weights_cast_together_match_autocast(settings, monkeypatch):
     ref_residuals = final_residuals(reference, TOKENS, dtype=torch.bfloat16)[:, 1:-1]
     results = []
     for is_cast in (False, True):
-        monkeypatch.setattr(cast, "casts_at_once", lambda *inputs, on=is_cast: on)
+        monkeypatch.setattr(forward, "casts_at_once", lambda *inputs, on=is_cast: on)
         options = {"reference": reference, "ref_residuals": ref_residuals}
         outputs = run_policy(policy, TOKENS, 2, forward=Forward(torch.bfloat16), **options)
         loss = (outputs.logprobs + outputs.values + outputs.entropy - outputs.kl).sum()
