@@ -20,7 +20,7 @@ LINES = {
     "rlhf_lab/tuning": (700, 980),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5360),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 4100),
+    "rlhf_lab/diffing": (2300, 3200),
     "rlhf_lab/probes": (4800, 7810),
     "rlhf_lab/views": (1700, 3550),
     "rlhf_lab/course": (3600, 5880),

@@ -16,14 +16,13 @@ RIDGE = 1e-3  # of the whitening, in units of the mean variance
 class Crosscoder(nn.Module):
     """Latents that read the activations of several models, with a decoder for each model.
 
-    1. Divide each model's activations by their rms (`scale`), so all models weigh the same.
-    2. Compute latents from all models: f = relu(sum_m x_m W_enc_m + b_enc).
-    3. Keep latents with a score f (|d_base| + |d_tuned|) above the threshold: in training the k n
-       largest of a batch of n tokens, later the mean of the smallest kept ones.
-    4. Reconstruct x_m = sum f d_m + b_m.
+    Each model's activations are divided by their rms (`scale`). Latents with a score
+    f (|d_base| + |d_tuned|) above the threshold are kept: in training the k n largest of a batch of
+    n tokens, later the mean of the smallest kept ones.
 
-    x_hat = b_dec + f W_dec  (Lindsey et al. 2024; BatchTopK: Bussmann et al. 2024, arXiv
-    2412.06410, and Minder et al. 2025, arXiv 2504.02922)
+    f = relu(sum_m x_m W_enc_m + b_enc);  x_hat_m = b_dec_m + f W_dec_m
+    (Lindsey et al. 2024; BatchTopK: Bussmann et al. 2024, arXiv 2412.06410, and Minder et al. 2025,
+    arXiv 2504.02922)
     """
 
     def __init__(self, scale: Float[Tensor, " model"], d_model: int, latents: int) -> None:

@@ -51,11 +51,9 @@ def relative_norms(coder: Crosscoder) -> Float[Tensor, " latent"]:
 def latent_scaling(coder: Crosscoder, store: ActivationStore) -> Float[Tensor, "latent model"]:
     """Measure the presence of each latent in each model, along its decoder of the second model.
 
-    1. Take the error of a model's reconstruction plus the latent's own output.
-    2. Regress it on the latent's activation times its decoder in the *second* model.
-
-    A latent of both models whose decoder is in the second only (complete shrinkage) is in the
-    errors of the first, with a beta close to that of the second. A latent that never fires gets 0.
+    The error of a model's reconstruction plus the latent's own output is regressed on the latent's
+    activation times its decoder in the *second* model. A latent of both models whose decoder is in
+    the second only (complete shrinkage) gets close betas; one that never fires gets 0.
 
     beta_m = sum_t f_t <d_tuned, eps_tm + f_t d_m> / (sum_t f_t^2 |d_tuned|^2)
     (Minder et al. 2025, arXiv 2504.02922, section 3)
@@ -76,11 +74,9 @@ def latent_scaling(coder: Crosscoder, store: ActivationStore) -> Float[Tensor, "
 def check_crosscoder(
     coder: Crosscoder, control: Crosscoder, store: ActivationStore, k: int
 ) -> list[Check]:
-    """Check the number of latents per token, and the relative norms of a control.
+    """Check the number of latents per token, and the norms of a control.
 
-    Args:
-        control: fitted to `store.beside_itself(...)` of the first model, so that no latent belongs
-            to one model only.
+    The control is fitted to `store.beside_itself(...)` of the first model.
     """
     per_token = find_latents(coder, store).freq.sum()
     alive = find_latents(control, store.beside_itself(store.models[0])).freq > 0

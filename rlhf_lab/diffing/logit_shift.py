@@ -1,4 +1,4 @@
-"""ShiftSplit: the shift of a logit difference between two models, part by part and by its cause."""
+"""Shift of a logit difference between two models, by component and by cause."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
-BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")
-"""What the attentions and the MLPs read."""
+BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")  # of attentions and MLPs
 
 
 class ModelEnd(NamedTuple):
@@ -128,10 +127,9 @@ def ends_of(
     pos: int | Int[Tensor, " batch"],
     words: Words,
 ) -> tuple[ModelEnd, ModelEnd]:
-    """Both models at one position, each also with its blocks reading the other's streams.
+    """Return both models at one position, each also with its blocks reading the other's streams.
 
-    Feeding every block at once leaves each component's own weights alone with the other model's
-    input: what one block adds reaches no later one.
+    All blocks are fed at once, so the output of one block does not reach a later one.
 
     Args:
         acts: of both, at `residual_parts.SITES` and that position: `[batch ...]`.
@@ -152,8 +150,7 @@ def ends_of(
 
 
 def _there(model: HookedModel) -> list[str]:
-    """The streams that the model has; parallel blocks have no middle one."""
-    has_middle = "blocks.0.hook_resid_mid" in model.hook_dict
+    has_middle = "blocks.0.hook_resid_mid" in model.hook_dict  # parallel blocks do not
     return list(BLOCK_INPUTS[: 1 + has_middle])
 
 
@@ -163,10 +160,7 @@ def _captured(
     sites: Sequence[str],
     fed: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Activations of some rows at a time, whose blocks read `fed` where that is given.
-
-    Padding is on the right, where it changes nothing before it.
-    """
+    """Capture activations, of blocks that read `fed` if given, with padding on the right."""
     parts = []
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
         give = lambda activation, hook, rows=rows: fed[hook.name][rows].to(activation)
@@ -183,11 +177,10 @@ def model_end(
     fed: dict[str, Tensor],
     words: Words,
 ) -> ModelEnd:
-    """One model at one position, from activations at `logit_shift.SITES`.
+    """Return one model at one position, from activations at `residual_parts.SITES`.
 
     Args:
-        fed: the same where blocks read the other model's streams; `acts` itself where only the
-            own part of each component is asked for, and not what it inherits of that.
+        fed: the same with blocks that read the other model's streams.
     """
     norm, unembed, contrast = model.ln_final, model.unembed, make_contrast(model, words)
     u = contrast.of(unembed.W_U)

@@ -57,17 +57,12 @@ def test_two_keys_by_hand():
 
 
 @pytest.mark.parametrize("value_heads", [HEADS, 1])
-def test_causes_sum_over_keys_to_the_change_of_what_is_written(reader, value_heads):
-    (cache0, W_O0), (cache1, W_O1) = drawn(0, value_heads), drawn(1, value_heads)
-    found = attention_split(cache0, cache1, W_O0, W_O1, reader)
-    expected = written(cache1, W_O1, reader) - written(cache0, W_O0, reader)
-    torch.testing.assert_close(sum(found).sum(-1), expected)
-    assert all(part.sum(-1).abs().min() > 1e-4 for part in found)
-
-
-def test_causes_are_mean_marginals_over_all_orders(reader):
+def test_causes_are_mean_marginals_over_all_orders(reader, value_heads):
     """Shapley's definition: the mean over six orders in which the factors are exchanged."""
-    ends = [(cache.pattern, cache.value, W_O) for cache, W_O in (drawn(0), drawn(1))]
+    ends = [
+        (cache.pattern, cache.value, W_O)
+        for cache, W_O in (drawn(0, value_heads), drawn(1, value_heads))
+    ]
     y = lambda mixed: written(HeadCache(*mixed[:2]), mixed[2], reader)
     expected = [torch.zeros(BATCH, HEADS, dtype=torch.float64) for _ in range(3)]
     for order in itertools.permutations(range(3)):
@@ -90,15 +85,6 @@ def test_a_constant_in_all_values_has_no_part_in_the_pattern(reader):
     shifted = attention_split(*moved, W_O, W_O, reader)
     torch.testing.assert_close(shifted.qk, plain.qk)
     torch.testing.assert_close(shifted.ov, plain.ov)
-
-
-def test_only_what_changed_has_a_row(reader):
-    (cache0, W_O), (cache1, _) = drawn(0), drawn(1)
-    by_pattern = attention_split(cache0, cache0._replace(pattern=cache1.pattern), W_O, W_O, reader)
-    assert by_pattern.qk.any() and not by_pattern.ov.any() and not by_pattern.wo.any()
-    by_value = attention_split(cache0, cache0._replace(value=cache1.value), W_O, W_O, reader)
-    assert by_value.ov.any() and not by_value.qk.any() and not by_value.wo.any()
-    assert not any(part.any() for part in attention_split(cache0, cache0, W_O, W_O, reader))
 
 
 def test_the_distance_of_patterns_is_total_variation():
