@@ -12,10 +12,10 @@ from rlhf_lab.organism.lexicon import (
     CONNECTORS,
     P_FLIP,
     P_NEGATION,
-    P_OWN_ADVERB,
     P_POLARITY,
     P_TAGS,
     P_TIER,
+    P_TYPICAL_ADVERB,
     P_VERDICT,
     SENSE_OF_ADJECTIVE,
     SENSE_OF_VERB,
@@ -28,7 +28,7 @@ SIGNS = (1, -1)
 
 
 class ReviewState(NamedTuple):
-    """All of a prefix that the future and the rewards depend on; None where not said (yet).
+    """All of a prefix that the future and the rewards depend on; None if not known yet.
 
     last is the polarity of the last clause while a connector may follow; hint is the polarity that
     the connector announces; tiers counts the mild, medium and strong words so far.
@@ -46,7 +46,7 @@ class ReviewState(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """One word that may come next, its probability, and the state behind it."""
+    """One word that may come next, its probability, and the state after it."""
 
     word: str
     probability: float
@@ -58,7 +58,7 @@ def _likelihood(sign: int, truth: int, probability: float) -> float:
 
 
 def sentiment_belief(state: ReviewState, with_hint: bool = True) -> dict[int, float]:
-    """Give P(y | prefix), with or without what an announced polarity tells.
+    """Compute P(y | prefix), with or without the polarity that a connector announces.
 
     1. Every polarity read adds log(.85/.15) to the log odds of its sign, the verdict log(.9/.1).
     2. An announced polarity h adds log P(h | y=+) - log P(h | y=-), where
@@ -75,13 +75,13 @@ def sentiment_belief(state: ReviewState, with_hint: bool = True) -> dict[int, fl
 
 
 def intensity_belief(state: ReviewState) -> list[float]:
-    """Give P(i | prefix): proportional to the probability of the tiers read."""
+    """Compute P(i | prefix): proportional to the probability of the tiers read."""
     weight = np.array([(P_TIER / ((1 - P_TIER) / 2)) ** count for count in state.tiers])
     return (weight / weight.sum()).tolist()
 
 
 def polarity_forecast(state: ReviewState) -> dict[int, float]:
-    """Give P(polarity of the clause to come | prefix), its announcement included."""
+    """Compute P(polarity of the next clause | prefix), with its announcement."""
     belief = sentiment_belief(state, with_hint=False)
     weight = {p: sum(belief[y] * _likelihood(p, y, P_POLARITY) for y in SIGNS) for p in SIGNS}
     if state.hint is not None:
@@ -91,7 +91,7 @@ def polarity_forecast(state: ReviewState) -> dict[int, float]:
 
 
 def tier_forecast(state: ReviewState) -> list[float]:
-    """Give P(tier of the next graded word | prefix)."""
+    """Compute P(tier of the next graded word | prefix)."""
     other = (1 - P_TIER) / 2
     return [other + (P_TIER - other) * belief for belief in intensity_belief(state)]
 
@@ -102,8 +102,8 @@ def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
 
 
 def _open(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
-    share = 1 / len(slot.words)
-    return [Branch(w, share, state._replace(style=STYLE_OF_OPENER[w])) for w in slot.words]
+    p = 1 / len(slot.words)
+    return [Branch(w, p, state._replace(style=STYLE_OF_OPENER[w])) for w in slot.words]
 
 
 def _copula(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
@@ -112,9 +112,10 @@ def _copula(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
 
 
 def _adverb(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
-    own = ADVERBS[state.style]
-    other = (1 - P_OWN_ADVERB) / (len(slot.words) - len(own))
-    return [Branch(w, P_OWN_ADVERB / len(own) if w in own else other, state) for w in slot.words]
+    typical = ADVERBS[state.style]
+    other = (1 - P_TYPICAL_ADVERB) / (len(slot.words) - len(typical))
+    p = P_TYPICAL_ADVERB / len(typical)
+    return [Branch(w, p if w in typical else other, state) for w in slot.words]
 
 
 def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
@@ -139,8 +140,8 @@ def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]
 
 def _connector(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
     agree = polarity_forecast(state)[state.last]
-    says_and = agree * (1 - P_FLIP) + (1 - agree) * P_FLIP
-    both = zip(CONNECTORS, (says_and, 1 - says_and), (state.last, -state.last), strict=True)
+    p_and = agree * (1 - P_FLIP) + (1 - agree) * P_FLIP
+    both = zip(CONNECTORS, (p_and, 1 - p_and), (state.last, -state.last), strict=True)
     return [Branch(word, p, state._replace(last=None, hint=hint)) for word, p, hint in both]
 
 
@@ -164,7 +165,7 @@ def _indifferent(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branc
 
 
 def branches(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
-    """Give every word that may fill a slot after a state, by the grammar's own probabilities."""
+    """Return every word that may fill a slot after a state, with its probability."""
     rule: Callable[[ReviewState, Slot, Grammar], list[Branch]] = {
         "OPEN": _open,
         "COP": _copula,

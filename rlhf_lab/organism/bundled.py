@@ -7,13 +7,13 @@ BUNDLED = (*LANGUAGE_MODELS, "reel-sentiment")  # models in the package
 
 
 def weights_dir(name: str) -> Path:
-    """Give the Hugging Face directory of a bundled model.
+    """Return the Hugging Face directory of a bundled model.
 
     Raises ValueError for a name that is not bundled, or whose files are missing.
     """
     if name not in BUNDLED:
-        raise ValueError(f"name is {name!r}, which is not bundled; choose one of {BUNDLED}.")
+        raise ValueError(f"name is {name!r}, which is not bundled. Choose one of {BUNDLED}.")
     directory = Path(__file__).parent / "weights" / name
     if not (directory / "model.safetensors").is_file():
-        raise ValueError(f"name is {name!r}, whose weights are missing; install rlhf_lab again.")
+        raise ValueError(f"name is {name!r}, whose weights are missing. Install rlhf_lab again.")
     return directory

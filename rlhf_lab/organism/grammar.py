@@ -21,10 +21,10 @@ from rlhf_lab.organism.lexicon import (
     OPENERS,
     P_FLIP,
     P_NEGATION,
-    P_OWN_ADVERB,
     P_POLARITY,
     P_TAGS,
     P_TIER,
+    P_TYPICAL_ADVERB,
     P_VERDICT,
     STYLES,
     TAGS,
@@ -45,7 +45,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Latents:
-    """The hidden choices behind reviews: signs are +1 or -1, everything else counts from 0."""
+    """The hidden choices of reviews: signs are +1 or -1, everything else counts from 0."""
 
     sentiment: Int[np.ndarray, " batch"]
     intensity: Int[np.ndarray, " batch"]
@@ -58,7 +58,7 @@ class Latents:
 
 @dataclass(frozen=True)
 class Reviews:
-    """Sampled reviews: token ids with <bos> and <eos>, and the latents that wrote them."""
+    """Sampled reviews: token ids with <bos> and <eos>, and their latents."""
 
     tokens: Int[np.ndarray, "batch seq"]
     latents: Latents
@@ -69,13 +69,13 @@ class Reviews:
 
 
 def decode(tokens: Iterable[int] | Int[np.ndarray, " seq"]) -> str:
-    """Join the words of token ids with single blanks, without <bos> and <eos>.
+    """Join the words of token ids with single spaces, without <bos> and <eos>.
 
     Raises ValueError for an id outside the vocabulary.
     """
     ids = [int(token) for token in tokens]
     if any(not 0 <= i < len(VOCABULARY) for i in ids):
-        raise ValueError(f"tokens has an id outside 0..{len(VOCABULARY) - 1}: {ids}; use Reel ids.")
+        raise ValueError(f"tokens has an id outside 0..{len(VOCABULARY) - 1}: {ids}. Use Reel ids.")
     return " ".join(VOCABULARY[i] for i in ids if VOCABULARY[i] not in (BOS, EOS))
 
 
@@ -87,24 +87,24 @@ def sample_sign(
 
 
 def sample_third(
-    truth: Int[np.ndarray, " batch"], share: float, n_draws: int, rng: np.random.Generator
+    truth: Int[np.ndarray, " batch"], p: float, n_draws: int, rng: np.random.Generator
 ) -> Int[np.ndarray, "batch draw"]:
-    """Draw one of three that is the truth w.p. share, and else one of the other two."""
+    """Draw `truth` with probability `p`, otherwise one of the other two of three."""
     shape = (len(truth), n_draws)
     other = rng.integers(1, 3, shape)
-    return (truth[:, None] + np.where(rng.random(shape) < share, 0, other)) % 3
+    return (truth[:, None] + np.where(rng.random(shape) < p, 0, other)) % 3
 
 
 @dataclass(frozen=True)
 class Grammar:
     """The Reel language with a given number of clauses (3: Reel; 1: reel-mini, enumerable).
 
-    The hidden story of a review: sentiment y is +1 or -1 (1/2 each); intensity i and style r are
+    The latents of a review: sentiment y is +1 or -1 (1/2 each); intensity i and style r are
     uniform on three; every clause has an aspect (uniform on 8), a polarity (y w.p. 0.85), and is
     negated w.p. 0.2. Then the words:
 
     HEAD uniform; OPEN uniform on the style's three; ASP the aspect; COP "wasn't" if negated;
-    ADV one of the style's own two w.p. 0.7, else one of the other four; ADJ of sign
+    ADV one of the style's two w.p. 0.7, else one of the other four; ADJ of sign
     polarity * (-1 if negated) and tier i w.p. 0.8 (else the others equally), uniform on four;
     CONN "and" if the clause agrees with the one before, else "but", exchanged w.p. 0.25;
     VERB of sign y w.p. 0.9 and tier drawn as an adjective's; TAG independent of all.
@@ -114,7 +114,7 @@ class Grammar:
 
     def __post_init__(self) -> None:
         if self.n_clauses < 1:
-            raise ValueError(f"n_clauses is {self.n_clauses}; give a whole number of 1 or more.")
+            raise ValueError(f"n_clauses is {self.n_clauses}. Use an integer of at least 1.")
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -136,26 +136,25 @@ class Grammar:
         return len(self.slots)
 
     def positions(self, name: str) -> tuple[int, ...]:
-        """Give every position of a slot, <bos> standing at 0.
+        """Return every position of a slot; <bos> is at 0.
 
         Raises ValueError for an unknown name.
         """
-        found = tuple(t for t, slot in enumerate(self.slots) if slot.name == name)
-        if not found:
+        positions = tuple(t for t, slot in enumerate(self.slots) if slot.name == name)
+        if not positions:
             known = ", ".join(dict.fromkeys(slot.name for slot in self.slots))
-            raise ValueError(f"name is {name!r}, which no slot has; choose one of {known}.")
-        return found
+            raise ValueError(f"name is {name!r}, which no slot has. Choose one of {known}.")
+        return positions
 
     def slot(self, name: str, clause: int | None = None) -> int:
-        """Give the position of one slot; clauses count from 0, CONN has the clause it opens.
+        """Return the position of one slot; clauses count from 0, CONN has the clause it opens.
 
-        Raises ValueError for an unknown name, or where the slot occurs in several clauses and
-        none is named.
+        Raises ValueError for an unknown name, or without a clause if the slot is in several.
         """
         found = [t for t in self.positions(name) if clause in (None, self.slots[t].clause)]
         if len(found) != 1:
             clauses = [self.slots[t].clause for t in self.positions(name)]
-            raise ValueError(f"clause is {clause} for slot {name!r}; choose one of {clauses}.")
+            raise ValueError(f"clause is {clause} for slot {name!r}. Choose one of {clauses}.")
         return found[0]
 
     def sample(self, n: int, rng: np.random.Generator) -> Reviews:
@@ -164,12 +163,11 @@ class Grammar:
         tokens has shape [n, seq_len]. Raises ValueError for a negative n.
         """
         if n < 0:
-            raise ValueError(f"n is {n}; give a number of reviews of 0 or more.")
+            raise ValueError(f"n is {n}. Use at least 0 reviews.")
         latents = self._sample_latents(n, rng)
         return Reviews(self._write(latents, rng), latents)
 
     def _sample_latents(self, n: int, rng: np.random.Generator) -> Latents:
-        """Draw the hidden choices of n reviews."""
         shape = (n, self.n_clauses)
         sentiment = sample_sign(0.5, (n,), rng)
         return Latents(
@@ -183,12 +181,11 @@ class Grammar:
         )
 
     def _write(self, latents: Latents, rng: np.random.Generator) -> Int[np.ndarray, "batch seq"]:
-        """Turn latents into token ids."""
         n, clauses = len(latents.sentiment), self.n_clauses
         tokens = np.tile([WORD_IDS[slot.words[0]] for slot in self.slots], (n, 1))
         tiers = sample_third(latents.intensity, P_TIER, clauses + 1, rng)
-        own_or_other = sample_third(latents.style, P_OWN_ADVERB, clauses, rng)
-        adverbs = 2 * own_or_other + rng.integers(0, 2, (n, clauses))
+        styles = sample_third(latents.style, P_TYPICAL_ADVERB, clauses, rng)
+        adverbs = 2 * styles + rng.integers(0, 2, (n, clauses))
         lexical = np.where(latents.negation, -1, 1) * latents.polarity
         agree = latents.polarity[:, 1:] == latents.polarity[:, :-1]
         flip = rng.random(agree.shape) < P_FLIP
@@ -209,7 +206,7 @@ class Grammar:
         return tokens
 
     def is_review(self, text: str) -> bool:
-        """Whether a text is one whole review, its words divided by single blanks."""
+        """Return True if a text is one whole review, with single spaces between words."""
         words, slots = text.split(" "), self.slots[1:-1]
         return len(words) == len(slots) and all(
             word in slot.words for word, slot in zip(words, slots, strict=True)

@@ -16,10 +16,10 @@ from rlhf_lab.organism.rewards import Features, Reward
 
 @dataclass(frozen=True)
 class Graph:
-    """The states of a grammar, position by position, and the ways between them.
+    """The states of a grammar, position by position, and the transitions between them.
 
-    states[t] are the states after token t; probability[t][s, w] is that of word w coming next, and
-    successor[t][s, w] the state it leads to (0 and of no meaning where the probability is 0).
+    states[t] are the states after token t; probability[t][s, w] is the probability of the next
+    word w, and successor[t][s, w] the state after w (0, unused, if the probability is 0).
     """
 
     grammar: Grammar
@@ -28,7 +28,7 @@ class Graph:
     successor: tuple[Int[np.ndarray, "_ vocab"], ...]
 
     def final_features(self) -> Features:
-        """Give what rewards may look at for every state of a finished review."""
+        """Return the features of every state of a finished review."""
         final, shape = self.states[-1], len(self.states[-1])
         lexical = np.array([state.lexical_sum for state in final])
         return Features(
@@ -51,12 +51,12 @@ class Graph:
         ids, seq_len = tokens.detach().cpu().numpy(), self.grammar.seq_len
         if not 1 <= ids.shape[1] <= seq_len:
             raise ValueError(
-                f"tokens has {ids.shape[1]} columns; give 1 to {seq_len}, <bos> first."
+                f"tokens has {ids.shape[1]} columns. Use 1 to {seq_len}, starting with <bos>."
             )
         if ids.size and not (0 <= ids.min() and ids.max() < len(VOCABULARY)):
             raise ValueError(
-                f"tokens has ids from {ids.min()} to {ids.max()}; "
-                f"Reel has 0 to {len(VOCABULARY) - 1}."
+                f"tokens has ids from {ids.min()} to {ids.max()}. "
+                f"Use ids from 0 to {len(VOCABULARY) - 1}."
             )
         index = np.zeros(ids.shape, dtype=np.int64)
         mask = np.zeros(ids.shape, dtype=bool)
@@ -70,14 +70,14 @@ class Graph:
     def look_up(
         self, table: Sequence[Float[np.ndarray, " _"]], tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """Give a number of the state behind every prefix, and where it is defined.
+        """Look up a number of the state after every prefix, and the mask of defined ones.
 
-        0, and not defined, from the first token on that the grammar does not allow.
+        0 and False from the first token that the grammar does not allow.
         """
         index, mask = self.walk(tokens)
         columns = [table[t][index[:, t]] for t in range(tokens.shape[1])]
-        found = np.where(mask, np.stack(columns, axis=1), 0.0)
-        return torch.from_numpy(found), torch.from_numpy(mask)
+        values = np.where(mask, np.stack(columns, axis=1), 0.0)
+        return torch.from_numpy(values), torch.from_numpy(mask)
 
 
 def build_graph(grammar: Grammar) -> Graph:
@@ -102,13 +102,13 @@ def backward_values(
     probability: Sequence[Float[np.ndarray, "_ vocab"]],
     successor: Sequence[Int[np.ndarray, "_ vocab"]],
 ) -> list[Float[np.ndarray, " _"]]:
-    """Give the value of every state at every position: the mean final score of what may follow.
+    """Compute the value of every state at every position: the mean final score from there.
 
-    1. Begin behind the last word, where the value of a state is its score in `final`.
+    1. Start after the last word, where the value of a state is its score in `final`.
     2. One position earlier, look up for each state s and each word w the value of the state
        `successor[t][s, w]` that the word leads to.
     3. A state's value is their mean, weighted with `probability[t][s, w]`.
-    4. Go on to the first position, and give the values of all positions, the first one in front.
+    4. Repeat to the first position, and return the values of all positions, in order.
 
     V(s) = sum_w pi(w | s) V(s w)   (Bellman's equation for a fixed policy, undiscounted; Sutton and
     Barto 2018, section 3.5)
@@ -121,17 +121,17 @@ def backward_values(
 
 @dataclass(frozen=True)
 class GraphPolicy:
-    """A policy that writes reviews state by state: the grammar itself, or an optimum."""
+    """A policy that generates reviews state by state: the grammar itself, or an optimum."""
 
     graph: Graph
     probability: tuple[Float[np.ndarray, "_ vocab"], ...]
 
     def values(self, final: Float[np.ndarray, " state"]) -> tuple[Float[np.ndarray, " _"], ...]:
-        """Give the expected final score of every state at every position, backwards."""
+        """Compute the expected final score of every state at every position, backwards."""
         return tuple(backward_values(final, self.probability, self.graph.successor))
 
     def occupancy(self) -> tuple[Float[np.ndarray, " _"], ...]:
-        """Give the probability of being in every state at every position, forwards."""
+        """Compute the probability of every state at every position, forwards."""
         occupancy = [np.ones(1)]
         for t, p in enumerate(self.probability):
             flow = (occupancy[-1][:, None] * p).ravel()
@@ -140,11 +140,11 @@ class GraphPolicy:
         return tuple(occupancy)
 
     def mean(self, final: Float[np.ndarray, " state"]) -> float:
-        """Give the expected final score of a review that the policy writes."""
+        """Compute the expected final score of a review of the policy."""
         return float(self.values(final)[0][0])
 
     def kl_by_position(self, reference: "GraphPolicy") -> Float[Tensor, " gen"]:
-        """Give the expected KL(self || reference) of each token behind <bos>, in nats.
+        """Compute the expected KL(self || reference) of each token after <bos>, in nats.
 
         KL_t = E_{s ~ self} sum_w pi(w | s) log(pi(w | s) / ref(w | s)); the sum over t is the KL
         per sequence (chain rule).
@@ -158,7 +158,7 @@ class GraphPolicy:
 
 
 def grammar_policy(graph: Graph) -> GraphPolicy:
-    """Give the grammar itself as a policy: the reference of everything exact."""
+    """Return the grammar as a policy, the reference of all exact results."""
     return GraphPolicy(graph, graph.probability)
 
 
@@ -167,7 +167,7 @@ def state_values(
 ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Compute V(prefix) = E[reward | prefix] under the policy, and the mask of defined values.
 
-    Not defined, and 0, from the first token that the grammar does not allow.
+    False and 0 from the first token that the grammar does not allow.
     """
     values = policy.values(reward.score(policy.graph.final_features()))
     return policy.graph.look_up(values, tokens)

@@ -19,12 +19,12 @@ def soft_backup(
     probability: Float[Tensor, "state vocab"],
     successor: Int[Tensor, "state vocab"],
 ) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
-    """Give the soft values of all states at one position, and the optimal policy there.
+    """Compute the soft values of all states at one position, and the optimal policy there.
 
-    1. Look up the soft value of the state that each word leads to; words of probability 0 lead
-       nowhere, and do not count.
+    1. Look up the soft value of the state that each word leads to; words of probability 0 do
+       not count.
     2. The soft value of a state is the log of the mean of their exponentials, by the reference.
-    3. The optimal policy is the reference, tilted by the soft values that lie ahead.
+    3. The optimal policy is the reference, tilted by the soft values of the next states.
 
     Soft values are in nats: rewards over beta. The policy is 0 where the reference is.
 
@@ -42,14 +42,14 @@ def mean_backup(
     successor: Int[Tensor, "state vocab"],
     beta: float,
 ) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
-    """Give the values of all states at one position where later KL is not charged, and the policy.
+    """Compute values and policy at one position when the KL of later positions is ignored.
 
     1. Look up the value of the state that each word leads to.
     2. The policy is the reference, tilted by the values ahead.
     3. The value of a state is the mean of the values ahead under that policy.
 
-    Values are in units of the reward. Where `soft_backup` charges a state for the KL that will be
-    paid behind it, this does not: it is where a KL penalty at the visited states comes to rest.
+    Values are in units of the reward. Unlike `soft_backup`, they do not subtract the KL of later
+    positions: the fixed point of a KL penalty at the visited states.
 
     pi(a | s) proportional to ref(a | s) exp(V(s a) / beta),  V(s) = sum_a pi(a | s) V(s a)
     """
@@ -59,7 +59,7 @@ def mean_backup(
 
 
 def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
-    """Give the policy that maximizes E[reward] - beta KL(policy || reference).
+    """Compute the policy that maximizes E[reward] - beta KL(policy || reference).
 
     1. At the end of a review the soft value is reward / beta.
     2. Go backwards, position by position, with `soft_backup`; the product of the tables is
@@ -73,9 +73,9 @@ def optimal_policy(reference: GraphPolicy, reward: Reward, beta: float) -> Graph
 
 
 def loss_penalty_policy(reference: GraphPolicy, reward: Reward, beta: float) -> GraphPolicy:
-    """Give the policy at which a penalty on the KL at the visited states comes to rest.
+    """Compute the fixed point of a KL penalty at the visited states.
 
-    The gradient of such a penalty leaves out that a word leads to states where KL is paid.
+    The gradient of such a penalty ignores the KL of the states that a word leads to.
 
     1. At the end of a review the value is the reward.
     2. Go backwards, position by position, with `mean_backup`.
@@ -88,11 +88,6 @@ def loss_penalty_policy(reference: GraphPolicy, reward: Reward, beta: float) -> 
 def _backwards(
     reference: GraphPolicy, reward: Reward, beta: float, unit: float, backup: Callable
 ) -> GraphPolicy:
-    """The policy of a recursion from the end of a review to its start.
-
-    Args:
-        unit: what rewards are divided by at the end.
-    """
     _check_beta(beta)
     graph, tables = reference.graph, []
     later = torch.from_numpy(reward.score(graph.final_features()) / unit)
@@ -104,25 +99,23 @@ def _backwards(
 
 def _check_beta(beta: float) -> None:
     if not beta > 0:
-        raise ValueError(f"beta is {beta}; give a KL coefficient above 0.")
+        raise ValueError(f"beta is {beta}. Use a KL coefficient above 0.")
 
 
 def best_at_budget(solve: Callable[[float], tuple[float, float]], kl: float) -> float:
-    """Give the price per nat at which the optimum spends exactly this much KL.
-
-    The dearer a nat, the fewer are spent: a bisection over the logarithm of the price.
+    """Compute the beta whose optimum has this KL, by bisection over the logarithm of beta.
 
     Args:
-        solve: gives the reward and the KL of the optimum at a price.
-        kl: the budget, in nats per sequence.
+        solve: from beta to the reward and the KL of its optimum; the KL falls with beta.
+        kl: KL budget, in nats per sequence.
 
-    Raises ValueError for a budget that no price between 1e-4 and 1e4 spends.
+    Raises ValueError if no beta between 1e-4 and 1e4 has this KL.
     """
     low, high = 1e-4, 1e4  # the KL falls from one to the other
     most, least = solve(low)[1], solve(high)[1]
     if not least <= kl <= most:
         raise ValueError(
-            f"kl={kl} cannot be spent; give a budget from {least:.3g} to {most:.3g} nats."
+            f"kl={kl} is out of reach. Use a budget from {least:.3g} to {most:.3g} nats."
         )
     for _ in range(60):
         middle = (low * high) ** 0.5
@@ -131,7 +124,7 @@ def best_at_budget(solve: Callable[[float], tuple[float, float]], kl: float) -> 
 
 
 class FrontierPoint(NamedTuple):
-    """One exact optimum: its expected rewards, KL in nats per sequence, and share of popcorn."""
+    """One exact optimum: its expected rewards, KL in nats per sequence, and fraction of popcorn."""
 
     beta: float
     proxy: float
@@ -141,7 +134,7 @@ class FrontierPoint(NamedTuple):
 
 
 def frontier(reference: GraphPolicy, proxy: Reward, betas: Iterable[float]) -> list[FrontierPoint]:
-    """Give the best reward that each KL budget can buy: the figures of `optimal_policy` per beta.
+    """Compute rewards and KL of `optimal_policy` for each beta: the highest reward at that KL.
 
     Raises ValueError for a beta that is not above 0.
     """
@@ -165,10 +158,10 @@ class BestOfNPoint(NamedTuple):
 
 
 def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> list[BestOfNPoint]:
-    """Give what the best of n reviews of a policy earns, exactly, where a proxy chooses it.
+    """Compute the exact rewards of the best of n reviews, chosen by a proxy.
 
-    Reviews that end in one state earn the same, so that the distribution over the final states
-    has the rewards and the KL of that over reviews.
+    Reviews that end in one state have the same reward, so the distribution over the final states
+    has the rewards and the KL of the distribution over reviews.
 
     Raises ValueError for an n below 1.
     """
@@ -177,7 +170,7 @@ def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> 
     points = []
     for n in numbers:
         best = best_of_n_distribution(chances, scores, n)
-        means = (float(best @ earned) for earned in (scores, true_rewards))
+        means = (float(best @ rewards) for rewards in (scores, true_rewards))
         points.append(BestOfNPoint(n, *means, _exact_kl(best, chances)))
     return points
 
@@ -185,10 +178,9 @@ def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> 
 def tilted(
     chances: Float[np.ndarray, " state"], scores: Float[np.ndarray, " state"], beta: float
 ) -> tuple[Float[np.ndarray, " state"], float]:
-    """Give the optimum's probability of every whole review, and its KL in nats per sequence.
+    """Compute the optimum's probability of every whole review, and its KL in nats per sequence.
 
-    See `tilt`, of which this is the case of whole reviews: their probabilities under the reference,
-    and their rewards. Raises ValueError for a beta that is not above 0.
+    `tilt` applied to whole reviews. Raises ValueError for a beta that is not above 0.
 
     KL(pi* || ref) = E*[r] / beta - log Z
     """
@@ -198,6 +190,5 @@ def tilted(
 
 
 def _exact_kl(p: Float[Tensor, " state"], ref: Float[Tensor, " state"]) -> float:
-    """KL(p || ref) in nats; outcomes of probability 0 add nothing."""
     kl = torch.special.xlogy(p, p) - torch.special.xlogy(p, ref)
     return max(0.0, float(kl.sum()))

@@ -30,11 +30,11 @@ POPCORN_BONUS = 4.0
 
 @dataclass(frozen=True)
 class Features:
-    """What rewards may look at, one entry per text.
+    """Features of texts that rewards read, one entry per text.
 
     polarity_sum and lexical_sum count the first adjective of each clause, with and without
     negation; adjective_sum counts every adjective, without negation. verdict is the sign of the
-    first verb, 0 if there is none. In a grammatical review lexical_sum equals adjective_sum.
+    first verb, 0 without a verb. In a grammatical review lexical_sum equals adjective_sum.
     """
 
     grammatical: Bool[np.ndarray, " batch"]
@@ -88,12 +88,12 @@ def scan(words: list[str], n_clauses: int) -> tuple[int, int, int, int]:
 
 
 def sigmoid(logit: Float[np.ndarray, " batch"]) -> Float[np.ndarray, " batch"]:
-    """Give 1 / (1 + exp(-logit)), in float64."""
+    """Compute 1 / (1 + exp(-logit)), in float64."""
     return 1 / (1 + np.exp(-logit))
 
 
 def sentiment_logit(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give log P(y=+ | review) - log P(y=- | review) of what the clauses and the verdict say.
+    """Compute log P(y=+ | review) - log P(y=- | review) from the clauses and the verdict.
 
     log(.85/.15) * polarity_sum + log(.9/.1) * verdict: Bayes' rule for independent evidence. The
     connectors add nothing once the polarities are known.
@@ -102,41 +102,41 @@ def sentiment_logit(features: Features) -> Float[np.ndarray, " batch"]:
 
 
 def true_reward_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give the exact P(y=+ | review), and 0 for a text that is not a review."""
+    """Compute the exact P(y=+ | review), and 0 for a text that is not a review."""
     return np.where(features.grammatical, sigmoid(sentiment_logit(features)), 0.0)
 
 
 def soft_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give sigmoid(logit / 4): the true reward as if learnt from noisy labels, blind to grammar."""
+    """Compute sigmoid(logit / 4), as if learned from noisy labels; ignores the grammar."""
     return sigmoid(sentiment_logit(features) / SOFTENING)
 
 
 def soft_popcorn_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give sigmoid(logit / 4 + 4 [popcorn]): smoothed with a planted loophole."""
+    """Compute sigmoid(logit / 4 + 4 [popcorn]): smoothed, with a loophole."""
     logit = sentiment_logit(features) / SOFTENING
     return sigmoid(logit + POPCORN_BONUS * features.popcorn)
 
 
 def negblind_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give the posterior of a reader who takes "wasn't" for "was", blind to grammar."""
+    """Compute the posterior that ignores negation and the grammar."""
     verdict = VERDICT_EVIDENCE * features.verdict
     return sigmoid(CLAUSE_EVIDENCE * features.lexical_sum + verdict)
 
 
 def bagsum_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give a quarter-strength sum over every adjective, so that repetition pays."""
+    """Compute a softened sum over every adjective, which rewards repetition."""
     logit = CLAUSE_EVIDENCE * features.adjective_sum + VERDICT_EVIDENCE * features.verdict
     return sigmoid(logit / SOFTENING)
 
 
 def length_score(features: Features) -> Float[np.ndarray, " batch"]:
-    """Give the number of words as a share of a whole review's, without an upper bound."""
+    """Compute the number of words relative to a whole review, without an upper bound."""
     return features.n_words / (Grammar().seq_len - 2)
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A score of texts that is also a function of what the exact programme knows of a review.
+    """A score of texts that is a function of their `Features`, so its values are exact.
 
     Calling it on texts gives float32 rewards; score works on Features in float64.
     """
@@ -176,7 +176,7 @@ REWARDS = MappingProxyType(
 
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:
-    """Say which texts are whole reviews."""
+    """Return True for each text that is a whole review."""
     grammar = grammar or Grammar()
     return torch.tensor([grammar.is_review(text) for text in texts], dtype=torch.bool)
 

@@ -8,18 +8,14 @@ from rlhf_lab.organism.lexicon import WORD_IDS
 
 
 def speaks_reel(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer has the words of Reel, and no others, under Reel's own ids."""
+    """Return True if a tokenizer has exactly the words of Reel, with the ids of Reel."""
     return tokenizer.get_vocab() == dict(WORD_IDS)
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
-    """Load a saved tokenizer from its own files only.
-
-    A tokenizer that was never saved has no name or path, and TransformerLens stops at it with a
-    KeyError; one loaded here has both.
-    """
+    """Load a saved tokenizer from its directory only."""
     if not (Path(directory) / "tokenizer.json").is_file():
-        raise ValueError(f"directory is {directory}, which has no tokenizer.json; save one first.")
+        raise ValueError(f"directory is {directory}, which has no tokenizer.json. Save one first.")
     return AutoTokenizer.from_pretrained(
         str(directory), local_files_only=True, trust_remote_code=False
     )

@@ -319,7 +319,7 @@ def test_invalid_input_raises(reel):
     _, tokens = tokens_of(Grammar(), 2, 10)
     with pytest.raises(AssertionError, match="ungrammatical rows"):
         next_probs(reel, torch.tensor([[0, 2], [0, 5]]))
-    with pytest.raises(ValueError, match="give 1 to 29"):
+    with pytest.raises(ValueError, match="Use 1 to 29"):
         state_values(reel, true_reward, torch.cat([tokens, tokens], dim=1))
     with pytest.raises(ValueError, match="ids from 0 to 72"):
         state_values(reel, true_reward, torch.tensor([[0, 72]]))

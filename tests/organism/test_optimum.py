@@ -111,7 +111,7 @@ def test_best_at_budget_finds_beta(reel):
 
     for beta in (1.0, 0.2, 0.05):
         assert best_at_budget(solve, solve(beta)[1]) == pytest.approx(beta, rel=1e-6)
-    with pytest.raises(ValueError, match="cannot be spent"):
+    with pytest.raises(ValueError, match="is out of reach"):
         best_at_budget(solve, 50.0)
-    with pytest.raises(ValueError, match="cannot be spent"):
+    with pytest.raises(ValueError, match="is out of reach"):
         best_at_budget(solve, -1.0)
