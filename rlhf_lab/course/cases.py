@@ -23,17 +23,16 @@ def standard_cases(
     spoil: tuple[str, ...] = (),
     **given: Any,
 ) -> tuple[Case, ...]:
-    """The cases that every function over tokens must pass.
+    """Return the cases that every function over tokens must pass.
 
     1. Two ordinary ones of different sizes, then batch 1, then one generated token.
-    2. With a mask over rows of different lengths, if the function takes one; and with a denominator
-       of its own, if it takes one.
-    3. With arguments scaled up as `large` says: large, but finite in float32.
-    4. With nan (the first) and inf (the others) at padding in the arguments that `spoil` names.
+    2. With a mask over rows of different lengths, and with a denominator, if these are arguments.
 
     Args:
-        sizes: of the axes, on top of `USUAL`; the second case has one more along each but d_model.
-        one_token: the sizes that make it one token; {"gen": 1} when None.
+        large: factors of arguments in a case with large numbers.
+        sizes: sizes of axes, in addition to `USUAL`.
+        one_token: the sizes with one token; {"gen": 1} if None.
+        spoil: arguments that have nan (the first) or inf (the others) at padding in one case.
         given: arguments that are not drawn.
     """
     usual = USUAL | dict(sizes or {})
@@ -65,7 +64,7 @@ def standard_cases(
 def half_precision(
     fn: Callable[..., Any], *names: str, sizes: Sizes | None = None, **given: Any
 ) -> Case:
-    """A case with these arguments in half precision; sizes and given as in `standard_cases`."""
+    """Return a case with these arguments in half precision; see `standard_cases`."""
     arguments = draw(fn, USUAL | dict(sizes or {}), 8, given)
     return Case("half precision", arguments | {name: arguments[name].half() for name in names})
 
@@ -87,13 +86,10 @@ def draw(
     given: Mapping[str, Any] | None = None,
     optional: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Draw each tensor argument in the shape that its annotation states.
+    """Draw each tensor argument in the shape of its annotation.
 
-    1. Read the axes off the annotation, and their sizes out of `sizes`.
-    2. Draw normal floats, tokens below d_vocab, and masks that are True up to a random length.
-    3. Leave out arguments with a default, unless they are given or named in `optional`.
-
-    Raises ValueError for an axis without a size.
+    Floats are normal, tokens are below d_vocab, and masks are True up to a random length. Arguments
+    with a default are left out, unless they are in `given` or `optional`.
     """
     generator = torch.Generator().manual_seed(seed)
     inner = inspect.unwrap(fn)
@@ -107,22 +103,19 @@ def draw(
 
 
 def axes_of(fn: Callable[..., Any]) -> set[str]:
-    """The names of all axes in a function's annotations."""
+    """Return the names of all axes in a function's annotations."""
     kinds = [array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
     return {axis for kind in kinds if kind for axis in kind.dim_str.split()}
 
 
 def array_type(hint: Any) -> Any:
-    """The jaxtyping annotation in a hint, which may be optional; None if there is none."""
+    """Return the jaxtyping annotation in a hint, which may be optional, or None."""
     return next((c for c in (hint, *get_args(hint)) if hasattr(c, "dim_str")), None)
 
 
 def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) -> Tensor:
     if kind is None:
-        raise ValueError(f"{name} states no shape to draw from; give this argument.")
-    unknown = [axis for axis in kind.dim_str.split() if axis not in sizes]
-    if unknown:
-        raise ValueError(f"{name} has the axis {unknown[0]!r} without a size; give it in sizes.")
+        raise ValueError(f"{name} has no shape in its annotation. Pass this argument.")
     shape = tuple(sizes[axis] for axis in kind.dim_str.split())
     if kind.__name__.startswith("Int"):
         return torch.randint(sizes["d_vocab"], shape, generator=generator)

@@ -41,7 +41,7 @@ def mutant(exercise: Exercise, slip: Slip) -> Answer:
 
 
 def known_mistakes(exercise: Exercise) -> list[tuple[str, Answer]]:
-    """The mistakes to know an answer by, each by what it is called.
+    """Return the known mistakes of an exercise with their descriptions.
 
     1. The reference with each slip in it.
     2. The generic mistakes.
@@ -68,20 +68,14 @@ def _slipped(exercise: Exercise, form: Mapping[str, str]) -> list[tuple[str, Ans
 
 
 def compiled_mutant(reference: Answer, source: str, instead: Mapping[str, Any]) -> Answer:
-    """Run a definition where the reference is defined, with some names bound otherwise."""
+    """Run a definition in the reference's module, with some names replaced."""
     namespace = {**vars(sys.modules[reference.__module__]), **instead}
     exec(compile(source, f"<mutant of {reference.__name__}>", "exec"), namespace)
     return namespace[reference.__name__]
 
 
 def generic_mutants(exercise: Exercise) -> dict[str, Answer]:
-    """The mistakes that fit any exercise, by what they are called; only those that are wrong here.
-
-    1. `return 0` is wrong everywhere.
-    2. A flipped sign, where one tensor or number comes back, and a detached one, where its gradient
-       is asked for.
-    3. A sum in place of a mean, where the reference takes a mean over everything.
-    """
+    """Return the mistakes that fit any exercise: 0, a reversed sign, no gradient, a sum as mean."""
     reference = exercise.reference
     wrong = {RETURNS_ZERO: _returning(reference, _zero)}
     if inspect.isclass(reference):

@@ -163,39 +163,6 @@ def test_two_slips_at_once_name_the_first_that_shows() -> None:
     assert verdict.slip == "the coefficient is missing"
 
 
-@pytest.mark.slow
-def test_the_natural_first_tries_are_told_what_is_wrong_in_the_case_that_is_shown() -> None:
-    """Each has two known slips or three, and the one that shows first is named."""
-
-    def kl(logprobs, ref_logprobs):
-        return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
-
-    def normalized_again(logprobs, ref_logprobs):
-        logprobs, ref_logprobs = logprobs.log_softmax(-1), ref_logprobs.log_softmax(-1)
-        return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
-
-    def normalize(reward, eps=1e-5):
-        return (reward - reward.mean()) / (reward.std() + eps)
-
-    def penalty(kl, kl_coef, mask=None, denominator=None):
-        mask = torch.ones_like(kl) if mask is None else mask
-        return kl_coef * (kl * mask).sum() / (denominator or mask.sum())
-
-    said = {
-        fn: verdict_on(find_exercise(name), answer(name, fn)).slip
-        for name, fn in [
-            ("kl_per_token", kl),
-            ("kl_per_token", normalized_again),
-            ("normalize_reward", normalize),
-            ("calc_kl_penalty", penalty),
-        ]
-    }
-    assert "the last step is missing" in said[kl]
-    assert said[normalized_again].startswith("the log-softmax is taken again")
-    assert said[normalize] == "a batch of one reward gives nan: its standard deviation is 0 / 0"
-    assert said[penalty].startswith("this multiplies by the mask")
-
-
 def test_an_unknown_mistake_gets_no_name() -> None:
     def calc_kl_penalty(kl, kl_coef, mask=None, denominator=None):
         penalty = written(F.calc_kl_penalty)(kl, kl_coef, mask, denominator)

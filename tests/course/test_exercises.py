@@ -122,6 +122,15 @@ def _blanked_penalty(kl, kl_coef, mask=None, denominator=None):
     return kl_coef * F.zero_masked(kl, mask).mean()
 
 
+def _multiplied_penalty(kl, kl_coef, mask=None, denominator=None):
+    mask = torch.ones_like(kl) if mask is None else mask
+    return kl_coef * (kl * mask).sum() / (denominator or mask.sum())
+
+
+def _standardized(reward, eps=1e-5):
+    return (reward - reward.mean()) / (reward.std() + eps)
+
+
 def _plain_mean(x, mask=None, dim=None, denominator=None):
     return x.mean()
 
@@ -249,6 +258,8 @@ def _kl_of_distributions(logprobs, ref_logprobs):
             _surrogate(F.whiten, _smaller_ratio, _masked_mean),
             "this takes the smaller ratio",
         ),
+        ("calc_kl_penalty", _multiplied_penalty, "this multiplies by the mask"),
+        ("normalize_reward", _standardized, "a batch of one reward gives nan"),
         ("masked_mean", _plain_mean, "the mask is not used"),
         ("get_logprobs", _own_tokens, "off by one"),
         (
