@@ -13,7 +13,6 @@ from tokenizers.processors import TemplateProcessing
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import generated_logits, get_logprobs, log_probs, masked_mean
-from rlhf_lab.models.decode import State
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
@@ -194,14 +193,18 @@ def test_token_of_probability_0_is_never_drawn(d_vocab, end):
     assert noise.shape == (1000, 3) and 0 <= noise.min() and noise.max() <= 1 - 2**-24
 
 
-def test_nucleus_of_a_wide_vocabulary_is_cut_to_its_width():
-    logits = torch.randn(3, 50_257, generator=seeded())
-    logits[:, :5] += 20
-    step = _Step.take(
-        State(logits, torch.zeros(3), None), SamplingSpec(1, top_p=0.9), torch.rand(3)
-    )
-    assert step.candidates.shape == step.kept.shape
-    assert step.kept.shape[1] == step.kept.sum(-1).max() <= 5
+def test_nuclei_of_a_wide_vocabulary_are_cut_to_their_width(policy, monkeypatch):
+    spec = SamplingSpec(6, top_p=0.8)
+    whole = sample(policy, UNEQUAL, spec, seeded())
+    monkeypatch.setattr("rlhf_lab.sampling.WIDEST_KEPT", 2)
+    cut, widths = sample(policy, UNEQUAL, spec, seeded()), set()
+    take = _Step.take
+    monkeypatch.setattr(_Step, "take", lambda *a: widths.add((s := take(*a)).kept.shape[1]) or s)
+    sample(policy, UNEQUAL, spec, seeded())
+    assert torch.equal(cut.tokens, whole.tokens) and len(widths) > 1
+    assert torch.equal(cut.support.kept, whole.support.kept)
+    kept = cut.support.kept
+    assert torch.equal(cut.support.tokens[kept], whole.support.tokens[kept])
 
 
 def test_tokenize_prompts_adds_one_bos_only(llama_tokenizer):
