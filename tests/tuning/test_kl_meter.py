@@ -58,8 +58,10 @@ def test_adapters_use_their_base_model_as_reference(nano):
     assert meter.measure().kl_per_token > 1e-4
 
 
-def test_prompts_without_room_are_left_out(nano):
+def test_prompts_repeat_in_turn_without_those_that_leave_no_room(nano):
     """The context is 32; BOS and 31 words leave no room."""
+    meter = KLMeter(nano, ["", "this movie"], DriftEvalConfig(3, 5))
+    assert meter.prompts == [[0], [0, 2, 8], [0]]
     long = " ".join(["the"] * 31)
     assert KLMeter(nano, [long, "this movie"], DriftEvalConfig(4, 5)).measure().samples == 4
     assert KLMeter(nano, [long], DriftEvalConfig(4, 5)).measure() is None
