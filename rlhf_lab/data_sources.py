@@ -104,6 +104,9 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
     """Yield the number of each line, or of an item of a .json file, with its fields."""
     if suffix in (".csv", ".tsv"):  # pandas, which datasets uses, accepts shifted cells
         table = csv.DictReader(file, delimiter="," if suffix == ".csv" else "\t", strict=True)
+        names = table.fieldnames or []
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column name is repeated: {', '.join(names)}")
         for fields in table:
             if None in fields:
                 raise ValueError(f"line {table.line_num} has too many cells; quote them")
