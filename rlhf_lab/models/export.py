@@ -48,6 +48,7 @@ def export_policy(
     """Write a policy with its value head and critic, loaded from `base_model` and `critic_path`.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
+    A model that differs is kept in `OUT-unverified`, with the number of the process.
 
     Raises:
         LoadError: If `out` is not empty or not writable, or the model cannot be converted, or the
@@ -109,7 +110,7 @@ def validate_new_directory(out: Path) -> None:
 
 @contextlib.contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """Yield a temporary directory that becomes `out` if no exception is raised."""
+    """Yield a temporary directory that becomes `out`, or `OUT-unverified` after a LoadError."""
     validate_new_directory(out)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
@@ -118,7 +119,9 @@ def new_directory(out: Path) -> Iterator[Path]:
         open_to_readers(partial)
         partial.replace(out)
     except LoadError as error:
-        raise LoadError(f"{error} {out} was not written.") from error
+        kept = out.with_name(f"{out.name}-unverified-{os.getpid()}")
+        partial.replace(kept)
+        raise LoadError(f"{error} {out} was not written. The files are in {kept}.") from error
     except (OSError, SafetensorError) as error:
         raise LoadError(f"Cannot write {out} ({error}). Choose another directory.") from error
     finally:
