@@ -73,8 +73,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 START = subprocess.Popen._execute_child
-OF_LIBRARIES = ("lscpu", "fc-list")
-"""What numpy and matplotlib of some versions ask once, at their first use."""
+OF_LIBRARIES = ("lscpu", "fc-list", "pandoc")
+"""What numpy, matplotlib and jupytext of some versions ask once, at their first use."""
 
 
 def refuse_process(
