@@ -13,6 +13,7 @@ class FitResult:
     """Result of training on data, some of which was held out.
 
     `values` are by method:
+
     - all: `first_loss`, `last_loss`, means over the first and last tenth of the steps.
     - SFT: `train_texts`, `held_out_texts`, `held_out_tokens`; `loss_before` and `loss_after` of
       held-out texts in nats per token; `perplexity_before` and `perplexity_after`, their exp.
@@ -22,9 +23,9 @@ class FitResult:
     - policies on pairs: `chosen_reward`, `rejected_reward`, means of the implicit reward, or of the
       log odds of a token for ORPO; `margin`, their difference.
     - reward models: `mean_score` of the training texts, which `centering` keeps near 0.
-    - KTO: `train_good`, `train_bad`, `held_out_good`, `held_out_bad`; `reference_point`, the mean
-      estimate of the KL in the last tenth of the steps; `accuracy`, the AUC of the implicit reward
-      on held-out texts, and `good_reward`, `bad_reward`, its means; None without texts of a kind.
+    - KTO: the numbers of good and bad texts in both parts; `reference_point`, the mean estimate of
+      the KL in the last tenth of the steps; `accuracy`, the AUC of the implicit reward on held-out
+      texts, and `good_reward`, `bad_reward`, its means; None without texts of a kind.
     """
 
     fitting: FitConfig

@@ -134,7 +134,7 @@ def test_model_that_differs_is_unverified(trained, model_dir, tmp_path, monkeypa
         return weights | {name: change(weights[name])}
 
     monkeypatch.setattr(export, "to_hugging_face_weights", convert_wrongly)
-    with pytest.raises(LoadError, match=r"(differ by|nan or inf).*out was not written\..*unverified"):
+    with pytest.raises(LoadError, match=r"(differ by|nan or inf).*was not written.*unverified"):
         export.export_policy(trained, str(model_dir), tmp_path / "out")
     (kept,) = tmp_path.glob("out-unverified-*")
     assert {"model.safetensors", "value_head.safetensors"} <= {p.name for p in kept.iterdir()}
