@@ -35,7 +35,7 @@ def age_of_reference(trainer: "RLHFTrainer") -> int | None:
     return None if trainer.args.reset_reference_every is None else trainer.reference_phase
 
 
-def kl_to_start(trainer: "RLHFTrainer", *rollouts: Rollout) -> float | None:
+def kl_to_initial(trainer: "RLHFTrainer", *rollouts: Rollout) -> float | None:
     """Compute the mean exact KL per sequence from the first reference, before learning.
 
     None if the reference is never reset.

@@ -16,7 +16,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
 from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weights
 from rlhf_lab.training.random_streams import phase_generator
-from rlhf_lab.training.reference_reset import kl_to_start
+from rlhf_lab.training.reference_reset import kl_to_initial
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout, mean_of_batches
 
@@ -116,7 +116,7 @@ class RunLoop:
 
     def summarize_evaluation(self, rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
         """Return the means over batches; raise RunError if KL or entropy is not finite."""
-        means, kl = mean_of_batches(rollouts), kl_to_start(self, *rollouts)
+        means, kl = mean_of_batches(rollouts), kl_to_initial(self, *rollouts)
         means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
         return validate_finite(means, self)
 

@@ -36,7 +36,7 @@ from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import age_of_reference, kl_to_start, reset_reference
+from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, summarize
@@ -267,7 +267,7 @@ class RLHFTrainer(RunLoop):
             seconds = perf_counter() - start - (self.recorder.seconds - saving)
             stats = dataclasses.replace(
                 summarize(rollout),
-                kl_to_initial_per_sequence=kl_to_start(self, rollout),
+                kl_to_initial_per_sequence=kl_to_initial(self, rollout),
                 reference_phase=age_of_reference(self),
             )
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
