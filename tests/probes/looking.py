@@ -9,6 +9,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth
 from rlhf_lab.probes.probe import Check
+from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
 
 SHORT = {
@@ -68,6 +69,20 @@ def look(run: Trained, probe: Probe) -> Record:
     seen = run.seen()
     record = probe.observe(seen)
     return Record(record.values, record.tensors, [*record.checks, *probe.bind(seen, record)])
+
+
+def sound(run: Trained, probe: Probe) -> Record:
+    """One record, whose own checks all hold."""
+    with torch.no_grad():
+        record = probe.observe(run.seen())
+    assert [check for check in record.checks if not check.ok] == []
+    return record
+
+
+def row_alone(rows: TextRows, row: int) -> tuple[Tensor, Tensor]:
+    """One text without padding, as a batch, and which of its states count."""
+    written = rows.written[row]
+    return rows.tokens[row][written][None], rows.states[row][written]
 
 
 def failed(run: Trained, probe: Probe) -> list[Check | str]:

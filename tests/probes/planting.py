@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -55,9 +55,7 @@ def planted(fault: Fault) -> Iterator[None]:
         function.__code__ = whole
 
 
-def told_by(test: Callable[..., None], request: pytest.FixtureRequest, **given: Any) -> None:
-    """Call a test with its fixtures or what is given for them, and expect an assertion to fail."""
-    names = list(inspect.signature(test).parameters)
-    values = {n: given[n] if n in given else request.getfixturevalue(n) for n in names}
-    with pytest.raises(AssertionError):
-        test(**values)
+def assert_fault_fails(where: str, old: str, new: str, test: Callable[[], object]) -> None:
+    """Run a test while `old` is replaced by `new` in `where`: it must fail, or raise an error."""
+    with planted(Fault(old, "", where, old, new)), pytest.raises(Exception):  # noqa: B017
+        test()

@@ -1,12 +1,16 @@
-"""Fisher: the identity of small steps on runs of every kind, and faults that it must tell."""
+"""Fisher: KLs of models that are moved by a block's name, and injected faults."""
 
 import pytest
+import torch
 
+from rlhf_lab.diffing.groups import coarse_groups, restrict
+from rlhf_lab.functional import kl_per_token
+from rlhf_lab.models import effective_weights, merged_copy
 from rlhf_lab.probes import Fisher
+from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_fisher import FISHER_FAULTS
-from tests.probes.looking import failed, look
-from tests.probes.planting import planted
+from tests.probes.looking import Trained, row_alone, sound
+from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -15,21 +19,60 @@ def probe_of(kind: str) -> Fisher:
     return Fisher(n=6, text="rollout" if kind == "padded" else "eval")
 
 
-@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
-def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
-    record = look(trained_runs(kind), probe_of(kind))
-    assert [check for check in record.checks if not check.ok] == []
-    first, *_, last = record.values["ratio"]
+@torch.no_grad()
+def check(kind: str, run: Trained) -> None:
+    """Compare KLs of two texts with those of a moved copy, and forms with second differences."""
+    probe = probe_of(kind)
+    record = sound(run, probe)
+    values, stored = record.values, record.tensors
+    first, *_, last = values["ratio"]
     assert abs(first - 1) < abs(last - 1)
-    assert record.tensors["quad"].sum() > 0
+    models, rows = (
+        (run.ctx.reference, run.ctx.policy.base_model),
+        text_rows(run.seen(), probe.text, 6),
+    )
+    base, moved = (merged_copy(models[0]).to(torch.float64, print_details=False) for _ in "12")
+    before, after = ({n: w.double() for n, w in effective_weights(m).items()} for m in models)
+    whole = {name: after[name] - before[name] for name in before}
+
+    def kl(change: dict[str, torch.Tensor], share: float) -> torch.Tensor:
+        for name, weight in moved.named_parameters():
+            weight.copy_(before[name] + share * change.get(name, 0.0))
+        found = []
+        for tokens, states in (row_alone(rows, row) for row in (0, 1)):
+            logs = (model(tokens)[0].log_softmax(-1) for model in (moved, base))
+            found.append(kl_per_token(*logs)[states].sum())
+        return torch.stack(found).float()
+
+    groups = coarse_groups(models[0])
+    for name, quad, exact in zip(values["groups"], stored["quad"], stored["kl"], strict=True):
+        change = restrict(whole, groups, name)
+        torch.testing.assert_close(exact[:2], kl(change, 1.0), atol=1e-7, rtol=1e-3)
+        size = 1e-3 / max(1.0, quad.mean().item() ** 0.5)
+        second = (kl(change, size) + kl(change, -size)) / 2 / size**2
+        torch.testing.assert_close(quad[:2], second, atol=1e-6, rtol=0.02)
+    for share, found in zip(values["a"], stored["kl_at"], strict=True):
+        torch.testing.assert_close(found[:2], kl(whole, share), atol=1e-9, rtol=1e-3)
 
 
-@pytest.mark.parametrize("fault", FISHER_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    kind = "adapted" if fault.run == "plain" else fault.run
-    with planted(fault):
-        found = failed(trained_runs(kind), probe_of(kind))
-    assert found
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_kls_are_those_of_moved_copies(kind, trained_runs):
+    check(kind, trained_runs(kind))
+
+
+OBSERVE, QUADRATIC = "fisher:Fisher.observe", "diffing.fisher:fisher_quadratic"
+FAULTS = [
+    ("adapted", QUADRATIC, ".sum(-1) / 2", ".sum(-1)"),
+    ("adapted", OBSERVE, "for name in groups.names]", "for name in reversed(groups.names)]"),
+    ("adapted", OBSERVE, "for a in SHARES])", "for a in (0.003, *SHARES[:-1])])"),
+    ("padded", "fisher:_quadratic", "rows.states, rows.attention_mask", "rows.states"),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, trained_runs):
+    run = trained_runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):

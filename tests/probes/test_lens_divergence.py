@@ -1,4 +1,4 @@
-"""LensDivergence: where two models part, what is exactly 0, and faults that are told."""
+"""LensDivergence: where two models part, what is exactly 0, and injected faults."""
 
 import copy
 from types import SimpleNamespace
@@ -11,10 +11,11 @@ from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models import HookedTransformer
 from rlhf_lab.probes import LensDivergence
 from rlhf_lab.probes.lens_divergence import unchanged_layers
+from rlhf_lab.probes.text_rows import text_rows
+from rlhf_lab.probes.tuned_lens import fit_translator
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_lens_divergence import LENS_DIVERGENCE_FAULTS
-from tests.probes.looking import Trained, failed, look
-from tests.probes.planting import planted
+from tests.probes.looking import Trained, row_alone, sound
+from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -29,32 +30,54 @@ def with_policy(run: Trained, model: HookedTransformer) -> Trained:
     return run._replace(ctx=SimpleNamespace(**parts))
 
 
-@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
-def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
-    run = trained_runs(kind)
-    record = look(run, probe_of(kind))
-    assert [check for check in record.checks if not check.ok] == []
-    layers = run.ctx.reference.cfg.n_layers + 1
-    assert len(record.values["raw"]) == layers and record.values["raw"][-1] > 1e-3
-    if kind == "grouped":  # three texts, on which nothing is fitted
-        assert "tuned" not in record.tensors
-    else:
-        assert record.tensors["tuned"].shape[:2] == (layers, 4)
-        assert record.values["tuned"][-1] > 1e-3
+@torch.no_grad()
+def check(kind: str, run: Trained) -> None:
+    """Compare some texts, run alone up to each layer, with stored rows through both lenses."""
+    probe = probe_of(kind)
+    record = sound(run, probe)
+    values, stored = record.values, record.tensors
+    models, rows = (
+        (run.ctx.policy.base_model, run.ctx.reference),
+        text_rows(run.seen(), probe.text, 12),
+    )
+    layers, cut = models[0].cfg.n_layers + 1, 2 * len(rows.tokens) // 3
 
+    def stop(model, row: int, layer: int) -> torch.Tensor:
+        return model(row_alone(rows, row)[0], stop_at_layer=layer)[0]
 
-def test_the_last_layer_is_the_kl_of_whole_logits(trained_runs):
-    run = trained_runs("adapted")
-    tokens, record = run.tokens[:12], look(run, probe_of("adapted"))
-    with torch.no_grad():
-        logprobs = [
-            log_probs(model(tokens)) for model in (run.ctx.policy.base_model, run.ctx.reference)
+    def assert_row(stored: torch.Tensor, row: int, layer: int, translate=lambda h: h) -> None:
+        states = row_alone(rows, row)[1]
+        logs = [
+            log_probs(m.unembed(m.ln_final(translate(stop(m, row, layer))[None]))) for m in models
         ]
-    states = record.tensors["states"]
-    expected = kl_per_token(*logprobs) * states
-    mean = (expected.sum() / states.sum()).item()
-    torch.testing.assert_close(record.tensors["raw"][-1], expected, atol=1e-5, rtol=1e-5)
-    assert record.values["raw"][-1] == pytest.approx(mean, abs=1e-6)
+        expected = kl_per_token(*logs)[0] * states
+        torch.testing.assert_close(stored[: len(states)], expected, atol=2e-5, rtol=1e-3)
+
+    assert values["layers"] == ["embed", *(f"L{layer}" for layer in range(layers - 1))]
+    if kind == "adapted":  # of the next token, after a prompt of three
+        assert values["slots"][2:4] == ["OPEN", "COMMA"]
+    for layer in range(layers):
+        for row in (0, 2):
+            assert_row(stored["raw"][layer, row], row, layer)
+    for lens in values.keys() & {"raw", "tuned"}:
+        sums, counts = stored[lens].sum((1, 2)), stored["states"][-stored[lens].shape[1] :].sum()
+        assert values[lens] == pytest.approx((sums / counts).tolist(), abs=1e-5)
+    assert values["raw"][-1] > 1e-3 and ("tuned" in values) == (kind != "grouped")
+    if "tuned" in values:
+        assert values["held_out"] == len(rows.tokens) - cut == stored["tuned"].shape[1]
+        for layer in range(layers - 1):
+            x, y = (
+                torch.cat([stop(models[1], row, at) for row in range(cut)])[None]
+                for at in (layer, layers - 1)
+            )
+            everywhere = torch.ones(y.shape[:2], dtype=torch.bool)
+            translate = fit_translator(x, y, everywhere, values["tuned_ridge"])
+            assert_row(stored["tuned"][layer, 1], cut + 1, layer, translate)
+
+
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_layers_are_read_as_in_forwards_that_stop_there(kind, trained_runs):
+    check(kind, trained_runs(kind))
 
 
 @pytest.mark.parametrize("moved, equal", [("blocks.1.mlp.W_in", 2), ("blocks.0.mlp.W_in", 1)])
@@ -65,8 +88,7 @@ def test_layers_in_front_of_what_changed_are_exactly_0(trained_runs, moved, equa
     with torch.no_grad():
         dict(model.named_parameters())[moved].mul_(1.5)
     assert unchanged_layers(model, run.ctx.reference) == equal
-    record = look(with_policy(run, model), probe_of("adapted"))
-    assert all(check.ok for check in record.checks), record.checks
+    record = sound(with_policy(run, model), probe_of("adapted"))
     for lens in ("raw", "tuned"):
         assert not record.tensors[lens][:equal].any()
         assert all(x > 0 for x in record.values[lens][equal:])
@@ -79,17 +101,34 @@ def test_a_trained_read_out_moves_every_layer(trained_runs):
         model.unembed.W_U.mul_(1.5)
     assert unchanged_layers(model, run.ctx.reference) == 0
     assert unchanged_layers(run.ctx.reference, run.ctx.reference) == 3
-    record = look(with_policy(run, model), probe_of("adapted"))
-    assert all(check.ok for check in record.checks), record.checks
+    record = sound(with_policy(run, model), probe_of("adapted"))
     assert all(x > 0 for x in record.values["raw"])
 
 
-@pytest.mark.parametrize("fault", LENS_DIVERGENCE_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    kind = "adapted" if fault.run == "plain" else fault.run
-    with planted(fault):
-        found = failed(trained_runs(kind), probe_of(kind))
-    assert found
+OBSERVE, LENS = "lens_divergence:LensDivergence.observe", "diffing.lens:lens_divergence"
+FAULTS = [
+    ("padded", LENS, "logit_lens(reference, other[None])", "logit_lens(model, other[None])"),
+    ("padded", OBSERVE, 'rotate_padding(x, mask[-len(x) :], "right")', "x"),
+    ("adapted", OBSERVE, "fit_translators(other[:, :cut]", "fit_translators(own[:, :cut]"),
+    (
+        "adapted",
+        "lens_divergence:both_streams",
+        '"blocks.*.hook_resid_pre"',
+        '"blocks.*.hook_resid_mid"',
+    ),
+    (
+        "adapted",
+        "lens_divergence:_by_layer",
+        "states.sum(1)",
+        "torch.ones_like(states).sum(1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, trained_runs):
+    run = trained_runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):

@@ -10,23 +10,18 @@ import pytest
 
 from rlhf_lab import probes
 from rlhf_lab.probes.attachment import Attachment
-from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.text_rows import text_rows
-from tests.probes.audit.adapter_reading import bind_adapter_reading
 from tests.probes.audit.attention_drift import bind_attention_drift
 from tests.probes.audit.component_transplant import bind_component_transplant
 from tests.probes.audit.direction import bind_direction
-from tests.probes.audit.fisher import bind_fisher
 from tests.probes.audit.frozen_probe import bind_frozen_probe
 from tests.probes.audit.grad_terms import bind_grad_terms
 from tests.probes.audit.hack_watch import bind_hack_watch
 from tests.probes.audit.kl_attribution import bind_kl_attribution
 from tests.probes.audit.kl_by_position import bind_kl_by_position
-from tests.probes.audit.lens_divergence import bind_lens_divergence
 from tests.probes.audit.logit_shift import bind_logit_shift
 from tests.probes.audit.neuron_rank import bind_neuron_rank
-from tests.probes.audit.off_principal import bind_off_principal
 from tests.probes.audit.run_health import bind_run_health
 from tests.probes.audit.step_influence import bind_step_influence
 from tests.probes.audit.step_ledger import bind_step_ledger
@@ -34,14 +29,6 @@ from tests.probes.audit.text_heatmap import bind_text_heatmap
 from tests.probes.audit.value_attribution import bind_value_attribution
 from tests.probes.audit.value_lens import bind_value_lens
 from tests.probes.audit.weight_delta import bind_weight_delta
-
-
-def audit_adapter_reading(probe, seen, record):
-    options = None
-    if probe.removed:
-        options = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-        options |= {"reward": resolve_true_reward(seen), "n": probe.n}
-    return bind_adapter_reading(seen, record, options)
 
 
 def audit_value_lens(probe, seen, record):
@@ -62,22 +49,18 @@ def _rows(probe, seen):
 
 
 AUDITS = {
-    probes.AdapterReading: audit_adapter_reading,
     probes.AttentionDrift: lambda p, s, r: bind_attention_drift(
         s, r, (p.word, p.other), *p.rows(s)
     ),
     probes.ComponentTransplant: lambda p, s, r: bind_component_transplant(s, r),
     probes.Direction: lambda p, s, r: bind_direction(s, r, p.method),
-    probes.Fisher: lambda p, s, r: bind_fisher(s, r, _rows(p, s)),
     probes.FrozenProbe: lambda p, s, r: bind_frozen_probe(s, r),
     probes.GradTerms: lambda p, s, r: bind_grad_terms(s, r),
     probes.HackWatch: lambda p, s, r: bind_hack_watch(s, r),
     probes.KLAttribution: lambda p, s, r: bind_kl_attribution(s, r, _rows(p, s)),
     probes.KLByPosition: lambda p, s, r: bind_kl_by_position(s, r, p.n),
-    probes.LensDivergence: lambda p, s, r: bind_lens_divergence(s, r, _rows(p, s)),
     probes.LogitShift: lambda p, s, r: bind_logit_shift(s, r, (p.word, p.other), p.pos),
     probes.NeuronRank: lambda p, s, r: bind_neuron_rank(s, r, (p.word, p.other), p.pos, p.n),
-    probes.OffPrincipal: lambda p, s, r: bind_off_principal(s, r),
     probes.RunHealth: lambda p, s, r: bind_run_health(s, r),
     probes.StepInfluence: lambda p, s, r: bind_step_influence(s, r, p.target_of(s)),
     probes.StepLedger: lambda p, s, r: bind_step_ledger(s, r),
