@@ -18,6 +18,7 @@ from rlhf_lab.training.checkpoint import (
     unflatten_state,
     wait_for_writers,
 )
+from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -38,6 +39,9 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
+    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
+    if was and was != now:
+        warnings.warn(f"The run rewarded {was}, but now {now}. Use the same labels.", stacklevel=2)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
@@ -67,9 +71,7 @@ def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path)
             f"Python with RLHFTrainer.resume({str(path)!r}, {missing[0]}=...)."
         )
     for name in sorted(passed - set(custom)):
-        raise RunError(
-            f"{path} was trained without a custom {name}. Leave {name} out, or start a new run."
-        )
+        raise RunError(f"{path} was trained without a custom {name}. Leave {name} out.")
 
 
 def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> RLHFArgs:

@@ -1,10 +1,12 @@
-"""Files of prompts, texts, pairs and labeled texts at each command, and standard input."""
+"""Files of prompts, texts, pairs and labeled texts at each command, and standard input.
+
+The readers are tested in test_data_sources.py, rewards/test_pairs.py, tuning/test_examples.py.
+"""
 
 import io
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,21 @@ COMMANDS = {
     "kto": ["kto", *FIT, "--examples"],
     "train-reward": ["train-reward", *FIT[:-2], "--pairs"],
 }
-PAIR = {"chosen": "a good movie", "rejected": "a bad movie"}
 PAIRS = ("dpo", "orpo", "train-reward")
-
-
-def to_lines(*rows):
-    return "".join(json.dumps(row) + "\n" for row in rows)
+PAIR = '{"chosen": "a good movie", "rejected": "a bad movie"}\n'
+UNKNOWN = PAIR.replace("good", "quantum")
+BROKEN = [  # commands, file, content, words of the message
+    (tuple(COMMANDS), "x.jsonl", '{"a": 1,}\n', ["x.jsonl", "line 1"]),
+    (tuple(COMMANDS), "x.csv", "good\na\nb\n", ["line 2", "'good'"]),
+    (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
+    (("train",), "x.txt", "this movie was good . " * 30, ["context"]),
+    (("sft",), "x.txt", "\n \n", ["texts has 0 rows", "at least 2"]),
+    (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
+    (PAIRS, "x.jsonl", PAIR, ["pairs has 1 rows", "at least 2"]),
+    (PAIRS, "x.jsonl", UNKNOWN * 2, ["vocabulary"]),
+    (PAIRS, "x.jsonl", PAIR.replace("good", "\\ud800") * 2, ["ud800"]),
+    (("kto",), "x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -38,83 +49,45 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-BROKEN = {
-    "broken line": (tuple(COMMANDS), "x.jsonl", '{"a": 1,}\n', ["x.jsonl", "line 1"]),
-    "another column": (tuple(COMMANDS), "x.csv", "good\na\nb\n", ["line 2", "'good'"]),
-    "unknown suffix": (tuple(COMMANDS), "x.xlsx", "PK", [".xlsx"]),
-    "unknown words": (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
-    "a long prompt": (("train",), "x.txt", "this movie was good . " * 30, ["context"]),
-    "no texts": (("sft",), "x.txt", "\n \n", ["texts has 0 rows", "at least 2"]),
-    "lines as pairs": (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
-    "one pair": (PAIRS, "x.jsonl", to_lines(PAIR), ["pairs has 1 rows", "at least 2"]),
-    "pairs of unknown words": (
-        PAIRS,
-        "x.jsonl",
-        to_lines({"chosen": "quantum", "rejected": "x"}) * 2,
-        ["vocabulary"],
-    ),
-    "half a surrogate pair": (
-        PAIRS,
-        "x.jsonl",
-        '{"chosen": "\\ud800", "rejected": "bad"}\n' * 2,
-        ["ud800"],
-    ),
-    "all good": (("kto",), "x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
-    "no label": (("kto",), "x.csv", "response\na\n", ["line 2", "'label'", "good, true"]),
-    "no response": (("kto",), "x.csv", "text,label\na,good\n", ["line 2", "'response'"]),
-    "semicolons": (("train",), "x.csv", "prompt;label\nthis movie;good\n", ["x.csv", "prompt"]),
-    "a row too long": (("train",), "x.csv", "prompt\nthis movie,was so good\n", ["line 2"]),
-    "equal texts": (
-        ("train-reward",),
-        "x.jsonl",
-        to_lines(PAIR | {"rejected": PAIR["chosen"]}) * 2,
-        ["chosen", "rejected"],
-    ),  # fmt: skip
-}
-CASES = [(command, name) for name, case in BROKEN.items() for command in case[0]]
-
-
-@pytest.mark.parametrize(("command", "name"), CASES)
-def test_a_broken_file_is_one_line(there, command, name) -> None:
-    _, file, content, words = BROKEN[name]
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case[2][:20])
+def test_command_rejects_a_broken_file(there, case) -> None:
+    commands, file, content, words = case
     Path(file).write_text(content)
-    with untouched(there):
-        rejected([*COMMANDS[command], file], *words)
+    for command in commands:
+        with untouched(there):
+            rejected([*COMMANDS[command], file], *words)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("name", ["", "missing.jsonl", "directory", "pipe", "hub:", "x" * 300])
-def test_a_missing_source_is_one_line(there, command, name) -> None:
+def test_command_rejects_a_missing_source(there, command) -> None:
     Path("directory").mkdir()
     os.mkfifo("pipe")
-    rejected([*COMMANDS[command], name])
-    assert sorted(os.listdir()) == ["directory", "pipe"]
+    with untouched(there):
+        for name in ("", "missing.jsonl", "directory", "pipe", "hub:", "x" * 300):
+            rejected([*COMMANDS[command], name])
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [(["dpo", "--prompt-column", "q"], "'q'"), (["train-reward", "--prompt-column", "q"], "'q'"),
-     (["train-reward", "--margin", "1"], "'margin'")],
-)  # fmt: skip
-def test_a_missing_column_is_named(there, options, words) -> None:
-    Path("x.jsonl").write_text(to_lines(PAIR, PAIR | {"rejected": "bad"}))
-    rejected([*options, "--pairs", "x.jsonl", "--out", "made"], "line 1", words, "chosen")
+    ("options", "word"), [("dpo --prompt-column q", "'q'"), ("train-reward --margin 1", "'margin'")]
+)
+def test_missing_column_is_named(there, options, word) -> None:
+    Path("x.jsonl").write_text(PAIR * 2)
+    rejected([*options.split(), "--pairs", "x.jsonl", "--out", "made"], "line 1", word, "chosen")
 
 
-def test_a_run_continues_the_prompts_of_its_file() -> None:
+def test_run_continues_the_prompts_of_its_file() -> None:
     Path("p.csv").write_text("prompt\nthe plot\nwow folks\n")
     accepted([*TRAIN, "--prompts", "p.csv"])
     rows = [json.loads(line) for line in Path("made", "samples.jsonl").read_text().splitlines()]
     assert {" ".join(row["text"].split()[:2]) for row in rows} == {"the plot", "wow folks"}
 
 
-def test_a_text_of_10_mb_is_truncated_before_tokenization() -> None:
-    row = {"text": "good " * 2_000_000, "chosen": "good " * 2_000_000, "rejected": "bad"}
-    Path("x.jsonl").write_text(to_lines(row) * 2)
-    for command in ("sft", "dpo"):
-        start = time.process_time()
-        accepted([*COMMANDS[command], "x.jsonl", "--out", command, "--held-out", "0.5"])
-        assert time.process_time() - start < 10
+@pytest.mark.parametrize("command", ["sft", "dpo"])
+def test_text_of_1_mb_is_cut_to_the_context(command) -> None:
+    row = {"text": "good " * 200_000, "chosen": "good " * 200_000, "rejected": "bad"}
+    Path("x.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    outcome = accepted([*COMMANDS[command], "x.jsonl", "--held-out", "0.5"])
+    assert "were cut to 32 tokens" in outcome.err
 
 
 STDIN = {

@@ -1,9 +1,7 @@
-"""Runs that change while a trainer is away, names with two meanings, and odd files of a learner."""
+"""Runs that change while a trainer is away, names with two meanings, and rejected exercises."""
 
-import contextlib
 import json
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_lab import RLHFTrainer
-from rlhf_lab.course import CheckNotPassed, check
-from rlhf_lab.errors import LabError
-from tests.bad_input.command_outcome import TRAIN, accepted, refuses, rejected, run, settings
+from rlhf_lab.course import check
+from tests.bad_input.command_outcome import TRAIN, accepted, refuses, rejected, settings
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 FIT = ["--steps", "2", "--no-show-progress"]
-
-
-@pytest.fixture
-def reward_model(here: Path) -> Path:
-    """A reward model after two steps."""
-    accepted(["train-reward", "--pairs", "reel", "--n-pairs", 40, "--out", "rewarder", *FIT])
-    return Path("rewarder")
 
 
 def test_matrix_named_twice_has_one_adapter(here: Path) -> None:
@@ -40,8 +30,9 @@ def test_path_selects_a_directory_with_a_bundled_name(here: Path, gpt2_dir: Path
     assert outcome.out.startswith("w1 w2")
 
 
-def test_reward_model_is_no_policy(reward_model: Path) -> None:
-    rejected(["sample", reward_model, "-n", 1], "reward model")
+def test_reward_model_is_no_policy(here: Path) -> None:
+    accepted(["train-reward", "--pairs", "reel", "--n-pairs", 40, "--out", "rewarder", *FIT])
+    rejected(["sample", "rewarder", "-n", 1], "reward model")
 
 
 def test_second_trainer_of_a_new_run_is_rejected(here: Path) -> None:
@@ -67,30 +58,7 @@ def test_run_deleted_or_moved_during_training_raises(here: Path, how: str) -> No
     refuses(trainer.train, "made")
 
 
-def test_report_of_a_run_without_phases(here: Path) -> None:
-    RLHFTrainer(settings(), out="made").start()
-    accepted(["report", "made"])
-    assert "<html" in Path("made/report.html").read_text()
-
-
 @pytest.mark.parametrize("thing", [None, "masked_mean", print], ids=repr)
 def test_check_rejects_other_objects(thing: Any) -> None:
-    with pytest.raises(ValueError, match="exercise"):
+    with pytest.raises(ValueError, match="Pass the function itself|exercise"):
         check(thing)
-
-
-def test_damaged_progress_file_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = here / ".local" / "share" / "rlhf_lab" / "progress.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"masked_mean": {"checks": 12, "sta')
-    monkeypatch.setenv("HOME", str(here))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-
-    def masked_mean(*arguments: Any, **options: Any) -> None: ...
-
-    run(["progress"])
-    with contextlib.suppress(CheckNotPassed, LabError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        check(masked_mean)
-    texts = [path.read_text() for path in path.parent.iterdir()]
-    assert any('{"masked_mean": {"checks": 12, "sta' in text for text in texts)

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.__main__ import parse
-from rlhf_lab.config import RLHFArgs
-from tests.bad_input.command_outcome import TRAIN, refuses, rejected, settings, untouched
+from tests.bad_input.command_outcome import TRAIN, rejected, untouched
 
 SMALL = " ".join(TRAIN) + " --out made"
 REWARD, SFT = "train-reward --pairs reel --out made", "sft --texts reel --out made"
@@ -15,13 +13,10 @@ REJECTED = {
     # names and structure of the command line
     "": ("train", "resume", "doctor"),
     "tran": ("tran",),
+    "train RUN": ("RUN",),
     "resume": ("The run's directory", "resume --help"),
     "export RUN": ("export --help",),
-    "export RUN made more": ("more",),
-    "train RUN": ("RUN",),
     "sft --out made": ("--texts",),
-    "orpo": ("--pairs", "--out"),
-    "doctor all": ("all",),
     "train --batch-size": ("--batch-size",),
     "train --preset": ("--preset", "train --help"),
     "train --no-seed": ("--no-seed",),
@@ -29,86 +24,56 @@ REJECTED = {
     "train --learning-rate 1e-3": ("--learning-rate",),
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
-    "train --stop-at-eos maybe": ("maybe",),
     # numbers
     "train --batch-size 16.0": ("--batch-size", "16.0"),
-    "train --base-lr 1,5": ("--base-lr", "1,5"),
     f"train --total-phases {'9' * 5000}": ("--total-phases",),
     "sample RUN -n 0": ("n=0", "1 or greater"),
     "sample RUN --gen-len 31": ("gen_len=31", "32"),
     "sample RUN --temperature nan": ("temperature=nan",),
-    "sample RUN --top-k 0": ("top_k=0", "1 or greater"),
     "sample RUN --seed -1": ("seed", "below 2**63"),
     f"sample RUN -n {'9' * 14}": ("memory",),
     f"{REWARD} --steps 0": ("steps=0", "1 or greater"),
-    f"{REWARD} --held-out 1": ("held_out=1.0",),
-    f"{REWARD} --margin inf": ("margin=inf", "0 or greater"),
     f"{REWARD} --n-pairs 1": ("n_pairs=1", "at least 2"),
     f"{REWARD} --n-pairs 8 --steps 3 --learning-rate 1e30": ("learning_rate=1e+30", "ower"),
     f"{SFT} --n-texts 1": ("texts has 1 rows", "at least 2"),
-    f"{SFT} --max-tokens 1": ("max_tokens=1", "at least 2"),
-    f"{SFT} --samples -1": ("samples=-1", "0 or greater"),
     f"{SFT} --gen-len 99 --n-texts 8 --steps 1": ("gen_len=99", "32"),
     f"{SFT} --lora-rank 2 --lora-alpha nan --n-texts 8": ("lora_alpha=nan",),
-    f"{DPO} --beta 0": ("beta=0.0", "greater than 0"),
-    f"{DPO} --label-smoothing 0.5": ("label_smoothing=0.5", "below 0.5"),
     f"{DPO} --kind ipo --label-smoothing 0.1": ("label_smoothing=0.1", "0 for ipo"),
-    f"{KTO} --good-weight -1": ("good_weight=-1.0", "0 or greater"),
     f"{KTO} --n-pairs 8 --batch-size 1": ("batch_size=1", "at least 2"),
     "orpo --pairs reel --out made --odds-weight nan": ("odds_weight=nan", "0 or greater"),
-    "resume RUN --kl-coef -1": ("kl_coef=-1.0", "0 or greater"),
-    "resume RUN --total-phases 1": ("total_phases=1",),
     "export RUN made --checkpoint 1.0": ("1.0", "is not a checkpoint"),
     "export RUN made --checkpoint 7": ("phase_000007",),
     "sample RUN --checkpoint ../last": ("is not a checkpoint",),
     "sample RUN --checkpoint lsat": ("No checkpoint",),
     # settings
-    f"{SMALL} --kl-coef -0.1": ("kl_coef=-0.1", "0 or greater"),
-    f"{SMALL} --num-minibatches 3": ("batch_size=16", "num_minibatches=3", "divisor"),
-    f"{SMALL} --advantages grpo": ("advantages='grpo'", "samples_per_prompt=1", "at least 2"),
     f"{SMALL} --gen-len 31": ("gen_len=31", "32"),
     f"{SMALL} --preset real": ("preset='real'", "reel, smol"),
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
-    f"{SMALL} --loggers tensorboard,mlflow": ("tensorboard,mlflow", "tensorboard, trackio"),
     f"{SMALL} --precision tf32": ("precision='tf32'", "fp32"),
     f"{SMALL} --device tpu": ("device='tpu'", "auto, cpu"),
     f"{SMALL} --device meta": ("device='meta'", "auto, cpu"),
     f"{SMALL} --device cuda:99": ("device='cuda:99'",),
     "score good --device tpu": ("device='tpu'", "auto, cpu"),
-    f"{SMALL} --reward-fn Sentiment": ("reward_fn='Sentiment'", "choose sentiment"),
-    "score good --reward-fn count:": ("count:", "count:great"),
     f"{SMALL} --reward-fn learned": ("reel-sentiment", "train-reward"),
     f"{SMALL} --reward-model reel-nano": ("reel-nano",),
-    f"{SMALL} --positive-label splendid": ("splendid", "positive_label"),
-    f"{SMALL} --base-model=": ("base_model=''", "not empty"),
     f"{SMALL} --base-model ./nowhere": ("./nowhere", "Choose a model directory"),
     f"{SMALL} --base-model reel-sentiment": ("reel-sentiment", "language model"),
     f"{SMALL} --base-model RUN": ("RUN", "export"),
     f"{SMALL} --value-head separate --critic-path reel-nano": ("reel-nano", "train-reward"),
     f"{SMALL} --stop-tokens xyzzy": ("stop_tokens='xyzzy'", "not one token"),
-    f"{SMALL} --stop-tokens ,,": ("stop_tokens",),
     f"{SMALL} --lora-rank 2 --lora-targets W_X": ("lora_targets", "'W_X'", "W_Q"),
     "sample https://huggingface.co/gpt2": ("https",),
     "sample ~nouser": ("~nouser",),
 }
 HALF = "\udcff"  # half of a surrogate pair
-TEXTS = {
-    "half a character to score": (["score", f"good {HALF}"], ["UTF-8"]),
-    "half a character to sample": (["sample", "RUN", "--prompt", f"this {HALF}"], ["prompt"]),
-    "half a character in JSON": ([*TRAIN, "--prompts", "half.jsonl"], ["prompt"]),
-    "two tokens": ([*TRAIN, "--stop-tokens", "so good"], ["stop_tokens", "so good"]),
-    "empty --out": ([*TRAIN, "--out", ""], ["out"]),
-    "long path": ([*TRAIN, "--out", "x" * 5000], ["too long"]),
-    "long source": (["sft", "--texts", "x" * 300, "--out", "made"], ["too long"]),
-}
-TAKEN = {
-    "--batch-size 1_024": ("batch_size", 1024),
-    "--base-lr 5e-5": ("base_lr", 5e-5),
-    "--seed 9223372036854775807": ("seed", 2**63 - 1),
-    "--top-k None": ("top_k", None),
-    "--total_phases 7": ("total_phases", 7),
-    "--total-phases 5 --total-phases 7": ("total_phases", 7),
-}
+TEXTS = [
+    (["score", f"good {HALF}"], ["UTF-8"]),
+    (["sample", "RUN", "--prompt", f"this {HALF}"], ["prompt"]),
+    ([*TRAIN, "--prompts", "half.jsonl"], ["prompt"]),
+    ([*TRAIN, "--stop-tokens", "so good"], ["stop_tokens", "so good"]),
+    ([*TRAIN, "--out", ""], ["out"]),
+    ([*TRAIN, "--out", "x" * 5000], ["too long"]),
+]
 
 
 @pytest.mark.parametrize("command", REJECTED, ids=lambda command: command[-60:])
@@ -118,29 +83,14 @@ def test_command_rejects_option_and_writes_nothing(here: Path, command: str) -> 
     assert "---" not in message and "helptext" not in message
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_command_rejects_text(here: Path, name: str) -> None:
+@pytest.mark.parametrize(("arguments", "words"), TEXTS)
+def test_command_rejects_text(here: Path, arguments: list[str], words: list[str]) -> None:
     (here / "half.jsonl").write_text('{"prompt": "this \\ud800 film"}\n' * 4)
-    arguments, words = TEXTS[name]
-    rejected(arguments, *words)
+    with untouched(here):
+        rejected(arguments, *words)
 
 
 def test_model_with_nan_is_unverified(here: Path) -> None:
     command = f"{SFT} --n-texts 8 --samples 0 --steps 1 --learning-rate 1e37"
     rejected(command.split(), "nan or inf", "made was not written", "made-unverified")
     assert not (here / "made").exists() and list(here.glob("made-unverified-*"))
-
-
-@pytest.mark.parametrize("options", TAKEN)
-def test_train_takes_other_forms_of_numbers(options: str) -> None:
-    name, value = TAKEN[options]
-    call = parse(["train", *options.split()])
-    args = next(a for a in (*call.args, *call.keywords.values()) if isinstance(a, RLHFArgs))
-    assert getattr(args, name) == value
-
-
-def test_settings_reject_numpy_scalars() -> None:
-    import numpy as np
-
-    for field, number in {"kl_coef": np.float32(0.25), "seed": np.int64(7)}.items():
-        refuses(lambda field=field, number=number: settings(**{field: number}), field, "must be")

@@ -38,7 +38,7 @@ class Mine(Probe):
     record: Any = None
 
     def observe(self, seen: Any) -> Any:
-        return self.record(seen) if callable(self.record) else self.record
+        return self.record
 
 
 class Misspelled(Mine):
@@ -54,12 +54,8 @@ def build(args: Any = None, **parts: Any) -> Callable[[RLHFTrainer], Any]:
     return lambda t: RLHFTrainer(args or settings(), **parts)
 
 
-def suite(probe: Any, **options: Any) -> Callable[[RLHFTrainer], Any]:
-    return lambda t: attach(t, Suite(probe() if probe is not Mine else Mine, **options))
-
-
-def mine(**options: Any) -> Callable[[], Probe]:
-    return lambda: Mine(**({"name": "mine"} | options))
+def probe(kind: type[Probe], name: str = "mine") -> Callable[[RLHFTrainer], Any]:
+    return lambda t: attach(t, Suite(kind(name=name)))
 
 
 def step(**changes: Any) -> Callable[[RLHFTrainer], Any]:
@@ -71,30 +67,17 @@ def keep(activation: Any, where: Any) -> Any:
     return activation
 
 
-def do_nothing(ctx: Any) -> None: ...
-
-
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "no prompts": (build(prompts=[]), ["prompts"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
-    "one text to continue": (lambda t: t.generate("this movie"), []),
     "an unknown token": (lambda t: t.generate([[10**6]]), []),
     "texts and tokens": (lambda t: t.generate(["this movie", [1, 2]]), []),
-    "scores of text": (step(scores=["1"] * 16), []),
-    "score nan": (step(scores=[math.nan] * 16), []),
     "unknown tokens": (step(queries=[[1]] * 16, responses=[[10**6]] * 16), []),
     "nothing to learn from": (step(response_masks=[[0] * 3] * 16), []),
-    "an event misspelled": (lambda t: t.on("after_scores"), ["after_scores", "after_score"]),
-    "a layer too many": (lambda t: t.capture("blocks.9.hook_mlp_out")(do_nothing), ["blocks.9"]),
     "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),
-    "a probe's event": (suite(lambda: Misspelled(name="mine")), ["after_scores"]),
-    "a probe's site": (suite(lambda: Elsewhere(name="mine")), ["blocks.7"]),
-    "a probe's path": (suite(mine(name="../../evil")), ["evil"]),
-    "never": (suite(mine(every=0)), ["every"]),
-    "labels of another number": (
-        suite(mine(), eval_text=["this movie"] * 3, labels=torch.tensor([True, False])),
-        ["labels"],
-    ),
+    "a probe's event": (probe(Misspelled), ["after_scores"]),
+    "a probe's site": (probe(Elsewhere), ["blocks.7"]),
+    "a probe's path": (probe(Mine, "../../evil"), ["evil"]),
 }
 
 
@@ -155,20 +138,24 @@ def unstorable(ctx: Any) -> dict[Any, Any]:
     return {("a", 1): {2: object()}}
 
 
-@pytest.mark.parametrize("act", ["no_gradients", "unstorable", "trains", "thread"])
-def test_unusual_callback_changes_no_weight(trainer, plain, act: str) -> None:
-    if act == "trains":
-        trainer.on("after_phase")(lambda ctx: trainer.run_phase())
-    elif act != "thread":
-        trainer.on("after_score")(globals()[act])
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("callback", [no_gradients, unstorable])
+def test_unusual_callback_changes_no_weight(trainer, plain, callback) -> None:
+    trainer.on("after_score")(callback)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            thread = threading.Thread(target=trainer.train)
-            thread.start() if act == "thread" else trainer.train()
-            thread.join(60) if act == "thread" else None
+        trainer.train()
     finally:
         torch.set_grad_enabled(True)
+    assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
+    assert same(weights(trainer), plain)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_callback_that_trains_and_a_thread_change_no_weight(trainer, plain) -> None:
+    trainer.on("after_phase")(lambda ctx: trainer.run_phase())
+    thread = threading.Thread(target=trainer.train)
+    thread.start()
+    thread.join(60)
     assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
     assert same(weights(trainer), plain)
 
@@ -187,7 +174,7 @@ def test_intervention_must_return_an_activation(trainer, name: str) -> None:
     refuses(trainer.train, *([] if name == "nan" else ["changer"]))
 
 
-FINE, TABLE = Check("all is well", 0.0, 1.0, True), torch.arange(6.0).reshape(2, 3)
+TABLE = torch.arange(6.0).reshape(2, 3)
 STORED = {
     "shared memory": {"a": TABLE, "b": TABLE},
     "transposed": {"a": TABLE.T},
@@ -196,22 +183,23 @@ STORED = {
 NOT_STORED = {
     "nothing": None,
     "a dictionary": {"values": {}},
-    "no checks": Record(values={"a": 1}),
-    "not JSON": Record(values={"a": object()}, checks=[FINE]),
-    "an error": lambda seen: 1 / 0,
+    "not JSON": Record(values={"a": object()}, checks=[Check("all is well", 0.0, 1.0, True)]),
 }
 
 
-@pytest.mark.parametrize("name", [*STORED, *NOT_STORED])
-def test_probe_records_are_stored_or_warned_about(trainer, monkeypatch, name: str) -> None:
-    record = Record(tensors=STORED[name], checks=[FINE]) if name in STORED else NOT_STORED[name]
-    monkeypatch.setattr(Mine, "record", staticmethod(record) if callable(record) else record)
+@pytest.mark.parametrize("name", STORED)
+def test_tensors_of_a_probe_are_stored(trainer, monkeypatch, name: str) -> None:
+    record = Record(tensors=STORED[name], checks=[Check("all is well", 0.0, 1.0, True)])
+    monkeypatch.setattr(Mine, "record", record)
     attach(trainer, Mine(name="mine"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    trainer.run_phase()
+    assert torch.equal(Run("made").tensors("mine", 0)["a"], STORED[name]["a"])
+
+
+@pytest.mark.parametrize("name", NOT_STORED)
+def test_invalid_record_of_a_probe_warns(trainer, monkeypatch, name: str) -> None:
+    monkeypatch.setattr(Mine, "record", NOT_STORED[name])
+    attach(trainer, Mine(name="mine"))
+    with pytest.warns(UserWarning, match="mine"):
         trainer.run_phase()
     assert len(lines("made/metrics.jsonl")) == 1
-    if name in STORED:
-        assert torch.equal(Run("made").tensors("mine", 0)["a"], STORED[name]["a"])
-    else:
-        assert any("mine" in str(warning.message) for warning in caught)
