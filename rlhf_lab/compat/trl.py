@@ -1,5 +1,6 @@
 """TRL's step-based workflow: generate, score outside the trainer, step, and finish."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -141,7 +142,7 @@ def step(
     prompts = _token_rows(trainer, queries, "queries", args.prepend_bos)
     written = _token_rows(trainer, responses, "responses", False)
     learned = _mask_rows(response_masks, written)
-    numbers = torch.tensor([float(score) for score in scores])
+    numbers = torch.tensor([math.nan if isinstance(x, str) else float(x) for x in scores])
     if not numbers.isfinite().all():
         i = int((~numbers.isfinite()).nonzero()[0])
         raise ConfigError(f"scores[{i}] must be a finite number, got {scores[i]!r:.60}.")
