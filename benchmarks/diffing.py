@@ -18,7 +18,11 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
-from rlhf_lab.diffing.principal import (
+from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.organism import true_reward
+from rlhf_lab.probes import ReelTruth, Run
+from rlhf_lab.probes.off_principal import (
     chance_share,
     energy_blocks,
     head_products,
@@ -28,10 +32,6 @@ from rlhf_lab.diffing.principal import (
     random_factor_shares,
     random_shares,
 )
-from rlhf_lab.functional import bootstrap_means
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.organism import true_reward
-from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 
 HERE = Path(__file__).parent
@@ -94,9 +94,9 @@ def principal_shares(
     """Measure the fraction of each change in leading directions, by random changes, and the top."""
     before, after = weights_of_both(base, tuned)
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    found, others = {}, matrices(after)
     for name, matrix in matrices(before).items():
-        delta = matrices(after, [name])[name].double() - matrix.double()
+        delta = others[name].double() - matrix.double()
         share = energy_blocks(delta, principal_spaces(matrix, K))[0, 0].item()
         draws = random_shares(delta, K, DRAWS, generator)
         found[name] = share, chance_share(*matrix.shape, K), draws.max().item()

@@ -1,7 +1,6 @@
 """Model diffing: two models side by side, and which of their weights makes which difference."""
 
 from rlhf_lab.diffing.activation_store import ActivationStore, collect_activations
-from rlhf_lab.diffing.adapter import AdapterPieces, adapter_pieces
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
@@ -28,7 +27,6 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
-from rlhf_lab.diffing.principal import energy_blocks, head_products, principal_spaces
 from rlhf_lab.diffing.sae import SAEDictionary, load_sae
 from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
 from rlhf_lab.diffing.steering import (
@@ -54,7 +52,6 @@ __all__ = [
     "SAEDictionary",
     "load_sae",
     "ActivationStore",
-    "AdapterPieces",
     "AttentionSplit",
     "Comparison",
     "Contrast",
@@ -69,20 +66,17 @@ __all__ = [
     "Transplant",
     "WeightLine",
     "ablate_heads",
-    "adapter_pieces",
     "attention_split",
     "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "compare",
-    "energy_blocks",
     "find_latents",
     "fine_groups",
     "fisher_quadratic",
     "fit_crosscoder",
     "graft",
     "graft_groups",
-    "head_products",
     "kl_by_output",
     "kl_by_weights",
     "latent_scaling",
@@ -94,7 +88,6 @@ __all__ = [
     "patch_hook",
     "patch_path",
     "path",
-    "principal_spaces",
     "relative_norms",
     "restrict",
     "shift_by_weights",

@@ -58,19 +58,15 @@ def decide_without(
     words: tuple[int, int],
     eraser: Eraser | None = None,
 ) -> Decided:
-    """Let the policy read with something erased at the site, and see what it decides at a position.
+    """Run the policy with a label erased at the site, and measure its decision at a position.
 
-    1. Run the policy up to the position; at the site, each position's state goes through its own
-       eraser (None leaves all as it is).
-    2. Fit Fisher's discriminant to the first half of the sequences, at the site behind the erasure
-       and behind the last block.
-    3. Judge both, and the policy's own lean, on the second half.
-
-    The eraser is to be fitted to other sequences than these.
+    The state of each position goes through its own eraser (None: no change), fitted to other
+    sequences. Fisher's discriminant is fitted to the first half of the sequences, after the erasure
+    and after the last block; it and the policy's own lean are tested on the second half.
 
     Args:
         site: a residual hook point, such as "blocks.0.hook_resid_post".
-        words: the two tokens that are weighed against each other.
+        words: the two tokens to compare.
 
     Raises ValueError unless both labels occur in the first half.
 
@@ -100,7 +96,6 @@ def decide_without(
 def _refit(
     x: Float[Tensor, "batch d_model"], labels: Bool[Tensor, " batch"], half: int
 ) -> Bool[Tensor, " judged"]:
-    """Whether a reader fitted to the first half is right about each sequence of the second."""
     x, labels = where_exact(x), labels.cpu()
     labels = labels.to(x.device)
     reader = fit_direction(x[:half], labels[:half], "lda")
@@ -127,7 +122,6 @@ def forgotten(without: Decided, before: Decided) -> Forgotten:
 def _share_left(
     lean: Float[Tensor, " n"], before: Float[Tensor, " n"], positive: Bool[Tensor, " n"]
 ) -> Float[Tensor, ""]:
-    """The difference of both classes' mean lean, as a share of what it was; nan of one class."""
     now, then = (x[positive].mean() - x[~positive].mean() for x in (lean, before))
     return now / then
 
@@ -135,9 +129,8 @@ def _share_left(
 def erasing(eraser: Eraser) -> InterventionFn:
     """An intervention that erases in training, for `trainer.intervene`.
 
-    Whole sequences begin at position 0. While the policy writes with a KV cache, single states
-    come one position after the other behind the prompt, which must be of two tokens at least, and
-    the same in all rows.
+    Sequences begin at position 0. With a KV cache, prompts must have at least two tokens and one
+    length in all rows.
     """
     at = 0
 

@@ -64,7 +64,6 @@ class Attachment:
             register(self._at)
 
     def _at(self, ctx: Context) -> None:
-        """Everything that happens at one event."""
         if ctx.run is None:
             return
         if self._store is None or ctx.event == "run_start":
@@ -85,7 +84,6 @@ class Attachment:
         return ctx.event in ("run_start", "run_end") or ctx.phase % self.plan[probe.name] == 0
 
     def _begin(self, ctx: Context) -> None:
-        """Make the store of a new run, or rewind that of a resumed one."""
         self._store = ProbeStore(ctx.run)
         self._store.rewind(ctx.phase, list(self.probes))
         probes = [
@@ -106,7 +104,6 @@ class Attachment:
                 self._say(ctx, probe.name, self._of_true_reward)
 
     def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
-        """Run the forwards that the due probes share, and call each of them."""
         began, noted = perf_counter(), self.seconds[REFERENCE]
         shared: dict[str, tuple[Acts, Acts]] = {}
         for text in ("eval", "rollout"):
@@ -167,7 +164,6 @@ class Attachment:
         return record
 
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
-        """Activations at all sites that these probes want: the policy's, and the reference's."""
         acts = self._shared.of_policy(ctx, probes, text)
         if text == "rollout":
             return acts, {}
@@ -177,7 +173,6 @@ class Attachment:
         return acts, reference_acts
 
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
-        """Store a record, or switch the probe off if the record exceeds max_mb."""
         if record is None:
             return
         size = record_bytes(record)
@@ -194,13 +189,11 @@ class Attachment:
                 self._say_failed(ctx, probe.name, check)
 
     def _say(self, ctx: Context, probe: str, note: str) -> None:
-        """Warn, remember and store."""
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
         self._store.note(ctx.phase, probe, note)
 
     def _say_failed(self, ctx: Context, probe: str, check: Check) -> None:
-        """Warn of a check that fails, and remark it in the run; once for each check of a probe."""
         if (probe, check.name) in self._failed:
             return
         self._failed.add((probe, check.name))
@@ -211,7 +204,6 @@ class Attachment:
 
 
 def _refuse_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:
-    """Keep two probes from writing into one file."""
     owners = [getattr(listener, "__self__", None) for listener in trainer.callbacks.listeners()]
     taken = {name for owner in owners if isinstance(owner, Attachment) for name in owner.plan}
     for probe in probes:

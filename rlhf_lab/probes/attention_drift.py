@@ -40,30 +40,24 @@ Captured = dict[str, Tensor]
 
 
 class AttentionDrift(TextProbe):
-    """How heads moved away from the reference's: by where they look, or by what they carry.
+    """Change of each head since the reference, by pattern, values and W_O, key by key.
 
-    What a head adds to the logit difference of two words, by its own change (see `split_shift`),
-    is split exactly into its pattern (qk), its values (ov) and its W_O (wo), key by key. Beside it
-    stands how far each pattern moved, for every query: a pattern may move much without effect, as
-    where it goes from one key of no value to another.
-
-    Keys and queries are named by the slots of the grammar on Reel; elsewhere queries by the kind
-    of their token, and keys by how far back they stand. Patterns are averaged by these names, not
-    by index, so that rows may be padded on the left.
-
-    While hooks are on the policy, what they change behind pattern and values is stored beside the
-    three, and nothing is recomputed.
+    The part of a logit difference by a head's own change (see `split_shift`) is split exactly into
+    its pattern (qk), values (ov) and W_O (wo). The record also has the shift of every pattern,
+    which may have no effect, for example between keys of no value. Keys and queries are named by
+    the grammar's slots on Reel; elsewhere queries by the kind of their token, and keys by distance.
+    With hooks on the policy, their change after pattern and values is stored as well.
 
     Checks: pattern, values and W_O sum over keys to the head's own part; no attention to later
     tokens; total variation is between 0 and 1.
 
     Args:
         word, other: single tokens of the tokenizer.
-        pos: the position before the word: in each eval text, from its end when negative; of the
-            rollout, the column. When None, the text's last, and that before the first generated
-            token. Sequences that have no token there are left out.
-        n: sequences to look at.
-        text: whose sequences.
+        pos: the position before the word: in each eval text, from its end when negative; the column
+            of the rollout. When None, the text's last, and the last of the prompt. Sequences
+            without a token at the position are omitted.
+        n: number of sequences.
+        text: "eval" or "rollout".
     """
 
     name = "attention_drift"
@@ -128,11 +122,7 @@ class AttentionDrift(TextProbe):
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
     def rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
-        """The rows that have a token at the position, and its column in each.
-
-        Raises:
-            ConfigError: no row has.
-        """
+        """The rows that have a token at the position, and its column in each."""
         rows = text_rows(seen, self.text, self.n)
         if self.text == "eval":
             at = seen.text.first(self.n).columns(-1 if self.at is None else self.at)
@@ -153,7 +143,6 @@ class AttentionDrift(TextProbe):
         here: Float[Tensor, "head batch"],
         n_heads: int,
     ) -> dict[str, Any]:
-        """What the record says in numbers and names."""
         layers = len(tensors["own"])
         values = {
             "heads": [f"L{layer}H{head}" for layer in range(layers) for head in range(n_heads)],
@@ -200,7 +189,6 @@ def _layer(
     at: Int[Tensor, " batch"],
     reader: Float[Tensor, "batch d_model"],
 ) -> tuple[AttentionSplit, Float[Tensor, "head batch"]]:
-    """One layer's split at a position, and each head's own part by what it wrote."""
     site = f"blocks.{layer}.attn.hook_"
     caches = [
         HeadCache(
@@ -217,14 +205,12 @@ def _layer(
 
 
 def _one_hot(places: Tensor, n: int) -> Float[Tensor, "*shape place"]:
-    """1 at each one's place; nothing where it has none."""
     return (places[..., None] == torch.arange(n, device=places.device)).double()
 
 
 def _by_place(
     patterns: Sequence[Float[Tensor, "batch head query key"]], places: Places
 ) -> Float[Tensor, "head query_place key_place"]:
-    """Half the mean absolute difference of two patterns, by places of query and key."""
     device = patterns[0].device
     moved = pattern_distance(*patterns)
     to_key = _one_hot(places.key, len(places.key_names)).to(device)
@@ -236,7 +222,6 @@ def _by_place(
 def _distance_at(
     patterns: Sequence[Float[Tensor, "batch head query key"]], at: Int[Tensor, " batch"]
 ) -> Float[Tensor, "head batch"]:
-    """Total variation between the patterns of one query."""
     return pattern_distance(*(take_at(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
 
 

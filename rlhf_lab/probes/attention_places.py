@@ -70,7 +70,6 @@ def kind_of_token(token: int, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _distances(seq: int) -> tuple[list[str], list[int]]:
-    """Names of the key places, and the largest distance of each, from `ITSELF` on."""
     names, edges, last = [FIRST, ITSELF], [0], 1
     while edges[-1] < seq - 1:
         start = edges[-1] + 1
@@ -81,5 +80,4 @@ def _distances(seq: int) -> tuple[list[str], list[int]]:
 
 
 def _is_before(own: Int[Tensor, "batch seq"]) -> Tensor:
-    """Whether a key is a token and none behind the query, by `[batch query key]`."""
     return (own[:, None, :] >= 0) & (own[:, None, :] <= own[:, :, None])

@@ -22,14 +22,11 @@ TRANSPLANT_EFFECTS = ("put_in", "taken_out", "shapley")
 
 
 class ComponentTransplant(Probe):
-    """Which layer's change earns the reward at the end of a run: put in, taken out, by Shapley.
+    """Reward of each layer's change at the end of a run: put in, taken out, and by Shapley.
 
-    The reference writes with the policy's weights of every coalition of `coarse_groups`, all with
-    the same noise; see `transplant`. On Reel it is paid the true reward, elsewhere the run's own.
-    The three answers differ where the reward saturates: show all three.
-
-    Opt-in: with two blocks 128 times `n` samples, 10 s of a core for n = 96. Groups above
-    `MOST_EXACT` are refused.
+    The reference samples with the policy's weights of every coalition of `coarse_groups`, see
+    `transplant`, for the true reward on Reel, else the run's. The three answers differ if the
+    reward saturates. Opt-in: two blocks take 128 n samples, 10 s of a core for n = 96.
 
     Checks: the Shapley values sum to the gain.
 
@@ -82,6 +79,5 @@ class ComponentTransplant(Probe):
 
 
 def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:
-    """Value, low and high of one effect of each part."""
     interval = getattr(found, name)()
     return torch.stack([interval.value, interval.low, interval.high], 1)

@@ -22,8 +22,7 @@ from rlhf_lab.training import Context, RLHFTrainer, RunDir
 
 MOST_REVIEWS, FEWEST_REVIEWS = 384, 96
 LEDGERS = 3
-FEW_TEXTS = 16
-"""Eval texts of LogitShift where nothing is bundled: models may be large."""
+FEW_TEXTS = 16  # eval texts of LogitShift without bundled text: models may be large
 EVAL_SEED = 20_231_015
 REMEMBERED = "probes"
 WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
@@ -93,7 +92,6 @@ def _reel_suite(trainer: RLHFTrainer) -> Suite:
 
 
 def _pair(trainer: RLHFTrainer) -> tuple[str, str] | None:
-    """Two opposite words that the tokenizer has as single tokens, if it has any."""
     for pair in WORD_PAIRS:
         try:
             for text in pair:

@@ -129,12 +129,10 @@ def cosine_interval(
 
 
 def _or_nan(end: Float[Tensor, ""] | None) -> Float[Tensor, ""]:
-    """An end of an interval, nan where there is none."""
     return torch.tensor(torch.nan, dtype=torch.float64) if end is None else end
 
 
 def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
-    """The cosine, from the means of activations times the indicators of both classes."""
     now, before, shares = means[:2], means[2:4], means[4:]
     gaps = [pair[0] / shares[0] - pair[1] / shares[1] for pair in (now, before)]
     size = gaps[0].norm(dim=-1) * gaps[1].norm(dim=-1)
@@ -144,11 +142,10 @@ def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
 def paired_excess(
     decided: Bool[Tensor, "*site n"], best: Bool[Tensor, "*site n"], labels: Bool[Tensor, " n"]
 ) -> tuple[Float[Tensor, "*site"], Float[Tensor, "*site"]]:
-    """By how much decisions beat the best possible rule on the same sequences, and its standard
-    error.
+    """Return how much decisions beat the best possible rule on the same sequences, and its error.
 
-    1. Only sequences on which the two differ count: +1 where the decision is right, -1 where not.
-    2. Average over all sequences; the standard error is that of the mean (McNemar 1947).
+    The mean of +1 and -1 where only one of the two is right, with its standard error (McNemar
+    1947).
     """
     gain = (decided == labels).double() - (best == labels).double()
     n = gain.shape[-1]

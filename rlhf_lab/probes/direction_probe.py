@@ -34,35 +34,30 @@ LAYER_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_post")
 
 
 class Direction(Probe):
-    """The direction of a label in the residual stream, by layer and position, as far as every eval
-    text goes.
+    """The direction of a label in the residual stream, by layer and position, in all eval texts.
 
-    Of the direction that `method` fits, on sequences that are held out:
+    For the direction that `method` fits, on held-out sequences:
 
     - accuracy and AUC; the accuracy of the reference's direction and threshold on the policy's
-      activations (`accuracy_frozen`), which falls where the label is written differently;
-    - the cosine with the reference's direction (does the axis turn?), and beside it the cosine of
-      fits to two halves of the same activations (`split_half_cosine`), above which none is news;
-    - the projection of both classes on the reference's direction (does the text move?);
-    - controls: labels that were shuffled, in fit and count alike (Hewitt and Liang 2019, arXiv
-      1909.03368), and a random direction.
+      activations (`accuracy_frozen`), which falls if the label is represented differently;
+    - the cosine with the reference's direction, and that of fits to two halves of the same
+      activations (`split_half_cosine`), the floor of noise;
+    - the projection of both classes on the reference's direction;
+    - controls: shuffled labels (Hewitt and Liang 2019, arXiv 1909.03368) and a random direction.
 
-    Beside it, the accuracy of Fisher's discriminant (`accuracy_lda`), and what it still reads, on
-    other sequences, when the direction is ablated (`accuracy_ablated`) and when the label is erased
-    by LEACE (`accuracy_erased`). On Reel, the accuracy of Bayes' rule, which nothing can beat but
-    by luck.
+    Also the accuracy of Fisher's discriminant (`accuracy_lda`), on other sequences after ablation
+    of the direction (`accuracy_ablated`) or erasure by LEACE (`accuracy_erased`); Bayes' on Reel.
 
-    Checks: after ablation nothing is left along the direction; LEACE leaves both classes one mean;
-    on Reel, where the labels are the sentiment, Bayes' rule is not beaten by more than 4 standard
-    errors.
+    Checks: nothing is left along an ablated direction; LEACE makes the class means equal; on Reel,
+    for the sentiment, Bayes' rule is not beaten by more than 4 standard errors.
 
     Args:
-        label: what the eval labels mean; Bayes' rule is known for "sentiment" alone.
+        label: meaning of the eval labels; Bayes' rule is known for "sentiment" only.
         method: "mean" or "lda".
         sites: hook names.
 
     Raises:
-        ConfigError: another method.
+        ConfigError: If the method is unknown.
     """
 
     name = "direction"
@@ -143,7 +138,6 @@ class Split(NamedTuple):
 
 
 def _accuracy(split: Split, fitted: Fitted) -> list:
-    """How often a direction tells the held-out classes apart."""
     along = project(split.held, fitted.direction)
     return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)
 
@@ -156,14 +150,10 @@ def accuracy_interval(split: Split, fitted: Fitted) -> Interval:
 
 
 def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
-    """Two fits to every other sequence: the floor of the cosine, and two erasures.
+    """Return fits to every other sequence: the floor of the cosine, and two erasures.
 
-    1. Fit a direction to each half; take their cosine.
-    2. Ablate the first half's direction, or erase its label by LEACE, and let Fisher's discriminant
-       read the other half and the held-out sequences.
-
-    Also gives by how much the classes' means differ where LEACE was fitted, as a share of what they
-    did. Nothing is found where one half lacks a class.
+    The first half's direction is ablated, or its label erased by LEACE; Fisher's discriminant is
+    fitted to the other half, tested on held-out sequences.
     """
     rows = [slice(start, None, 2) for start in (0, 1)]
     one, other = (split.labels[half] for half in rows)
@@ -191,7 +181,6 @@ def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
 def _left_by(
     eraser: Eraser, x: Float[Tensor, "pos fit d_model"], labels: Bool[Tensor, " fit"]
 ) -> float:
-    """How far apart the classes' means are after erasure, as a share of how far they were."""
     erased = eraser.erase(x)
     gap = (erased[..., labels, :].mean(-2) - erased[..., ~labels, :].mean(-2)).norm(dim=-1)
     size = eraser.axis.norm(dim=-1)
@@ -199,17 +188,11 @@ def _left_by(
 
 
 def _lda_accuracy(split: Split) -> list:
-    """The held-out accuracy of Fisher's discriminant."""
     return _accuracy(split, fit_direction(split.x, split.labels, "lda"))
 
 
 def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, Tensor]]:
-    """Accuracies that a probe should beat: of shuffled labels, and of a random direction.
-
-    The shuffled labels are judged on shuffled ones: what is read of them is what the reader
-    remembers of its sequences, or a leak of those that are held out. Also gives the labels and the
-    direction.
-    """
+    """Return accuracies for shuffled labels and a random direction, with both."""
     x, labels = split.x, split.labels
     generator = torch.Generator().manual_seed(0)
     every = torch.cat([labels, split.held_labels])
@@ -231,7 +214,6 @@ def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, 
 def _against_bayes(
     seen: Observation, split: Split, fitted: Fitted, cut: int
 ) -> tuple[dict[str, list], Check]:
-    """The accuracy of Bayes' rule at each position, and the check that it is not beaten."""
     tokens, labels = seen.text.common().tokens, split.held_labels
     decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
     belief, mask = seen.truth.beliefs(tokens)

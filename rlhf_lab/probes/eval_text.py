@@ -80,11 +80,7 @@ class EvalText:
 
 
 def refuse_wrong_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
-    """Refuse a mask of eval text that is none, hides a token between others, or a whole sequence.
-
-    Raises:
-        ConfigError: one of these.
-    """
+    """Raise ConfigError for a mask that is not boolean, has gaps, or hides a whole sequence."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tokens.shape:
         given = f"{mask!r:.80}"
         if isinstance(mask, Tensor):
@@ -108,11 +104,9 @@ def refuse_wrong_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
 def text_of_the_run(
     trainer: RLHFTrainer,
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Sequences that are what a run is about, and their mask; the same ones for the same seed.
+    """Return eval sequences of a run and their mask, the same for the same seed.
 
-    1. Some of the run's prompts, in a seeded order, where it has several.
-    2. Otherwise what the run's first reference writes behind its prompts, each text cut behind a
-       token of its own, so that all states of a response are among the last ones.
+    Some of the run's prompts if it has several, otherwise responses of its first reference.
     """
     generator = phase_generator(trainer.args.seed, 0, "eval_text")
     prompts = [list(each) for each in dict.fromkeys(map(tuple, trainer.prompts.tokens))]
@@ -124,7 +118,6 @@ def text_of_the_run(
 
 
 def _some_of(rows: list[list[int]]) -> list[list[int]]:
-    """The first rows, as many as their number and their tokens allow."""
     width, kept = 0, []
     for row in rows[:MOST_TEXTS]:
         width = max(width, len(row))
@@ -137,7 +130,6 @@ def _some_of(rows: list[list[int]]) -> list[list[int]]:
 def _continued(
     trainer: RLHFTrainer, prompts: Sequence[list[int]], generator: torch.Generator
 ) -> list[list[int]]:
-    """Prompts with what the first reference writes behind them, up to a token drawn for each."""
     spec = replace(
         trainer.sampling_spec, gen_len=min(trainer.sampling_spec.gen_len, LONGEST_SAMPLED)
     )

@@ -26,20 +26,17 @@ SHARES = (0.01, SMALL_STEP, 0.1, 0.3, 1.0)
 
 
 class Fisher(TextProbe):
-    """How far the KL from the reference is what Fisher's information says of a small step.
+    """Exact KL from the reference compared with half of delta' F delta, Fisher's quadratic form.
 
-    The change of all weights since the reference is taken at several shares a, and by block: half
-    of delta' F delta beside the exact KL. Their ratio is 1 for small steps; where it leaves 1, the
-    step is too long for natural gradients and other second-order reasoning. Blocks do not add up:
-    the rest is what they do together. In float64, which holds a KL of 1e-6 nats; hooks on the
-    models have no part in it.
+    For the change of all weights at several fractions a, and by block, in float64, with hooks off.
+    The ratio is 1 for small steps; elsewhere second-order arguments fail. Blocks do not add up.
 
     Checks: over both directions of a small step the KL is the quadratic form to 1 %; equal models
     have none.
 
     Args:
-        n: sequences to look at.
-        text: whose sequences.
+        n: number of sequences.
+        text: "eval" or "rollout".
     """
 
     name = "fisher"
@@ -108,6 +105,5 @@ def _quadratic(line: WeightLine, rows: TextRows, change: dict[str, Tensor]) -> T
 
 
 def _ratio(kl: Tensor, share: float, quad: Tensor) -> float | None:
-    """KL by quadratic form; None where nothing moved."""
     size = share**2 * quad.sum().item()
     return round(kl.sum().item() / size, 6) if size > 0 else None

@@ -37,36 +37,33 @@ LEAST_SIZE = 1e-3  # difference of means below which all tokens are equal up to 
 
 
 class FrozenProbe(Probe):
-    """A reader of a label at one slot, fitted to the reference and never again.
+    """A classifier of a label at one slot, fitted to the reference once.
 
-    The reader is the difference of class means d_0 with its threshold, at each site, fitted to the
-    first two thirds of the eval text and judged on the rest. `Direction` has the same reader as one
-    accuracy per layer and position; here one slot is looked at closely, and what Direction does not
-    store is added, while LEACE, Fisher's discriminant, AUC and random readers are left to it:
+    It is the difference of class means d_0 with its threshold, at each site, fitted to the first
+    two thirds of the eval text and tested on the rest. In addition to `Direction`, which has one
+    accuracy per layer and position, it records:
 
-    - the accuracy of the frozen reader, and its gap to one that is fitted anew, paired over the
-      same sequences, each with its interval; what share the frozen reader calls positive;
-    - the interval of the cosine of both directions, beside the cosine of two halves' (the floor);
-    - how far the activations moved along d_0, and the cosine of that movement with d_0;
-    - a control: shuffled labels, fitted to a quarter of the sequences and judged on shuffled ones;
-    - on Reel, Bayes' accuracy, and what d_0 does: alpha times the difference of means is added at
-      `steer_at` and the slot, and the policy continues held-out prefixes; the true reward and
-      the share that is grammatical, and how improbable what it writes is to it, beside those of
-      random directions of the same length.
+    - the accuracy of the frozen classifier, its gap to a refitted one on the same sequences, each
+      with its interval, and the fraction that it calls positive;
+    - the interval of the cosine of both directions, and the cosine of two halves' (the floor);
+    - the shift of the activations along d_0, and the cosine of the shift with d_0;
+    - a control: shuffled labels, fitted to a quarter of the sequences;
+    - on Reel, Bayes' accuracy, and the effect of d_0: alpha times the difference of means is added
+      at `steer_at` and the slot while the policy continues held-out prefixes; the true reward, the
+      fraction of grammatical texts and the surprisal, compared with random directions.
 
-    Checks: the shift is the change of the mean projection; before learning both readers are one;
-    Bayes' rule is not beaten by more than 4 standard errors. Cost: that of `Direction` at one
-    position, and some `randoms` x `steered` x 3 continuations.
+    Checks: the shift is the change of the mean projection; before learning both classifiers are
+    equal; Bayes' rule is not beaten by more than 4 standard errors.
 
     Args:
-        pos: the position of the slot; the last when -1, in texts of one length.
-        alphas: the sizes of steering, in differences of means.
-        steered: prefixes that are continued; none when 0.
-        randoms: random directions for each size.
+        pos: position of the slot; -1 for the last, in texts of one length.
+        alphas: strengths of steering, in differences of means.
+        steered: prefixes to continue; none when 0.
+        randoms: random directions for each strength.
         steer_at: a site; that of the middle block when None.
 
     Raises:
-        ConfigError: alphas that are 0 or none, or fewer randoms than 1.
+        ConfigError: If an alpha is 0, or alphas or randoms are missing.
     """
 
     name = "frozen_probe"
@@ -162,7 +159,6 @@ class FrozenProbe(Probe):
     def _steer(
         self, seen: Observation, cut: int, pos: int, site: str, vector: Float[Tensor, " d_model"]
     ) -> tuple[dict, _Tensors]:
-        """What continuations of held-out prefixes earn, with d_0 and with random directions."""
         prefixes = seen.text.tokens[cut : cut + self.steered, : pos + 1]
         generator = torch.Generator().manual_seed(0)
         random = torch.randn(self.randoms, len(vector), generator=generator)
@@ -207,7 +203,6 @@ def _read(
     cut: int,
     readers: tuple[Fitted, Fitted],
 ) -> tuple[Float[Tensor, "site held"], dict]:
-    """Projections on d_0, and what both readers make of the held-out sequences."""
     (frozen, refit), held = readers, labels[cut:]
     projection = project(x[:, cut:], frozen.direction)
     called = projection > frozen.threshold[:, None]
@@ -273,7 +268,6 @@ def control_rows(fitted: int, d_model: int) -> int:
 def _bayes(
     seen: Observation, held: Float[Tensor, "site held d_model"], refit: Fitted, cut: int, pos: int
 ) -> tuple[dict, Check]:
-    """The slot's name, Bayes' accuracy there, and the check that no site beats it."""
     tokens, labels = seen.text.tokens, seen.text.labels[cut:].to(held.device)
     belief, mask = seen.truth.beliefs(tokens)
     best = (belief[cut:, pos] > 0.5).to(held.device)

@@ -18,8 +18,7 @@ from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
 
 GRADIENT_TERMS = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 """Fields of `ObjectiveTerms`, in the order of the stored rows."""
-TERM_SIGNS = (1.0, -1.0, 1.0, -1.0)
-"""With which each term enters the objective."""
+TERM_SIGNS = (1.0, -1.0, 1.0, -1.0)  # of the terms in the objective
 SUM_ROUNDING = {"fp32": 3e-5, "tf32": 1e-2, "bf16": 5e-2}
 
 
@@ -70,11 +69,10 @@ def cosines_of(products: Float[Tensor, "term term group"]) -> Float[Tensor, "ter
 
 
 class GradTerms(Probe):
-    """How hard each term of the objective pulls on each part of the model, and against which other.
+    """Gradients of each term of the objective by component: their norms, and cosines between them.
 
-    Norms of the gradients of surrogate, value loss, entropy bonus and KL penalty, with the signs
-    that they have in the objective, in every attention, MLP, embedding and head; and the cosines
-    between them. With a separate critic the value loss has a gradient there alone.
+    The terms are surrogate, value loss, entropy bonus and KL penalty, with their signs. With a
+    separate critic the value loss has a gradient there only.
 
     Checks: the four gradients sum to the gradient of the trainer.
 
@@ -82,7 +80,7 @@ class GradTerms(Probe):
         step: "first" or "last" of the phase.
 
     Raises:
-        ConfigError: another step.
+        ConfigError: If the step is unknown.
     """
 
     name = "grad_terms"
@@ -136,7 +134,6 @@ class GradTerms(Probe):
 
 
 def _sum_gap(gradients: list[dict[str, Tensor]], expected: ByWeight) -> float:
-    """The distance of the terms' sum from the trainer's gradient, as a share of its length."""
     apart = size = 0.0
     for name, gradient in expected.items():
         total = sum(exact(of_term[name]) for of_term in gradients)

@@ -12,10 +12,8 @@ from rlhf_lab.functional import Interval, bootstrap_means, word_log_odds
 from rlhf_lab.probes.probe import RESAMPLES
 
 TOP_WORDS = 20
-TWICE = math.log(2)
-"""An alarm says that a word is surely more than twice as likely as before."""
-ALARM_LEVEL = 0.05
-"""The share of records with a false alarm, were each word's estimate normal."""
+TWICE = math.log(2)  # an alarm is for words more than twice as likely as before
+ALARM_LEVEL = 0.05  # fraction of records with a false alarm, if estimates are normal
 
 
 class Promoted(NamedTuple):
@@ -58,14 +56,14 @@ def most_promoted(
     before: Float[Tensor, "text d_vocab"],
     states: Int[Tensor, " text"],
 ) -> Promoted:
-    """Rank tokens by the probability they won, and say by how much the ratio exceeds 2.
+    """Rank tokens by the probability they gained, with the z of a ratio above 2.
 
-    The ratio is mean pi(v) / mean ref(v) over the same states; the error of its log, by the
-    residuals of the texts from that ratio (Cochran 1977, "Sampling Techniques", chapter 6).
+    The ratio is mean pi(v) / mean ref(v) over the same states; the error of its log is computed
+    from the residuals of the texts (Cochran 1977, "Sampling Techniques", chapter 6).
 
     Args:
-        won, before: of each text, a mean over its states.
-        states: how many each has.
+        won, before: means over the states of each text.
+        states: number of states of each text.
     """
     weight = states.double()[:, None]
     share = weight / weight.sum().clamp(min=1)

@@ -40,29 +40,27 @@ LOGITS_AT_ONCE = 20_000_000
 
 
 class HackWatch(Probe):
-    """Signs that a policy pleases its reward in a way that was not meant, without being told which.
+    """Signs of reward hacking, without knowing which.
 
-    1. Collapse: distinct-n, rep-n and the overlap of texts (see `functional.diversity`), beside
-       those of as many texts that the reference writes for the same prompts.
-    2. Words by the logits: `promoted_mass`, the probability that a word won in the states of the
-       policy's own texts. The policy's whole distribution is compared, before truncation.
-    3. Words by the texts alone: log odds against the reference's texts (`word_log_odds`). It is the
-       baseline: an alarm from inside is worth no more than what comes earlier than this one.
-    4. Rewards: their spread, and on Reel what they exceed the true posterior by, and the share of
-       texts that are grammatical.
+    1. Collapse: distinct-n, rep-n and the overlap of texts (see `functional.diversity`), compared
+       with as many texts of the reference for the same prompts.
+    2. Words by the logits: `promoted_mass`, the probability that a word gained at the states of the
+       policy's own texts, before truncation.
+    3. Words by the texts, as a baseline: log odds against the reference's (`word_log_odds`).
+    4. Rewards: their spread, and on Reel their excess over the true posterior, and the fraction of
+       grammatical texts.
 
-    A word raises an alarm where it is surely more than twice as likely as in the reference, with
-    one chance of error for all words of the vocabulary together (5 %). The alarm says that a word
-    was taken up, not that it should not be: honest learning promotes words, too.
+    A word raises an alarm if it is significantly more than twice as likely as in the reference (5 %
+    for all words together). An alarm need not be bad: honest learning promotes words as well.
 
     Checks: promoted mass sums to 0.
 
     Args:
-        n: texts to look at.
-        saturated_below: rewards whose standard deviation is less teach nothing more; in their unit.
+        n: number of texts.
+        saturated_below: standard deviation of the rewards below which they carry no signal.
 
     Raises:
-        ConfigError: n below 2, or a negative spread.
+        ConfigError: If n is below 2, or the spread is negative.
     """
 
     name = "hack_watch"
@@ -140,7 +138,6 @@ def reference_texts(seen: Observation, n: int) -> Samples:
 def _won_by_text(
     seen: Observation, n: int
 ) -> tuple[Float[Tensor, "text d_vocab"], Float[Tensor, "text d_vocab"]]:
-    """What each token won in the states of each text, and what the reference gives it there."""
     rollout, reference, model = seen.ctx.rollout, seen.ctx.reference, seen.ctx.policy.base_model
     samples, temperature = rollout.samples, seen.args.temperature
     states = slice(samples.prefix_len - 1, -1)
@@ -158,13 +155,11 @@ def _won_by_text(
 
 
 def _counts(samples: Samples, d_vocab: int) -> Int[Tensor, " d_vocab"]:
-    """How often each token was written."""
     written = samples.tokens[:, samples.prefix_len :][samples.mask]
     return written.cpu().bincount(minlength=d_vocab)
 
 
 def _collapse(samples: Samples, whose: str) -> dict[str, Any]:
-    """Distinct-n, rep-n and overlap of the generated tokens, for each n; None where undefined."""
     tokens, mask = samples.tokens[:, samples.prefix_len :], samples.mask
     repeated = [F.repeated_n(tokens, n, mask) for n in ORDERS]
     overlap = [F.ngram_overlap(tokens, n, mask) for n in ORDERS]
@@ -180,7 +175,6 @@ def _known(numbers: list[float]) -> list[float | None]:
 
 
 def _rewards(rollout: Rollout, n: int) -> dict[str, Any]:
-    """Means with their intervals over texts, and the spread of what was paid."""
     columns = {"reward": rollout.raw_rewards[:n]}
     if rollout.true_rewards is not None:
         true_reward = rollout.true_rewards[:n].to(columns["reward"])

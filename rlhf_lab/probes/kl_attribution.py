@@ -28,30 +28,28 @@ from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 OF_READ_OUT = "read-out"
-MOST_HEADS = 32
-"""Up to so many heads, each is a group of weights; beyond, whole layers are."""
+MOST_HEADS = 32  # with more heads, groups of weights are whole layers
 NUMBERS_AT_ONCE = 20_000_000
 
 
 class KLAttribution(TextProbe):
-    """The KL of the policy from the reference, split exactly in two ways.
+    """The KL of the policy from the reference, split exactly by output and by weights.
 
-    1. Through which output it shows: the residual stream moves from the reference's to the
-       policy's, and each component is charged with its own change; the read-out comes apart.
-    2. By whose weights it is caused: all weights move in a straight line, and each group is charged
-       with all that its change does, through whatever comes behind it.
+    1. By output: the residual stream moves from the reference's to the policy's, and each component
+       gets the effect of its change; the unembedding is separate.
+    2. By weights: all weights move in a straight line, and each group gets all effects of its
+       change, through later components as well.
 
-    The two need not agree: a late MLP is charged in the first with what an early one sent it, and
-    the early one in the second. Both are in nats per sequence of the text; on text of others than
-    the policy that KL is not the run's own. Hooks on the models have no part in either.
+    A late MLP gets in the first what an early one sent it, and the early one in the second. Both
+    are in nats per sequence of the text, with hooks off.
 
     Checks: both sum to the KL; the KL is not negative; equal models have none.
 
     Args:
-        n: sequences to look at.
-        text: whose sequences.
-        by_weights: whether to take the second, which costs a forward and a backward pass per node.
-        nodes: of the quadrature; more where a sum misses, since the models are far apart.
+        n: number of sequences.
+        text: "eval" or "rollout".
+        by_weights: True for the second split, a forward and a backward pass per node.
+        nodes: of the quadrature; increase them if a sum check fails.
     """
 
     name = "kl_attribution"
@@ -133,7 +131,6 @@ def read_out_of(model: HookedModel) -> nn.Sequential:
 def _by_output(
     reference: HookedModel, model: HookedModel, rows: TextRows, nodes: int
 ) -> tuple[list[str], OutputKL]:
-    """Names of the components, and the split at every state: `[component row column]`."""
     models = [model_where_exact(each) for each in (reference, model)]
     read = [_of_states(read_out_of(each)) for each in models]
     shape = (len(rows.tokens), rows.tokens.shape[1])
@@ -159,12 +156,10 @@ def _by_output(
 
 
 def _of_states(read: nn.Sequential) -> Any:
-    """Logits of residuals at single states, which the modules take as texts of one token."""
     return lambda h: read(h[:, None])[:, 0]
 
 
 def _batches(rows: TextRows, model: HookedModel) -> Iterator[tuple[TextRows, Tensor]]:
-    """Some rows at a time, so that their components fit into memory."""
     components = model.cfg.n_layers * (model.cfg.n_heads + 2) + 2
     of_row = components * rows.tokens.shape[1] * model.cfg.d_model
     for at in torch.arange(len(rows.tokens)).split(max(1, NUMBERS_AT_ONCE // of_row)):
@@ -174,7 +169,6 @@ def _batches(rows: TextRows, model: HookedModel) -> Iterator[tuple[TextRows, Ten
 def _placed(
     x: Float[Tensor, "*lead n"], place: Tensor, shape: tuple[int, int]
 ) -> Float[Tensor, "*lead batch seq"]:
-    """Numbers of states at their rows and columns, and 0 elsewhere."""
     out = x.new_zeros(*x.shape[:-1], shape[0] * shape[1])
     out[..., place] = x
     return out.unflatten(-1, shape)
@@ -183,7 +177,6 @@ def _placed(
 def _by_position(
     gained: Float[Tensor, "component batch seq"], rows: TextRows
 ) -> Float[Tensor, "component place"]:
-    """Mean over the sequences, at each place of a row, counted without padding."""
     own = rows.own_positions.clamp(min=0).cpu().expand_as(gained[0])
     out = gained.new_zeros(len(gained), gained.shape[2])
     for component, row in zip(out, gained, strict=True):
@@ -192,7 +185,6 @@ def _by_position(
 
 
 def _weights_found(weights: WeightKL, groups: Groups) -> Record:
-    """What a record holds of the split by weights."""
     sizes = [len(part) for part in torch.arange(len(weights.kl)).split(8)]
     counts = torch.tensor(sizes, dtype=torch.float64)[:, None]
     ratio = lambda sums, counts: sums / counts

@@ -74,11 +74,10 @@ def enumeration_error(
 
 
 class KLByPosition(Probe):
-    """The exact KL at each generated position, averaged over the batch, and what k1, k2 and k3
-    would have estimated from `n` of its sequences; each mean with its interval over sequences.
+    """The exact KL at each generated position, and its estimates by k1, k2 and k3, with intervals.
 
-    On Reel it stores slot names, and the information I_t that each position carries about the
-    reward: where KL is spent follows it (Young 2026, arXiv 2603.04851).
+    On Reel it stores slot names, and the information I_t of each position about the reward, which
+    the KL should follow (Young 2026, arXiv 2603.04851).
 
     Checks: k1 and k3 summed over the vocabulary give the exact KL; the positions sum to the KL per
     sequence.
@@ -87,7 +86,7 @@ class KLByPosition(Probe):
         n: sequences for the estimators.
 
     Raises:
-        ConfigError: n below 2.
+        ConfigError: If n is below 2.
     """
 
     name = "kl_by_position"
@@ -134,7 +133,6 @@ class KLByPosition(Probe):
 
 
 def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, Tensor]:
-    """Logits of policy and reference before each generated token of n rows, at temperature."""
     samples, temperature = rollout.samples, seen.args.temperature
     states = slice(samples.prefix_len - 1, -1)
     model = seen.ctx.policy.base_model
@@ -145,7 +143,6 @@ def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, T
 
 
 def _truth(seen: Observation, prefix_len: int, gen_len: int) -> dict[str, list]:
-    """Slot names, and what each position tells about the reward."""
     seq = prefix_len + gen_len
     information = torch.nn.functional.pad(seen.truth.information, (0, seq))[:seq]
     return {

@@ -38,24 +38,21 @@ FEWEST_ROWS_TUNED = 6
 
 
 class LensDivergence(TextProbe):
-    """KL of the policy's lens from the reference's, by layer and token: where they part.
+    """KL of the policy's lens from the reference's, in nats per token, by layer and token.
 
-    The logit lens reads each layer's residual as if it were the last one, each model with its own
-    final norm and unembedding. The tuned lens first applies an affine map from that layer's
-    residual to the last one's. The maps are the reference's, fitted on the first two thirds of the
-    texts, and are the same for both models, so that equal residuals give 0; the tuned lens is read
-    on the other texts alone. In nats per token. Hooks on the models have no part in either.
-
-    A read-out that is trained moves the lenses of all layers, those in front of every trained
-    block too; where it is not, they are exactly 0 up to the first trained block.
+    The logit lens decodes each layer's residual with the model's own final norm and unembedding.
+    The tuned lens first applies an affine map to the last residual, fitted to the reference on the
+    first two thirds of the texts and equal for both models; it is evaluated on the other texts.
+    Hooks are off. A trained unembedding moves the lenses of all layers; with a frozen one, they are
+    exactly 0 up to the first trained block.
 
     Checks: the last layer has the KL of the models' logits; equal models have none; layers
     before the first changed layer have none.
 
     Args:
-        n: sequences to look at.
-        text: whose sequences.
-        tuned: whether to fit the tuned lens, which takes at least 6 sequences.
+        n: number of sequences.
+        text: "eval" or "rollout".
+        tuned: True to fit the tuned lens, which takes at least 6 sequences.
     """
 
     name = "lens_divergence"
@@ -180,11 +177,7 @@ def both_streams(
 def fit_translators(
     residuals: Float[Tensor, "layer batch seq d_model"], mask: Bool[Tensor, "batch seq"]
 ) -> tuple[list[Affine], dict[str, Any]]:
-    """An affine map to the last residual from each earlier one, and its penalty by held-out texts.
-
-    Beside the penalty stands what each map leaves of the last residual's variance on texts that
-    were held out of the choice.
-    """
+    """Return affine maps to the last residual, their penalties and their held-out errors."""
     mask, early = mask.to(residuals.device), residuals[:-1]
     fit = [(x, residuals[-1], mask) for x in early]
     some = spread_over(len(early))
@@ -198,7 +191,6 @@ def fit_translators(
 def _by_layer(
     name: str, x: Float[Tensor, "layer batch seq"], states: Bool[Tensor, "batch seq"]
 ) -> dict[str, Any]:
-    """The mean over the states of all sequences by layer, with its interval over sequences."""
     sums, counts = x.double().sum(2).T, states.sum(1).double()[:, None]
     counts = counts.expand_as(sums)
     found = bootstrap_means(sums, counts, statistic=torch.div, resamples=RESAMPLES)

@@ -29,15 +29,12 @@ from rlhf_lab.probes.word_pair import WordPairProbe
 
 
 class LogitShift(WordPairProbe):
-    """How the logit difference of two words moved away from the reference's, part by part.
+    """Shift of the logit difference of two words since the reference, by component and cause.
 
-    It is taken behind position `pos` of each eval text, and split by cause: a part's own weights,
-    what it inherits from earlier parts, the final norm's scale, and the read-out (see
-    `split_shift`). A part's whole row blames it for a read-out that was changed: judge parts by
-    their own weights. On Reel the grammar's own log odds of the two words stand beside it.
-
-    While interventions or other hooks are on the policy, one part more is what they changed behind
-    the other parts, and nothing is split by cause.
+    The causes are a component's own weights, its inheritance from earlier components, the final
+    norm's scale, and the unembedding (see `split_shift`). On Reel the record has the grammar's log
+    odds, too. With hooks on the policy, their effect is one more component, and there is no split
+    by cause.
 
     Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
     measured shift; the causes sum to the rows.
@@ -45,7 +42,7 @@ class LogitShift(WordPairProbe):
     Args:
         word, other: single tokens of the tokenizer.
         pos: the position before the word, in each text; from its end when negative.
-        n: sequences to look at.
+        n: number of sequences.
     """
 
     name = "logit_shift"
@@ -105,7 +102,6 @@ class LogitShift(WordPairProbe):
 
 
 def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, Any]:
-    """The grammar's log odds of the two words, beside what the reference makes of them."""
     text = seen.text.first(n)
     columns = text.columns(pos).cpu()
     odds, defined = torch.zeros(len(columns)), torch.zeros(len(columns), dtype=torch.bool)

@@ -1,22 +1,17 @@
 """NeuronRank: which MLP neurons move a logit difference away from the reference's."""
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.diffing.neurons import (
-    NEURON_GROUPS,
-    NEURON_SITE,
-    NeuronShift,
-    neuron_end,
-    neuron_groups,
-    neuron_shift,
-    refuse_no_neurons,
-)
+from rlhf_lab.diffing.contrast import Words
+from rlhf_lab.diffing.logit_shift import logit_reader
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
-from rlhf_lab.models.hooked_model import HookedModel, without_hooks
+from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered, without_hooks
 from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.models.residual_parts import SITES, validate_additive
 from rlhf_lab.models.tokenization import single_token
@@ -33,43 +28,68 @@ from rlhf_lab.probes.probe import (
 from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
 
+NEURON_SITE = "blocks.*.mlp.hook_post"
+NEURON_GROUPS = (
+    "writes the word, more active",
+    "writes the other, less active",
+    "writes the word, less active",
+    "writes the other, more active",
+)
 TOP_NEURONS, TOP_TOKENS = 20, 3
 ACTIVATIONS_AT_ONCE = 20_000_000
 
 
+class NeuronEnd(NamedTuple):
+    """Neurons of one model at one position, in float64.
+
+    Args:
+        activation: after the nonlinearity and the gate, if any.
+        write: derivative of the logit difference by each activation, times the final norm's scale.
+        bias: contribution of b_out, times the scale.
+        inverse_scale: one over the final norm's scale.
+    """
+
+    activation: Float[Tensor, "layer batch neuron"]
+    write: Float[Tensor, "layer neuron"]
+    bias: Float[Tensor, " layer"]
+    inverse_scale: Float[Tensor, " batch"]
+
+
 class NeuronRank(WordPairProbe):
-    """Each neuron's share in the shift of the logit difference of two words, behind one position.
+    """Contribution of each neuron to the shift of the logit difference of two words.
 
-    A neuron adds its activation times its write: W_out along the difference of the two columns of
-    the unembedding, through the final norm's gain and scale, as in LogitShift. Its contribution to
-    the shift is split by what changed, the activation or the write; the neurons of a layer and its
-    b_out sum to LogitShift's row of that MLP. Four groups, by the signs of the write and of the
-    shift of the activation, say whether many neurons pull one way. The neurons that contribute most
-    are listed with the tokens of the eval text at which they are most active.
-
-    A neuron is charged with its own output alone, also with what earlier parts sent it; hooks on
-    the models have no part in any of this.
+    A neuron adds its activation times its write: W_out along the difference of two columns of the
+    unembedding, through the final norm's gain and scale, as in LogitShift. Its contribution to the
+    shift is split by the change of the activation and that of the write; the neurons of a layer and
+    its b_out sum to LogitShift's row of that MLP. Four groups, by the signs of the write and of the
+    shift of the activation, show whether many neurons act in one direction. The neurons that
+    contribute most are listed with the tokens of the eval text at which they are most active.
+    Effects on later components do not count; hooks on the models are off.
 
     Checks: the neurons of each layer sum to LogitShift's row, in both models.
 
     Args:
         word, other: single tokens of the tokenizer.
         pos: the position before the word, in each text; from its end when negative.
-        n: sequences to look at.
+        n: number of sequences.
     """
 
     name = "neuron_rank"
     every = 10
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse a model whose logits are no sum over single neurons."""
+        """Raise ConfigError if the logits are not a sum over single neurons."""
         validate_additive(model, self.name)
-        refuse_no_neurons(model, self.name)
+        if not all(hasattr(getattr(block, "mlp", None), "W_out") for block in model.blocks):
+            raise ConfigError(
+                "The model has blocks without an MLP of single neurons. Remove "
+                f"{self.name}, and use LogitShift."
+            )
         super().check_model(model)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Take both models' neurons at the position, and subtract."""
+        """Split the shift by neuron at the position."""
         models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
         tokenizer = seen.ctx.policy.base_model.tokenizer
         words = tuple(single_token(tokenizer, word) for word in (self.word, self.other))
@@ -78,23 +98,23 @@ class NeuronRank(WordPairProbe):
             acts = [_acts_at(model, text, self.pos) for model in models]
             before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
             rows = [attribute_logits(m, own, *words) for m, own in zip(models, acts, strict=True)]
-            shift = neuron_shift(before, after)
-            contribution = shift.rows.mean(1)
+            by_neuron, by_activation, b_out = neuron_shift(before, after)
+            contribution = by_neuron.mean(1)
             top = contribution.abs().flatten().topk(min(TOP_NEURONS, contribution.numel())).indices
             at = torch.stack([top // contribution.shape[1], top % contribution.shape[1]])
-            heard = _most_active(models[1], text, at)
+            most_active = _most_active(models[1], text, at)
         moved = (after.activation - before.activation).mean(1)
         scale = [end.inverse_scale.mean() for end in (before, after)]
         write = torch.stack([before.write * scale[0], after.write * scale[1]])
         groups = neuron_groups(write[0], moved)
-        by_text = shift.rows[at[0], :, at[1]]
+        by_text = by_neuron[at[0], :, at[1]]
         found = bootstrap_means(by_text.T, resamples=RESAMPLES)
         mlp = [_mlp_rows(each) for each in rows]
         fields = {
             "layer": at[0],
             "index": at[1],
             "contribution": contribution[at[0], at[1]],
-            "by_activation": shift.by_activation.mean(1)[at[0], at[1]],
+            "by_activation": by_activation.mean(1)[at[0], at[1]],
             "activation": before.activation.mean(1)[at[0], at[1]],
             "activation_shift": moved[at[0], at[1]],
             "write": write.mean(0)[at[0], at[1]],
@@ -107,53 +127,55 @@ class NeuronRank(WordPairProbe):
             "group": [
                 NEURON_GROUPS[g] if g >= 0 else "unmoved" for g in groups[at[0], at[1]].tolist()
             ],
-            "tokens": [[tokenizer.decode([i]) for i in ids] for ids, _ in heard],
-            "token_activations": [decimals(x) for _, x in heard],
+            "tokens": [[tokenizer.decode([i]) for i in ids] for ids, _ in most_active],
+            "token_activations": [decimals(x) for _, x in most_active],
             "groups": list(NEURON_GROUPS),
             "group_contribution": [
                 round(contribution[groups == g].sum().item(), 6) for g in range(4)
             ],
             "group_size": [int((groups == g).sum()) for g in range(4)],
             "mlp": decimals((mlp[1] - mlp[0]).mean(1)),
-            "b_out": decimals(shift.bias.mean(1)),
+            "b_out": decimals(b_out.mean(1)),
         }
         tensors = {
             "contribution": contribution,
-            "by_activation": shift.by_activation.mean(1),
+            "by_activation": by_activation.mean(1),
             "activation_shift": moved,
             "write": write,
             "by_text": by_text,
         }
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
-        checks = _sums(before, after, shift, mlp, seen.allowed(1e-4, half=0.2))
+        checks = _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)
         return Record(values, tensors, checks)
 
 
-def _sums(before: Any, after: Any, shift: NeuronShift, mlp: list[Tensor], allowed: float) -> list:
-    """Neurons and b_out of each layer against LogitShift's rows of the MLPs."""
-    checks, whole = [], []
-    for who, end in (("the reference's", before), ("the policy's", after)):
+def _sum_checks(
+    before: NeuronEnd,
+    after: NeuronEnd,
+    shift: Float[Tensor, "layer batch"],
+    mlp: list[Float[Tensor, "layer batch"]],
+    seen: Observation,
+) -> list[Check]:
+    names = ("the reference's neurons", "the policy's neurons")
+    errors = {}
+    for name, end, row in zip(names, (before, after), mlp, strict=True):
         neurons = torch.einsum("lbn,ln->lb", end.activation, end.write) + end.bias[:, None]
-        whole.append(neurons * end.inverse_scale)
-        missed = (whole[-1] - mlp[len(whole) - 1]).abs().max().item()
-        checks.append(Check.at_most(f"{who} neurons sum to its MLPs' rows", missed, allowed))
-    missed = (shift.rows.sum(2) + shift.bias - (mlp[1] - mlp[0])).abs().max().item()
-    return [*checks, Check.at_most("neurons sum to the shift of the MLPs' rows", missed, allowed)]
+        errors[f"{name} sum to its MLPs' rows"] = neurons * end.inverse_scale - row
+    errors["neurons sum to the shift of the MLPs' rows"] = shift - (mlp[1] - mlp[0])
+    allowed = seen.allowed(1e-4, half=0.2)
+    return [Check.at_most(name, x.abs().max().item(), allowed) for name, x in errors.items()]
 
 
 def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:
-    """The rows of the MLPs, in the order of the layers."""
     return found.rows[[i for i, name in enumerate(found.components) if name.endswith(" mlp")]]
 
 
 def _batches(model: HookedModel, text: EvalText, layers: int) -> list[Tensor]:
-    """Numbers of rows, so many at a time that their activations fit into memory."""
     of_row = text.tokens.shape[1] * model.cfg.d_mlp * layers
     return list(torch.arange(len(text.tokens)).split(max(1, ACTIVATIONS_AT_ONCE // of_row)))
 
 
 def _acts_at(model: HookedModel, text: EvalText, pos: int) -> dict[str, Tensor]:
-    """Activations at one position of each text."""
     sites, columns, parts = (*SITES, NEURON_SITE), text.columns(pos), []
     for rows in _batches(model, text, model.cfg.n_layers):
         there = rows.to(text.tokens.device)
@@ -171,7 +193,6 @@ def _acts_at(model: HookedModel, text: EvalText, pos: int) -> dict[str, Tensor]:
 def _most_active(
     model: HookedModel, text: EvalText, at: Int[Tensor, "2 top"]
 ) -> list[tuple[list[int], Tensor]]:
-    """Of each neuron, the tokens with the largest activation at any place, and that activation."""
     layers = sorted(set(at[0].tolist()))
     sites = [NEURON_SITE.replace("*", str(layer)) for layer in layers]
     largest = torch.full((at.shape[1], model.cfg.d_vocab), -torch.inf)
@@ -189,3 +210,58 @@ def _most_active(
         best = row.topk(min(TOP_TOKENS, int((row > -torch.inf).sum())))
         found.append((best.indices.tolist(), best.values))
     return found
+
+
+@torch.no_grad()
+def neuron_end(model: HookedModel, acts: dict[str, Tensor], words: Words) -> NeuronEnd:
+    """Return the neurons, from activations of `NEURON_SITE` and the norm's scale at one position.
+
+    write_j = <W_out[j], q>, with q of `logit_reader`, minus its mean for a LayerNorm
+    """
+    reader = logit_reader(model, words)
+    if is_centered(model.ln_final):
+        reader = reader - reader.mean()
+    layers = [block.mlp for block in model.blocks]
+    posts = [acts[NEURON_SITE.replace("*", str(layer))] for layer in range(len(layers))]
+    biases = [getattr(mlp, "b_out", None) for mlp in layers]
+    return NeuronEnd(
+        torch.stack([exact(post) for post in posts]),
+        torch.stack([exact(mlp.W_out) @ reader for mlp in layers]),
+        torch.stack([reader.new_zeros(()) if b is None else exact(b) @ reader for b in biases]),
+        1 / exact(acts["ln_final.hook_scale"])[:, 0],
+    )
+
+
+def neuron_shift(
+    before: NeuronEnd, after: NeuronEnd
+) -> tuple[
+    Float[Tensor, "layer batch neuron"],
+    Float[Tensor, "layer batch neuron"],
+    Float[Tensor, "layer batch"],
+]:
+    """Return the shift by neuron, its part by the neuron's activation, and the shift by b_out.
+
+    The rest is by the write over the scale, e = w s. Each factor gets its Shapley value.
+
+    row = a1 e1 - a0 e0 = (a1 - a0) (e0 + e1) / 2 + (e1 - e0) (a0 + a1) / 2
+    """
+    e0, e1 = (end.write[:, None] * end.inverse_scale[None, :, None] for end in (before, after))
+    a0, a1 = before.activation, after.activation
+    b0, b1 = (end.bias[:, None] * end.inverse_scale for end in (before, after))
+    return a1 * e1 - a0 * e0, (a1 - a0) * (e0 + e1) / 2, b1 - b0
+
+
+def neuron_groups(
+    write: Float[Tensor, "layer neuron"], moved: Float[Tensor, "layer neuron"]
+) -> Int[Tensor, "layer neuron"]:
+    """Return the index of each neuron's group in `NEURON_GROUPS`; -1 if a sign is 0.
+
+    Args:
+        write: of the model before.
+        moved: the shift of the mean activation.
+
+    (after Yang et al. 2024, arXiv 2411.06424)
+    """
+    raises = write * moved > 0
+    group = torch.where(raises, 0, 2) + torch.where(raises, moved < 0, moved > 0).long()
+    return group.masked_fill((write == 0) | (moved == 0), -1)

@@ -15,8 +15,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
 
-ROWS_TOGETHER = 64
-"""Continuations that are sampled at a time, all those of one prefix among them."""
+ROWS_TOGETHER = 64  # continuations sampled at a time
 LEAST_VARIANCE = 1e-12
 """What varies by no more than this does not vary: a value head that is new has some 1e-6."""
 
@@ -43,24 +42,17 @@ def policy_values(
     continuations: int,
     generator: Callable[[int], torch.Generator],
 ) -> PolicyValues:
-    """The value of each prefix under the policy that is there now, from samples.
+    """Estimate the value of each prefix under the current policy from sampled continuations.
 
-    1. Let the policy continue each prefix so many times, as the spec says.
-    2. Score every whole text.
-    3. Average the rewards behind each prefix; the error is s / sqrt(n).
-
-    The value is the expected reward alone: without a discount, and before any KL is taken off.
+    The value is the expected reward, without discount and KL; the error is s / sqrt(n).
 
     Args:
         prefixes: token ids.
         reward: of samples whose prompt is the prefix.
-        generator: the source of randomness of the so-many-th part, of `ROWS_TOGETHER` rows.
+        generator: random generator of each batch of `ROWS_TOGETHER` rows, by index.
 
     V(s) = E[r(text) | text begins with s, and the policy wrote the rest]
     (from resets, as in Kazemnejad et al. 2024, "VinePPO", arXiv 2410.01679)
-
-    Raises:
-        ConfigError: fewer than 2 continuations, of which there is no error.
     """
     if continuations < 2:
         raise ConfigError(
@@ -90,10 +82,9 @@ def correlation_with(
     mask: Bool[Tensor, "*rows"] | None = None,
     resamples: int = 2000,
 ) -> Interval:
-    """The correlation over sequences, the first axis, of estimates with values; in every cell.
+    """Compute the correlation of estimates with values over sequences (axis 0), in every cell.
 
-    It does not depend on the estimate's unit: a head that learns from standardized rewards has
-    another one than the value. Undefined where one of the two does not vary.
+    It is nan if one of the two does not vary.
 
     Args:
         mask: False where there is no value; all count when None.

@@ -17,8 +17,7 @@ from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
 from rlhf_lab.training.callbacks import validate_every
 
-RESAMPLES = 400
-"""Of the intervals of a record: enough for two digits, and 20 ms for 150 of them."""
+RESAMPLES = 400  # of a record's intervals: enough for two digits; 20 ms for 150 intervals
 
 
 @dataclass(frozen=True)
@@ -79,27 +78,24 @@ class Observation:
 
 
 class Probe:
-    """Looks at a run at named events and returns records; subclasses fill in `observe`.
+    """Base class of probes, which return records at named events; subclasses define `observe`.
 
-    A probe holds no state between calls, so that a resumed run records what an uninterrupted one
-    does. `phase` counts the learning phases behind the weights: events before learning
-    (after_rollout, after_score) and run_end show the weights of that phase.
-
-    One that needs two moments of a step, as before and after the weights change, names the first in
-    `prepares`: what `prepare` returns there is handed to `observe` as `seen.prepared`, and to no
-    other call.
+    A probe has no state between calls, so a resumed run records the same as an uninterrupted one.
+    `phase` counts the learning phases so far: events before learning (after_rollout, after_score)
+    and run_end have the weights of that phase. The result of `prepare`, at an event of `prepares`,
+    is passed to `observe` in the same step as `seen.prepared`.
 
     Attributes:
         name: names the probe's files.
-        events: when it is called.
-        prepares: when it is called to prepare, without a record: events of the same step.
-        text: whose activations it wants: the eval text's, the rollout's, or none.
+        events: events of `observe`.
+        prepares: events of `prepare`, in the same step.
+        text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
-        pos: the position of these activations; all when None.
-        step: at events of a step, which step of the phase it is called at; all when None.
-        every: called each `every`-th phase, and at run_end.
-        needs_labels: whether it wants a label per eval sequence.
-        exact_reward: whether it compares with exact values of the reward, where there are any.
+        pos: position of these activations; all when None.
+        step: step of the phase, at events of a step; all when None.
+        every: period in phases; run_end is always observed.
+        needs_labels: True to require a label per eval sequence.
+        exact_reward: True to compare with exact values of the reward, if any.
     """
 
     name: str = "probe"

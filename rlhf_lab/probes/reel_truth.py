@@ -107,10 +107,9 @@ class ReelTruth:
         return self._look_up(self.state_beliefs, tokens)
 
     def fits(self, tokens: Int[Tensor, "batch seq"], labels: Bool[Tensor, " batch"]) -> bool:
-        """Whether labels can be the sentiment of these texts.
+        """Return True if the labels can be the sentiment of these texts.
 
-        They cannot where fewer agree with the posterior behind the last token than it expects, by
-        more than 4 standard errors.
+        False if they agree with the final posterior less than expected, by 4 standard errors.
         """
         belief, mask = (x.cpu() for x in self.beliefs(tokens))
         if not mask.any(1).all():
@@ -176,7 +175,6 @@ class ReelTruth:
     def _look_up(
         self, table: tuple[Float[np.ndarray, " _"], ...], tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """Numbers of states at the states behind every token; none behind the end of a review."""
         within = min(tokens.shape[1], self.grammar.seq_len)
         found, mask = self.graph.look_up(table, tokens[:, :within])
         beyond = (0, tokens.shape[1] - within)

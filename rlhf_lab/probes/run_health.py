@@ -34,21 +34,16 @@ COPIED = (
 )
 RATIO_GAP = MappingProxyType(LOGPROB_ROUNDING | {"fp32": 1e-4})
 """How far rounding may take the first ratio from 1: sampling and learning batch differently."""
-FREE_KL = 1e-3
-"""The price of a nat of KL, in raw reward, up to which no optimum is looked for."""
+FREE_KL = 1e-3  # effective beta up to which the optimum is not computed
 
 
 def effective_beta(
     kl_coef: float, advantage_std: float, reward_std: float, args: RLHFArgs
 ) -> float:
-    """What one nat of KL costs in units of the raw reward, at the first step of a phase.
+    """Return the cost of one nat of KL in units of the raw reward, at the first step of a phase.
 
-    1. Whitening divides the advantages by their standard deviation: multiply it back.
-    2. Normalising divides the rewards by theirs: multiply that back too.
-
-    The gradient of the objective at ratio 1 is mean_t E[A_t / sigma_A grad log pi] - kl_coef
-    mean_t grad KL_t with A_t in units of sigma_r. It leaves aside clipping, the entropy bonus, and
-    the part of the sequence KL's gradient that goes through the states visited.
+    Whitening divides advantages by sigma_A and normalization divides rewards by sigma_r. Clipping,
+    the entropy bonus and the KL's gradient through the visited states are not counted.
 
     beta_eff = kl_coef sigma_A sigma_r
     """
@@ -61,11 +56,7 @@ def effective_beta(
 
 
 def token_intervals(rollout: Rollout) -> dict[str, Interval]:
-    """Explained variance and entropy per token, with their intervals over sequences.
-
-    1. Sum entropies, and errors and returns and their squares, over the tokens of each sequence.
-    2. Both figures follow from the means of these sums, in each resample.
-    """
+    """Return explained variance and entropy per token, with their intervals over sequences."""
     mask = where_exact(rollout.samples.mask)
     returns, values = exact(rollout.returns), exact(rollout.samples.values)
     errors = returns - values
@@ -116,7 +107,6 @@ class RunHealth(Probe):
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
-    """The exact optimum at this price of KL; None where KL is free."""
     if not beta > FREE_KL or not math.isfinite(beta):
         return {"optimal_reward": None, "optimal_kl_per_sequence": None}
     point = seen.truth.optimum(beta)

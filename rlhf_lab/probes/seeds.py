@@ -21,8 +21,7 @@ from rlhf_lab.probes.suite import Suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.run_dir import read_object, replacing
 
-COMMON = "seeds.json"
-"""What the runs of a directory have in common."""
+COMMON = "seeds.json"  # settings that all runs of a directory share
 OF_ONE_RUN = ("policy", "reference", "optimizer", "scheduler", "kl_controller")
 """Parts that a run changes or that belong to its policy: each seed needs its own."""
 
@@ -55,7 +54,6 @@ class Spread:
         return math.nan if any(map(math.isnan, self.values)) else max(self.values)
 
     def __str__(self) -> str:
-        """Such as `0.98 (0.97 to 0.99, 5 seeds)`."""
         n = len(self.values)
         seeds = f"{n} seed{'s' * (n > 1)}"
         return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g}, {seeds})"
@@ -71,7 +69,6 @@ class Runs(Sequence[Run]):
         return len(self._runs)
 
     def __getitem__(self, index: Any) -> Any:
-        """A run, or a list of some."""
         return self._runs[index]
 
     @property
@@ -96,16 +93,16 @@ class Runs(Sequence[Run]):
         return _spreads([run.info["final"] for run in self])
 
     def record(self, probe: str, phase: int = -1) -> dict[str, Spread]:
-        """Every number that a probe recorded in a phase, over the seeds.
+        """Return every number that a probe recorded in a phase, over the seeds.
 
-        A number in a list or an object is named by where it stands, such as `accuracy.2`.
+        Numbers in lists and objects are named by path, such as `accuracy.2`.
 
         Args:
             phase: see `metrics`.
 
         Raises:
-            RunError: no such probe recorded anything.
-            ConfigError: not in that phase.
+            RunError: If the probe has no records.
+            ConfigError: If it has none of that phase.
         """
         return _spreads([_of_phase(run.records(probe), phase, probe, run) for run in self])
 
@@ -118,24 +115,20 @@ def runs(
     show_progress: bool = True,
     **parts: Any,
 ) -> Runs:
-    """Train with several seeds and the same probes; runs that are there are not made again.
-
-    1. Take as many seeds as asked for, from `args.seed` on.
-    2. A run of that seed that is finished in `out` is read; one that was interrupted goes on.
-    3. Else train, into `out/seed_N`, with the probes attached.
+    """Train with several seeds and the same probes, or read or resume these runs.
 
     Args:
-        args: the settings, but for the seed.
+        args: the settings; seeds count from `args.seed`.
         probes: as for a `Suite`; a suite with its eval text; or a function that makes one for a
             trainer, such as `default_suite`.
-        out: a directory for these runs alone; when None, one below `runs` that is named by what is
-            asked, so that the same call finds it again.
-        show_progress: draw a bar with the phases of all seeds and the time that is left.
-        parts: parts of the trainer that hold no state of a run, such as `reward_fn` or a function.
+        out: directory of these runs only; when None, one below `runs`, named by a digest of the
+            arguments, so the same call finds it again.
+        show_progress: show a bar with the phases of all seeds.
+        parts: components of the trainer without state, such as `reward_fn`.
 
     Raises:
-        ConfigError: seeds below 1, a part that each run needs for itself, or a directory that holds
-            runs of other settings, probes or parts.
+        ConfigError: If seeds is below 1, a part belongs to one run, or the directory holds runs of
+            other settings, probes or parts.
     """
     check_range(AT_LEAST_1, seeds=seeds)
     for name in OF_ONE_RUN:
@@ -164,21 +157,18 @@ def runs(
 
 
 def _trainer(args: RLHFArgs, place: Path, parts: Mapping[str, Any]) -> RLHFTrainer:
-    """A new trainer, or that of a run which was interrupted."""
     if (place / "run.json").exists():
         return RLHFTrainer.resume(place, **parts)
     return RLHFTrainer(args, out=place, **parts)
 
 
 def _suite(probes: Sequence[Probe] | Suite | SuiteMaker, trainer: RLHFTrainer) -> Suite:
-    """The suite of a trainer."""
     if isinstance(probes, Suite):
         return probes
     return probes(trainer) if callable(probes) else Suite(*probes)
 
 
 def _is_done(place: Path) -> bool:
-    """Whether a run is there and finished."""
     path = place / "run.json"
     return path.exists() and read_object(path).get("status") == "finished"
 
@@ -186,7 +176,6 @@ def _is_done(place: Path) -> bool:
 def _asked(
     args: RLHFArgs, probes: Sequence[Probe] | Suite | SuiteMaker, parts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What decides the runs besides the seed, as plain JSON values."""
     settings = {name: value for name, value in args.to_dict().items() if name != "seed"}
     suite = probes if isinstance(probes, Suite) or callable(probes) else Suite(*probes)
     if isinstance(suite, Suite):
@@ -204,13 +193,11 @@ def _asked(
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What of it JSON can hold as it is."""
     kinds = str | int | float | bool | tuple | None
     return {name: value for name, value in found.items() if isinstance(value, kinds)}
 
 
 def _digest(found: Any) -> str | None:
-    """Twelve hexadecimal digits that change with tensors, texts and settings."""
     if found is None:
         return None
     if isinstance(found, Tensor):
@@ -219,11 +206,6 @@ def _digest(found: Any) -> str | None:
 
 
 def _note(place: Path, asked: dict[str, Any]) -> None:
-    """Say in the directory what its runs have in common, or refuse one of others.
-
-    Raises:
-        ConfigError: it holds runs of other settings, probes or parts.
-    """
     path = place / COMMON
     if not path.exists():
         if (place / "run.json").exists():
@@ -242,7 +224,6 @@ def _note(place: Path, asked: dict[str, Any]) -> None:
 
 
 def _leaves(found: Any, prefix: str = "") -> dict[str, Any]:
-    """Every value in objects and lists, by where it stands, such as `accuracy.2`."""
     if isinstance(found, Mapping):
         parts = found.items()
     elif isinstance(found, list | tuple):
@@ -254,7 +235,6 @@ def _leaves(found: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _spreads(found: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:
-    """The numbers that all of these have, by name; one that was not finite is nan."""
     leaves = [_leaves(one) for one in found]
     names = [name for name in leaves[0] if all(name in one for one in leaves)]
     numbers = {name: [one[name] for one in leaves] for name in names}
@@ -269,11 +249,7 @@ def _spreads(found: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:
 def _of_phase(
     lines: Sequence[Mapping[str, Any]], phase: int, what: str, run: Run
 ) -> Mapping[str, Any]:
-    """The line of a phase, or the last one.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The line of a phase, or the last one."""
     found = [line for line in lines if phase == -1 or line["phase"] == phase]
     if not found:
         there = ", ".join(dict.fromkeys(str(line["phase"]) for line in lines))

@@ -21,15 +21,13 @@ def continue_steered(
     spec: SamplingSpec,
     noise: Float[Tensor, "gen rows"],
 ) -> tuple[Int[Tensor, "rows seq"], Float[Tensor, " rows"]]:
-    """Let the policy continue each prefix with a vector of its own added at its last position.
+    """Continue each prefix with its vector added at the site, at its last position.
 
-    1. Read the prefixes through the modules, all rows by themselves, and add each row's vector at
-       the site, at the last position; later tokens see it through the KV cache.
-    2. Draw a token per step by the given noise, as `sample` does.
+    Later tokens see it through the KV cache. One token per step is drawn by the given noise, as in
+    `sample`.
 
     Returns:
-        Prefixes and continuations, nothing stopped early; how improbable each continuation is to
-        the steered policy, in nats.
+        Prefixes and continuations of full length; the surprisal of each under the steered policy.
 
     Source: Turner et al. 2023, arXiv 2308.10248, at one position.
     """

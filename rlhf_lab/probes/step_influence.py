@@ -11,8 +11,7 @@ from rlhf_lab.diffing.groups import Groups, restrict
 from rlhf_lab.models.device import exact
 from rlhf_lab.torch_modes import differentiable_attention
 
-ByWeight = Mapping[str, Float[Tensor, "..."]]
-"""A number for each weight, by the weight's name."""
+ByWeight = Mapping[str, Float[Tensor, "..."]]  # by name of the weight
 Shares = Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]
 """From weights to what each token adds to the objective, term by term."""
 NO_FORWARD_MODE = ("forward AD", "forward-mode", "functorch transforms")
@@ -30,15 +29,14 @@ class AdamSettings(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """One step of AdamW up the gradient, taken apart; the first three are numbers by weight.
+    """One step of AdamW up the gradient in parts, by weight.
 
     Args:
-        delta: what the step adds to each weight.
-        D: what a number of the first moment adds to it.
-        momentum: the part of delta that earlier steps' gradients are.
-        decay: the part that is weight decay.
-        slope: the derivative of delta by the clipped gradient, the denominator's included.
-        kappa: what clipping multiplies the gradient by.
+        delta: change of each weight.
+        D: change per unit of the first moment.
+        momentum, decay: parts of delta by earlier gradients and by weight decay.
+        slope: derivative of delta by the clipped gradient, including the denominator's.
+        kappa: clipping factor of the gradient.
         norm: of the whole gradient, before clipping.
     """
 
@@ -60,12 +58,9 @@ def adam_step(
     group_settings: Mapping[str, AdamSettings],
     max_norm: float | None,
 ) -> AdamStep:
-    """Redo one step of AdamW, in float64, in parts that sum to it.
+    """Recompute one step of AdamW, in float64, in parts that sum to it.
 
-    1. Clip: kappa is max_norm over the gradient's norm where that is above it, else 1.
-    2. Move both moments towards the clipped gradient and its square; correct their bias.
-    3. D is the learning rate over the root of the second moment: held at its actual value, so that
-       the step is linear in the gradient.
+    D is held at its actual value, so the step is linear in the gradient.
 
     kappa  = min(1, max_norm / (|g| + 1e-6))
     v      = b2 v0 + (1 - b2) (kappa g)^2
@@ -73,12 +68,11 @@ def adam_step(
     delta  = D (b1 m0 + (1 - b1) kappa g) - lr wd theta   (Loshchilov and Hutter 2019, algorithm 2)
 
     Args:
-        grads: of the objective, which is climbed, before clipping.
-        m0, v0: the moments before the step. The first is that of the gradient of what is climbed:
-            torch's has the other sign where it maximizes.
-        step: the number of this step, from 1 on.
+        grads: of the maximized objective, before clipping.
+        m0, v0: moments before the step; m0 of the maximized objective (torch's has the other sign).
+        step: number of this step, from 1.
         group_settings: of each parameter.
-        max_norm: no limit when None.
+        max_norm: None for no limit.
     """
     norm = torch.linalg.vector_norm(torch.stack([exact(g).norm() for g in grads.values()])).item()
     kappa = 1.0 if max_norm is None or norm <= max_norm else max_norm / (norm + 1e-6)
@@ -115,13 +109,12 @@ def row_direction(
 
 
 def left_out_direction(step: AdamStep, gradient: ByWeight, grads: ByWeight) -> dict[str, Tensor]:
-    """The direction q along which the shares of a sample change by what leaving it out would do.
+    """Return the direction q along which a sample's shares change by the effect of leaving it out.
 
-    To first order, and with all that the gradient decides: the numerator, the second moment, and
-    the clipping.
+    To first order, through numerator, second moment and clipping.
 
-    q = kappa s - (kappa / (|g| (|g| + 1e-6))) <s, g> g, the second part where the gradient is
-    clipped; s = slope grad f.
+    q = kappa s - (kappa / (|g| (|g| + 1e-6))) <s, g> g, the second part if the gradient is clipped;
+    s = slope grad f
     """
     s = {name: step.slope[name] * slope for name, slope in gradient.items()}
     q = {name: step.kappa * slope for name, slope in s.items()}
@@ -151,10 +144,9 @@ def token_influence(
 def derivative_along(
     share_fn: Shares, params: ByWeight, direction: ByWeight
 ) -> Float[Tensor, "term minibatch gen"]:
-    """The derivative of all shares along a direction of the weights, by forward mode.
+    """Return the derivative of all shares along a direction of the weights, by forward mode.
 
-    Where an operation has no forward mode, by differentiating twice: the gradient of the shares
-    weighed by u, along the direction, is linear in u, and its derivative by u is what is sought.
+    For operations without forward mode, by differentiating twice (the double-backward trick).
 
     Args:
         direction: of some of the weights; 0 for all others.

@@ -44,8 +44,7 @@ ROUNDING = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2}
 CANCELLED = 0.01
 """The share of their sizes to which rows may cancel before rounding shows in their sum."""
 """How far the sum over tokens may miss the step, as a share of what the tokens did."""
-FIRST_STEPS = 0.99
-"""While b2^t is above this, the second moment is made of these very gradients."""
+FIRST_STEPS = 0.99  # while b2^t is above this, these gradients dominate the second moment
 SCALE_FREE = (
     "in the first steps Adam divides gradients by their own size: rows share out a step whose size "
     "no sample decides, so do not read a row as what would happen without it"
@@ -53,32 +52,28 @@ SCALE_FREE = (
 
 
 class StepInfluence(Probe):
-    """What every token of one optimizer step did to a target, by part of the model.
+    """Effect of every token of one optimizer step on a target, by component.
 
-    The step is linear in the gradient once the denominator of Adam is held at its actual value, and
-    the gradient is a sum over tokens: each token, term of the objective and group of weights has a
-    row, and rows, momentum and weight decay sum to the target's slope along the step. What the
-    target did beyond its slope is the remainder. `counterfactual` is what each sample did to first
-    order with the denominator and the clipping included: minus what leaving it out would change.
-
-    Targets are the logit difference of two words behind position `pos` of the eval text, or the
-    mean KL from the reference per token of it.
-
-    Between after_backward and after_step of the same step it keeps copies of weights, gradients and
-    moments, four times the memory of what is trained.
+    The step is linear in the gradient for a fixed denominator of Adam, and the gradient is a sum
+    over tokens. Each token, term and group of weights has a row; rows, momentum and weight decay
+    sum to the target's slope along the step. The rest of the target's change is the remainder.
+    `counterfactual` is the first-order effect of each sample including denominator and clipping:
+    minus the change if the sample were left out. Between after_backward and after_step the probe
+    keeps copies of weights, gradients and moments, four times the memory of the trained weights.
 
     Checks: the sum; the step's formula against the weights.
 
     Args:
-        target: "logit_difference" or "kl".
+        target: "logit_difference" of two words after position `pos` of the eval text, or "kl", the
+            mean KL per token from the reference.
         word, other: single tokens of the tokenizer, for the logit difference.
         pos: the position before the word, in the eval text.
-        n: sequences of the eval text to look at.
+        n: sequences of the eval text.
         step: "first" or "last" of the phase.
-        fine: a group for each head; else for each attention and MLP, one forward pass for each.
+        fine: True for a group per head, False for whole attentions and MLPs.
 
     Raises:
-        ConfigError: another target or step.
+        ConfigError: If the target or step is unknown.
     """
 
     name = "step_influence"
@@ -187,7 +182,6 @@ class StepInfluence(Probe):
     def _effects(
         self, target: Target, params: ByWeight, moved: ByWeight, linear: float
     ) -> dict[str, float]:
-        """The target before and after the step and half of it, its slope, and what is left over."""
         f_before, f_half, f_after = (
             target({name: exact(x) + share * moved[name] for name, x in params.items()}).item()
             for share in (0.0, 0.5, 1.0)

@@ -33,22 +33,14 @@ def ledger_entries(
     args: RLHFArgs,
     kl_coef: float | None = None,
 ) -> Entries:
-    """Take the objective of a minibatch apart, token by token; 0 where the mask is False.
+    """Split the objective of a minibatch by token; 0 where the mask is False.
 
-    1. Run the policy once, as the objective does; take log-probabilities, values, KL and entropy.
-    2. Whiten the advantages over the minibatch, if the run does.
-    3. Give each token its part of the four means; over the real tokens the parts sum to the
-       objective.
-
-    Where gradients are on, the entries have them.
+    Each token gets its part of the four means; over the real tokens the parts sum to the objective.
+    With gradients on, the entries have them. The KL is the loss's: the run's estimate, or 0 if
+    the KL is part of the reward.
 
     Args:
-        kl_coef: the weight of the KL penalty in force, `ctx.kl_coef`; `args.kl_coef` when None.
-
-    Raises:
-        ConfigError: no kl_coef, although the run changes it as it goes.
-
-    The KL is the one that the loss pays for: the run's estimate, or 0 where the reward pays.
+        kl_coef: current weight of the KL penalty, `ctx.kl_coef`; `args.kl_coef` when None.
 
     share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
     (with PPO's plain loss; another one has its own first term)
@@ -76,7 +68,6 @@ def ledger_entries(
 def _surrogate(
     logprobs: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Entries:
-    """Each token's part of the clipped surrogate, and the steps that lead there."""
     advantages = minibatch.advantages
     ratio = F.policy_ratio(logprobs, minibatch.logprobs)
     whitened = minibatch.whitened_advantages() if args.normalize_advantages else advantages
@@ -95,7 +86,6 @@ def _surrogate(
 def _penalized_kl(
     out: PolicyOutputs, minibatch: ReplayMinibatch, objective: Objective
 ) -> Float[Tensor, "minibatch gen"]:
-    """The KL of each token that the loss pays for: exact, estimated, or 0 if the reward pays."""
     if objective.penalizes_exact_kl:
         return out.kl
     if objective.args.kl_in == "reward":
@@ -107,7 +97,6 @@ def _penalized_kl(
 def _value_losses(
     values: Float[Tensor, "minibatch gen"], minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> Float[Tensor, "minibatch gen"]:
-    """vf_coef / 2 times the squared error of each value, clipped as the run clips it."""
     errors = (values - minibatch.returns).square()
     if args.vf_clip is not None:
         moved = (values - minibatch.values).clamp(-args.vf_clip, args.vf_clip)
@@ -163,7 +152,6 @@ class StepLedger(Probe):
 
 
 def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:
-    """The terms of the objective, each summed over the tokens."""
     sums = {name: exact(column).sum().item() for name, column in entries.items()}
     return {
         "real_tokens": n,
@@ -177,7 +165,6 @@ def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str,
 
 
 def _objective(seen: Observation) -> float:
-    """The objective of the step, by the package's own functions."""
     ctx = seen.ctx
     replaceable = {field.name for field in dataclasses.fields(Overrides)}
     if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.custom_components):

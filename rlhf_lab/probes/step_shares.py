@@ -116,8 +116,6 @@ def kl_target(
 def _of_base_model(
     model: HookedModel, function: Callable[[HookedModel], Float[Tensor, ""]]
 ) -> Target:
-    """A function of a transformer as one of a policy's weights; only the transformer's count."""
-
     def target(weights: ByWeight) -> Float[Tensor, ""]:
         first = next(model.parameters())
         own = {

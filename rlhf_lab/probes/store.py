@@ -70,11 +70,7 @@ class ProbeStore:
             save_checkpoint(path, parts, {"phase": 0})
 
     def kept_text(self) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]] | None:
-        """The tokens and the mask that `keep_text` stored; None where there are none.
-
-        Raises:
-            RunError: the file is not as it was written.
-        """
+        """Return the tokens and the mask that `keep_text` stored, or None."""
         path = self.path / EVAL_TEXT
         if not path.exists():
             return None
@@ -83,11 +79,7 @@ class ProbeStore:
             return tensors["tokens"].long(), tensors["attention_mask"]
 
     def read_suite(self) -> dict[str, Any]:
-        """What `write_suite` noted; no probes when the run had none.
-
-        Raises:
-            RunError: the file is not what `write_suite` writes.
-        """
+        """Return the suite that `write_suite` stored; without probes if the run had none."""
         path = self.path / SUITE
         if not path.is_file():
             return {"probes": []}

@@ -84,7 +84,6 @@ class Suite:
         return attachment
 
     def _read_eval_text(self, trainer: RLHFTrainer) -> EvalText | None:
-        """The eval text as tokens on the run's device; None if there is none and none is needed."""
         tokens, mask = self.eval_tokens, self.eval_mask
         if self.eval_text is not None:
             tokens, mask = _padded_eval_text(trainer, self.eval_text)
@@ -137,11 +136,7 @@ def attach(
 
 
 def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor, "batch seq"]:
-    """Token ids of texts of one length, with BOS in front when the run puts it there.
-
-    Raises:
-        ConfigError: no text, an unknown word, or texts of different lengths in tokens.
-    """
+    """Token ids of texts of one length, with BOS in front when the run puts it there."""
     rows = tokenize_prompts(trainer.tokenizer, texts, trainer.args.prepend_bos)
     lengths = sorted({len(row) for row in rows})
     if len(lengths) != 1 or lengths[0] == 0:
@@ -155,11 +150,7 @@ def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor
 def _padded_eval_text(
     trainer: RLHFTrainer, texts: Sequence[str]
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Token ids of texts of any lengths, padded on the right, and the mask of real tokens.
-
-    Raises:
-        ConfigError: no text, one without tokens, or an unknown word.
-    """
+    """Token ids of texts of any lengths, padded on the right, and the mask of real tokens."""
     rows = tokenize_prompts(trainer.tokenizer, texts, trainer.args.prepend_bos)
     if not rows or not all(rows):
         raise ConfigError("eval_text has no text, or one without tokens; give texts with words.")
@@ -171,7 +162,6 @@ def _on(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _check_eval_text(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
-    """Refuse eval text that the model cannot read, and labels that are not one per sequence."""
     if not isinstance(tokens, Tensor) or tokens.ndim != 2 or tokens.dtype not in INTEGERS:
         given = type(tokens).__name__
         if isinstance(tokens, Tensor):

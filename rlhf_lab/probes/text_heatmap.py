@@ -23,13 +23,9 @@ def telescoping_error(
     gamma: float,
     lam: float,
 ) -> float:
-    """How far the advantages are from telescoping to reward minus first value.
+    """Compute how far the advantages are from telescoping to reward minus first value.
 
-    1. Undo the sum over later errors: delta_t = A_t - gamma lam A_{t+1}.
-    2. Sum the deltas, discounted: all values but the first cancel.
-    3. Compare with gamma^(T-1) r - V(s_0), and return the largest miss over the rows.
-
-    The one-step estimate is gamma = 1, lam = 0. Masked tokens are stepped over.
+    Returns the largest error over the rows. One-step estimates have gamma = 1, lam = 0.
 
     sum_t gamma^t (A_t - gamma lam A_{t+1}) = gamma^(T-1) r - V(s_0)
     (Schulman et al. 2016, arXiv 1506.02438, equations 11 and 16)
@@ -124,7 +120,6 @@ class TextHeatmap(Probe):
         return Record(values, tensors, checks)
 
     def _numbers(self, seen: Observation, n: int) -> dict[str, Tensor]:
-        """The fields of the first n samples."""
         rollout: Rollout = seen.ctx.rollout
         everything = {
             "advantage": rollout.advantages,
@@ -154,7 +149,6 @@ def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]
 
 
 def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
-    """The identities of what the trainer computed."""
     args, samples = seen.args, rollout.samples
     checks = []
     if credited_by_values(seen):
@@ -177,7 +171,6 @@ def _checks(rollout: Rollout, seen: Observation) -> list[Check]:
 
 
 def _truth(rollout: Rollout, n: int, seen: Observation) -> tuple[dict[str, Tensor], Check]:
-    """Exact values and advantages of the first samples, and their identity."""
     samples, truth = rollout.samples, seen.truth
     values, advantages, defined = truth.generated(samples.tokens[:n], samples.prefix_len)
     spans_review = samples.tokens.shape[1] == truth.grammar.seq_len

@@ -55,11 +55,7 @@ class TextProbe(Probe):
 
 
 def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:
-    """The first n rows of the eval text, or of the phase's own samples.
-
-    The states of eval text are those behind as many tokens as a prompt has, up to the last token
-    but one; where a text is no longer than that, its last state.
-    """
+    """Return the first n rows of the eval text (its states after a prompt's length), or samples."""
     if text == "rollout":
         samples = seen.ctx.rollout.samples
         before = torch.cat([samples.mask, torch.zeros_like(samples.mask[:, :1])], 1)

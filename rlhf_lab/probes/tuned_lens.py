@@ -22,7 +22,7 @@ class Affine(NamedTuple):
     bias: Float[Tensor, "*site out"]
 
     def __call__(self, x: Float[Tensor, "*site n d_model"]) -> Float[Tensor, "*site n out"]:
-        """What the map makes of rows, in their own precision."""
+        """Return the mapped rows in their own precision."""
         return x @ self.weight.to(x) + self.bias[..., None, :].to(x)
 
 
@@ -32,10 +32,7 @@ def ridge_path(
     mask: Bool[Tensor, "*site n"],
     ridges: Sequence[float],
 ) -> Iterator[Affine]:
-    """Ridge regressions of several columns, for one penalty after the other; see `fit_ridge`.
-
-    The products of x with itself and with y are made once for all penalties.
-    """
+    """Yield ridge regressions for each penalty, from one set of products; see `fit_ridge`."""
     x, y, weight = exact(x), exact(y), exact(mask)[..., None]
     count = weight.sum(-2, keepdim=True).clamp(min=1)
     x_mean, y_mean = ((z * weight).sum(-2, keepdim=True) / count for z in (x, y))
@@ -57,13 +54,10 @@ def ridge_errors(
     pooled: bool = False,
     ridges: Sequence[float] = PENALTIES,
 ) -> Float[Tensor, "cell ridge"]:
-    """What each penalty leaves of y's variance on texts that were held out of the fit.
+    """Return the error of each penalty on held-out texts, as a fraction of that of y's mean.
 
-    1. Fit to the first three quarters of the sequences, for each penalty.
-    2. Take the squared error on the others, as a share of what a constant would leave there: the
-       mean of y under the mask.
-
-    Each position by itself, or, `pooled`, all as one; nan where y does not vary.
+    Fitted to the first three quarters of the sequences, each position separately or, if `pooled`,
+    all together; nan if y does not vary.
     """
     fit = len(x) * 3 // 4
     (x_fit, y_fit, m_fit), (x_held, y_held, m_held) = (
@@ -111,5 +105,4 @@ def fit_translator(
 
 
 def _by_position(z: Tensor, pooled: bool) -> Tensor:
-    """Rows of each position, or of all of them together."""
     return z.flatten(0, 1)[None] if pooled else z.transpose(0, 1)

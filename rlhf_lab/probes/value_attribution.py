@@ -10,8 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.value_head import ValueHead
 
-LEAST_STEP = 1e-12
-"""Of a hidden unit's input, in float64: below, the secant is the slope."""
+LEAST_STEP = 1e-12  # of a hidden unit's input, in float64: below, the secant is the slope
 
 
 class ValueRows(NamedTuple):
@@ -38,24 +37,21 @@ def secant_value_rows(
     parts: Float[Tensor, "component n d_model"],
     origin: Float[Tensor, "component d_model"],
 ) -> ValueRows:
-    """Split a value head's output exactly over the parts that sum to what it reads.
+    """Split a value head's output exactly over the parts that sum to its input, in float64.
 
-    1. Sum the parts to the states, and the origin's parts to the origin.
-    2. Each hidden unit is a ReLU of a linear function, of which the integral of the slope along the
-       straight line from the origin is the secant: no steps are needed.
-    3. A part's row is its own deviation from the origin, through these slopes.
-
-    A part that is the same in every state has 0, however large. In float64.
+    The integral of a ReLU's slope along the straight line from the origin is the secant, so a
+    part's row is its deviation from the origin through the secants; a part equal in all states has
+    0.
 
     Args:
-        parts: such as each head's output, centred and divided by the final norm's scale.
-        origin: a state to compare with, such as the mean of each part over the states of a slot.
+        parts: such as each head's output, centered and divided by the final norm's scale.
+        origin: state to compare with, such as the mean of each part over the states of a slot.
 
     row_c = sum_j w2_j (relu(p_j) - relu(p0_j)) / (p_j - p0_j) <W1_j, k_c - k0_c>
     (integrated gradients: Sundararajan et al. 2017, arXiv 1703.01365, in closed form)
 
     Raises:
-        ConfigError: another head than two linear layers with a ReLU between.
+        ConfigError: If the head is not two linear layers with a ReLU between.
     """
     refuse_other_heads(head)
     first, _, last = head

@@ -27,19 +27,17 @@ from rlhf_lab.training import RLHFTrainer
 
 
 class ValueAttribution(Probe):
-    """What each part adds to the value of a text, against the mean state of the slot.
+    """Contribution of each component to the value of a text, against the mean state of the slot.
 
-    At some slots of the eval text, the value less that of the mean state is split exactly over
-    embedding, heads and MLPs (see `secant_value_rows`), with the final norm's scale as it was. The
-    standard deviation of a part's rows over the texts says how much it makes values differ; a part
-    that adds the same everywhere has 0. Rows go with what ablating the part to its mean costs, but
-    where two parts cancel: without one of them, the state is none that the model ever has.
+    The value minus that of the mean state is split exactly over embedding, heads and MLPs (see
+    `secant_value_rows`), with the actual scale of the final norm. The standard deviation of a
+    component's rows over the texts measures how much it makes values differ.
 
     Checks: the rows sum to the value's difference, and the value is the model's own.
 
     Args:
-        slots: positions of the eval text; four of them, evenly far apart, when None.
-        n: texts to look at.
+        slots: positions of the eval text; four evenly spaced ones when None.
+        n: number of texts.
     """
 
     name = "value_attribution"
@@ -110,7 +108,6 @@ class ValueAttribution(Probe):
         return Record(values, tensors, checks)
 
     def _slots(self, seen: Observation) -> list[int]:
-        """The positions, counted from the start, where at least two texts have a token."""
         seq = seen.text.tokens.shape[1]
         given = self.slots
         if given is None:
@@ -148,7 +145,6 @@ def normalized_parts(
 def _figures(
     split: list[ValueRows], masks: Bool[Tensor, "slot text"]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The spread of each part's rows by slot, with its interval, and the rows themselves."""
     n_texts = masks.shape[1]
     spreads = [
         bootstrap_means(
@@ -176,5 +172,4 @@ def _figures(
 
 
 def _deviation(mean: Tensor, square: Tensor) -> Tensor:
-    """A standard deviation from the means of numbers and of their squares."""
     return (square - mean.square()).clamp(min=0).sqrt()

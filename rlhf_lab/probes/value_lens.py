@@ -104,16 +104,11 @@ def readability(
     ridge: float = 1e-6,
     pooled: bool = False,
 ) -> tuple[Float[Tensor, "site pos"], Bool[Tensor, "site pos"]]:
-    """How well a linear map reads the target from each layer at each position, held out.
+    """Compute R2 of ridge regressions on the target, by layer and position, on held-out sequences.
 
-    1. Fit ridge regressions on the first two thirds of the sequences.
-    2. Take R2 on the last third, whose sequences the fit never saw.
-
-    Also says where R2 is defined: not where the target is the same for all sequences. Fits each
-    position by itself, or, `pooled`, all positions together as one; one site after the other, for
-    the normal equations of all of them would fill the memory where d_model is large.
-
-    Raises ValueError with fewer than 6 sequences.
+    They are fitted on the first two thirds of the sequences, for each position or, if `pooled`, for
+    all positions together, site by site to save memory. Also returns where R2 is defined: not where
+    the target is the same for all sequences. Raises ValueError with fewer than 6 sequences.
     """
     found = [r_squared(*fit) for fit in held_out_fits(residuals, target, mask, ridge, pooled)]
     r2, defined = (torch.stack(each) for each in zip(*found, strict=True))

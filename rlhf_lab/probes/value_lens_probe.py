@@ -37,36 +37,32 @@ FEWEST_SEQUENCES = 6
 
 
 class ValueLens(TextProbe):
-    """Value by layer: what the head says of it, raw and translated, and what a reader could.
+    """Value by layer: the head's raw and tuned lens, and regressions on the exact value.
 
-    The head is applied to each layer's residual as it is (the raw lens), and to what an affine map
-    makes of it, fitted to give the last layer's (the tuned lens); both are compared with the
-    model's own value on texts that were held out. Ridge regressions read the target itself: on eval
-    text of Reel the grammar's exact value, elsewhere, with `text="rollout"`, the phase's returns,
-    all positions pooled; one return is the policy's own value with the noise of one continuation.
-    The layers are those that the value head reads from: the policy's, or those of a separate
-    critic.
+    The head is applied to the residual of each layer (raw lens), and to an affine map of it fitted
+    to give the last layer's (tuned lens); both are compared with the model's own value on held-out
+    texts. Ridge regressions predict the target: the grammar's exact value for eval text of Reel,
+    elsewhere, with `text="rollout"`, the phase's returns, all positions pooled. The layers are the
+    policy's, or those of a separate critic.
 
-    The policy moves away from the grammar. Behind some prefixes of held-out eval texts its own
-    value is estimated by continuations that it samples with the run's settings, with their
-    standard error, and the head, the lenses and the grammar's value are correlated with that.
+    After some prefixes of held-out eval texts, the policy's value is estimated by continuations,
+    with standard errors, and compared with head, lenses and grammar.
 
     Checks: the last layer's lens is the model's own value.
 
     Args:
         text: "eval" for exact values on Reel, "rollout" for returns.
         keep: sequences whose lens is stored token by token.
-        ridge: penalty of all fits, as a share of the mean variance of the activations; chosen by
-            held-out texts when None, for readers and translators apart.
-        prefixes: at most so many are continued; 0 for none.
+        ridge: penalty of all fits, as a fraction of the mean variance of the activations; chosen on
+            held-out texts when None, separately for regressions and translators.
+        prefixes: number of prefixes to continue.
         continuations: of each prefix.
-        prefix_end: the prefixes' last position; when None, the second connector on Reel, and else
+        prefix_end: last position of the prefixes; when None, the second connector on Reel, and else
             the middle.
-        reward: of whole texts, whose expectation is the policy's value; the grammar's reward on
-            Reel when None, and nothing is continued elsewhere.
+        reward: of whole texts; the grammar's reward on Reel when None.
 
     Raises:
-        ConfigError: another text, or numbers out of range.
+        ConfigError: If the text is unknown, or a number is out of range.
     """
 
     name = "value_lens"
@@ -131,7 +127,6 @@ class ValueLens(TextProbe):
         return record
 
     def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
-        """The residuals of the model whose last one the value head reads."""
         sites = [site for site in seen.acts if site != "values"]
         policy = seen.ctx.policy
         if not isinstance(policy, TransformerWithCritic):
@@ -142,7 +137,6 @@ class ValueLens(TextProbe):
     def _text(
         self, seen: Observation
     ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """The sequences that it reads, and where they are no padding."""
         if self.text == "rollout":
             return text_at(seen.ctx)
         return seen.text.tokens, seen.text.attention_mask
@@ -154,7 +148,6 @@ class ValueLens(TextProbe):
         translators: dict[str, Affine],
         reward: TextReward,
     ) -> tuple[dict, dict]:
-        """The policy's own value behind some prefixes, and how every estimate goes with it."""
         tokens, policy = seen.text.tokens, seen.ctx.policy
         pos = self._position(seen)
         first = 2 * len(tokens) // 3
@@ -191,7 +184,6 @@ class ValueLens(TextProbe):
         return values, tensors | {"estimates": columns}
 
     def _position(self, seen: Observation) -> int:
-        """The last position of the prefixes; something must be left to write."""
         seq = seen.text.tokens.shape[1]
         given = self.prefix_end
         if given is None:
@@ -207,7 +199,6 @@ class ValueLens(TextProbe):
     def _sampled(
         self, seen: Observation, rows: list[int], pos: int, reward: TextReward
     ) -> PolicyValues:
-        """Continuations to the length of the eval text, by the run's own sampler."""
         tokens, real, args = seen.text.tokens, seen.text.attention_mask, seen.args
         tokenizer = seen.ctx.policy.base_model.tokenizer
         spec = replace(SamplingSpec.from_args(args, tokenizer), gen_len=tokens.shape[1] - 1 - pos)
@@ -222,12 +213,10 @@ class ValueLens(TextProbe):
 
 
 def _with(record: Record, values: dict, tensors: dict[str, Tensor]) -> Record:
-    """A record with more in it."""
     return Record(record.values | values, record.tensors | tensors, record.checks)
 
 
 def _target(seen: Observation, text: str) -> ReadTarget | None:
-    """What is to be read; None where no value is known."""
     if text == "rollout":
         rollout = seen.ctx.rollout
         against = "returns of the policy's samples"

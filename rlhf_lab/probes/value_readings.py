@@ -93,12 +93,10 @@ def read_translated(
     mask: Bool[Tensor, "batch seq"],
     ridge: float | None,
 ) -> tuple[dict[str, Affine], _Fields, _Tensors]:
-    """Translators by site, and R2 of the raw and of the tuned lens against the model's own value.
+    """Return translators by site, and R2 of the raw and the tuned lens with the model's own value.
 
-    1. Fit an affine map to the last residual on two thirds of the sequences, all positions
-       together; choose its penalty there, unless it is given.
-    2. Let the head read the last third, as it is and translated. Its own values are what it makes
-       of the last layer.
+    Affine maps to the last residual are fitted on two thirds of the sequences, all positions
+    together, with a penalty chosen there unless given; R2 is of the last third.
     """
     cut, tensors = 2 * len(own) // 3, {}
     early = [at for at in spread_over(len(sites)) if at != len(sites) - 1]
@@ -126,7 +124,6 @@ def _agreement(
     own: Float[Tensor, "batch seq"],
     mask: Bool[Tensor, "batch seq"],
 ) -> _Fields:
-    """R2 of each site's lens against the model's own value, all positions together."""
     whole = own.flatten()[None], mask.flatten()[None]
     fits = [HeldOutFit(read.flatten()[None], *whole) for read in lens]
     r2 = torch.stack([r_squared(*fit)[0] for fit in fits])

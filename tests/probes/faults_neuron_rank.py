@@ -1,10 +1,10 @@
-"""Faults of NeuronRank and of the split behind it, written before the checks were run on them."""
+"""Faults of NeuronRank and its split."""
 
 from tests.probes.planting import Fault
 
 OBSERVE = "neuron_rank:NeuronRank.observe"
 END, SHIFT, GROUPS = (
-    f"diffing.neurons:{name}" for name in ("neuron_end", "neuron_shift", "neuron_groups")
+    f"neuron_rank:{name}" for name in ("neuron_end", "neuron_shift", "neuron_groups")
 )
 
 
@@ -53,7 +53,7 @@ NEURON_FAULTS = (
         "N13 ranked by the share of the activation",
         OBSERVE,
         "contribution.abs().flatten()",
-        "shift.by_activation.mean(1).abs().flatten()",
+        "by_activation.mean(1).abs().flatten()",
     ),
     _fault(
         "N14 the policy's activation in place of the reference's",
@@ -107,8 +107,8 @@ NEURON_FAULTS = (
     _fault(
         "N22 rows of the texts in another order",
         OBSERVE,
-        "shift.rows[at[0], :, at[1]]",
-        "shift.rows[at[0], :, at[1]].flip(1)",
+        "by_neuron[at[0], :, at[1]]",
+        "by_neuron[at[0], :, at[1]].flip(1)",
     ),
     _fault(
         "N23 the MLPs' rows of the policy alone",

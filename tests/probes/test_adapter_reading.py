@@ -1,4 +1,4 @@
-"""AdapterReading: pieces of a run's adapters, their reward, and injected faults."""
+"""AdapterReading: hand-computed pieces, a run's adapters and rewards, and injected faults."""
 
 import copy
 from collections.abc import Callable
@@ -11,8 +11,15 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing.transplant import Writer, prompt_ids
 from rlhf_lab.diffing.weights import as_matrix, from_matrix
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import adapters_off, effective_weights, lora_layers
+from rlhf_lab.models import adapters_off, add_lora, effective_weights, load_model, lora_layers
 from rlhf_lab.probes import AdapterReading, Record, Run, attach
+from rlhf_lab.probes.adapter_reading import (
+    AdapterPieces,
+    adapter_pieces,
+    reading_side,
+    upstream_writers,
+    writing_side,
+)
 from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
@@ -20,6 +27,60 @@ from tests.probes.looking import SHORT, Trained, sound
 from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+
+
+def test_pieces_match_hand_computed():
+    """3 e0 e1' - 2 e4 e2', from factors that are mixed by a matrix; the scale is 2."""
+    model = load_model("reel-nano")
+    add_lora(model, rank=2, alpha=4.0, targets=("W_in",))
+    adapter = lora_layers(model)["blocks.0.mlp.W_in"]
+    A, B, mix = torch.zeros(64, 2), torch.zeros(2, 256), torch.tensor([[2.0, 1.0], [1.0, 1.0]])
+    A[0, 0] = A[4, 1] = 1.0
+    B[0, 1], B[1, 2] = 3.0, -2.0
+    adapter.A.data.copy_(A @ mix)
+    adapter.B.data.copy_(torch.linalg.inv(mix) @ B / 2)
+    found = adapter_pieces(adapter)
+    assert found.s.tolist() == pytest.approx([3, 2])
+    assert found.writes[0, 1] == pytest.approx(1) and found.reads[0, 0] == pytest.approx(1)
+    # signs such that the largest written entry is positive
+    assert found.writes[1, 2] == pytest.approx(1) and found.reads[1, 4] == pytest.approx(-1)
+
+
+@torch.no_grad()
+def test_injected_words_heads_and_neurons_are_named():
+    model = load_model("reel-nano")
+    model.unembed.W_U.copy_(model.unembed.W_U.flip(1))  # untie it from the embedding
+    read, written = (
+        model.tokenizer.encode(x, add_special_tokens=False)[0] for x in ("plot", "loved")
+    )
+    reads = model.embed.W_E[read] - model.embed.W_E.mean(0)
+    reads = (reads - reads.mean()) / model.blocks[1].ln2.w
+    writes = model.unembed.W_U[:, written] - model.unembed.W_U.mean(1)
+    pieces = AdapterPieces(torch.ones(1).double(), reads[None].double(), writes[None].double())
+    row = AdapterReading()._described(model, "blocks.1.mlp.W_in", pieces, 0)
+    assert row["reads"] == "residual" and row["reads_words"][0] == "plot"
+    row = AdapterReading()._described(model, "blocks.1.mlp.W_out", pieces, 0)
+    assert row["writes"] == "residual" and row["writes_words"][0] == "loved"
+    head = torch.zeros(64, dtype=torch.float64)
+    head[32:48] = torch.arange(1.0, 17)
+    name, direction = writing_side(model, "blocks.1.attn.W_V", head)
+    assert name == "values of L1H2"
+    torch.testing.assert_close(direction, head[32:48] @ model.blocks[1].attn.W_O[2].double())
+    assert writing_side(model, "blocks.1.attn._W_K", head)[0] == "keys of L1H2"
+    assert reading_side(model, "blocks.1.attn.W_O", head)[0] == "values of L1H2"
+    assert reading_side(model, "blocks.0.mlp.W_out", head) == ("neuron 47", None)
+
+
+@torch.no_grad()
+def test_upstream_writers_find_the_head_that_writes_a_direction():
+    model = load_model("reel-nano")
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(1)).double()
+    model.blocks[0].attn.W_O[3] = torch.outer(torch.ones(16), direction.float())
+    found = upstream_writers(model, "blocks.1.attn.W_Q", direction)
+    assert max(found, key=found.get) == "L0H3" and found["L0H3"] == pytest.approx(64, rel=1e-4)
+    assert set(found) == {"embed", "pos_embed", "L0H0", "L0H1", "L0H2", "L0H3", "L0 mlp"}
+    assert set(upstream_writers(model, "blocks.0.attn.W_Q", direction)) == {"embed", "pos_embed"}
+    assert "L0H0" in upstream_writers(model, "blocks.0.mlp.W_in", direction)
 
 
 def probe_of(kind: str) -> AdapterReading:
@@ -106,12 +167,12 @@ def test_a_record_agrees_with_the_weights(kind, run_of):
     check(kind, run_of(kind))
 
 
-ADAPTER, PROBE = "diffing.adapter", "adapter_reading:AdapterReading"
+ADAPTER, PROBE = "adapter_reading", "adapter_reading:AdapterReading"
 FAULTS = [
     ("plain", f"{ADAPTER}:adapter_pieces", "svd(scale * r_a", "svd(r_a"),
     ("plain", f"{ADAPTER}:adapter_pieces", "reads * sign, writes * sign", "reads, writes * sign"),
     ("plain", f"{PROBE}._described", 'row["s"] ** 2 / energy', 'row["s"] / found.s.sum().item()'),
-    ("untied", f"{ADAPTER}:words_read", "exact(model.embed.W_E)", "exact(model.unembed.W_U).T"),
+    ("untied", f"{PROBE}._described", "exact(model.embed.W_E)", "exact(model.unembed.W_U).T"),
     ("rewards", f"{PROBE}._written", "found[0] - found[1:]", "found[1:] - found[0]"),
 ]
 

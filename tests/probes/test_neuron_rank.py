@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from rlhf_lab.diffing.neurons import NeuronEnd, neuron_groups, neuron_shift
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import NeuronRank, Run, attach
 from rlhf_lab.probes.logit_shift import single_token
+from rlhf_lab.probes.neuron_rank import NeuronEnd, neuron_groups, neuron_shift
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.faults_neuron_rank import NEURON_FAULTS
 from tests.probes.looking import failed, look
@@ -31,9 +31,9 @@ def split_by_hand() -> None:
     )
     # (3 * 2 - 1 * 1) and (-1 * 0.5 * 2 - 2 * 0.5), with the scale 1 before and 1/2 after
     before, after = end([1.0, 2.0], [1.0, 0.5], 0.5, 1.0), end([3.0, -1.0], [1.0, 0.5], 1.0, 2.0)
-    found = neuron_shift(before, after)
-    assert found.rows.tolist() == [[[5.0, -2.0]]] and found.bias.tolist() == [[1.5]]
-    assert found.by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
+    by_neuron, by_activation, b_out = neuron_shift(before, after)
+    assert by_neuron.tolist() == [[[5.0, -2.0]]] and b_out.tolist() == [[1.5]]
+    assert by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
 
 
 def test_a_shift_is_split_by_hand_and_halves_are_told_from_wholes():

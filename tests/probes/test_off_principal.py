@@ -1,4 +1,4 @@
-"""OffPrincipal: fractions of planted changes, a run that is left alone, and injected faults."""
+"""OffPrincipal: hand-computed fractions, random changes, a run, and injected faults."""
 
 import re
 
@@ -9,11 +9,58 @@ from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import effective_weights
 from rlhf_lab.probes import OffPrincipal
+from rlhf_lab.probes.off_principal import (
+    Factored,
+    chance_share,
+    energy_blocks,
+    principal_spaces,
+    product_spaces,
+    random_factor_shares,
+    random_shares,
+)
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, sound
 from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+
+
+def test_energy_blocks_match_hand_computed():
+    diagonal = torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    wide, tall = principal_spaces(diagonal, 1), principal_spaces(diagonal.T, 1)
+    assert [x.abs().flatten().tolist() for x in wide] == [[1, 0], [1, 0, 0]]
+    assert [x.abs().flatten().tolist() for x in tall] == [[1, 0, 0], [1, 0]]
+    # squares 1, 4, 9 in the first row and 16, 25, 36 in the second: 91 in total
+    delta = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    blocks = energy_blocks(delta, wide) * 91
+    assert blocks.tolist() == [pytest.approx([1, 4 + 9]), pytest.approx([16, 25 + 36])]
+    assert energy_blocks(torch.zeros(2, 3), wide).isnan().all()
+
+
+def mean_and_error(draws: torch.Tensor) -> tuple[float, float]:
+    return draws.mean().item(), draws.std().item() / len(draws) ** 0.5
+
+
+@pytest.mark.parametrize("rank", [1, 9])
+def test_random_changes_match_expected_fraction(rank):
+    generator = torch.Generator().manual_seed(3)
+    delta = torch.randn(15, rank, generator=generator) @ torch.randn(rank, 9, generator=generator)
+    mean, error = mean_and_error(random_shares(delta, 3, 600, generator))
+    expected = chance_share(15, 9, 3)
+    assert expected == 9 / (15 * 9) and abs(mean - expected) < 4 * error < 0.4 * expected
+
+
+def test_random_changes_of_one_factor_stay_in_the_other():
+    """With A of 2 columns and k = 2, A dB is inside on the left; on the right, 2/9 on average."""
+    generator = torch.Generator().manual_seed(4)
+    A, B, dB = (
+        torch.randn(shape, generator=generator).double() for shape in ((15, 2), (2, 9), (2, 9))
+    )
+    before, after = Factored(A, B), Factored(A, B + 0.01 * dB)
+    spaces = product_spaces(before, 2)
+    mean, error = mean_and_error(random_factor_shares(before, after, spaces, 600, generator))
+    assert abs(mean - 2 / 9) < 4 * error < 0.2
+    assert energy_blocks(before.product(), spaces)[0, 0] == pytest.approx(1)
 
 
 def named_matrix(name: str, model) -> torch.Tensor:
@@ -67,7 +114,7 @@ def test_shares_are_those_of_singular_vectors(kind, trained_runs):
     check(kind, trained_runs(kind))
 
 
-PRINCIPAL, CHANGES = "diffing.principal", "off_principal:OffPrincipal._changes"
+PRINCIPAL, CHANGES = "off_principal", "off_principal:OffPrincipal._changes"
 FAULTS = [
     ("padded", f"{PRINCIPAL}:principal_spaces", "[1][:, :k]", "[1][:, -k:]"),
     ("padded", f"{PRINCIPAL}:energy_blocks", ".reshape(2, 2)", ".reshape(2, 2).T"),
