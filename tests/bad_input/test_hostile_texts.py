@@ -187,10 +187,3 @@ def test_model_with_odd_name_is_exported(here: Path) -> None:
     shutil.rmtree(name)
     with untouched(here):
         rejected([*TRAIN, "--out=a\udcffb"], "not UTF-8", "Choose another --out")
-
-
-@pytest.mark.process
-def test_process_writes_no_control_character(here: Path, warm_python) -> None:
-    for command in (["score", HOSTILE["colors"]], ["sample", "RUN", "--prompt", HOSTILE["colors"]]):
-        done = warm_python.run(["-m", "rlhf_lab", *command], cwd=here)
-        assert not UNSEEN.search(done.stdout + done.stderr) and "Traceback" not in done.stderr

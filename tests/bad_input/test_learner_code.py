@@ -11,7 +11,6 @@ import torch
 
 from rlhf_lab.course import check, containment
 from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, read_records
-from rlhf_lab.course.registry import find_exercise
 
 HEAD = """\
 import functools, inspect, os, signal, sys, threading, time, types, warnings
@@ -29,10 +28,7 @@ DIFFERS = {
     "sys.exit": ("sys.exit(3)", "end the program"),
     "os._exit": ("os._exit(3)", "end the process"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
-    "a text": ("return '<b>[red]x[/]' * 100", "a tensor"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),
-    "another shape": ("return right(*args, **kwargs)[None, None]", "shape"),
-    "detached": ("return right(*args, **kwargs).detach()", "detached"),
     "grad switched off": (
         "import torch\ntorch.set_grad_enabled(False)\nreturn right(*args, **kwargs)",
         "detached",
@@ -51,12 +47,11 @@ DIFFERS = {
         "a Odd that cannot be shown",
     ),
     "memory": ("return bytearray(2**62)", "MemoryError"),
-    "no such name": ("return maskd_mean", "NameError"),
 }
-PASSES = {
-    "a thread that stays": "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()",
-    "the exit handlers kept": "os._exit = print",
-}
+SIDE_EFFECTS = """
+threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+os._exit = print
+return right(*args, **kwargs)"""
 
 
 @pytest.fixture
@@ -66,7 +61,6 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RLHF_LAB_PROGRESS", "progress.json")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(containment, "SECONDS_PER_CALL", 0.4)
-    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     note_attempt("get_advantages", "passed")
     modes, exits = (torch.is_grad_enabled(), torch.get_default_dtype()), (os._exit, os.abort)
     try:
@@ -106,21 +100,10 @@ def test_wrong_function_gets_a_verdict_and_progress_is_kept(
 
 
 @TIMER
-@pytest.mark.parametrize("name", PASSES)
-def test_right_function_with_side_effects_passes(learner, tmp_path, capsys, name) -> None:
-    check(make(f"{PASSES[name]}\nreturn right(*args, **kwargs)", tmp_path))
+def test_right_function_with_side_effects_passes(learner, tmp_path, capsys) -> None:
+    check(make(SIDE_EFFECTS, tmp_path))
     assert "✓ masked_mean" in capsys.readouterr().out
     assert read_records()["masked_mean"] == ExerciseRecord("passed", 1)
-    assert read_records()["get_advantages"] == ExerciseRecord("passed", 1)
-
-
-@TIMER
-def test_modes_are_restored_for_the_next_check(learner, tmp_path, capsys) -> None:
-    for name in ("grad switched off", "dtype switched", "sys.exit"):
-        check(make(DIFFERS[name][0], tmp_path))
-    capsys.readouterr()
-    check(find_exercise("masked_mean").reference)
-    assert "✓ masked_mean" in capsys.readouterr().out
 
 
 @pytest.mark.process

@@ -81,27 +81,20 @@ def test_spoiled_directory_is_rejected_or_works(there, whole, kind, name) -> Non
             rejected(command(kind), "model", *words)
 
 
-@pytest.mark.parametrize("name", ["code, unknown type", "nan in a gain"])
 @pytest.mark.parametrize("loader", LOADERS)
-def test_each_command_rejects_a_spoiled_directory(there, loader, name) -> None:
-    spoil, words = POLICY[name]
+def test_each_command_rejects_a_spoiled_directory(there, loader) -> None:
     shutil.copytree(there / "models" / "policy", there / "model")
-    spoil(there / "model")
+    POLICY["nan in a gain"][0](there / "model")
     (there / "texts.txt").write_text("w1 w2\n" * 20)
     (there / "pairs.jsonl").write_text('{"chosen": "w1 w2", "rejected": "w3"}\n' * 20)
     with untouched(there):
-        rejected(LOADERS[loader].split(), "./model", *words)
+        rejected(LOADERS[loader].split(), "./model", "nan or inf")
 
 
-@pytest.mark.parametrize("name", ["a[/b]", "a\nb\x1b[31m"], ids=ascii)
-def test_odd_name_works_or_is_named(there, whole, name) -> None:
-    missing = command("policy", f"./{name}")
+def test_missing_directory_with_an_odd_name_is_named(there) -> None:
+    name = "./a\nb\x1b[31m"
     with untouched(there):
-        rejected(missing, "There is no model directory", visible(repr(f"./{name}")))
-    shutil.copytree(there / "models" / "policy", there / name)
-    outcome = accepted(missing)
-    assert effect("policy", outcome) == whole["policy"]
-    assert visible(f"loading ./{name} and its reward") in outcome.out
+        rejected(command("policy", name), "There is no model directory", visible(repr(name)))
 
 
 def test_tokenizer_without_end_of_sequence_is_rejected(there) -> None:
@@ -125,12 +118,3 @@ def test_resume_rejects_a_classifier_with_swapped_names(there) -> None:
     settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")
     with untouched(there):
         rejected(["resume", "made", "--total-phases", "2"], "'good'", "'bad'", "--positive-label")
-
-
-@pytest.mark.process
-def test_process_runs_no_code_when_answered_yes(there, warm_python) -> None:
-    shutil.copytree(there / "models" / "policy", there / "model")
-    POLICY["code, unknown type"][0](there / "model")
-    done = warm_python.run(["-m", "rlhf_lab", *command("policy")], text="y\ny\n", cwd=there)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "custom code, which is not run" in done.stderr
