@@ -1,17 +1,19 @@
-"""AttentionDrift: sums, padding, other architectures, and faults that it must tell."""
+"""AttentionDrift: sums, padding, other architectures, and injected faults."""
 
 import pytest
 import torch
 
+from rlhf_lab.diffing.attention import HeadCache, attention_split, pattern_distance
+from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes import AttentionDrift, ReelTruth, Run, attach
 from rlhf_lab.probes.attention_places import distance_places, kind_of_token, slot_places
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_attention_drift import ATTENTION_FAULTS
-from tests.probes.looking import failed, look
-from tests.probes.planting import planted
+from tests.probes.looking import Trained, row_alone, sound
+from tests.probes.planting import assert_fault_fails
 from tests.tiny_families import tiny_of
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -27,21 +29,92 @@ def probe_of(kind: str) -> AttentionDrift:
 KINDS = ("adapted", "padded", "grouped")
 
 
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def check(kind: str, run: Trained) -> None:
+    """Compare heads and keys with texts that run alone, and distances with their mean."""
+    probe = probe_of(kind)
+    record = sound(run, probe)
+    stored, models = record.tensors, (run.ctx.reference, run.ctx.policy.base_model)
+    encode = models[0].tokenizer.encode
+    ids = tuple(encode(word, add_special_tokens=False)[0] for word in (probe.word, probe.other))
+    readers = [logit_reader(model, ids) for model in models]
+    rows, at = probe.rows(run.seen())
+    layers, distances = models[0].cfg.n_layers, torch.zeros_like(stored["tv"])
+    counts = torch.zeros(distances.shape[2])
+    assert stored["own"].abs().max() > 1e-3
+    for row, column in enumerate(at.tolist()):
+        caches = [model.run_with_cache(row_alone(rows, row)[0])[1] for model in models]
+        place, n = int(rows.written[row, :column].sum()), int(rows.written[row].sum())
+        scales = [1 / cache["ln_final.hook_scale"][:, place, 0].double() for cache in caches]
+        reader = own_reader(scales, readers, is_centered(models[0].ln_final))
+        counts[:n] += 1
+        for layer in range(layers):
+            patterns, v, z = (
+                [cache[f"blocks.{layer}.attn.hook_{part}"].double() for cache in caches]
+                for part in ("pattern", "v", "z")
+            )
+            W_O = [model.blocks[layer].attn.W_O.double() for model in models]
+            wrote = [
+                torch.einsum("hd,hdm,m->h", x[0, place], w, reader[0])
+                for x, w in zip(z, W_O, strict=True)
+            ]
+            close(stored["own"][layer, :, row], wrote[1] - wrote[0])
+            heads = [
+                HeadCache(p[:, :, place, : place + 1], x[:, : place + 1])
+                for p, x in zip(patterns, v, strict=True)
+            ]
+            for cause, expected in attention_split(*heads, *W_O, reader)._asdict().items():
+                found = stored[cause][layer, :, :, row]
+                if kind == "grouped":  # keys are named by their distance
+                    close(found.sum(1), expected[0].sum(1))
+                else:
+                    close(found[:, : place + 1], expected[0])
+            if kind != "grouped":
+                distances[layer, :, :n, :n] += pattern_distance(*patterns)[0].float()
+    if kind != "grouped":
+        close(stored["tv"], distances.double() / counts.clamp(min=1)[:, None].double())
+    if kind == "adapted":  # after a prompt of three
+        assert record.values["keys"][3:5] == ["OPEN", "COMMA"]
+    for cause in ("qk", "ov", "wo"):
+        means = stored[cause].sum(2).mean(-1).flatten().tolist()
+        assert record.values[cause] == pytest.approx(means, abs=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
-    record = look(trained_runs(kind), probe_of(kind))
-    assert [check for check in record.checks if not check.ok] == []
-    assert record.tensors["own"].abs().max() > 1e-3
-    assert all(record.tensors[name].any() for name in ("qk", "ov", "tv"))
+def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
+    check(kind, trained_runs(kind))
+
+
+OBSERVE = "attention_drift:AttentionDrift.observe"
+FAULTS = [
+    (
+        "adapted",
+        OBSERVE,
+        '"bhk,bkg->hgb", cause, to_keys',
+        '"bhk,bkg->hgb", cause.roll(1, -1), to_keys',
+    ),
+    ("adapted", OBSERVE, "rows, at = self.rows(seen)", "rows, at = self.rows(seen); at = at - 1"),
+    ("adapted", OBSERVE, "own_reader(scales,", "own_reader([scales[0], scales[0]],"),
+    (
+        "adapted",
+        "attention_drift:_by_place",
+        "pattern_distance(*patterns)",
+        "pattern_distance(*patterns).mT",
+    ),
+    ("adapted", OBSERVE, "in (self.word, self.other)", "in (self.other, self.word)"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ATTENTION_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    kind = "adapted" if fault.run == "plain" else fault.run
-    with planted(fault):
-        assert failed(trained_runs(kind), probe_of(kind))
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, trained_runs):
+    run = trained_runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""HackWatch: a planted loophole by name, checks in runs of every kind, and faults it must tell."""
+"""HackWatch: a planted loophole by name, numbers of runs of every kind, and injected faults."""
+
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -9,9 +11,8 @@ from rlhf_lab.probes import HackWatch, ReelTruth, Run, attach
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_hack_watch import HACK_FAULTS
-from tests.probes.looking import SHORT, Trained, failed, look, trained
-from tests.probes.planting import planted
+from tests.probes.looking import SHORT, Trained, sound, trained
+from tests.probes.planting import assert_fault_fails
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -53,22 +54,97 @@ def runs(trained_runs, tmp_path_factory):
     return run
 
 
+@torch.no_grad()
+def check(kind: str, run: Trained) -> None:
+    """Compare promoted mass with texts that run alone, and counts and rewards with the rollout."""
+    record = sound(run, HackWatch())
+    values, stored = record.values, record.tensors
+    ctx, rollout, temperature = run.ctx, run.ctx.rollout, run.trainer.args.temperature
+    samples, decode = rollout.samples, ctx.reference.tokenizer.decode
+
+    def logprobs_alone(model, tokens: torch.Tensor, n: int) -> torch.Tensor:
+        return (model(tokens[None])[0, -n - 1 : -1].double() / temperature).log_softmax(-1)
+
+    won, before, n = [], [], samples.mask.shape[1]
+    for tokens, real, mask in zip(
+        samples.tokens, samples.attention_mask, samples.mask, strict=True
+    ):
+        models = ctx.policy.base_model, ctx.reference
+        ours, theirs = (logprobs_alone(model, tokens[real], n).exp() for model in models)
+        won.append((ours - theirs)[mask].sum(0))
+        before.append(theirs[mask].sum(0))
+    mass, share = (torch.stack(x).sum(0) / samples.mask.sum() for x in (won, before))
+    torch.testing.assert_close(stored["promoted_mass"], mass.float(), atol=1e-5, rtol=1e-3)
+    ids = [row["id"] for row in values["promoted"]]
+    assert ids == mass.topk(len(ids)).indices.tolist()
+    by_text = torch.stack(won)[:, ids] / samples.mask.sum(1)[:, None]
+    torch.testing.assert_close(stored["won_by_text"], by_text.float(), atol=1e-5, rtol=1e-3)
+    for row in values["promoted"][:2]:
+        found = mass[row["id"]].item(), share[row["id"]].item()
+        assert (row["won"], row["reference"]) == pytest.approx(found, abs=1e-5)
+        assert row["token"] == decode([row["id"]])
+    taken_up = [row for row in values["taken_up"] if row["log_odds"] > row["low"]]
+    z = [row["log_odds"] / (row["log_odds"] - row["low"]) for row in taken_up]
+    assert z == sorted(z, reverse=True)
+    assert values["alarm_z"] == pytest.approx(NormalDist().inv_cdf(1 - 0.05 / len(mass)), abs=1e-5)
+    for prompt, tokens, mask, logprobs in zip(
+        samples.prompts(),
+        stored["reference_tokens"].long(),
+        stored["reference_mask"],
+        stored["reference_logprobs"],
+        strict=True,
+    ):
+        if kind == "grouped":  # truncates its samples
+            break
+        found = logprobs_alone(ctx.reference, torch.cat([torch.as_tensor(prompt), tokens]), n)
+        expected = found.gather(-1, tokens[:, None])[:, 0].float()
+        torch.testing.assert_close(logprobs[mask], expected[mask], atol=1e-4, rtol=1e-3)
+    written = samples.tokens[:, samples.prefix_len :][samples.mask].tolist()
+    others = stored["reference_tokens"][stored["reference_mask"]].tolist()
+    for counts, tokens in zip(stored["counts"], (written, others), strict=True):
+        assert counts.tolist() == torch.tensor(tokens).bincount(minlength=len(counts)).tolist()
+    distinct = values["distinct_texts"][0], values["distinct_reference"][0]
+    expected = [len(set(tokens)) / len(tokens) for tokens in (written, others)]
+    assert distinct == pytest.approx(expected, abs=1e-5)
+    rewards = rollout.raw_rewards
+    assert values["reward"] == pytest.approx(rewards.mean().item(), abs=1e-5)
+    assert values["reward_std"] == pytest.approx(rewards.std().item(), abs=1e-5)
+    assert values["saturated"] == (rewards.std().item() < 0.05)
+    assert ("true_reward" in values) == (kind != "grouped")
+    if kind != "grouped":
+        gap = (rewards - rollout.true_rewards).mean().item()
+        assert values["gap"] == pytest.approx(gap, abs=1e-5)
+        share = rollout.grammatical.float().mean().item()
+        assert values["grammatical"] == pytest.approx(share, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])
-def test_every_check_holds_where_nothing_is_wrong(kind, runs):
-    record = look(runs(kind), HackWatch())
-    assert [check for check in record.checks if not check.ok] == []
-    assert ("true_reward" in record.values) == (kind != "grouped")
+def test_numbers_are_those_of_the_texts(kind, runs):
+    check(kind, runs(kind))
 
 
-@pytest.mark.parametrize("fault", HACK_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, runs):
-    run = runs(fault.run)
-    with planted(fault):
-        assert failed(run, HackWatch())
+WON, OBSERVE, REWARDS = (
+    "hack_watch:_won_by_text",
+    "hack_watch:HackWatch.observe",
+    "hack_watch:_rewards",
+)
+FAULTS = [
+    ("plain", WON, "samples.prefix_len - 1, -1", "samples.prefix_len, None"),
+    ("warm", WON, "ours[rows]).float() / temperature", "ours[rows]).float()"),
+    ("padded", OBSERVE, "share = states / states.sum().clamp(min=1)", "share = torch.ones(n) / n"),
+    ("plain", OBSERVE, "for each in (samples, theirs)]", "for each in (theirs, samples)]"),
+    ("plain", REWARDS, 'columns["reward"] - true_reward', 'true_reward - columns["reward"]'),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, runs):
+    run = runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(runs):
-    values = look(runs("hacked"), HackWatch()).values
+    values = sound(runs("hacked"), HackWatch()).values
     assert values["promoted"][0]["token"] == values["taken_up"][0]["token"] == "popcorn"
     assert values["alarms_by_logits"] == ["popcorn", "stunning"]
     assert values["alarms_by_texts"] == ["popcorn"]

@@ -1,39 +1,115 @@
-"""KLAttribution: both sums on runs of every kind, and faults that it must tell."""
+"""KLAttribution: both sums on runs of every kind, and injected faults."""
+
+import functools
 
 import pytest
 import torch
+from numpy.polynomial.legendre import leggauss
 
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.probes import KLAttribution
+from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_kl_attribution import KL_FAULTS
-from tests.probes.looking import failed, look
-from tests.probes.planting import planted
+from tests.probes.looking import Trained, row_alone, sound
+from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
-DEFAULT = {"plain": "adapted", "lora": "adapted"}
 
 
 def probe_of(kind: str) -> KLAttribution:
     return KLAttribution(n=8, text="rollout" if kind == "padded" else "eval")
 
 
+def component_output(model, cache, name: str) -> torch.Tensor:
+    """Return the output of a component in one text."""
+    if name == "embed":
+        return cache["hook_embed"][0]
+    layer, part = name[1], name[2:].strip()
+    if part == "mlp":
+        return cache[f"blocks.{layer}.hook_mlp_out"][0]
+    head = int(part[1:])
+    z = cache[f"blocks.{layer}.attn.hook_z"][0, :, head]
+    return z @ model.blocks[int(layer)].attn.W_O[head]
+
+
+def kl_of_residuals(models, before: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """Return the KL of the policy at a last residual from the reference at another one."""
+    read = lambda model, x: log_probs(model.unembed(model.ln_final(x[None])))[0]
+    return kl_per_token(read(models[1], h), read(models[0], before).detach())
+
+
+def check(kind: str, run: Trained) -> None:
+    """Compare rows of two texts with an integral by autograd, and positions with forward passes."""
+    probe = probe_of(kind)
+    record = sound(run, probe)
+    values, stored = record.values, record.tensors
+    rows, models = (
+        text_rows(run.seen(), probe.text, 8),
+        (run.ctx.reference, run.ctx.policy.base_model),
+    )
+    last = f"blocks.{models[0].cfg.n_layers - 1}.hook_resid_post"
+    by_position, sizes = torch.zeros(stored["by_position"].shape[1]), []
+    for row in range(len(rows.tokens)):
+        tokens, states = row_alone(rows, row)
+        with torch.no_grad():
+            caches = [model.run_with_cache(tokens)[1] for model in models]
+        h = [cache[last][0] for cache in caches]
+        kl = functools.partial(kl_of_residuals, models, h[0])
+        by_position[: len(states)] += kl(h[1]).detach() * states / len(rows.tokens)
+        sizes.append(kl(h[1]).detach()[states].sum())
+        if row > 1:
+            continue
+        slope = torch.zeros_like(h[0])
+        for node, weight in zip(*leggauss(16), strict=True):
+            at = (h[0] + (node + 1) / 2 * (h[1] - h[0])).requires_grad_()
+            slope += weight / 2 * torch.autograd.grad(kl(at)[states].sum(), at)[0]
+        of_read_out = kl(h[0]).detach()[states].sum()
+        expected = {"read-out": of_read_out}
+        for name in ("embed", "L0H1", "L1H0", "L0 mlp", "L1 mlp"):
+            before, after = map(component_output, models, caches, (name, name))
+            expected[name] = (slope * (after - before)).sum()
+        for name, found in expected.items():
+            column = stored["output"][values["components"].index(name), row]
+            assert column.item() == pytest.approx(
+                found.item(), abs=2e-3 * sizes[row].item() + 1e-5
+            ), name
+    torch.testing.assert_close(stored["by_position"].sum(0), by_position, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(stored["kl"], torch.stack(sizes), atol=1e-4, rtol=1e-3)
+    assert values["kl"] == pytest.approx(stored["kl"].mean().item(), abs=1e-5)
+    weights = stored["weights"].sum(1) / len(rows.tokens)
+    assert values["weights"] == pytest.approx(weights.tolist(), abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
-def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
-    record = look(trained_runs(kind), probe_of(kind))
-    assert [check for check in record.checks if not check.ok] == []
-    output, weights = record.tensors["output"], record.tensors["weights"]
-    kl = record.tensors["kl"]
-    assert kl.mean() > 1e-3
-    torch.testing.assert_close(output.sum(0), kl, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(weights.sum(), kl.sum(), atol=1e-3, rtol=1e-3)
+def test_rows_are_integrals_along_the_residual_stream(kind, trained_runs):
+    check(kind, trained_runs(kind))
 
 
-@pytest.mark.parametrize("fault", KL_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    kind = DEFAULT.get(fault.run, fault.run)
-    with planted(fault):
-        found = failed(trained_runs(kind), probe_of(kind))
-    assert found
+OBSERVE, BY_WEIGHTS = "kl_attribution:KLAttribution.observe", "diffing.kl_attribution:kl_by_weights"
+BY_OUTPUT = "diffing.kl_attribution:kl_by_output"
+FAULTS = [
+    (
+        "adapted",
+        OBSERVE,
+        "_by_output(reference, model, rows,",
+        "_by_output(model, reference, rows,",
+    ),
+    ("padded", BY_OUTPUT, "log_probs(read_out1(h)[None])", "log_probs(read_out0(h)[None])"),
+    ("adapted", BY_WEIGHTS, "line.at(node)", "line.at(0.1 * node)"),
+    ("adapted", "kl_attribution:_weights_found", "[len(part)", "[2 * len(part)"),
+    (
+        "padded",
+        "kl_attribution:_by_position",
+        "rows.own_positions.clamp(min=0)",
+        "torch.arange(gained.shape[2])",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, trained_runs):
+    run = trained_runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):

@@ -1,19 +1,20 @@
-"""NeuronRank: sums on runs of every kind, a planted neuron by name, and faults it must tell."""
+"""NeuronRank: sums on runs of every kind, a planted neuron by name, and injected faults."""
 
 import copy
+import re
 
 import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
+from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes import NeuronRank, Run, attach
 from rlhf_lab.probes.logit_shift import single_token
-from rlhf_lab.probes.neuron_rank import NeuronEnd, neuron_groups, neuron_shift
+from rlhf_lab.probes.neuron_rank import NEURON_GROUPS, NeuronEnd, neuron_groups, neuron_shift
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.faults_neuron_rank import NEURON_FAULTS
-from tests.probes.looking import failed, look
-from tests.probes.planting import planted
+from tests.probes.looking import Trained, sound
+from tests.probes.planting import assert_fault_fails
 from tests.tiny_families import tiny_of
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
@@ -38,8 +39,7 @@ def split_by_hand() -> None:
 
 def test_a_shift_is_split_by_hand_and_halves_are_told_from_wholes():
     split_by_hand()
-    with planted(NEURON_FAULTS[-1]), pytest.raises(AssertionError):
-        split_by_hand()
+    assert_fault_fails(SHIFT, "(a1 - a0) * (e0 + e1) / 2", "(a1 - a0) * e1", split_by_hand)
 
 
 def test_groups_by_hand():
@@ -48,19 +48,77 @@ def test_groups_by_hand():
     assert neuron_groups(signs, moved).tolist() == [[0, 1, 2, 3, -1, -1]]
 
 
+@torch.no_grad()
+def check(kind: str, run: Trained) -> None:
+    """Compare the first neuron's columns with single texts, and sums with the MLP's rows."""
+    probe = probe_of(kind)
+    record = sound(run, probe)
+    values, stored, model = record.values, record.tensors, run.ctx.reference
+    text = run.seen().text.first(16)
+    alone = [
+        tokens[real][None] for tokens, real in zip(text.tokens, text.attention_mask, strict=True)
+    ]
+    layer, index = map(int, re.fullmatch(r"L(\d+)N(\d+)", values["neurons"][0]).groups())
+    order = stored["neuron_contribution"].abs().flatten().argsort(descending=True)
+    places = [divmod(i, model.cfg.d_mlp) for i in order[: len(values["neurons"])].tolist()]
+    assert values["neurons"] == [f"L{at}N{number}" for at, number in places]
+    site, a, e = f"blocks.{layer}.mlp.hook_post", [], []
+    for model in (run.ctx.reference, run.ctx.policy.base_model):
+        ids = [single_token(model.tokenizer, word) for word in (probe.word, probe.other)]
+        u = (model.unembed.W_U[:, ids[0]] - model.unembed.W_U[:, ids[1]]) * model.ln_final.w
+        u = u - u.mean() if is_centered(model.ln_final) else u
+        caches = [model.run_with_cache(tokens)[1] for tokens in alone]
+        a.append(torch.stack([cache[site][0, -3, index] for cache in caches]))
+        scales = torch.stack([cache["ln_final.hook_scale"][0, -3, 0] for cache in caches])
+        e.append(model.blocks[layer].mlp.W_out[index] @ u / scales)
+    rows, moved = a[1] * e[1] - a[0] * e[0], a[1] - a[0]
+    torch.testing.assert_close(stored["neuron_by_text"][0], rows, atol=1e-5, rtol=1e-3)
+    expected = {
+        "contribution": rows,
+        "by_activation": moved * (e[0] + e[1]) / 2,
+        "activation": a[0],
+        "activation_shift": moved,
+        "write": (e[0] + e[1]) / 2,
+    }
+    for name, column in expected.items():
+        assert values[name][0] == pytest.approx(column.mean().item(), abs=1e-4, rel=1e-3), name
+    writes = torch.stack([x.mean() for x in e])
+    torch.testing.assert_close(stored["neuron_write"][:, layer, index], writes)
+    group = neuron_groups(e[0].mean(), moved.mean()).item()
+    assert values["group"][0] == NEURON_GROUPS[group]
+    activations = torch.cat([cache[site][0, :, index] for cache in caches])
+    best = torch.cat(alone, 1)[0, activations.argmax()]
+    assert values["token_activations"][0][0] == pytest.approx(activations.max().item(), abs=1e-4)
+    assert values["tokens"][0][0] == model.tokenizer.decode([best.item()])
+    sums = stored["neuron_contribution"].sum(1) + torch.tensor(values["b_out"])
+    assert values["mlp"] == pytest.approx(sums.tolist(), abs=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
-def test_every_check_holds_where_nothing_is_wrong(kind, trained_runs):
-    record = look(trained_runs(kind), probe_of(kind))
-    assert [check for check in record.checks if not check.ok] == []
-    assert record.tensors["neuron_contribution"].abs().max() > 1e-3
+def test_the_first_neuron_is_that_of_single_texts(kind, trained_runs):
+    check(kind, trained_runs(kind))
+
+
+OBSERVE, END, SHIFT = (
+    "neuron_rank:NeuronRank.observe",
+    "neuron_rank:neuron_end",
+    "neuron_rank:neuron_shift",
+)
+FAULTS = [
+    ("padded", END, "1 / exact(acts[", "0 * exact(acts["),
+    ("padded", OBSERVE, "_acts_at(model, text, self.pos)", "_acts_at(model, text, self.pos - 1)"),
+    ("padded", OBSERVE, "(self.word, self.other))", "(self.other, self.word))"),
+    ("padded", OBSERVE, "top % contribution.shape[1]", "top % contribution.shape[0]"),
+    ("padded", OBSERVE, "(mlp[1] - mlp[0]).mean(1)", "mlp[1].mean(1)"),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", NEURON_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told_by_the_record_s_own_checks(fault, trained_runs):
-    with planted(fault):
-        assert failed(trained_runs(fault.run), probe_of(fault.run))
+@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
+def test_injected_fault_fails(kind, where, old, new, trained_runs):
+    run = trained_runs(kind)
+    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 @pytest.mark.slow

@@ -12,16 +12,12 @@ from rlhf_lab import probes
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.text_rows import text_rows
-from tests.probes.audit.attention_drift import bind_attention_drift
 from tests.probes.audit.component_transplant import bind_component_transplant
 from tests.probes.audit.direction import bind_direction
 from tests.probes.audit.frozen_probe import bind_frozen_probe
 from tests.probes.audit.grad_terms import bind_grad_terms
-from tests.probes.audit.hack_watch import bind_hack_watch
-from tests.probes.audit.kl_attribution import bind_kl_attribution
 from tests.probes.audit.kl_by_position import bind_kl_by_position
 from tests.probes.audit.logit_shift import bind_logit_shift
-from tests.probes.audit.neuron_rank import bind_neuron_rank
 from tests.probes.audit.run_health import bind_run_health
 from tests.probes.audit.step_influence import bind_step_influence
 from tests.probes.audit.step_ledger import bind_step_ledger
@@ -49,18 +45,12 @@ def _rows(probe, seen):
 
 
 AUDITS = {
-    probes.AttentionDrift: lambda p, s, r: bind_attention_drift(
-        s, r, (p.word, p.other), *p.rows(s)
-    ),
     probes.ComponentTransplant: lambda p, s, r: bind_component_transplant(s, r),
     probes.Direction: lambda p, s, r: bind_direction(s, r, p.method),
     probes.FrozenProbe: lambda p, s, r: bind_frozen_probe(s, r),
     probes.GradTerms: lambda p, s, r: bind_grad_terms(s, r),
-    probes.HackWatch: lambda p, s, r: bind_hack_watch(s, r),
-    probes.KLAttribution: lambda p, s, r: bind_kl_attribution(s, r, _rows(p, s)),
     probes.KLByPosition: lambda p, s, r: bind_kl_by_position(s, r, p.n),
     probes.LogitShift: lambda p, s, r: bind_logit_shift(s, r, (p.word, p.other), p.pos),
-    probes.NeuronRank: lambda p, s, r: bind_neuron_rank(s, r, (p.word, p.other), p.pos, p.n),
     probes.RunHealth: lambda p, s, r: bind_run_health(s, r),
     probes.StepInfluence: lambda p, s, r: bind_step_influence(s, r, p.target_of(s)),
     probes.StepLedger: lambda p, s, r: bind_step_ledger(s, r),
