@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 from tests.bad_input.command_outcome import settings
 
@@ -19,10 +18,8 @@ from tests.bad_input.command_outcome import settings
 @pytest.fixture(scope="session")
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two of three phases, to be copied."""
-    args = RLHFArgs(
-        preset="reel", total_phases=3, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=8
-    )
-    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("doors") / "RUN")
+    args = settings(total_phases=3, warmup_steps=1)
+    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("half") / "RUN")
     for phase in trainer:
         if phase.phase == 1:
             trainer.request_stop()

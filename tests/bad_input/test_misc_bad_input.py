@@ -1,6 +1,5 @@
 """Runs that change while a trainer is away, names with two meanings, and rejected exercises."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,16 +32,6 @@ def test_path_selects_a_directory_with_a_bundled_name(here: Path, gpt2_dir: Path
 def test_reward_model_is_no_policy(here: Path) -> None:
     accepted(["train-reward", "--pairs", "reel", "--n-pairs", 40, "--out", "rewarder", *FIT])
     rejected(["sample", "rewarder", "-n", 1], "reward model")
-
-
-def test_second_trainer_of_a_new_run_is_rejected(here: Path) -> None:
-    first = RLHFTrainer(settings(), out="made")
-    second = RLHFTrainer(settings(seed=2), out="made")
-    first.run_phase()
-    refuses(second.run_phase, "made")
-    first.run_phase()
-    assert json.loads(Path("made/run.json").read_text())["args"]["seed"] == 1
-    assert len(Path("made/metrics.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])
