@@ -57,15 +57,10 @@ def test_a_runs_own_file_gives_its_settings_back(tmp_path, preset):
     ("text", "words"),
     [
         ("", "has no fields"),
-        ("- a\n- b", "has no fields"),
-        ("just text", "has no fields"),
         ("kl_coef: 0.1\nkl_coef: 0.2", "run.yaml is not valid YAML .*duplicate key.*line 2"),
         ("a: b: c", "not valid YAML .*line 1"),
         ("kl_cof: 0.1", "run.yaml: RLHFArgs has no field 'kl_cof'"),
         ("kl_coef: high", "run.yaml: kl_coef='high' has the wrong type"),
-        ("kl_coef: -1", "run.yaml: kl_coef=-1.* is out of range"),
-        ("reward_weights: [1, a]", "run.yaml: reward_weights=.*has the wrong type"),
-        ("preset: rel", "run.yaml: Unknown preset='rel'"),
         ("seed: .nan", "run.yaml: seed=nan has the wrong type"),
         ("kl_coef: !!python/object/apply:os.system ['touch hacked']", "run.yaml"),
         ("1: 2", "run.yaml: RLHFArgs has no field '1'"),
@@ -103,9 +98,9 @@ def test_default_number_of_minibatches_divides_batch(batch, parts):
         RLHFArgs(preset="reel", batch_size=batch, num_minibatches=5)
 
 
-@pytest.mark.parametrize("value", ["True", "False", "false"])
-def test_flags_take_values_of_wandb_sweep_agents(value):
-    args = train_args(f"--normalize_reward={value}", "--top_k=None")
-    assert (args.normalize_reward, args.top_k) == (value == "True", None)
+def test_flags_take_values_of_wandb_sweep_agents():
+    for value, expected in {"True": True, "False": False, "false": False}.items():
+        args = train_args(f"--normalize_reward={value}", "--top_k=None")
+        assert (args.normalize_reward, args.top_k) == (expected, None)
     with pytest.raises(ConfigError, match="perhaps"):
         parse(["train", "--normalize_reward=perhaps"])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
-    "rlhf_lab/config": (750, 800),
+    "rlhf_lab/config": (750, 775),
     "rlhf_lab/functional": (2700, 2870),
     "rlhf_lab/organism": (1300, None),
     "rlhf_lab/models": (3600, 3760),  # issue "CUDA at speed" adds 150 here and 200 to training

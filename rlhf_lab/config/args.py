@@ -1,7 +1,7 @@
 """RLHFArgs: all settings of a run in one frozen dataclass, with presets and files."""
 
 import dataclasses
-import functools
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 
 
-def _fill_defaults(cls: type, given: dict[str, Any]) -> dict[str, Any]:
+def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
     """Return given fields and the preset's, with a warm-up and minibatches that fit them."""
-    names = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(AllFields)]
     for name in given.keys() - names:
         remedy = suggest_field(name, names)
         remedy = f"Use {remedy}" if remedy else "See `help(RLHFArgs)`"
         raise ConfigError(f"RLHFArgs has no field {name!r}. {remedy}.")
-    preset = given.get("preset", cls.preset)
+    preset = given.get("preset", AllFields.preset)
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
     fields = PRESETS[preset] | given
-    value = lambda name: fields.get(name, getattr(cls, name))
+    value = lambda name: fields.get(name, getattr(AllFields, name))
     phases, batch = value("total_phases"), value("batch_size")
     if "warmup_steps" not in given and type(phases) is int and phases >= 1:
         fields["warmup_steps"] = min(value("warmup_steps"), phases - 1)
@@ -34,24 +34,15 @@ def _fill_defaults(cls: type, given: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _preset_first(cls: type) -> type:
-    """Replace defaults by the fields of the chosen preset."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def __init__(self: Any, **given: Any) -> None:
-        init(self, **_fill_defaults(cls, given))
-
-    cls.__init__ = __init__
-    return cls
-
-
-@_preset_first
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class RLHFArgs(AllFields):
     """The validated settings of one run. Fields that are not given have their preset's value."""
 
-    def __post_init__(self) -> None:
+    __signature__ = inspect.signature(AllFields)  # for completion in notebooks
+
+    def __init__(self, **given: Any) -> None:
+        for name, value in _fill_defaults(given).items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
         check_args(self)
 
     def to_dict(self) -> dict[str, Any]:

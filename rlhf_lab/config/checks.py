@@ -80,8 +80,7 @@ def check_range(of: Range, **values: Any) -> None:
 def check_args(args: AllFields) -> None:
     """Raise ConfigError for the first setting with a wrong type, range or combination."""
     for name, hint in get_type_hints(type(args)).items():
-        value = _convert(name, getattr(args, name), hint)
-        object.__setattr__(args, name, value)  # the dataclass is frozen
+        object.__setattr__(args, name, _convert(name, getattr(args, name), hint))
     for of, names in RANGES.items():
         check_range(of, **{name: getattr(args, name) for name in names.split()})
     check_conflicts(args)

@@ -22,10 +22,6 @@ EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     }
 )
 MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
-PER_TEXT = MappingProxyType(  # settings for one reward per text, and their value when off
-    {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
-    | {"dynamic_sampling": None}
-)
 _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
 
 
@@ -126,25 +122,20 @@ def reward_names(reward_fn: str) -> list[str]:
 
 def validate_token_rewards(args: AllFields) -> None:
     """Raise ConfigError if a setting for one reward per text is on, with rewards per token."""
-    for name, off in PER_TEXT.items():
-        value = getattr(args, name)
-        if value != off:
+    off = {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
+    for name, value in (off | {"dynamic_sampling": None}).items():
+        if getattr(args, name) != value:
             raise ConfigError(
-                f"{name}={value!r} is for one reward per text, but reward_fn scores each token. "
-                f"Set {name}={off!r} (whiten_rewards=True scales the rewards of tokens)."
+                f"{name}={getattr(args, name)!r} is for one reward per text, but reward_fn scores "
+                f"each token. Set {name}={value!r} (whiten_rewards=True scales tokens' rewards)."
             )
 
 
 def validate_whole_batch(args: AllFields, reward: str) -> None:
     """Raise ConfigError if a setting scores part of a batch, with a reward of the whole batch."""
-    parts = {
-        "dynamic_sampling": (args.dynamic_sampling is not None, "the resampled responses"),
-        "advantages": (args.advantages == "remax", "the greedy responses"),
-        "labels_column": (args.labels_column is not None, "the labels"),
-    }
-    for name, (is_on, part) in parts.items():
-        if is_on:
-            raise ConfigError(
-                f"{name}={getattr(args, name)!r} scores {part} alone, but {reward} scores whole "
-                "batches. Remove one of them."
-            )
+    greedy = ["advantages"] if args.advantages == "remax" else []
+    for name in [*_on(args, "dynamic_sampling", "labels_column"), *greedy]:
+        raise ConfigError(
+            f"{name}={getattr(args, name)!r} scores some texts alone, but {reward} scores whole "
+            "batches. Remove one of them."
+        )

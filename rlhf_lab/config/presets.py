@@ -4,8 +4,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Preset = Literal["reel", "smol", "gpt2-small", "gpt2-medium"]
-"""Names of presets."""
-
+# the fields that each preset sets; all others keep their defaults
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "reel": {
@@ -44,4 +43,3 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "gpt2-medium": {"save_every": 10, "keep_checkpoints": 0},
     }
 )
-"""The fields that each preset sets; all others keep their defaults."""
