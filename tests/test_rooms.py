@@ -20,7 +20,7 @@ LINES = {
     "rlhf_lab/tuning": (700, 850),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5250),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 2775),
+    "rlhf_lab/diffing": (2300, 2715),
     "rlhf_lab/probes": (4800, 7810),
     "rlhf_lab/views": (1700, 3520),
     "rlhf_lab/course": (3600, 4935),

@@ -4,18 +4,19 @@ from rlhf_lab.diffing.activation_store import ActivationStore, collect_activatio
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
-from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder
+from rlhf_lab.diffing.crosscoder import (
+    Crosscoder,
+    LatentFiring,
+    check_crosscoder,
+    find_latents,
+    fit_crosscoder,
+    latent_scaling,
+    relative_norms,
+)
 from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
-from rlhf_lab.diffing.latents import (
-    LatentFiring,
-    check_crosscoder,
-    find_latents,
-    latent_scaling,
-    relative_norms,
-)
 from rlhf_lab.diffing.lens import lens_divergence, logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (

@@ -20,7 +20,7 @@ Model = TransformerWithValueHead | HookedModel
 
 
 class TokenPlaces(NamedTuple):
-    """Tokens, by their ids, the texts that contain them, and their positions."""
+    """Ids of tokens, their texts, and their positions."""
 
     ids: Int[Tensor, " n"]
     texts: Int[Tensor, " n"]
@@ -30,14 +30,11 @@ class TokenPlaces(NamedTuple):
 class ActivationStore:
     """A uniform sample (reservoir) of tokens, with the activations of all models, of fixed size.
 
-    Token number g replaces a random one with probability capacity / g, so every token has the same
-    probability of being kept, for any number and batching (Vitter 1985, algorithm R).
+    Token g replaces a random one with probability capacity / g: uniform (Vitter 1985, algorithm R).
 
     Args:
         mb: limit of its tensors in megabytes (of 2**20 bytes).
         models: names of the models, in the order of the axis `model`.
-        dtype: float16 by default: 11 bits of mantissa, up to 65,504.
-        seed: of the sample.
     """
 
     def __init__(
@@ -48,13 +45,13 @@ class ActivationStore:
         seed: int = 0,
     ) -> None:
         self.mb, self.models, self.dtype = mb, tuple(models), dtype
-        self.seen = self.n_texts = self._filled = 0
+        self.seen = self.n_texts = 0
         self._generator = torch.Generator().manual_seed(seed)
         self._rows = torch.empty(0, len(self.models), 0, dtype=dtype)
         self._places = torch.empty(0, 3, dtype=torch.int32)
 
     def __len__(self) -> int:
-        return self._filled
+        return min(self.seen, len(self._rows))
 
     @property
     def nbytes(self) -> int:
@@ -93,11 +90,10 @@ class ActivationStore:
         self._rows[to] = rows[of]
         self._places[to] = torch.stack([x.cpu() for x in places], 1).int()[of]
         self.seen += len(rows)
-        self._filled = min(self.seen, len(self._rows))
         self.n_texts = max(self.n_texts, int(places.texts.max()) + 1 if len(rows) else 0)
 
     def beside_itself(self, model: str) -> "ActivationStore":
-        """Return the activations of one model as those of two, for controls."""
+        """Return a store with one model twice, for controls."""
         twice = copy.copy(self)
         twice.models = (model, f"{model} again")
         twice._rows = self._rows[:, [self.models.index(model)] * 2]
@@ -122,7 +118,7 @@ class ActivationStore:
         if kept.shape[-1]:
             store._allocate(kept.shape[-1])
         store._rows[: len(kept)], store._places[: len(kept)] = kept, tensors["places"]
-        store.seen, store.n_texts, store._filled = values["seen"], values["n_texts"], len(kept)
+        store.seen, store.n_texts = values["seen"], values["n_texts"]
         store._generator.set_state(tensors["random_state"])
         return store
 
@@ -146,13 +142,10 @@ def collect_activations(
 ) -> None:
     """Offer a store the activations of all models at one site of the same texts.
 
-    Texts are numbered from `store.n_texts`, so `store.places` identifies them over several calls.
-
     Args:
         models: by the store's names.
         site: a hook point of shape [batch seq d_model], such as "blocks.0.hook_resid_post".
-        mask: True at the tokens to offer; the attention mask if None.
-        attention_mask: False on left padding.
+        mask, attention_mask: True at the tokens to offer; False on left padding.
     """
     real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
     offered, first = real if mask is None else real & mask, store.n_texts

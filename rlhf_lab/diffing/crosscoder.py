@@ -1,16 +1,21 @@
-"""Crosscoder: one sparse dictionary for the activations of two models, by BatchTopK."""
+"""Crosscoder: one sparse dictionary for two models by BatchTopK, and measures of its latents."""
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rlhf_lab.diffing.activation_store import ActivationStore
+from rlhf_lab.diffing.activation_store import ActivationStore, TokenPlaces
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.identity import Check
 from rlhf_lab.supervised import fit
 
 DEAD_AFTER = 60  # batches without a firing
 AUX_WEIGHT, LEARNING_RATE = 1 / 32, 5e-3
 RIDGE = 1e-3  # of the whitening, in units of the mean variance
+ROWS = 4096  # tokens that are encoded at once
+TUNED_ONLY = 0.7  # relative norm above which a latent may belong to the second model only
 
 
 class Crosscoder(nn.Module):
@@ -65,9 +70,8 @@ def fit_crosscoder(
 ) -> Crosscoder:
     """Fit a crosscoder to a store of two models at one site.
 
-    1. Start with random decoders, equal in both models, encoders equal to them, and the means as
-       biases. Encoders are learned in whitened coordinates, where a small difference between the
-       models is as large as their common part.
+    1. Start with random decoders, equal in both models and to the encoders. Encoders are learned in
+       whitened coordinates, where a small difference of the models is as large as the common part.
     2. In each step, draw tokens, keep the k n largest scores, and minimize the squared error in
        units of the variance. Latents that have not fired for 60 batches are fitted to the remaining
        error (auxiliary loss; Gao et al. 2024, arXiv 2406.04093).
@@ -112,7 +116,6 @@ def fit_crosscoder(
 def _initialize(
     coder: Crosscoder, rows: Float[Tensor, "n model d_model"], generator: torch.Generator
 ) -> tuple[Float[Tensor, "both both"], float]:
-    """Set the first weights, and return the whitening of the activations and their variance."""
     x = coder.normalized(rows)
     coder.b_dec.copy_(x.mean(0))
     centered = (x - coder.b_dec).flatten(1).double()
@@ -123,3 +126,64 @@ def _initialize(
     coder.W_enc.copy_(coder.W_dec.permute(1, 2, 0) / len(coder.scale))
     scaled = vectors * (mean / (values.clamp(min=0) + RIDGE * mean)).sqrt()
     return (scaled @ vectors.T).float(), float(values.sum())
+
+
+class LatentFiring(NamedTuple):
+    """Fraction of tokens at which each latent fires, and its top tokens `[latent top]`."""
+
+    freq: Float[Tensor, " latent"]
+    top: TokenPlaces
+    top_values: Float[Tensor, "latent top"]
+
+
+def find_latents(coder: Crosscoder, store: ActivationStore, top: int = 8) -> LatentFiring:
+    """Return how often each latent of a crosscoder fires on a store, and its top tokens."""
+    f = torch.cat([coder.encode(rows) for rows in store.activations.split(ROWS)])
+    best = f.topk(min(top, len(f)), dim=0)
+    places = TokenPlaces(*(column[best.indices].T for column in store.places))
+    return LatentFiring((f > 0).float().mean(0), places, best.values.T)
+
+
+def relative_norms(coder: Crosscoder) -> Float[Tensor, " latent"]:
+    """Compute each latent's fraction of decoder length in the second model; 1/2 if in both.
+
+    |d_tuned| / (|d_base| + |d_tuned|)  (Lindsey et al. 2024, "Sparse Crosscoders")
+    """
+    norms = coder.norms().double()
+    return (norms[:, 1] / norms.sum(1)).float()
+
+
+@torch.no_grad()
+def latent_scaling(coder: Crosscoder, store: ActivationStore) -> Float[Tensor, "latent model"]:
+    """Measure the presence of each latent in each model, along its decoder of the second model.
+
+    A model's error plus the latent's own output is regressed on the latent's output in the *second*
+    model. Latents of both models without a decoder in the first get close betas.
+
+    beta_m = sum_t f_t <d_tuned, eps_tm + f_t d_m> / (sum_t f_t^2 |d_tuned|^2)
+    (Minder et al. 2025, arXiv 2504.02922, section 3)
+    """
+    left = torch.zeros(len(coder.b_enc), len(coder.scale), dtype=torch.float64)
+    squares = torch.zeros(len(coder.b_enc), dtype=torch.float64)
+    tuned = coder.W_dec[:, 1].double()
+    for rows in store.activations.split(ROWS):
+        f = coder.encode(rows)
+        error = (coder.normalized(rows) - coder.decode(f) / coder.scale[:, None]).double()
+        left += torch.einsum("nl,nmd,ld->lm", f.double(), error, tuned)
+        squares += f.double().square().sum(0)
+    left += squares[:, None] * torch.einsum("lmd,ld->lm", coder.W_dec.double(), tuned)
+    sizes = (squares * tuned.square().sum(1))[:, None]
+    return torch.where(sizes > 0, left / sizes, 0.0).float()
+
+
+def check_crosscoder(
+    coder: Crosscoder, control: Crosscoder, store: ActivationStore, k: int
+) -> list[Check]:
+    """Check latents per token, and the norms of a control fitted to the first model twice."""
+    per_token = find_latents(coder, store).freq.sum()
+    alive = find_latents(control, store.beside_itself(store.models[0])).freq > 0
+    above = (relative_norms(control)[alive] > TUNED_ONLY).float().sum()
+    return [
+        Check.at_most("latents per token differ from k", abs(per_token / k - 1), 0.25),
+        Check.at_most(f"control latents above {TUNED_ONLY}", above, 0),
+    ]

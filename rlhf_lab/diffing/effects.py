@@ -105,7 +105,6 @@ def _split_by_group(
     words: Words,
     names: list[str],
 ) -> Float[Tensor, "2 part batch"]:
-    """Return own weights and inherited of each group, by `split_shift`."""
     acts = tuple(capture_activations(model, tokens, SITES, pos) for model in models)
     causes = split_shift(
         *ends_of(models, acts, tokens, pos, words), is_centered(models[0].ln_final)

@@ -39,20 +39,16 @@ class Groups:
 
 
 def fine_groups(model: HookedModel) -> Groups:
-    """Return groups of single heads, embeddings, norms, output biases and MLPs.
+    """Return groups of single heads, embeddings, norms, output biases and MLPs with their norms.
 
-    1. embed, pos_embed; ln_final, unembed.
-    2. For each block: ln1 (with the norms of queries and keys), each head (W_Q, W_K, W_V, their
-       biases, and its slice of W_O) as L0H0, the attention's b_O, the MLP with its norm.
-    3. Keys and values that several heads share are separate groups: L0KV0.
+    A head, L0H0, has W_Q, W_K, W_V, their biases, and its slice of W_O; ln1 also has the norms of
+    queries and keys. Keys and values that several heads share are separate groups: L0KV0.
     """
     return _make_groups(model, fine=True)
 
 
 def coarse_groups(model: HookedModel) -> Groups:
-    """Return groups of whole layers: embed (with positions), attentions and MLPs with their norms,
-    ln_final, unembed.
-    """
+    """Return groups of layers: embed with positions, attentions, MLPs, ln_final, unembed."""
     return _make_groups(model, fine=False)
 
 
@@ -76,7 +72,7 @@ def restrict(
 ) -> dict[str, Float[Tensor, "..."]]:
     """Return the part of a change of weights that belongs to one group.
 
-    It has only the parameters of the group, in full shape, with 0 at the heads of other groups.
+    Parameters are in full shape, with 0 at the heads of other groups.
     """
     zeros = {weight: torch.zeros_like(delta[weight]) for weight, _ in groups.of(name)}
     return taken_from(delta, zeros, groups.of(name))
@@ -131,7 +127,6 @@ def _make_groups(model: HookedModel, fine: bool) -> Groups:
 
 
 def _order(name: str, n_layers: int) -> tuple[int, int, str]:
-    """Return the block of a parameter, and its rank within the block."""
     top, *rest = name.split(".")
     if top != "blocks":
         order = {"embed": -2, "pos_embed": -1, "ln_final": n_layers, "unembed": n_layers + 1}
@@ -142,7 +137,6 @@ def _order(name: str, n_layers: int) -> tuple[int, int, str]:
 def _split_parameter(
     name: str, weight: Float[Tensor, "..."], model: HookedModel, fine: bool
 ) -> Iterator[tuple[str, Part]]:
-    """Yield the groups of one parameter, each with its part of it."""
     top, *rest = name.split(".")
     if top != "blocks":
         yield (top if fine or top != "pos_embed" else "embed"), (name, None)

@@ -101,12 +101,9 @@ def own_reader(
     readers: Sequence[Float[Tensor, " d_model"]],
     centered: bool,
 ) -> Float[Tensor, "batch d_model"]:
-    """The vector along which a change of what a component adds is its own part of the shift.
+    """Return the vector along which a change of a component's output is its part of the shift.
 
-    Args:
-        inverse_scales, readers: of both models, see `ModelEnd`.
-
-    w = q0 (s0/3 + s1/6) + q1 (s1/3 + s0/6), less its mean where the norm subtracts one.
+    w = q0 (s0/3 + s1/6) + q1 (s1/3 + s0/6), minus its mean if the norm is centered; see `ModelEnd`.
     """
     s0, s1 = (scale[:, None] for scale in inverse_scales)
     reader = readers[0] * (s0 / 3 + s1 / 6) + readers[1] * (s1 / 3 + s0 / 6)
@@ -160,7 +157,6 @@ def _captured(
     sites: Sequence[str],
     fed: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Capture activations, of blocks that read `fed` if given, with padding on the right."""
     parts = []
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
         give = lambda activation, hook, rows=rows: fed[hook.name][rows].to(activation)
@@ -177,11 +173,7 @@ def model_end(
     fed: dict[str, Tensor],
     words: Words,
 ) -> ModelEnd:
-    """Return one model at one position, from activations at `residual_parts.SITES`.
-
-    Args:
-        fed: the same with blocks that read the other model's streams.
-    """
+    """Return one model at one position; `fed`: activations of blocks with the other's streams."""
     norm, unembed, contrast = model.ln_final, model.unembed, make_contrast(model, words)
     u = contrast.of(unembed.W_U)
     bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])

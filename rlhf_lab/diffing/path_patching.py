@@ -67,7 +67,6 @@ def _hooks_to_all(
 
 
 def _fixed_places(model: HookedModel, through: Sequence[PatchPlace]) -> list[PatchPlace]:
-    """Return every head's z and every MLP, except those on the path."""
     fixed = []
     for layer in range(model.cfg.n_layers):
         z, out, mlp = (f"blocks.{layer}.{x}" for x in ("attn.hook_z", ATTN_OUT, "hook_mlp_out"))

@@ -31,14 +31,12 @@ Figure = Callable[[list[str]], Tensor]  # a number per text, such as the reward
 
 @dataclass(frozen=True)
 class Steered:
-    """Samples of a model with a vector added at one hook point.
+    """Samples of a model with alpha times a vector added at one hook point.
 
     Args:
-        site, alpha: the hook point, and the multiple of the vector.
         direction: "vector", or "random 0", "random 1", ... for controls of the same length.
         length: of the added vector.
-        figures: a number per text, by name; "kl" is the KL from the model without the vector, in
-            nats per text.
+        figures: a number per text, by name; "kl" is the KL from the unsteered model in nats.
     """
 
     site: str
@@ -125,14 +123,12 @@ def steering_sweep(
 ) -> SteeringSweep:
     """Sample with alpha times a vector added at each site, and with random directions as controls.
 
-    1. Draw random directions for each site, of the vector's length.
-    2. For each site, direction and alpha, sample a text for each prompt, with the same noise.
-    3. Compute the figures of the texts, and their exact KL from the policy without the vector.
+    Every site, direction and alpha has one text per prompt, with the same noise.
 
     Args:
         vectors: by site.
         figures: by name; for example {"reward": ..., "true_reward": ..., "grammatical": ...}.
-        controls: random directions per site.
+        controls: random directions per site, of the vector's length.
     """
     if not vectors or not alphas or not prompts:
         raise ConfigError(

@@ -22,9 +22,7 @@ from rlhf_lab.sampling_spec import SamplingSpec
 MOST_EXACT = 8  # groups of which all coalitions are tried
 PERMUTATIONS = 60  # random orders for more groups
 ROWS_WRITTEN = 256
-CoalitionPairs = tuple[
-    Tensor, Tensor, Tensor
-]  # rows with a group, the same without it, and their weights
+CoalitionPairs = tuple[Tensor, Tensor, Tensor]  # rows with a group and without it, and weights
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ def graft(base: HookedModel, tuned: HookedModel, belongs: Callable[[str], bool])
 def graft_groups(
     base: HookedModel, tuned: HookedModel, groups: Groups, names: Sequence[str]
 ) -> HookedModel:
-    """Copy the base with some groups of weights, single heads among them, of the tuned model.
+    """Copy the base with some groups of weights of the tuned model, such as single heads.
 
     Raises:
-        ConfigError: the models have other weights than each other, or no group has a name.
+        ConfigError: If the models differ in parameters, or a group is unknown.
     """
     before, after = weights_of_both(base, tuned)
     return model_with(base, taken_from(after, before, [p for n in names for p in groups.of(n)]))
@@ -83,10 +83,6 @@ def truncate_delta(
 def _strongest_directions(
     before: Float[Tensor, "rows cols"], after: Float[Tensor, "rows cols"], most: int
 ) -> Directions:
-    """The strongest directions of a matrix's change, in float64: U S and V, `most` of each.
-
-    Zeros where it did not change, without a decomposition.
-    """
     most, like = min(most, *before.shape), exact(before[:1])
     if torch.equal(before, after):
         return like.new_zeros(len(before), most), like.new_zeros(most, before.shape[1])
@@ -149,11 +145,7 @@ def model_with(model: HookedModel, weights: Weights) -> HookedModel:
 
 
 def as_matrix(name: str, weight: Tensor) -> Float[Tensor, "rows cols"]:
-    """A parameter as a matrix: heads side by side, a vector as one row.
-
-    W_Q, W_K and W_V `[head d_model d_head]` become `[d_model head*d_head]`; W_O
-    `[head d_head d_model]` becomes `[head*d_head d_model]`; per-head biases one row.
-    """
+    """Return a parameter as a matrix: heads side by side, vectors and biases as one row."""
     if weight.ndim == 3:
         if name.endswith("W_O"):
             return einops.rearrange(weight, "head d_head d_model -> (head d_head) d_model")
@@ -168,9 +160,8 @@ def spectrum(
 ) -> tuple[Float[Tensor, " rank"], Float[Tensor, "side rank"]]:
     """Return singular values, largest first, and the singular vectors of the shorter side.
 
-    They are the square roots of the eigenvalues of the shorter side's Gram matrix, in float64: one
-    product with the longer side, which is affordable for embeddings of 50,000 rows. Singular values
-    below 1e-8 of the largest are lost to rounding.
+    From the eigenvalues of that side's Gram matrix, in float64, which is affordable for embeddings
+    of 50,000 rows. Singular values below 1e-8 of the largest are lost to rounding.
     """
     matrix = exact(matrix)
     if not matrix.any():

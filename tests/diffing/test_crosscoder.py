@@ -145,15 +145,15 @@ HAND, CODER = test_latents_match_hand_computed, test_encoding_and_decoding_match
 SCALING = test_latent_scaling_finds_a_latent_that_the_base_has_too
 SPLICE = test_spliced_kl_matches_forward_passes
 FAULTS = [
-    (CODER, "latents:relative_norms", "norms[:, 1]", "norms[:, 0]"),
+    (CODER, "crosscoder:relative_norms", "norms[:, 1]", "norms[:, 0]"),
     (CODER, "crosscoder:Crosscoder.encode", "> self.threshold", "> 0"),
     (CODER, "crosscoder:Crosscoder.normalized", "/ self.scale[:, None]", "* 1"),
-    (SCALING, "latents:latent_scaling", "left += squares[:, None] *", "left += 0 *"),
-    (SCALING, "latents:latent_scaling", "coder.W_dec[:, 1].double()", "coder.W_dec[:, 0].double()"),
-    (HAND, "latents:find_latents", "dim=0)\n", "dim=0, largest=False)\n"),
-    (HAND, "latents:find_latents", "(f > 0)", "(f == 0)"),
-    (HAND, "latents:find_latents", "column[best.indices]", "column[best.indices - 1]"),
-    (HAND, "latents:check_crosscoder", "relative_norms(control)", "relative_norms(coder)"),
+    (SCALING, "crosscoder:latent_scaling", "left += squares[:, None] *", "left += 0 *"),
+    (SCALING, "crosscoder:latent_scaling", "coder.W_dec[:, 1].double", "coder.W_dec[:, 0].double"),
+    (HAND, "crosscoder:find_latents", "dim=0)\n", "dim=0, largest=False)\n"),
+    (HAND, "crosscoder:find_latents", "(f > 0)", "(f == 0)"),
+    (HAND, "crosscoder:find_latents", "column[best.indices]", "column[best.indices - 1]"),
+    (HAND, "crosscoder:check_crosscoder", "relative_norms(control)", "relative_norms(coder)"),
     (SPLICE, "splicing:spliced_kl", "put = patch_hook(value[:, :, i]",
      "put = patch_hook(x[:, :, i]"),
     (SPLICE, "splicing:spliced_kl", "(made, mean.expand_as(made))", "(mean.expand_as(made), made)"),
