@@ -41,6 +41,12 @@ class ValueHead(nn.Sequential):
         self.hook_hidden = HookPoint()  # [batch seq hidden], after the ReLU
         self.hook_value = HookPoint()  # [batch seq 1]
 
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter((self[0], self[1], self[2]))  # hook points are not layers
+
+    def __len__(self) -> int:
+        return 3
+
     def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
         """Compute the value of each state, in the dtype of the weights."""
         x = self.hook_in(normalized.to(self[0].weight.dtype))

@@ -72,6 +72,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
     "an unknown token": (lambda t: t.generate([[10**6]]), []),
     "texts and tokens": (lambda t: t.generate(["this movie", [1, 2]]), []),
+    "a score of text": (step(scores=[1.0] * 15 + ["1"]), ["scores[15]"]),
     "unknown tokens": (step(queries=[[1]] * 16, responses=[[10**6]] * 16), []),
     "nothing to learn from": (step(response_masks=[[0] * 3] * 16), []),
     "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),

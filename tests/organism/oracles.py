@@ -66,7 +66,7 @@ def _word_probability(t: int, words: list[str], row: tuple, grammar: Grammar) ->
         return _equal(word == "wasn't", True, lexicon.P_NEGATION)
     if name == "ADV":
         is_typical = word in lexicon.ADVERBS[r]
-        return lexicon.P_OWN_ADVERB / 2 if is_typical else (1 - lexicon.P_OWN_ADVERB) / 4
+        return lexicon.P_TYPICAL_ADVERB / 2 if is_typical else (1 - lexicon.P_TYPICAL_ADVERB) / 4
     if name == "ADJ":
         sign, strength = lexicon.SENSE_OF_ADJECTIVE[word]
         negation = -1 if words[t - 2] == "wasn't" else 1
