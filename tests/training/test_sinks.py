@@ -95,6 +95,8 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
 @pytest.mark.slow
 @pytest.mark.process
 def test_loggers_and_probe_pictures_do_not_change_the_run(make_trainer, monkeypatch):
+    import wandb
+
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("WANDB_SILENT", "true")
     logged = make_trainer(loggers="tensorboard", wandb_mode="offline", log_probes=True)
@@ -102,6 +104,7 @@ def test_loggers_and_probe_pictures_do_not_change_the_run(make_trainer, monkeypa
     plain = make_trainer()
     for trainer in (logged, plain):
         trainer.train()
+    wandb.teardown()  # so that later runs of this process read their own variables
     assert is_equal(copy_weights(logged.policy), copy_weights(plain.policy))
     assert read_metrics(logged.run.path) == read_metrics(plain.run.path)
     assert not (plain.run.path / "tensorboard").exists()
