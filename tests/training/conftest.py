@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
@@ -17,8 +17,7 @@ from tests.training.recorded_runs import (
     CONFIGURATIONS,
     MakeRun,
     RecordedRun,
-    copy_weights,
-    read_metrics,
+    train_partly,
 )
 
 SMALL = {
@@ -97,34 +96,9 @@ def resumed(make_configured: Callable[[str], RLHFTrainer]) -> Callable[[str], RL
     @cache
     def resume(name: str) -> RLHFTrainer:
         _, parts, stop_after = CONFIGURATIONS[name]
-        first = make_configured(name)
-        for _ in range(stop_after):
-            first.run_phase()
-        first.recorder.break_off()
-        second = RLHFTrainer.resume(first.run.path, **parts)
+        second = RLHFTrainer.resume(train_partly(make_configured(name), stop_after), **parts)
         assert second.phase == stop_after
         second.train()
         return second
 
     return resume
-
-
-@pytest.fixture(scope="session")
-def copy_parameters() -> Callable[[nn.Module], dict[str, Tensor]]:
-    """Copies of all parameters of a module, by name."""
-    return copy_weights
-
-
-@pytest.fixture(scope="session")
-def load_metrics() -> Callable[[Path], list[dict[str, Any]]]:
-    """The lines of metrics.jsonl in a run's directory, without what they cost."""
-    return read_metrics
-
-
-@pytest.fixture(
-    params=[None, "hook_embed", "blocks.0.attn.hook_pattern"],
-    ids=["no hook", "hook on the residual stream", "hook on a pattern"],
-)
-def listens(request):
-    """Hook point that a hook reads; a hook on a pattern replaces the fused attention."""
-    return request.param

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from rlhf_lab.samples import Samples
 from rlhf_lab.training import Context, Event, ReplayMinibatch, RLHFTrainer, Rollout
 from rlhf_lab.training.callbacks import FIELD_AVAILABILITY
 
@@ -146,8 +147,25 @@ def make_minibatch(logprobs: Tensor, advantages: Tensor, **fields: Any) -> Repla
     return ReplayMinibatch(logprobs=logprobs, advantages=advantages, **defaults | fields)
 
 
+def make_rollout(samples: Samples, **fields: Any) -> Rollout:
+    """Return a rollout of these samples; everything else is 0."""
+    zeros, rewards = torch.zeros(samples.mask.shape), torch.zeros(len(samples.mask))
+    names = ("kl", "entropy", "advantages", "returns")
+    defaults = dict.fromkeys(names, zeros) | {"ref_residuals": zeros[..., None]}
+    defaults |= {"raw_rewards": rewards, "rewards": rewards, "texts": [""] * len(rewards)}
+    return Rollout(samples=samples, true_rewards=None, grammatical=None, **defaults | fields)
+
+
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+@torch.no_grad()
+def move_weights(model: nn.Module) -> None:
+    """Move the weights, so ratios, values and KL differ from their starting values."""
+    generator = torch.Generator().manual_seed(5)
+    for weight in model.parameters():
+        weight += 0.02 * torch.randn(weight.shape, generator=generator)
 
 
 def gradient_norm(model: nn.Module) -> float:
@@ -176,6 +194,14 @@ def assert_same_run(found: Path, expected: Path) -> None:
     for name in names:
         files = (load_file(run / "checkpoints" / name) for run in (found, expected))
         assert is_equal(*files), name
+
+
+def train_partly(trainer: RLHFTrainer, phases: int = 2) -> Path:
+    """Stop a run after a few phases, as a kill does, and return its directory."""
+    for _ in range(phases):
+        trainer.run_phase()
+    trainer.recorder.break_off()
+    return trainer.run.path
 
 
 MakeRun = Callable[[str], RecordedRun]

@@ -119,20 +119,15 @@ def test_run_is_sampled_before_or_after_training(tmp_path):
     assert before.out == untrained.out != after.out
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--n", "0"], "n=0"),
-        (["--n", "4", "--samples", "3"], "samples=3 must be at least n=4"),
-        (["--n-prompts", "0"], "n_prompts=0"),
-        (["--reward-fn", "diversity:2"], "whole batch"),
-        (["--reward-fn", "nothing"], "unknown"),
-        (["--out", "no/such/place.json"], "Use a new file"),
-        (["--fit", "."], "."),
-    ],
-)
-def test_command_rejects_invalid_options(words, complaint, tmp_path, monkeypatch):
+def test_command_rejects_invalid_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("x")
-    rejected(["best-of-n", "reel-nano", *words], complaint)
+    for words, complaint in (
+        ("--n 0", "n=0"),
+        ("--n 4 --samples 3", "samples=3 must be at least n=4"),
+        ("--reward-fn diversity:2", "whole batch"),
+        ("--out no/such/place.json", "Use a new file"),
+        ("--fit .", "."),
+    ):
+        rejected(["best-of-n", "reel-nano", *words.split()], complaint)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

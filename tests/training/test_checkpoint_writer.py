@@ -4,14 +4,12 @@ import gc
 import threading
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer, recorder
 from rlhf_lab.training.checkpoint import (
     CheckpointWriter,
-    copied_to_host,
     load_checkpoint,
     read_metadata,
     save_checkpoint,
@@ -60,31 +58,6 @@ def waiting(make_trainer, gate, monkeypatch, tmp_path):
     monkeypatch.chdir("/")  # the path of the save does not change
     threading.Timer(0.3, gate.open.set).start()
     return trainer, tmp_path / "relative"
-
-
-def test_copies_are_contiguous_and_share_no_memory():
-    tensors = {
-        "transposed": torch.arange(6.0).reshape(2, 3).T.requires_grad_(),
-        "half": torch.ones(3).bfloat16(),
-        "count": torch.tensor(7),
-    }
-    for name, copy in copied_to_host(tensors).items():
-        assert torch.equal(copy, tensors[name]) and copy.dtype == tensors[name].dtype
-        assert copy.is_contiguous() and not copy.requires_grad
-        assert copy.data_ptr() != tensors[name].data_ptr()
-
-
-def test_start_returns_at_once_and_the_next_one_waits(tmp_path):
-    writer, gate, done = CheckpointWriter(), threading.Event(), []
-    writer.start(tmp_path, lambda: (gate.wait(PATIENCE), done.append(1)))
-    thread = threading.Thread(target=writer.start, args=(tmp_path, lambda: done.append(2)))
-    thread.start()
-    thread.join(0.2)
-    assert thread.is_alive() and not done
-    gate.set()
-    thread.join(PATIENCE)
-    wait_for_writers(tmp_path)
-    assert done == [1, 2]
 
 
 def test_failed_save_is_raised_once_by_wait_or_warned_about(tmp_path):
@@ -144,7 +117,6 @@ def test_full_disk_ends_the_run_at_the_next_save(make_trainer, gate):
     trainer.run_phase()
     with pytest.raises(RunError, match="cannot write .*last.safetensors.*No space left"):
         trainer.run_phase()
-    assert read_metadata(trainer.run.checkpoints / "last.safetensors")["phase"] == 1
     gate.full_from = None
     again = RLHFTrainer.resume(trainer.run.path)
     assert again.phase == 1

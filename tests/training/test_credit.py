@@ -9,7 +9,7 @@ import torch
 from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
 from rlhf_lab.config.conflicts import NEED_GROUPS
-from rlhf_lab.training import Overrides, RLHFTrainer
+from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.ppo import assign_credit
 
 GROUPS_OF_TWO = {"samples_per_prompt": 2, "normalize_reward": False}
@@ -133,18 +133,6 @@ def test_remax_subtracts_the_reward_of_the_greedy_response(make_trainer):
     assert rollout.texts == make_trainer(parts, **fields).rollout_phase().texts
 
 
-def test_custom_estimator_is_called_by_parameter_names(make_trainer):
-    """One number per sequence is copied to each of its tokens."""
-
-    def mine(group, greedy_rewards, rewards):
-        return rewards + 10.0 * group + 100.0 * greedy_rewards
-
-    parts = {"advantages": mine, "reward_fn": lambda texts: torch.ones(len(texts))}
-    fields = {"batch_size": 4, "stop_at_eos": False} | GROUPS_OF_TWO
-    advantages = make_trainer(parts, **fields).rollout_phase().advantages
-    assert advantages[:, 0].tolist() == advantages[:, -1].tolist() == [101.0, 101.0, 111.0, 111.0]
-
-
 @pytest.mark.slow
 def test_registered_estimator_as_a_function_equals_its_name(make_trainer):
     by_name = make_trainer(advantages="rloo", **GROUPS_OF_TWO).rollout_phase()
@@ -221,15 +209,6 @@ def test_estimators_without_groups_are_whitened_over_all(make_trainer):
     seen, used = advantages_used(make_trainer, rewards, "reinforce", num_minibatches=1)
     assert seen[0].teaching is None
     assert torch.equal(used[0], F.whiten(seen[0].advantages, seen[0].mask))
-
-
-@pytest.mark.parametrize(("name", "expected"), [("one_step", -0.25), ("gae", 0.125)])
-def test_estimator_is_that_of_the_settings(reel_args, name, expected):
-    """Values 0.5, 0.25 and reward 1: one-step [-0.25, 0.75]; GAE(1, 0.5) [-0.25 + 0.375, 0.75]."""
-    values, rewards = torch.tensor([[0.5, 0.25]]), torch.tensor([1.0])
-    args, mask = reel_args(advantages=name, gae_lambda=0.5), torch.ones(1, 2, dtype=torch.bool)
-    found = Overrides().estimate_advantages(args, values, rewards, mask)
-    assert found.tolist() == [[expected, 0.75]]
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer, checkpoint
-from rlhf_lab.training.run_dir import finite
 from rlhf_lab.views import write_report
 from rlhf_lab.views.live import RunView
 
@@ -29,6 +28,10 @@ def make(tmp_path):
     return build
 
 
+def equal(texts: list[str]) -> list[float]:
+    return [0.5] * len(texts)
+
+
 def strict(text: str) -> dict:
     """Read JSON; raise KeyError at NaN or Infinity."""
     return json.loads(text, parse_constant={}.__getitem__)
@@ -37,22 +40,12 @@ def strict(text: str) -> dict:
 @pytest.mark.parametrize(
     ("sign", "words", "reward", "settings"),
     [
-        ("reward_spread", "nothing is learned", lambda t: [0.5] * len(t), {}),
-        (
-            "reward_spread",
-            "scale them down",
-            lambda t: [1e30 * (-1) ** i for i in range(len(t))],
-            {},
-        ),
-        ("reward_spread", "nothing is learned", lambda t: [1e-40 * i for i in range(len(t))], {}),
+        ("reward_spread", "nothing is learned", equal, {}),
+        ("reward_spread", "scale them down", lambda t: [1e30, -1e30] * (len(t) // 2), {}),
+        ("reward_spread", "nothing is learned", lambda t: [1e-40, 0.0] * (len(t) // 2), {}),
         ("alike", "all 16 responses are the same text", None, {"top_k": 1}),
         ("entropy", "hardly explores", None, {"top_k": 1, "temperature": 1e-5}),
-        (
-            "groups",
-            "comparing them teaches nothing",
-            lambda t: [0.5] * len(t),
-            {"advantages": "grpo", "samples_per_prompt": 8},
-        ),
+        ("groups", "teaches nothing", equal, {"advantages": "grpo", "samples_per_prompt": 8}),
         ("kl", "is far from it", None, {"base_lr": 0.05, "kl_coef": 0.0, "total_phases": 4}),
     ],
 )
@@ -89,13 +82,12 @@ def test_healthy_run_has_no_diagnostics(make, capsys):
 
 
 def test_resumed_run_keeps_earlier_diagnostics(make):
-    reward = lambda texts: [0.0] * len(texts)
-    first = make(reward)
+    first = make(equal)
     for _ in first:
         first.request_stop()
     diagnostics = first.run.read_info()["diagnostics"]
     assert diagnostics["reward_spread"]["phase"] == 0
-    second = RLHFTrainer.resume(first.run.path, reward_fn=reward)
+    second = RLHFTrainer.resume(first.run.path, reward_fn=equal)
     second.train()
     assert second.run.read_info()["diagnostics"] == diagnostics
 
@@ -124,12 +116,3 @@ def test_error_names_the_setting(make):
         make(temperature=1e-20).train()
     with pytest.raises(RunError, match="Lower the learning rates"):
         make(base_lr=1e30, total_phases=4).train()
-
-
-def test_numbers_that_json_lacks_become_null():
-    assert finite({"a": [math.inf, (1.5, math.nan)], "b": -math.inf, "c": 2, "d": True}) == {
-        "a": [None, [1.5, None]],
-        "b": None,
-        "c": 2,
-        "d": True,
-    }

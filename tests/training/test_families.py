@@ -14,7 +14,6 @@ from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
-from tests.training.recorded_runs import copy_weights, is_equal
 
 NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
 WITHOUT_WORDS = ("Qwen2ForCausalLM",)  # its tokenizer has no token for the tests' words
@@ -81,26 +80,6 @@ def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path)
     assert run.checks() and [check for check in run.checks() if not check.ok] == []
     assert ("words" in run.probes()) == has_shift
     exported_logits(trainer, tmp_path / "out")
-
-
-@pytest.mark.parametrize("architecture", TINY)
-def test_phase_of_adapters_is_exported_merged(architecture, make_run, tmp_path):
-    trainer = make_run(architecture, lora_rank=2, lora_targets="W_Q,W_K,W_V,W_O,W_in", base_lr=0.1)
-    (report,) = trainer
-    assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
-    exported_logits(trainer, tmp_path / "out")
-
-
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "Olmo2ForCausalLM"])
-def test_resumed_run_equals_uninterrupted_run(architecture, make_run):
-    whole, halved = (make_run(architecture, total_phases=3, head_lr=1e-2) for _ in range(2))
-    whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.train()
-    assert is_equal(copy_weights(resumed.policy), copy_weights(whole.policy))
 
 
 @pytest.mark.parametrize("architecture", NOT_ADDITIVE)

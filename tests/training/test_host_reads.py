@@ -80,18 +80,6 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     assert found == Counter({"_local_scalar_dense": 1, "tolist": 1})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["target_kl", "ratio_threshold", "callback"])
-def test_limits_and_callbacks_read_once_per_minibatch(make_trainer, what):
-    """The host decides whether to step, or reads the norm: 4 minibatches, 4 more reads."""
-    trainer, norms = make_trainer(**({what: 1e6} if what != "callback" else {})), []
-    if what == "callback":
-        trainer.on("after_step")(lambda ctx: norms.append(type(ctx.grad_norm)))
-    rollout = trainer.rollout_phase()
-    assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
-    assert norms == ([float] * 4 if what == "callback" else [])
-
-
 def sampling_reads(make_trainer: Callable, **fields) -> int:
     trainer = make_trainer(**fields)
     prompts = trainer.next_prompts()

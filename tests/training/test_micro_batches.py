@@ -13,6 +13,7 @@ from rlhf_lab.models.value_head import TransformerWithValueHead
 from rlhf_lab.sampling import SamplingSpec, join_samples, sample
 from rlhf_lab.training import Objective, Overrides, ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.optimization import PolicyUpdate
+from tests.training.recorded_runs import copy_weights, move_weights
 
 SETTINGS = {
     "top_k": {"top_k": 5, "temperature": 1.3},
@@ -28,10 +29,7 @@ def prepared(request, reel_args):
     """A trainer whose policy has moved since it sampled, and a minibatch of six sequences."""
     trainer = RLHFTrainer(reel_args(batch_size=6, num_minibatches=1, ent_coef=0.3, **request.param))
     rollout = trainer.rollout_phase()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in trainer.policy.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    move_weights(trainer.policy)
     return trainer, next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
 
 
@@ -88,11 +86,11 @@ def test_custom_functions_need_no_denominator(prepared):
 
 
 @pytest.mark.slow
-def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, copy_parameters):
+def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer):
     """Weights that moved by over 1e-3 differ by less than a tenth of that, from rounding."""
     fields = {"gen_len": 20, "temperature": 5.0, "warmup_steps": 0, "base_lr": 1e-3}
     fields |= {"top_p": 0.8, "generation_batch_size": 3}
-    ends, seen = [copy_parameters(make_trainer(**fields).policy)], []
+    ends, seen = [copy_weights(make_trainer(**fields).policy)], []
     for size in (None, 1):
         trainer = make_trainer(micro_batch_size=size, **fields)
         if size == 1:
@@ -100,7 +98,7 @@ def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer, copy_
                 trainer.on(event)(lambda ctx: seen.append((ctx.event, len(ctx.minibatch.tokens))))
             trainer.on("after_loss")(lambda ctx: seen.append(tuple(ctx.terms.logprobs.shape)))
         learned = trainer.learning_phase(trainer.rollout_phase())
-        ends.append(copy_parameters(trainer.policy))
+        ends.append(copy_weights(trainer.policy))
         assert abs(learned.ratio_first_minibatch - 1) < 1e-4
     moved, apart = (
         max((a[name] - b[name]).abs().max() for name in a) for a, b in (ends[:2], ends[1:])

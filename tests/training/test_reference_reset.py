@@ -3,12 +3,19 @@
 import pytest
 from safetensors.torch import load_file
 
-from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import compare_with_reference
+from rlhf_lab.probes import Check, Probe, Record, attach
 from rlhf_lab.training import RLHFTrainer
-from tests.training.recorded_runs import RESETS, assert_same_run, copy_weights, is_equal
+from tests.training.recorded_runs import (
+    RESETS,
+    assert_same_run,
+    copy_weights,
+    is_equal,
+    train_partly,
+)
 
 pytestmark = pytest.mark.slow
+SITE = "blocks.0.hook_resid_post"
 
 
 def kl_from(policy, reference, samples):
@@ -18,18 +25,14 @@ def kl_from(policy, reference, samples):
 
 def test_reference_is_reset_and_kls_are_from_both(make_trainer):
     """Every 2 of 5 phases. The KL to the start is from the first reference."""
-    from rlhf_lab.probes import Check, Probe, Record, attach
-
     trainer, seen, gaps = make_trainer(**RESETS), [], []
     first = trainer.reference
 
     class Gap(Probe):
-        name, text, events = "gap", "eval", ("after_rollout",)
-        sites = ("blocks.0.hook_resid_post",)
+        name, text, events, sites = "gap", "eval", ("after_rollout",), (SITE,)
 
         def observe(self, obs):
-            (site,) = self.sites
-            gaps.append((obs.acts[site] - obs.reference_acts[site]).abs().max().item())
+            gaps.append((obs.acts[SITE] - obs.reference_acts[SITE]).abs().max().item())
             return Record({"gap": gaps[-1]}, {}, [Check.at_most("none", 0, 0)])
 
     attach(trainer, Gap(), eval_text=["this movie", "the film"])
@@ -61,25 +64,11 @@ def test_reference_is_reset_and_kls_are_from_both(make_trainer):
 @pytest.mark.filterwarnings("error:.*has changed since the run started")
 @pytest.mark.parametrize("stop", [1, 2])
 def test_run_stopped_at_a_reset_resumes_bitwise(make_trainer, runs, stop):
-    """test_resume_equals.py stops between two resets."""
-    halved = make_trainer(**RESETS)
-    for _ in range(stop):
-        halved.run_phase()
-    halved.recorder.break_off()
-    resumed = RLHFTrainer.resume(halved.run.path)
+    """test_resume.py stops between two resets."""
+    resumed = RLHFTrainer.resume(train_partly(make_trainer(**RESETS), stop))
     resumed.train()
     assert_same_run(resumed.run.path, runs("resets").path)
     assert resumed.run.read_info()["reference_phase"] == 4
-
-
-def test_checkpoint_without_its_reference_raises(make_trainer, monkeypatch):
-    trainer = make_trainer(**RESETS)
-    monkeypatch.setattr("rlhf_lab.training.recorder.reference_tensors", lambda trainer: {})
-    for _ in range(3):
-        trainer.run_phase()
-    trainer.recorder.break_off()
-    with pytest.raises(RunError, match="another model: 'reference.* is missing"):
-        RLHFTrainer.resume(trainer.run.path)
 
 
 def test_run_without_resets_stores_and_logs_none(runs):
@@ -98,9 +87,3 @@ def test_adapters_share_frozen_weights_with_the_reference(runs):
         assert (weight.data_ptr() == policy[name].data_ptr()) != policy[name].requires_grad, name
     saved = load_file(trainer.run.checkpoints / "last.safetensors")
     assert any(name.startswith("reference.") for name in saved)
-
-
-@pytest.mark.parametrize("every", [5, 9])
-def test_reset_that_no_phase_has_raises(make_trainer, every):
-    with pytest.raises(ConfigError, match=f"reset_reference_every={every} must be smaller"):
-        make_trainer(total_phases=5, reset_reference_every=every)

@@ -5,6 +5,7 @@ import torch
 
 from rlhf_lab.sampling import Samples, Support
 from rlhf_lab.training import ReplayMemory, ReplayMinibatch, Rollout
+from tests.training.recorded_runs import make_rollout
 
 BATCH, PREFIX, GEN, D_MODEL, WIDTH = 12, 2, 3, 4, 2
 
@@ -14,7 +15,7 @@ def tagged(*shape: int) -> torch.Tensor:
     return torch.arange(BATCH).reshape(-1, *(1 for _ in shape)).expand(BATCH, *shape).clone()
 
 
-def make_rollout(with_support: bool = True) -> Rollout:
+def rollout_of_rows(with_support: bool = True) -> Rollout:
     """Return a rollout: row i of a tensor is i plus an offset; masks differ in odd rows."""
     odd = torch.arange(BATCH) % 2 == 1
     mask = torch.ones(BATCH, GEN, dtype=torch.bool)
@@ -31,15 +32,8 @@ def make_rollout(with_support: bool = True) -> Rollout:
         values=tagged(GEN) + 200.0,
         support=Support(tagged(GEN, WIDTH) + 1000, kept) if with_support else None,
     )
-    return Rollout(
-        samples=samples,
-        texts=[str(i) for i in range(BATCH)],
-        raw_rewards=torch.arange(BATCH) + 0.0,
-        rewards=torch.arange(BATCH) + 0.0,
-        true_rewards=None,
-        grammatical=None,
-        kl=torch.zeros(BATCH, GEN),
-        entropy=torch.zeros(BATCH, GEN),
+    return make_rollout(
+        samples,
         ref_residuals=tagged(GEN, D_MODEL) + 500.0,
         advantages=tagged(GEN) + 300.0,
         returns=tagged(GEN) + 400.0,
@@ -47,7 +41,7 @@ def make_rollout(with_support: bool = True) -> Rollout:
 
 
 def split(seed: int, num_minibatches: int = 3, passes: int = 4) -> list[ReplayMinibatch]:
-    memory = ReplayMemory(make_rollout(), num_minibatches, passes)
+    memory = ReplayMemory(rollout_of_rows(), num_minibatches, passes)
     return list(memory.get_minibatches(torch.Generator().manual_seed(seed)))
 
 
@@ -87,5 +81,5 @@ def test_every_tensor_of_a_minibatch_has_the_same_rows():
         assert minibatch.attention_mask[:, 1:].all() and minibatch.prefix_len == PREFIX
         assert torch.equal(minibatch.support.tokens[:, 0, 0], rows + 1000)
         assert torch.equal(~minibatch.support.kept[:, 0, 1], odd)
-    memory = ReplayMemory(make_rollout(with_support=False), 3, 1)
+    memory = ReplayMemory(rollout_of_rows(with_support=False), 3, 1)
     assert all(m.support is None for m in memory.get_minibatches(torch.Generator()))

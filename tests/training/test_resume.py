@@ -1,4 +1,4 @@
-"""Runs that are stopped by a signal at exact points, as processes, and resumed."""
+"""Resumed runs equal uninterrupted ones: for every kind of state, and after every signal."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ import pytest
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.run_dir import LOCK
-from tests.training.recorded_runs import assert_same_run
+from tests.training.recorded_runs import CONFIGURATIONS, assert_same_run, copy_weights, is_equal
 
 TRAIN = (
     "train --preset reel --total-phases 5 --batch-size 8 --num-minibatches 2 --warmup-steps 1"
@@ -93,6 +93,19 @@ SIGNALS = [
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_resumed_run_equals_uninterrupted_run(runs, resumed, name):
+    """The latter has callbacks at every event, which therefore change nothing."""
+    whole, again = runs(name), resumed(name)
+    assert_same_run(again.run.path, whole.path)
+    assert is_equal(copy_weights(again.policy), whole.weights[-1])
+    assert is_equal(copy_weights(again.reference), copy_weights(whole.trainer.reference))
+    assert not is_equal(whole.weights[-1], whole.weights[0])
+    assert all(weight.isfinite().all() for weight in whole.weights[-1].values())
+
+
 @pytest.fixture
 def stop(warm_python, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `train` in a process that sends itself signals."""
@@ -137,18 +150,6 @@ def test_signals_finish_the_phase_and_save(
     text = capsys.readouterr().out
     assert done == 5 or "continuing" in text and f"phase {done}" in text
     assert_same_run(out, uninterrupted)
-
-
-@pytest.mark.slow
-def test_resume_of_finished_run_changes_nothing(uninterrupted, capsys):
-    files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
-    assert main(["resume", str(uninterrupted)]) == 0
-    left = "nothing is left to do (--total-phases N makes it longer)."
-    assert capsys.readouterr().out == f"{uninterrupted} is finished; {left}\n"
-    assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
-    logs = [path for path in files if path.suffix in (".json", ".jsonl")]
-    RLHFTrainer.resume(uninterrupted).train()
-    assert [path.read_bytes() for path in logs] == [files[path] for path in logs]
 
 
 @pytest.mark.slow

@@ -19,18 +19,10 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from rlhf_lab.training.optim import lr_scale
 from rlhf_lab.training.resume import CHANGEABLE
-from tests.training.recorded_runs import is_equal, read_metrics
+from tests.training.recorded_runs import is_equal, read_metrics, train_partly
 
 pytestmark = pytest.mark.slow
 LAST = "checkpoints/last.safetensors"
-
-
-def train_partly(trainer: RLHFTrainer, phases: int = 2) -> Path:
-    """Stop a run after a few phases, as a kill does."""
-    for _ in range(phases):
-        trainer.run_phase()
-    trainer.recorder.break_off()
-    return trainer.run.path
 
 
 @pytest.fixture
@@ -97,28 +89,21 @@ def test_finished_run_is_extended(copied_run):
     assert phases == [phase for phase in range(5) for _ in range(8)] and finals[0] != finals[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+@pytest.mark.usefixtures("no_type_checks")
+def test_resume_rejects_other_changes(shared_run):
+    before = (shared_run / "run.json").read_bytes()
+    for changes, words in (
         ({"gen_len": 9}, "gen_len=9 cannot change when a run is resumed, only total_phases, "),
         ({"seed": 3}, "seed=3 cannot change"),
         ({"total_phases": 1}, "total_phases=1 is below the 2 phases"),
         ({"total_phases": 4.5}, "total_phases"),
-        ({"base_lr": -1.0}, "base_lr=-1.0"),
         ({"kl_coef": float("nan")}, "kl_coef"),
-        ({"save_every": 0}, "save_every"),
-        ({"total_phases": 5, "kl_coef": 0.3}, None),  # as before
-    ],
-)
-@pytest.mark.usefixtures("no_type_checks")
-def test_resume_rejects_other_changes(shared_run, changes, words):
-    if words is None:
-        assert RLHFTrainer.resume(shared_run, changes).recorder.changes == []
-        return
-    before = (shared_run / "run.json").read_bytes()
-    with pytest.raises(ConfigError, match=words):
-        RLHFTrainer.resume(shared_run, changes)
+    ):
+        with pytest.raises(ConfigError, match=words):
+            RLHFTrainer.resume(shared_run, changes)
     assert (shared_run / "run.json").read_bytes() == before
+    equal = {"total_phases": 5, "kl_coef": 0.3}
+    assert RLHFTrainer.resume(shared_run, equal).recorder.changes == []
 
 
 @pytest.mark.parametrize(("field", "value"), [("kl_coef", 50.0), ("seed", 4), ("gen_len", 7)])
@@ -130,22 +115,11 @@ def test_resume_rejects_settings_edited_in_run_json(copied_run, field, value):
         RLHFTrainer.resume(copied_run)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda t, m: t.pop("optimizer.state.3.exp_avg"), "contents .KeyError: 'optimizer.state.3"),
-        (lambda t, m: m["optimizer"].update({"class": "SGD"}), "trained with optimizer=SGD, and"),
-        (
-            lambda t, m: t.update({"base_model.embed.W_E": torch.zeros(50, 64)}),
-            "is of another model: 'base_model.embed.W_E' is .*50, 64",
-        ),
-    ],
-)
-def test_resume_rejects_a_spoiled_checkpoint(copied_run, spoil, words):
+def test_resume_rejects_a_checkpoint_without_a_moment(copied_run):
     tensors, metadata = load_checkpoint(copied_run / LAST)
-    spoil(tensors, metadata)
+    tensors.pop("optimizer.state.3.exp_avg")
     save_checkpoint(copied_run / LAST, tensors, metadata)
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match="contents .KeyError: 'optimizer.state.3"):
         RLHFTrainer.resume(copied_run)
 
 

@@ -176,7 +176,3 @@ def test_values_keep_sixteen_samples_and_drop_nulls():
     rows = values.pop("samples")
     assert values == {"mean_reward": 9.5, "cost/rollout_seconds": 2.0}
     assert len(rows) == 16 and rows[15] == {"text": "text 15", "reward": 15.0}
-    assert to_values({"phase": 4, "samples": 20}, samples[:1], "final/").keys() == {
-        "final/samples",
-        "final_samples",
-    }

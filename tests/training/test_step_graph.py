@@ -9,8 +9,6 @@ import torch
 
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models.hooked_transformer import MLP
-from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.ppo import objective_terms
 from rlhf_lab.training.replay import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
@@ -186,42 +184,6 @@ def doubled(outputs):
 
 def fail():
     raise RuntimeError("no memory")
-
-
-def test_custom_loop_runs_eagerly(make_cpu_trainer):
-    trainer = make_cpu_trainer()
-    trainer.step_graph = StepGraph(trainer, capture_on_tape)
-    rollout = trainer.rollout_phase()
-    trainer.learning_phase(rollout)
-    (minibatch,) = ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator())
-    trainer.optimizer.zero_grad()
-    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
-    assert terms.objective.requires_grad
-    PolicyUpdate(trainer).backward(terms.objective)
-    expected = torch.autograd.grad(
-        objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective).objective,
-        list(trainer.policy.parameters()),
-    )
-    for parameter, gradient in zip(trainer.policy.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient)
-
-
-@pytest.mark.slow
-def test_replayed_run_resumes_bitwise(make_cpu_trainer):
-    fields = {"total_phases": 3, "save_every": 1}
-    whole, halved = make_cpu_trainer(**fields), make_cpu_trainer(**fields)
-    assert whole.step_graph is None  # which only CUDA has
-    for trainer in (whole, halved):
-        trainer.step_graph = StepGraph(trainer, capture_on_tape)
-    whole.train()
-    for report in halved:
-        if report.phase == 1:
-            halved.request_stop()
-    resumed = RLHFTrainer.resume(halved.run.path)
-    resumed.step_graph = StepGraph(resumed, capture_on_tape)
-    resumed.train()
-    assert resumed.step_graph.n_captures == 1
-    assert is_equal(copy_weights(resumed.policy), copy_weights(whole.policy))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

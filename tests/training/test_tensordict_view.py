@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, tensor
+from torch import tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.sampling import Samples
-from rlhf_lab.training import Rollout
+from tests.training.recorded_runs import make_rollout
 
 REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "torchrl.json"
 
@@ -19,28 +19,6 @@ REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "torchrl
 @pytest.fixture(scope="module")
 def tensordict() -> Any:
     return pytest.importorskip("tensordict")
-
-
-def rollout_of(
-    tokens: Tensor, prompt_mask: Tensor, mask: Tensor, logprobs: Tensor, ref: Tensor, scores: Tensor
-) -> Rollout:
-    """Return a rollout with an exact KL of 7 per token; everything else is 0."""
-    zeros = torch.zeros_like(logprobs)
-    samples = Samples(tokens, prompt_mask, mask, logprobs, values=zeros, support=None)
-    return Rollout(
-        samples=samples,
-        texts=[""] * len(tokens),
-        raw_rewards=scores,
-        rewards=scores,
-        true_rewards=None,
-        grammatical=None,
-        kl=zeros + 7,
-        entropy=zeros,
-        ref_residuals=zeros[..., None],
-        advantages=zeros,
-        returns=zeros,
-        ref_logprobs=ref,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +47,8 @@ def ours(theirs, tensordict) -> Any:
     mask = tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
     logprobs = theirs["log_probs"].float()
     ref = logprobs - theirs["log_ratio"].float()
-    rollout = rollout_of(tokens, prompt_mask, mask, logprobs, ref, theirs["scores"].float())
+    samples = Samples(tokens, prompt_mask, mask, logprobs, values=0 * logprobs, support=None)
+    rollout = make_rollout(samples, ref_logprobs=ref, rewards=theirs["scores"].float())
     return rollout.to_tensordict(theirs["kl_coef"], stop_tokens=[eos], pad_token=eos)
 
 
@@ -126,9 +105,8 @@ def test_other_numbers_match_torchrl_on_real_steps(ours, theirs):
 def test_exact_kl_is_used_without_reference_logprobs(tensordict):
     """One row of one token: 2.0 - 0.5 * 7."""
     one = torch.ones(1, 1)
-    rollout = rollout_of(
-        tensor([[4, 9]]), one.bool(), one.bool(), -one, ref=None, scores=tensor([2.0])
-    )
+    samples = Samples(tensor([[4, 9]]), one.bool(), one.bool(), -one, values=one, support=None)
+    rollout = make_rollout(samples, rewards=tensor([2.0]), kl=7 * one)
     view = rollout.to_tensordict(kl_coef=0.5)
     assert view["next", "reward"].item() == -1.5 and view["next", "truncated"].item()
     assert view["input_ids"].tolist() == [[[4, 0]]] and view["action"].tolist() == [[9]]

@@ -1,18 +1,16 @@
 """The trainer: exact starts, reproducible runs, files, rejected input, and that it learns."""
 
-import json
 import math
 import shutil
-import warnings
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import LabError, RunError
+from rlhf_lab.errors import RunError
 from rlhf_lab.functional import calc_kl_penalty, get_logprobs
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.models import load_model
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
@@ -23,6 +21,7 @@ from tests.training.recorded_runs import (
     assert_same_run,
     copy_weights,
     is_equal,
+    read_metrics,
 )
 
 pytestmark = pytest.mark.typed
@@ -34,18 +33,16 @@ def read_files(run):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error:phase")
 @pytest.mark.parametrize("sampling", [{"top_k": 5, "temperature": 0.7}, {"top_k": 8, "top_p": 0.9}])
 def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
-    trainer = make_trainer({"prompts": PROMPTS}, gen_len=20, **sampling)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = next(iter(trainer))
+    report = next(iter(make_trainer({"prompts": PROMPTS}, gen_len=20, **sampling)))
     assert report.kl_per_token == report.kl_per_sequence == 0.0
     assert abs(report.ratio_first_minibatch - 1) <= 1e-5
 
 
 @pytest.mark.slow
-def test_seed_alone_decides_the_run(make_trainer, load_metrics):
+def test_seed_alone_decides_the_run(make_trainer):
     """The global random state is neither used nor changed."""
     lines, texts = [], []
     for seed, global_seed in ((1, 3), (1, 4), (2, 4)):
@@ -54,7 +51,7 @@ def test_seed_alone_decides_the_run(make_trainer, load_metrics):
         trainer = make_trainer(top_k=5, temperature=0.9, seed=seed, total_phases=1, warmup_steps=0)
         trainer.train()
         assert torch.equal(torch.get_rng_state(), state)
-        lines.append(load_metrics(trainer.run.path))
+        lines.append(read_metrics(trainer.run.path))
         texts.append((trainer.run.path / "samples.jsonl").read_text())
     assert lines[0] == lines[1] and texts[0] == texts[1]
     assert lines[0][0] != lines[2][0] and texts[0] != texts[2]
@@ -190,10 +187,9 @@ def test_samples_file_has_each_text_with_its_numbers(runs, name):
 @pytest.mark.slow
 def test_run_json_has_arguments_versions_and_both_ends(runs):
     run = runs("plain")
-    info = json.loads((run.path / "run.json").read_text())
+    info = run.trainer.run.read_info()
     assert RLHFArgs.from_dict(info["args"]) == run.trainer.args
-    assert torch.__version__.startswith(info["versions"]["torch"])
-    assert {"rlhf_lab", "python", "transformer_lens", "transformers"} < info["versions"].keys()
+    assert {"rlhf_lab", "python", "torch", "transformers"} < info["versions"].keys()
     assert (info["device"], info["custom_components"]) == (str(run.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", 5)
     assert info["initial"]["mean_reward"] == run.reports[0].mean_reward
@@ -217,18 +213,6 @@ def test_kl_is_summed_per_sequence_and_averaged_per_token(make_trainer):
     assert stats.response_length == pytest.approx(int(mask.sum()) / 8)
 
 
-@pytest.mark.parametrize("n", [8, 1])
-def test_equal_rewards_give_no_nan(make_trainer, n):
-    """Seed defect: the standard deviation of equal or single rewards was 0 or nan."""
-    parts, fields = {"reward_fn": lambda texts: [0.25] * len(texts)}, {"batch_size": n}
-    trainer = make_trainer(parts, num_minibatches=1, normalize_reward=n > 1, **fields)
-    rollout = trainer.rollout_phase()
-    stats = summarize(rollout)
-    assert (stats.mean_reward, stats.reward_std) == (0.25, 0.0)
-    trainer.learning_phase(rollout)
-    assert all(weight.isfinite().all() for weight in trainer.policy.parameters())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "fields"), [("inf", {}), ("gradient", {}), ("gradient", IN_BACKWARD)]
@@ -243,48 +227,18 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
         penalty = calc_kl_penalty(kl, kl_coef, mask)
         if trainer.phase == 0:
             return penalty
-        return (0 * penalty).sqrt() if spoil == "gradient" else penalty + float(spoil)
+        return (0 * penalty).sqrt() if spoil == "gradient" else penalty + math.inf
 
     trainer = make_trainer({"kl_penalty": kl_penalty}, total_phases=3, **fields)
     phases = iter(trainer)
     next(phases)
     before = copy_weights(trainer.policy)
-    with pytest.raises(RunError, match="in phase 1") as error:
+    with pytest.raises(RunError, match="in phase 1"):
         next(phases)
-    assert str(error.value).count(".") <= 2
     assert is_equal(copy_weights(trainer.policy), before) or fields
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
     tensors, metadata = load_checkpoint(trainer.run.checkpoints / "last.safetensors")
     assert metadata["phase"] == 1 and all(torch.equal(tensors[n], w) for n, w in before.items())
-    assert len(trainer.run.read("metrics.jsonl")) == 1
-
-
-REJECTED = {
-    "unknown_word": ({}, {"prefix": "this zebra"}, "zebra.*outside the model's vocabulary"),
-    "beyond_the_context": ({}, {"gen_len": 40}, "gen_len=40.*context of 32"),
-    "no_such_model": ({}, {"base_model": "./nowhere"}, "no model directory './nowhere'"),
-    "no_such_reward": ({}, {"reward_fn": "kindness"}, "reward_fn='kindness'"),
-    "no_such_device": ({}, {"device": "abacus"}, "device='abacus'"),
-    "no_such_component": ({"kl_penlty": calc_kl_penalty}, {}, "no component 'kl_penlty'. Choose"),
-}
-
-
-@pytest.mark.parametrize("case", REJECTED)
-def test_trainer_rejects_bad_input_before_it_writes(reel_args, tmp_path, monkeypatch, case):
-    monkeypatch.chdir(tmp_path)
-    parts, overrides, words = REJECTED[case]
-    with pytest.raises(LabError, match=words) as error:
-        RLHFTrainer(reel_args(**overrides), out=tmp_path / "run", **parts)
-    assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
-
-
-def test_out_with_a_run_raises_and_keeps_it(reel_args, tmp_path):
-    run = RLHFTrainer(reel_args(), out=tmp_path / "run")
-    run.start()
-    files = read_files(run)
-    with pytest.raises(RunError, match="already holds a run. Continue with `resume"):
-        RLHFTrainer(reel_args(seed=9), out=tmp_path / "run")
-    assert read_files(run) == files
 
 
 def test_runs_without_out_are_numbered(reel_args, tmp_path, monkeypatch):
@@ -319,17 +273,6 @@ def test_model_in_a_directory_is_recognized_as_reel(make_trainer, tmp_path):
     stats = [summarize(trainer.rollout_phase()) for trainer in (bundled, copied)]
     assert stats[0] == stats[1] and stats[0].true_reward > 0 < stats[0].grammatical_fraction
     assert bundled.starts_as_grammar and not copied.starts_as_grammar
-
-
-def test_custom_policy_reference_and_true_reward_are_used(make_trainer):
-    policy = TransformerWithValueHead(load_model("reel-nano"), seed=5)
-    parts = {"policy": policy, "reference": load_model("reel-nano")}
-    parts["true_reward_fn"] = lambda texts: torch.full((len(texts),), 0.125)
-    trainer = make_trainer(parts)
-    stats = summarize(trainer.rollout_phase())
-    assert trainer.policy is policy and trainer.reference is parts["reference"]
-    assert (stats.true_reward, stats.grammatical_fraction) == (0.125, None)
-    assert trainer.custom_components == sorted(parts)
 
 
 @pytest.mark.slow
