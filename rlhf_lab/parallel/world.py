@@ -178,11 +178,10 @@ class World:
 
     def sum_terms(self, terms: "ObjectiveTerms") -> "ObjectiveTerms":
         """Return the terms of the whole minibatch from those of this rank's rows."""
-        whole = {
-            name: self.gather(x) if x.ndim else self.gather(x[None]).sum()
-            for name, x in vars(terms).items()
-        }
-        return dataclasses.replace(terms, **whole)
+        sums = {name: x for name, x in vars(terms).items() if not x.ndim}
+        rows = {name: self.gather(x) for name, x in vars(terms).items() if x.ndim}
+        total = self.gather(torch.stack(list(sums.values()))[None]).sum(0)  # one message for all
+        return dataclasses.replace(terms, **rows, **dict(zip(sums, total, strict=True)))
 
     def sum_gradients(self, policy: nn.Module) -> None:
         """Replace each gradient by the sum over ranks, whose terms are fractions already."""
