@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import os
 import shutil
@@ -48,11 +49,11 @@ def export_policy(
     """Write a policy with its value head and critic, loaded from `base_model` and `critic_path`.
 
     Returns the directory and the log-prob gap to the model that plain transformers loads from it.
-    A model that differs is kept in `OUT-unverified`, with the number of the process.
+    A model that differs, or cannot be converted, is written to `OUT-unverified` instead, also with
+    our names of the weights (hooked.safetensors).
 
     Raises:
-        LoadError: If `out` is not empty or not writable, or the model cannot be converted, or the
-            written model differs.
+        LoadError: If `out` is not empty or not writable, or the written model differs.
     """
     with new_directory(Path(out)) as partial:
         head = {name: x.detach().cpu() for name, x in policy.value_head.state_dict().items()}
@@ -74,10 +75,20 @@ def export_language_model(
     return Path(out), gap
 
 
-@torch.no_grad()
 def _write_verified(model: HookedModel, base_model: str, directory: Path) -> LogprobGap:
-    write_language_model(model, base_model, directory)
-    loader, name = AutoModelForCausalLM, str(directory)
+    try:
+        write_language_model(model, base_model, directory)
+        return _verify(model, str(directory))
+    except LoadError:  # a fit has no checkpoint
+        weights = {name: x.detach().cpu().clone() for name, x in model.state_dict().items()}
+        directory.mkdir(exist_ok=True)
+        save_file(weights, directory / "hooked.safetensors")
+        raise
+
+
+@torch.no_grad()
+def _verify(model: HookedModel, name: str) -> LogprobGap:
+    loader = AutoModelForCausalLM
     theirs = load_pretrained_model(loader, name, "language model", dtype=torch.float32).eval()
     ours = frozen_copy(model).to("cpu", print_details=False)
     ours = ours.to(torch.float32, print_details=False)
@@ -119,9 +130,13 @@ def new_directory(out: Path) -> Iterator[Path]:
         open_to_readers(partial)
         partial.replace(out)
     except LoadError as error:
-        kept = out.with_name(f"{out.name}-unverified-{os.getpid()}")
+        if not any(partial.iterdir()):
+            raise
+        names = (f"{out.name}-unverified{-n if n > 1 else ''}" for n in itertools.count(1))
+        kept = next(path for path in map(out.with_name, names) if not os.path.lexists(path))
+        open_to_readers(partial)
         partial.replace(kept)
-        raise LoadError(f"{error} {out} was not written. The files are in {kept}.") from error
+        raise LoadError(f"{error} {out} was not written. The weights are in {kept}.") from error
     except (OSError, SafetensorError) as error:
         raise LoadError(f"Cannot write {out} ({error}). Choose another directory.") from error
     finally:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.config import RLHFArgs
@@ -107,12 +108,23 @@ def test_export_keeps_configuration_and_tokenizer(trained, model_dir, tmp_path):
         assert new | {"transformers_version": 0} == old | {"transformers_version": 0}
 
 
-def test_model_that_cannot_be_converted_raises(llama_dir, tmp_path):
-    model = load_model(str(llama_dir))
+@pytest.mark.parametrize("kind", ["policy", "language model"])
+def test_model_that_cannot_be_converted_keeps_its_weights(llama_dir, tmp_path, kind):
+    model, inputs, notes = load_model(str(llama_dir)), (str(llama_dir), tmp_path / "out"), {"a": 1}
     model.blocks[1].mlp.b_out.data[0] = 0.5
-    with pytest.raises(LoadError, match=r"blocks.1.mlp.b_out is not 0.*out was not written\."):
-        export.export_policy(make_policy(model), str(llama_dir), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(LoadError, match=r"blocks.1.mlp.b_out is not 0.*are in .*out-unverified\.$"):
+        if kind == "policy":
+            export.export_policy(make_policy(model), *inputs)
+        else:
+            export.export_language_model(model, *inputs, notes)
+    (kept,) = tmp_path.iterdir()
+    assert kept.name == "out-unverified"
+    if kind == "policy":
+        assert (kept / "value_head.safetensors").exists()
+    else:
+        assert json.loads((kept / "tuning.json").read_text()) == notes
+    weights = load_file(kept / "hooked.safetensors")
+    assert all(torch.equal(weights[name], p) for name, p in model.state_dict().items())
 
 
 FAULTS = {
@@ -134,11 +146,12 @@ def test_model_that_differs_is_unverified(trained, model_dir, tmp_path, monkeypa
         return weights | {name: change(weights[name])}
 
     monkeypatch.setattr(export, "to_hugging_face_weights", convert_wrongly)
-    with pytest.raises(LoadError, match=r"(differ by|nan or inf).*was not written.*unverified"):
-        export.export_policy(trained, str(model_dir), tmp_path / "out")
-    (kept,) = tmp_path.glob("out-unverified-*")
-    assert {"model.safetensors", "value_head.safetensors"} <= {p.name for p in kept.iterdir()}
-    assert len(list(tmp_path.iterdir())) == 1
+    for name in ("out-unverified", "out-unverified-2"):
+        with pytest.raises(LoadError, match=rf"(differ by|nan or inf).* are in .*{name}\.$"):
+            export.export_policy(trained, str(model_dir), tmp_path / "out")
+        kept = {path.name for path in (tmp_path / name).iterdir()}
+        assert {"model.safetensors", "hooked.safetensors", "value_head.safetensors"} <= kept
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_occupied_or_unwritable_directory_raises(tmp_path):
