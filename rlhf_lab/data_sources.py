@@ -88,14 +88,15 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
         if path.exists() and not path.is_file():  # a named pipe would block
             raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
         if suffix == ".parquet" and path.exists():
-            return _load_dataset(name, "parquet", data_files=name, split="train")
+            options = {"data_files": name, "streaming": True}  # without a copy in a cache
+            return _load_dataset(name, "parquet", split="train", **options)
         with open(name, encoding="utf-8-sig", newline="") as file:
             rows = _file_rows(file, suffix, lines_as)
             return [Row(fields, f"{path}, line {n}") for n, fields in rows]
     except OSError as error:
         reason = error.strerror
         raise LoadError(f"{field}={name!r} cannot be read ({reason}). Use {FILES}.") from None
-    except (ValueError, TypeError, csv.Error, RecursionError) as error:
+    except (ValueError, csv.Error, RecursionError) as error:
         kind = suffix or "text"
         raise LoadError(f"{path} is not a valid {kind} file in UTF-8 ({error}).") from None
 
@@ -112,7 +113,10 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
                 raise ValueError(f"line {table.line_num} has too many cells; quote them")
             yield table.line_num, fields
     elif suffix == ".json":
-        yield from enumerate(json.load(file), 1)
+        rows = json.load(file)
+        if not isinstance(rows, list):
+            raise ValueError("it is not a list of objects")
+        yield from enumerate(rows, 1)
     elif suffix == ".jsonl":
         for n, line in enumerate(file, 1):
             try:

@@ -49,7 +49,6 @@ def generate(
         batch_size: sequences per forward pass; `args.generation_batch_size` if None.
         length_sampler: number of tokens to generate, such as TRL's LengthSampler.
         settings: for this call only; see `generation_spec`.
-
     """
     args, tokenizer = trainer.args, trainer.tokenizer
     is_single = isinstance(prompts, Tensor) and prompts.ndim == 1
