@@ -60,7 +60,9 @@ class KLMeter:
         rows = [ids for ids in rows if 0 < len(ids) <= model.cfg.n_ctx - gen_len]
         self.prompts = [rows[i % len(rows)] for i in range(n)] if rows else []
         self.reference = reference or make_reference(model)
-        self.true_reward_before = self._true_reward(self.sample()) if self.prompts else None
+        self.true_reward_before = None
+        if self.prompts and true_reward_fn is not None:
+            self.true_reward_before = self._true_reward(self.sample())
 
     def measure(self) -> KLEstimate | None:
         """Sample from the model as trained so far; None without prompts."""

@@ -17,9 +17,12 @@ def nano():
     return load_model("reel-nano")
 
 
-def test_unchanged_model_has_kl_zero(nano):
+def test_unchanged_model_has_kl_zero(nano, monkeypatch):
     before, state = nano.W_E.clone(), torch.get_rng_state()
+    calls, sample = [], KLMeter.sample
+    monkeypatch.setattr(KLMeter, "sample", lambda self: calls.append(self) or sample(self))
     drift = KLMeter(nano, ["", "this movie"], DriftEvalConfig(8, 5)).measure()
+    assert len(calls) == 1  # the start is sampled for its true reward only
     assert (drift.samples, drift.kl_per_token, drift.kl_per_sequence) == (8, 0.0, 0.0)
     assert drift.true_reward_before is drift.true_reward_after is None
     assert torch.equal(nano.W_E, before) and torch.equal(torch.get_rng_state(), state)
