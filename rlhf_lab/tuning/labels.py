@@ -87,8 +87,9 @@ def split_pairs(pairs: Pairs) -> LabeledExamples:
 def _read_labeled_rows(rows: list[Row], prompt_column: str | None) -> LabeledExamples:
     prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    column = lambda row: "completion" if row.has("completion") else "response"
-    texts, groups = [row.text(column(row)) for row in rows], np.arange(len(rows))
+    is_completion = lambda row: row.has("completion") and not row.has("response")
+    texts = [row.text("completion" if is_completion(row) else "response") for row in rows]
+    groups = np.arange(len(rows))
     if prompt_column is not None:
         _, groups = np.unique(prompts, return_inverse=True)
     is_good = np.array([_read_label(row) for row in rows], dtype=bool)
