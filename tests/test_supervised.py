@@ -24,7 +24,7 @@ def test_learning_rate_warms_up_and_follows_half_a_cosine():
 def test_hold_out_splits_every_row_once(n_rows, fraction, n_held_out):
     held_out, train = hold_out(n_rows, fraction, np.random.default_rng(0))
     assert len(held_out) == n_held_out and sorted([*held_out, *train]) == list(range(n_rows))
-    with pytest.raises(ConfigError, match="examples has 1 rows. Provide at least 2"):
+    with pytest.raises(ConfigError, match="examples must have at least 2 rows, .* got 1.$"):
         hold_out(1, fraction, np.random.default_rng(0))
 
 

@@ -35,7 +35,7 @@ REJECTED = {
     f"{REWARD} --steps 0": ("steps=0", "1 or greater"),
     f"{REWARD} --n-pairs 1": ("n_pairs=1", "at least 2"),
     f"{REWARD} --n-pairs 8 --steps 3 --learning-rate 1e30": ("learning_rate=1e+30", "ower"),
-    f"{SFT} --n-texts 1": ("texts has 1 rows", "at least 2"),
+    f"{SFT} --n-texts 1": ("texts must have at least 2 rows", "got 1"),
     f"{SFT} --gen-len 99 --n-texts 8 --steps 1": ("gen_len=99", "32"),
     f"{SFT} --lora-rank 2 --lora-alpha nan --n-texts 8": ("lora_alpha=nan",),
     f"{DPO} --kind ipo --label-smoothing 0.1": ("label_smoothing=0.1", "0 for ipo"),
