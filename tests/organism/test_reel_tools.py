@@ -131,7 +131,7 @@ def test_bundled_models_are_small_distinct_and_without_pickle():
         weights_dir("reel-huge")
 
 
-def test_kl_is_zero_for_the_grammar_and_exact_for_a_uniform_model(reel, reviews):
+def test_kl_from_the_grammar_matches_hand_computed(reel, reviews):
     """KL(p || uniform) summed over 28 tokens is 28 log 72 - H; the mean is sampled."""
 
     class Table(torch.nn.Module):
