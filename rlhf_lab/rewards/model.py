@@ -73,6 +73,8 @@ class RewardModel(nn.Module):
         scores = self.token_scores(input_ids, attention_mask)
         if attention_mask is None:
             return scores[:, -1]
+        if not attention_mask.any(1).all():
+            raise ValueError("attention_mask has a row without a real token. Remove the row.")
         return scores[last_token_mask(attention_mask)]
 
     def normalize(self, scores: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -49,6 +49,8 @@ def test_padded_rows_score_as_alone_on_either_side(model, filler):
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1]]).bool()
     alone = torch.cat([model(torch.tensor([[4, 9]])).expand(3), model(tokens[3:])])
     torch.testing.assert_close(model(tokens, mask), alone, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="attention_mask has a row without a real token"):
+        model(tokens, mask & torch.tensor([[True], [False], [True], [True]]))
 
 
 def test_activations_are_captured_and_patched(model):
