@@ -247,6 +247,11 @@ class RewardPipeline:
                 validate_whole_batch(args, f"the reward {name!r}")
             if isinstance(reward, TokenReward):
                 reward.validate_tokenizer(self.tokenizer)
+                if args.labels_column is not None:
+                    raise ConfigError(
+                        f"labels_column={args.labels_column!r} requires a reward of texts, and "
+                        f"{name} reads token ids. Remove labels_column."
+                    )
         if score_batch(self.reward_fn, self._batch(samples)).token_rewards is not None:
             validate_token_rewards(args)
 

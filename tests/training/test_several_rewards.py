@@ -3,10 +3,11 @@
 import json
 
 import pytest
+import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS
-from rlhf_lab.rewards import ResponseReward
+from rlhf_lab.rewards import ResponseReward, TokenReward
 from rlhf_lab.training.sinks import to_values
 from rlhf_lab.views.report import write_report
 
@@ -57,6 +58,12 @@ def test_reward_of_the_whole_batch_rejects_settings(make_trainer, questions):
     ]:
         with pytest.raises(ConfigError, match=words):
             make_trainer({"reward_fn": reward}, **fields)
+
+
+def test_reward_of_tokens_rejects_labels(make_trainer, questions):
+    reward = TokenReward(lambda ids, mask: torch.zeros(len(ids)))
+    with pytest.raises(ConfigError, match="labels_column='answer' requires a reward of texts"):
+        make_trainer({"reward_fn": reward}, labels_column="answer", prompts=str(questions))
 
 
 @pytest.fixture
