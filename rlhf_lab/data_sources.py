@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -83,13 +83,16 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
         dataset, *rest = name.removeprefix(HUB).split(":")
         if not dataset or len(rest) > 2 or "" in rest:
             raise LoadError(f"{name!r} does not name a dataset. Use hub:NAME or hub:NAME:SPLIT.")
-        return _load_dataset(name, dataset, *rest[:-1], split=rest[-1] if rest else "train")
+        split = rest[-1] if rest else "train"
+        load = lambda datasets: datasets.load_dataset(dataset, *rest[:-1], split=split)
+        return _rows_of_datasets(load, name, f" with split={split!r}")
     try:
         if path.exists() and not path.is_file():  # a named pipe would block
             raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
         if suffix == ".parquet" and path.exists():
-            options = {"data_files": name, "streaming": True}  # without a copy in a cache
-            return _load_dataset(name, "parquet", split="train", **options)
+            # streamed: no copy in a cache; load_dataset would also report the load to a server
+            load = lambda datasets: datasets.Dataset.from_parquet(name, streaming=True)
+            return _rows_of_datasets(load, name)
         with open(name, encoding="utf-8-sig", newline="") as file:
             rows = _file_rows(file, suffix, lines_as)
             return [Row(fields, f"{path}, line {n}") for n, fields in rows]
@@ -132,19 +135,18 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
         raise LoadError(f"{file.name} {reason}. Use {FILES}.")
 
 
-def _load_dataset(source: str, *names: str, split: str, **options: Any) -> list[Row]:
-    """Load a split with the library datasets, without its log messages."""
+def _rows_of_datasets(load: Callable[[Any], Any], source: str, part: str = "") -> list[Row]:
+    """Load rows with the library datasets, without its log messages."""
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
-        rows = datasets.load_dataset(*names, split=split, **options)
-        return [Row(fields, f"{source}, row {n}") for n, fields in enumerate(rows)]
+        return [Row(fields, f"{source}, row {n}") for n, fields in enumerate(load(datasets))]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LoadError(
-            f"{source!r} with split={split!r} cannot be loaded ({reason:.200}). Use another "
-            "dataset, or a .jsonl or .csv file."
+            f"{source!r}{part} cannot be loaded ({reason:.200}). Use another dataset, or a .jsonl "
+            "or .csv file."
         ) from None
 
 
