@@ -92,8 +92,8 @@ class EngineSampler:
         stops, pad_token = spec.stops(tokenizer), tokenizer.pad_token_id or 0
         ends = [next((t for t, x in enumerate(r, 1) if x in stops), len(r)) for r in output.tokens]
 
-        def pad(rows: list[list[Any]], value: Any) -> Tensor:
-            rows = [r[:n] + [value] * (gen_len - n) for r, n in zip(rows, ends, strict=True)]
+        def pad(rows: Sequence[Sequence[Any]], value: Any) -> Tensor:
+            rows = [[*r[:n], *[value] * (gen_len - n)] for r, n in zip(rows, ends, strict=True)]
             return torch.tensor(rows, device=policy.device)
 
         prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
@@ -101,7 +101,7 @@ class EngineSampler:
         mask, support = pad([[True] * end for end in ends], False), None
         if spec.truncates:  # after a response, the padding token only
             width = max(len(ids) for row in output.support for ids in row)
-            rows = [[ids + [-1] * (width - len(ids)) for ids in row] for row in output.support]
+            rows = [[[*ids, *[-1] * (width - len(ids))] for ids in row] for row in output.support]
             ids = pad(rows, [pad_token] + [-1] * (width - 1))
             support = Support(ids.clamp(min=0), ids >= 0)
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)

@@ -111,8 +111,8 @@ def test_responses_end_at_a_stop_after_prompts_of_unequal_length():
     """Tokens after the stop 5 are dropped; padding changes no log-probability."""
     engine = Double()
     trainer = trainer_with(engine, stop_token_ids="5")
-    rows = [[7, 8, 5], [9] * 6, [5, 9], [7, 5]]
-    logprobs = [[-1.0] * len(row) for row in rows]
+    rows = [[7, 8, 5], [9] * 6, [5, 9], (7, 5)]  # any sequences
+    logprobs = [(-1.0,) * len(row) for row in rows]
     engine.write = lambda prompts, spec, seed: EngineOutput(rows, logprobs)
     samples = trainer.sample(PROMPTS, torch.Generator())
     assert samples.mask.sum(1).tolist() == [3, 6, 1, 2] and samples.prefix_len == 4
