@@ -187,14 +187,14 @@ def _token_rows(
 def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[list[int]]:
     if masks is None:
         return [[1] * len(row) for row in responses]
-    rows = [torch.as_tensor(row).flatten().int().tolist() for row in masks]
+    rows = [torch.as_tensor(row).flatten().tolist() for row in masks]
     fits = list(map(len, rows)) == list(map(len, responses))
     if not fits or not all({1} <= set(row) <= {0, 1} for row in rows):
         raise ConfigError(
             "response_masks must have one mask for each response, with a 0 or a 1 for each token "
             "and at least one 1."
         )
-    return rows
+    return [list(map(int, row)) for row in rows]
 
 
 @torch.no_grad()

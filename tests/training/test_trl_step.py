@@ -162,11 +162,12 @@ def test_masked_tokens_do_not_count_as_in_trl(trainer):
 
 @pytest.mark.slow
 def test_step_rejects_masks_that_do_not_fit(trainer):
-    """A response of 3 has 2 numbers; one counts nowhere; a number is 2."""
+    """A response of 3 has 2 numbers; one counts nowhere; a number is 2, or 0.5."""
     for first, second, third in [
         ([1] * 2,) * 3,
         ([1] * 3, [0] * 2, [1] * 5),
         ([1] * 3, [1] * 2, [2] * 5),
+        ([1] * 3, [0.5, 1], [1] * 5),
     ]:
         masks = [first, second, third, [1]]
         with pytest.raises(ConfigError, match="response_masks must have one mask for each resp"):
