@@ -25,7 +25,6 @@ READ = {
 BROKEN = {
     "latin.txt": (b"caf\xe9\n", "UTF-8"),
     "list.jsonl": (b'["a"]\n', r"line 1 has no text under 'text'\."),
-    "object.json": (b'{"text": "a"}', r"line 1 has no text under 'text'\."),
     "number.jsonl": (b'{"text": "a"}\n\n{"text": 3}\n', "line 3 has no text under 'text'"),
     "other.jsonl": (b'{"prompt": "a"}\n', "only 'prompt'"),
     "comma.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "line 2: (Illegal trailing comma|Exp)"),
