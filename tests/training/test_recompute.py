@@ -62,6 +62,19 @@ def test_gradient_is_bitwise_equal_and_less_is_kept(make_trainer, parts, fields)
     assert kept_again < kept
 
 
+def test_each_block_keeps_its_input_only(make_trainer):
+    """3 blocks keep 3 residuals; otherwise each keeps at least 14 times its residual: two norms,
+    queries, keys and values, attention, and twice 4 in the MLP.
+    """
+    model, tokens, saved = make_trainer().policy.base_model, torch.full((4, 29), 5), []
+    residuals = 4 * 29 * model.cfg.d_model * 4 * model.cfg.n_layers
+    for on in (True, False):
+        with counting_kept_bytes(model) as kept, recomputing_blocks(model, on):
+            model(tokens, stop_at_layer=model.cfg.n_layers)
+        saved.append(sum(kept.values()) / residuals)
+    assert saved[0] < 2 < 14 < saved[1]
+
+
 def test_hooks_in_a_block_raise(make_trainer):
     """Before a run is written, at the start of learning, and between forward and backward.
 

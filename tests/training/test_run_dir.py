@@ -1,12 +1,13 @@
 """A run's directory: creation, run.json, logs and lock, and files after a crash."""
 
 import errno
+import math
 from pathlib import Path
 
 import pytest
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.training import RunDir
+from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.training.run_dir import FORMAT, LOCK, METRIC, SAMPLE, RunLock, replacing
 
 INFO = {"format": FORMAT, "args": {"prefix": "schön"}, "best": None, "x": 0.1 + 0.2}
@@ -67,6 +68,11 @@ def test_append_adds_lines_and_read_returns_them(run):
     assert run.read("new/samples.jsonl") == records
     assert len((run.path / "new/samples.jsonl").read_bytes().split(b"\n")) == 3
     assert run.read("metrics.jsonl") == []
+
+
+def test_numbers_that_json_lacks_become_null(run):
+    run.append("metrics.jsonl", [{"phase": 0, "x": [math.inf, (1.5, math.nan)], "y": -math.inf}])
+    assert run.read("metrics.jsonl") == [{"phase": 0, "x": [None, [1.5, None]], "y": None}]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 18])
@@ -141,3 +147,13 @@ def test_newest_lock_of_a_process_takes_over(tmp_path):
     assert newer.is_held and (tmp_path / LOCK).exists()
     newer.release()
     assert not newer.is_held and not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.slow
+def test_newest_trainer_of_a_process_has_the_run(make_trainer):
+    older = make_trainer(total_phases=3)
+    older.run_phase()
+    RLHFTrainer.resume(older.run.path).run_phase()
+    with pytest.raises(RunError, match="Another trainer has taken over the run"):
+        older.run_phase()
+    assert [line["phase"] for line in older.run.read("metrics.jsonl")] == [0, 1]
