@@ -9,6 +9,7 @@ import torch
 
 from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models.hooked_transformer import MLP
+from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.ppo import objective_terms
 from rlhf_lab.training.replay import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
@@ -184,6 +185,21 @@ def doubled(outputs):
 
 def fail():
     raise RuntimeError("no memory")
+
+
+def test_custom_loop_after_a_replayed_phase_uses_autograd(make_cpu_trainer):
+    trainer = make_cpu_trainer()
+    trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    rollout = trainer.rollout_phase()
+    trainer.learning_phase(rollout)
+    (minibatch,) = ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator())
+    terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
+    weights = list(trainer.policy.parameters())
+    expected = torch.autograd.grad(terms.objective, weights, retain_graph=True)
+    trainer.optimizer.zero_grad()
+    PolicyUpdate(trainer).backward(terms.objective)
+    for weight, gradient in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
