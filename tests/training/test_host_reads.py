@@ -80,6 +80,15 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     assert found == Counter({"_local_scalar_dense": 1, "tolist": 1})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["target_kl", "ratio_threshold"])
+def test_limits_read_once_per_minibatch(make_trainer, limit):
+    """The host decides whether to step: 4 minibatches, 4 more reads."""
+    trainer = make_trainer(**{limit: 1e6})
+    rollout = trainer.rollout_phase()
+    assert host_reads(lambda: trainer.learning_phase(rollout)).total() == 2 + 4
+
+
 def sampling_reads(make_trainer: Callable, **fields) -> int:
     trainer = make_trainer(**fields)
     prompts = trainer.next_prompts()

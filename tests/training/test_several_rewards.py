@@ -39,6 +39,18 @@ def test_weighted_sum_is_learned_and_each_is_logged(runs):
     assert not [name for name in runs("plain").reports[0].to_dict() if "/" in name]
 
 
+def test_weighted_sum_is_clipped(make_trainer):
+    """Twice 3 or 0 plus thrice 1 are 9 and 3, clipped to 4; a single reward also has a weight."""
+    ones = lambda texts: [1.0] * len(texts)
+    parts = {"reward_fn": {"a": lambda texts: [3.0, 0.0] * (len(texts) // 2), "b": ones}}
+    fields = {"reward_weights": (2.0, 3.0), "reward_clip": 4.0, "normalize_reward": False}
+    rollout = make_trainer(parts, **fields).rollout_phase()
+    assert rollout.raw_rewards.tolist() == [9.0, 3.0] * 4
+    assert rollout.rewards.tolist() == [4.0, 3.0] * 4
+    single = make_trainer({"reward_fn": ones}, reward_weights=(3.0,))
+    assert single.rollout_phase().raw_rewards.tolist() == [3.0] * 8
+
+
 def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
     sizes = set()
     spread = lambda prompts, responses: sizes.add(len(responses)) or [0.0] * len(responses)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.functional import calc_kl_penalty, get_logprobs
-from rlhf_lab.models import load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
@@ -273,6 +273,17 @@ def test_model_in_a_directory_is_recognized_as_reel(make_trainer, tmp_path):
     stats = [summarize(trainer.rollout_phase()) for trainer in (bundled, copied)]
     assert stats[0] == stats[1] and stats[0].true_reward > 0 < stats[0].grammatical_fraction
     assert bundled.starts_as_grammar and not copied.starts_as_grammar
+
+
+def test_custom_models_and_true_reward_are_used(make_trainer):
+    true = {"true_reward_fn": lambda texts: torch.full((len(texts),), 0.125)}
+    models = {"policy": TransformerWithValueHead(load_model("reel-nano"), seed=5)}
+    models["reference"] = load_model("reel-nano")
+    trainer = make_trainer(models | true)
+    assert trainer.policy is models["policy"] and trainer.reference is models["reference"]
+    assert trainer.custom_components == ["policy", "reference", "true_reward_fn"]
+    for each in (trainer, make_trainer(true)):
+        assert summarize(each.rollout_phase()).true_reward == 0.125
 
 
 @pytest.mark.slow
