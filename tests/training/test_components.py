@@ -1,6 +1,7 @@
 """Custom functions of the trainer: they are called and change a run, or are rejected."""
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, load_model, value_head
 from rlhf_lab.training import Overrides, RLHFTrainer
 from tests.training.recorded_runs import copy_weights, is_equal
 
@@ -57,6 +59,24 @@ def test_custom_functions_equal_to_the_defaults_change_nothing(make_trainer, def
         if name not in elsewhere
     }
     assert is_equal(run_halves(make_trainer(copies, **FIELDS)), default_weights)
+
+
+@pytest.mark.usefixtures("no_type_checks")  # of the tests; those of users accept the class
+def test_policy_of_a_learners_class_trains_equally(make_trainer):
+    """A notebook defines the whole class again, so its policy is not of the package's class."""
+    namespace = dict(vars(value_head))
+    exec(inspect.getsource(TransformerWithValueHead), namespace)
+    reports, policies = [], []
+    for kind in (TransformerWithValueHead, namespace["TransformerWithValueHead"]):
+        policies.append(kind(load_model("reel-nano"), seed=1))
+        reports.append(make_trainer({"policy": policies[-1]}, ent_coef=0.01).run_phase())
+    packaged, learners = policies
+    assert not isinstance(learners, TransformerWithValueHead)
+    assert learners.value_head[0].weight.grad.any()
+    torch.testing.assert_close(copy_weights(learners), copy_weights(packaged), atol=1e-6, rtol=0)
+    for name in ("mean_reward", "kl_per_sequence", "grad_norm"):
+        expected = getattr(reports[0], name)
+        assert getattr(reports[1], name) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 # public functions with the name of a component, or like it, and other parameters
