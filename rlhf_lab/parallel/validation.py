@@ -66,10 +66,10 @@ def validate_process_settings(args: RLHFArgs, size: int) -> None:
         if args.precision == "bf16":  # a whole copy would be kept until the backward pass
             required["activation_checkpointing"] = True
     for name, value in required.items():
-        if getattr(args, name) != value:
+        if (setting := getattr(args, name)) != value:
             raise ConfigError(
-                f"{name}={getattr(args, name)!r} cannot be combined with several processes, "
-                f"parallel={args.parallel!r} and precision={args.precision!r}. Set {name}={value}."
+                f"{name}={setting!r} cannot be combined with several processes, parallel="
+                f"{args.parallel!r} and precision={args.precision!r}. Set {name}={value!r}."
             )
 
 
