@@ -198,6 +198,13 @@ def compare_command(
     print_line(f"{len(tokens)} texts of {length} tokens, {source}")
     with Console().status("comparing"):
         result = compare(*models, tokens, words, -1, methods, ranks, alphas)
+    return _report_comparison(result, {"base": base, "tuned": tuned, "text": source}, out)
+
+
+def _report_comparison(result: Any, names: dict[str, str], out: Path | None) -> int:
+    """Print the tables and failed checks, write them to `out`, and return the exit status."""
+    from rich.console import Console
+
     tables = [table for table in result.tables() if table.row_count]
     Console().print(*tables)
     failed = [check for check in result.checks if not check.ok]
@@ -205,11 +212,11 @@ def compare_command(
     for check in failed:
         print_line(f"Do not rely on these numbers: {check.name} is off by {check.value:.3g}.")
     if out is not None and out.suffix.lower() == ".json":
-        numbers = {"base": base, "tuned": tuned, "text": source} | result.to_dict()
-        _write_text(out, json.dumps(numbers, indent=2) + "\n")
+        _write_text(out, json.dumps(names | result.to_dict(), indent=2) + "\n")
     elif out is not None:
         page = Console(record=True, width=PAGE_COLUMNS, file=io.StringIO())
-        page.print(f"{base} and {tuned}, on {result.n} texts: {source}", *tables, markup=False)
+        title = "{base} and {tuned}, on {n} texts: {text}".format(**names, n=result.n)
+        page.print(title, *tables, markup=False)
         _write_text(out, page.export_html())
     return 1 if failed else 0
 
