@@ -50,19 +50,13 @@ class Pairs:
 
         mean max(sigmoid(d), sigmoid(-d)), where d is the gap of the true rewards.
         """
-        return (
-            None
-            if self.true_reward_gaps is None
-            else float(sigmoid(np.abs(self.true_reward_gaps)).mean())
-        )
+        gaps = self.true_reward_gaps
+        return None if gaps is None else float(sigmoid(np.abs(gaps)).mean())
 
     def true_reward_accuracy(self) -> float | None:
         """Return how often the true rewards agree with the preference; a tie counts half."""
-        return (
-            None
-            if self.true_reward_gaps is None
-            else float(np.heaviside(self.true_reward_gaps, 0.5).mean())
-        )
+        gaps = self.true_reward_gaps
+        return None if gaps is None else float(np.heaviside(gaps, 0.5).mean())
 
 
 def load_pairs(
