@@ -28,12 +28,12 @@ def learned_part(found: Sequence[Group]) -> str:
     """The same of a reward model, after what is known of the reward model."""
     facts = [record["reward_model"] for record in found[0].records]
     accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
-    lines = (
+    text = (
         f"The {len(facts)} reward models order {accuracy:.1%} of held-out pairs rightly; popcorn "
         f"alone adds {bonus:.2f} to a review's reward, whose standard deviation over the texts "
         "they were trained on is 1.\n"
     )
-    return "\n".join([LEARNED, lines, *exploited(found), learned_commands(found)])
+    return "\n".join([LEARNED, text, *exploited(found), learned_commands(found)])
 
 
 def exploited(found: Sequence[Group]) -> list[str]:

@@ -14,11 +14,11 @@ def real_part(found: Sequence[Group]) -> str:
     head += ["that learn, MB", "optimizer's state, MB"]
     head += ["reward, first phase", "last phase", "best", "KL, last phase"]
     first = found[0].records[0]
-    lines = (
+    text = (
         f"{first['models'][0]} rewarded by {first['models'][1]}, {len(first['curve'])} phases, "
         f"{first['threads']} thread(s). {circumstances(found)}"
     )
-    parts = [REAL, lines, Sheet(head, map(real_row, found)).markdown(), "The commands:\n"]
+    parts = [REAL, text, Sheet(head, map(real_row, found)).markdown(), "The commands:\n"]
     return "\n".join([*parts, real_commands(found)])
 
 
