@@ -23,10 +23,7 @@ def entropy(policy: GraphPolicy) -> float:
 
 def optimum_by_programming(reference: GraphPolicy, proxy: Reward, beta: float) -> FrontierPoint:
     """Measure the policy that soft dynamic programming over states finds."""
-    features, policy = (
-        reference.graph.final_features(),
-        optimal_policy(reference, proxy, beta),
-    )
+    features, policy = reference.graph.final_features(), optimal_policy(reference, proxy, beta)
     return FrontierPoint(
         beta=beta,
         proxy=policy.mean(proxy.score(features)),

@@ -81,10 +81,7 @@ def brute():
             * shaped(np.where(style_adverb == r, 0.35, 0.075), 4)
             * np.where(polarity == y, 0.85, 0.15)
             * shaped(np.where(tier_adj == i, 0.8, 0.1) / 4, 5)
-            * shaped(
-                np.where(sign_verb == y, 0.9, 0.1) * np.where(tier_verb == i, 0.8, 0.1),
-                6,
-            )
+            * shaped(np.where(sign_verb == y, 0.9, 0.1) * np.where(tier_verb == i, 0.8, 0.1), 6)
             * shaped(TAG_LAW, 7)
         )
     odds = (17 / 3) ** polarity.astype(float) * 9 ** shaped(sign_verb, 6).astype(float)
@@ -121,8 +118,7 @@ def test_entropy_and_probabilities_match_brute_force(mini, brute):
 
 
 @pytest.mark.parametrize(
-    "name, beta",
-    [("true_reward", 0.3), ("true_reward", 0.05), ("smoothed_popcorn", 0.05)],
+    "name, beta", [("true_reward", 0.3), ("true_reward", 0.05), ("smoothed_popcorn", 0.05)]
 )
 def test_soft_optimum_matches_brute_force(mini, brute, name, beta):
     law, reward = brute["law"], brute[name]
@@ -230,9 +226,7 @@ def test_values_are_masked_from_the_first_ungrammatical_token(reel):
     assert keep.sum(dim=1).tolist() == [28, 8, 0]
 
 
-def test_information_is_the_variance_of_the_increments(
-    reel,
-):
+def test_information_is_the_variance_of_the_increments(reel):
     information = token_information(reel, true_reward)
     final = true_reward.score(reel.graph.final_features())
     variance = reel.mean(final**2) - reel.mean(final) ** 2

@@ -62,10 +62,7 @@ def objective(reference, tables, beta, charged):
         ratio = torch.where(q > 0, p.clamp_min(1e-300) / q.clamp_min(1e-300), 1.0)
         here = (p * ratio.log()).sum(-1)
         ahead = p if charged else p.detach()
-        later, kl = (
-            (p * later[successor]).sum(-1),
-            here + (ahead * kl[successor]).sum(-1),
-        )
+        later, kl = (p * later[successor]).sum(-1), here + (ahead * kl[successor]).sum(-1)
     return later[0] - beta * kl[0]
 
 

@@ -32,15 +32,9 @@ def reviews():
 
 def test_language_model_tokenizer_has_ids_of_the_grammar(tmp_path, reviews):
     tokenizer, texts = load_tokenizer(weights_dir("reel-nano")), reviews.texts()
-    assert tokenizer.convert_tokens_to_ids(list(VOCABULARY)) == list(range(72)) and speaks_reel(
-        tokenizer
-    )
-    special = (
-        tokenizer.bos_token,
-        tokenizer.eos_token,
-        tokenizer.pad_token,
-        tokenizer.unk_token,
-    )
+    assert tokenizer.convert_tokens_to_ids(list(VOCABULARY)) == list(range(72))
+    assert speaks_reel(tokenizer)
+    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(reviews.tokens, skip_special_tokens=True) == texts
     assert tokenizer(texts)["input_ids"] == reviews.tokens[:, 1:-1].tolist()
@@ -62,20 +56,14 @@ def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
 
 
 TRAINERS = {"language model": train_language_model, "classifier": train_classifier}
-LOADERS = {
-    "language model": GPT2LMHeadModel,
-    "classifier": AutoModelForSequenceClassification,
-}
+LOADERS = {"language model": GPT2LMHeadModel, "classifier": AutoModelForSequenceClassification}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TRAINERS)
 def test_training_learns_repeats_and_saves(kind, tmp_path):
     """One seed gives one model, for any number of threads and global random state."""
-    settings, threads = (
-        dict(steps=40, batch_size=16, title=None),
-        torch.get_num_threads(),
-    )
+    settings, threads = dict(steps=40, batch_size=16, title=None), torch.get_num_threads()
     first = TRAINERS[kind](tmp_path / "a", **settings)
     try:
         torch.set_num_threads(2)
