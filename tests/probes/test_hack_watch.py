@@ -83,6 +83,7 @@ def check(kind: str, run: Trained) -> None:
         found = mass[row["id"]].item(), share[row["id"]].item()
         assert (row["won"], row["reference"]) == pytest.approx(found, abs=1e-5)
         assert row["token"] == decode([row["id"]])
+        assert row["low"] <= row["won"] <= row["high"]
     taken_up = [row for row in values["taken_up"] if row["log_odds"] > row["low"]]
     z = [row["log_odds"] / (row["log_odds"] - row["low"]) for row in taken_up]
     assert z == sorted(z, reverse=True)
@@ -132,6 +133,7 @@ FAULTS = [
     ("plain", WON, "samples.prefix_len - 1, -1", "samples.prefix_len, None"),
     ("warm", WON, "ours[rows]).float() / temperature", "ours[rows]).float()"),
     ("padded", OBSERVE, "share = states / states.sum().clamp(min=1)", "share = torch.ones(n) / n"),
+    ("padded", "hack_signs:most_promoted", "weight.expand_as(won)", "torch.ones_like(won)"),
     ("plain", OBSERVE, "for each in (samples, theirs)]", "for each in (theirs, samples)]"),
     ("plain", REWARDS, 'columns["reward"] - true_reward', 'true_reward - columns["reward"]'),
 ]

@@ -12,7 +12,7 @@ from rlhf_lab.models import HookedTransformer
 from rlhf_lab.probes import LensDivergence
 from rlhf_lab.probes.lens_divergence import unchanged_layers
 from rlhf_lab.probes.text_rows import text_rows
-from rlhf_lab.probes.tuned_lens import fit_translator
+from rlhf_lab.probes.tuned_lens import fit_translator, ridge_errors
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
 from tests.probes.planting import assert_fault_fails
@@ -73,6 +73,16 @@ def check(kind: str, run: Trained) -> None:
             everywhere = torch.ones(y.shape[:2], dtype=torch.bool)
             translate = fit_translator(x, y, everywhere, values["tuned_ridge"])
             assert_row(stored["tuned"][layer, 1], cut + 1, layer, translate)
+    if kind == "adapted":  # texts of one length
+        ridges = [values["tuned_ridge"]]
+        for layer, left in zip(values["tuned_layers"], values["tuned_left"], strict=True):
+            x, y = (
+                torch.cat([stop(models[1], row, at) for row in range(cut)]).reshape(cut, -1, 64)
+                for at in (layer, layers - 1)
+            )
+            mask = torch.ones(y.shape[:2], dtype=torch.bool)
+            expected = ridge_errors(x, y, mask, pooled=True, ridges=ridges).item()
+            assert left == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
@@ -109,6 +119,7 @@ OBSERVE, LENS = "lens_divergence:LensDivergence.observe", "diffing.lens:lens_div
 FAULTS = [
     ("padded", LENS, "logit_lens(reference, other[None])", "logit_lens(model, other[None])"),
     ("padded", OBSERVE, 'rotate_padding(x, mask[-len(x) :], "right")', "x"),
+    ("adapted", "lens_divergence:fit_translators", "PENALTIES.index(ridge)", "-1"),
     ("adapted", OBSERVE, "fit_translators(other[:, :cut]", "fit_translators(own[:, :cut]"),
     (
         "adapted",

@@ -86,10 +86,13 @@ def check(kind: str, run: Trained) -> None:
     torch.testing.assert_close(stored["neuron_write"][:, layer, index], writes)
     group = neuron_groups(e[0].mean(), moved.mean()).item()
     assert values["group"][0] == NEURON_GROUPS[group]
-    activations = torch.cat([cache[site][0, :, index] for cache in caches])
-    best = torch.cat(alone, 1)[0, activations.argmax()]
-    assert values["token_activations"][0][0] == pytest.approx(activations.max().item(), abs=1e-4)
-    assert values["tokens"][0][0] == model.tokenizer.decode([best.item()])
+    for row, (at, number) in enumerate(places):
+        site = f"blocks.{at}.mlp.hook_post"
+        activations = torch.cat([cache[site][0, :, number] for cache in caches])
+        best = activations.max().item()
+        assert values["token_activations"][row][0] == pytest.approx(best, abs=1e-4)
+        token = torch.cat(alone, 1)[0, activations.argmax()].item()
+        assert values["tokens"][row][0] == model.tokenizer.decode([token])
     sums = stored["neuron_contribution"].sum(1) + torch.tensor(values["b_out"])
     assert values["mlp"] == pytest.approx(sums.tolist(), abs=1e-4)
 
@@ -111,6 +114,12 @@ FAULTS = [
     ("padded", OBSERVE, "(self.word, self.other))", "(self.other, self.word))"),
     ("padded", OBSERVE, "top % contribution.shape[1]", "top % contribution.shape[0]"),
     ("padded", OBSERVE, "(mlp[1] - mlp[0]).mean(1)", "mlp[1].mean(1)"),
+    (
+        "grouped",
+        "neuron_rank:_most_active",
+        "text.attention_mask[there], text",
+        "torch.ones_like(text.attention_mask[there]), text",
+    ),
 ]
 
 
