@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.probes.planting import Fault, planted
+from tests.probes import planting
 
 
 def assert_fault_fails(
@@ -14,5 +14,4 @@ def assert_fault_fails(
     """Run a test with its fixtures while `old` is replaced by `new` in `diffing.{where}`."""
     names = inspect.signature(test).parameters
     values = {name: request.getfixturevalue(name) for name in names}
-    with planted(Fault(old, "", f"diffing.{where}", old, new)), pytest.raises(AssertionError):
-        test(**values)
+    planting.assert_fault_fails(f"diffing.{where}", old, new, lambda: test(**values))

@@ -56,6 +56,6 @@ def planted(fault: Fault) -> Iterator[None]:
 
 
 def assert_fault_fails(where: str, old: str, new: str, test: Callable[[], object]) -> None:
-    """Run a test while `old` is replaced by `new` in `where`: it must fail, or raise an error."""
-    with planted(Fault(old, "", where, old, new)), pytest.raises(Exception):  # noqa: B017
+    """Check that an assertion of a test fails while `old` is replaced by `new` in `where`."""
+    with planted(Fault(old, "", where, old, new)), pytest.raises(AssertionError):
         test()
