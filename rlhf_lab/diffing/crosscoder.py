@@ -136,6 +136,7 @@ class LatentFiring(NamedTuple):
     top_values: Float[Tensor, "latent top"]
 
 
+@torch.no_grad()
 def find_latents(coder: Crosscoder, store: ActivationStore, top: int = 8) -> LatentFiring:
     """Return how often each latent of a crosscoder fires on a store, and its top tokens."""
     f = torch.cat([coder.encode(rows) for rows in store.activations.split(ROWS)])
