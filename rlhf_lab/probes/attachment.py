@@ -104,13 +104,13 @@ class Attachment:
                 self._say(ctx, probe.name, self._of_true_reward)
 
     def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
-        began, noted = perf_counter(), self.seconds[REFERENCE]
+        began, before = perf_counter(), self.seconds[REFERENCE]
         shared: dict[str, tuple[Acts, Acts]] = {}
         for text in ("eval", "rollout"):
             with suppress(Exception):  # a site that spoils it for all is found out in its own call
                 wanting = [probe for probe in due if probe.text == text]
                 shared[text] = self._activations(ctx, wanting, text)
-        reference_seconds = self.seconds[REFERENCE] - noted
+        reference_seconds = self.seconds[REFERENCE] - before
         forward_seconds = perf_counter() - began - reference_seconds
         looking = [probe for probe in due if probe.text is not None]
         for probe in due:
