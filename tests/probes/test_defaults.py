@@ -13,7 +13,7 @@ pytestmark = pytest.mark.typed
 
 
 @pytest.mark.slow
-def test_elsewhere_than_on_reel_the_suite_does_without_truth_and_labels(elsewhere):
+def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):
     attachment = attach(elsewhere, default_suite(elsewhere))
     elsewhere.train()
     run = Run(elsewhere.run.path)
@@ -44,7 +44,7 @@ def test_every_probe_stays_and_every_check_holds(make_trainer, settings):
     assert [check for check in run.checks() if not check.ok] == []
 
 
-def test_a_policy_handed_in_has_no_truth_even_when_it_speaks_reel(make_trainer):
+def test_custom_policy_has_no_truth_even_if_it_speaks_reel(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     trainer = make_trainer({"policy": policy})
     suite = default_suite(trainer)

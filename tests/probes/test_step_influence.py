@@ -212,7 +212,7 @@ def test_rows_of_samples_agree_with_the_step_redone_without_each(trained):
 
 
 @pytest.mark.slow
-def test_a_planted_advantage_on_a_sampled_word_is_the_largest_row(make_trainer, truth):
+def test_injected_advantage_of_a_word_is_the_largest_row(make_trainer, truth):
     """50 standard deviations on one "loved" that was sampled at the verb's place."""
     trainer = make_trainer(gen_len=26, batch_size=16, total_phases=1, warmup_steps=0)
     (loved,) = trainer.tokenizer("loved", add_special_tokens=False)["input_ids"]

@@ -58,7 +58,7 @@ def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer):
 
 
 @pytest.mark.slow
-def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer):
+def test_ledger_uses_the_current_adaptive_coefficient(make_trainer):
     """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
     trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)
     run, seen = run_with_ledger(trainer)
@@ -73,7 +73,7 @@ def test_an_adaptive_coefficient_counts_as_it_is_and_not_as_it_was(make_trainer)
 
 
 @pytest.mark.slow
-def test_with_a_function_of_one_s_own_it_shows_what_the_package_s_would_give(make_trainer):
+def test_ledger_with_custom_penalty_has_the_packages_terms(make_trainer):
     def no_penalty(kl, kl_coef, mask):
         return (kl * 0).sum()
 

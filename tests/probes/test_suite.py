@@ -104,7 +104,7 @@ def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer):
 
 
 @pytest.mark.slow
-def test_a_probe_that_raises_is_disabled_with_one_warning_and_all_else_goes_on(make_trainer):
+def test_probe_that_raises_is_disabled_with_one_warning(make_trainer):
     trainer = make_trainer(total_phases=3)
     attachment = attach(trainer, Broken(), Counter())
     with pytest.warns(UserWarning) as caught:
@@ -407,7 +407,7 @@ def test_a_run_directory_that_is_none_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(make_trainer):
+def test_observe_receives_what_the_same_step_prepared(make_trainer):
     class Between(Probe):
         """Keeps the first weight before the step, and compares it with the one behind."""
 
@@ -438,7 +438,7 @@ def test_a_probe_of_two_moments_of_a_step_has_what_it_prepared_in_the_same_step(
 
 
 @pytest.mark.slow
-def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_trainer):
+def test_exact_values_of_another_reward_are_noted(make_trainer):
     """A custom function has none, so the true reward is used; a grammar's reward has its own."""
     count = lambda texts: torch.tensor([float(len(text)) for text in texts])
     told = {}
@@ -455,7 +455,7 @@ def test_exact_values_of_another_reward_than_the_runs_are_said_to_be(make_traine
 
 
 @pytest.mark.slow
-def test_a_field_that_a_record_has_not_is_answered_with_those_that_it_has(make_trainer):
+def test_unknown_field_of_a_record_raises_with_the_known(make_trainer):
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     attach(trainer, [RunHealth()])
     trainer.train()

@@ -249,7 +249,7 @@ def test_a_record_says_what_each_figure_is_against(finished):
 
 
 @pytest.mark.slow
-def test_the_policy_s_value_is_estimated_elsewhere_by_a_reward_that_is_given(elsewhere):
+def test_policy_value_is_estimated_with_a_given_reward(elsewhere):
     """Prompts of any model, with a prefix that ends where the caller says."""
     from rlhf_lab.probes import Run, attach
 
