@@ -127,10 +127,10 @@ def attach(
     """
     for option in options.keys() - SUITE_OPTIONS:
         near = [known for known in SUITE_OPTIONS if option in known] or sorted(SUITE_OPTIONS)
-        raise ConfigError(f"{option}= is no option of a suite; give {' or '.join(near)}.")
+        raise ConfigError(f"Unknown option {option!r} of a suite. Use {' or '.join(near)}.")
     if len(probes) == 1 and isinstance(probes[0], Suite):
         if options:
-            raise ConfigError(f"{next(iter(options))}= is the suite's own; give it to Suite(...).")
+            raise ConfigError(f"{next(iter(options))} belongs to the suite. Pass it to Suite(...).")
         return probes[0].attach(trainer)
     return Suite(*probes, **options).attach(trainer)
 

@@ -104,8 +104,8 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
         (FrozenProbe(), {}, "frozen_probe needs a label per sequence; give the suite labels="),
         (LogitShift("loved", "zzz"), {}, "'zzz' is not one token"),
         (NeuronRank("zzz"), {}, "'zzz' is not one token"),
-        (RunHealth(), {"tokens": 1}, "tokens= is no option of a suite; give eval_tokens"),
-        (RunHealth(), {"horizon": 1}, "horizon= is no option of a suite; give eval_mask"),
+        (RunHealth(), {"tokens": 1}, "Unknown option 'tokens' of a suite. Use eval_tokens"),
+        (RunHealth(), {"horizon": 1}, "Unknown option 'horizon' of a suite. Use eval_mask"),
     ],
 )
 def test_what_a_probe_lacks_is_said_where_it_is_attached(make_trainer, text, probe, options, said):

@@ -317,7 +317,7 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
         text = "eval"
         sites = ("hook_embed",)
 
-    with pytest.raises(ConfigError, match=r"max_mb= is the suite's own; give it to Suite"):
+    with pytest.raises(ConfigError, match=r"max_mb belongs to the suite. Pass it to Suite"):
         attach(make_trainer(), Suite(RunHealth()), max_mb=1)
     with pytest.raises(ConfigError, match="give the suite eval_tokens"):
         attach(make_trainer(), Looking())
