@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.models import TransformerWithValueHead, has_hooks
 from rlhf_lab.models.device import LOGPROB_ROUNDING
-from rlhf_lab.models.hooked_model import HookedModel, is_centered
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Observation
-from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.samples import Rows
 
 ROWS_ANEW = 2
@@ -120,12 +119,6 @@ def rollout_anew(seen: Observation) -> tuple[States, States]:
     return policy, reference
 
 
-def unpadded_row(rows: TextRows, row: int, until: int | None = None) -> Int[Tensor, " seq"]:
-    """Return one row without padding, up to and including column `until`."""
-    end = None if until is None else until + 1
-    return rows.tokens[row, :end][rows.written[row, :end]]
-
-
 def misspelt(
     tokenizer: PreTrainedTokenizerBase,
     spelled: Sequence[Sequence[str]],
@@ -161,17 +154,3 @@ def component_names(model: HookedModel) -> list[str]:
         names += [f"L{layer}H{head}" for head in range(model.cfg.n_heads)]
         names += [f"L{layer} b_O", f"L{layer} mlp"]
     return names
-
-
-def log_probs_by_hand(
-    model: HookedModel, h: Float[Tensor, "state d_model"]
-) -> Float[Tensor, "state d_vocab"]:
-    """Log-probabilities of last residuals, norm and soft cap written out, in their precision."""
-    norm, unembed = model.ln_final, model.unembed
-    if is_centered(norm):
-        h = h - h.mean(-1, keepdim=True)
-    h = h / (h.square().mean(-1, keepdim=True) + model.cfg.eps).sqrt()
-    h = h * as_float64(getattr(norm, "w", 1.0)) + as_float64(getattr(norm, "b", 0.0))
-    logits = h @ as_float64(unembed.W_U) + as_float64(unembed.b_U)
-    cap = model.cfg.output_logits_soft_cap or 0.0
-    return (cap * (logits / cap).tanh() if cap > 0 else logits).log_softmax(-1)

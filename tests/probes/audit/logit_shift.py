@@ -147,13 +147,6 @@ def logit_losses(
     return _differences(model, end.residual[None], end, ids) - without
 
 
-def logit_loss(
-    model: HookedModel, end: End, part: Float[Tensor, "rows d_model"], ids: list[int]
-) -> Float[Tensor, " rows"]:
-    """`logit_losses` of one vector."""
-    return logit_losses(model, end, part[None], ids)[0]
-
-
 def _rows(
     model: HookedModel, upto: Upto, end: End, ids: list[int], phase: int
 ) -> dict[str, Float[Tensor, " rows"]]:
