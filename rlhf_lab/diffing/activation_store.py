@@ -1,6 +1,5 @@
 """Activations of several models at the same tokens, sampled within a fixed memory."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -94,9 +93,10 @@ class ActivationStore:
 
     def beside_itself(self, model: str) -> "ActivationStore":
         """Return a store with one model twice, for controls."""
-        twice = copy.copy(self)
-        twice.models = (model, f"{model} again")
+        twice = ActivationStore(self.mb, (model, f"{model} again"), self.dtype)
+        twice.seen, twice.n_texts = self.seen, self.n_texts
         twice._rows = self._rows[:, [self.models.index(model)] * 2]
+        twice._places = self._places.clone()
         return twice
 
     def save(self, path: str | Path) -> None:

@@ -102,3 +102,7 @@ def test_padded_texts_match_forward_passes_of_each_model():
     twice = store.beside_itself("tuned")
     assert torch.equal(twice.activations, store.activations[:, [1, 1]])
     assert torch.equal(twice.places.ids, store.places.ids)
+    tight = offer(ActivationStore(mb=100 * TOKEN), 0, 100)
+    twice = tight.beside_itself("base")
+    offer(tight, 100, 900)
+    assert torch.equal(twice.activations[:, 0, 0].long(), twice.places.ids)
