@@ -54,6 +54,8 @@ def coarse_groups(model: HookedModel) -> Groups:
 
 def check_partition(groups: Groups, weights: Mapping[str, Float[Tensor, "..."]]) -> None:
     """Raise ConfigError unless every number of the weights is in exactly one group."""
+    if not len(set(groups.names)) == len(groups.names) == len(groups.parts):
+        raise ConfigError(f"groups have names {groups.names}. Use a different name for each group.")
     counts = {name: [0] * max(1, len(w) if w.ndim else 1) for name, w in weights.items()}
     for name, head in (part for parts in groups.parts for part in parts):
         heads = range(len(counts.get(name, ()))) if head is None else [head]

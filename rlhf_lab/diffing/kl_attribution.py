@@ -143,7 +143,5 @@ def _kl(
     return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
 
 
-def _sum_of(moved: dict[str, Tensor], groups: Groups, name: str) -> Float[Tensor, ""]:
-    return sum(
-        moved[weight][... if head is None else head].sum() for weight, head in groups.of(name)
-    )
+def _sum_of(moved: dict[str, Tensor], groups: Groups, group: str) -> Float[Tensor, ""]:
+    return sum(moved[name][... if head is None else head].sum() for name, head in groups.of(group))

@@ -99,6 +99,8 @@ def test_partition_raises_on_the_wrong_parameter(base, added, error):
     parts = [*groups.parts[:-1], [*groups.parts[-1], added] if added else groups.parts[-1][:-1]]
     with pytest.raises(ConfigError, match=error):
         check_partition(Groups(groups.names, parts), effective_weights(base))
+    with pytest.raises(ConfigError, match="a different name for each"):
+        check_partition(Groups(["embed"] * len(groups), groups.parts), effective_weights(base))
     with pytest.raises(ConfigError, match="Choose one of: embed"):
         groups.of("L9 mlp")
 
