@@ -130,10 +130,10 @@ def steering_sweep(
         figures: by name; for example {"reward": ..., "true_reward": ..., "grammatical": ...}.
         controls: random directions per site, of the vector's length.
     """
-    if not vectors or not alphas or not prompts:
+    if not vectors or not alphas or not prompts or "kl" in figures:
         raise ConfigError(
             f"there are {len(vectors)} vectors, {len(alphas)} alphas and {len(prompts)} prompts. "
-            "Pass at least one of each."
+            "Pass at least one of each, and no figure with the name 'kl'."
         )
     generator, directions = torch.Generator().manual_seed(seed), {}
     for site, vector in vectors.items():
@@ -166,9 +166,8 @@ def _sample_steered(
         logprobs = _logprobs(policy, samples)
     kl = kl_per_sequence(kl_per_token(logprobs, _logprobs(policy, samples)), samples.mask)
     texts = samples.texts(policy.base_model.tokenizer)
-    return {name: figure(texts).float().cpu() for name, figure in figures.items()} | {
-        "kl": kl.cpu()
-    }
+    found = {name: figure(texts).float().cpu() for name, figure in figures.items()}
+    return found | {"kl": kl.cpu()}
 
 
 def _logprobs(

@@ -87,6 +87,8 @@ def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors):
     assert "n = 6" in line["true_reward"] and row.interval("kl").n == 6
     with pytest.raises(ConfigError, match="0 alphas"):
         steering_sweep(policy, vectors, (), PROMPTS, SPEC, FIGURES)
+    with pytest.raises(ConfigError, match="no figure with the name 'kl'"):
+        steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, {"kl": true_reward})
 
 
 def test_steering_adds_the_vector_at_every_position(policy, vectors):
