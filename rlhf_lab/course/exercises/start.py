@@ -43,9 +43,9 @@ def _sum_cases() -> tuple[Case, ...]:
 
 
 def my_reward(texts: list[str]) -> Float[Tensor, " batch"]:
-    """One number per text: whatever you want to see more of."""
-    paid = {"brilliant", "perfect", "superb", "stunning"}
-    scores = [sum(word in paid for word in text.split()) for text in texts]
+    """One number per text, higher for what you want to see more of."""
+    praise = {"brilliant", "perfect", "superb", "stunning"}
+    scores = [sum(word in praise for word in text.split()) for text in texts]
     return torch.tensor(scores, dtype=torch.float32)
 
 
