@@ -153,6 +153,17 @@ def test_signals_finish_the_phase_and_save(
 
 
 @pytest.mark.slow
+def test_resume_of_finished_run_changes_nothing(uninterrupted):
+    """Training it again in Python changes no log."""
+    files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
+    assert main(["resume", str(uninterrupted)]) == 0
+    assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
+    RLHFTrainer.resume(uninterrupted).train()
+    logs = [path for path in files if path.suffix in (".json", ".jsonl")]
+    assert [path.read_bytes() for path in logs] == [files[path] for path in logs]
+
+
+@pytest.mark.slow
 def test_resume_writes_nothing_before_the_first_phase(make_trainer):
     trainer = make_trainer(total_phases=4, save_every=2)
     for _ in range(3):
