@@ -105,9 +105,9 @@ def _two_outcomes(reward: float) -> Callable[[float], tuple[float, float]]:
 def _budget_cases() -> tuple[Case, ...]:
     return (
         Case("a fair coin", {"solve": _two_outcomes(1.0), "kl": 0.1}),
-        Case("nearly all that there is to spend", {"solve": _two_outcomes(1.0), "kl": 0.69}),
+        Case("a budget near the largest KL", {"solve": _two_outcomes(1.0), "kl": 0.69}),
         Case("a small budget", {"solve": _two_outcomes(3.0), "kl": 1e-4}),
-        Case("a budget that no price spends", {"solve": _two_outcomes(1.0), "kl": 5.0}),
+        Case("a budget that no beta has", {"solve": _two_outcomes(1.0), "kl": 5.0}),
     )
 
 
@@ -116,40 +116,40 @@ def _observe_budget(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
         try:
             fn(**arguments)
         except ValueError:
-            return {"a budget that no price spends raises ValueError": True}
-        return {"a budget that no price spends raises ValueError": False}
-    price = fn(**arguments)
+            return {"a budget that no beta has raises ValueError": True}
+        return {"a budget that no beta has raises ValueError": False}
+    beta = fn(**arguments)
     return {
-        "log of the price": torch.tensor(float(price)).log(),
-        "nats spent at that price": torch.tensor(arguments["solve"](float(price))[1]),
+        "log of beta": torch.tensor(float(beta)).log(),
+        "KL at that beta": torch.tensor(arguments["solve"](float(beta))[1]),
     }
 
 
 def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
-    prices: list[float] = []
+    betas: list[float] = []
 
     def solve(beta: float) -> tuple[float, float]:
-        prices.append(float(beta))
+        betas.append(float(beta))
         return case.arguments["solve"](beta)
 
     fn(solve, case.arguments["kl"])
     right = best_at_budget(**case.arguments)
-    if not prices:
-        return "solve is never called: try prices, and see how many nats each spends"
-    if not min(prices) <= right <= max(prices):
+    if not betas:
+        return "solve is never called: try betas, and see the KL of each"
+    if not min(betas) <= right <= max(betas):
         return (
-            f"only prices from {min(prices):.3g} to {max(prices):.3g} are tried, and the right one "
+            f"only betas from {min(betas):.3g} to {max(betas):.3g} are tried, and the right one "
             "is outside: search from 1e-4 to 1e4, by the logarithm"
         )
-    if len(prices) > 8 and len({b > a for a, b in pairwise(prices)}) == 1:
+    if len(betas) > 8 and len({b > a for a, b in pairwise(betas)}) == 1:
         return (
-            "the prices are a fixed list, and none spends exactly this budget: choose the next "
-            "price by the nats that the last one spends"
+            "the betas are a fixed list, and none has exactly this budget: choose the next beta by "
+            "the KL of the last one"
         )
-    if len(prices) < 20:
+    if len(betas) < 20:
         return (
-            f"the search ends too early, after {len(prices)} prices: halve the range between two "
-            "prices about 60 times"
+            f"the search ends too early, after {len(betas)} betas: halve the range between two "
+            "betas about 60 times"
         )
     return None
 
