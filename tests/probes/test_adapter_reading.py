@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing.transplant import Writer, prompt_ids
 from rlhf_lab.diffing.weights import as_matrix, from_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import adapters_off, add_lora, effective_weights, load_model, lora_layers
-from rlhf_lab.probes import AdapterReading, Record, Run, attach
+from rlhf_lab.probes import AdapterReading, Record, attach
 from rlhf_lab.probes.adapter_reading import (
     AdapterPieces,
     adapter_pieces,
@@ -21,9 +20,8 @@ from rlhf_lab.probes.adapter_reading import (
     writing_side,
 )
 from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
-from tests.probes.looking import SHORT, Trained, sound
+from tests.probes.looking import Trained, sound
 from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -185,17 +183,9 @@ def test_injected_fault_fails(kind, where, old, new, run_of):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(tmp_path, weights_of):
-    args = RLHFArgs(**SHORT | {"total_phases": 1, "warmup_steps": 0, "lora_rank": 2})
-    plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-    probe = AdapterReading(every=1, removed=1, n=8)
-    attachment = attach(probed, probe)
-    plain.train(), probed.train()
-    assert attachment.notes == []
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    run = Run(probed.run.path)
-    assert [check for check in run.checks() if not check.ok] == []
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+    short = {"total_phases": 1, "warmup_steps": 0, "lora_rank": 2}
+    run = run_beside_one_without(AdapterReading(every=1, removed=1, n=8), **short)
     first, last = run.records("adapter_reading")
     assert {row["share"] for row in first["pieces"]} == {None} and first["earned"] == [0.0]
     html = probe_html(run, "adapter_reading")
