@@ -135,7 +135,7 @@ def test_groups_of_words_are_weighted(base, far, reviews):
     torch.testing.assert_close(group.shift.value, sum(pair.shift.value for pair in pairs) / 2)
 
 
-def test_compare_raises_on_bad_texts_and_words(base, reviews):
+def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
     assert load_end(base) is base and load_end("reel-nano").cfg.n_layers == base.cfg.n_layers
     with pytest.raises(ConfigError, match="at least 2"):
         compare(base, base, reviews[:1])
@@ -145,6 +145,12 @@ def test_compare_raises_on_bad_texts_and_words(base, reviews):
     ):
         with pytest.raises(ConfigError, match=error):
             compare(base, base, reviews[:2], words=words)
+    for options, error in (
+        ({"alphas": [float("nan")]}, r"alphas=\[nan\]"),
+        ({"methods": ["magic"]}, r"Unknown methods \['magic'\]"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            compare(base, base, reviews[:2], **options)
 
 
 COMPARE, EFFECTS = (

@@ -6,9 +6,17 @@ import functools
 import pytest
 import torch
 
-from rlhf_lab.diffing import PatchPlace, Side, part_places, patch_activations, patch_path
+from rlhf_lab.diffing import (
+    PatchPlace,
+    Side,
+    part_places,
+    patch_activations,
+    patch_hook,
+    patch_path,
+)
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
+from rlhf_lab.models.hooked_transformer import HookPoint
 from tests.diffing.faults import assert_fault_fails
 from tests.tiny_families import random_tokens, tiny_of
 from tests.transformer_lens_model import to_transformer_lens
@@ -105,6 +113,12 @@ def test_the_output_of_a_head_includes_its_matrix(base, reviews):
     moved = {name for name, row in rows.items() if (row - found.start).abs().max() > 1e-5}
     assert moved == {"L1H3", "L1 mlp"}  # block 1's MLP reads the head
     close(rows["L1H3"], found.end)
+
+
+def test_patch_hook_leaves_its_input_unchanged():
+    x, hook = torch.zeros(1, 2, 3), HookPoint()
+    hook.name = "hook_embed"
+    assert patch_hook(torch.ones(1, 2, 3))(x, hook).all() and not x.any()
 
 
 def test_padding_and_chunks_change_nothing(base, tuned, reviews):
