@@ -34,11 +34,13 @@ def read_files(run):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:phase")
-@pytest.mark.parametrize("sampling", [{"top_k": 5, "temperature": 0.7}, {"top_k": 8, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 5, "temperature": 0.7}, {"top_k": 8, "top_p": 0.9}, {"precision": "bf16"}]
+)
 def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
     report = next(iter(make_trainer({"prompts": PROMPTS}, gen_len=20, **sampling)))
     assert report.kl_per_token == report.kl_per_sequence == 0.0
-    assert abs(report.ratio_first_minibatch - 1) <= 1e-5
+    assert abs(report.ratio_first_minibatch - 1) <= (0.05 if "precision" in sampling else 1e-5)
 
 
 @pytest.mark.slow
