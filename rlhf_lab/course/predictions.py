@@ -1,5 +1,6 @@
 """Predictions: what a learner expects, next to the result."""
 
+import re
 from collections.abc import Collection
 from fractions import Fraction
 
@@ -100,7 +101,7 @@ def _format(found: object) -> str:
 def _is_same(one: object, other: object) -> bool:
     if one is None or other is None:
         return one is other
-    texts = ["".join(str(x).casefold().translate({34: "", 39: ""}).split()) for x in (one, other)]
+    texts = [re.sub(r"[\s\"']", "", str(x)).casefold() for x in (one, other)]
     try:
         first, second = (float(Fraction(text) if "/" in text else text) for text in texts)
         return abs(first - second) < 1e-3
