@@ -95,6 +95,26 @@ def test_gradients_match_differences_at_probability_zero(policy_logit, ref_logit
     torch.testing.assert_close(exact_kl(logits, ref), exact_kl(*others) - torch.log1p(-q))
 
 
+@pytest.mark.parametrize("garbage", [3e38, -3e38, INF, -INF])
+def test_penalties_ignore_garbage_logits_at_masked_tokens(garbage):
+    padding = torch.full((1, 2, 2), garbage)
+    padding[0, 0, 1] = 0.0
+    logits = torch.cat([HALF, QUARTER, padding], dim=1).requires_grad_()
+    ref = torch.cat([QUARTER, HALF, padding.flip(1)], dim=1)
+    mask = tensor([[True, True, False, False]])
+    entropy = lambda: F.calc_entropy_bonus(F.entropy_per_token(F.log_probs(logits)), 2.0, mask)
+    assert entropy().isfinite()
+    for penalty in (
+        F.calc_kl_penalty(exact_kl(logits, ref), 2.0, mask),
+        F.calc_kl_penalty(exact_kl(ref, logits), 2.0, mask),
+    ):
+        assert penalty.item() == pytest.approx(FORWARD + BACKWARD)
+        (grad,) = torch.autograd.grad(penalty, logits)
+        assert grad.isfinite().all() and not grad[0, 2:].any() and grad[0, :2].all()
+    (grad,) = torch.autograd.grad(entropy(), logits)
+    assert grad.isfinite().all() and not grad[0, 2:].any()
+
+
 def test_kl_of_later_states_matches_hand_computed():
     logprobs = tensor([[-1.0, -2.0, -4.0]], requires_grad=True)
     kl = tensor([[0.5, 0.25, 3.0]], requires_grad=True)
