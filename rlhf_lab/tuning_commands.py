@@ -200,7 +200,7 @@ def _tune(
 
 
 def write_tuned(model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]) -> str:
-    """Print the results of tuning, write the model with its metadata and card, and say where."""
+    """Print the results of tuning, write the model with its metadata and card; return a report."""
     from rlhf_lab.models.export import export_language_model
     from rlhf_lab.training.model_card import write_tuning_card
 

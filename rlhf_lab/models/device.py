@@ -11,7 +11,7 @@ from torch.torch_version import TorchVersion
 from rlhf_lab.errors import ConfigError
 
 MPS_TORCH = "2.13"  # each release of torch fixes MPS kernels; older ones are not tested here
-# largest rounding error of a log-prob in nats; of TF32, ten times a measured one
+# largest rounding error of a log-prob in nats; for TF32, ten times the measured error
 LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 
 
