@@ -52,12 +52,6 @@ def set_route(route: str) -> None:
     torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]
 
 
-def current_route() -> str:
-    """Return the library for float32 matrix products."""
-    is_onednn = torch.backends.mkldnn.matmul.fp32_precision == ROUTES["oneDNN"]
-    return "oneDNN" if is_onednn else "BLAS"
-
-
 def processor_vendor() -> str:
     """Return the processor's vendor from /proc/cpuinfo, or ""."""
     cpuinfo = Path("/proc/cpuinfo")

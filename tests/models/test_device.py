@@ -16,6 +16,7 @@ from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import PREFIX, TOKENS, random_policy
 from tests.refusing_device import RefusingDevice
 
+MATMUL = torch.backends.mkldnn.matmul
 SMALL = {"preset": "reel", "total_phases": 3, "warmup_steps": 1, "batch_size": 16, "gen_len": 12}
 
 
@@ -101,9 +102,9 @@ def test_tf32_raises_before_ampere(monkeypatch, tmp_path):
 
 @pytest.fixture(autouse=True)
 def restored_route():
-    before = cpu_tuning.current_route()
+    before = MATMUL.fp32_precision
     yield
-    cpu_tuning.set_route(before)
+    MATMUL.fp32_precision = before
 
 
 def test_chosen_route_is_exact():
@@ -122,11 +123,11 @@ def test_chosen_route_is_exact():
     ],
 )
 def test_only_exact_onednn_on_wide_amd_replaces_blas(vendor, d_model, error, route, monkeypatch):
-    errors = {"oneDNN": error, "BLAS": 2e-7}
+    errors = {cpu_tuning.ROUTES["oneDNN"]: error, cpu_tuning.ROUTES["BLAS"]: 2e-7}
     monkeypatch.setattr(cpu_tuning, "processor_vendor", lambda: vendor)
-    monkeypatch.setattr(cpu_tuning, "matmul_error", lambda: errors[cpu_tuning.current_route()])
+    monkeypatch.setattr(cpu_tuning, "matmul_error", lambda: errors[MATMUL.fp32_precision])
     cpu_tuning.tune_cpu(d_model)
-    assert cpu_tuning.current_route() == route
+    assert cpu_tuning.ROUTES[route] == MATMUL.fp32_precision
 
 
 def test_matmul_error_is_that_of_the_current_product(monkeypatch):
