@@ -35,7 +35,8 @@ def read_files(run):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error:phase")
 @pytest.mark.parametrize(
-    "sampling", [{"top_k": 5, "temperature": 0.7}, {"top_k": 8, "top_p": 0.9}, {"precision": "bf16"}]
+    "sampling",
+    [{"top_k": 5, "temperature": 0.7}, {"top_k": 8, "top_p": 0.9}, {"precision": "bf16"}],
 )
 def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
     report = next(iter(make_trainer({"prompts": PROMPTS}, gen_len=20, **sampling)))
