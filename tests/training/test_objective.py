@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.training import Objective, ReplayMemory, objective_terms
 from tests.training.recorded_runs import move_weights
 
@@ -245,3 +246,21 @@ def test_kl_in_the_reward_is_subtracted_from_each_token(make_trainer, estimator)
     trainer.kl_controller.kl_coef = 0.0  # the current coefficient counts, not that of the settings
     free = trainer.rollout_phase()
     assert torch.equal(free.advantages[:, 0], free.rewards)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kl_estimator": "k3", "policy_loss": "gspo", "loss_aggregation": "sequence_mean"},
+        {"kl_in": "reward", "dual_clip": 3.0, "loss_aggregation": "constant"},
+        {"max_log_ratio": 0.01, "clip_coef_high": 0.3},
+    ],
+    ids=str,
+)
+def test_step_ledger_adds_up_to_the_objective(make_trainer, fields):
+    trainer = make_trainer(ent_coef=0.1, **fields)
+    minibatch = prepare(trainer)
+    entries = ledger_entries(trainer.policy, trainer.reference, minibatch, trainer.args)
+    objective = compute_terms(trainer, minibatch).objective.item()
+    assert entries["share"].sum().item() == pytest.approx(objective, abs=1e-5)
