@@ -106,9 +106,8 @@ def _split_by_group(
     names: list[str],
 ) -> Float[Tensor, "2 part batch"]:
     acts = tuple(capture_activations(model, tokens, SITES, pos) for model in models)
-    causes = split_shift(
-        *ends_of(models, acts, tokens, pos, words), is_centered(models[0].ln_final)
-    )
+    ends = ends_of(models, acts, tokens, pos, words)
+    causes = split_shift(*ends, is_centered(models[0].ln_final))
     components, _ = residual_components(models[0], acts[0])
     owners = [re.sub(r"^(L\d+)(H\d+| b_O)$", r"\1 attn", name) for name in components]
     owners = ["embed" if owner == "pos_embed" else owner for owner in owners]

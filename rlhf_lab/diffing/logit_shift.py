@@ -134,7 +134,8 @@ def ends_of(
         pos: the column, or one for each row.
     """
     pos = torch.as_tensor(pos).expand(len(tokens))
-    streams = [_captured(model, tokens, _there(model)) for model in models]
+    n_inputs = 1 + ("blocks.0.hook_resid_mid" in models[0].hook_dict)  # parallel blocks have one
+    streams = [_captured(model, tokens, BLOCK_INPUTS[:n_inputs]) for model in models]
     found = []
     for model, own, others in zip(models, acts, reversed(streams), strict=True):
         fed = _captured(model, tokens, PART_SITES, others)
@@ -144,11 +145,6 @@ def ends_of(
         }
         found.append(model_end(model, own, there, words))
     return found[0], found[1]
-
-
-def _there(model: HookedModel) -> list[str]:
-    has_middle = "blocks.0.hook_resid_mid" in model.hook_dict  # parallel blocks do not
-    return list(BLOCK_INPUTS[: 1 + has_middle])
 
 
 def _captured(

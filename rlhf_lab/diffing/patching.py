@@ -171,10 +171,9 @@ def validate_sides(
 ) -> tuple[Side, Side]:
     """Return both sides with language models and masks; raise ConfigError unless they match."""
     receiver, donor = (
-        Side(
-            getattr(side.model, "base_model", side.model),
-            side.tokens,
-            torch.ones_like(side.tokens).bool() if side.mask is None else side.mask,
+        side._replace(
+            model=getattr(side.model, "base_model", side.model),
+            mask=torch.ones_like(side.tokens).bool() if side.mask is None else side.mask,
         )
         for side in (receiver, donor)
     )

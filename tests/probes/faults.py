@@ -911,8 +911,8 @@ OTHERS = (
     Fault(
         "L23 only attention is fed",
         "LogitShift",
-        "diffing.logit_shift:_there",
-        "BLOCK_INPUTS[: 1 + has_middle]",
+        "diffing.logit_shift:ends_of",
+        "BLOCK_INPUTS[:n_inputs]",
         "BLOCK_INPUTS[:1]",
     ),
     Fault(
