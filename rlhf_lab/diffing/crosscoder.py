@@ -139,10 +139,16 @@ class LatentFiring(NamedTuple):
 @torch.no_grad()
 def find_latents(coder: Crosscoder, store: ActivationStore, top: int = 8) -> LatentFiring:
     """Return how often each latent of a crosscoder fires on a store, and its top tokens."""
-    f = torch.cat([coder.encode(rows) for rows in store.activations.split(ROWS)])
-    best = f.topk(min(top, len(f)), dim=0)
-    places = TokenPlaces(*(column[best.indices].T for column in store.places))
-    return LatentFiring((f > 0).float().mean(0), places, best.values.T)
+    fires = torch.zeros(len(coder.b_enc))
+    best, of = fires[None][:0], fires[None][:0].long()
+    for rows in torch.arange(len(store)).split(ROWS):
+        f = coder.encode(store.activations[rows])
+        fires += (f > 0).sum(0)
+        values, tokens = torch.cat([best, f]), torch.cat([of, rows[:, None].expand_as(f)])
+        best, indices = values.topk(min(top, len(values)), dim=0)
+        of = tokens.gather(0, indices)
+    places = TokenPlaces(*(column[of].T for column in store.places))
+    return LatentFiring(fires / len(store), places, best.T)
 
 
 def relative_norms(coder: Crosscoder) -> Float[Tensor, " latent"]:

@@ -51,8 +51,9 @@ def test_encoding_and_decoding_match_hand_computed():
     assert relative_norms(coder).tolist() == [0.5, 1.0]
 
 
-def test_latents_match_hand_computed():
-    """Latent 0 reads 1, 3, 0, and latent 1 reads 1, 2, 3."""
+def test_latents_match_hand_computed(monkeypatch):
+    """Latent 0 reads 1, 3, 0, and latent 1 reads 1, 2, 3, of which two tokens are read at once."""
+    monkeypatch.setattr("rlhf_lab.diffing.crosscoder.ROWS", 2)
     store = store_of([[1.0, 0.0], [3.0, 0.0], [0.0, 0.0]], [[0.0, t] for t in (2.0, 4.0, 6.0)])
     found = find_latents(two_latents(), store, top=2)
     assert found.freq.tolist() == pytest.approx([2 / 3, 1])
@@ -152,7 +153,7 @@ FAULTS = [
     (SCALING, "crosscoder:latent_scaling", "coder.W_dec[:, 1].double", "coder.W_dec[:, 0].double"),
     (HAND, "crosscoder:find_latents", "dim=0)\n", "dim=0, largest=False)\n"),
     (HAND, "crosscoder:find_latents", "(f > 0)", "(f == 0)"),
-    (HAND, "crosscoder:find_latents", "column[best.indices]", "column[best.indices - 1]"),
+    (HAND, "crosscoder:find_latents", "column[of]", "column[of - 1]"),
     (HAND, "crosscoder:check_crosscoder", "relative_norms(control)", "relative_norms(coder)"),
     (SPLICE, "splicing:spliced_kl", "put = patch_hook(value[:, :, i]",
      "put = patch_hook(x[:, :, i]"),
