@@ -128,7 +128,7 @@ def kl_by_weights(
                 for name, gradient in zip(along, gradients, strict=True)
             }
             node_kl[j] += kl.item() / len(tokens)
-            found.append(torch.stack([_sum_of(moved, groups, name) for name in groups.names]))
+            found.append(torch.stack([_group_sum(moved, groups, name) for name in groups.names]))
         parts.append(torch.stack(found))
     integrand = torch.stack(parts, -1).cpu()
     rows = torch.einsum("jgb,j->gb", integrand, torch.tensor(weights, dtype=torch.float64))
@@ -143,5 +143,5 @@ def _kl(
     return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
 
 
-def _sum_of(moved: dict[str, Tensor], groups: Groups, group: str) -> Float[Tensor, ""]:
+def _group_sum(moved: dict[str, Tensor], groups: Groups, group: str) -> Float[Tensor, ""]:
     return sum(moved[name][... if head is None else head].sum() for name, head in groups.of(group))

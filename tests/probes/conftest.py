@@ -145,7 +145,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def run_beside_one_without(
+def run_with_and_without(
     tmp_path: Path, weights_of: Callable[..., dict[str, Tensor]]
 ) -> Callable[..., Run]:
     """A short run with probes: all record, their checks hold, and the weights are those of the run

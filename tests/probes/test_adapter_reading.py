@@ -183,9 +183,9 @@ def test_injected_fault_fails(kind, where, old, new, run_of):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
     short = {"total_phases": 1, "warmup_steps": 0, "lora_rank": 2}
-    run = run_beside_one_without(AdapterReading(every=1, removed=1, n=8), **short)
+    run = run_with_and_without(AdapterReading(every=1, removed=1, n=8), **short)
     first, last = run.records("adapter_reading")
     assert {row["share"] for row in first["pieces"]} == {None} and first["earned"] == [0.0]
     html = probe_html(run, "adapter_reading")

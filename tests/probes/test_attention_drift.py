@@ -118,9 +118,9 @@ def test_injected_fault_fails(kind, where, old, new, trained_runs):
 
 
 @pytest.mark.slow
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
     probes = AttentionDrift(every=1), AttentionDrift(text="rollout", name="own_text", every=1)
-    run = run_beside_one_without(*probes, reviews=8, lora_rank=0)
+    run = run_with_and_without(*probes, reviews=8, lora_rank=0)
     assert run.phases("attention_drift") == [0, 1, 2] and run.phases("own_text") == [0, 1]
     html = probe_html(run, "attention_drift")
     assert html.count("<figure") == 4 and "total variation" in html

@@ -75,7 +75,7 @@ def test_injected_fault_fails(kind, where, old, new, trained_runs):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
-    run = run_beside_one_without(Fisher(every=1), reviews=6, total_phases=1, warmup_steps=0)
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
+    run = run_with_and_without(Fisher(every=1), reviews=6, total_phases=1, warmup_steps=0)
     assert run.records("fisher")[0]["ratio"] == [None] * 5
     assert probe_html(run, "fisher").count("<figure") == 2

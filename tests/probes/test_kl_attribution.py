@@ -112,8 +112,8 @@ def test_injected_fault_fails(kind, where, old, new, trained_runs):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
-    run = run_beside_one_without(KLAttribution(every=1), reviews=8, total_phases=1, warmup_steps=0)
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
+    run = run_with_and_without(KLAttribution(every=1), reviews=8, total_phases=1, warmup_steps=0)
     first, last = run.records("kl_attribution")
     assert set(first["output"]) == set(first["weights"]) == {0.0}
     assert sum(last["weights"]) == pytest.approx(last["kl"], rel=1e-3) and last["kl"] > 0

@@ -142,8 +142,8 @@ def test_injected_fault_fails(kind, where, old, new, trained_runs):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
-    run = run_beside_one_without(LensDivergence(every=1), reviews=9, total_phases=1, warmup_steps=0)
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
+    run = run_with_and_without(LensDivergence(every=1), reviews=9, total_phases=1, warmup_steps=0)
     first, last = run.records("lens_divergence")
     assert set(first["raw"]) == set(first["tuned"]) == {0.0} and last["raw"][-1] > 0
     html = probe_html(run, "lens_divergence")

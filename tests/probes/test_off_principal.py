@@ -136,8 +136,8 @@ def test_injected_fault_fails(kind, where, old, new, trained_runs):
     assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_beside_one_without):
-    run = run_beside_one_without(OffPrincipal(every=1), total_phases=1, warmup_steps=0)
+def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
+    run = run_with_and_without(OffPrincipal(every=1), total_phases=1, warmup_steps=0)
     first, last = run.records("off_principal")
     assert first["share"] is None and last["share"] > 0
     html = probe_html(run, "off_principal")
