@@ -18,6 +18,8 @@ from rlhf_lab.models.conversion import from_hugging_face
 from rlhf_lab.models.hooked_transformer import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 
+MAX_GAP, MAX_HALF_PRECISION_GAP = 1e-3, 0.25  # relative error of the logits of a converted model
+CHECKED_TOKENS = 64
 LAYER = re.compile(r"\.\d+\.")
 
 
@@ -138,7 +140,8 @@ def load_model(
         tokenizer: required with a loaded model; otherwise read from the same files.
 
     Raises:
-        LoadError: If the files are not readable, or the architecture or a setting is not supported.
+        LoadError: If the files are not readable, the architecture or a setting is not supported,
+            or the logits differ from those of transformers.
     """
     if isinstance(source, (str, Path)):
         name = str(source)
@@ -151,7 +154,25 @@ def load_model(
     validate_tokenizer(hf_model, tokenizer, name)
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)
+        gap = _logit_gap(model, hf_model)
     except Exception as error:  # an invalid configuration can raise any exception
         raise LoadError(f"{name!r} cannot be converted: {_error_line(error)}.") from error
+    is_half = min(dtype.itemsize, hf_model.dtype.itemsize) == 2
+    max_gap = MAX_HALF_PRECISION_GAP if is_half else MAX_GAP
+    if not gap <= max_gap:  # True for nan
+        raise LoadError(
+            f"{name!r} cannot be converted: its logits differ from those of transformers by "
+            f"{gap:.2g} of their norm ({max_gap:g} is allowed). Choose another model."
+        )
     model.cfg.model_name = name
     return model.to(str(device))
+
+
+@torch.no_grad()
+def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
+    tokens = torch.arange(min(CHECKED_TOKENS, model.cfg.n_ctx))[None] % model.cfg.d_vocab
+    was_training = hf_model.training
+    expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)
+    hf_model.train(was_training)
+    size = expected.norm().item() or 1.0
+    return (model(tokens).float() - expected).norm().item() / size

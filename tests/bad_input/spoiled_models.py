@@ -135,6 +135,7 @@ def without(name: str, file: str = WEIGHTS) -> Spoil:
 TOKENIZER, NAN = "tokenizer_config.json", float("nan")
 POLICY: Cases = {  # tests/models/test_load.py has more
     "config of great depth": (holds("config.json", b"[" * 100_000), []),
+    "epsilon nan": (settings(layer_norm_epsilon=NAN), ["logits"]),
     "model_type unknown": (settings(model_type="gpt9"), ["gpt9"]),
     "quantized": (settings(quantization_config={"quant_method": "x"}), ["quantization_config"]),
     "code, unknown type": (code("AutoModelForCausalLM", model_type="evil"), []),

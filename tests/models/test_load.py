@@ -95,6 +95,23 @@ def test_dtype_device_and_name_are_set(tmp_path, make_tiny_gpt2, gpt2_tokenizer,
         assert model.cfg.model_name == directory
 
 
+@pytest.mark.parametrize("lost", ["bias", "window"])
+def test_conversion_with_other_logits_raises(lost, llama_tokenizer, monkeypatch):
+    convert = load_module.from_hugging_face
+
+    def convert_wrongly(*inputs):
+        model = convert(*inputs)
+        if lost == "bias":
+            model.blocks[0].attn.b_Q.data.zero_()
+        else:
+            model.cfg.window_size = CONTEXT
+        return model
+
+    monkeypatch.setattr(load_module, "from_hugging_face", convert_wrongly)
+    hf_model = tiny_of("Gemma3ForCausalLM", sliding_window=30, attention_bias=True)
+    assert "its logits differ" in error_message(hf_model, tokenizer=llama_tokenizer)
+
+
 def test_name_without_a_model_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in (str(tmp_path / "missing"), str(tmp_path)):
