@@ -37,49 +37,26 @@ SMALL = {
     "warmup_steps": 1,
     "gen_len": 5,
 }
-READERS = {  # functions that may read from the device within a phase
-    "models/decode.py": "distinct_rows __init__",
-    "models/hooked_transformer.py": "padding_mask",
-    "samples.py": "is_padded _kept_ids",
-    "models/padding.py": "run_left_padded",
-    "sampling.py": "take _draw_by_steps _sample",
-    "rewards/conversation.py": "chat_answers",
-    "rewards/classifiers.py": "sentiment_reward",
-    "rewards/scoring.py": "score_texts",
-    "models/reference.py": "same_weights",
-    "functional/advantages.py": "explained_variance",
-    "training/rollout.py": "summarize sample_lines",
-    "training/phase_stats.py": "learning_stats judge",
-    "training/report.py": "compute_cost",
-    "training/replay.py": "get_minibatches",
-    "training/optimization.py": "step",
-    "training/recorder.py": "save_best",
-    "training/diagnostics.py": "broken_weight diagnose_batch",
-    "training/checkpoint.py": "copied_to_host",
-}
-MAY_READ = tuple(f"{file}:{name}" for file, names in READERS.items() for name in names.split())
 
 
 def train_on_both(
     directory: Path,
     probes: bool = False,
     intervenes: bool = False,
-    may_read: tuple[str, ...] | None = MAY_READ,
     **fields: Any,
 ) -> list[RLHFTrainer]:
     """Train the same run on the CPU and on the device."""
     trainers = []
     for name in ("cpu", "mps"):
         args = RLHFArgs(**(SMALL | fields), device=name)
-        with RefusingDevice(may_read=may_read) as device:
+        with RefusingDevice() as device:
             trainers.append(trainer := RLHFTrainer(args, out=directory / name))
             assert trainer.policy.device.type == name
             if intervenes:
                 trainer.intervene("blocks.0.hook_mlp_out", lambda act, where: 0.9 * act)
             if probes:
                 attach(trainer, default_suite(trainer))
-            with device.phase():
-                trainer.train()
+            trainer.train()
         assert not device.refused
     return trainers
 
@@ -157,10 +134,10 @@ def test_run_of_a_llama_matches_the_cpu(runs_of, llama_dir):
 def test_run_with_a_learned_reward_matches_the_cpu(runs_of, tmp_path):
     assert tune("train-reward", tmp_path / "reward", "cpu") == 0
     fields = {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
-    assert_same_runs(*runs_of(**fields, may_read=None))
+    assert_same_runs(*runs_of(**fields))
     of_tokens = {"reward_per_token": True, "normalize_reward": False, "total_phases": 1}
     there = tmp_path / "of tokens"
-    assert_same_runs(*train_on_both(there, may_read=None, warmup_steps=0, **fields, **of_tokens))
+    assert_same_runs(*train_on_both(there, warmup_steps=0, **fields, **of_tokens))
 
 
 @pytest.mark.slow
@@ -186,7 +163,7 @@ PROBED = {
 def test_probe_records_match_the_cpu(runs_of, gpt2_dir, what):
     elsewhere = what == "on tiny GPT-2"
     fields = PROBED[what] | ({"base_model": str(gpt2_dir)} if elsewhere else {})
-    trainers = runs_of(probes=True, may_read=None, **fields)
+    trainers = runs_of(probes=True, **fields)
     assert_same_runs(*trainers)
     on_cpu, on_device = (Run(trainer.run.path) for trainer in trainers)
     assert on_cpu.probes() == on_device.probes()

@@ -1,66 +1,34 @@
-"""`check_shapes()` and RLHF_LAB_CHECK_SHAPES=1 check shapes for users, or say why they cannot."""
+"""`check_shapes()` and RLHF_LAB_CHECK_SHAPES=1: checks of shapes and types for users."""
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-
-pytestmark = [pytest.mark.process, pytest.mark.slow]
-
-CALL = """
 import torch
-from rlhf_lab.functional import entropy_per_token
-try:
-    entropy_per_token(torch.zeros(2, 3))
-except Exception as error:
-    print(type(error).__name__, error)
-    print("cause:", error.__cause__)
-else:
-    print("silent")
+from beartype import beartype
+from jaxtyping import Float, TypeCheckError, jaxtyped
+from torch import Tensor
+
+from rlhf_lab import shape_checks
+from rlhf_lab.shape_checks import check_once
+
+CALLS = """
+import torch
+from rlhf_lab.functional import compute_gae, entropy_per_token
+zeros, ones = torch.zeros(1, 2), torch.ones(1, 2)
+for call in (
+    lambda: compute_gae(zeros, ones, 1, 1),  # an int is a float
+    lambda: compute_gae(zeros, ones, "1", 1),
+    lambda: entropy_per_token(torch.zeros(2, 3)),
+):
+    try:
+        print(call().tolist())
+    except Exception as error:
+        print(type(error).__name__, error.__cause__, " ".join(str(error).split()))
 """
-
-
-def run(source, surroundings, **more):
-    """What a fresh Python prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        env=surroundings | more,
-        timeout=300,
-    )
-    return done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("first", "more"),
-    [
-        ("import rlhf_lab; rlhf_lab.check_shapes(); rlhf_lab.check_shapes()", {}),
-        ("from rlhf_lab import RLHFArgs", {"RLHF_LAB_CHECK_SHAPES": "1"}),
-    ],
-)
-def test_a_wrong_shape_is_named_with_function_and_argument(surroundings, first, more):
-    said = run(first + CALL, surroundings, **more)
-    assert said.startswith("TypeCheckError Type-check error whilst checking the parameters of ")
-    assert "rlhf_lab.functional.logprobs.entropy_per_token" in said
-    assert "'logprobs'" in said and "f32[2,3]" in said and "batch gen d_vocab" in said
-    assert "cause: None" in said
-
-
-def test_without_it_nothing_is_checked(surroundings):
-    assert run(CALL, surroundings, RLHF_LAB_CHECK_SHAPES="0").strip() == "silent"
-
-
-def test_too_late_is_said_in_a_sentence(surroundings):
-    late = "import rlhf_lab.functional, rlhf_lab\nrlhf_lab.check_shapes()"
-    said = run(late, surroundings).strip().splitlines()[-1]
-    assert said.startswith("rlhf_lab.errors.ConfigError: check_shapes() comes too late for ")
-    assert said.endswith("call it before any other import from rlhf_lab.")
-
-
 OWN_POLICY = """
 import tempfile
-import torch
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.models import TransformerWithValueHead, load_model
 
@@ -78,25 +46,68 @@ class Mine(torch.nn.Module):
 
 args = RLHFArgs(preset="reel", total_phases=1, warmup_steps=0, batch_size=8, num_minibatches=2)
 trainer = RLHFTrainer(args, policy=Mine(), out=tempfile.mkdtemp() + "/run")
-print("taken:", type(trainer.policy).__name__)
+print("policy:", type(trainer.policy).__name__)
 """
 
 
-def test_a_class_of_the_learners_own_may_stand_in_the_packages_place(surroundings):
-    first = "import rlhf_lab; rlhf_lab.check_shapes()"
-    assert "taken: Mine" in run(first + OWN_POLICY, surroundings)
+def run(source, surroundings, **more):
+    """Return what a new Python process prints."""
+    return subprocess.run(
+        [sys.executable, "-c", source],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=surroundings | more,
+        timeout=300,
+    ).stdout.strip()
 
 
-def test_a_whole_number_is_taken_where_a_float_is_asked_for(surroundings):
-    """As by every checker of Python (PEP 484), a learner's `kl_coef = 0` among them."""
-    call = """
-import torch
-from rlhf_lab.functional import compute_gae
-print(compute_gae(torch.zeros(1, 2), torch.ones(1, 2), 1, 1).tolist())
-try:
-    compute_gae(torch.zeros(1, 2), torch.ones(1, 2), "1", 1)
-except Exception as error:
-    print(type(error).__name__)
-"""
-    said = run("import rlhf_lab; rlhf_lab.check_shapes()" + call, surroundings)
-    assert said.splitlines() == ["[[2.0, 1.0]]", "TypeCheckError"]
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "more", "last"),
+    [
+        ("import rlhf_lab; rlhf_lab.check_shapes(); rlhf_lab.check_shapes()" + CALLS + OWN_POLICY,
+         {}, ["policy: Mine"]),
+        ("from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, []),
+    ],
+    ids=["call", "variable"],
+)  # fmt: skip
+def test_wrong_shape_is_named_with_function_and_argument(surroundings, source, more, last):
+    valid, text, shape, *rest = run(source, surroundings, **more).splitlines()
+    assert valid == "[[2.0, 1.0]]" and rest[-1:] == last
+    for line in (text, shape):
+        assert line.startswith("TypeCheckError None Type-check error whilst checking the parameter")
+    assert "rlhf_lab.functional.logprobs.entropy_per_token" in shape
+    assert "'logprobs'" in shape and "f32[2,3]" in shape and "batch gen d_vocab" in shape
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_late_call_raises_and_without_calls_nothing_is_checked(surroundings):
+    late = CALLS + "import rlhf_lab\nrlhf_lab.check_shapes()"
+    output = run(late, surroundings, RLHF_LAB_CHECK_SHAPES="0")
+    *_, error = output.splitlines()
+    assert output.startswith("[[2.0, 1.0]]") and "TypeCheckError" not in output
+    assert error.startswith("rlhf_lab.errors.ConfigError: check_shapes() comes too late for ")
+    assert error.endswith("call it before any other import from rlhf_lab.")
+
+
+def test_check_once_compiles_once_and_checks_each_value_once(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(shape_checks, "_beartype", lambda fn: compiled.append(fn) or beartype(fn))
+
+    @jaxtyped(typechecker=check_once)
+    def second(x: Float[Tensor, " n"], result: Tensor) -> Float[Tensor, " n"]:
+        return result
+
+    assert not compiled
+    for _ in range(2):
+        assert second(torch.zeros(3), torch.ones(3)).sum() == 3
+        with pytest.raises(TypeCheckError, match="return value"):
+            second(torch.zeros(2), torch.ones(3))
+    arguments, returned = (fn.__annotations__ for fn in compiled)
+    assert [arguments["x"] is Any, arguments["return"] is Any] == [False, True]
+    assert [returned["x"] is Any, returned["return"] is Any] == [True, False]
+    with pytest.raises(TypeCheckError, match=r"parameter 'x'"):
+        second(torch.zeros(3, dtype=torch.long), torch.ones(3))

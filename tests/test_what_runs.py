@@ -1,11 +1,9 @@
-"""Readable code runs: edits and breakpoints in documented functions act on a run.
+"""Readable code runs: a run calls the documented functions and the exercises.
 
-Each function in the column "where" of docs/metrics.md is edited, and its metric must change. A
-debugger must stop in each exercise that a run calls.
+Each function in the column "where" of docs/metrics.md is edited, and its metric must change. Each
+exercise must be called by a run.
 """
 
-import ast
-import bdb
 import contextlib
 import dataclasses
 import inspect
@@ -131,19 +129,17 @@ READABLE = set(
 )
 
 
-def called_in_a_phase(**settings: Any) -> set[tuple[str, str]]:
-    """Return file and full name of every function that the second phase of a small run calls."""
-    trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6)))
-    trainer.run_phase()
+def called_by(run: Callable[[], Any]) -> set[str]:
+    """Return the full names of all functions that a call runs."""
     called = set()
 
     def note(frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            called.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+            called.add(frame.f_code.co_qualname)
 
     sys.setprofile(note)
     try:
-        trainer.run_phase()
+        run()
     finally:
         sys.setprofile(None)
     return called
@@ -163,45 +159,20 @@ def called_in_a_phase(**settings: Any) -> set[tuple[str, str]]:
 def test_phase_calls_the_readable_functions(monkeypatch, tmp_path, settings):
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("this movie was\nthis film wow , it was so\n")
-    called = called_in_a_phase(**settings)
+    trainer = RLHFTrainer(RLHFArgs(**SMALL | settings | dict(gen_len=6)))
+    trainer.run_phase()
+    called = called_by(trainer.run_phase)  # the second phase
     # a KL in the reward replaces the penalty, and a critic the values
     elsewhere = {"calc_kl_penalty"} if "kl_in" in settings else set()
     elsewhere |= {"TransformerWithValueHead.states"} if "value_head" in settings else set()
-    assert READABLE - {name for _, name in called} == elsewhere
+    assert READABLE - called == elsewhere
 
 
-def body(function: Callable[..., Any]) -> tuple[str, int]:
-    """Return file and line of the first statement after the docstring."""
-    function = inspect.unwrap(function)
-    lines, first = inspect.getsourcelines(function)
-    definition = ast.parse(inspect.cleandoc("\n" + "".join(lines))).body[0]
-    return inspect.getsourcefile(function), first + definition.body[1].lineno - 1
-
-
-class Debugger(bdb.Bdb):
-    """Records the functions with a breakpoint that are called."""
-
-    def __init__(self, functions: list[Callable[..., Any]]) -> None:
-        super().__init__()
-        self.stopped: set[str] = set()
-        for function in functions:
-            assert self.set_break(*body(function)) is None
-
-    def user_line(self, frame: types.FrameType) -> None:
-        if self.break_here(frame):
-            self.stopped.add(frame.f_code.co_qualname)
-            self.clear_break(frame.f_code.co_filename, frame.f_lineno)
-        self.set_continue()
-
-
-def exercise_functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions and methods that learners write, by full name."""
-    found = {}
-    for exercise in all_exercises():
-        written = [getattr(exercise.reference, method) for method in exercise.methods]
-        for function in written or [exercise.reference]:
-            found[function.__qualname__] = function
-    return found
+def exercise_functions() -> set[str]:
+    """Return the full names of the functions and methods that learners write."""
+    exercises = all_exercises()
+    methods = {getattr(e.reference, name).__qualname__ for e in exercises for name in e.methods}
+    return methods | {e.reference.__qualname__ for e in exercises if not e.methods}
 
 
 NOT_IN_A_RUN = set(  # exercises about finished runs, two models, exact optima, tuning and LoRA
@@ -216,9 +187,7 @@ NOT_IN_A_RUN = set(  # exercises about finished runs, two models, exact optima, 
 
 
 @pytest.mark.slow
-def test_breakpoint_in_each_exercise_is_hit(tmp_path):
-    functions = exercise_functions()
-    debugger = Debugger(list(functions.values()))
+def test_runs_call_each_exercise(tmp_path):
     settings = dict(normalize_reward=True, kl_controller="adaptive")
 
     def probed_run() -> None:
@@ -226,9 +195,9 @@ def test_breakpoint_in_each_exercise_is_hit(tmp_path):
         attach(trainer, default_suite(trainer))
         trainer.train()
 
-    debugger.runcall(probed_run)
-    debugger.runcall(last_report, tmp_path / "one_step", {"advantages": "one_step"})
+    called = called_by(probed_run)
+    called |= called_by(lambda: last_report(tmp_path / "one_step", {"advantages": "one_step"}))
     for groups in ("rloo", "grpo"):
         fields = {"advantages": groups, "samples_per_prompt": 2}
-        debugger.runcall(last_report, tmp_path / groups, fields)
-    assert set(functions) - debugger.stopped == NOT_IN_A_RUN
+        called |= called_by(lambda fields=fields: last_report(tmp_path / str(fields), fields))
+    assert exercise_functions() - called == NOT_IN_A_RUN
