@@ -152,12 +152,12 @@ def recipe(name: str) -> dict:
     return defined
 
 
-def test_recipes_run_on_smollm2_with_adapters(real_models, tmp_path):
-    """An own hook and an ablated head during a run, and the comparison of its ends."""
+ADAPTERS = dict(total_phases=1, lora_rank=4, gen_len=5, base_lr=3e-3)
+
+
+def test_hook_and_ablation_act_in_a_whole_run(real_models, tmp_path):
     layer, head, seen = 4, 2, {}
-    trainer = make_trainer(
-        real_models, tmp_path / "run", total_phases=1, lora_rank=4, gen_len=5, base_lr=3e-3
-    )
+    trainer = make_trainer(real_models, tmp_path / "run", **ADAPTERS)
     calls = recipe("own_hook")["scale"](trainer, "blocks.3.hook_mlp_out", 0.9)
     recipe("ablate_head")["ablate"](trainer, layer, head)
 
@@ -171,9 +171,12 @@ def test_recipes_run_on_smollm2_with_adapters(real_models, tmp_path):
     assert seen[0][head] == 0 and (seen[0] > 0).sum() == len(seen[0]) - 1
     names = {record["name"] for record in trainer.run.read_info()["interventions"]}
     assert names == {"scaled", f"without_head_{head}"}
-    tokens = torch.tensor(
-        [trainer.tokenizer(f"The film was {x}").input_ids for x in ("bad", "good")]
-    )
+
+
+def test_comparison_of_the_ends_of_a_run(real_models, tmp_path):
+    trainer = make_trainer(real_models, tmp_path / "run", **ADAPTERS)
+    trainer.train()
+    tokens = torch.tensor([trainer.tokenizer("The film was").input_ids] * 2)
     found = recipe("compare_two_models")["what_moved"](
         *(trainer.reference, trainer.policy, tokens, (" good", " bad")),
         **{"methods": ("split",), "ranks": (0,), "alphas": (0, 1)},
