@@ -1,14 +1,15 @@
-"""The optimizer with two learning rates, and their schedule over the phases."""
+"""The optimizer with two learning rates, with 8-bit moments, and the schedule over the phases."""
 
 from typing import Any
 
+import torch
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.extras import import_extra
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
-from rlhf_lab.training.eight_bit import with_8bit_moments
 from rlhf_lab.training.half_weights import for_half_weights
 
 
@@ -73,6 +74,32 @@ def get_optimizer_and_scheduler(
         return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
 
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
+
+
+def with_8bit_moments(optimizer: AdamW) -> Optimizer:
+    """Build bitsandbytes' AdamW with block-wise quantized moments from an AdamW's groups.
+
+    It can only minimize, so gradients are negated during its step. Tensors of fewer than 4096
+    numbers keep moments of 32 bits.
+
+    Source: Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861.
+    """
+    taken = ("params", "lr", "weight_decay", "betas", "eps")
+    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
+    package = import_extra(
+        "bitsandbytes", "optimizer='adamw_8bit'", "eightbit", ", or set optimizer='adamw'"
+    )
+    eight_bit = package.optim.AdamW8bit(groups)
+    eight_bit.register_step_pre_hook(_negate_gradients)
+    eight_bit.register_step_post_hook(_negate_gradients)
+    return eight_bit
+
+
+def _negate_gradients(optimizer: Optimizer, *inputs: Any) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_neg_(gradients)
 
 
 def validate_custom_optimizer(

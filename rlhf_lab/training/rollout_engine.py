@@ -17,7 +17,7 @@ from rlhf_lab.models import run_policy
 from rlhf_lab.models.export import to_hugging_face
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.load import load_pretrained_model
-from rlhf_lab.samples import Samples, Support
+from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, pad_prompts
 
 if TYPE_CHECKING:
@@ -25,15 +25,14 @@ if TYPE_CHECKING:
 
 
 class EngineOutput(NamedTuple):
-    """Responses, with stop tokens; optionally log-probs and support of each token."""
+    """Responses, with stop tokens, and optionally the log-prob of each token."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]] | None = None  # under the distribution that was sampled from
-    support: list[list[list[int]]] | None = None  # token ids that top-k and top-p left
 
 
 class RolloutEngine(Protocol):
-    """Generates responses; sets `returns_support = True` if it returns the support."""
+    """Generates responses by temperature, without top-k and top-p."""
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, under transformers' names, with an untied unembedding."""
@@ -49,17 +48,13 @@ class EngineSampler:
         self.trainer, self.engine, self.is_current = trainer, engine, False
         if not all(callable(getattr(engine, name, None)) for name in ("load", "write")):
             raise ConfigError(f"rollout_engine={engine!r:.60} must have methods load and write.")
-        if not self.supports(trainer.sampling_spec):
+        if trainer.sampling_spec.truncates:
             raise ConfigError(
-                "top_k and top_p require an engine that returns the support. Set both to None, or "
-                "set returns_support=True in the engine and return EngineOutput.support."
+                "top_k and top_p cannot be combined with a rollout_engine, which does not return "
+                "the tokens that they left. Set both to None."
             )
         name = trainer.args.base_model
         self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
-
-    def supports(self, spec: SamplingSpec) -> bool:
-        """Return True if the engine can sample by this spec."""
-        return not spec.truncates or getattr(self.engine, "returns_support", False)
 
     def _write(self, prompts: list[list[int]], spec: SamplingSpec, seed: int) -> EngineOutput:
         output = self.engine.write(prompts, spec, seed)
@@ -67,15 +62,13 @@ class EngineSampler:
         sizes, d_vocab = list(map(len, output.tokens)), self.trainer.policy.base_model.cfg.d_vocab
         is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= spec.gen_len
         is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
-        is_corrected = self.trainer.args.importance_correction != "none"
-        columns = [(output.logprobs, is_corrected), (output.support, spec.truncates)]
-        for column, is_required in columns:
-            is_valid &= list(map(len, column)) == sizes if column else not is_required
+        if output.logprobs is not None or self.trainer.args.importance_correction != "none":
+            is_valid &= list(map(len, output.logprobs or ())) == sizes
         if not is_valid:
             raise RunError(
                 f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "
                 f"{spec.gen_len} token ids below {d_vocab}, and for each token a log-probability "
-                "(importance_correction requires it) and a support (top_k and top_p require it)."
+                "(importance_correction requires it)."
             )
         return output
 
@@ -98,21 +91,16 @@ class EngineSampler:
 
         prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
         tokens = torch.cat([prompt_tokens, pad(output.tokens, pad_token)], 1)
-        mask, support = pad([[True] * end for end in ends], False), None
-        if spec.truncates:  # after a response, the padding token only
-            width = max(len(ids) for row in output.support for ids in row)
-            rows = [[[*ids, *[-1] * (width - len(ids))] for ids in row] for row in output.support]
-            ids = pad(rows, [pad_token] + [-1] * (width - 1))
-            support = Support(ids.clamp(min=0), ids >= 0)
+        mask = pad([[True] * end for end in ends], False)
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)
         zeros = mask.float() * 0
-        samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), support, None, logprobs)
+        samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), None, None, logprobs)
         rows_at_once = self.trainer.args.rows_at_once
         for rows in torch.arange(len(mask), device=mask.device).split(rows_at_once):
             part = samples[rows]
             inputs = policy, part.tokens, part.prefix_len, spec.temperature
-            options = {"attention_mask": part.attention_mask, "support": part.support}
-            found = run_policy(*inputs, **options, forward=self.trainer.forward)
+            options = {"attention_mask": part.attention_mask, "forward": self.trainer.forward}
+            found = run_policy(*inputs, **options)
             samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
             samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
         return samples

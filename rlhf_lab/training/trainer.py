@@ -207,7 +207,7 @@ class RLHFTrainer(RunLoop):
         spec = phase_spec(self.sampling_spec, args, self.phase) if spec is None else spec
 
         def sample_rows(rows: slice) -> Samples:
-            if self.engine is not None and self.engine.supports(spec):
+            if self.engine is not None and not spec.truncates:
                 seed = int(torch.randint(2**31, (), generator=generator)) + (rows.start or 0)
                 return self.engine.sample(prompts[rows], spec, seed)
             settings = self.forward, at_once or args.generation_batch_size

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer, checkpoint, get_optimizer
-from rlhf_lab.training.eight_bit import with_8bit_moments
+from rlhf_lab.training.optim import with_8bit_moments
 from tests.training.recorded_runs import copy_weights, is_equal, train_partly
 
 needs_bitsandbytes = pytest.mark.skipif(

@@ -38,37 +38,27 @@ class Double:
     def write(self, prompts, spec, seed):
         self.seeds.append(seed)
         generator = torch.Generator().manual_seed(seed)
-        output = EngineOutput([], [], [] if spec.top_k else None)
+        output = EngineOutput([], [])
         for prompt in prompts:
-            tokens, logprobs, support = [], [], []
+            tokens, logprobs = [], []
             while len(tokens) < spec.gen_len and not set(tokens) & set(spec.stop_tokens):
                 logits = self.model(torch.tensor([prompt + tokens])).logits[0, -1]
-                kept = (logits / (spec.temperature + self.heat)).topk(spec.top_k or len(logits))
-                row = torch.multinomial(kept.values.softmax(-1), 1, generator=generator)
-                tokens.append(kept.indices[row].item())
-                logprobs.append(kept.values.log_softmax(-1)[row].item())
-                support.append(kept.indices.tolist())
-            for rows, row in zip(output, (tokens, logprobs, support), strict=True):
-                if rows is not None:
-                    rows.append(row)
+                scores = (logits / (spec.temperature + self.heat)).log_softmax(-1)
+                tokens.append(torch.multinomial(scores.exp(), 1, generator=generator).item())
+                logprobs.append(scores[tokens[-1]].item())
+            output.tokens.append(tokens)
+            output.logprobs.append(logprobs)
         return output
-
-
-class Truncating(Double):
-    returns_support = True
 
 
 def trainer_with(engine, **settings):
     return RLHFTrainer(RLHFArgs(**(SMALL | settings)), rollout_engine=engine)
 
 
-def expected_logprobs(engine, samples, temperature, top_k=None):
-    """Return the log-probability of each token by transformers, over the top k if set."""
+def expected_logprobs(engine, samples, temperature):
+    """Return the log-probability of each token by transformers."""
     with torch.no_grad():
         logits = engine.model(samples.tokens).logits[:, samples.prefix_len - 1 : -1] / temperature
-    if top_k:
-        least = logits.topk(top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
     generated = samples.tokens[:, samples.prefix_len :, None]
     return logits.log_softmax(-1).gather(-1, generated)[..., 0].masked_fill(~samples.mask, 0)
 
@@ -132,26 +122,6 @@ def test_responses_end_at_a_stop_after_prompts_of_unequal_length():
 
 
 @pytest.mark.slow
-def test_top_k_requires_the_support():
-    with pytest.raises(ConfigError, match="top_k and top_p require"):
-        trainer_with(Double(), top_k=3)
-    engine = Truncating()
-    trainer = trainer_with(engine, top_k=3)
-    samples = trainer.rollout_phase().samples
-    assert samples.support.kept.sum(-1).unique().tolist() == [3]
-    expected = expected_logprobs(engine, samples, 1.0, top_k=3)
-    torch.testing.assert_close(samples.logprobs, expected, atol=2e-5, rtol=0)
-    torch.testing.assert_close(samples.engine_logprobs, expected, atol=2e-5, rtol=0)
-    ragged = EngineOutput([[7, 8], [9]], None, [[[7], [4, 8, 6]], [[9, 3]]])
-    engine.write = lambda prompts, spec, seed: ragged
-    samples = trainer.sample([[1, 4]] * 2, torch.Generator())
-    assert samples.support.kept.sum(-1).tolist() == [[1, 3, 1, 1, 1, 1], [2, 1, 1, 1, 1, 1]]
-    assert (
-        samples.logprobs[0, 0] == 0 > samples.logprobs[0, 1] and samples.logprobs.isfinite().all()
-    )
-
-
-@pytest.mark.slow
 def test_mismatch_is_reported_and_correction_changes_the_weights():
     ends = {}
     for correction in ("none", "truncated", "masked"):
@@ -201,19 +171,20 @@ def test_hooks_and_unfit_engines_are_reported():
         trainer_with(None, importance_correction="masked")
     with pytest.raises(ConfigError, match="must have methods load and write"):
         trainer_with(object())
-    engine = Truncating()
-    trainer = trainer_with(engine, importance_correction="masked", top_k=3)
+    with pytest.raises(ConfigError, match="top_k and top_p cannot be combined"):
+        trainer_with(Double(), top_p=0.9)
+    engine = Double()
+    trainer = trainer_with(engine, importance_correction="masked")
     trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x)
     with pytest.warns(UserWarning, match="hooks do not run in rollout_engine"):
         trainer.sample([[1, 4]], torch.Generator())
-    rows, logprobs, support = [[7], [8, 9]], [[-1.0], [-1.0] * 2], [[[7]], [[8], [9]]]
+    rows, logprobs = [[7], [8, 9]], [[-1.0], [-1.0] * 2]
     for output in [
-        (rows[:1], logprobs[:1], support[:1]),
-        ([[7], []], [[-1.0], []], [[[7]], []]),
-        ([[7], [8, 72]], logprobs, support),
-        (rows, None, support),
-        (rows, logprobs[::-1], support),
-        (rows, logprobs, None),
+        (rows[:1], logprobs[:1]),
+        ([[7], []], [[-1.0], []]),
+        ([[7], [8, 72]], logprobs),
+        (rows, None),
+        (rows, logprobs[::-1]),
     ]:
         engine.write = lambda prompts, spec, seed, output=output: EngineOutput(*output)
         with pytest.raises(RunError, match="2 responses of 1 to 6 token ids below 72, and for"):
