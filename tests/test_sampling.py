@@ -14,6 +14,7 @@ from rlhf_lab.sampling import (
     sample_without_cache,
     sampling_noise,
 )
+from tests.tiny_models import policy_on
 
 VALUE_HOOK = "ln_final.hook_normalized"
 INF = math.inf
@@ -80,8 +81,8 @@ def assert_matches_uncached(policy, prompts, spec):
 
 
 @pytest.fixture
-def gpt2(gpt2_dir, make_policy):
-    return make_policy(gpt2_dir)
+def gpt2(gpt2_dir):
+    return policy_on(gpt2_dir)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import load_reward
 from rlhf_lab.training import Objective, RLHFTrainer, objective_terms
 from rlhf_lab.training.replay import ReplayMemory
+from tests.tiny_models import randomize
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")
 
@@ -22,7 +23,7 @@ def nano_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def both(nano_dir, randomize_weights):
+def both(nano_dir):
     """The package's trainer and the naive one, on one policy that both can see."""
     args = RLHFArgs(
         preset="gpt2-medium",
@@ -36,7 +37,7 @@ def both(nano_dir, randomize_weights):
         reward_fn="count:w1",
     )
     policy = TransformerWithValueHead(load_model(str(nano_dir)))
-    randomize_weights(policy.value_head, 3)
+    randomize(policy.value_head, 3)
     naive_args = NaiveArgs(prefix=args.prefix, batch_size=8, gen_len=6, top_k=None, ent_coef=0.3)
     trainer = RLHFTrainer(args, policy=policy)
     return trainer, NaiveTrainer(naive_args, policy, load_reward(args))

@@ -15,6 +15,7 @@ from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import ReelTruth, RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
 from tests.bad_input.command_outcome import accepted, rejected, run
+from tests.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
 FEW = "--methods split --ranks 0 --alphas 0 1 --device cpu".split()
@@ -120,9 +121,9 @@ def test_bad_input_is_one_line(options, texts, llama_dir):
     rejected(["compare", *words], REJECTED[options])
 
 
-def test_compare_raises_on_other_tokens(make_tiny_llama, llama_tokenizer):
-    first = load_model(make_tiny_llama(), llama_tokenizer)
-    second = load_model(make_tiny_llama(), llama_tokenizer)
+def test_compare_raises_on_other_tokens(llama_tokenizer):
+    first = load_model(tiny_llama(), llama_tokenizer)
+    second = load_model(tiny_llama(), llama_tokenizer)
     second.tokenizer = load_model("reel-nano").tokenizer
     with pytest.raises(ConfigError, match="tokenizers with other words"):
         compare(first, second, torch.ones(2, 3, dtype=torch.long))

@@ -3,22 +3,20 @@
 import os
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
 import pytest
 from tokenizers import ByteLevelBPETokenizer
-from torch import nn
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
-    GPT2LMHeadModel,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
 from rlhf_lab.config import PRESETS, RLHFArgs
+from tests.tiny_models import randomize, save, tiny_gpt2
 from tests.warm import WarmPython
 from tools.course import builder
 
@@ -84,9 +82,6 @@ def on_gpt2(master: Path) -> nbformat.NotebookNode:
 @pytest.fixture(scope="module")
 def printed(
     tmp_path_factory: pytest.TempPathFactory,
-    make_tiny_gpt2: Callable[..., GPT2LMHeadModel],
-    save_model: Callable[..., Path],
-    randomize_weights: Callable[[nn.Module, int], None],
     warm_python: WarmPython,
     surroundings: dict[str, str],
 ) -> dict[str, subprocess.CompletedProcess[str]]:
@@ -97,10 +92,10 @@ def printed(
         vocab_size=len(tokenizer), dim=16, n_layers=1, n_heads=2, hidden_dim=16
     )
     classifier: PreTrainedModel = DistilBertForSequenceClassification(config)
-    randomize_weights(classifier, 4)
+    randomize(classifier, 4)
     args = RLHFArgs(preset="gpt2-medium")
-    save_model(make_tiny_gpt2(**shape), tokenizer, place / args.base_model)
-    save_model(classifier, tokenizer, place / args.reward_model)
+    save(tiny_gpt2(**shape), tokenizer, place / args.base_model)
+    save(classifier, tokenizer, place / args.reward_model)
     notebooks = [place / f"{master.stem}.ipynb" for master in RUN]
     for master, notebook in zip(RUN, notebooks, strict=True):
         nbformat.write(on_gpt2(master), notebook)

@@ -8,6 +8,7 @@ from rlhf_lab.diffing.groups import check_partition, taken_from, weights_of_both
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model
 from tests.tiny_families import TINY, tiny_of
+from tests.tiny_models import tiny_llama
 
 MAKERS = (fine_groups, coarse_groups)
 
@@ -36,8 +37,8 @@ def test_groups_are_a_partition_of_every_architecture(make, architecture, llama_
     assert all(bool((count == 1).all()) for count in times.values())
 
 
-def test_shared_keys_and_values_are_groups_of_their_own(llama_tokenizer, make_tiny_llama):
-    model = load_model(make_tiny_llama(), llama_tokenizer)
+def test_shared_keys_and_values_are_groups_of_their_own(llama_tokenizer):
+    model = load_model(tiny_llama(), llama_tokenizer)
     groups = fine_groups(model)
     shared = [name for name in groups.names if name.startswith("L1KV")]
     assert shared == ["L1KV0", "L1KV1"]
@@ -105,6 +106,6 @@ def test_partition_raises_on_the_wrong_parameter(base, added, error):
         groups.of("L9 mlp")
 
 
-def test_models_with_other_weights_are_not_compared(base, llama_tokenizer, make_tiny_llama):
+def test_models_with_other_weights_are_not_compared(base, llama_tokenizer):
     with pytest.raises(ConfigError, match="do not have the same weights"):
-        weights_of_both(base, load_model(make_tiny_llama(), llama_tokenizer))
+        weights_of_both(base, load_model(tiny_llama(), llama_tokenizer))

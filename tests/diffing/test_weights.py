@@ -10,6 +10,7 @@ from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
 from tests.diffing.faults import assert_fault_fails
+from tests.tiny_models import tiny_llama
 
 
 def copied(model):
@@ -126,8 +127,8 @@ def test_the_line_goes_through_both_models_bit_for_bit(base, tuned, reviews):
     assert not list(path(base, tuned, []))
 
 
-def test_models_of_other_kinds_are_refused(base, llama_tokenizer, make_tiny_llama):
-    other = load_model(make_tiny_llama(), llama_tokenizer)
+def test_models_of_other_kinds_are_refused(base, llama_tokenizer):
+    other = load_model(tiny_llama(), llama_tokenizer)
     for diff in (lambda: truncate(base, other, 1), lambda: next(path(base, other, [0.5]))):
         with pytest.raises(ConfigError, match="the same weights"):
             diff()

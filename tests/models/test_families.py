@@ -113,7 +113,7 @@ def test_unsupported_setting_raises_with_its_name(architecture, changes, name, l
     """Only the configuration is changed because transformers cannot run some of the settings."""
     hf_model = tiny_of(architecture)
     if "rope_parameters" in changes or "use_sliding_window" in changes:
-        settings = SIZES | TINY[architecture].settings | {"head_dim": 4} | changes
+        settings = SIZES | TINY[architecture] | {"head_dim": 4} | changes
         hf_model.config = type(hf_model.config)(**settings)
     else:
         for field, value in changes.items():

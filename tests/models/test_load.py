@@ -16,6 +16,7 @@ from rlhf_lab.models import load as load_module
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import SentimentReward
 from tests.tiny_families import CONTEXT, TINY, tiny_of
+from tests.tiny_models import save, tiny_gpt2
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5, 5, 18], [12, 4, 19, 6, 8, 0, 15, 10]])
 
@@ -51,9 +52,9 @@ def copied(gpt2_dir, tmp_path):
 
 @pytest.mark.parametrize("architecture", TINY)
 def test_directory_matches_transformers(
-    architecture, llama_tokenizer, save_model, tmp_path, monkeypatch, no_network
+    architecture, llama_tokenizer, tmp_path, monkeypatch, no_network
 ):
-    directory = save_model(tiny_of(architecture), llama_tokenizer, tmp_path / "tiny")
+    directory = save(tiny_of(architecture), llama_tokenizer, tmp_path / "tiny")
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(directory), "~/tiny"):
         model = load_model(name)
@@ -84,9 +85,9 @@ def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
     assert all(torch.equal(value, before[k]) for k, value in hf_model.state_dict().items())
 
 
-def test_dtype_device_and_name_are_set(tmp_path, make_tiny_gpt2, gpt2_tokenizer, save_model):
+def test_dtype_device_and_name_are_set(tmp_path, gpt2_tokenizer):
     """Float32 by default, also if the files are in half precision."""
-    directory = str(save_model(make_tiny_gpt2().half(), gpt2_tokenizer, tmp_path / "half"))
+    directory = str(save(tiny_gpt2().half(), gpt2_tokenizer, tmp_path / "half"))
     for options in ({}, {"dtype": torch.float64}, {"device": "meta"}):
         model = load_model(directory, **options)
         dtype, device = options.get("dtype", torch.float32), options.get("device", "cpu")

@@ -19,6 +19,7 @@ from rlhf_lab.models import (
 from rlhf_lab.models.lora import LORA_TARGETS
 from rlhf_lab.models.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.tiny_families import TINY, tiny_of
+from tests.tiny_models import save
 
 peft = pytest.importorskip("peft")
 TOKENS = torch.randint(21, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -116,10 +117,8 @@ def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", sorted(set(TINY) - {"GPT2LMHeadModel"}))
-def test_adapters_of_all_architectures_match_peft(
-    architecture, llama_tokenizer, save_model, tmp_path
-):
-    directory = str(save_model(tiny_of(architecture), llama_tokenizer, tmp_path / "base"))
+def test_adapters_of_all_architectures_match_peft(architecture, llama_tokenizer, tmp_path):
+    directory = str(save(tiny_of(architecture), llama_tokenizer, tmp_path / "base"))
     model, again = make_adapted(directory), load_model(directory)
     export_adapter(model, directory, tmp_path / "a")
     assert_peft_loads(directory, tmp_path / "a", logits(model))

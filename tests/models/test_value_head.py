@@ -19,6 +19,7 @@ from rlhf_lab.models import (
     make_value_head,
 )
 from rlhf_lab.sampling import SamplingSpec, sample
+from tests.tiny_models import randomize
 
 VALUE_HOOK = "ln_final.hook_normalized"
 HEAD_SITES = {"value_head.hook_in": 16, "value_head.hook_hidden": 64, "value_head.hook_value": 1}
@@ -156,10 +157,10 @@ def test_no_hook_is_left_after_a_failing_forward_pass(policy):
 
 
 @pytest.fixture
-def make(model_dir, randomize_weights):
+def make(model_dir):
     def build(kind):
         policy = make_policy(load_model(str(model_dir)), kind)
-        randomize_weights(policy.value_head, seed=3)
+        randomize(policy.value_head, seed=3)
         return policy
 
     return build

@@ -16,6 +16,7 @@ from rlhf_lab.training import RLHFTrainer
 from tests.probes import audit
 from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
+from tests.tiny_models import randomize, save
 
 SMALL = {
     "preset": "reel",
@@ -44,12 +45,10 @@ def model() -> HookedTransformer:
 
 
 @pytest.fixture
-def reel_policy(
-    model: HookedTransformer, randomize_weights: Callable[[nn.Module, int], None]
-) -> TransformerWithValueHead:
+def reel_policy(model: HookedTransformer) -> TransformerWithValueHead:
     """The bundled policy with a value head whose estimates differ from state to state."""
     policy = TransformerWithValueHead(model)
-    randomize_weights(policy.value_head, 3)
+    randomize(policy.value_head, 3)
     return policy
 
 
@@ -118,14 +117,14 @@ def reviews(truth: ReelTruth) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="session")
 def trained_runs(
-    tmp_path_factory: pytest.TempPathFactory, llama_tokenizer, save_model
+    tmp_path_factory: pytest.TempPathFactory, llama_tokenizer
 ) -> Callable[[str], Trained]:
     """Short runs that are over, each made once: on Reel with adapters, on Reel from prompts of
     unequal length, and a tiny Llama (grouped heads, rotary positions, RMS norms) with such texts.
     """
 
     def grouped(place: Path) -> Trained:
-        save_model(tiny_of("LlamaForCausalLM"), llama_tokenizer, place / "model")
+        save(tiny_of("LlamaForCausalLM"), llama_tokenizer, place / "model")
         tokens = random_tokens()
         mask = torch.arange(tokens.shape[1]) < torch.tensor([40, 31, 12])[:, None]
         return grouped_run(place, place / "model", tokens, mask)

@@ -13,6 +13,7 @@ from rlhf_lab.probes.logit_shift import (
     single_token,
 )
 from rlhf_lab.training.capture import capture_activations
+from tests.tiny_models import policy_on
 
 
 def acts_of(model, tokens, pos=-1, extra=()):
@@ -40,8 +41,8 @@ def test_components_sum_to_the_last_residual(policy):
     torch.testing.assert_close(parts.sum(0).float(), acts[last], atol=1e-4, rtol=1e-4)
 
 
-def test_the_row_of_a_head_is_its_projection_through_the_norm(make_policy, gpt2_dir):
-    model = make_policy(gpt2_dir).base_model
+def test_the_row_of_a_head_is_its_projection_through_the_norm(gpt2_dir):
+    model = policy_on(gpt2_dir).base_model
     acts = acts_of(model, random_tokens(model))
     found = attribute_logits(model, acts, 3, 5)
     z = acts["blocks.1.attn.hook_z"][:, 0].double().numpy()

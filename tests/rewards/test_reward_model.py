@@ -11,14 +11,15 @@ from rlhf_lab.models import load_model
 from rlhf_lab.rewards import LearnedReward, RewardModel, load_reward, reel_pairs, score_texts
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.capture import capture_activations
+from tests.tiny_models import randomize
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 
 
 @pytest.fixture
-def model(model_dir, randomize_weights):
+def model(model_dir):
     model = RewardModel(load_model(str(model_dir)))
-    randomize_weights(model.head, seed=3)
+    randomize(model.head, seed=3)
     return model
 
 

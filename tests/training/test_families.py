@@ -14,6 +14,7 @@ from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes import LogitShift, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
+from tests.tiny_models import save
 
 NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
 WITHOUT_WORDS = ("Qwen2ForCausalLM",)  # its tokenizer has no token for the tests' words
@@ -25,14 +26,14 @@ pytestmark = [
 
 
 @pytest.fixture
-def make_run(tmp_path, llama_tokenizer, save_model):
+def make_run(tmp_path, llama_tokenizer):
     """Makes short runs on a tiny model, whose texts are longer than its attention window."""
     numbers = itertools.count()
 
     def make(architecture: str, **changes: object) -> RLHFTrainer:
         directory = tmp_path / architecture
         if not directory.exists():
-            save_model(tiny_of(architecture), llama_tokenizer, directory)
+            save(tiny_of(architecture), llama_tokenizer, directory)
         settings = {
             "base_model": str(directory),
             "reward_fn": "count:w1",

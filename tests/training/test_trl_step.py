@@ -19,6 +19,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.training import RLHFTrainer
+from tests.tiny_models import save, tiny_gpt2
 
 REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "trl_step.json"
 CASE = json.loads(REFERENCE.read_text())
@@ -38,14 +39,14 @@ def formula(model: nn.Module, shift: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def directories(make_tiny_gpt2, save_model, gpt2_tokenizer, tmp_path_factory) -> list[str]:
+def directories(gpt2_tokenizer, tmp_path_factory) -> list[str]:
     """Policy and reference before the first step."""
     made = []
     for shift in (0.0, 0.05):
-        model = make_tiny_gpt2(tie_word_embeddings=False)
+        model = tiny_gpt2(tie_word_embeddings=False)
         formula(model, shift)
         place = tmp_path_factory.mktemp("trl") / "model"
-        made.append(str(save_model(model, gpt2_tokenizer, place)))
+        made.append(str(save(model, gpt2_tokenizer, place)))
     return made
 
 
