@@ -1,4 +1,4 @@
-"""ComponentTransplant: its record, its picture, what it leaves alone, and faults that it tells."""
+"""ComponentTransplant: record, picture, unchanged weights, and errors."""
 
 import warnings
 
@@ -8,8 +8,6 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ComponentTransplant, Run, attach
 from rlhf_lab.views.probe_pictures import probe_plots
-from tests.probes.faults_component_transplant import COMPONENT_TRANSPLANT_FAULTS
-from tests.probes.planting import planted
 
 pytestmark = pytest.mark.slow
 CLAUSE = "the plot was pretty good"
@@ -44,14 +42,6 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
     assert record["gain"] != 0 and tensors["grammatical"][0] == 1
     [picture] = probe_plots(run, "component_transplant")
     assert "Shapley" in picture.alt or "reward by part" in picture.alt
-
-
-@pytest.mark.parametrize("fault", COMPONENT_TRANSPLANT_FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_told(make_trainer, no_type_checks, fault):
-    with planted(fault):
-        trainer, attached = recorded(make_trainer)
-    switched_off = "component_transplant" not in attached.plan
-    assert switched_off or not all(check.ok for check in Run(trainer.run.path).checks())
 
 
 def test_what_it_cannot_read_is_refused(make_trainer):

@@ -252,7 +252,7 @@ def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
     plain.train(), probed.train()
     assert attached.notes == []
     checks = Run(probed.run.path).checks()
-    assert [check for check in checks if not check.ok] == [] and len(checks) > 20
+    assert [check for check in checks if not check.ok] == [] and checks
     found, expected = weights_of(probed.policy), weights_of(plain.policy)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     first = Run(probed.run.path).records("kl_influence")[0]
@@ -268,7 +268,7 @@ def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth)
     attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
     trainer.train()
     checks = Run(trainer.run.path).checks()
-    assert [check for check in checks if not check.ok] == [] and len(checks) > 20
+    assert [check for check in checks if not check.ok] == [] and checks
 
 
 @pytest.mark.slow

@@ -1,0 +1,275 @@
+"""Stored numbers of all probes in seven runs, and injected faults that must change them.
+
+A commit that changes numbers on purpose rewrites `records.json` with
+`python -m tests.probes.test_records`, and explains why. A row of `faults.jsonl` is a changed line:
+name, run, probe, function, old text, new text.
+"""
+
+import hashlib
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import (
+    AdapterReading,
+    AttentionDrift,
+    ComponentTransplant,
+    Direction,
+    Fisher,
+    FrozenProbe,
+    GradTerms,
+    HackWatch,
+    KLAttribution,
+    KLByPosition,
+    LensDivergence,
+    LogitShift,
+    NeuronRank,
+    OffPrincipal,
+    Probe,
+    Record,
+    ReelTruth,
+    RunHealth,
+    StepInfluence,
+    StepLedger,
+    Suite,
+    TextHeatmap,
+    ValueAttribution,
+    ValueLens,
+    WeightDelta,
+    attach,
+)
+from rlhf_lab.probes.text_heatmap import FIELDS
+from rlhf_lab.training import RLHFTrainer
+from tests.probes.planting import Fault, planted
+from tests.training.test_safety_net import machine
+
+STORED = Path(__file__).with_name("records.json")
+SETTINGS = {
+    "preset": "reel",
+    "reward_fn": "sentiment",
+    "total_phases": 2,
+    "batch_size": 8,
+    "num_minibatches": 2,
+    "warmup_steps": 1,
+    "gen_len": 26,
+    "temperature": 0.9,
+    "top_k": 20,
+    "base_lr": 3e-3,
+    "head_lr": 1e-2,
+    "ent_coef": 0.01,
+    "normalize_reward": True,
+}
+VERDICT = ReelTruth().grammar.slot("VERB") - 1
+CLAUSE = "the plot was pretty good"
+SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather dull . i"
+
+
+def lens() -> Probe:
+    return ValueLens(prefixes=8, continuations=4)
+
+
+RUNS: dict[str, tuple[dict[str, Any], list]] = {
+    "plain": (
+        {"stop_tokens": "and"},  # rows of unequal length
+        [
+            lambda: AttentionDrift(pos=VERDICT),
+            Direction,
+            lambda: Fisher(n=4),
+            lambda: FrozenProbe(pos=VERDICT, steered=4, randoms=2),
+            lambda: GradTerms("last"),
+            lambda: HackWatch(n=6),
+            lambda: KLAttribution(n=4),
+            lambda: KLByPosition(n=6),
+            lambda: LensDivergence(n=6),
+            lambda: LogitShift(pos=VERDICT, n=16),
+            lambda: NeuronRank(n=6),
+            lambda: OffPrincipal(draws=3),
+            RunHealth,
+            lambda: StepInfluence(pos=VERDICT, n=4, fine=False),
+            StepLedger,
+            lambda: TextHeatmap(fields=FIELDS),
+            lambda: ValueAttribution(slots=(5, 9, 24), n=24),
+            lens,
+            lambda: WeightDelta(words=("loved", "hated")),
+        ],
+    ),
+    "padded": (
+        {},
+        [
+            AttentionDrift,
+            Direction,
+            lambda: FrozenProbe(pos=5, steered=4, randoms=2),
+            lambda: KLAttribution(n=4),
+            lambda: KLByPosition(n=6),
+            lambda: LensDivergence(n=6),
+            lambda: LogitShift(n=16),
+            lambda: NeuronRank(n=6),
+            lambda: StepInfluence(n=4, fine=False),
+            StepLedger,
+            lambda: TextHeatmap(fields=FIELDS),
+            lambda: ValueAttribution(slots=(5, 9, 24), n=24),
+            lambda: ValueLens("rollout"),
+        ],
+    ),
+    "lora": (
+        {"lora_rank": 2},
+        [lambda: AdapterReading(removed=1, n=4), StepLedger, WeightDelta],
+    ),
+    "critic": ({"value_head": "separate"}, [lens, StepLedger, RunHealth]),
+    "clipped": (
+        {"max_grad_norm": 0.05, "stop_tokens": "and"},
+        [lambda: StepInfluence(pos=VERDICT, n=4, fine=False)],
+    ),
+    "kl": ({"stop_tokens": "and"}, [lambda: StepInfluence(target="kl", n=4)]),
+    "clause": (
+        {"prefix": SO_FAR, "gen_len": 5, "reward_fn": "true_reward"},
+        [lambda: ComponentTransplant(n=4)],
+    ),
+}
+
+
+class Faulty(Probe):
+    """Another probe, whose last record is also made with each of some faults."""
+
+    def __init__(self, probe: Probe, faults: list[Fault]) -> None:
+        super().__init__(1, probe.name)
+        self.probe, self.faults = probe, [None, *faults]
+        self.found: dict[str, Record | Exception] = {}
+        for field in ("events", "prepares", "text", "sites", "pos", "step", "needs_labels"):
+            setattr(self, field, getattr(probe, field))
+        self.check_model, self.check_run = probe.check_model, probe.check_run
+
+    def prepare(self, seen) -> dict[str, Any]:
+        return {fault: self._under(fault, self.probe.prepare, seen) for fault in self.faults}
+
+    def observe(self, seen) -> Record:
+        last = seen.ctx.event == self.events[-1] and seen.ctx.phase >= seen.args.total_phases - 1
+        for fault in self.faults if last else [None]:
+            prepared = seen.prepared and seen.prepared[fault]
+            view = type(seen)(**vars(seen) | {"prepared": prepared})
+            found = self._under(fault, self.probe.observe, view)
+            if fault is None:
+                whole = found
+            self.found[fault.name if fault else ""] = (
+                prepared if isinstance(prepared, Exception) else found
+            )
+        return whole
+
+    def _under(self, fault: Fault | None, look, seen) -> Any:
+        if fault is None:
+            return look(seen)
+        with planted(fault):
+            try:
+                return look(seen)
+            except Exception as error:
+                return error
+
+
+def look(run: str, directory: Path, faults: list[Fault] = ()) -> dict[str, dict[str, Any]]:
+    """Train, and return the last record of each probe by fault; "" is the record without one."""
+    settings, makers = RUNS[run]
+    components = {"prompts": ["this movie", "this", "this film really"]} if run == "padded" else {}
+    trainer = RLHFTrainer(RLHFArgs(**SETTINGS | settings), out=directory, **components)
+    made = [maker() for maker in makers]
+    probes = [
+        Faulty(probe, [f for f in faults if f.probe == type(probe).__name__]) for probe in made
+    ]
+    tokens, positive = ReelTruth().reviews(60, seed=5)
+    mask = torch.ones_like(tokens).bool()
+    if run == "padded":
+        mask = torch.arange(tokens.shape[1]) < 14 + torch.arange(60)[:, None] * 7 % 16
+    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=positive)
+    attached = attach(trainer, suite)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    assert attached.notes == []
+    return {type(probe.probe).__name__: probe.found for probe in probes}
+
+
+def fingerprint(record: Record) -> dict[str, list]:
+    """Return count, size, a weighted mean of the numbers, and a digest of the texts, by field."""
+    fields = record.values | {f"tensor {name}": x.tolist() for name, x in record.tensors.items()}
+    return {name: _measure(value) for name, value in fields.items()}
+
+
+def _measure(value: Any) -> list:
+    numbers, texts = [], []
+    for leaf in _leaves(value):
+        (texts if isinstance(leaf, str) else numbers).append(leaf)
+    x = torch.tensor([7.7 if n is None or not math.isfinite(n) else n for n in numbers])
+    x = x.double().asinh()  # one large number must not hide the others
+    weights = 1.5 + torch.arange(len(x)).double().sin()
+    size, mean = (float(z.sum()) / max(1, len(x)) for z in (x.abs(), weights * x))
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8] if texts else ""
+    return [len(x), size, mean, digest]
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def differences(found: dict[str, list], stored: dict[str, list], tolerance: float) -> list[str]:
+    """Return the names of fields that differ."""
+    names = found.keys() ^ stored.keys()
+    for name in found.keys() & stored.keys():
+        (n, size, mean, text), (m, old_size, old_mean, old_text) = found[name], stored[name]
+        apart = max(abs(size - old_size), abs(mean - old_mean))
+        if n != m or text != old_text or apart > tolerance * old_size + tolerance**2:
+            names |= {name}
+    return sorted(names)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_records_have_the_stored_numbers(run, tmp_path, no_type_checks):
+    stored = json.loads(STORED.read_text())
+    tolerance = 1e-9 if machine() == stored["machine"] else 0.1
+    for probe, records in look(run, tmp_path / "run").items():
+        record = records[""]
+        assert [check for check in record.checks if not check.ok] == [], probe
+        assert differences(fingerprint(record), stored[run][probe], tolerance) == [], probe
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_records_change_with_each_fault(run, tmp_path, no_type_checks):
+    rows = [json.loads(line) for line in STORED.with_name("faults.jsonl").read_text().splitlines()]
+    faults = [Fault(name, probe, *where, at) for name, at, probe, *where in rows if at == run]
+    survivors = []
+    for by_fault in look(run, tmp_path / "run", faults).values():
+        whole = fingerprint(by_fault.pop(""))
+        for name, found in by_fault.items():
+            is_sound = isinstance(found, Record) and all(check.ok for check in found.checks)
+            if is_sound and not differences(fingerprint(found), whole, 1e-9):
+                survivors.append(name)
+    assert survivors == []
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    table: dict[str, Any] = {"machine": machine()}
+    for run in RUNS:
+        records = look(run, Path(tempfile.mkdtemp()) / "run")
+        table[run] = {probe: fingerprint(found[""]) for probe, found in records.items()}
+    lines = [
+        f"  {json.dumps(run)}: {{\n"
+        + ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in records.items())
+        + "\n  }"
+        for run, records in table.items()
+    ]
+    STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
