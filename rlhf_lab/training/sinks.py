@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED
 from rlhf_lab.errors import ConfigError
@@ -20,7 +18,7 @@ from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import SAMPLES, RunDir
 
 Mode = Literal["disabled", "offline", "online"]
-Values = dict[str, Any]  # by name: numbers, a table as a list of dicts, (picture, caption)
+Values = dict[str, Any]  # by name: numbers, a table as a list of dicts, (svg, caption)
 N_SAMPLES = 16  # rows of the samples table, per phase
 IDENTITY = ("name", "project", "entity", "group", "job_type", "notes", "tags")
 
@@ -205,8 +203,8 @@ class RunSink(Sink):
             if isinstance(value, list):
                 rows = [list(row.values()) for row in value]
                 media[name] = self.module.Table(list(value[0]), rows)
-            elif isinstance(value, tuple):
-                media[name] = self.module.Image(value[0], caption=value[1])
+            elif isinstance(value, tuple) and self.is_wandb:
+                media[name] = self.module.Html(value[0], inject=False)
         if not self.is_wandb:
             has_samples = any(isinstance(value, list) for value in values.values())
             media, self.phase = media if has_samples else {}, phase
@@ -241,7 +239,7 @@ class RunSink(Sink):
 
 
 class TensorBoardSink(Sink):
-    """TensorBoard: event files with scalars, images, and samples as JSON lines."""
+    """TensorBoard: event files with scalars, and samples as JSON lines."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -256,10 +254,7 @@ class TensorBoardSink(Sink):
             if isinstance(value, list):
                 lines = (f"    {json.dumps(row, ensure_ascii=False)}" for row in value)
                 self.writer.add_text(name, "\n".join(lines), phase)
-            elif isinstance(value, tuple):
-                pixels = np.asarray(value[0].convert("RGB"))
-                self.writer.add_image(name, pixels, phase, dataformats="HWC")
-            else:
+            elif not isinstance(value, tuple):
                 self.writer.add_scalar(name, value, phase)
         self.writer.flush()
 

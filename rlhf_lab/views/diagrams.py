@@ -1,23 +1,21 @@
-"""Diagrams of the lessons, drawn by matplotlib: boxes, arrows and the words on them."""
+"""Diagram of the RLHF loop for the lessons: boxes, arrows and their labels."""
 
-from typing import TYPE_CHECKING
+from math import hypot
 
+from rlhf_lab.views.marks import document, element, text
 from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.plots import COLORS, blank, finish
+from rlhf_lab.views.pictures import Number
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Spot = tuple[float, float]
-INK = "#222222"
+Spot = tuple[Number, Number]
+WIDTH, HEIGHT, BOX = 880, 380, (136.0, 48.0)
 BOXES: dict[str, tuple[Spot, str, str]] = {
-    "prompt": ((0.6, 2.6), "prompt\n“this movie”", ""),
-    "policy": ((2.6, 2.6), "policy\nwrites a review", "00"),
-    "reward": ((5.2, 2.6), "reward\none number", "00"),
-    "credit": ((7.6, 2.6), "credit\nadvantage per token", "03"),
-    "reference": ((2.6, 0.6), "reference\nfrozen copy", "04"),
-    "value": ((5.2, 0.6), "value head\nwhat to expect", "02"),
-    "objective": ((7.6, 0.6), "objective\nto be maximised", "05"),
+    "prompt": ((100, 70), "prompt\n“this movie”", ""),
+    "policy": ((310, 70), "policy\ngenerates a review", "00"),
+    "reward": ((540, 70), "reward\none number", "00"),
+    "credit": ((770, 70), "credit\nadvantage per token", "03"),
+    "reference": ((310, 250), "reference\nfrozen copy", "04"),
+    "value": ((540, 250), "value head\nexpected reward", "02"),
+    "objective": ((770, 250), "objective\nto be maximized", "05"),
 }
 ARROWS: tuple[tuple[str, str, str], ...] = (
     ("prompt", "policy", ""),
@@ -25,74 +23,66 @@ ARROWS: tuple[tuple[str, str, str], ...] = (
     ("reward", "credit", ""),
     ("value", "credit", ""),
     ("credit", "objective", ""),
-    ("policy", "value", "residual\nstream"),
+    ("policy", "value", "residual stream"),
+)
+ALT = (
+    "The loop of RLHF: the policy continues a prompt; the reward scores the text; the value head "
+    "turns the score into an advantage per token; the objective weighs the advantages, minus the "
+    "KL from the frozen reference; a gradient step changes the policy."
 )
 
 
 def loop_diagram() -> Picture:
-    """The loop of RLHF: what is handed from where to where, with the lesson of each part."""
-    figure, axes = blank(8.6, 3.6)
-    axes.set_axis_off()
-    axes.set_xlim(-0.5, 9.0)
-    axes.set_ylim(-0.9, 3.5)
-    for place, words, lesson in BOXES.values():
-        _box(axes, place, words, lesson)
+    """Draw the loop of RLHF, with the lesson of each component."""
+    parts = []
     for start, end, words in ARROWS:
-        _arrow(axes, BOXES[start][0], BOXES[end][0], words)
-    leash = {
-        "arrowstyle": "<->",
-        "color": COLORS[1],
-        "linestyle": "--",
-        "shrinkA": 22,
-        "shrinkB": 22,
-    }
-    axes.annotate("", BOXES["policy"][0], BOXES["reference"][0], arrowprops=leash)
-    axes.text(
-        2.5,
-        1.6,
-        "KL: the leash,\na term of the\nobjective",
-        color=COLORS[1],
-        ha="right",
-        va="center",
-        fontsize=9,
-    )
-    step = {"arrowstyle": "->", "color": COLORS[2], "linewidth": 1.6}
-    axes.plot([7.6, 7.6, 0.6, 0.6], [-0.12, -0.55, -0.55, 1.2], color=COLORS[2], linewidth=1.6)
-    axes.annotate("", (0.6, 2.15), (0.6, 1.1), arrowprops=step)
-    axes.text(
-        4.2,
-        -0.8,
-        "gradient step (06), then the next phase with the changed policy",
-        color=COLORS[2],
-        fontsize=9,
-        ha="center",
-    )
-    return finish(
-        figure,
-        "The loop of RLHF: a prompt goes to the policy, which writes a text; the reward scores it; "
-        "the value head turns the score into an advantage per token; the objective weighs them, "
-        "with the KL from the frozen reference as a leash; a gradient step changes the policy.",
+        (x1, y1), (x2, y2) = _between(BOXES[start][0], BOXES[end][0])
+        parts.append(_arrow([(x1, y1), (x2, y2)], "s5"))
+        if words:
+            shift = 0 if y1 == y2 else 54  # next to a slanted arrow
+            parts.append(text((x1 + x2) / 2 + shift, (y1 + y2) / 2 - 7, words, "soft", "middle"))
+    kl = [(310.0, 98.0), (310.0, 222.0)]
+    parts += [_arrow(kl, "s1", "6 4"), _arrow(kl[::-1], "s1", "6 4")]
+    for i, line in enumerate(("KL penalty,", "a term of", "the objective")):
+        parts.append(text(300, 150 + 15 * i, line, "", "end"))
+    step = [(770.0, 290.0), (770.0, 330.0), (100.0, 330.0), (100.0, 98.0)]
+    words = "gradient step (lesson 06), then the next phase with the changed policy"
+    parts += [_arrow(step, "s2"), text(435, 350, words, "", "middle")]
+    for (x, y), words, lesson in BOXES.values():
+        parts.append(_box(x, y, words.split("\n"), lesson))
+    return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
+
+
+def _box(x: Number, y: Number, lines: list[str], lesson: str) -> str:
+    width, height = BOX
+    place = {"x": x - width / 2, "y": y - height / 2, "width": width, "height": height}
+    frame = element("rect", "paper s5", rx="6", **place)
+    number = text(x, y - 32 if y < 100 else y + 38, f"lesson {lesson}", "soft", "middle")
+    return (
+        frame
+        + text(x, y - 4, lines[0], "title", "middle")
+        + text(x, y + 13, lines[1], "", "middle")
+        + (number if lesson else "")
     )
 
 
-def _box(axes: "Axes", place: Spot, words: str, lesson: str) -> None:
-    frame = {
-        "boxstyle": "round,pad=0.45",
-        "facecolor": "#F3F6FA",
-        "edgecolor": INK,
-        "linewidth": 0.8,
-    }
-    axes.text(*place, words, ha="center", va="center", fontsize=9, color=INK, bbox=frame)
-    if lesson:
-        y = place[1] + (0.55 if place[1] > 1 else -0.65)
-        axes.text(place[0], y, f"lesson {lesson}", ha="center", fontsize=7, color=COLORS[0])
+def _between(start: Spot, end: Spot) -> tuple[Spot, Spot]:
+    """Return the part of a line between two boxes that is outside both."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    out = min((BOX[0] / 2 + 4) / (abs(dx) or 1e-9), (BOX[1] / 2 + 4) / (abs(dy) or 1e-9))
+    return (
+        (start[0] + dx * out, start[1] + dy * out),
+        (end[0] - dx * out, end[1] - dy * out),
+    )
 
 
-def _arrow(axes: "Axes", start: Spot, end: Spot, words: str) -> None:
-    look = {"arrowstyle": "->", "color": INK, "shrinkA": 44, "shrinkB": 48}
-    if start[0] == end[0]:
-        look |= {"shrinkA": 20, "shrinkB": 30}
-    axes.annotate("", end, start, arrowprops=look)
-    if words:
-        middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.12
-        axes.text(*middle, words, fontsize=8, color=INK, ha="center", va="bottom")
+def _arrow(points: list[Spot], kind: str, dashes: str = "") -> str:
+    """Return a line with a head at its end."""
+    (x1, y1), (x2, y2) = points[-2:]
+    length = hypot(x2 - x1, y2 - y1)
+    ux, uy = (x2 - x1) / length, (y2 - y1) / length
+    head = [(x2, y2)] + [(x2 - 9 * ux + s * 4 * uy, y2 - 9 * uy - s * 4 * ux) for s in (1, -1)]
+    listed = [" ".join(f"{x:.1f},{y:.1f}" for x, y in spots) for spots in (points, head)]
+    dash = {"stroke-dasharray": dashes} if dashes else {}
+    line = element("polyline", kind, points=listed[0], **dash)
+    return line + element("polygon", f"f{kind[1:]}", points=listed[1])

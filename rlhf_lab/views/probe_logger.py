@@ -1,4 +1,4 @@
-"""Logger of probes: sends what they record, and pictures of it, to a run's loggers."""
+"""Callback that sends the numbers and pictures of probes to the loggers of a run."""
 
 import math
 from collections import Counter
@@ -12,13 +12,13 @@ from rlhf_lab.views.probe_pictures import probe_plots
 
 
 class ProbeLogger:
-    """Sends the numbers of new records after each phase, and pictures after 1, 2, 4, 8, ... phases.
+    """Callback that sends numbers after each phase, and pictures after 1, 2, 4, 8, ... phases.
 
-    At the end of the run come the records and pictures of its last weights. It is a callback; what
-    it sends is what is stored in the run's directory.
+    The records and pictures of the last weights follow at the end of the run. Pictures are SVG,
+    which wandb shows and other loggers skip.
 
     Args:
-        probes: the names of those whose records are sent.
+        probes: the names of the probes whose records are sent.
     """
 
     def __init__(self, sinks: list[Sink], probes: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class ProbeLogger:
             n_records = len(run.records(name))
             if n_records > self._drawn[name]:
                 for number, plot in enumerate(probe_plots(run, name), 1):
-                    found[f"probe/{name}/picture_{number}"] = plot.image(), plot.alt
+                    found[f"probe/{name}/picture_{number}"] = plot.svg, plot.alt
             self._drawn[name] = n_records
         return found
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
@@ -123,9 +122,8 @@ def test_probe_numbers_and_pictures_are_logged(logged):
     name = "probe/weight_delta/picture_1"
     assert [f"{name}.path" in row for row in rows] == [True, False, True]
     name = "probe/run_health/picture_2"
-    picture = Image.open(file.directory / "files" / rows[0][f"{name}.path"])
-    assert picture.size == (768, 384) and len(set(picture.convert("L").tobytes())) > 20
-    assert rows[0][f"{name}.caption"].startswith("KL from the reference")
+    page = (file.directory / "files" / rows[0][f"{name}.path"]).read_text(encoding="utf-8")
+    assert "KL from the reference" in page and "<svg" in page and "<script" not in page
 
 
 def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):

@@ -1,0 +1,96 @@
+"""SVG drawing of matrices: a grid of colors with its scale, and the stored number of each cell."""
+
+from collections.abc import Sequence
+
+from rlhf_lab.views.color import color_of, ink_on
+from rlhf_lab.views.marks import (
+    header,
+    mark_with_title,
+    shortened,
+    text,
+    text_width,
+    widest,
+)
+from rlhf_lab.views.pictures import Matrix, Number, Optionals, format_value
+
+
+def draw_matrix(picture: Matrix) -> tuple[Number, Number, str]:
+    """Draw a grid of colors below its title and its scale."""
+    limits = picture.limits or default_limits([picture.values], picture.kind)
+    width, height, grid = matrix_grid(picture, limits)
+    width = max(width, 260.0)
+    head, top = header(picture.title, picture.unit, (), width)
+    scale = color_scale(picture, limits, 8, top)
+    return (
+        width,
+        top + 26 + height,
+        f'{head}{scale}<g transform="translate(0 {top + 26:.0f})">{grid}</g>',
+    )
+
+
+def default_limits(grids: Sequence[Sequence[Optionals]], kind: str) -> tuple[Number, Number]:
+    """Return the smallest and largest value, symmetric about 0 for a diverging scale."""
+    there = [x for grid in grids for row in grid for x in row if x is not None and x == x] or [0.0]
+    reach = max(map(abs, there)) or 1.0
+    return (-reach, reach) if kind == "diverging" else (min(there), max(there))
+
+
+def _color(value: Number, limits: tuple[Number, Number], kind: str) -> tuple[int, int, int]:
+    low, high = limits
+    if kind == "sequential":
+        return color_of(value - low, (high - low) or 1.0, kind)
+    return color_of(value - (low + high) / 2, (high - low) / 2, kind)
+
+
+def color_scale(picture: Matrix, limits: tuple[Number, Number], x: Number, y: Number) -> str:
+    """Return five tiles of the scale with their numbers."""
+    parts, (low, high) = [], limits
+    for i in range(5):
+        value = low + (high - low) * i / 4
+        color = _color(value, limits, picture.kind)
+        tile = f'x="{x + 48 * i:.0f}" y="{y:.0f}" width="48" height="16"'
+        parts.append(f'<rect fill="{css(color)}" {tile}/>')
+        place = f'x="{x + 48 * i + 24:.0f}" y="{y + 12:.0f}" text-anchor="middle"'
+        parts.append(f'<text {place}><tspan fill="{css(ink_on(color))}">{value:.3g}</tspan></text>')
+    return "".join(parts)
+
+
+def css(color: tuple[int, int, int]) -> str:
+    """Return a color as a hexadecimal number."""
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
+def matrix_grid(
+    picture: Matrix, limits: tuple[Number, Number], cell: Number = 0.0, labels: str = "both"
+) -> tuple[Number, Number, str]:
+    """Return width, height and marks of a grid; `labels` are both, rows, cols or none."""
+    rows = [shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
+    cols = [shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
+    wide = cell or max(16.0, min(44.0, 420 / max(1, len(picture.cols))))
+    tall, parts = cell or 17.0, []
+    is_turned = widest(cols) > wide - 2
+    overhang = [0.55 * text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
+    left = max(widest(rows) + 12, *(overhang if is_turned else []), 6)
+    for at, name in enumerate(picture.rows):
+        y = at * tall
+        if rows:
+            parts.append(text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
+        for i, value in enumerate(picture.values[at]):
+            if value is None or value != value:
+                continue
+            color = _color(value, limits, picture.kind)
+            is_far = not limits[0] <= value <= limits[1]
+            far, beyond = (' class="far"', ", beyond the scale") if is_far else ("", "")
+            x, size = left + i * wide, f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
+            mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
+            title = format_value(f"{name}, {picture.cols[i]}", value) + beyond
+            parts.append(mark_with_title(mark, title))
+    for i, name in enumerate(cols):
+        x, y = left + (i + 0.5) * wide, tall * len(picture.rows)
+        parts.append(
+            text(x + 4, y + 9, name, "", "end", -60)
+            if is_turned
+            else text(x, y + 13, name, "", "middle")
+        )
+    below = 0.0 if not cols else 0.87 * widest(cols) + 20 if is_turned else 22.0
+    return left + wide * len(picture.cols) + 10, tall * len(picture.rows) + below, "".join(parts)

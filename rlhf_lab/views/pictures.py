@@ -1,0 +1,93 @@
+"""Picture kinds as plain data: bars, curves, strips of tokens, matrices and tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from rlhf_lab.views.color import Kind
+
+Number = float | int
+Optionals = Sequence[Number | None]
+Curve = tuple[Sequence[Number], Optionals]
+Ends = tuple[Optionals, Optionals]  # the lower and the upper ends of intervals
+NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Groups of bars, one group per label and one bar per series; None leaves a gap."""
+
+    labels: Sequence[str]
+    series: Mapping[str, Optionals]
+    title: str = ""
+    unit: str = ""
+    ends: Mapping[str, Ends] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Curves with bands, each with its own places along x; None leaves a gap."""
+
+    series: Mapping[str, Curve]
+    title: str = ""
+    unit: str = ""
+    ends: Mapping[str, Ends] = field(default_factory=dict)
+    x_label: str = "phase"
+    log_x: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Texts whose tokens are colored by a value each; rows of label, tokens and values.
+
+    The color ends at `limit`, by default the 99 % quantile of all sizes; larger values are marked.
+    """
+
+    rows: Sequence[tuple[str, Sequence[str], Optionals]]
+    title: str = ""
+    unit: str = ""
+    kind: Kind = "diverging"
+    limit: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A grid of colors; `limits` are the ends of the scale, by default those of the values."""
+
+    values: Sequence[Optionals]
+    rows: Sequence[str]
+    cols: Sequence[str]
+    title: str = ""
+    unit: str = ""
+    kind: Kind = "sequential"
+    limits: tuple[Number, Number] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of numbers and words; `words` are the columns that are set to the left."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+    words: tuple[int, ...] = (0,)
+    note: str = ""
+
+
+Kinds = Bars | Curves | Strip | Matrix | Table
+
+
+def format_value(label: str, value: Number, low: Number | None = None, high: Number | None = None):
+    """Return the title of a mark: its label, the stored number and the interval."""
+    ends = "" if low is None or high is None else f" [{low:.9g}, {high:.9g}]"
+    return f"{label}: {value:.9g}{ends}"
+
+
+def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:
+    """Return the quantile of the sizes of the finite values, 0 without any."""
+    sizes = sorted(abs(x) for x in values if x is not None and x - x == 0)
+    return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))]) if sizes else 0.0

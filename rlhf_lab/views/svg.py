@@ -1,0 +1,181 @@
+"""SVG drawing of the picture kinds: bars and curves here, matrices in grid.py."""
+
+import math
+from collections.abc import Sequence
+
+from rlhf_lab.views.grid import draw_matrix
+from rlhf_lab.views.marks import (
+    DASHES,
+    LARGE_POINTS,
+    MOST_POINTS,
+    document,
+    element,
+    header,
+    mark_with_title,
+    marker,
+    round_number,
+    series_colors,
+    shortened,
+    text,
+    text_width,
+    ticks,
+    widest,
+)
+from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Optionals, format_value
+
+PLOT_HEIGHT = 150
+
+
+def draw_svg(picture: Bars | Curves | Matrix) -> str:
+    """Return a picture as an SVG document that needs nothing from outside."""
+    draw = {Bars: draw_bars, Curves: draw_curves}.get(type(picture), draw_matrix)
+    return document(*draw(picture), describe(picture))
+
+
+def describe(picture: Bars | Curves | Matrix) -> str:
+    """Return a picture's title and what it shows, in words."""
+    if isinstance(picture, Matrix):
+        return f"{picture.title}: {len(picture.rows)} rows, {len(picture.cols)} columns"
+    over = f" over {picture.x_label}" if isinstance(picture, Curves) else ""
+    return f"{picture.title}: {', '.join(picture.series)}{over}"
+
+
+class _Axes:
+    """A plot area with horizontal grid lines at round numbers, below a header."""
+
+    def __init__(
+        self, picture: Bars | Curves, values: Optionals, left: Number, width: Number
+    ) -> None:
+        there = [x for x in values if x is not None and math.isfinite(x)] or [0.0]
+        low, high = min(there), max(there)
+        if isinstance(picture, Curves):
+            pad = 0.06 * (high - low) or abs(high) / 2 or 0.5
+            low, high = low - pad, high + pad
+        elif low == high:
+            high = low + 1.0
+        marks = ticks(low, high)
+        self.left = max(left, widest(list(map(round_number, marks))) + 12)
+        self.width, self.low, self.high = width, low, high
+        names, whole = list(picture.series), self.left + width
+        self.whole = max(whole + 10, 200.0, widest(names) + 34 if len(names) > 1 else 0.0)
+        head, self.top = header(picture.title, picture.unit, names, self.whole)
+        self.bottom = self.top + PLOT_HEIGHT
+        self.parts = [head]
+        for mark in marks:
+            y = self.y(mark)
+            line = element("line", "axis", x1=self.left, x2=whole, y1=y, y2=y)
+            self.parts += [line, text(self.left - 5, y + 4, round_number(mark), "soft", "end")]
+
+    def y(self, value: Number) -> float:
+        return self.top + 4 + (self.high - value) / (self.high - self.low) * (PLOT_HEIGHT - 8)
+
+
+def draw_bars(picture: Bars) -> tuple[Number, Number, str]:
+    """Draw groups of bars; labels are turned where they are wider than their group."""
+    labels, names = list(map(shortened, picture.labels)), list(picture.series)
+    bar = 7 if len(names) > 1 else 12
+    slot = max(bar * len(names) + 6, min(64.0, 320 / max(1, len(labels))))
+    is_turned = widest(labels) > slot - 4
+    left = max([0.0, *(0.55 * text_width(x) - (i + 0.5) * slot for i, x in enumerate(labels))])
+    ends = [x for pair in picture.ends.values() for end in pair for x in end]
+    values = [x for series in picture.series.values() for x in series]
+    axes = _Axes(picture, [0.0, *values, *ends], left * is_turned + 4, slot * len(labels))
+    for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
+        lows, highs = picture.ends.get(name, ([None] * len(labels),) * 2)
+        for at, value in enumerate(picture.series[name]):
+            if value is None or not math.isfinite(value):
+                continue
+            x = axes.left + (at + 0.5) * slot + (i - len(names) / 2) * bar
+            top, height = axes.y(max(value, 0)), abs(axes.y(value) - axes.y(0))
+            mark = element("rect", f"f{color}", x=x, y=top, width=bar - 1, height=max(height, 0.6))
+            if lows[at] is not None and highs[at] is not None:
+                middle, y1, y2 = x + (bar - 1) / 2, axes.y(lows[at]), axes.y(highs[at])
+                mark += element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
+            label = picture.labels[at] + (f", {name}" if len(names) > 1 else "")
+            axes.parts.append(
+                mark_with_title(mark, format_value(label, value, lows[at], highs[at]))
+            )
+    for at, label in enumerate(labels):
+        x = axes.left + (at + 0.5) * slot
+        turned = (x + 4, axes.bottom + 8, label, "", "end", -60)
+        axes.parts.append(
+            text(*turned) if is_turned else text(x, axes.bottom + 13, label, "", "middle")
+        )
+    below = 0.87 * widest(labels) + 18 if is_turned else 22
+    return axes.whole, axes.bottom + below, "".join(axes.parts)
+
+
+def _reduced(points: list[tuple]) -> list[tuple]:
+    """Points of a curve, of long ones only the lowest and the highest of each stretch."""
+    if len(points) <= MOST_POINTS:
+        return points
+    size = -(-2 * len(points) // MOST_POINTS)
+    kept = []
+    for start in range(0, len(points), size):
+        there = [p for p in points[start : start + size] if p[1] is not None]
+        kept += (
+            sorted({min(there, key=lambda p: p[1]), max(there, key=lambda p: p[1])})
+            if there
+            else []
+        )
+    return kept
+
+
+def draw_curves(picture: Curves) -> tuple[Number, Number, str]:
+    """Draw curves, each with its color, dashes and marks, with bands."""
+    places = sorted({x for xs, _ in picture.series.values() for x in xs})
+    ends = [x for pair in picture.ends.values() for end in pair for x in end]
+    axes = _Axes(picture, [*(y for _, ys in picture.series.values() for y in ys), *ends], 0, 370)
+    scale = math.log if picture.log_x else float
+    low, high = scale(places[0]), scale(places[-1])
+
+    def across(x: Number) -> float:
+        middle = 0.5 if low == high else (scale(x) - low) / (high - low)
+        return axes.left + 8 + middle * (axes.width - 16)
+
+    whole = all(isinstance(x, int) for x in places)
+    marks = places if picture.log_x or len(places) == 1 else ticks(places[0], places[-1], 6)
+    free = 0.0
+    for x in marks:
+        words = f"{x:,g}" if picture.log_x else round_number(x)
+        if (whole and x != round(x)) or across(x) - text_width(words) / 2 < free:
+            continue
+        free = across(x) + text_width(words) / 2 + 6
+        axes.parts.append(text(across(x), axes.bottom + 13, words, "soft", "middle"))
+    axes.parts.append(
+        text(axes.left + axes.width / 2, axes.bottom + 27, picture.x_label, "soft", "middle")
+    )
+    names = list(picture.series)
+    for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
+        xs, ys = picture.series[name]
+        lows, highs = picture.ends.get(name, ([None] * len(ys),) * 2)
+        known = [y if y is not None and math.isfinite(y) else None for y in ys]
+        points = _reduced(list(zip(xs, known, lows, highs, strict=True)))
+        band = [(across(x), a, b) for x, y, a, b in points if a is not None and b is not None]
+        if len(band) > 1:
+            outline = [(x, axes.y(b)) for x, _, b in band] + [
+                (x, axes.y(a)) for x, a, _ in band[::-1]
+            ]
+            axes.parts.append(f'<polygon class="band f{color}" points="{_points(outline)}"/>')
+        line: list[tuple[Number, Number]] = []
+        for x, y, *_ in [*points, (0, None)]:
+            if y is not None:
+                line.append((across(x), axes.y(y)))
+            elif line:
+                dash = DASHES[i % len(DASHES)]
+                dashes = f' stroke-dasharray="{dash}"' if dash else ""
+                axes.parts.append(f'<polyline class="s{color}"{dashes} points="{_points(line)}"/>')
+                line = []
+        size = 2.6 if len(points) <= LARGE_POINTS else 1.2
+        for x, y, a, b in points:
+            if y is not None:
+                mark, label = (
+                    marker(i, across(x), axes.y(y), color, size),
+                    f"{name}, {picture.x_label} {x:g}",
+                )
+                axes.parts.append(mark_with_title(mark, format_value(label, y, a, b)))
+    return axes.whole, axes.bottom + 36, "".join(axes.parts)
+
+
+def _points(points: Sequence[tuple[Number, Number]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

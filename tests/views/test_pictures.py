@@ -1,0 +1,198 @@
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lab import views
+from rlhf_lab.files import PAGE_MARK
+from rlhf_lab.views.marks import COLOR_OF_NAME, DARK, LIGHT, series_colors, text_width, ticks
+from rlhf_lab.views.pictures import quantile_limit
+from rlhf_lab.views.plots import bars, curves, heatmap, heatmaps
+
+SVG = "{http://www.w3.org/2000/svg}"
+LONG = "blocks.11.attn.hook_result of a component with a long name"
+TWO = {"reward": ([0, 1, 2], [1.0, None, 2.0]), "b": ([0, 1], [0.125, 1.0])}
+
+
+def titles(picture):
+    root = ElementTree.fromstring(picture.svg)
+    return [title.text for title in root.iter(SVG + "title")]
+
+
+def marks(picture, tag):
+    """Titles and attributes of the marks of a kind."""
+    root = ElementTree.fromstring(picture.svg)
+    groups = [g for g in root.iter(SVG + "g") if g.find(SVG + "title") is not None]
+    found = [(g.find(SVG + "title").text, g.find(SVG + tag)) for g in groups]
+    return {title: mark.attrib for title, mark in found if mark is not None}
+
+
+def draw_all():
+    return (
+        curves(TWO, "two curves"),
+        bars(["x", LONG], {"a": [1.0, -2.0], "b": [0.5, 0.5]}, "bars", "nats"),
+        heatmap([[0.0, None], [1.0, 2.0]], ["a", LONG], ["x", LONG], "grid"),
+        heatmap(torch.tensor([[-1.0, 3.0]]), ["a"], ["x", "y"], "signed", kind="diverging"),
+        heatmaps({"one": [[0, 1]], "two": [[2, 3]], "three": [[1, 0]]}, ["a"], ["x", "y"], "3", 2),
+        views.loop_diagram(),
+    )
+
+
+def test_drawings_repeat_and_refer_to_nothing_outside():
+    for one, again in zip(draw_all(), draw_all(), strict=True):
+        assert one.svg == again.svg and "url(" not in one.svg and "href" not in one.svg
+        bundle = one._repr_mimebundle_()
+        assert bundle["image/svg+xml"] == one.svg and bundle["text/plain"] == one.alt
+        assert bundle["text/html"] == one._repr_html_() and one.html().startswith("<img alt=")
+        assert "<style>" not in one.inline() and "xmlns" not in one.inline()
+        assert "prefers-color-scheme:dark" in one.svg
+
+
+def test_marks_carry_label_value_and_interval():
+    ends = {"a": ([0.5, None], [1.5, None])}
+    assert titles(bars(["x", "y"], {"a": [1.0, -2.123456789]}, "t", whiskers=ends)) == [
+        "x: 1 [0.5, 1.5]",
+        "y: -2.12345679",
+    ]
+    assert titles(curves(TWO, "t", bands={"b": ([0.1, 0.9], [0.2, 1.25])}))[2:] == [
+        "b, phase 0: 0.125 [0.1, 0.2]",
+        "b, phase 1: 1 [0.9, 1.25]",
+    ]
+    assert titles(
+        heatmap([[0.0, None], [1.0, 9.0]], ["a", "b"], ["x", "y"], "t", limits=(0, 2))
+    ) == [
+        "a, x: 0",
+        "b, x: 1",
+        "b, y: 9, beyond the scale",
+    ]
+    two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
+    assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
+
+
+def test_bars_are_as_high_as_their_values_and_whiskers_at_their_ends():
+    ends = {"a": ([0.5, -3.0], [2.0, -1.0])}
+    picture = bars(["x", "y"], {"a": [1.0, -2.0]}, "t", whiskers=ends)
+    one, two = marks(picture, "rect").values()
+    assert float(two["height"]) == pytest.approx(2 * float(one["height"]), abs=0.2)
+    zero = float(one["y"]) + float(one["height"])
+    assert zero == pytest.approx(float(two["y"]), abs=0.2)
+    unit = float(one["height"])
+    whiskers = [(float(w["y1"]), float(w["y2"])) for w in marks(picture, "line").values()]
+    expected = [(zero - 0.5 * unit, zero - 2 * unit), (zero + 3 * unit, zero + unit)]
+    for found, at in zip(whiskers, expected, strict=True):
+        assert found == pytest.approx(at, abs=0.5)
+
+
+def test_curves_leave_gaps_and_long_ones_keep_their_extremes():
+    picture = curves(TWO, "t")
+    lines = ElementTree.fromstring(picture.svg).iter(SVG + "polyline")
+    assert [len(line.attrib["points"].split()) for line in lines] == [1, 1, 2]
+    values = [float(i % 100) for i in range(5000)]
+    values[1234], values[4321] = 1e4, -1e4
+    long = titles(curves({"a": (range(5000), values)}, "t"))
+    assert len(long) <= 420
+    assert "a, phase 1234: 10000" in long and "a, phase 4321: -10000" in long
+
+
+@pytest.mark.parametrize(
+    "x, has_fractions", [([0, 1], False), ([0, 1, 2], False), ([0.0, 1.0], True)]
+)
+def test_phases_have_no_fractional_ticks(x, has_fractions):
+    words = re.findall(
+        r'text-anchor="middle">([^<]*)<', curves({"a": (x, [1.0] * len(x))}, "t").svg
+    )
+    places = [float(word) for word in words if word != "phase"]
+    assert len(places) >= 2 and any(x % 1 for x in places) == has_fractions
+
+
+def test_logarithmic_axis_has_equal_steps_and_names_its_places():
+    picture = curves({"a": ([64, 256, 1024], [0.1, 0.2, 0.3])}, "t", log_x=True)
+    x = [float(mark["cx"]) for mark in marks(picture, "circle").values()]
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
+    assert ">64<" in picture.svg and ">256<" in picture.svg and ">1,024<" in picture.svg
+
+
+def test_labels_stay_on_the_drawing_and_are_whole():
+    title = "Reward and true reward of each run, as a fraction of the best (lines: low to high)"
+    drawn = [
+        curves({LONG: ([0, 1], [1.0, 2.0]), "another": ([0], [1.0])}, title),
+        bars([LONG, "x", LONG], {LONG: [1.0, 2.0, 3.0], "b": [0.5] * 3}, title),
+        heatmap([[0.0, 1.0]], [LONG], [LONG, "y"], title),
+        heatmaps({LONG: [[0.0, 1.0]], "b": [[1.0, 0.0]]}, [LONG], [LONG, "y"], title),
+    ]
+    for picture in drawn:
+        root = ElementTree.fromstring(picture.svg)
+        width = float(root.attrib["width"])
+        for node in root.iter(SVG + "text"):
+            words, anchor = "".join(node.itertext()), node.attrib.get("text-anchor")
+            if "transform" in node.attrib:
+                x = float(re.search(r"translate\(([\d.]+)", node.attrib["transform"])[1])
+                assert x - 0.5 * 0.9 * text_width(words) >= 0, words
+                continue
+            x = float(node.attrib["x"])
+            before = {"end": 1.0, "middle": 0.5}.get(anchor, 0.0) * text_width(words)
+            assert x - before >= -1 and x - before + 0.9 * text_width(words) <= width + 1, words
+        whole = " ".join("".join(node.itertext()) for node in root.iter(SVG + "text"))
+        assert all(word in whole for word in title.split())
+
+
+def test_known_quantities_keep_their_color_and_series_differ():
+    assert series_colors(["k1, n = 8", "exact", "k2"]) == [1, 0, 2]
+    assert series_colors(["a", "reward", "b"]) == [1, 0, 2]
+    assert series_colors(["reward", "reward, by hand"]) == [0, 1]
+    assert max(COLOR_OF_NAME.values()) < len(LIGHT) == len(DARK)
+    assert len(set(series_colors(list("abcdefgh")))) == 8
+
+
+def test_ticks_and_quantiles_match_hand_computed():
+    assert ticks(0, 1) == pytest.approx([0, 0.5, 1]) and ticks(-2, 2) == [-2, -1, 0, 1, 2]
+    assert ticks(0.101, 0.103) == pytest.approx([0.101, 0.1015, 0.102, 0.1025, 0.103])
+    assert quantile_limit([*range(100), None, float("nan")]) == 99
+    assert quantile_limit([1.0] * 200 + [50.0]) == 1.0 and quantile_limit([None]) == 0.0
+
+
+def test_hostile_numbers_and_names_give_valid_svg():
+    nasty = '"><script>\x00\x1b\u202e'
+    values = [float("nan"), float("inf"), 1.0]
+    for picture in (
+        curves({nasty: ([0, 1, 2], values)}, nasty, nasty, nasty),
+        bars([nasty] * 3, {nasty: values}, nasty),
+        heatmap([values], [nasty], [nasty] * 3, nasty),
+    ):
+        ElementTree.fromstring(picture.svg)
+        assert "<script" not in picture.svg
+
+
+def test_picture_is_saved_as_it_is(tmp_path):
+    picture = draw_all()[1]
+    assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg + PAGE_MARK
+
+
+def test_loop_diagram_describes_every_component():
+    picture = views.loop_diagram()
+    for part in ("policy", "reward", "value head", "advantage", "objective", "reference", "KL"):
+        assert part in picture.alt and part in picture.svg
+
+
+def test_plots_raise_on_invalid_input():
+    with pytest.raises(ValueError, match="series is empty"):
+        curves({}, "nothing")
+    with pytest.raises(ValueError, match="'a' has 1 values for 2 names"):
+        bars(["x", "y"], {"a": [1.0]}, "bars")
+    with pytest.raises(ValueError, match="x is 0 on a logarithmic axis"):
+        curves({"a": ([0, 1], [1.0, 2.0])}, "from nothing", log_x=True)
+    with pytest.raises(ValueError, match="grids is empty"):
+        heatmaps({}, ["a"], ["x"], "nothing")
+    for wrong in ({"b": ([1.0], [2.0])}, {"a": ([1.0], [2.0, 3.0])}):
+        with pytest.raises(ValueError, match="Pass one of each per value"):
+            bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers=wrong)
+
+
+def test_matplotlib_is_not_required():
+    root = Path(views.__file__).parents[2]
+    for path in [*root.glob("requirements*"), *root.glob("rlhf_lab/**/*.py")]:
+        assert not re.search(
+            r"^\s*(import |from )?matplotlib\b(?!-)", path.read_text("utf-8"), re.M
+        )
