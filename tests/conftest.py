@@ -34,7 +34,9 @@ hypothesis.settings.load_profile("no time limit")
 MARKS = {  # fixtures that start a process or train, and the mark of the tests that use them
     **dict.fromkeys(("warm_python", "cold_python"), "process"),
     "chromium": "browser",
-    **dict.fromkeys(("finished", "fitted", "probed", "reel_model", "trained"), "slow"),
+    **dict.fromkeys(
+        ("finished", "fitted", "probed", "reel_model", "resumed", "runs", "trained"), "slow"
+    ),
 }
 
 

@@ -195,13 +195,20 @@ def test_generator_advances_by_the_size_only(gpt2):
     assert all(torch.equal(state, states[0]) for state in states)
 
 
-def test_noise_of_a_row_ignores_batch_parts(policy):
-    spec, prompts = SamplingSpec(8, temperature=1.5), UNEQUAL * 2
+@pytest.mark.parametrize("truncation", [{}, {"top_k": 3}, {"top_p": 0.7}], ids=str)
+def test_noise_of_a_row_ignores_batch_parts(policy, truncation):
+    spec, prompts = SamplingSpec(8, temperature=1.5, **truncation), UNEQUAL * 2
     whole = sample(policy, prompts, spec, seeded(3))
     for part_size in (1, 3, 9):
         cut = sample(policy, prompts, spec, seeded(3), part_size=part_size)
         assert torch.equal(cut.tokens, whole.tokens)
-        torch.testing.assert_close(cut.logprobs, whole.logprobs, atol=1e-5, rtol=0)
+        for name in ("logprobs", "values", "residuals"):
+            found, expected = getattr(cut, name), getattr(whole, name)
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+        if truncation:
+            kept = whole.support.kept
+            assert torch.equal(cut.support.kept, kept)
+            assert torch.equal(cut.support.tokens[kept], whole.support.tokens[kept])
     some = sample(policy, prompts, spec, seeded(3), rows=slice(2, 5))
     assert torch.equal(some.tokens[:, -8:], whole.tokens[2:5, -8:])
 

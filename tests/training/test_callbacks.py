@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("no_type_checks")
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 
 
-@pytest.mark.slow
 def test_events_come_in_order(runs):
     """Two minibatches and two passes are four steps per phase."""
     events = runs("plain").events
@@ -95,7 +94,6 @@ FIELDS = {
 }
 
 
-@pytest.mark.slow
 def test_each_event_has_its_fields(runs):
     assert runs("plain").fields == FIELDS
 
@@ -111,7 +109,6 @@ def test_context_names_the_event_of_a_missing_field():
         ctx.phase = 4
 
 
-@pytest.mark.slow
 def test_grad_norm_is_the_norm_before_clipping(runs):
     """The limit is 1; after clipping, the norm over all weights is at most that."""
     run = runs("critic")

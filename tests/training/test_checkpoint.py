@@ -1,24 +1,31 @@
-"""Checkpoints: tensors are stored bitwise, damaged files are rejected, old ones are removed."""
+"""Checkpoints: bitwise tensors, rejected damage, removed files, and writes in the background."""
 
+import gc
 import json
 import struct
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.training import RLHFTrainer, recorder
 from rlhf_lab.training.checkpoint import (
+    CheckpointWriter,
+    copied_to_host,
     flatten_state,
     is_numbered,
     load_checkpoint,
     load_weights,
+    read_metadata,
     remove_outdated,
     save_checkpoint,
     unflatten_state,
+    wait_for_writers,
     weights,
 )
 from rlhf_lab.training.restore import load_policy
@@ -68,29 +75,23 @@ def swap_names(raw: bytes) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(lambda raw, n=n: raw[:n] for n in (0, 4, 60, -1)),
-        lambda raw: raw[:-20] + bytes([raw[-20] ^ 1]) + raw[-19:],
-        swap_names,
-        lambda raw: raw.replace(rb"\"phase\": 3", rb"\"phase\": 7"),
-        lambda raw: (2**63).to_bytes(8, "little") + raw[8:],
-    ],
-)
-def test_load_rejects_a_damaged_file(saved, damage):
+def test_load_rejects_a_damaged_file(saved):
     before = saved.read_bytes()
-    saved.write_bytes(damage(before))
-    assert saved.read_bytes() != before
-    with pytest.raises(RunError, match="last.safetensors is corrupt") as error:
-        load_checkpoint(saved)
-    assert "\n" not in str(error.value)
-
-
-def test_load_rejects_a_file_from_elsewhere(saved):
-    save_file({"a": torch.zeros(2)}, saved)
-    with pytest.raises(RunError, match="is corrupt"):
-        load_checkpoint(saved)
+    for damaged in (
+        b"",
+        before[:60],
+        before[:-1],
+        before[:-20] + bytes([before[-20] ^ 1]) + before[-19:],
+        swap_names(before),
+        before.replace(rb"\"phase\": 3", rb"\"phase\": 7"),
+        before.replace(b"crc32", b"crc23"),
+        (2**63).to_bytes(8, "little") + before[8:],
+    ):
+        saved.write_bytes(damaged)
+        assert damaged != before
+        with pytest.raises(RunError, match="last.safetensors is corrupt") as error:
+            load_checkpoint(saved)
+        assert "\n" not in str(error.value)
 
 
 def test_load_weights_copies_all_or_rejects_another_model(tmp_path):
@@ -115,20 +116,20 @@ STATE = {
 }
 
 
-def test_flattened_state_survives_json():
-    tensors: dict[str, torch.Tensor] = {}
-    tensor = torch.tensor([0.1, 0.2]).double()
-    tree = json.loads(json.dumps(flatten_state(STATE | {"tensor": tensor}, "s", tensors)))
-    state = unflatten_state(tree, tensors)
-    assert tensors.keys() == {"s.tensor"} and torch.equal(state.pop("tensor"), tensor)
+def test_flattened_state_survives_its_file(tmp_path):
+    """Also a tensor that two parameters share: safetensors stores no shared memory."""
+    tensors, table, path = {}, torch.tensor([0.1, 0.2]).double(), tmp_path / "x.safetensors"
+    tree = flatten_state(STATE | {"one": table, "two": table}, "s", tensors)
+    save_checkpoint(path, copied_to_host(tensors), {"tree": tree})
+    found, metadata = load_checkpoint(path)
+    state = unflatten_state(metadata["tree"], found)
+    assert found.keys() == {"s.one", "s.two"}
+    assert all(torch.equal(state.pop(name), table) for name in ("one", "two"))
     assert state == STATE
     assert type(state["milestones"]) is Counter and type(state[3]["tuple"]) is tuple
-
-
-@pytest.mark.parametrize("value", [{1, 2}, print, 1j, nn.Linear(1, 1)], ids=repr)
-def test_state_that_json_cannot_store_is_rejected_by_path(value):
-    with pytest.raises(ConfigError, match="scheduler.a.1 is a .*checkpoint cannot store"):
-        flatten_state({"a": [0, value]}, "scheduler", {})
+    for value in ({1, 2}, print, 1j, nn.Linear(1, 1)):
+        with pytest.raises(ConfigError, match="scheduler.a.1 is a .*checkpoint cannot store"):
+            flatten_state({"a": [0, value]}, "scheduler", {})
 
 
 @pytest.mark.parametrize(
@@ -157,3 +158,129 @@ def test_run_keeps_the_newest_numbered_checkpoints(make_trainer):
     assert is_equal(copy_weights(policy), copy_weights(trainer.policy))
     with pytest.raises(RunError, match="No checkpoint .*Available: best, last, phase_000000, "):
         load_policy(trainer.run.path, 2)
+
+
+PATIENCE = 60  # seconds
+
+
+class Gate:
+    """Holds back the writes of checkpoints until `open` is set; fails for the file `full_from`."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.full_from: str | None = None
+
+    def save(self, path, tensors, metadata):
+        assert self.open.wait(PATIENCE)
+        if self.full_from == path.stem:
+            raise RunError(f"cannot write {path}: No space left on device. Make room.")
+        save_checkpoint(path, tensors, metadata)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate = Gate()
+    gate.open.set()
+    monkeypatch.setattr(recorder, "save_checkpoint", gate.save)
+    yield gate
+    gate.open.set()
+
+
+def train_two_phases(trainer: RLHFTrainer, gate: Gate) -> None:
+    """Train two phases; the save after the second waits for the gate."""
+    trainer.run_phase()
+    trainer.recorder.writer.wait()
+    gate.open.clear()
+    trainer.run_phase()
+
+
+def test_failed_save_is_raised_once_by_wait_or_warned_about(tmp_path):
+    def fail() -> None:
+        raise RunError("cannot write a: No space left.")
+
+    writer = CheckpointWriter()
+    writer.start(tmp_path, fail)
+    with pytest.raises(RunError, match="cannot write a"):
+        writer.wait()
+    writer.wait()
+    writer.start(tmp_path, fail)
+    wait_for_writers(tmp_path)
+    with pytest.warns(UserWarning, match="cannot write a"):
+        del writer
+        gc.collect()
+
+
+@pytest.mark.slow
+def test_run_continues_during_a_save_and_the_file_is_the_same(make_trainer, gate):
+    """The next phase is complete before the first byte of this phase's state is written.
+
+    With a callback for checkpoints a run waits for each file, so that model and file are equal.
+    """
+    watched, saved = make_trainer(total_phases=3), {}
+
+    @watched.on("checkpoint")
+    def compare(ctx):
+        tensors, metadata = load_checkpoint(ctx.checkpoint)
+        policy = weights(ctx.policy)
+        assert is_equal({name: tensors[name] for name in policy}, policy)
+        assert metadata["phase"] == ctx.phase
+        saved[ctx.checkpoint.stem, ctx.phase] = tensors
+
+    watched.train()
+    trainer = make_trainer(total_phases=3)
+    train_two_phases(trainer, gate)
+    trainer.learning_phase(trainer.rollout_phase())  # steps on the same tensors
+    path = trainer.run.checkpoints / "last.safetensors"
+    assert read_metadata(path)["phase"] == 1
+    gate.open.set()
+    trainer.recorder.writer.wait()
+    assert read_metadata(path)["phase"] == 2 and ("best", 0) in saved and len(saved) >= 8
+    for name in ("phase_000002", "last"):
+        assert is_equal(load_file(path.with_stem(name)), saved[name, 2])
+
+
+@pytest.mark.slow
+def test_full_disk_ends_the_run_at_the_next_save(make_trainer, gate):
+    trainer = make_trainer(total_phases=3)
+    trainer.run_phase()
+    trainer.recorder.writer.wait()
+    gate.full_from = "last"
+    trainer.run_phase()
+    with pytest.raises(RunError, match="cannot write .*last.safetensors.*No space left"):
+        trainer.run_phase()
+    gate.full_from = None
+    again = RLHFTrainer.resume(trainer.run.path)
+    assert again.phase == 1
+    again.run_phase()
+    again.recorder.writer.wait()
+    gate.full_from = "last"
+    with pytest.raises(RunError, match="No space left"):  # also at the end
+        again.train()
+    assert again.run.read_info()["status"] == "running"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", [load_policy, RLHFTrainer.resume, ValueError, KeyboardInterrupt])
+def test_loading_and_errors_wait_for_the_save(make_trainer, gate, monkeypatch, tmp_path, waits):
+    """In a relative directory: the path of the save does not change with the working directory."""
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(total_phases=4)
+    trainer.recorder.out = "relative"
+    train_two_phases(trainer, gate)
+    monkeypatch.chdir("/")
+    threading.Timer(0.3, gate.open.set).start()
+    if isinstance(waits, type):
+
+        def fail() -> None:
+            raise waits
+
+        monkeypatch.setattr(trainer, "rollout_phase", fail)
+        with pytest.raises(waits):
+            trainer.run_phase()
+    else:
+        loaded = waits(tmp_path / "relative")
+        policy = loaded[0] if waits is load_policy else loaded.policy
+        assert is_equal(weights(policy), weights(trainer.policy))
+    assert gate.open.is_set()
+    path = tmp_path / "relative" / "checkpoints" / "last.safetensors"
+    assert read_metadata(path)["phase"] == 2

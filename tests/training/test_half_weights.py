@@ -129,7 +129,6 @@ def test_weights_and_state_take_the_documented_bytes():
     assert found == {"fp32": (4, 8), "bf16": (2, 12), "bf16_stochastic": (2, 4)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_in_bf16_is_saved_loaded_and_exported_as_it_is(runs, tmp_path, kind):
     run = runs(kind)

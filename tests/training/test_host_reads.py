@@ -17,6 +17,8 @@ from rlhf_lab.training import ReplayMemory
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.rollout import summarize
 
+pytestmark = pytest.mark.slow
+
 READS = set(  # operations that return a number to the host, or a shape that depends on numbers
     "_local_scalar_dense equal nonzero masked_select _unique _unique2 unique_dim "
     "unique_consecutive repeat_interleave.Tensor".split()
@@ -72,7 +74,6 @@ ONE_READ = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fields", ONE_READ, ids=str)
 def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     """At its start, whether prompts are padded; at its end, all statistics."""
@@ -83,7 +84,6 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     assert found == Counter({"_local_scalar_dense": 1, "tolist": 1})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["target_kl", "ratio_threshold"])
 def test_limits_read_once_per_minibatch(make_trainer, limit):
     """The host decides whether to step: 4 minibatches, 4 more reads."""
@@ -99,14 +99,12 @@ def sampling_reads(make_trainer: Callable, **fields) -> int:
     return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
 
 
-@pytest.mark.slow
 def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
     lengths = [sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20)]
     assert lengths[0] == lengths[1] <= 4
     assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == lengths[0] + 3
 
 
-@pytest.mark.slow
 def test_scoring_reads_as_often_for_a_large_batch(make_trainer):
     """The reward function gets tokens and masks as texts; statistics are read once."""
     counts = {}

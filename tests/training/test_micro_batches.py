@@ -8,9 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_lab.models import load_model
-from rlhf_lab.models.value_head import TransformerWithValueHead
-from rlhf_lab.sampling import SamplingSpec, join_samples, sample
 from rlhf_lab.training import Objective, Overrides, ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.optimization import PolicyUpdate
 from tests.training.recorded_runs import copy_weights, move_weights
@@ -106,30 +103,3 @@ def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer):
     assert moved > 1e-3 and apart < 0.1 * moved
     step = [("before_minibatch", 4), ("after_loss", 4), (4, 20), ("after_backward", 4)]
     assert seen == [*step, ("after_step", 4)] * 4
-
-
-@pytest.fixture(scope="module")
-def policy() -> TransformerWithValueHead:
-    return TransformerWithValueHead(load_model("reel-nano"))
-
-
-@pytest.mark.parametrize("truncation", [{}, {"top_k": 3}, {"top_p": 0.7}], ids=str)
-def test_samples_in_parts_equal_those_of_the_whole_batch(policy, truncation):
-    """Prompts of 1, 3, 2 and 4 tokens, two at a time: the noise of a row is the same."""
-    spec, prompts = SamplingSpec(5, **truncation), [[4], [5, 6, 7], [8, 9], [4, 5, 6, 7]]
-    joined, whole = (
-        sample(policy, prompts, spec, torch.Generator().manual_seed(3), part_size=size)
-        for size in (2, None)
-    )
-    assert torch.equal(joined.tokens, whole.tokens) and torch.equal(joined.mask, whole.mask)
-    for name in ("logprobs", "values", "residuals"):
-        found, expected = getattr(joined, name), getattr(whole, name)
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
-    if truncation:
-        kept = whole.support.kept
-        assert torch.equal(joined.support.kept, kept)
-        assert torch.equal(joined.support.tokens[kept], whole.support.tokens[kept])
-    assert joined.prompts() == prompts and joined.tokens.shape == (4, 9)
-    alone = sample(policy, prompts, spec, torch.Generator().manual_seed(3))
-    assert torch.equal(alone.tokens, whole.tokens)
-    assert torch.equal(join_samples([alone], 0).tokens, whole.tokens)

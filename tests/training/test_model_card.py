@@ -49,7 +49,6 @@ def exported(finished, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
     for directory, library in ((finished.run.path, "rlhf_lab"), (exported, "transformers")):
         assert metadata_load(directory / "README.md") == {

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.training import Objective, ReplayMemory, objective_terms
 from tests.training.recorded_runs import move_weights
 
-pytestmark = pytest.mark.typed
+pytestmark = [pytest.mark.slow, pytest.mark.typed]
 
 KL = {
     "k1": lambda d: d,
@@ -102,7 +101,6 @@ def compute_by_hand(trainer, minibatch) -> dict[str, float]:
     return dict(zip(TERMS, [*terms, total], strict=True)) | {"n_clipped": n_clipped}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_terms_match_sums_over_tokens_in_float64(make_trainer, setting):
     """The gradient reaches all weights of the policy and none of the reference."""
@@ -136,7 +134,6 @@ class Spied(TransformerWithValueHead):
         return logits, values
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("top_k", [None, 5])
 @pytest.mark.parametrize("garbage", [50.0, 3e38, -math.inf])
 def test_masked_positions_change_no_term_and_get_no_gradient(make_trainer, garbage, top_k):
@@ -178,7 +175,6 @@ def terms_and_gradients(trainer, minibatch, **changes):
     return terms, {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
 
-@pytest.mark.slow
 @LISTENS
 @pytest.mark.parametrize("setting", ["plain", "top_k"])
 def test_chunks_logits_and_hooked_modules_agree(make_trainer, setting, listens):
@@ -207,7 +203,6 @@ def test_chunks_logits_and_hooked_modules_agree(make_trainer, setting, listens):
         torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.slow
 @LISTENS
 def test_bf16_changes_the_terms_by_little(make_trainer, listens):
     """8 bits of mantissa: log-probabilities and values move by at most a few hundredths."""
@@ -225,7 +220,6 @@ def test_bf16_changes_the_terms_by_little(make_trainer, listens):
     assert rough.objective.item() == pytest.approx(exact.objective.item(), abs=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k3"])
 def test_kl_in_the_reward_is_subtracted_from_each_token(make_trainer, estimator):
     """Without values and discount, an advantage is the reward minus the KL from there on."""
@@ -246,21 +240,3 @@ def test_kl_in_the_reward_is_subtracted_from_each_token(make_trainer, estimator)
     trainer.kl_controller.kl_coef = 0.0  # the current coefficient counts, not that of the settings
     free = trainer.rollout_phase()
     assert torch.equal(free.advantages[:, 0], free.rewards)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"kl_estimator": "k3", "policy_loss": "gspo", "loss_aggregation": "sequence_mean"},
-        {"kl_in": "reward", "dual_clip": 3.0, "loss_aggregation": "constant"},
-        {"max_log_ratio": 0.01, "clip_coef_high": 0.3},
-    ],
-    ids=str,
-)
-def test_step_ledger_adds_up_to_the_objective(make_trainer, fields):
-    trainer = make_trainer(ent_coef=0.1, **fields)
-    minibatch = prepare(trainer)
-    entries = ledger_entries(trainer.policy, trainer.reference, minibatch, trainer.args)
-    objective = compute_terms(trainer, minibatch).objective.item()
-    assert entries["share"].sum().item() == pytest.approx(objective, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Custom optimizers, schedulers and KL controllers: they train, and resume bitwise."""
+"""KL controllers; custom optimizers, schedules and controllers train and resume bitwise."""
 
 from functools import partial
 
@@ -20,8 +20,10 @@ from torch.optim.lr_scheduler import (
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import AdaptiveKLController, FixedKLController, RLHFTrainer
 from tests.training.recorded_runs import copy_weights, is_equal, read_metrics, train_partly
+
+pytestmark = pytest.mark.slow
 
 OPTIMIZERS = {
     "SGD": partial(SGD, lr=1e-2, momentum=0.9),
@@ -44,7 +46,6 @@ def custom(reel_args):
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_torch_optimizers_maximize_the_objective(make_trainer, custom, name):
     """One phase on one rollout, with the mean reward dominating the objective."""
@@ -84,7 +85,6 @@ SCHEDULES = {
 PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD", schedule) for schedule in SCHEDULES]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule"), PAIRS)
 def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedule):
     parts = [custom(OPTIMIZERS[name], SCHEDULES.get(schedule)) for _ in range(3)]
@@ -107,7 +107,6 @@ class IntegralController:
         self.kl_coef = 0.3 + sum(self.kls)
 
 
-@pytest.mark.slow
 def test_custom_controller_resumes_with_all_of_its_state(make_trainer):
     parts = [{"kl_controller": IntegralController()} for _ in range(3)]
     whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
@@ -118,7 +117,6 @@ def test_custom_controller_resumes_with_all_of_its_state(make_trainer):
     assert read_metrics(again.run.path) == read_metrics(whole.run.path)
 
 
-@pytest.mark.slow
 def test_resume_rejects_other_custom_components(make_trainer, custom):
     path = train_partly(make_trainer(custom(OPTIMIZERS["SGD"])), 1)
     resume = partial(RLHFTrainer.resume, path)
@@ -167,3 +165,58 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
     for components, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):
             make_trainer(components, **fields)
+
+
+def test_fixed_coefficient_stays():
+    controller = FixedKLController(0.3)
+    assert [controller.update(kl, 64) for kl in (0.0, 6.0, 1e9)] == [0.3, 0.3, 0.3]
+
+
+def test_adaptive_coefficient_matches_hand_computed():
+    """KL 6.6 of target 6: error 0.1; 256 sequences of 10,000: 0.2 * (1 + 0.1 * 0.0256) = 0.200512.
+
+    KL 60 and 0: the error is limited to 0.2 and -0.2. On target, nothing changes.
+    """
+    controller = AdaptiveKLController(0.2, target=6.0, horizon=10_000)
+    assert controller.update(6.6, 256) == pytest.approx(0.200512, abs=1e-12)
+    assert controller.update(60.0, 256) == pytest.approx(0.20153862144, abs=1e-12)
+    assert controller.update(0.0, 256) == pytest.approx(0.20153862144 * 0.99488, abs=1e-12)
+    before = controller.kl_coef
+    assert controller.update(6.0, 256) == before
+    for kl in (float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"must be finite, got {kl}"):
+            controller.update(kl, 256)
+    assert controller.kl_coef == before
+
+
+@pytest.mark.slow
+def test_unit_is_nats_per_sequence(make_trainer):
+    """With nats per token, a sixth of it, the coefficient would only fall."""
+    trainer = make_trainer(
+        kl_controller="adaptive", kl_target=0.001, kl_horizon=100, total_phases=4, base_lr=1e-3
+    )
+    reports = trainer.train()
+    expected = AdaptiveKLController(trainer.args.kl_coef, 0.001, 100)
+    for report in reports:
+        assert report.kl_coef == expected.kl_coef
+        expected.update(report.kl_per_sequence, trainer.args.batch_size)
+    assert reports[1].kl_coef < reports[0].kl_coef
+    assert reports[-1].kl_per_sequence > 0.001
+    assert reports[-1].kl_coef > reports[1].kl_coef
+
+
+@pytest.mark.slow
+def test_custom_controller_sets_the_coefficient(make_trainer):
+    """Its update may return None; test_own_optimizer.py resumes one."""
+
+    class Doubling:
+        kl_coef, seen = 0.5, ()
+
+        def update(self, kl_per_sequence: float, n_sequences: int) -> None:
+            self.seen = [*self.seen, (kl_per_sequence, n_sequences)]
+            self.kl_coef = 2 * self.kl_coef
+
+    controller = Doubling()
+    reports = make_trainer({"kl_controller": controller}, total_phases=3).train()
+    assert [report.kl_coef for report in reports] == [0.5, 1.0, 2.0]
+    assert controller.seen == [(report.kl_per_sequence, 8) for report in reports]

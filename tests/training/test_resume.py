@@ -93,7 +93,6 @@ SIGNALS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_resumed_run_equals_uninterrupted_run(runs, resumed, name):

@@ -14,7 +14,6 @@ from rlhf_lab.views.report import write_report
 NAMES = ["reward/smoothed", "reward/length"]
 
 
-@pytest.mark.slow
 def test_weighted_sum_is_learned_and_each_is_logged(runs):
     """Weights 1 and 0.5."""
     run = runs("two rewards")

@@ -90,7 +90,6 @@ def test_remax_clips_greedy_rewards(make_trainer):
     assert (rollout.rewards == 2.0).all() and (rollout.advantages == 0.0).all()
 
 
-@pytest.mark.slow
 def test_moments_include_each_learned_batch_once(make_trainer, runs):
     """Not a rollout or an evaluation from which nothing is learned."""
     trainer = make_trainer(reward_scaling="scale_and_shift", **RAW)

@@ -12,7 +12,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink
 from tests.training.recorded_runs import copy_weights, is_equal
 
-pytestmark = pytest.mark.typed
+pytestmark = [pytest.mark.slow, pytest.mark.typed]
 
 QUERIES = ["this movie", "the film was", "this film", "the plot"] * 2
 SCORES = [float(n) for n in range(8)]
@@ -29,7 +29,6 @@ def take_steps(trainer: RLHFTrainer, phases: int) -> None:
         trainer.step(QUERIES, responses, [float(len(text)) for text in responses])
 
 
-@pytest.mark.slow
 def test_generate_returns_what_it_gets(make_trainer):
     """Texts for texts and ids for ids; for one prompt as a tensor, one row, as TRL documents it."""
     trainers = [make_trainer(prepend_bos=False) for _ in range(5)]
@@ -49,7 +48,6 @@ def test_generate_returns_what_it_gets(make_trainer):
     assert trainers[0].generate(["this film"], return_prompt=True)[0].startswith("this film ")
 
 
-@pytest.mark.slow
 def test_generate_applies_settings_to_one_call(make_trainer):
     trainer, plain = make_trainer(), make_trainer()
     greedy = trainer.generate(QUERIES, do_sample=False, max_new_tokens=3)
@@ -70,7 +68,6 @@ def test_generate_applies_settings_to_one_call(make_trainer):
     assert not set(first) & set(make_trainer({"prompts": QUERIES}).rollout_phase().texts)
 
 
-@pytest.mark.slow
 def test_finish_saves_and_ends_a_run_of_steps(make_trainer):
     """A run of steps resumes bitwise; a tenth of 1e-3 is the rate beyond the last phase."""
     fields = {"total_phases": 2, "warmup_steps": 0, "base_lr": 1e-3, "final_scale": 0.1}
@@ -100,7 +97,6 @@ def test_finish_saves_and_ends_a_run_of_steps(make_trainer):
     assert RLHFTrainer.resume(trainer.run.path, {"total_phases": 9}).phase == 4
 
 
-@pytest.mark.slow
 def test_with_finishes_the_run_and_unlocks_it_after_an_error(make_trainer):
     with make_trainer(total_phases=4) as trainer:
         take_steps(trainer, 1)
@@ -126,7 +122,6 @@ def compute_by_hand(trainer: RLHFTrainer, query: list[int], response: list[int])
     return [logprobs[start + t, token].item() for t, token in enumerate(response)]
 
 
-@pytest.mark.slow
 def test_step_scores_the_texts_as_they_are(make_trainer):
     """Queries of 2 and 3 words, responses of 1 to 4: padding changes no log-probability."""
     trainer = make_trainer(temperature=0.7, normalize_reward=False, prepend_bos=False, top_k=3)
@@ -143,7 +138,6 @@ def test_step_scores_the_texts_as_they_are(make_trainer):
         assert found == pytest.approx(compute_by_hand(fresh, *rows), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_step_learns_and_logs_like_a_phase(make_trainer):
     trainer = make_trainer(total_phases=3, kl_controller="adaptive", vf_coef=0.5)
     before = copy_weights(trainer.policy)

@@ -82,7 +82,6 @@ def evaluate(trainer):
     assert read_files(trainer) == files and (trainer.phase, seen) == (2, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pause", [leave, stop, evaluate])
 def test_paused_trainer_continues_the_run(make_configured, runs, pause):
     trainer = make_configured("plain")
@@ -134,7 +133,6 @@ def test_reward_gets_text_without_bos_and_up_to_the_stop(make_trainer):
         assert text == " ".join(["this movie", *trainer.tokenizer.convert_ids_to_tokens(words)])
 
 
-@pytest.mark.slow
 def test_checkpoints_have_the_weights_of_their_phase(runs):
     run = runs("plain")
     names = sorted(str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file())
@@ -155,7 +153,6 @@ def test_checkpoints_have_the_weights_of_their_phase(runs):
     assert metadata["best"] == {"phase": best, "mean_reward": rewards[best]}
 
 
-@pytest.mark.slow
 def test_metrics_file_has_the_reports(runs):
     run = runs("plain")
     lines = run.trainer.run.read("metrics.jsonl")
@@ -167,7 +164,6 @@ def test_metrics_file_has_the_reports(runs):
     assert costs < lines[0]["cost"].keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "dynamic sampling"])
 def test_samples_file_has_each_text_with_its_numbers(runs, name):
     """After the last phase come the samples of the evaluation."""
@@ -187,7 +183,6 @@ def test_samples_file_has_each_text_with_its_numbers(runs, name):
             assert mean == pytest.approx(getattr(report, metric), rel=1e-5, abs=1e-6), column
 
 
-@pytest.mark.slow
 def test_run_json_has_arguments_versions_and_both_ends(runs):
     run = runs("plain")
     info = run.trainer.run.read_info()
@@ -289,7 +284,6 @@ def test_custom_models_and_true_reward_are_used(make_trainer):
         assert summarize(each.rollout_phase()).true_reward == 0.125
 
 
-@pytest.mark.slow
 def test_reference_keeps_its_weights(runs):
     run = runs("plain")
     reference = dict(run.trainer.reference.named_parameters())

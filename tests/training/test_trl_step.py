@@ -21,6 +21,8 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import save, tiny_gpt2
 
+pytestmark = pytest.mark.slow
+
 REFERENCE = Path(__file__).parent.parent / "functional" / "reference" / "trl_step.json"
 CASE = json.loads(REFERENCE.read_text())
 GIVEN = CASE["given"]
@@ -99,7 +101,6 @@ def take_steps(trainer: RLHFTrainer, masks: list[list[int]] | None = None) -> li
     return found
 
 
-@pytest.mark.slow
 def test_three_steps_match_trl(trainer):
     """Rounding grows with the steps: the KL of step 2 is 2.4e-5 off without vector instructions
     (ATEN_CPU_CAPABILITY=default), 5.1e-5 with AVX2 and 5.8e-5 with AVX-512.
@@ -139,7 +140,6 @@ def mean_return(rollout: Any, masked_are_states: bool) -> float:
     return returns[mask].mean().item()
 
 
-@pytest.mark.slow
 def test_masked_tokens_do_not_count_as_in_trl(trainer):
     """They are context and part of the text. Only the returns differ: TRL has them as states."""
     seen = []
@@ -161,7 +161,6 @@ def test_masked_tokens_do_not_count_as_in_trl(trainer):
         assert not rollout.samples.mask[i, len(row) :].any()
 
 
-@pytest.mark.slow
 def test_step_rejects_masks_that_do_not_fit(trainer):
     """A response of 3 has 2 numbers; one counts nowhere; a number is 2, or 0.5."""
     for first, second, third in [
@@ -176,7 +175,6 @@ def test_step_rejects_masks_that_do_not_fit(trainer):
     assert trainer.phase == 0
 
 
-@pytest.mark.slow
 def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer):
     """The KL is exact without an estimate, the entropy the rollout's."""
     trainer = make_trainer(ent_coef=0.0, vf_coef=0.5)
