@@ -1,15 +1,19 @@
-"""Callbacks: when they are called, with which fields, and that they do not change the run."""
+"""Callbacks: calls, fields, returned dicts, and that they do not change the run."""
 
+import functools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Context
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.probes import Run
+from rlhf_lab.training import Context, RLHFTrainer
+from rlhf_lab.training.callbacks import MOST_NUMBERS, function_name, to_json
 from tests.training.recorded_runs import copy_weights, is_equal
 
-pytestmark = pytest.mark.usefixtures("no_type_checks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 
@@ -27,7 +31,6 @@ def test_events_come_in_order(runs):
     assert set(checkpoints) == set(range(6)) and checkpoints == sorted(checkpoints)
 
 
-@pytest.mark.slow
 def test_callbacks_are_called_every_so_many_phases_in_order(make_trainer):
     trainer = make_trainer(total_phases=5, num_minibatches=1, batches_per_learning_phase=1)
     events = ("after_phase", "after_step", "run_start", "run_end")
@@ -46,7 +49,6 @@ def test_callbacks_are_called_every_so_many_phases_in_order(make_trainer):
     assert calls == ["first", "second"] * 2 and first.__name__ == "first"
 
 
-@pytest.mark.slow
 def test_callback_that_raises_is_removed_with_one_warning(make_trainer):
     """Also one whose dict cannot be stored. Other callbacks continue."""
     trainer, calls = make_trainer(), {"bad": 0, "odd": 0, "good": 0}
@@ -121,7 +123,6 @@ def test_grad_norm_is_the_norm_before_clipping(runs):
         assert report.grad_norm == pytest.approx(sum(norms) / len(norms), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_hook_of_a_callback_stays_but_not_that_of_a_capture(make_trainer):
     site = "blocks.0.hook_mlp_out"
     trainer, fired = make_trainer(), []
@@ -140,7 +141,6 @@ def test_hook_of_a_callback_stays_but_not_that_of_a_capture(make_trainer):
     assert abs(report.ratio_first_minibatch - 1) < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "fields"),
     [
@@ -170,3 +170,114 @@ def test_backward_in_a_callback_leaves_the_run_unchanged(make_trainer, event, fi
             trainer.run_phase()
     assert norms and min(norms) > 0
     assert is_equal(copy_weights(watched.policy), copy_weights(alone.policy))
+
+
+def reward_and_kl(ctx):
+    return {"reward": ctx.rollout.raw_rewards.mean(), "kl": ctx.rollout.kl[0, :2]}
+
+
+def test_returned_dicts_are_stored_and_read_back(make_trainer):
+    trainer, seen = make_trainer(total_phases=3), []
+    trainer.on("after_score", every=2)(reward_and_kl)
+    trainer.on("after_score", every=2)(lambda ctx: seen.append(ctx.rollout))
+    for number in (1, 2):
+        trainer.on("run_start")(lambda ctx, number=number: {"number": number})
+    for value in (None, 3, [1], "words"):
+        trainer.on("after_phase")(lambda ctx, value=value: value)
+
+    @trainer.capture("blocks.1.hook_resid_post", pos=-1, tokens=torch.tensor([[1, 2, 3]]))
+    def norm(ctx, acts):
+        return {"norm": acts[0].norm()}
+
+    trainer.rollout_phase()  # without a run, nothing is stored
+    seen.clear()
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert sorted(run.functions()) == ["lambda_2", "lambda_3", "norm", "reward_and_kl"]
+    assert [run.returned(f"lambda_{n}")[0]["number"] for n in (2, 3)] == [1, 2]
+    assert run.returned("reward_and_kl") == [
+        {"phase": phase, "event": "after_score"}
+        | {"reward": rollout.raw_rewards.mean().item(), "kl": rollout.kl[0, :2].tolist()}
+        for phase, rollout in zip((0, 2), seen, strict=True)
+    ]
+    _, cache = trainer.policy.base_model.run_with_cache(torch.tensor([[1, 2, 3]]))
+    expected = cache["resid_post", 1][0, -1].norm().item()
+    assert run.returned("norm")[-1]["norm"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(RunError, match="no dicts of a function 'kl'; there are .*reward_and_kl"):
+        run.returned("kl")
+
+
+def test_name_is_that_of_the_function_or_class():
+    for function, name in (
+        (functools.partial(reward_and_kl), "reward_and_kl"),
+        (RLHFTrainer.train, "train"),
+        (torch.nn.ReLU(), "ReLU"),
+        (lambda ctx: None, "lambda"),
+    ):
+        assert function_name(function) == name
+
+
+def test_to_json_returns_plain_values():
+    """0.5, 1 and 2 are exact in every format; numbers that are not finite become None."""
+    for value, expected in (
+        (torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16), [[0.5, 1.0]]),
+        (torch.tensor(2.0, requires_grad=True), 2.0),
+        (np.array([1, 2]), [1, 2]),
+        (np.float32(0.5), 0.5),
+        (torch.tensor([True]), [True]),
+        ([float("nan"), torch.tensor(float("inf")), None], [None, None, None]),
+        ({"a": (1, "b")}, {"a": [1, "b"]}),
+    ):
+        assert to_json({"x": value}, "the dict") == {"x": expected}
+    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
+
+
+def test_to_json_rejects_what_json_lacks():
+    for value, words in (
+        ({1}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
+        ([{"y": object()}], r"the dict\['x'\]\[0\]\['y'\] is a object"),
+        (torch.tensor([1j]), r"the dict\['x'\]\[0\] is a complex"),
+        ({3: 1}, r"the dict\['x'\] has the key 3. Use keys of type str"),
+        (np.zeros((MOST_NUMBERS, 2)), "has 200,000 numbers, more than 100,000"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            to_json({"x": value}, "the dict")
+
+
+def register(trainer):
+    """Register a function at every event that a resumed run repeats exactly."""
+
+    @trainer.on("after_rollout")
+    @trainer.on("after_step")
+    @trainer.on("after_phase")
+    @trainer.on("checkpoint")
+    @trainer.on("run_end")
+    def watched(ctx):
+        weights = sum(p.double().sum().item() for p in ctx.policy.parameters())
+        return {"weights": weights, "coef": ctx.kl_coef}
+
+
+@pytest.mark.parametrize(("save_every", "first_phase"), [(1, 3), (2, 2)])
+def test_resumed_run_stores_each_record_once(make_trainer, save_every, first_phase):
+    """Interrupted in phase 3; its records, with save_every=2 also those of phase 2, come twice."""
+    whole, broken = (make_trainer(total_phases=5, save_every=save_every) for _ in range(2))
+    register(whole)
+    whole.train()
+    register(broken)
+    for _ in range(3):
+        broken.run_phase()
+    broken.learning_phase(broken.rollout_phase())
+    again = RLHFTrainer.resume(broken.run.path)
+    assert again.phase == first_phase
+    register(again)
+    again.train()
+    expected, found = (Run(t.run.path).returned("watched") for t in (whole, again))
+    assert found == expected
+    where = [(r["event"], r["phase"], r.get("step"), r.get("checkpoint")) for r in expected]
+    saves = [0, *range(save_every, 6, save_every)] + [5] * (5 % save_every)
+    assert [x[1] for x in where if x[3] == "last"] == saves
+    assert [x for x in where if x[0] == "after_step"] == [
+        ("after_step", phase, step, None) for phase in range(5) for step in range(4)
+    ]
+    events = ("after_rollout", "after_phase", "run_end")
+    assert [x[0] for x in where if x[0] in events] == [*events[:2] * 5, events[2]]

@@ -1,16 +1,25 @@
-"""Batches in parts: the gradient does not depend on the split, nor do the samples."""
+"""Less memory for a phase: micro-batches, steps in the backward pass, activation checkpointing."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.models.forward import recomputing_blocks
 from rlhf_lab.training import Objective, Overrides, ReplayMemory, RLHFTrainer, objective_terms
-from rlhf_lab.training.optimization import PolicyUpdate
-from tests.training.recorded_runs import copy_weights, move_weights
+from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
+from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal, move_weights
+
+pytestmark = pytest.mark.slow
 
 SETTINGS = {
     "top_k": {"top_k": 5, "temperature": 1.3},
@@ -44,7 +53,6 @@ def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
 
 
-@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
@@ -82,7 +90,6 @@ def test_custom_functions_need_no_denominator(prepared):
     assert parts.objective.item() == pytest.approx(whole.objective.item(), abs=1e-5)
 
 
-@pytest.mark.slow
 def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer):
     """Weights that moved by over 1e-3 differ by less than a tenth of that, from rounding."""
     fields = {"gen_len": 20, "temperature": 5.0, "warmup_steps": 0, "base_lr": 1e-3}
@@ -103,3 +110,173 @@ def test_phase_in_micro_batches_ends_like_one_in_minibatches(make_trainer):
     assert moved > 1e-3 and apart < 0.1 * moved
     step = [("before_minibatch", 4), ("after_loss", 4), (4, 20), ("after_backward", 4)]
     assert seen == [*step, ("after_step", 4)] * 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"value_head": "separate", "activation_checkpointing": True, "precision": "bf16"},
+        {"lora_rank": 2, "ratio_threshold": 1e6, "target_kl": 1e6},
+    ],
+    ids=str,
+)
+def test_weights_equal_those_of_the_plain_run_without_clipping(make_trainer, fields):
+    """Bitwise: a step of AdamW depends on one weight's gradient and moments only.
+
+    Limits that are never reached change nothing.
+    """
+    limits = dict.fromkeys(("ratio_threshold", "target_kl"))
+    plain = make_trainer(max_grad_norm=None, **fields | limits)
+    stepping = make_trainer(**IN_BACKWARD, **fields)
+    lines = [vars(trainer.learning_phase(trainer.rollout_phase())) for trainer in (plain, stepping)]
+    assert is_equal(copy_weights(stepping.policy), copy_weights(plain.policy))
+    norm = lines[0]["grad_norm"]
+    assert lines[1] == lines[0] | {"grad_norm": pytest.approx(norm, rel=1e-5)}
+
+
+def peak_gradient_bytes(trainer: RLHFTrainer) -> int:
+    """Return the most bytes of gradients at once: those kept, and the one that arrives."""
+    parameters, peak = list(trainer.policy.parameters()), [0]
+
+    def arrived(gradient: torch.Tensor) -> None:
+        kept = sum(p.grad.nbytes for p in parameters if p.grad is not None)
+        peak[0] = max(peak[0], kept + gradient.nbytes)
+
+    for parameter in parameters:
+        parameter.register_hook(arrived)
+    trainer.learning_phase(trainer.rollout_phase())
+    return peak[0]
+
+
+def test_gradients_are_never_all_in_memory(make_trainer):
+    trainer = make_trainer(max_grad_norm=None)
+    sizes = [p.nbytes for p in trainer.policy.parameters()]
+    assert peak_gradient_bytes(trainer) == sum(sizes)
+    assert peak_gradient_bytes(make_trainer(**IN_BACKWARD)) == max(sizes)
+
+
+@pytest.mark.parametrize("phases", [0, 1])
+def test_other_backward_passes_step_nothing(make_trainer, phases):
+    """Before the first step and after the last."""
+    trainer = make_trainer(**IN_BACKWARD)
+    for _ in range(phases):
+        trainer.learning_phase(trainer.rollout_phase())
+    before = copy_weights(trainer.policy)
+    trainer.policy(torch.tensor([[4, 5, 6]]))[0].sum().backward()
+    assert is_equal(copy_weights(trainer.policy), before)
+    assert any(p.grad is not None for p in trainer.policy.parameters())
+
+
+def test_step_matches_hand_computed():
+    """SGD at rate 0.5 on x^2 / 2 + 3 y: x = 4 - 0.5 * 4, y = 1 - 0.5 * 3, norm (16 + 9)^0.5 = 5."""
+    weights = nn.ParameterDict({"x": torch.tensor(4.0), "y": torch.tensor(1.0)})
+    optimizer = torch.optim.SGD(weights.values(), lr=0.5)
+    objective = weights["x"].square() / 2 + 3 * weights["y"]
+    trainer = SimpleNamespace(optimizer=optimizer, step_in_backward=StepInBackward(optimizer))
+    update = PolicyUpdate(trainer, _finite=torch.tensor(True))
+    norm = trainer.step_in_backward.climb(objective, update)
+    assert (weights["x"].item(), weights["y"].item(), norm.item()) == (2.0, -0.5, 5.0)
+    assert weights["x"].grad is None and len(optimizer.param_groups[0]["params"]) == 2
+
+
+@pytest.mark.parametrize("fields", [{}, IN_BACKWARD], ids=["plain", "in backward"])
+def test_no_step_follows_an_objective_that_is_not_finite(make_trainer, fields):
+    """The second of 4 minibatches is spoiled: the weights are those after the first step."""
+    calls, ends = [], []
+
+    def spoiled(kl, kl_coef, mask):
+        calls.append(1)
+        return F.calc_kl_penalty(kl, kl_coef, mask) + (math.nan if len(calls) == 2 else 0.0)
+
+    trainer = make_trainer({"kl_penalty": spoiled}, **fields)
+    trainer.on("after_step")(lambda ctx: ends.append(copy_weights(ctx.policy)))
+    with pytest.raises(RunError, match="objective became nan"):
+        trainer.learning_phase(trainer.rollout_phase())
+    assert len(ends) == 4 and is_equal(copy_weights(trainer.policy), ends[0])
+
+
+ON = {"activation_checkpointing": True}
+
+
+@contextmanager
+def counting_kept_bytes(module: nn.Module) -> Iterator[dict[int, int]]:
+    """Yield the bytes of each storage that a graph keeps, without the weights."""
+    parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    kept: dict[int, int] = {}
+    alive = []
+
+    def pack(x: Tensor) -> Tensor:
+        address = x.untyped_storage().data_ptr()
+        if address not in parameters:
+            kept[address] = x.untyped_storage().nbytes()
+            alive.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        yield kept
+
+
+def gradients_and_kept(make_trainer: Callable, parts: dict | None = None, **fields):
+    """Return the gradients of the first minibatch's objective, and the bytes its graph kept."""
+    trainer = make_trainer(parts, gen_len=26, **fields)
+    rollout = trainer.rollout_phase()
+    minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
+    with counting_kept_bytes(trainer.policy) as kept:
+        terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
+    terms.objective.backward()
+    named = trainer.policy.named_parameters()
+    return {name: p.grad for name, p in named if p.grad is not None}, sum(kept.values())
+
+
+PATHS = {
+    "plain": (None, {}),
+    "custom log-probs": ({"logprobs": lambda *args: F.get_logprobs(*args)}, {"lora_rank": 2}),
+    "critic in bf16": (None, {"value_head": "separate", "precision": "bf16"}),
+}
+
+
+@pytest.mark.parametrize(("parts", "fields"), PATHS.values(), ids=PATHS.keys())
+def test_gradient_is_bitwise_equal_and_less_is_kept(make_trainer, parts, fields):
+    plain, kept = gradients_and_kept(make_trainer, parts, **fields)
+    again, kept_again = gradients_and_kept(make_trainer, parts, **ON, **fields)
+    assert plain.keys() == again.keys() and plain
+    assert all(torch.equal(plain[name], again[name]) for name in plain)
+    assert kept_again < kept
+
+
+def test_each_block_keeps_its_input_only(make_trainer):
+    """3 blocks keep 3 residuals; otherwise each keeps at least 14 times its residual: two norms,
+    queries, keys and values, attention, and twice 4 in the MLP.
+    """
+    model, tokens, saved = make_trainer().policy.base_model, torch.full((4, 29), 5), []
+    residuals = 4 * 29 * model.cfg.d_model * 4 * model.cfg.n_layers
+    for on in (True, False):
+        with counting_kept_bytes(model) as kept, recomputing_blocks(model, on):
+            model(tokens, stop_at_layer=model.cfg.n_layers)
+        saved.append(sum(kept.values()) / residuals)
+    assert saved[0] < 2 < 14 < saved[1]
+
+
+def test_hooks_in_a_block_raise(make_trainer):
+    """Before a run is written, at the start of learning, and between forward and backward.
+
+    Hooks outside the blocks fire once.
+    """
+    trainer, seen = make_trainer(**ON), []
+    model, rollout = trainer.policy.base_model, trainer.rollout_phase()
+    model.add_hook("ln_final.hook_normalized", lambda x, hook: seen.append(x.requires_grad))
+    trainer.learning_phase(rollout)
+    assert seen == [True] * 4
+    model.add_hook("blocks.1.hook_resid_post", lambda x, hook: x)
+    for run in (trainer.run_phase, lambda: trainer.learning_phase(rollout)):
+        with pytest.raises(ConfigError, match="activation_checkpointing=True.*blocks.1.*second"):
+            run()
+    assert trainer.run is None
+    model.reset_hooks()
+    with recomputing_blocks(model):
+        assert "forward" in vars(model.blocks[0])
+        logits = model(torch.tensor([[4, 5, 6]]))
+    assert "forward" not in vars(model.blocks[0])
+    model.add_hook("blocks.0.hook_resid_post", lambda x, hook: 2 * x)
+    with pytest.raises(ConfigError, match="fire a second time"):
+        logits.sum().backward()

@@ -87,7 +87,7 @@ def test_moments_of_large_tensors_take_a_byte_and_a_scale(make_trainer):
 
 @needs_bitsandbytes
 def test_first_step_ascends_by_the_rate_and_keeps_the_gradient(make_trainer):
-    """Adam's first step is lr * g / |g|, whatever the bits; g = 2 (30 - p) > 0."""
+    """Adam's first step is lr * g / |g|, for any number of bits; g = 2 (30 - p) > 0."""
     policy = make_trainer().policy
     before = [p.detach().clone() for p in policy.parameters()]
     rates = [1.0 if n.startswith("base_model") else 0.25 for n, _ in policy.named_parameters()]

@@ -1,11 +1,26 @@
-"""Reference reset: when it happens, what the KLs are from, what is stored, and what probes see."""
+"""Models of a run: a reference that is reset, adapters, and critics."""
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import GPT2LMHeadModel
 
-from rlhf_lab.models import compare_with_reference
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import (
+    TransformerWithValueHead,
+    compare_with_reference,
+    export_policy,
+    load_model,
+    lora_layers,
+)
+from rlhf_lab.models.export import load_value_head
+from rlhf_lab.models.load import load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.probes import Check, Probe, Record, attach
+from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
+from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.checkpoint import load_checkpoint
+from rlhf_lab.training.restore import load_policy
 from tests.training.recorded_runs import (
     RESETS,
     assert_same_run,
@@ -87,3 +102,77 @@ def test_adapters_share_frozen_weights_with_the_reference(runs):
         assert (weight.data_ptr() == policy[name].data_ptr()) != policy[name].requires_grad, name
     saved = load_file(trainer.run.checkpoints / "last.safetensors")
     assert any(name.startswith("reference.") for name in saved)
+
+
+TOKENS = torch.randint(72, (4, 20), generator=torch.Generator().manual_seed(0))
+KINDS = ("adapters", "detached", "critic", "adapters, critic", "critic from a reward model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_learns_saves_and_loads_its_weights(runs, kind):
+    run = runs(kind)
+    policy, args = run.trainer.policy, run.trainer.args
+    assert run.reports[0].kl_per_sequence == 0 < run.reports[-1].kl_per_sequence
+    ratios = [report.ratio_first_minibatch for report in run.reports]
+    assert ratios == pytest.approx([1, 1], abs=1e-4)
+    trainable = {n for n, p in policy.named_parameters() if p.requires_grad}
+    saved, _ = load_checkpoint(run.trainer.run.checkpoints / "phase_000002.safetensors")
+    assert saved.keys() == trainable
+    if args.lora_rank:
+        assert all(
+            n.endswith((".A", ".B")) or n.startswith(("value_head", "critic")) for n in saved
+        )
+    moved = {n for n, w in run.weights[-1].items() if not torch.equal(w, run.weights[0][n])}
+    assert moved <= trainable
+    parts = {"base_model", "value_head"} | ({"critic"} if args.value_head == "separate" else set())
+    assert {name.split(".")[0] for name in moved} == parts
+    assert all(layer.merged is None for layer in lora_layers(policy).values())
+    loaded, _ = load_policy(run.path)
+    assert is_equal(copy_weights(loaded), run.weights[-1])
+    assert all(torch.equal(a, b) for a, b in zip(loaded(TOKENS), policy(TOKENS), strict=True))
+
+
+def test_detached_value_loss_leaves_the_transformer_alone(make_trainer):
+    """Two runs that differ in the weight of the value loss only."""
+    fields = {"batches_per_learning_phase": 1, "num_minibatches": 1, "max_grad_norm": 1e9}
+    light, heavy = (make_trainer(vf_coef=x, value_head="detached", **fields) for x in (0.1, 10.0))
+    for trainer in (light, heavy):
+        trainer.learning_phase(trainer.rollout_phase())
+    weights = dict(heavy.policy.base_model.named_parameters())
+    for name, weight in light.policy.base_model.named_parameters():
+        torch.testing.assert_close(weight, weights[name], atol=1e-7, rtol=0, msg=name)
+    assert not torch.equal(light.policy.value_head[0].weight, heavy.policy.value_head[0].weight)
+
+
+def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, reward_dir, tmp_path):
+    """The reward model's scores have mean 0.5 and standard deviation 2 before it normalizes."""
+    model = RewardModel.load(reward_dir)
+    trainer = make_trainer(value_head="separate", critic_path=str(reward_dir))
+    samples = trainer.rollout_phase().samples
+    with torch.no_grad():
+        scores = model.token_scores(samples.tokens)[:, samples.prefix_len - 1 : -1]
+    assert scores.std() > 0.1
+    torch.testing.assert_close(samples.values, (scores - 0.5) / 2, atol=1e-5, rtol=1e-5)
+    export_policy(trainer.policy, "reel-nano", tmp_path / "exported")
+    head = load_value_head(tmp_path / "exported")
+    assert torch.equal(head.weight, trainer.policy.value_head.weight)
+    assert torch.equal(head.bias, trainer.policy.value_head.bias)
+
+
+def test_critic_may_have_other_layers_but_not_other_tokens(reward_dir, tmp_path):
+    """The policy has 1 layer, the reward model 2; the critic is exported from its own files."""
+    directory = str(reward_dir)
+    hf_model = load_pretrained_model(GPT2LMHeadModel, "reel-nano", "model")
+    hf_model.transformer.h, hf_model.config.n_layer = hf_model.transformer.h[:1], 1
+    base = load_model(hf_model, load_pretrained_tokenizer("reel-nano"))
+    policy = add_critic_from_reward_model(TransformerWithValueHead(base), directory)
+    samples = sample(policy, [[4, 9], [7]], SamplingSpec(5), torch.Generator().manual_seed(0))
+    values = policy(samples.tokens, samples.attention_mask)[1][:, 1:-1]
+    torch.testing.assert_close(samples.values, values.detach(), atol=1e-4, rtol=0)
+    hf_model.save_pretrained(tmp_path / "base")
+    base.tokenizer.save_pretrained(tmp_path / "base")
+    export_policy(policy, str(tmp_path / "base"), tmp_path / "out", directory)
+    assert load_model(tmp_path / "out" / "critic").cfg.n_layers == 2
+    base.tokenizer.add_tokens(["zebra"])
+    with pytest.raises(ConfigError, match="critic_path=.*has other tokens than the policy"):
+        add_critic_from_reward_model(policy, directory)

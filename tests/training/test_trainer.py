@@ -24,7 +24,7 @@ from tests.training.recorded_runs import (
     read_metrics,
 )
 
-pytestmark = pytest.mark.typed
+pytestmark = [pytest.mark.slow, pytest.mark.typed]
 
 
 def read_files(run):
@@ -32,7 +32,6 @@ def read_files(run):
     return {p: p.read_bytes() for p in run.run.path.rglob("*") if p.is_file()}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("error:phase")
 @pytest.mark.parametrize(
     "sampling",
@@ -44,7 +43,6 @@ def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
     assert abs(report.ratio_first_minibatch - 1) <= (0.05 if "precision" in sampling else 1e-5)
 
 
-@pytest.mark.slow
 def test_seed_alone_decides_the_run(make_trainer):
     """The global random state is neither used nor changed."""
     lines, texts = [], []
@@ -92,7 +90,6 @@ def test_paused_trainer_continues_the_run(make_configured, runs, pause):
     assert_same_run(trainer.run.path, runs("plain").path)
 
 
-@pytest.mark.slow
 def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     trainer = make_trainer(total_phases=2)
     leave(trainer)
@@ -101,7 +98,6 @@ def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     assert trainer.run.read_info()["final"]["samples"] == 4 * 8
 
 
-@pytest.mark.slow
 def test_two_halves_work_alone_and_write_nothing(make_trainer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer, iterated = (make_trainer(stop_at_eos=True, gen_len=26) for _ in range(2))
@@ -198,7 +194,6 @@ def test_run_json_has_arguments_versions_and_both_ends(runs):
         assert info["final"][name] == pytest.approx(mean), name
 
 
-@pytest.mark.slow
 def test_kl_is_summed_per_sequence_and_averaged_per_token(make_trainer):
     trainer = make_trainer(gen_len=26, temperature=20.0, base_lr=1e-3, warmup_steps=0)
     trainer.run_phase()
@@ -211,7 +206,6 @@ def test_kl_is_summed_per_sequence_and_averaged_per_token(make_trainer):
     assert stats.response_length == pytest.approx(int(mask.sum()) / 8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "fields"), [("inf", {}), ("gradient", {}), ("gradient", IN_BACKWARD)]
 )
@@ -247,7 +241,6 @@ def test_runs_without_out_are_numbered(reel_args, tmp_path, monkeypatch):
     assert names == ["reel-seed1", "reel-seed1-2", "reel-seed1-3"]
 
 
-@pytest.mark.slow
 def test_ratio_warning_names_the_cause(make_trainer):
     """Sampling runs single tokens; centering over positions then gives 0, not the average."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
@@ -293,7 +286,6 @@ def test_reference_keeps_its_weights(runs):
     assert not any(p.requires_grad for p in reference.values())
 
 
-@pytest.mark.slow
 def test_reward_rises_in_six_phases_of_reel(tmp_path):
     """P(positive) starts near 0.52; 256 samples of deviation 0.49 have a standard error of 0.03, so
     a rise to 0.75 is seven of them; seeds 1 to 3 reached 0.92 to 0.99 when this was set.
