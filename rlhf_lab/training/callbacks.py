@@ -46,21 +46,14 @@ def validate_every(every: Any, of: str = "") -> None:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in letters, digits and _, so that it can name a file.
-
-    A partial has the name of its function, a callable object that of its class.
-    """
+    """Return the name of a function, or of an object's class, in letters, digits and _."""
     function = getattr(function, "func", function)
     name = getattr(function, "__name__", type(function).__name__)
     return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
 
 
 def to_json(value: Any, place: str) -> Any:
-    """Return a value as JSON: tensors and arrays as lists, non-finite numbers as None.
-
-    Raises:
-        ConfigError: If JSON has no such type, or a tensor has over 100,000 numbers.
-    """
+    """Return a value as JSON: tensors and arrays as lists, non-finite numbers as None."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -128,28 +121,19 @@ class Registration(NamedTuple):
 class Callbacks:
     """The callbacks of a run by event.
 
-    A dict that a callback returns is stored in the run's directory, under the callback's name (see
-    `Run.returned`). A callback that raises, or whose dict cannot be
-    stored, is removed with one warning: an error in reading a run must not end it.
-
-    Attributes:
-        registered: by event, in the order of the calls.
-        dropped: phase and warning of each callback that was removed, by name.
+    A dict that a callback returns is stored under its name (see `Run.returned`). A callback that
+    raises, or whose dict cannot be stored, is removed with one warning.
     """
 
     def __init__(self) -> None:
         self.registered: dict[str, list[Registration]] = {}
-        self.dropped: dict[str, tuple[int, str]] = {}
+        self.dropped: dict[str, tuple[int, str]] = {}  # phase and warning by name
         self._names: dict[str, Callback] = {}
 
     def on(
         self, event: Event, every: int = 1, last: bool = False
     ) -> Callable[[Callback], Callback]:
-        """Register the decorated callable for an event of every `every`-th phase.
-
-        Raises:
-            ConfigError: If the event is unknown, or `every` is not an integer >= 1.
-        """
+        """Register the decorated callable for an event of every `every`-th phase."""
         if event not in get_args(Event):
             raise ConfigError(
                 f"Unknown event {event!r}. Choose one of: {', '.join(get_args(Event))}."
@@ -167,9 +151,9 @@ class Callbacks:
         self._add(event, Registration(1, None, callback, last))
 
     def _add(self, event: Event, new: Registration) -> None:
-        # sorted() is stable, so the order of registration holds among the first and the last
-        entries = [*self.registered.get(event, []), new]
-        self.registered[event] = sorted(entries, key=lambda entry: entry.last)
+        entries = self.registered.setdefault(event, [])
+        entries.append(new)
+        entries.sort(key=lambda entry: entry.last)  # stable
 
     def _name(self, callback: Callback) -> str:
         """Return the callback's name, with a number if another callback has it."""
@@ -218,10 +202,8 @@ class Callbacks:
         if run is None or not isinstance(result, dict):
             return
         where = {"phase": ctx.phase, "event": ctx.event}
-        if "step" in ctx.__dict__:
-            where["step"] = ctx.step
-        if ctx.event == "checkpoint":
-            where["checkpoint"] = ctx.checkpoint.stem
+        where |= {"step": ctx.step} if "step" in ctx.__dict__ else {}
+        where |= {"checkpoint": ctx.checkpoint.stem} if ctx.event == "checkpoint" else {}
         for key in where:
             if key in result:
                 raise ConfigError(f"the dict has a key {key!r}, which each record has. Rename it.")

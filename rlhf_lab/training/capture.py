@@ -28,14 +28,7 @@ Position = int | Literal["last"] | Int[Tensor, " batch"] | None
 def resolve_sites(
     model: TransformerWithValueHead | HookedModel, hook_names: str | Sequence[str]
 ) -> list[str]:
-    """Expand hook names with wildcards, in the order in which the model runs.
-
-    `blocks.*.hook_resid_post` is that hook of every block. The outputs "logits" and "values" are
-    names, too.
-
-    Raises:
-        ConfigError: If the model does not have a name.
-    """
+    """Expand hook names with wildcards, and "logits" and "values", in the order of the model."""
     known = [*model.hook_dict, *OUTPUTS]
     hook_names = [hook_names] if isinstance(hook_names, str) else hook_names
     for name in hook_names:
@@ -93,7 +86,6 @@ def capture_activations(
 def _positions(
     tokens: Int[Tensor, "batch seq"], pos: int | Int[Tensor, " batch"]
 ) -> Int[Tensor, " batch"]:
-    """Return the position of each sequence, within it."""
     positions = torch.full((len(tokens),), pos) if isinstance(pos, int) else pos
     if positions.shape != (len(tokens),):
         raise ConfigError(
@@ -126,7 +118,6 @@ def _activations(
     sites: list[str],
     tokens: Int[Tensor, "batch seq"],
 ) -> tuple[Tensor, ...]:
-    """Return the activation at each site in one forward pass."""
     kept: dict[str, Tensor] = {}
 
     def keep(activation: Tensor, hook: HookPoint) -> None:
@@ -173,11 +164,6 @@ def _get_samples(ctx: Context) -> Samples:
     return ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
 
 
-def _last_token(mask: Bool[Tensor, "batch seq"]) -> Int[Tensor, " batch"]:
-    """Return the position of the last real token of each sequence."""
-    return (torch.arange(mask.shape[1], device=mask.device) * mask).amax(dim=1)
-
-
 def capturing(
     policy: TransformerWithValueHead,
     hook_names: str | Sequence[str],
@@ -218,10 +204,11 @@ def capturing(
         def callback(ctx: Context) -> Any:
             with no_side_effects(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
-                position = pos
-                if pos == "last":
-                    is_given = tokens is not None
-                    position = -1 if is_given else _last_token(_get_samples(ctx).written_mask)
+                position = -1 if isinstance(pos, str) else pos
+                if isinstance(pos, str) and tokens is None:  # the last token before the padding
+                    written = _get_samples(ctx).written_mask
+                    index = torch.arange(written.shape[1], device=written.device)
+                    position = (index * written).amax(dim=1)
                 acts = capture_activations(ctx.policy, text, names, position, mask)
                 return function(ctx, acts[names[0]] if only_one else acts)
 

@@ -134,10 +134,7 @@ def unflatten_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def make_training_state(trainer: "RLHFTrainer") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the state of optimizer, scheduler and KL controller, as JSON and tensors.
-
-    The state of a KL controller that does not define `state_dict` is its attributes.
-    """
+    """Return the state of optimizer, scheduler and KL controller, as JSON and tensors."""
     tree, tensors = {}, {}
     for name in STATEFUL:
         component = getattr(trainer, name)

@@ -24,10 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import (
-    TransformerWithValueHead,
-    make_reference,
-)
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
 from rlhf_lab.models.device import (
     pick_device,
     product_dtype,
@@ -48,11 +45,7 @@ from rlhf_lab.rewards import (
     split_rewards,
 )
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.optim import (
-    add_critic,
-    get_optimizer_and_scheduler,
-    validate_custom_optimizer,
-)
+from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
 from rlhf_lab.training.overrides import COMPONENTS
 from rlhf_lab.training.rollout_engine import EngineSampler
 
@@ -163,16 +156,14 @@ def make_optimizer(
     """Return optimizer and schedule, custom ones or those of the settings."""
     if optimizer is None and scheduler is None:
         optimizer, scheduler = get_optimizer_and_scheduler(args, policy)
-        add_critic(optimizer, policy)
+        if isinstance(policy, TransformerWithCritic):
+            optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
         return optimizer, scheduler
     return validate_custom_optimizer(args, policy, optimizer, scheduler)
 
 
 def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
-    """Raise ConfigError if the policy cannot learn or the vocabularies differ.
-
-    Warns of a reference that learns with the policy, since the KL between them is always 0.
-    """
+    """Raise ConfigError if the policy cannot learn or the vocabularies differ."""
     trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
     if not trained:
         raise ConfigError("policy has no weight with requires_grad=True. Set it for some weights.")

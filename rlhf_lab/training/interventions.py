@@ -28,7 +28,6 @@ InterventionFn = Callable[[Tensor, Where], Tensor | None]
 
 
 def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
-    """Raise ConfigError unless an intervention returned an activation like its input."""
     if not isinstance(result, Tensor):
         problem = f"{result!r:.40}"
     elif result.shape != shape or result.dtype != dtype:
@@ -44,20 +43,13 @@ def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: s
 
 
 class Interventions:
-    """Interventions of one policy, registered as permanent hooks; the reference has none.
-
-    Args:
-        progress: returns phase and stage.
-
-    Attributes:
-        records: name, site and stages of each, as in run.json.
-    """
+    """Interventions of one policy, registered as permanent hooks; the reference has none."""
 
     def __init__(
         self, policy: TransformerWithValueHead, progress: Callable[[], tuple[int, Stage]]
     ) -> None:
         self.policy, self.progress = policy, progress
-        self.records: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
 
     def add(
         self,
@@ -102,11 +94,7 @@ class Interventions:
     def restore(
         self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
     ) -> None:
-        """Add the interventions of a recorded run, with a function for each name.
-
-        Raises:
-            ConfigError: If a function is missing, or does not belong to the run.
-        """
+        """Add the interventions of a recorded run, with a function for each name."""
         given, names = dict(given or {}), [record["name"] for record in records]
         for name in set(given) - set(names):
             raise ConfigError(

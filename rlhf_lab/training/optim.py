@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.extras import import_extra
-from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.half_weights import for_half_weights
 
 
@@ -30,12 +30,6 @@ def get_optimizer(
         {"params": list(policy.value_head.parameters()), "lr": head_lr},
     ]
     return AdamW(groups, maximize=True, weight_decay=weight_decay, fused=True)
-
-
-def add_critic(optimizer: Optimizer, policy: TransformerWithValueHead) -> None:
-    """Add the weights of a separate critic to the transformer's group, in place."""
-    if isinstance(policy, TransformerWithCritic):
-        optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
 
 
 def lr_scale(phase: int, warmup_steps: int, total_phases: int, final_scale: float) -> float:
@@ -105,12 +99,7 @@ def _negate_gradients(optimizer: Optimizer, *inputs: Any) -> None:
 def validate_custom_optimizer(
     args: RLHFArgs, policy: TransformerWithValueHead, optimizer: Any, scheduler: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """Set a custom optimizer to maximize; return it with its schedule, constant by default.
-
-    Raises:
-        ConfigError: If the optimizer is missing, cannot maximize, has other parameters than the
-            policy's or conflicts with a setting, or if the scheduler belongs to another one.
-    """
+    """Set a custom optimizer to maximize; return it with its schedule, constant by default."""
     if optimizer is None:
         raise ConfigError("scheduler is passed without its optimizer. Pass both.")
     if args.optimizer_in_backward or args.weight_precision != "fp32":

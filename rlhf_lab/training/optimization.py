@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class PolicyUpdate:
-    """Takes the steps of one learning phase.
-
-    After an objective or a gradient that is not finite no step changes a weight; the host reads
-    that when the phase is over.
-    """
+    """Takes the steps of one learning phase; none after an objective or gradient is not finite."""
 
     trainer: "RLHFTrainer"
     _finite: bool | Bool[Tensor, ""] = True
@@ -71,11 +67,7 @@ class PolicyUpdate:
         return total if world is None else world.sum_terms(total)
 
     def backward(self, objective: Float[Tensor, ""]) -> None:
-        """Compute the gradient of the objective.
-
-        For a split minibatch this is done, except for the sum over processes. With
-        `optimizer_in_backward` each parameter is stepped as soon as its gradient is computed.
-        """
+        """Compute the gradient of the objective, unless `accumulate` has done so."""
         self._finite = self._finite & objective.detach().isfinite()
         if self.trainer.step_in_backward is not None:
             self._norm = self.trainer.step_in_backward.climb(objective, self)
@@ -105,11 +97,7 @@ class PolicyUpdate:
         return self._norm
 
     def step(self, norm: Float[Tensor, ""] | None = None) -> None:
-        """Step the optimizer unless something was not finite.
-
-        Args:
-            norm: of one parameter's gradient, if that is stepped in the backward pass.
-        """
+        """Step the optimizer, or one parameter in the backward pass, by the gradient's `norm`."""
         if self.trainer.step_in_backward is not None and norm is None:
             return
         optimizer, finite = self.trainer.optimizer, self._finite

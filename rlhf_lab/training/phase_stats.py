@@ -80,11 +80,7 @@ class PhaseStats:
         self._steps.append(step | {"grad_norm": grad_norm.detach()})
 
     def learning_stats(self, memory: ReplayMemory) -> LearningStats:
-        """Return the means over all steps of the phase, read from the device at once.
-
-        Raises:
-            RunError: If something was not finite, or no step was taken.
-        """
+        """Return the means over all steps; raise RunError if one is not finite."""
         numbers = [number for step in self._steps for number in step.values()]
         first_ratio, *numbers = torch.stack([self._first_ratio, *numbers]).tolist()
         if not abs(first_ratio - 1) <= self.trainer.objective.rounding:

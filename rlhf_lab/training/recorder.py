@@ -43,26 +43,19 @@ class Recorder:
 
     Checkpoints are written in the background, unless a callback is registered for `checkpoint`. The
     best weights wait in memory for the next save, and are written before `last`, which names them.
-
-    Attributes:
-        run: The directory; None before the run starts.
-        run_id: An id that run.json shares with the checkpoints of the run.
-        last_saved_phase: Phase of the newest complete `last`; None before the first.
-        changes: Settings changed by `resume`: phase, field, from and to.
-        best: Phase and mean reward of the best checkpoint.
-        diagnostics: Signs that learning is dead or has exploded: phase and text by name.
-        seconds: Time spent saving within rollout phases.
     """
 
     def __init__(self, trainer: "RLHFTrainer", out: str | Path | None) -> None:
         make_training_state(trainer)  # raises if a component has state that cannot be saved
         self.trainer, self.out = trainer, out
         self.run: RunDir | None = None
-        self.run_id, self.last_saved_phase = uuid.uuid4().hex, None
+        self.run_id = uuid.uuid4().hex  # of run.json and the checkpoints
+        self.last_saved_phase: int | None = None
         self.best: dict[str, float] | None = None
-        self.diagnostics: dict[str, dict[str, Any]] = {}
-        self.changes: list[dict[str, Any]] = []
-        self.writer, self.lock, self.seconds = CheckpointWriter(), RunLock(), 0.0
+        self.diagnostics: dict[str, dict[str, Any]] = {}  # phase and text by name
+        self.changes: list[dict[str, Any]] = []  # of settings by `resume`
+        self.writer, self.lock = CheckpointWriter(), RunLock()
+        self.seconds = 0.0  # of saving within rollout phases
         self._waiting: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.save_due, last=True)
@@ -145,8 +138,8 @@ class Recorder:
         self.write_info()
 
     def _log_samples(self, rollout: Any) -> None:
-        lines = sample_lines(rollout, self.trainer.tokenizer)
-        self.run.append(SAMPLES, [{"phase": self.trainer.phase} | line for line in lines])
+        phase, lines = self.trainer.phase, sample_lines(rollout, self.trainer.tokenizer)
+        self.run.append(SAMPLES, [{"phase": phase} | line for line in lines])
 
     def save_best(self, ctx: Context) -> None:
         """Copy the weights if they sampled the best batch so far, before they learn from it."""

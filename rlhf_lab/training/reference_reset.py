@@ -19,10 +19,7 @@ PREFIX = "reference."  # of the reference's weights in a checkpoint
 
 
 def reset_reference(trainer: "RLHFTrainer") -> None:
-    """Make the policy the reference if `reset_reference_every` requires it in this phase.
-
-    The first reference is kept, for the KL from the start of the run.
-    """
+    """Make the policy the reference if `reset_reference_every` requires it in this phase."""
     every, phase = trainer.args.reset_reference_every, trainer.phase
     if every is not None and phase and phase % every == 0 and trainer.reference_phase != phase:
         reference = trainable_copy(trainer.policy.base_model)
@@ -36,10 +33,7 @@ def age_of_reference(trainer: "RLHFTrainer") -> int | None:
 
 
 def kl_to_initial(trainer: "RLHFTrainer", *rollouts: Rollout) -> float | None:
-    """Compute the mean exact KL per sequence from the first reference, before learning.
-
-    None if the reference is never reset.
-    """
+    """Compute the mean exact KL per sequence from the first reference; None without resets."""
     if trainer.args.reset_reference_every is None:
         return None
     args, first, values = trainer.args, trainer.first_reference, []

@@ -115,7 +115,7 @@ class RunLoop:
             yield ppo.score_samples(self, samples)
 
     def summarize_evaluation(self, rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
-        """Return the means over batches; raise RunError if KL or entropy is not finite."""
+        """Return the means over batches; raise RunError if one is not finite."""
         means, kl = mean_of_batches(rollouts), kl_to_initial(self, *rollouts)
         means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
         return validate_finite(means, self)

@@ -154,11 +154,7 @@ def wandb_options(args: RLHFArgs, mode: Mode) -> dict[str, Any]:
 
 
 class RunSink(Sink):
-    """Weights & Biases, or trackio: a local database, in TRACKIO_DIR, with the same functions.
-
-    wandb adds to a step until the next one begins; trackio stores each call, so it gets phases
-    without the records of probes, and a phase that is run again twice.
-    """
+    """Weights & Biases, or trackio, which stores each call, so it gets phases without probes."""
 
     def __init__(self, module: ModuleType, options: dict[str, Any]) -> None:
         self.module, self.options, self.summary = module, options, Values()

@@ -28,13 +28,9 @@ MINIBATCH_EVENTS = ("before_minibatch", "after_loss", "after_backward", "after_s
 class StepGraph:
     """Replays forward and backward pass of a minibatch, which Python otherwise starts by kernels.
 
-    A replay reads the weights in place, and copies of the minibatch and of `kl_coef`. Hooks,
-    callbacks of after_loss, custom functions and a debugger run eagerly, since Python code in a
-    step runs only at the capture. If a module or a setting changes, the graph is captured again.
-
-    Attributes:
-        reason: why the last minibatch ran eagerly; None if it was replayed.
-        n_captures: number of captures so far.
+    A replay reads the weights in place, and copies of the minibatch and of `kl_coef`. Python code
+    in a step would run at the capture only, so such steps run eagerly, for a `reason`. If a module
+    or a setting changes, the graph is captured again.
     """
 
     def __init__(self, trainer: "RLHFTrainer", capture: Callable = cuda_graphs.capture) -> None:
