@@ -76,6 +76,8 @@ class AdapterReading(Probe):
     """
 
     name = "adapter_reading"
+    question = "What do the rank-1 pieces of each adapter read and write?"
+    caveat = "Pieces are read from weights: one that reads a word matters only at that word."
     every = 20
 
     def __init__(
@@ -93,7 +95,6 @@ class AdapterReading(Probe):
         self.words, self.removed, self.n = words, removed, n
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError for a model without adapters."""
         if not lora_layers(model):
             raise ConfigError(
                 f"{self.name} reads LoRA adapters, and the model has none; train with lora_rank= "
@@ -101,13 +102,11 @@ class AdapterReading(Probe):
             )
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Raise ConfigError if the samples need a component that settings cannot rebuild."""
         if self.removed:
             refuse_own_parts(trainer, self.name, "leave out removed=, which samples")
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Decompose every adapter, name both sides of its pieces, and sample without some."""
         model = seen.ctx.policy.base_model
         adapters = {name: adapter_pieces(each) for name, each in lora_layers(model).items()}
         pieces = [

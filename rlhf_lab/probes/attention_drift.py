@@ -61,6 +61,8 @@ class AttentionDrift(TextProbe):
     """
 
     name = "attention_drift"
+    question = "Which heads attend elsewhere or carry something else?"
+    caveat = "A pattern may shift between keys whose values are equal, without an effect."
     text = "eval"
     every = 5
 
@@ -78,16 +80,13 @@ class AttentionDrift(TextProbe):
         self.word, self.other, self.at, self.n = word, other, pos, n
 
     def settings(self) -> dict[str, Any]:
-        """Also the two words, and where they are compared."""
         return super().settings() | {"word": self.word, "other": self.other, "pos": self.at}
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse a model whose logits are no sum over its heads."""
         validate_additive(model, self.name)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Look at both models' heads, and split what changed."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         words = tuple(single_token(model.tokenizer, text) for text in (self.word, self.other))
         rows, at = self.rows(seen)

@@ -35,6 +35,8 @@ class ComponentTransplant(Probe):
     """
 
     name = "component_transplant"
+    question = "Which component's change of weights raises the reward?"
+    caveat = "The answers differ if the reward saturates."
     events = ("run_end",)
 
     def __init__(self, n: int = 96, every: int | None = None, name: str | None = None) -> None:
@@ -44,7 +46,6 @@ class ComponentTransplant(Probe):
         self.n = n
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError for a model of more parts than all coalitions can be tried of."""
         groups = len(coarse_groups(model))
         if groups > MOST_EXACT:
             raise ConfigError(
@@ -53,11 +54,9 @@ class ComponentTransplant(Probe):
             )
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Raise ConfigError for prompts or a reward that were handed in and are not in the args."""
         refuse_own_parts(trainer, self.name, "call diffing.transplant with them afterwards")
 
     def observe(self, seen: Observation) -> Record:
-        """Transplant, and take the three effects of each part with their intervals."""
         ctx = seen.ctx
         refuse_hooks(seen, "grafts")
         groups = coarse_groups(ctx.reference)

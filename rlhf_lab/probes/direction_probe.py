@@ -61,6 +61,8 @@ class Direction(Probe):
     """
 
     name = "direction"
+    question = "Where is the label a direction, and does training turn it?"
+    caveat = "A direction that predicts the label need not cause behavior."
     text = "eval"
     sites = LAYER_SITES
     every = 5
@@ -80,11 +82,9 @@ class Direction(Probe):
         self.label, self.method, self.sites = label, method, sites
 
     def settings(self) -> dict:
-        """Also the method."""
         return super().settings() | {"method": self.method}
 
     def observe(self, seen: Observation) -> Record:
-        """Fit on the first two thirds of the sequences, look at the last third."""
         labels = seen.text.labels
         cut, seq = 2 * len(labels) // 3, seen.text.common().tokens.shape[1]
         x, reference = (
@@ -192,7 +192,6 @@ def _lda_accuracy(split: Split) -> list:
 
 
 def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, Tensor]]:
-    """Return accuracies for shuffled labels and a random direction, with both."""
     x, labels = split.x, split.labels
     generator = torch.Generator().manual_seed(0)
     every = torch.cat([labels, split.held_labels])

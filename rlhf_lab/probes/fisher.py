@@ -40,6 +40,8 @@ class Fisher(TextProbe):
     """
 
     name = "fisher"
+    question = "Is the KL from the reference still quadratic in the change of the weights?"
+    caveat = "The forms of blocks do not sum to the form of the whole change."
     text = "eval"
     every = 20
 
@@ -55,7 +57,6 @@ class Fisher(TextProbe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Take the quadratic form and the exact KL, whole and by block."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         rows = text_rows(seen, self.text, self.n)
         line, groups = WeightLine(reference, model, in_float64=True), coarse_groups(reference)

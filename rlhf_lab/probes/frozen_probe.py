@@ -67,6 +67,8 @@ class FrozenProbe(Probe):
     """
 
     name = "frozen_probe"
+    question = "Does a classifier of phase 0 still read the policy, and does its direction steer?"
+    caveat = "A fall means that the label is represented differently, not that it is gone."
     text = "eval"
     sites = LAYER_SITES
     every = 5
@@ -93,11 +95,9 @@ class FrozenProbe(Probe):
             )
 
     def settings(self) -> dict:
-        """Also the sizes of steering."""
         return super().settings() | {"alphas": list(self.alphas)}
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Refuse a run whose reference changes: it would not be the reader of phase 0."""
         if trainer.args.reset_reference_every is not None:
             raise ConfigError(
                 f"{self.name} reads with the reference of phase 0, and reset_reference_every="
@@ -105,7 +105,6 @@ class FrozenProbe(Probe):
             )
 
     def observe(self, seen: Observation) -> Record:
-        """Read with both readers, and steer with the frozen one."""
         labels = seen.text.labels
         columns = seen.text.columns(self.pos).unique().tolist()
         if len(columns) > 1:

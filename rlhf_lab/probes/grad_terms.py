@@ -84,6 +84,8 @@ class GradTerms(Probe):
     """
 
     name = "grad_terms"
+    question = "Do the terms of the objective agree or conflict, by component?"
+    caveat = "Gradients are compared before Adam rescales them."
     events = ("after_backward",)
     step = "first"
     every = 5
@@ -97,7 +99,6 @@ class GradTerms(Probe):
         self.step = step
 
     def check_run(self, trainer: Any) -> None:
-        """Refuse a run that steps during the backward pass: its gradients are gone by then."""
         if trainer.args.optimizer_in_backward:
             raise ConfigError(
                 f"optimizer_in_backward=True leaves no gradient for {self.name} to look at; leave "
@@ -105,7 +106,6 @@ class GradTerms(Probe):
             )
 
     def observe(self, seen: Observation) -> Record:
-        """Take each term's gradient, and compare their sum with the trainer's."""
         ctx = seen.ctx
         groups = policy_groups(ctx.policy, fine=False)
         settings = ctx.minibatch, seen.objective, ctx.kl_coef

@@ -53,6 +53,8 @@ class KLAttribution(TextProbe):
     """
 
     name = "kl_attribution"
+    question = "Which outputs and which weights make up the KL from the reference?"
+    caveat = "The two splits answer different questions and need not agree."
     text = "eval"
     every = 10
 
@@ -69,12 +71,10 @@ class KLAttribution(TextProbe):
         self.n, self.by_weights, self.nodes = n, by_weights, nodes
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse a model whose residual stream is no sum over its parts."""
         validate_additive(model, self.name)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Split the KL by outputs, and by weights if that is asked for."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         rows = text_rows(seen, self.text, self.n)
         names, output = _by_output(reference, model, rows, self.nodes)

@@ -56,6 +56,8 @@ class LensDivergence(TextProbe):
     """
 
     name = "lens_divergence"
+    question = "At which layer and token do policy and reference diverge?"
+    caveat = "With a trained unembedding every layer diverges."
     every = 10
 
     def __init__(
@@ -70,7 +72,6 @@ class LensDivergence(TextProbe):
         self.n, self.tuned = n, tuned
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError if the logits may not follow from the residual stream."""
         if has_custom_forward(model):
             raise ConfigError(
                 f"{self.name} decodes each layer with the model's final norm and unembedding, but "
@@ -80,7 +81,6 @@ class LensDivergence(TextProbe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Read both models at every layer, through both lenses."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         rows = text_rows(seen, self.text, self.n)
         with without_hooks(model, reference):

@@ -75,10 +75,11 @@ class NeuronRank(WordPairProbe):
     """
 
     name = "neuron_rank"
+    question = "Which MLP neurons move the logit difference?"
+    caveat = "Only the direct effect on the logits counts, not effects on later components."
     every = 10
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError if the logits are not a sum over single neurons."""
         validate_additive(model, self.name)
         if not all(hasattr(getattr(block, "mlp", None), "W_out") for block in model.blocks):
             raise ConfigError(
@@ -89,7 +90,6 @@ class NeuronRank(WordPairProbe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Split the shift by neuron at the position."""
         models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
         tokenizer = seen.ctx.policy.base_model.tokenizer
         words = tuple(single_token(tokenizer, word) for word in (self.word, self.other))

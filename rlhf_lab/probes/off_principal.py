@@ -58,6 +58,8 @@ class OffPrincipal(Probe):
     """
 
     name = "off_principal"
+    question = "Is the change of a weight within the leading directions of that weight?"
+    caveat = "Compare each fraction with the range of random changes, not with 0."
     every = 20
 
     def __init__(
@@ -76,7 +78,6 @@ class OffPrincipal(Probe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Measure every matrix, and every head's products."""
         rows, drawn, misses = [], [], [0.0]
         for index, (name, base, delta, spaces, factors) in enumerate(self._changes(seen)):
             n_rows, n_cols = delta.shape

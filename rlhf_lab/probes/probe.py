@@ -87,6 +87,8 @@ class Probe:
 
     Attributes:
         name: names the probe's files.
+        question: what the probe answers, in one sentence.
+        caveat: what its numbers do not show, in one sentence.
         events: events of `observe`.
         prepares: events of `prepare`, in the same step.
         text: text of the activations: "eval", "rollout", or None.
@@ -99,6 +101,8 @@ class Probe:
     """
 
     name: str = "probe"
+    question: str = ""
+    caveat: str = ""
     events: tuple[Event, ...] = ("after_score", "run_end")
     prepares: tuple[Event, ...] = ()
     text: Literal["eval", "rollout"] | None = None

@@ -77,6 +77,8 @@ class StepInfluence(Probe):
     """
 
     name = "step_influence"
+    question = "Which token of which sample moved the target in one step?"
+    caveat = "First-order: the remainder shows how far the step left the tangent."
     prepares = ("after_backward",)
     events = ("after_step",)
     text = "eval"
@@ -106,20 +108,16 @@ class StepInfluence(Probe):
         self.word, self.other = word, other
 
     def settings(self) -> dict[str, Any]:
-        """Also the target."""
         own = {"target": self.target, "word": self.word, "other": self.other, "step": self.step}
         return super().settings() | own
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Refuse steps that are no AdamW of whole gradients, and objectives that are not known."""
         refuse_other_steps(self.name, trainer)
 
     def prepare(self, seen: Observation) -> BeforeStep:
-        """Copy what the step starts from."""
         return before_step(seen.ctx.policy, seen.gradients, seen.optimizer)
 
     def observe(self, seen: Observation) -> Record:
-        """Take the step apart, and compare its parts with what it did."""
         ctx, minibatch, before = seen.ctx, seen.ctx.minibatch, seen.prepared
         step = adam_step(*before, seen.args.max_grad_norm)
         groups = transformer_groups(ctx.policy, self.fine)

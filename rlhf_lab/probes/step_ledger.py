@@ -120,6 +120,8 @@ class StepLedger(Probe):
     """
 
     name = "step_ledger"
+    question = "What does each token add to the objective of one step?"
+    caveat = "The terms are those before the step; one step is not the whole phase."
     events = ("after_loss",)
     step = "last"
 
@@ -132,7 +134,6 @@ class StepLedger(Probe):
         self.step = step
 
     def observe(self, seen: Observation) -> Record:
-        """Take the step's objective apart, and compare the sum with it."""
         ctx, minibatch = seen.ctx, seen.ctx.minibatch
         entries = ledger_entries(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
         tokenizer = ctx.policy.base_model.tokenizer

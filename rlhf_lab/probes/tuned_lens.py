@@ -22,7 +22,6 @@ class Affine(NamedTuple):
     bias: Float[Tensor, "*site out"]
 
     def __call__(self, x: Float[Tensor, "*site n d_model"]) -> Float[Tensor, "*site n out"]:
-        """Return the mapped rows in their own precision."""
         return x @ self.weight.to(x) + self.bias[..., None, :].to(x)
 
 

@@ -41,6 +41,8 @@ class ValueAttribution(Probe):
     """
 
     name = "value_attribution"
+    question = "Which components make the values of a position differ between texts?"
+    caveat = "Rows split one state's value and do not show effects through later components."
     text = "eval"
     sites = (*PART_SITES, "ln_final.hook_scale", "values")
     every = 5
@@ -61,11 +63,9 @@ class ValueAttribution(Probe):
         self.slots, self.n = slots, n
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse a model whose residual stream is no sum over its parts."""
         validate_additive(model, self.name)
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Refuse a value head that is split by no secant, and one that reads another model."""
         if isinstance(trainer.policy, TransformerWithCritic):
             raise ConfigError(
                 "value_head='separate' has values that come from another model's parts; use "
@@ -74,7 +74,6 @@ class ValueAttribution(Probe):
         refuse_other_heads(trainer.policy.value_head)
 
     def observe(self, seen: Observation) -> Record:
-        """Split the values of every slot, each from its own mean state."""
         policy = seen.ctx.policy
         if has_hooks(policy):
             raise ConfigError(

@@ -66,6 +66,8 @@ class ValueLens(TextProbe):
     """
 
     name = "value_lens"
+    question = "At which layer can the value of a text be read?"
+    caveat = "A high R2 shows that a layer contains the value, not that the model uses it."
     exact_reward = True
     sites = (*RESIDUAL_SITES, "values")
     every = 5
@@ -93,7 +95,6 @@ class ValueLens(TextProbe):
         self.prefix_end, self.reward = prefix_end, reward
 
     def observe(self, seen: Observation) -> Record:
-        """Read values out of every layer."""
         states = self._states(seen)
         residuals, own = torch.stack(list(states.values())), seen.acts["values"]
         _, real = self._text(seen)

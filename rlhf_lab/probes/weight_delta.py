@@ -87,6 +87,8 @@ class WeightDelta(Probe):
     """
 
     name = "weight_delta"
+    question = "How large is the change of each weight, and how many directions has it?"
+    caveat = "A large change of a weight may have no effect on the logits."
     every = 10
 
     def __init__(
@@ -99,7 +101,6 @@ class WeightDelta(Probe):
         self.words = words
 
     def observe(self, seen: Observation) -> Record:
-        """Compare every parameter with the reference's."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         directions = {}
         if self.words is not None:

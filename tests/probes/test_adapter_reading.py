@@ -1,4 +1,4 @@
-"""AdapterReading: hand-computed pieces, a run's adapters and rewards, and injected faults."""
+"""AdapterReading: hand-computed pieces, a run's adapters and rewards."""
 
 import copy
 from collections.abc import Callable
@@ -22,7 +22,6 @@ from rlhf_lab.probes.adapter_reading import (
 from rlhf_lab.probes.own_writing import resolve_true_reward, run_prompts, run_sampling
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, sound
-from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -164,23 +163,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["plain", "rewards", "untied"])
 def test_a_record_agrees_with_the_weights(kind, run_of):
     check(kind, run_of(kind))
-
-
-ADAPTER, PROBE = "adapter_reading", "adapter_reading:AdapterReading"
-FAULTS = [
-    ("plain", f"{ADAPTER}:adapter_pieces", "svd(scale * r_a", "svd(r_a"),
-    ("plain", f"{ADAPTER}:adapter_pieces", "reads * sign, writes * sign", "reads, writes * sign"),
-    ("plain", f"{PROBE}._described", 'row["s"] ** 2 / energy', 'row["s"] / found.s.sum().item()'),
-    ("plain", f"{PROBE}._words", "cosines.abs().topk(", "cosines.topk("),
-    ("untied", f"{PROBE}._described", "exact(model.embed.W_E)", "exact(model.unembed.W_U).T"),
-    ("rewards", f"{PROBE}._written", "found[0] - found[1:]", "found[1:] - found[0]"),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, run_of):
-    run = run_of(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):

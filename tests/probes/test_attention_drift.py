@@ -1,4 +1,4 @@
-"""AttentionDrift: sums, padding, other architectures, and injected faults."""
+"""AttentionDrift: sums, padding, other architectures."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from rlhf_lab.probes.attention_places import distance_places, kind_of_token, slo
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
-from tests.probes.planting import assert_fault_fails
 from tests.tiny_families import tiny_of
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -88,33 +87,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-OBSERVE = "attention_drift:AttentionDrift.observe"
-FAULTS = [
-    (
-        "adapted",
-        OBSERVE,
-        '"bhk,bkg->hgb", cause, to_keys',
-        '"bhk,bkg->hgb", cause.roll(1, -1), to_keys',
-    ),
-    ("adapted", OBSERVE, "rows, at = self.rows(seen)", "rows, at = self.rows(seen); at = at - 1"),
-    ("adapted", OBSERVE, "own_reader(scales,", "own_reader([scales[0], scales[0]],"),
-    (
-        "adapted",
-        "attention_drift:_by_place",
-        "pattern_distance(*patterns)",
-        "pattern_distance(*patterns).mT",
-    ),
-    ("adapted", OBSERVE, "in (self.word, self.other)", "in (self.other, self.word)"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Fisher: KLs of models that are moved by a block's name, and injected faults."""
+"""Fisher: KLs of models that are moved by a block's name."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from rlhf_lab.probes import Fisher
 from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
-from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -58,21 +57,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 def test_kls_are_those_of_moved_copies(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-OBSERVE, QUADRATIC = "fisher:Fisher.observe", "diffing.fisher:fisher_quadratic"
-FAULTS = [
-    ("adapted", QUADRATIC, ".sum(-1) / 2", ".sum(-1)"),
-    ("adapted", OBSERVE, "for name in groups.names]", "for name in reversed(groups.names)]"),
-    ("adapted", OBSERVE, "for a in SHARES])", "for a in (0.003, *SHARES[:-1])])"),
-    ("padded", "fisher:_quadratic", "rows.states, rows.attention_mask", "rows.states"),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):

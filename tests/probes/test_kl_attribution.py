@@ -1,4 +1,4 @@
-"""KLAttribution: both sums on runs of every kind, and injected faults."""
+"""KLAttribution: both sums on runs of every kind."""
 
 import functools
 
@@ -11,7 +11,6 @@ from rlhf_lab.probes import KLAttribution
 from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
-from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -83,33 +82,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 def test_rows_are_integrals_along_the_residual_stream(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-OBSERVE, BY_WEIGHTS = "kl_attribution:KLAttribution.observe", "diffing.kl_attribution:kl_by_weights"
-BY_OUTPUT = "diffing.kl_attribution:kl_by_output"
-FAULTS = [
-    (
-        "adapted",
-        OBSERVE,
-        "_by_output(reference, model, rows,",
-        "_by_output(model, reference, rows,",
-    ),
-    ("padded", BY_OUTPUT, "log_probs(read_out1(h)[None])", "log_probs(read_out0(h)[None])"),
-    ("adapted", BY_WEIGHTS, "line.at(node)", "line.at(0.1 * node)"),
-    ("adapted", "kl_attribution:_weights_found", "[len(part)", "[2 * len(part)"),
-    (
-        "padded",
-        "kl_attribution:_by_position",
-        "rows.own_positions.clamp(min=0)",
-        "torch.arange(gained.shape[2])",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):

@@ -1,4 +1,4 @@
-"""LensDivergence: where two models part, what is exactly 0, and injected faults."""
+"""LensDivergence: where two models part, what is exactly 0."""
 
 import copy
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.probes.tuned_lens import fit_translator, ridge_errors
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
-from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -113,33 +112,6 @@ def test_a_trained_read_out_moves_every_layer(trained_runs):
     assert unchanged_layers(run.ctx.reference, run.ctx.reference) == 3
     record = sound(with_policy(run, model), probe_of("adapted"))
     assert all(x > 0 for x in record.values["raw"])
-
-
-OBSERVE, LENS = "lens_divergence:LensDivergence.observe", "diffing.lens:lens_divergence"
-FAULTS = [
-    ("padded", LENS, "logit_lens(reference, other[None])", "logit_lens(model, other[None])"),
-    ("padded", OBSERVE, 'rotate_padding(x, mask[-len(x) :], "right")', "x"),
-    ("adapted", "lens_divergence:fit_translators", "PENALTIES.index(ridge)", "-1"),
-    ("adapted", OBSERVE, "fit_translators(other[:, :cut]", "fit_translators(own[:, :cut]"),
-    (
-        "adapted",
-        "lens_divergence:both_streams",
-        '"blocks.*.hook_resid_pre"',
-        '"blocks.*.hook_resid_mid"',
-    ),
-    (
-        "adapted",
-        "lens_divergence:_by_layer",
-        "states.sum(1)",
-        "torch.ones_like(states).sum(1)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):

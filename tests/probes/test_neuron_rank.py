@@ -1,4 +1,4 @@
-"""NeuronRank: sums on runs of every kind, a planted neuron by name, and injected faults."""
+"""NeuronRank: sums on runs of every kind, a planted neuron by name."""
 
 import copy
 import re
@@ -14,7 +14,6 @@ from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.neuron_rank import NEURON_GROUPS, NeuronEnd, neuron_groups, neuron_shift
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, sound
-from tests.probes.planting import assert_fault_fails
 from tests.tiny_families import tiny_of
 from tests.views.test_all_is_drawn import Changed, in_words, names_in
 
@@ -26,7 +25,7 @@ def probe_of(kind: str) -> NeuronRank:
     return NeuronRank(*words, pos=-3, n=16)
 
 
-def split_by_hand() -> None:
+def test_a_shift_is_split_by_hand():
     end = lambda a, w, b, s: NeuronEnd(
         *(torch.tensor(x, dtype=torch.float64) for x in ([[a]], [w], [b], [s]))
     )
@@ -35,11 +34,6 @@ def split_by_hand() -> None:
     by_neuron, by_activation, b_out = neuron_shift(before, after)
     assert by_neuron.tolist() == [[[5.0, -2.0]]] and b_out.tolist() == [[1.5]]
     assert by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
-
-
-def test_a_shift_is_split_by_hand_and_halves_are_told_from_wholes():
-    split_by_hand()
-    assert_fault_fails(SHIFT, "(a1 - a0) * (e0 + e1) / 2", "(a1 - a0) * e1", split_by_hand)
 
 
 def test_groups_by_hand():
@@ -101,33 +95,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 def test_the_first_neuron_is_that_of_single_texts(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-OBSERVE, END, SHIFT = (
-    "neuron_rank:NeuronRank.observe",
-    "neuron_rank:neuron_end",
-    "neuron_rank:neuron_shift",
-)
-FAULTS = [
-    ("padded", END, "1 / exact(acts[", "0 * exact(acts["),
-    ("padded", OBSERVE, "_acts_at(model, text, self.pos)", "_acts_at(model, text, self.pos - 1)"),
-    ("padded", OBSERVE, "(self.word, self.other))", "(self.other, self.word))"),
-    ("padded", OBSERVE, "top % contribution.shape[1]", "top % contribution.shape[0]"),
-    ("padded", OBSERVE, "(mlp[1] - mlp[0]).mean(1)", "mlp[1].mean(1)"),
-    (
-        "grouped",
-        "neuron_rank:_most_active",
-        "text.attention_mask[there], text",
-        "torch.ones_like(text.attention_mask[there]), text",
-    ),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 @pytest.mark.slow

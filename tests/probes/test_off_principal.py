@@ -1,4 +1,4 @@
-"""OffPrincipal: hand-computed fractions, random changes, a run, and injected faults."""
+"""OffPrincipal: hand-computed fractions, random changes, a run."""
 
 import re
 
@@ -20,7 +20,6 @@ from rlhf_lab.probes.off_principal import (
 )
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, sound
-from tests.probes.planting import assert_fault_fails
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 
@@ -113,27 +112,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 def test_shares_are_those_of_singular_vectors(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-PRINCIPAL, CHANGES = "off_principal", "off_principal:OffPrincipal._changes"
-FAULTS = [
-    ("padded", f"{PRINCIPAL}:principal_spaces", "[1][:, :k]", "[1][:, -k:]"),
-    ("padded", f"{PRINCIPAL}:energy_blocks", ".reshape(2, 2)", ".reshape(2, 2).T"),
-    ("padded", f"{PRINCIPAL}:OffPrincipal.observe", "if factors is None:", "if True:"),
-    ("padded", CHANGES, "exact(others[name]) - base", "0.5 * (exact(others[name]) - base)"),
-    (
-        "grouped",
-        f"{PRINCIPAL}:head_products",
-        'shared = head * len(W["W_K"]) // len(W["W_Q"])',
-        "shared = 0",
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, trained_runs):
-    run = trained_runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):

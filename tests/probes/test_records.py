@@ -104,12 +104,13 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
     "padded": (
         {},
         [
-            AttentionDrift,
+            lambda: AttentionDrift(text="rollout"),
             Direction,
             lambda: FrozenProbe(pos=5, steered=4, randoms=2),
-            lambda: KLAttribution(n=4),
+            lambda: Fisher(n=4, text="rollout"),
+            lambda: KLAttribution(n=4, text="rollout"),
             lambda: KLByPosition(n=6),
-            lambda: LensDivergence(n=6),
+            lambda: LensDivergence(n=6, text="rollout"),
             lambda: LogitShift(n=16),
             lambda: NeuronRank(n=6),
             lambda: StepInfluence(n=4, fine=False),
