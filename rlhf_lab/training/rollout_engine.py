@@ -6,7 +6,7 @@ returns them, measure and correct the mismatch between the two.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.load import load_pretrained_model
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, pad_prompts
-
-if TYPE_CHECKING:
-    from rlhf_lab.training.trainer import RLHFTrainer
 
 
 class EngineOutput(NamedTuple):
@@ -44,7 +41,7 @@ class RolloutEngine(Protocol):
 class EngineSampler:
     """Samples of an engine, with the policy's log-probs and values."""
 
-    def __init__(self, trainer: "RLHFTrainer", engine: Any) -> None:
+    def __init__(self, trainer: Any, engine: Any) -> None:
         self.trainer, self.engine, self.is_current = trainer, engine, False
         if not all(callable(getattr(engine, name, None)) for name in ("load", "write")):
             raise ConfigError(f"rollout_engine={engine!r:.60} must have methods load and write.")
@@ -56,22 +53,6 @@ class EngineSampler:
         name = trainer.args.base_model
         self._original = load_pretrained_model(AutoModelForCausalLM, name, "language model")
 
-    def _write(self, prompts: list[list[int]], spec: SamplingSpec, seed: int) -> EngineOutput:
-        output = self.engine.write(prompts, spec, seed)
-        output = EngineOutput(*([output] if isinstance(output, list) else output))
-        sizes, d_vocab = list(map(len, output.tokens)), self.trainer.policy.base_model.cfg.d_vocab
-        is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= spec.gen_len
-        is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
-        if output.logprobs is not None or self.trainer.args.importance_correction != "none":
-            is_valid &= list(map(len, output.logprobs or ())) == sizes
-        if not is_valid:
-            raise RunError(
-                f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "
-                f"{spec.gen_len} token ids below {d_vocab}, and for each token a log-probability "
-                "(importance_correction requires it)."
-            )
-        return output
-
     @torch.no_grad()
     def sample(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec, seed: int) -> Samples:
         """Load changed weights, generate responses, and run the policy on them in parts."""
@@ -81,7 +62,19 @@ class EngineSampler:
                 warnings.warn("the policy's hooks do not run in rollout_engine.", stacklevel=2)
             self.engine.load(to_hugging_face(policy.base_model, self._original).named_parameters())
             self.is_current = True
-        output = self._write(list(map(list, prompts)), spec, seed)
+        output = self.engine.write(list(map(list, prompts)), spec, seed)
+        output = EngineOutput(*([output] if isinstance(output, list) else output))
+        sizes, d_vocab = list(map(len, output.tokens)), policy.base_model.cfg.d_vocab
+        is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= gen_len
+        is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
+        if output.logprobs is not None or self.trainer.args.importance_correction != "none":
+            is_valid &= list(map(len, output.logprobs or ())) == sizes
+        if not is_valid:
+            raise RunError(
+                f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "
+                f"{gen_len} token ids below {d_vocab}, and for each token a log-probability "
+                "(importance_correction requires it)."
+            )
         stops, pad_token = spec.stops(tokenizer), tokenizer.pad_token_id or 0
         ends = [next((t for t, x in enumerate(r, 1) if x in stops), len(r)) for r in output.tokens]
 
@@ -95,12 +88,11 @@ class EngineSampler:
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)
         zeros = mask.float() * 0
         samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), None, None, logprobs)
-        rows_at_once = self.trainer.args.rows_at_once
+        forward, rows_at_once = self.trainer.forward, self.trainer.args.rows_at_once
         for rows in torch.arange(len(mask), device=mask.device).split(rows_at_once):
             part = samples[rows]
             inputs = policy, part.tokens, part.prefix_len, spec.temperature
-            options = {"attention_mask": part.attention_mask, "forward": self.trainer.forward}
-            found = run_policy(*inputs, **options)
+            found = run_policy(*inputs, attention_mask=part.attention_mask, forward=forward)
             samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
             samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
         return samples

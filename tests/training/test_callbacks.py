@@ -1,6 +1,5 @@
 """Callbacks: calls, fields, returned dicts, and that they do not change the run."""
 
-import functools
 import warnings
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.callbacks import MOST_NUMBERS, function_name, to_json
+from rlhf_lab.training.callbacks import MOST_NUMBERS, to_json
 from tests.training.recorded_runs import copy_weights, is_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -205,16 +204,6 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
     assert run.returned("norm")[-1]["norm"] == pytest.approx(expected, rel=1e-5)
     with pytest.raises(RunError, match="no dicts of a function 'kl'; there are .*reward_and_kl"):
         run.returned("kl")
-
-
-def test_name_is_that_of_the_function_or_class():
-    for function, name in (
-        (functools.partial(reward_and_kl), "reward_and_kl"),
-        (RLHFTrainer.train, "train"),
-        (torch.nn.ReLU(), "ReLU"),
-        (lambda ctx: None, "lambda"),
-    ):
-        assert function_name(function) == name
 
 
 def test_to_json_returns_plain_values():

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import compute_gae
 from rlhf_lab.models import load_model
-from rlhf_lab.rewards import LearnedReward, RewardModel, ScoreGains, TokenReward
+from rlhf_lab.rewards import RewardModel, ScoreGains, TokenReward
 
 RAW = {"normalize_reward": False}
 
@@ -76,29 +75,6 @@ def test_penalty_is_added_to_the_last_token(make_trainer):
     assert rollout.raw_rewards.tolist() == [5.0] * 8 and rollout.rewards.tolist() == [-3.0] * 8
     assert rollout.token_rewards[0].tolist() == [1.0, 1.0, 1.0, 1.0, -7.0]
     assert rollout.advantages[0].tolist() == [-3.0, -4.0, -5.0, -6.0, -7.0]
-
-
-def test_gains_add_up_to_the_gain_of_the_text(make_trainer, model):
-    """To the score of the text with its EOS minus that of its prompt.
-
-    With the score so far as value, no token has an advantage.
-    """
-    fields = {"temperature": 2.0, "gen_len": 25, "batch_size": 16, "stop_at_eos": True} | RAW
-    parts = {"reward_fn": make_gains(model), "prompts": ["this movie", "this movie was so good"]}
-    trainer = make_trainer(parts, **fields)
-    rollout = trainer.rollout_phase()
-    samples, rewards = rollout.samples, rollout.token_rewards
-    assert not samples.mask.all() and not samples.prompt_mask.all()
-    with torch.no_grad():
-        scores = [model.normalize(model(torch.tensor([p])))[0] for p in samples.prompts()]
-    expected = LearnedReward(model)(rollout.texts) - torch.stack(scores)
-    bos = trainer.tokenizer.bos_token_id  # decoding drops it if it was sampled
-    plain = ~(samples.tokens[:, samples.prefix_len :] == bos).any(1)
-    assert plain.sum() > 8
-    torch.testing.assert_close(rollout.raw_rewards[plain], expected[plain], atol=1e-5, rtol=1e-4)
-    assert not rewards[~samples.mask].any()
-    to_go = rewards.flip(1).cumsum(1).flip(1)
-    assert compute_gae(to_go, rewards, 1.0, 1.0, samples.mask).abs().max() < 1e-5
 
 
 def test_each_gain_is_a_difference_of_two_scores(model):
