@@ -1,7 +1,6 @@
-"""CPU tuning: malloc thresholds, and the faster of two exact matrix-product routes.
+"""CPU tuning for the whole process: malloc thresholds and the faster route of matrix products.
 
-Both apply to the whole process and change results by rounding only (1e-6). The commands `train` and
-`resume` and the benchmarks use them unless `RLHFArgs.cpu_tuning` is False.
+It changes results by rounding only (1e-6).
 """
 
 import ctypes
@@ -28,10 +27,11 @@ def tune_cpu(d_model: int) -> None:
     Nothing is timed, so the same seed gives the same run.
     """
     keep_freed_memory()
-    is_slow = d_model >= WIDE and processor_vendor() == "AuthenticAMD"
-    set_route("oneDNN" if is_slow else "BLAS")
+    matmul, is_slow = torch.backends.mkldnn.matmul, d_model >= WIDE
+    is_slow = is_slow and processor_vendor() == "AuthenticAMD"
+    matmul.fp32_precision = ROUTES["oneDNN" if is_slow else "BLAS"]
     if matmul_error() > LARGEST_ERROR:
-        set_route("BLAS")
+        matmul.fp32_precision = ROUTES["BLAS"]
 
 
 def tune_for(policy: TransformerWithValueHead, enabled: bool) -> None:
@@ -45,11 +45,6 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] == "glibc":
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(option, KEEP_BYTES)
-
-
-def set_route(route: str) -> None:
-    """Send float32 matrix products to "BLAS" or "oneDNN"."""
-    torch.backends.mkldnn.matmul.fp32_precision = ROUTES[route]
 
 
 def processor_vendor() -> str:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rlhf_lab.models.device import autocast, total_memory
 from rlhf_lab.models.forward import StaticWeights
-from rlhf_lab.models.hooked_model import HOOK_STATE, has_hooks
+from rlhf_lab.models.hooked_model import HOOK_STATE, TokenMask, has_hooks
 from rlhf_lab.models.hooked_transformer import AttentionContext, HookedTransformer
 from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache, NewKeys
 from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward
@@ -50,14 +49,10 @@ def capture(run: Callable[[], Results], state: Sequence[Tensor] = ()) -> Callabl
 
 
 def snapshot(*models: nn.Module) -> Key:
-    """Return what a captured run of models depends on, apart from the numbers in tensors.
-
-    Attributes of all modules and of their configurations, the methods of their classes, and the
-    addresses of the weights.
-    """
+    """Return what a captured run depends on: attributes, methods and addresses of weights."""
     parts = [part for model in models for part in model.modules()]
     objects: list[Any] = [p for model in models for p in model.parameters()]
-    places = [(p.data_ptr(), p.requires_grad) for p in objects]
+    addresses = [(p.data_ptr(), p.requires_grad) for p in objects]
     for part in parts:
         objects += [part, *part._buffers.values()]
         objects += [x for name, x in vars(part).items() if name not in HOOK_STATE]
@@ -65,7 +60,7 @@ def snapshot(*models: nn.Module) -> Key:
         objects += [kind, *vars(kind).values()]
     for cfg in {id(part.cfg): part.cfg for part in parts if "cfg" in vars(part)}.values():
         objects += vars(cfg).values()
-    return objects, (places,)
+    return objects, (addresses,)
 
 
 def is_unchanged(key: Key, captured: Key) -> bool:
@@ -80,11 +75,9 @@ class StaticLayerCache(LayerCache):
 
     def __init__(self, cache: LayerCache, index: Int[Tensor, "1"], n_keys: int) -> None:
         super().__init__()
-        self.index, self.span = index, n_keys
-        pad = (0, 0, 0, 0, 0, n_keys - cache.n_tokens)
-        self.past_keys = F.pad(cache.past_keys[:, : cache.n_tokens], pad)
-        self.past_values = F.pad(cache.past_values[:, : cache.n_tokens], pad)
-        self.qkv_projection = tuple(x.clone() for x in cache.qkv_projection)
+        self.index, self.span, keys = index, n_keys, cache.past_keys
+        self.past_keys, self.past_values = keys.new_zeros(2, len(keys), n_keys, *keys.shape[2:])
+        self.qkv_projection = tuple(map(torch.empty_like, cache.qkv_projection))
 
     def append(self, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:
         """Write the keys and values of one token and return those of the span."""
@@ -106,28 +99,27 @@ class StaticStep:
         self,
         policy: TransformerWithValueHead,
         cache: KVCache,
-        prompt_mask: Bool[Tensor, "batch prefix"],
+        prompt_mask: TokenMask,
         gen_len: int,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.policy, self.dtype = policy, dtype
         batch, self.prefix_len = prompt_mask.shape
-        prefix_len = self.prefix_len
-        self.n_keys = -(-(prefix_len + gen_len) // SPAN) * SPAN
-        self.token = torch.zeros(batch, dtype=torch.long, device=prompt_mask.device)
-        self.index = torch.full((1,), prefix_len, device=prompt_mask.device)
+        n_keys = -(-(self.prefix_len + gen_len) // SPAN) * SPAN
         self.position = prompt_mask.sum(1, keepdim=True)
-        self.mask = F.pad(prompt_mask, (0, self.n_keys - prefix_len))[:, None, None]
-        self.caches = [StaticLayerCache(x, self.index, self.n_keys) for x in cache.entries]
-        self.weights = StaticWeights(policy.base_model, dtype)
+        self.token, self.index = self.position.new_zeros(batch), self.position.new_zeros(1)
+        self.mask = prompt_mask.new_zeros(batch, 1, 1, n_keys)
         self.state = [self.index, self.position, self.mask, self.token]
+        self.caches = [StaticLayerCache(x, self.index, n_keys) for x in cache.entries]
+        self.weights = StaticWeights(policy.base_model, dtype)
         self.step: Callable[[], Outputs] = self.advance
+        self.restart(cache, prompt_mask)
 
-    def restart(self, cache: KVCache, prompt_mask: Bool[Tensor, "batch prefix"]) -> None:
-        """Begin again after other prompts, with the current weights."""
+    def restart(self, cache: KVCache, prompt_mask: TokenMask) -> None:
+        """Start after these prompts, with the current weights."""
         self.index.fill_(self.prefix_len)
         self.position.copy_(prompt_mask.sum(1, keepdim=True))
-        self.mask.copy_(F.pad(prompt_mask, (0, self.n_keys - self.prefix_len))[:, None, None])
+        self.mask.zero_()[:, 0, 0, : self.prefix_len] = prompt_mask
         for static, entry in zip(self.caches, cache.entries, strict=True):
             static.restart(entry)
         self.weights.refresh()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab.models.cuda_graphs import (
@@ -16,7 +16,7 @@ from rlhf_lab.models.cuda_graphs import (
 )
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward, StaticWeights
-from rlhf_lab.models.hooked_model import select_cache_rows
+from rlhf_lab.models.hooked_model import TokenIds, TokenMask, select_cache_rows
 from rlhf_lab.models.value_head import (
     TransformerWithValueHead,
     has_standard_forward,
@@ -33,22 +33,21 @@ class State(NamedTuple):
 
 
 class Decoder:
-    """Read left-padded prompts, each distinct one once, then one token per row and `feed`.
+    """Reads left-padded prompts, each distinct one once, then one token per row and `feed`.
 
-    `state` has the outputs after the tokens so far. On CUDA, steps are replayed from a captured
-    graph if no hook is registered (see `StaticStep`).
+    `state` has the outputs after the tokens so far. See `can_capture` for replays of CUDA graphs.
     """
 
     def __init__(
         self,
         policy: TransformerWithValueHead,
-        prompts: Int[Tensor, "batch prefix"],
-        prompt_mask: Bool[Tensor, "batch prefix"],
+        prompts: TokenIds,
+        prompt_mask: TokenMask,
         gen_len: int,
         forward: Forward | None = None,
     ) -> None:
         self.policy, self.forward = policy, forward or Forward()
-        self.dtype = self.forward.dtype
+        self.gen_len, self.dtype, self.step = gen_len, self.forward.dtype, None
         prompts, prompt_mask = (x.to(policy.device) for x in (prompts, prompt_mask))
         self.weights = StaticWeights(policy.base_model, self.dtype, pads=False)
         tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
@@ -57,7 +56,7 @@ class Decoder:
         for cache in self.cache if isinstance(self.cache, tuple) else (self.cache,):
             select_cache_rows(cache, row_of)
         self.state = State(*(None if x is None else x[row_of] for x in state))
-        self.prompt_mask, self.gen_len, self.step = prompt_mask, gen_len, None
+        self.prompt_mask = prompt_mask
         self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
@@ -71,8 +70,7 @@ class Decoder:
 
     def static_step(self) -> StaticStep:
         """Return a step with a cache of fixed size that continues the prompts."""
-        texts = self.cache, self.prompt_mask, self.gen_len
-        return StaticStep(self.policy, *texts, self.dtype)
+        return StaticStep(self.policy, self.cache, self.prompt_mask, self.gen_len, self.dtype)
 
     def draw_all(
         self,
@@ -102,17 +100,14 @@ class Decoder:
         policy = self.policy
         with autocast(policy.device, self.dtype), self.weights.applied():
             if has_standard_forward(policy):
-                residual, hidden, values = (
-                    x[:, -1:] for x in policy.states(tokens, mask, self.cache)
-                )
+                states = policy.states(tokens, mask, self.cache)
+                residual, hidden, values = (x[:, -1:] for x in states)
                 return State(policy.unembed(hidden)[:, 0], values[:, 0], residual[:, 0])
             logits, values = policy(tokens, attention_mask=mask, past_kv_cache=self.cache)
             return State(logits[:, -1], values[:, -1], None)
 
 
-def distinct_rows(
-    prompts: Int[Tensor, "batch prefix"], prompt_mask: Bool[Tensor, "batch prefix"]
-) -> tuple[Int[Tensor, "distinct prefix"], Bool[Tensor, "distinct prefix"], Int[Tensor, " batch"]]:
+def distinct_rows(prompts: TokenIds, prompt_mask: TokenMask) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct prompts, their masks, and the index of each row's prompt."""
     labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
     # on the CPU: torch 2.9 has no such kernel for MPS

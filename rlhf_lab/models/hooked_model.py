@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, soft_cap
+from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, is_hooked, soft_cap
 from rlhf_lab.models.kv_cache import KVCache
 
 # attributes in which torch stores the hooks of a module, and TransformerLens those of a hook point
@@ -20,7 +20,7 @@ HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 HOOK_STATE = ("fwd_hooks", "bwd_hooks", "context_level")
 FORWARD, UNEMBED = HookedTransformer.forward, Unembed.forward
 TokenIds, TokenMask = Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]
-Residuals = Float[Tensor, "batch seq d_model"]
+Residuals, Logits = Float[Tensor, "batch seq d_model"], Float[Tensor, "batch seq d_vocab"]
 VALUE_HOOK = "ln_final.hook_normalized"  # its activation is the input of a value head
 
 
@@ -71,7 +71,7 @@ def normalized_residual(model: HookedModel, *inputs: Any) -> Residuals:
     return activations[0]
 
 
-def unembed(model: HookedModel, hidden: Residuals) -> Float[Tensor, "batch seq d_vocab"]:
+def unembed(model: HookedModel, hidden: Residuals) -> Logits:
     """Compute the logits of the final normalized residual stream."""
     return soft_cap(model.unembed(hidden), model.cfg.output_logits_soft_cap)
 
@@ -121,11 +121,6 @@ def named_blocks(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def is_centered(norm: nn.Module) -> bool:
     """Return True for LayerNorm, which subtracts the mean, and False for RMSNorm."""
     return getattr(norm, "is_centered", type(norm).__name__.startswith("LayerNorm"))
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Return True if the module itself has a hook."""
-    return any(vars(module)[table] for table in HOOK_TABLES)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -34,9 +34,11 @@ from rlhf_lab.models.tokenization import Tokenization
 Tokens = Int[Tensor, "batch pos"]
 Residual = Float[Tensor, "batch pos d_model"]
 Logits = Float[Tensor, "batch pos d_vocab"]
+Positions = Int[Tensor, "rows query"]
 Queries = Float[Tensor, "batch query head d_head"]
 Mask = Bool[Tensor, "*batch query key"]  # True where a query may attend to a key
 Padding = Bool[Tensor, "batch key"]  # False on padding, for earlier and new tokens
+Angles = Float[Tensor, "*batch query 1 rotary_dim"]
 
 MIN_PADDED_ROWS, MIN_PADDED_VOCAB = 64, 1024  # below, padding the weights saves no time
 ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -48,18 +50,20 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Return True while the module itself has a forward or backward hook."""
+    return bool(
+        module._forward_hooks
+        or module._backward_hooks
+        or module._forward_pre_hooks
+        or module._backward_pre_hooks
+    )
+
+
 class HookPoint(hook_points.HookPoint):
     """TransformerLens's `HookPoint`, which costs next to nothing while no hook is registered."""
 
-    @property
-    def is_hooked(self) -> bool:
-        """True while a forward or backward hook is registered."""
-        return bool(
-            self._forward_hooks
-            or self._backward_hooks
-            or self._forward_pre_hooks
-            or self._backward_pre_hooks
-        )
+    is_hooked = property(is_hooked)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.is_hooked:
@@ -71,8 +75,8 @@ class AttentionContext(NamedTuple):
     """Attention mask and rotary angles, the same for all layers of a type (global or local)."""
 
     mask: Mask | None  # None stands for the causal mask
-    cos: Float[Tensor, "*batch query 1 rotary_dim"] | None = None  # None without rotary embedding
-    sin: Float[Tensor, "*batch query 1 rotary_dim"] | None = None
+    cos: Angles | None = None  # None without rotary embedding
+    sin: Angles | None = None
 
 
 class Norm(nn.Module):
@@ -162,9 +166,7 @@ class Attention(nn.Module):
             return result.sum(2) + self.b_O
         return linear(z.flatten(2), self.W_O.flatten(0, 1), self.b_O)
 
-    def compute_qkv(
-        self, x: Residual, cache: LayerCache | None
-    ) -> tuple[Float[Tensor, "batch pos heads d_head"], ...]:
+    def compute_qkv(self, x: Residual, cache: LayerCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Compute x W_Q + b_Q, x W_K + b_K and x W_V + b_V as one product."""
         is_stored = cache is not None and not torch.is_grad_enabled()
         if is_stored and cache.qkv_projection is None:
@@ -297,7 +299,7 @@ class PosEmbed(nn.Module):
         super().__init__()
         self.W_pos = weight(cfg, cfg.n_ctx, cfg.d_model)
 
-    def forward(self, positions: Int[Tensor, "rows pos"]) -> Float[Tensor, "rows pos d_model"]:
+    def forward(self, positions: Positions) -> Float[Tensor, "rows query d_model"]:
         return F.embedding(positions, self.W_pos)
 
 
@@ -386,7 +388,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         return logits
 
-    def embed_tokens(self, tokens: Tokens, positions: Int[Tensor, "rows pos"]) -> Residual:
+    def embed_tokens(self, tokens: Tokens, positions: Positions) -> Residual:
         """Compute the residual stream before the first block."""
         residual = self.hook_embed(self.embed(tokens))
         if self.cfg.positional_embedding_type == "standard":
@@ -395,7 +397,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         return residual
 
     def attention_contexts(
-        self, positions: Int[Tensor, "rows query"], padding: Padding | None, past: int
+        self, positions: Positions, padding: Padding | None, past: int
     ) -> dict[str, AttentionContext]:
         """Compute mask and rotary angles for each type of layer, after `past` earlier tokens."""
         contexts, n_query = {}, positions.shape[1]
@@ -406,9 +408,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             contexts[layer_type] = AttentionContext(mask, *angles)
         return contexts
 
-    def rotary_angles(
-        self, positions: Int[Tensor, "rows query"], layer_type: str
-    ) -> tuple[Float[Tensor, "rows query 1 rotary_dim"], ...]:
+    def rotary_angles(self, positions: Positions, layer_type: str) -> tuple[Angles, ...]:
         """Compute cosines and sines in float32; return () if the model has no rotary embedding."""
         if self.cfg.positional_embedding_type != "rotary":
             return ()
@@ -531,7 +531,7 @@ def padding_mask(tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> 
     return mask if cache is None else cache.append_mask(mask, tokens)
 
 
-def token_positions(tokens: Tensor, mask: Padding | None, past: int) -> Int[Tensor, "rows query"]:
+def token_positions(tokens: Tensor, mask: Padding | None, past: int) -> Positions:
     """Return the position of each new token, counted from the first token of its text."""
     if mask is None:
         return torch.arange(past, past + tokens.shape[1], device=tokens.device)[None]

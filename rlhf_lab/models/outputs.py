@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.functional import generated_values, get_logprobs, log_probs
@@ -15,6 +14,7 @@ from rlhf_lab.models.hooked_model import HookedModel, TokenIds, TokenMask, has_h
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import final_residuals, same_weights, unembed_residuals
 from rlhf_lab.models.token_stats import (
+    GenResiduals,
     PerToken,
     StatsInputs,
     compute_token_stats,
@@ -50,15 +50,11 @@ def run_policy(
     attention_mask: TokenMask | None = None,
     support: Support | None = None,
     reference: HookedModel | None = None,
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None,
+    ref_residuals: GenResiduals | None = None,
     forward: Forward | None = None,
     logprobs: Callable[..., Tensor] = get_logprobs,
 ) -> PolicyOutputs:
     """Run the policy once over complete texts, with gradients.
-
-    1. Compute hidden states and values at the states before the generated tokens.
-    2. Compute the logits, and those of the reference from its stored residuals.
-    3. Take log-probability, entropy and KL of each generated token.
 
     Args:
         tokens: prompt and response.
@@ -104,7 +100,7 @@ class ReferenceComparison(NamedTuple):
 
     kl: PerToken  # KL(policy || reference), exact
     entropy: PerToken  # of the policy
-    ref_residuals: Float[Tensor, "batch gen d_model"]  # at the states before the tokens
+    ref_residuals: GenResiduals  # at the states before the tokens
 
 
 @torch.no_grad()
@@ -118,11 +114,8 @@ def compare_with_reference(
 ) -> ReferenceComparison:
     """Compute exact KL and entropy at each generated token, and the reference's residuals.
 
-    1. Run the reference over the texts up to the last residual, which is far smaller than logits.
-    2. Take the last residuals of the policy that the sampler stored. With hooks, or while the
-       weights are equal, run the policy over the texts instead: equal models then give a KL of
-       exactly 0.
-    3. Compute the logits of both, KL and entropy.
+    The policy's residuals are those that the sampler stored. With hooks, or if the weights are
+    equal, the policy runs again on the texts: then the KL of equal models is exactly 0.
 
     Args:
         chunk_size: number of sequences at a time, at least.
@@ -145,8 +138,9 @@ def compare_with_reference(
             logits = policy_outputs(policy, *texts, forward)[0][:, states]
             stats = stats_from_logits(logits, generated, inputs)
         else:
-            residual = samples.residuals[rows] if is_stored else None
-            if residual is None:
+            if is_stored:
+                residual = samples.residuals[rows]
+            else:
                 residual = final_residuals(model, *texts, *options)[:, states]
             with autocast(residual.device, forward.dtype):
                 hidden = model.ln_final(residual)
@@ -159,7 +153,7 @@ def compare_with_reference(
 def reference_logprobs(
     reference: HookedModel,
     samples: Samples,
-    ref_residuals: Float[Tensor, "batch gen d_model"],
+    ref_residuals: GenResiduals,
     temperature: float,
     chunk_size: int,
     forward: Forward | None = None,
@@ -168,8 +162,7 @@ def reference_logprobs(
     chunks, generated = [], samples.tokens[:, samples.prefix_len :]
     dtype = None if forward is None else forward.dtype
     for rows in torch.arange(len(generated), device=generated.device).split(chunk_size):
-        logits = unembed_residuals(reference, ref_residuals[rows], dtype)
+        logprobs = log_probs(unembed_residuals(reference, ref_residuals[rows], dtype), temperature)
         support = None if samples.support is None else samples.support[rows]
-        logprobs = log_probs(logits, temperature)
         chunks.append(sampled_logprobs(logprobs, generated[rows], support))
     return torch.cat(chunks)

@@ -4,13 +4,13 @@ import copy
 from types import FunctionType
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.hooked_model import (
     HookedModel,
+    Logits,
     Residuals,
     TokenIds,
     TokenMask,
@@ -95,7 +95,7 @@ def final_residuals(
 
 def unembed_residuals(
     model: HookedModel, residuals: Residuals, dtype: torch.dtype | None = None
-) -> Float[Tensor, "batch seq d_vocab"]:
+) -> Logits:
     """Compute the logits of residuals that `final_residuals` returned."""
     with autocast(residuals.device, dtype):
         return unembed(model, model.ln_final(residuals))

@@ -1,7 +1,6 @@
-"""Log-probability, entropy and exact KL of generated tokens, also without all logits at once.
+"""Log-probability, entropy and exact KL of generated tokens.
 
-The functions of `rlhf_lab.functional` compute them from the logits. If all logits together are more
-than `MAX_LOGITS` numbers, they are computed in chunks of tokens instead, with the same results.
+If the logits are more than `MAX_LOGITS` numbers, they are computed in chunks of tokens.
 """
 
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ MIN_ROWS, LOGITS_AT_ONCE = 256, 2**22  # tokens and logits per chunk on the CPU,
 BYTES_KEPT = 2**29  # of log-probabilities stored for the backward pass on the CPU
 Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, W_U and b_U
 PerToken, Generated = Float[Tensor, "batch gen"], Int[Tensor, "batch gen"]
+GenResiduals, GenLogits = Float[Tensor, "batch gen d_model"], Float[Tensor, "batch gen d_vocab"]
 
 
 class TokenStats(NamedTuple):
@@ -42,7 +42,7 @@ class StatsInputs:
     temperature: float
     support: Support | None = None  # tokens that truncated sampling kept
     reference: HookedModel | None = None
-    ref_residuals: Float[Tensor, "batch gen d_model"] | None = None
+    ref_residuals: GenResiduals | None = None
     dtype: torch.dtype | None = None  # of the matrix products; that of the weights if None
 
 
@@ -69,9 +69,7 @@ def compute_token_stats(
     return token_stats_chunked(*chunked, tokens, *options, *sizes)
 
 
-def stats_from_logits(
-    logits: Float[Tensor, "batch gen d_vocab"], tokens: Generated, inputs: StatsInputs
-) -> TokenStats:
+def stats_from_logits(logits: GenLogits, tokens: Generated, inputs: StatsInputs) -> TokenStats:
     """Compute the statistics of each generated token from its logits."""
     all_logprobs, kl = log_probs(logits, inputs.temperature), None
     if inputs.reference is not None:
@@ -81,9 +79,7 @@ def stats_from_logits(
     return TokenStats(sampled, entropy_per_token(all_logprobs), kl)
 
 
-def sampled_logprobs(
-    logprobs: Float[Tensor, "batch gen d_vocab"], tokens: Generated, support: Support | None
-) -> PerToken:
+def sampled_logprobs(logprobs: GenLogits, tokens: Generated, support: Support | None) -> PerToken:
     """Select the log-probability of each token, renormalized over the support."""
     select = token_logprobs if support is None else support.token_logprobs
     return select(logprobs, tokens)
@@ -97,7 +93,7 @@ def chunk_sizes(d_vocab: int, memory: int | None) -> tuple[int, int]:
 
 
 def token_stats_chunked(
-    hidden: Float[Tensor, "batch gen d_model"],
+    hidden: GenResiduals,
     W_U: Float[Tensor, "d_model d_vocab"],
     b_U: Float[Tensor, " d_vocab"],
     tokens: Generated,

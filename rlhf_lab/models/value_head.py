@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,23 +13,23 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import (
     VALUE_HOOK,
     HookedModel,
+    Logits,
     Residuals,
     TokenIds,
     TokenMask,
     empty_cache,
     final_residual,
-    is_hooked,
     is_original,
     normalized_residual,
     unembed,
 )
-from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default
+from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default, is_hooked
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.models.reference import trainable_copy
 
-Policy = TypeVar("Policy", bound=nn.Module)
-LogitsAndValues = tuple[Float[Tensor, "batch seq d_vocab"], Float[Tensor, "batch seq"]]
+Values = Float[Tensor, "batch seq"]
+LogitsAndValues = tuple[Logits, Values]
 
 
 class ValueHead(nn.Sequential):
@@ -77,11 +77,11 @@ def make_value_head(d_model: int, seed: int = 0, kind: type[ValueHead] = ValueHe
 
 
 class PolicyStates(NamedTuple):
-    """Residual stream after the last block, after the final norm, and values, per position."""
+    """Residual stream after the last block, the same after the final norm, and values."""
 
     residual: Residuals
     hidden: Residuals
-    values: Float[Tensor, "batch seq"]
+    values: Values
 
 
 class TransformerWithValueHead(HookedRootModule):
@@ -117,8 +117,8 @@ class TransformerWithValueHead(HookedRootModule):
 
     @classmethod
     def from_pretrained(
-        cls: type[Policy], name: str, device: str | torch.device = "cpu", seed: int = 0
-    ) -> Policy:
+        cls, name: str, device: str | torch.device = "cpu", seed: int = 0
+    ) -> "TransformerWithValueHead":
         """Load a language model (see `load_model`) and add a new value head."""
         return cls(load_model(name, device=device), seed=seed)
 
@@ -155,18 +155,16 @@ class TransformerWithValueHead(HookedRootModule):
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
         return PolicyStates(residual, *self.hidden_and_values(residual))
 
-    def hidden_and_values(
-        self, residual: Residuals
-    ) -> tuple[Residuals, Float[Tensor, "batch seq"]]:
+    def hidden_and_values(self, residual: Residuals) -> tuple[Residuals, Values]:
         """Apply the final norm to the last residual, and the value head to its activation."""
         with self.value_hook() as values:
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
 
     @contextlib.contextmanager
-    def value_hook(self) -> Iterator[list[Float[Tensor, "batch seq"]]]:
+    def value_hook(self) -> Iterator[list[Values]]:
         """Hook the value head to its hook point, and yield the list that receives the values."""
-        values: list[Float[Tensor, "batch seq"]] = []
+        values: list[Values] = []
 
         def read_values(hook_point: nn.Module, inputs: tuple, normalized: Tensor) -> None:
             values.append(self.value_head(normalized)[..., 0])
@@ -174,7 +172,7 @@ class TransformerWithValueHead(HookedRootModule):
         with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
             yield values
 
-    def unembed(self, hidden: Residuals) -> Float[Tensor, "batch seq d_vocab"]:
+    def unembed(self, hidden: Residuals) -> Logits:
         """Compute the logits of the final normalized residual."""
         return unembed(self.base_model, hidden)
 
