@@ -14,7 +14,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model, run_policy
 from rlhf_lab.models.device import validate_half_precision
-from rlhf_lab.models.reference import final_residuals
+from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.training import ReplayMemory, ReplayMinibatch, RLHFTrainer, objective_terms
 
 PACKAGES = ("torch", "transformer_lens", "transformers", "datasets", "numpy")

@@ -18,7 +18,7 @@ from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOL
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
-from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.hooked_model import model_where_exact
 from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer

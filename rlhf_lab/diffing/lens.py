@@ -6,8 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.reference import unembed_residuals
+from rlhf_lab.models.hooked_model import HookedModel, unembed_residuals
 
 NUMBERS_READ = 2**24  # logits of one model that are in memory at once
 

@@ -10,9 +10,8 @@ from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.diffing.groups import Groups, check_partition, restrict, weights_of_both
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, model_where_exact
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.torch_modes import differentiable_attention
 
 NODES = 8  # enough between a model and its fine-tuned form

@@ -7,11 +7,10 @@ import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
 from rlhf_lab.models.peft_format import load_adapter
-from rlhf_lab.models.reference import frozen_copy
 from rlhf_lab.models.value_head import (
     DetachedValueHead,
     TransformerWithCritic,

@@ -20,10 +20,9 @@ from rlhf_lab.errors import LoadError
 from rlhf_lab.files import open_to_readers
 from rlhf_lab.models.conversion import family_for, to_hugging_face_weights
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.models.load import hidden_progress, load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.models.lora import effective_weights
-from rlhf_lab.models.reference import frozen_copy
 from rlhf_lab.models.value_head import (
     TransformerWithCritic,
     TransformerWithValueHead,

@@ -1,9 +1,11 @@
-"""Hook detection, forward passes and caches of a `HookedModel`, ours or TransformerLens's."""
+"""Hooks, forward passes, caches and copies of a `HookedModel`, ours or TransformerLens's."""
 
 import contextlib
+import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.device import autocast, has_float64
 from rlhf_lab.models.hooked_transformer import HookedTransformer, Unembed, is_hooked, soft_cap
 from rlhf_lab.models.kv_cache import KVCache
+from rlhf_lab.models.padding import run_left_padded
 
 # attributes in which torch stores the hooks of a module, and TransformerLens those of a hook point
 HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -74,6 +78,32 @@ def normalized_residual(model: HookedModel, *inputs: Any) -> Residuals:
 def unembed(model: HookedModel, hidden: Residuals) -> Logits:
     """Compute the logits of the final normalized residual stream."""
     return soft_cap(model.unembed(hidden), model.cfg.output_logits_soft_cap)
+
+
+def final_residuals(
+    model: HookedModel,
+    input_ids: TokenIds,
+    attention_mask: TokenMask | None = None,
+    dtype: torch.dtype | None = None,
+    padded: bool | None = None,
+) -> Residuals:
+    """Compute the residual stream after the last block, which is smaller than the logits.
+
+    Args:
+        attention_mask, padded: see `run_left_padded`.
+        dtype: dtype of the matrix products; that of the weights if None.
+    """
+    run = lambda tokens: (final_residual(model, tokens),)
+    with autocast(input_ids.device, dtype):
+        return run_left_padded(run, input_ids, attention_mask, padded)[0]
+
+
+def unembed_residuals(
+    model: HookedModel, residuals: Residuals, dtype: torch.dtype | None = None
+) -> Logits:
+    """Compute the logits of residuals that `final_residuals` returned."""
+    with autocast(residuals.device, dtype):
+        return unembed(model, model.ln_final(residuals))
 
 
 def is_original(module: nn.Module, method: Callable) -> bool:
@@ -140,3 +170,50 @@ def without_hooks(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part, tables in zip(hooked, hooks, strict=True):
             vars(part).update(tables)
+
+
+def frozen_copy(model: HookedModel) -> HookedModel:
+    """Return a deep copy in eval mode, without gradients and without hooks.
+
+    Raises:
+        ConfigError: If a replaced `forward` calls modules of the original.
+    """
+    validate_forwards(model)
+    reference = copy.deepcopy(model)
+    reference.reset_hooks(including_permanent=True)
+    return reference.requires_grad_(False).eval()
+
+
+def trainable_copy(model: HookedModel) -> HookedModel:
+    """Return a copy without hooks that shares frozen weights and copies trainable ones."""
+    validate_forwards(model)
+    frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    copied = copy.deepcopy(model, frozen)
+    copied.reset_hooks(including_permanent=True)
+    return copied
+
+
+def model_where_exact(model: HookedModel) -> HookedModel:
+    """Return the model if its device has float64, otherwise a copy on the CPU, hooks included."""
+    device = next(model.parameters()).device
+    return model if has_float64(device) else copy.deepcopy(model).to("cpu", print_details=False)
+
+
+def validate_forwards(model: HookedModel) -> None:
+    """Raise ConfigError if a replaced `forward` calls modules, which a deep copy would call too."""
+    for name, part in model.named_modules():
+        if _reaches_modules(vars(part).get("forward")):
+            raise ConfigError(
+                f"base_model{'.' * bool(name)}{name}.forward was replaced by a function that calls "
+                "modules of the model, so a copy would call the original. Pass a reference= that "
+                "was copied before, or use a hook."
+            )
+
+
+def _reaches_modules(forward: object) -> bool:
+    if not isinstance(forward, FunctionType):
+        return False
+    held = [cell.cell_contents for cell in forward.__closure__ or ()]
+    held += [forward.__globals__.get(name) for name in forward.__code__.co_names]
+    held += forward.__defaults__ or ()
+    return any(isinstance(getattr(x, "__self__", x), nn.Module) for x in held)

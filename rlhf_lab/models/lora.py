@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 
 ATTENTION_TARGETS = ("W_Q", "W_K", "W_V", "W_O")
 LORA_TARGETS = (*ATTENTION_TARGETS, "W_in", "W_out", "W_gate")
@@ -184,3 +184,18 @@ def remove_adapters(model: nn.Module, weight_of: Callable[..., nn.Parameter]) ->
             module.__class__ = type(module).__mro__[1]
             for name, weight in weights.items():
                 module.register_parameter(name, weight)
+
+
+def merged_copy(model: HookedModel) -> HookedModel:
+    """Return a `frozen_copy` with adapters merged into the weights."""
+    merged = frozen_copy(model)
+    remove_adapters(merged, lambda module, name: nn.Parameter(getattr(module, name).detach()))
+    return merged.requires_grad_(False)
+
+
+def same_weights(model: HookedModel, reference: HookedModel) -> bool:
+    """Return True if two models have bitwise identical weights, merged adapters included."""
+    first, second = effective_weights(model), effective_weights(reference)
+    return first.keys() == second.keys() and all(
+        torch.equal(weight, second[name]) for name, weight in first.items()
+    )

@@ -10,9 +10,16 @@ from torch import Tensor
 from rlhf_lab.functional import generated_values, get_logprobs, log_probs
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
-from rlhf_lab.models.hooked_model import HookedModel, TokenIds, TokenMask, has_hooks
+from rlhf_lab.models.hooked_model import (
+    HookedModel,
+    TokenIds,
+    TokenMask,
+    final_residuals,
+    has_hooks,
+    unembed_residuals,
+)
+from rlhf_lab.models.lora import same_weights
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.reference import final_residuals, same_weights, unembed_residuals
 from rlhf_lab.models.token_stats import (
     GenResiduals,
     PerToken,

@@ -14,9 +14,14 @@ from torch.autograd.function import once_differentiable
 from rlhf_lab.functional import LOG_ZERO, entropy_per_token, kl_per_token, log_probs, token_logprobs
 from rlhf_lab.functional.kl import MAX_KL
 from rlhf_lab.models.device import autocast, total_memory
-from rlhf_lab.models.hooked_model import HookedModel, Residuals, is_plain_unembed, unembed
+from rlhf_lab.models.hooked_model import (
+    HookedModel,
+    Residuals,
+    is_plain_unembed,
+    unembed,
+    unembed_residuals,
+)
 from rlhf_lab.models.hooked_transformer import linear, pad_vocabulary, pads_vocabulary
-from rlhf_lab.models.reference import unembed_residuals
 from rlhf_lab.samples import Support
 
 MAX_LOGITS = 2**23  # logits that are computed at once

@@ -21,12 +21,12 @@ from rlhf_lab.models.hooked_model import (
     final_residual,
     is_original,
     normalized_residual,
+    trainable_copy,
     unembed,
 )
 from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default, is_hooked
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
-from rlhf_lab.models.reference import trainable_copy
 
 Values = Float[Tensor, "batch seq"]
 LogitsAndValues = tuple[Logits, Values]

@@ -13,8 +13,8 @@ from rlhf_lab.diffing.kl_attribution import OutputKL, WeightKL, kl_by_output, kl
 from rlhf_lab.diffing.weight_line import NODES, WeightLine
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import has_float64
-from rlhf_lab.models.hooked_model import HookedModel, without_hooks
-from rlhf_lab.models.reference import model_where_exact, same_weights
+from rlhf_lab.models.hooked_model import HookedModel, model_where_exact, without_hooks
+from rlhf_lab.models.lora import same_weights
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.probes.probe import (
     RESAMPLES,

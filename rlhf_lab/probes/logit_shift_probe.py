@@ -8,8 +8,7 @@ from rlhf_lab.diffing.logit_shift import ends_of, split_shift
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.models.hooked_model import HookedModel, is_centered
-from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,

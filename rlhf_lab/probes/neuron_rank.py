@@ -11,8 +11,7 @@ from rlhf_lab.diffing.logit_shift import logit_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.hooked_model import HookedModel, is_centered, without_hooks
-from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact, without_hooks
 from rlhf_lab.models.residual_parts import SITES, validate_additive
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.eval_text import EvalText

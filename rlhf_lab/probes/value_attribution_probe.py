@@ -10,8 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import TransformerWithCritic
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.hooked_model import HookedModel, has_hooks, is_centered
-from rlhf_lab.models.reference import model_where_exact
+from rlhf_lab.models.hooked_model import HookedModel, has_hooks, is_centered, model_where_exact
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.probes.probe import (
     RESAMPLES,

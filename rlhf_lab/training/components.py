@@ -31,8 +31,7 @@ from rlhf_lab.models.device import (
     validate_half_precision,
     validate_tf32,
 )
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.reference import validate_forwards
+from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
 from rlhf_lab.rewards import (

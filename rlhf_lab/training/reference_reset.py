@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import compare_with_reference
-from rlhf_lab.models.reference import trainable_copy
+from rlhf_lab.models.hooked_model import trainable_copy
 from rlhf_lab.training.checkpoint import load_weights, weights
 from rlhf_lab.training.rollout import Rollout
 

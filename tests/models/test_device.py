@@ -11,7 +11,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import compare_with_reference, cpu_tuning, device, frozen_copy, run_policy
 from rlhf_lab.models.decode import Decoder
 from rlhf_lab.models.device import float32_products, pick_device, validate_tf32
-from rlhf_lab.models.reference import final_residuals
+from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import PREFIX, TOKENS, random_policy
 from tests.refusing_device import RefusingDevice

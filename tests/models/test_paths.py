@@ -20,8 +20,8 @@ from rlhf_lab.models import (
     run_policy,
     token_stats,
 )
+from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.models.outputs import reference_logprobs
-from rlhf_lab.models.reference import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.transformer_lens_model import to_transformer_lens
 

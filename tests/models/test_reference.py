@@ -5,9 +5,9 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import frozen_copy, has_hooks, make_reference, padding, unembed_residuals
-from rlhf_lab.models.lora import add_lora, lora_layers
+from rlhf_lab.models.hooked_model import final_residuals
+from rlhf_lab.models.lora import add_lora, lora_layers, same_weights
 from rlhf_lab.models.outputs import policy_outputs
-from rlhf_lab.models.reference import final_residuals, same_weights
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 ROWS = torch.tensor([[9, 9, 5, 6], [1, 2, 3, 4], [9, 7, 8, 3], [9, 9, 9, 2]])

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlhf_lab.models.hooked_model import HookedModel, is_centered
+from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.models.reference import model_where_exact
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Check, Observation, Record
 from tests.probes.audit.anew import (
