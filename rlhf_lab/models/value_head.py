@@ -28,8 +28,8 @@ from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default, 
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 
-Values = Float[Tensor, "batch seq"]
-LogitsAndValues = tuple[Logits, Values]
+StateValues = Float[Tensor, "batch seq"]
+LogitsAndValues = tuple[Logits, StateValues]
 
 
 class ValueHead(nn.Sequential):
@@ -81,7 +81,7 @@ class PolicyStates(NamedTuple):
 
     residual: Residuals
     hidden: Residuals
-    values: Values
+    values: StateValues
 
 
 class TransformerWithValueHead(HookedRootModule):
@@ -155,16 +155,16 @@ class TransformerWithValueHead(HookedRootModule):
         residual = final_residual(self.base_model, tokens, attention_mask, past_kv_cache)
         return PolicyStates(residual, *self.hidden_and_values(residual))
 
-    def hidden_and_values(self, residual: Residuals) -> tuple[Residuals, Values]:
+    def hidden_and_values(self, residual: Residuals) -> tuple[Residuals, StateValues]:
         """Apply the final norm to the last residual, and the value head to its activation."""
         with self.value_hook() as values:
             hidden = self.base_model.ln_final(residual)
         return hidden, values[0]
 
     @contextlib.contextmanager
-    def value_hook(self) -> Iterator[list[Values]]:
+    def value_hook(self) -> Iterator[list[Float[Tensor, "batch seq"]]]:
         """Hook the value head to its hook point, and yield the list that receives the values."""
-        values: list[Values] = []
+        values: list[Float[Tensor, "batch seq"]] = []
 
         def read_values(hook_point: nn.Module, inputs: tuple, normalized: Tensor) -> None:
             values.append(self.value_head(normalized)[..., 0])
