@@ -15,12 +15,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
-from rlhf_lab.models.conversion import (
-    CONFIG_FIELDS,
-    IN_EVERY_CONFIG,
-    IN_EVERY_FAMILY,
-    WITHOUT_EFFECT,
-)
+from rlhf_lab.models.conversion import CONFIG_FIELDS, IN_EVERY_FAMILY, WITHOUT_EFFECT
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.families import FAMILIES
 from rlhf_lab.models.residual_parts import reason_not_additive
@@ -154,7 +149,7 @@ def _row(architecture: str, figures: Figures) -> str:
 
 def _settings(architecture: str) -> str:
     converted = CONFIG_FIELDS.keys() | FAMILIES[architecture].fields.keys() | IN_EVERY_FAMILY
-    known = converted | WITHOUT_EFFECT | IN_EVERY_CONFIG
+    known = converted | WITHOUT_EFFECT
     fields = _fields(architecture)
     only = [f"`{name}={default!r}`" for name, default in fields.items() if name not in known]
     names = ", ".join(f"`{name}`" for name in sorted(converted & fields.keys()))

@@ -22,10 +22,8 @@ from rlhf_lab.models.value_head import (
 def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
     """Make the policy before training: base model, adapters if configured, value head."""
     if Path(args.base_model, "value_head.safetensors").expanduser().is_file():
-        problem = f"the trained value head in base_model={args.base_model!r} is not used"
-        warnings.warn(
-            f"{problem}. To start with it, pass policy=... (load_value_head).", stacklevel=2
-        )
+        problem = f"the trained value head in base_model={args.base_model!r} is not used. To"
+        warnings.warn(f"{problem} start with it, pass policy=... (load_value_head).", stacklevel=2)
     base_model = load_with_adapters(args.base_model, args, device, args.seed)
     return make_policy(base_model, args.value_head, args.seed)
 

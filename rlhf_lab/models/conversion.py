@@ -48,32 +48,28 @@ IN_EVERY_FAMILY = frozenset(
     "rope_parameters original_max_position_embeddings sliding_window layer_types "
     "use_sliding_window max_window_layers attention_bias tie_word_embeddings".split()
 )  # converted by the functions below; the last two are visible in the weights
-WITHOUT_EFFECT = frozenset(
+WITHOUT_EFFECT = signature(PreTrainedConfig.__init__).parameters.keys() | frozenset(
     "use_cache pad_token_id bos_token_id eos_token_id initializer_range is_decoder pretraining_tp "
     "attention_dropout hidden_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop "
     "reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
     "summary_proj_to_labels summary_first_dropout".split()
 )  # on the logits in eval mode
-IN_EVERY_CONFIG = frozenset(signature(PreTrainedConfig.__init__).parameters)
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """One tensor of a Hugging Face model and the parameters of ours that it contains.
-
-    The tensor is rearranged by `pattern`, then split along its first axis.
-    """
+    """One tensor of a Hugging Face model and the parameters of ours that it contains."""
 
     theirs: str
     ours: tuple[str, ...]
     pattern: str = ""  # of einops, with the axes `d_head` and `part`, one for each parameter
-    lengths: tuple[int, ...] = ()  # of the parameters, equal by default
+    lengths: tuple[int, ...] = ()  # of the parameters on the first axis, equal by default
     scale: float = 1.0  # ours = theirs * scale + shift
     shift: float = 0.0
     d_head: int = 0
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        """Return the part of each parameter."""
+        """Rearrange the tensor and split it into the part of each parameter."""
         tensor = self._rearrange(tensor, self.pattern)
         return list(tensor.split(self.lengths or len(tensor) // len(self.ours)))
 
@@ -121,13 +117,7 @@ class Family:
         """Raise LoadError if a field is not in a table and not at its default value."""
         if getattr(config, "quantization_config", None) is not None:
             reject(config, "quantization_config", "weights of full precision")
-        known = (
-            CONFIG_FIELDS.keys()
-            | self.fields.keys()
-            | IN_EVERY_FAMILY
-            | WITHOUT_EFFECT
-            | IN_EVERY_CONFIG
-        )
+        known = CONFIG_FIELDS.keys() | self.fields.keys() | IN_EVERY_FAMILY | WITHOUT_EFFECT
         for name, parameter in signature(type(config).__init__).parameters.items():
             default = parameter.default or None  # None and False both mean off
             if name not in known and (getattr(config, name, default) or None) != default:
@@ -216,9 +206,9 @@ def family_for(architecture: str) -> Family:
     return FAMILIES[architecture]
 
 
-def tensor_maps(config: PreTrainedConfig) -> list[TensorMap]:
+def tensor_maps(config: PreTrainedConfig, architecture: str | None = None) -> list[TensorMap]:
     """Return which tensors of a model with this configuration contain which parameters of ours."""
-    family = family_for(next(iter(config.architectures or ()), type(config).__name__))
+    family = family_for(architecture or next(iter(config.architectures or ()), config.model_type))
     return list(family.tensor_maps(family.model_config(config)))
 
 
@@ -246,11 +236,10 @@ def to_hugging_face_weights(
     hf_model: PreTrainedModel, parameters: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Convert parameters back to float32 tensors of `hf_model`, bitwise identical if unchanged."""
-    family, tensors = family_for(type(hf_model).__name__), hf_model.state_dict()
-    maps = family.tensor_maps(family.model_config(hf_model.config))
-    maps = [row for row in maps if row.theirs in tensors]
+    architecture, tensors = type(hf_model).__name__, hf_model.state_dict()
+    maps = [row for row in tensor_maps(hf_model.config, architecture) if row.theirs in tensors]
     converted = {name for row in maps for name in row.ours}
     for name, parameter in parameters.items():
         if name not in converted and parameter.any():
-            raise LoadError(f"{name} is not 0, and {family.architecture} has no tensor for it.")
+            raise LoadError(f"{name} is not 0, and {architecture} has no tensor for it.")
     return {row.theirs: row.to_theirs(parameters, tensors[row.theirs]) for row in maps}

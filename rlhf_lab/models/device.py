@@ -83,11 +83,11 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 
 @contextlib.contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """Set the precision of float32 matrix products on CUDA; "tf32" keeps 10 bits of mantissa."""
+def tf32_products(enabled: bool) -> Iterator[None]:
+    """Multiply float32 matrices on CUDA with 10 bits of mantissa, if enabled."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
-    products.fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    products.fp32_precision = "tf32" if enabled else before
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.device import autocast, float32_products, product_dtype
+from rlhf_lab.models.device import autocast, product_dtype, tf32_products
 from rlhf_lab.models.hooked_model import has_hooks, named_blocks
 from rlhf_lab.models.hooked_transformer import MLP, Attention, pad_vocabulary
 
@@ -32,7 +32,7 @@ class Forward:
     graphs: bool = field(default=True, kw_only=True)  # replay CUDA graphs if no other code runs
     tf32: bool = field(default=False, kw_only=True)  # for float32 products on CUDA
     units: Units = field(default_factory=dict, repr=False, compare=False)  # for FSDP2, by block
-    sampler: Any = field(default=None, repr=False, compare=False)  # see `cuda_graphs`
+    sampler: Any = field(default=None, repr=False, compare=False)  # see `StaticSampler`
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
@@ -43,7 +43,7 @@ class Forward:
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context in which CUDA multiplies matrices in TF32 if that is set."""
-        return float32_products("tf32") if self.tf32 else contextlib.nullcontext()
+        return tf32_products(self.tf32)
 
     @contextlib.contextmanager
     def applied(self, policy: nn.Module) -> Iterator[None]:
@@ -59,11 +59,7 @@ class Forward:
 def recomputing_blocks(
     module: nn.Module, on: bool = True, units: Units = MappingProxyType({})
 ) -> Iterator[None]:
-    """Return a context in which blocks store only their inputs for the backward pass.
-
-    The gradients are the same. Random numbers are not replayed. Chen et al. 2016, "Training Deep
-    Nets with Sublinear Memory Cost".
-    """
+    """Return a context in which blocks store only their inputs (Chen et al. 2016)."""
     if on:
         validate_unhooked_blocks(module)
     replaced = {}
@@ -156,9 +152,8 @@ def replaced(slots: Sequence[ParameterSlot], tensors: Sequence[Tensor]) -> Itera
 def casts_at_once(module: nn.Module, dtype: torch.dtype | None) -> bool:
     """Return True on CUDA if autocast would convert every weight by itself and no hook sees it."""
     weight = next(module.parameters())
-    return (
-        dtype not in (None, weight.dtype) and weight.device.type == "cuda" and not has_hooks(module)
-    )
+    is_cast = dtype not in (None, weight.dtype) and weight.device.type == "cuda"
+    return is_cast and not has_hooks(module)
 
 
 @contextlib.contextmanager

@@ -87,11 +87,9 @@ def final_residuals(
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
 ) -> Residuals:
-    """Compute the residual stream after the last block, which is smaller than the logits.
+    """Compute the residual stream after the last block, with products in `dtype` if set.
 
-    Args:
-        attention_mask, padded: see `run_left_padded`.
-        dtype: dtype of the matrix products; that of the weights if None.
+    See `run_left_padded` for `attention_mask` and `padded`.
     """
     run = lambda tokens: (final_residual(model, tokens),)
     with autocast(input_ids.device, dtype):
@@ -173,22 +171,20 @@ def without_hooks(*modules: nn.Module) -> Iterator[None]:
 
 
 def frozen_copy(model: HookedModel) -> HookedModel:
-    """Return a deep copy in eval mode, without gradients and without hooks.
-
-    Raises:
-        ConfigError: If a replaced `forward` calls modules of the original.
-    """
-    validate_forwards(model)
-    reference = copy.deepcopy(model)
-    reference.reset_hooks(including_permanent=True)
-    return reference.requires_grad_(False).eval()
+    """Return a deep copy in eval mode, without gradients and without hooks."""
+    return copy_without_hooks(model, {}).requires_grad_(False).eval()
 
 
 def trainable_copy(model: HookedModel) -> HookedModel:
     """Return a copy without hooks that shares frozen weights and copies trainable ones."""
-    validate_forwards(model)
     frozen = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
-    copied = copy.deepcopy(model, frozen)
+    return copy_without_hooks(model, frozen)
+
+
+def copy_without_hooks(model: HookedModel, shared: dict[int, Any]) -> HookedModel:
+    """Return a deep copy without hooks, with the objects that are `shared` by id."""
+    validate_forwards(model)
+    copied = copy.deepcopy(model, shared)
     copied.reset_hooks(including_permanent=True)
     return copied
 

@@ -25,10 +25,8 @@ class LayerCache:
             self.past_keys, self.past_values = keys, values
             return keys, values
         if self.past_keys.shape[1] < self.n_tokens:
-            room = (0, 0, 0, 0, 0, self.n_tokens)
-            self.past_keys, self.past_values = (
-                F.pad(x, room) for x in (self.past_keys, self.past_values)
-            )
+            past, room = (self.past_keys, self.past_values), (0, 0, 0, 0, 0, self.n_tokens)
+            self.past_keys, self.past_values = (F.pad(x, room) for x in past)
         self.past_keys[:, start : self.n_tokens] = keys
         self.past_values[:, start : self.n_tokens] = values
         return self.past_keys[:, : self.n_tokens], self.past_values[:, : self.n_tokens]

@@ -82,10 +82,9 @@ def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> 
     options |= {"use_safetensors": True, "output_loading_info": True}
     options |= {"ignore_mismatched_sizes": True}  # named below
     model, report = load_pretrained(loader, name, kind, **options)
-    weights, problems = dict(model.named_parameters()), []
+    weights = dict(model.named_parameters())
     kinds = {LAYER.sub(".", weight) for weight in weights if LAYER.search(weight)}
-    for weight in sorted(report["missing_keys"]):
-        problems.append(f"{weight} is missing")
+    problems = [f"{weight} is missing" for weight in sorted(report["missing_keys"])]
     for weight, shape, expected in sorted(report["mismatched_keys"]):
         problems.append(f"{weight} has shape {list(shape)}, expected {list(expected)}")
     for weight in sorted(report["unexpected_keys"]):
@@ -101,7 +100,7 @@ def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> 
 
 
 def load_pretrained_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer with `load_pretrained`, which makes an empty one if there are no files."""
+    """Load a tokenizer, or raise LoadError instead of making an empty one without files."""
     tokenizer = load_pretrained(AutoTokenizer, name, "tokenizer")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise LoadError(f"{name!r} has no tokenizer files. Save a tokenizer next to the weights.")

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
 import torch
@@ -95,31 +95,34 @@ def add_lora(
         targets: of W_Q, W_K, W_V, W_O, W_in, W_out and, in gated MLPs, W_gate.
         seed: seeds A without changing the global random state.
     """
-    if lora_layers(model):
-        raise ConfigError("The model already has LoRA adapters. Load it again to change them.")
     if rank < 1 or not alpha > 0 or not targets:
         raise ConfigError(
             f"lora_rank={rank}, lora_alpha={alpha}, lora_targets={tuple(targets)}: set a rank of "
             f"at least 1, an alpha greater than 0 and targets from {', '.join(LORA_TARGETS)}."
         )
-    weights = list(find_targets(model, targets))
-    model.requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    for module, name in weights:
-        adapter = LoRALinear(getattr(module, name), rank, alpha, generator, name == "W_O")
-        parametrize.register_parametrization(module, name, adapter)
-
-
-def find_targets(model: HookedModel, targets: Sequence[str]) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the module and the name in it of each target in each block."""
-    for block in model.blocks:
+    generator, adapters = torch.Generator().manual_seed(seed), {}
+    for layer, block in enumerate(model.blocks):
         for target in dict.fromkeys(targets):
-            module = block.attn if target in ATTENTION_TARGETS else block.mlp
+            part = "attn" if target in ATTENTION_TARGETS else "mlp"
+            module = getattr(block, part)
             name = f"_{target}" if hasattr(module, f"_{target}") else target
-            if target not in LORA_TARGETS or getattr(module, name, None) is None:
+            weight = getattr(module, name, None)
+            if target not in LORA_TARGETS or weight is None:
                 problem = f"lora_targets={tuple(targets)}: the model has no matrix {target!r}."
                 raise ConfigError(f"{problem} Choose from {', '.join(LORA_TARGETS)}.")
-            yield module, name
+            adapter = LoRALinear(weight, rank, alpha, generator, inputs_by_head=target == "W_O")
+            adapters[f"blocks.{layer}.{part}.{name}"] = adapter
+    register_adapters(model, adapters)
+
+
+def register_adapters(model: HookedModel, adapters: Mapping[str, LoRALinear]) -> None:
+    """Freeze a model in place and add adapters, by the names of the weights that they change."""
+    if lora_layers(model):
+        raise ConfigError("The model already has LoRA adapters. Load it again to change them.")
+    model.requires_grad_(False)
+    for name, adapter in adapters.items():
+        module, weight = name.rsplit(".", 1)
+        parametrize.register_parametrization(model.get_submodule(module), weight, adapter)
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:

@@ -121,8 +121,8 @@ def compare_with_reference(
 ) -> ReferenceComparison:
     """Compute exact KL and entropy at each generated token, and the reference's residuals.
 
-    The policy's residuals are those that the sampler stored. With hooks, or if the weights are
-    equal, the policy runs again on the texts: then the KL of equal models is exactly 0.
+    The policy's residuals are from the sampler. With hooks, or if the weights are equal, the
+    policy runs again on the texts: then the KL of equal models is exactly 0.
 
     Args:
         chunk_size: number of sequences at a time, at least.

@@ -24,12 +24,11 @@ def rotate_padding(
     x: Shaped[Tensor, "batch seq *rest"], attention_mask: Bool[Tensor, "batch seq"], to: str
 ) -> Shaped[Tensor, "batch seq *rest"]:
     """Move each row's left padding to the "right" end, or back to the "left", by rotation."""
-    seq = x.shape[1]
-    n_pad = (attention_mask.cumsum(1) == 0).sum(1, keepdim=True)
+    n_rows, seq = x.shape[:2]
+    n_pad = (attention_mask.to(x.device).cumsum(1) == 0).sum(1, keepdim=True)
     offset = n_pad if to == "right" else -n_pad
     source = (torch.arange(seq, device=x.device) + offset) % seq
-    rows = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x[rows, source]
+    return x[torch.arange(n_rows, device=x.device)[:, None], source]
 
 
 def run_left_padded(
@@ -42,9 +41,6 @@ def run_left_padded(
 
     Causal attention does not see padding on the right, so no mask is needed and position 0 is the
     first real token. `padded` is True if the mask has padding; if None, a GPU must stop to read it.
-
-    Raises:
-        ValueError: If the mask is False between two real tokens.
     """
     if attention_mask is None or padded is False:
         return run(input_ids)
@@ -57,6 +53,5 @@ def run_left_padded(
                 "attention_mask is False between tokens that it shows in row "
                 f"{int(n_starts.argmax())}. Mask padding at the ends of a row only."
             )
-    outputs = run(rotate_padding(input_ids, attention_mask.to(input_ids.device), "right"))
-    mask = attention_mask.to(outputs[0].device)
-    return tuple(rotate_padding(output, mask, "left") for output in outputs)
+    outputs = run(rotate_padding(input_ids, attention_mask, "right"))
+    return tuple(rotate_padding(output, attention_mask, "left") for output in outputs)

@@ -14,16 +14,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.utils import parametrize
 from transformers import AutoConfig
 
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import LoadError
 from rlhf_lab.models.conversion import TensorMap, tensor_maps
 from rlhf_lab.models.export import new_directory
 from rlhf_lab.models.families import GPT2_IN, GPT2_OUT, HEADS_IN, HEADS_OUT, TRANSPOSED
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.load import load_pretrained
-from rlhf_lab.models.lora import LORA_TARGETS, LoRALinear, lora_layers
+from rlhf_lab.models.lora import LORA_TARGETS, LoRALinear, lora_layers, register_adapters
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
@@ -83,10 +82,7 @@ def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> 
 
     Raises:
         LoadError: If the files are not readable, not plain LoRA, or do not fit the model.
-        ConfigError: If the model already has adapters.
     """
-    if lora_layers(model):
-        raise ConfigError("The model already has LoRA adapters. Load it again to change them.")
     where, rows = f"adapter_path={str(directory)!r}", adapter_rows(base_model)
     config, pairs = read_adapter(Path(directory), where)
     adapters: dict[str, LoRALinear] = {}
@@ -95,19 +91,15 @@ def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> 
             theirs = Factors(**pair, scale=read_scale(config, module, len(pair["A"])))
             for name, ours in split_factors(rows[module], theirs).items():
                 rank, weight, is_W_O = ours.A.shape[-1], attrgetter(name)(model), "W_O" in name
-                alpha, generator = theirs.scale * rank, torch.Generator()
-                adapters[name] = LoRALinear(weight, rank, alpha, generator, is_W_O)
-                adapters[name].A.data.copy_(ours.A)
-                adapters[name].B.data.copy_(ours.B)
+                sizes = rank, theirs.scale * rank, torch.Generator()
+                adapters[name] = adapter = LoRALinear(weight, *sizes, is_W_O)
+                adapter.load_state_dict({"A": ours.A, "B": ours.B})
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             raise LoadError(
                 f"{where} does not fit {module} of {base_model!r} ({error!r}). Use adapters of "
                 "matrices in blocks and the base_model that they were trained on."
             ) from error
-    model.requires_grad_(False)
-    for name, adapter in adapters.items():
-        owner, weight_name = name.rsplit(".", 1)
-        parametrize.register_parametrization(model.get_submodule(owner), weight_name, adapter)
+    register_adapters(model, adapters)
 
 
 def adapter_rows(base_model: str) -> dict[str, TensorMap]:

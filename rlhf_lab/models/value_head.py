@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,7 @@ from rlhf_lab.models.hooked_transformer import HookPoint, is_cached_by_default, 
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.padding import run_left_padded
 
+Policy = TypeVar("Policy", bound=nn.Module)
 StateValues = Float[Tensor, "batch seq"]
 LogitsAndValues = tuple[Logits, StateValues]
 
@@ -117,8 +118,8 @@ class TransformerWithValueHead(HookedRootModule):
 
     @classmethod
     def from_pretrained(
-        cls, name: str, device: str | torch.device = "cpu", seed: int = 0
-    ) -> "TransformerWithValueHead":
+        cls: type[Policy], name: str, device: str | torch.device = "cpu", seed: int = 0
+    ) -> Policy:
         """Load a language model (see `load_model`) and add a new value head."""
         return cls(load_model(name, device=device), seed=seed)
 
@@ -183,10 +184,7 @@ class TransformerWithValueHead(HookedRootModule):
         points = {name: part for name, part in parts if isinstance(part, HookPoint)}
         return {**self.base_model.hook_dict, **points}
 
-    @property
-    def mod_dict(self) -> dict[str, nn.Module]:
-        """The hook points, in which `hooks` and `add_hook` look up names."""
-        return self.hook_dict
+    mod_dict = property(lambda self: self.hook_dict)  # where `add_hook` looks up names
 
     @contextlib.contextmanager
     def hooks(self, *hooks: Any, **options: Any) -> Iterator["TransformerWithValueHead"]:
@@ -212,11 +210,7 @@ class TransformerWithValueHead(HookedRootModule):
 
 
 class TransformerWithCritic(TransformerWithValueHead):
-    """A policy whose values come from a separate transformer, the critic.
-
-    Args:
-        critic: a trainable copy of `base_model` if None.
-    """
+    """A policy whose values are of a separate transformer, a trainable copy of it if not given."""
 
     def __init__(
         self,
@@ -235,9 +229,8 @@ class TransformerWithCritic(TransformerWithValueHead):
         policy_cache, critic_cache = past_kv_cache or (None, None)
         normalized = normalized_residual(self.critic, tokens, attention_mask, critic_cache)
         residual = final_residual(self.base_model, tokens, attention_mask, policy_cache)
-        normalized = normalized.to(next(self.value_head.parameters()).dtype)
-        hidden, values = self.base_model.ln_final(residual), self.value_head(normalized)[..., 0]
-        return PolicyStates(residual, hidden, values)
+        values = self.value_head(normalized.to(next(self.value_head.parameters()).dtype))[..., 0]
+        return PolicyStates(residual, self.base_model.ln_final(residual), values)
 
 
 def init_cache(policy: TransformerWithValueHead, batch_size: int) -> Any:

@@ -10,7 +10,7 @@ from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import compare_with_reference, cpu_tuning, device, frozen_copy, run_policy
 from rlhf_lab.models.decode import Decoder
-from rlhf_lab.models.device import float32_products, pick_device, validate_tf32
+from rlhf_lab.models.device import pick_device, tf32_products, validate_tf32
 from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import PREFIX, TOKENS, random_policy
@@ -58,10 +58,10 @@ def test_mps_raises_with_old_torch(name, monkeypatch):
     assert pick_device("cpu").type == "cpu"
 
 
-def test_float32_products_restores_the_precision():
+def test_tf32_products_restores_the_precision():
     before = products()
-    for precision, within in (("tf32", "tf32"), ("fp32", "ieee")):
-        with pytest.raises(KeyError), float32_products(precision):
+    for enabled, within in ((True, "tf32"), (False, before)):
+        with pytest.raises(KeyError), tf32_products(enabled):
             assert products() == within
             raise KeyError
         assert products() == before

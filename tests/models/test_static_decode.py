@@ -8,7 +8,6 @@ import torch
 from rlhf_lab.models import (
     Forward,
     TransformerWithCritic,
-    cuda_graphs,
     decode,
     final_residuals,
     forward,
@@ -16,8 +15,7 @@ from rlhf_lab.models import (
     run_policy,
 )
 from rlhf_lab.models import TransformerWithValueHead as Policy
-from rlhf_lab.models.cuda_graphs import StaticStep, can_capture
-from rlhf_lab.models.decode import Decoder
+from rlhf_lab.models.decode import Decoder, StaticStep, can_capture
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_model
 from tests.tape import capture_on_tape
@@ -53,7 +51,7 @@ def decoded_states(decoder, tokens):
 @pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "capture", capture_on_tape)
+    monkeypatch.setattr(decode, "capture", capture_on_tape)
     policy = Policy(random_model(**settings))
     with torch.no_grad():
         static = static_decoder(policy, PROMPTS, mask)
@@ -77,8 +75,8 @@ def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
     """Several batches; the second has other weights, prompts and noise, the third another size."""
     captured, forward = [], Forward()
     record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
-    monkeypatch.setattr(cuda_graphs, "capture", record)
-    monkeypatch.setattr(cuda_graphs, "SPAN", 8)
+    monkeypatch.setattr(decode, "capture", record)
+    monkeypatch.setattr(decode, "SPAN", 8)
     policy = Policy(random_model())
     batches = [
         [[4, 9, 13], [7], [12, 4, 19, 6], [7]],
@@ -108,7 +106,7 @@ def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
 
 
 def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "capture", capture_on_tape)
+    monkeypatch.setattr(decode, "capture", capture_on_tape)
     policy, spec = Policy(random_model(n_ctx=64)), SamplingSpec(40, stop_tokens=(3, 4, 5, 6))
     results = []
     for is_static in (False, True):
@@ -122,7 +120,7 @@ def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(monkeypatch):
 def test_changed_policy_or_setting_is_captured_again(monkeypatch):
     captured, forward = [], Forward()
     record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
-    monkeypatch.setattr(cuda_graphs, "capture", record)
+    monkeypatch.setattr(decode, "capture", record)
     monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
     policy, model = Policy(random_model()), None
     model = policy.base_model
