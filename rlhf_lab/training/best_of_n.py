@@ -63,14 +63,11 @@ class Candidates:
 
     def figures(self, n: int) -> BestOfNFigures:
         """Estimate the rewards of the best of n without bias from all responses."""
-        reward, reward_half = mean_and_half(F.best_of_n_mean(self.rewards, self.rewards, n))
-        true_reward, true_reward_half = None, None
-        if self.true_reward is not None:
-            true_reward, true_reward_half = mean_and_half(
-                F.best_of_n_mean(self.rewards, self.true_reward, n)
-            )
-        bound = F.best_of_n_kl_bound(n)
-        return BestOfNFigures(n, reward, reward_half, true_reward, true_reward_half, bound)
+        found = [
+            (None, None) if x is None else mean_and_half(F.best_of_n_mean(self.rewards, x, n))
+            for x in (self.rewards, self.true_reward)
+        ]
+        return BestOfNFigures(n, *found[0], *found[1], F.best_of_n_kl_bound(n))
 
     def chosen(self, n: int) -> Examples:
         """Return the best of the first n responses to each prompt, if it ended, for fine-tuning."""

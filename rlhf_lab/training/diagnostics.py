@@ -5,7 +5,7 @@ reference. Each sign is reported once in a run.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -68,15 +68,6 @@ def diagnose_batch(
     return signs
 
 
-def validate_finite(means: dict[str, Any], trainer: "RLHFTrainer") -> dict[str, Any]:
-    """Return the results of an evaluation; raise RunError if KL or entropy is not finite."""
-    for name in ("kl_per_sequence", "entropy_per_token"):
-        if not math.isfinite(means.get(name) or 0.0):
-            cause = find_nan_cause(trainer, "Lower the learning rates or raise kl_coef")
-            raise RunError(f"{name} is {means[name]} in phase {trainer.phase}. {cause}.")
-    return means
-
-
 def validate_finite_weights(trainer: "RLHFTrainer") -> None:
     """Raise RunError if a weight of the policy or its reference is not finite."""
     for model, role in ((trainer.policy, "policy"), (trainer.reference, "reference")):
@@ -88,13 +79,13 @@ def validate_finite_weights(trainer: "RLHFTrainer") -> None:
             )
 
 
-def find_nan_cause(trainer: "RLHFTrainer", otherwise: str) -> str:
-    """Return what made numbers non-finite: the optimizer's moments, or `otherwise` learning."""
+def find_nan_cause(trainer: "RLHFTrainer") -> str:
+    """Return what made numbers non-finite: the optimizer's moments, or learning."""
     for state in trainer.optimizer.state.values():
         moments = [x for x in state.values() if isinstance(x, Tensor) and x.is_floating_point()]
         if not all(bool(x.isfinite().all()) for x in moments):
             return "The optimizer's moments contain nan or inf. Use another checkpoint or a backup"
-    return otherwise
+    return "Lower the learning rates or raise kl_coef"
 
 
 def broken_weight(model: nn.Module) -> str | None:

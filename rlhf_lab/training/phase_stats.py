@@ -90,12 +90,9 @@ class PhaseStats:
         for step in steps:
             for name, label in {"objective": "objective", "grad_norm": "gradient norm"}.items():
                 if not math.isfinite(step[name]):
-                    cause = find_nan_cause(
-                        self.trainer, "Lower the learning rates or raise kl_coef"
-                    )
                     raise RunError(
-                        f"The {label} became {step[name]} in phase {phase}. {cause}; what was "
-                        "saved before is intact."
+                        f"The {label} became {step[name]} in phase {phase}. "
+                        f"{find_nan_cause(self.trainer)}; what was saved before is intact."
                     )
         if not steps:
             raise RunError(

@@ -52,11 +52,10 @@ def resume_trainer(
             f"total_phases={args.total_phases} is below the {phase} phases that the run has done. "
             "Set at least that many."
         )
-    values = ((name, getattr(before, name), getattr(args, name)) for name in CHANGEABLE)
     trainer.recorder.changes = info.get("changes", []) + [
-        {"phase": phase, "field": name, "from": old, "to": new}
-        for name, old, new in values
-        if old != new
+        {"phase": phase, "field": name, "from": getattr(before, name), "to": getattr(args, name)}
+        for name in CHANGEABLE
+        if getattr(before, name) != getattr(args, name)
     ]
     return trainer
 

@@ -1,6 +1,7 @@
 """The loop of the trainer over phases: start, stop and end of a run, and custom loops."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
-from rlhf_lab.training.diagnostics import validate_finite, validate_finite_weights
+from rlhf_lab.training.diagnostics import find_nan_cause, validate_finite_weights
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.reference_reset import kl_to_initial
 from rlhf_lab.training.report import PhaseReport
@@ -115,10 +116,15 @@ class RunLoop:
             yield ppo.score_samples(self, samples)
 
     def summarize_evaluation(self, rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
-        """Return the means over batches; raise RunError if one is not finite."""
+        """Return the means over batches; raise RunError if the KL is not finite."""
         means, kl = mean_of_batches(rollouts), kl_to_initial(self, *rollouts)
         means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
-        return validate_finite(means, self)
+        if not math.isfinite(means["kl_per_sequence"]):
+            raise RunError(
+                f"kl_per_sequence is {means['kl_per_sequence']} in phase {self.phase}. "
+                f"{find_nan_cause(self)}."
+            )
+        return means
 
     def generate(
         self, prompts: Any, return_prompt: bool = False, **settings: Any

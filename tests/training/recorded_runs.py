@@ -64,8 +64,9 @@ CONFIGURATIONS = {
         {"reward_fn": "learned", "reward_model": "REWARD", "reward_per_token": True}
         | {"normalize_reward": False}
     ),
-    "two rewards": Configuration(
-        {"reward_fn": "smoothed,length", "reward_weights": (1.0, 0.5), "gen_len": 26}
+    "several rewards": Configuration(
+        {"reward_fn": "smoothed,length,regex:.{1,999}", "reward_weights": (1.0, 0.5, 0.0)}
+        | {"gen_len": 26}
     ),
     "state": Configuration(
         SCALED | {"kl_in": "reward", "kl_estimator": "k3", "kl_controller": "adaptive"}

@@ -83,6 +83,7 @@ def test_load_rejects_a_damaged_file(saved):
         before[:-1],
         before[:-20] + bytes([before[-20] ^ 1]) + before[-19:],
         swap_names(before),
+        before.replace(b"matrix", b"matriy"),
         before.replace(rb"\"phase\": 3", rb"\"phase\": 7"),
         before.replace(b"crc32", b"crc23"),
         (2**63).to_bytes(8, "little") + before[8:],
