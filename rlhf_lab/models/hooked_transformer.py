@@ -1,18 +1,16 @@
 """The transformer: every operation of the forward pass, with a hook point at every activation.
 
 Start with `HookedTransformer.forward` near the end of the file: it embeds the tokens, runs the
-blocks and unembeds. Each `TransformerBlock` runs `Attention` and `MLP`. The last part of the file
-has the functions that compute positions and attention masks.
+blocks and unembeds. Each `TransformerBlock` runs `Attention` and `MLP`. Functions at the end of the
+file compute positions and attention masks.
 
 A hook is a function that reads an activation or returns a replacement for it. An activation `x`
 that passes through a hook point, `x = self.hook_q(x)`, is handed to the hooks registered there. The
-comment next to each hook point is the shape of the activation. Hook points, weights and
-configuration have the names of TransformerLens: `self.hook_q` in the attention of block 0 is
-`model.hook_dict["blocks.0.attn.hook_q"]`.
+comment next to each hook point is the shape of the activation. Hook points, weights and `cfg` have
+the names of TransformerLens: `self.hook_q` in block 0 is `model.hook_dict["blocks.0.attn.hook_q"]`.
 
-Torch has fused operations for normalization and for attention, which do not compute the activations
-between their steps. An `if ... is_hooked` uses them when no hook needs these activations. The
-numbers are the same up to rounding.
+Torch has fused operations for normalization and attention. An `if ... is_hooked` uses them when no
+hook needs the activations between their steps. The numbers are the same up to rounding.
 """
 
 from collections.abc import Callable
@@ -149,9 +147,7 @@ class Attention(nn.Module):
         self.hook_z = HookPoint()  # [batch query head d_head]
         self.hook_result = HookPoint()  # [batch query head d_model]
 
-    def forward(
-        self, x: Residual, context: AttentionContext, cache: LayerCache | None = None
-    ) -> Residual:
+    def forward(self, x: Residual, context: AttentionContext, cache: LayerCache | None) -> Residual:
         q, k, v = self.compute_qkv(x, cache)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if self.cfg.qk_norm is not None:
@@ -199,7 +195,7 @@ class Attention(nn.Module):
 class GroupedQueryAttention(Attention):
     """Attention in which groups of query heads share a key and a value head (Ainslie et al. 2023).
 
-    The parameters are `_W_K` etc.; `W_K` etc. repeat them for each query head (TransformerLens).
+    The parameters are `_W_K` etc.; `W_K` etc. repeat them for each query head.
     """
 
     kv_prefix = "_"
@@ -254,10 +250,8 @@ class TransformerBlock(nn.Module):
         self.hook_mlp_out = HookPoint()  # [batch pos d_model]
         self.hook_resid_post = HookPoint()  # [batch pos d_model]
 
-    def forward(
-        self, resid_pre: Residual, context: AttentionContext, cache: LayerCache | None = None
-    ) -> Residual:
-        resid_pre = self.hook_resid_pre(resid_pre)
+    def forward(self, x: Residual, context: AttentionContext, cache: LayerCache | None) -> Residual:
+        resid_pre = self.hook_resid_pre(x)
         attn_out = self.attn(self.norm_input(self.ln1, resid_pre), context, cache)
         attn_out = self.hook_attn_out(self.norm_output("ln1", attn_out))
         if self.cfg.parallel_attn_mlp:
@@ -494,10 +488,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def attend_fused(q: Queries, k: Keys, v: Keys, mask: Mask | None, scale: float) -> Queries:
-    """Compute `Attention.attend` as one operation of torch.
-
-    On the CPU it lacks forward-mode and second derivatives (see `differentiable_attention`).
-    """
+    """Compute `Attention.attend` as one operation, without second derivatives on the CPU."""
     return F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -548,8 +539,7 @@ def attention_mask(
 ) -> Mask | None:
     """Return the mask of a layer: a token attends to itself and to earlier tokens in the window.
 
-    Return None, which stands for the causal mask, if there is no padding and no key is outside of
-    the window: torch's fused attention needs no mask then. A single query attends to all keys.
+    None stands for the causal mask, which torch's fused attention does not need as a tensor.
     """
     is_short = window is None or past + n_query <= window
     if padding is None and is_short and (past == 0 or n_query == 1):

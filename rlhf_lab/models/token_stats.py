@@ -3,7 +3,6 @@
 If the logits are more than `MAX_LOGITS` numbers, they are computed in chunks of tokens.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -40,8 +39,7 @@ class TokenStats(NamedTuple):
     kl: PerToken | None  # KL(policy || reference), over the whole vocabulary
 
 
-@dataclass(frozen=True)
-class StatsInputs:
+class StatsInputs(NamedTuple):
     """Inputs of a token's statistics other than its logits."""
 
     temperature: float

@@ -48,7 +48,7 @@ class Tokenization:
             raise ValueError("The model has no tokenizer. Set one with set_tokenizer.")
         bos = self.tokenizer.bos_token_id if prepend_bos else None
         start = [] if bos is None else [bos]
-        texts = [text] if isinstance(text, str) else list(text)
+        texts = [text] if isinstance(text, str) else text
         rows = [start + self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
         tokens, _ = pad_rows(rows, torch.device(self.cfg.device), self.tokenizer.pad_token_id or 0)
         return tokens[:, : self.cfg.n_ctx if truncate else None]

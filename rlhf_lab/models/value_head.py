@@ -64,10 +64,9 @@ class DetachedValueHead(ValueHead):
 
 
 def make_value_head(d_model: int, seed: int = 0, kind: type[ValueHead] = ValueHead) -> ValueHead:
-    """Return a head d -> 4d -> 1 whose first values are near 0.
+    """Return a head d -> 4d -> 1. Its first values are near 0, since advantages would be noise.
 
-    With large random values the first advantages would be noise (Huang et al. 2024, "The N
-    Implementation Details of RLHF with PPO").
+    Huang et al. 2024, "The N Implementation Details of RLHF with PPO".
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -112,16 +112,12 @@ def test_chosen_route_is_exact():
     assert cpu_tuning.matmul_error(257) <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("vendor", "d_model", "error", "route"),
-    [
-        ("AuthenticAMD", 768, 4e-7, "oneDNN"),
-        ("AuthenticAMD", 768, 2e-3, "BLAS"),  # bfloat16 matrix units
-        ("AuthenticAMD", 128, 4e-7, "BLAS"),
-        ("GenuineIntel", 768, 4e-7, "BLAS"),
-        ("", 768, 4e-7, "BLAS"),
-    ],
-)
+ROUTES = [("AuthenticAMD", 768, 4e-7, "oneDNN"), ("AuthenticAMD", 128, 4e-7, "BLAS")]
+ROUTES += [("AuthenticAMD", 768, 2e-3, "BLAS")]  # bfloat16 matrix units
+ROUTES += [("GenuineIntel", 768, 4e-7, "BLAS"), ("", 768, 4e-7, "BLAS")]
+
+
+@pytest.mark.parametrize(("vendor", "d_model", "error", "route"), ROUTES)
 def test_only_exact_onednn_on_wide_amd_replaces_blas(vendor, d_model, error, route, monkeypatch):
     errors = {cpu_tuning.ROUTES["oneDNN"]: error, cpu_tuning.ROUTES["BLAS"]: 2e-7}
     monkeypatch.setattr(cpu_tuning, "processor_vendor", lambda: vendor)

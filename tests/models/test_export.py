@@ -97,7 +97,7 @@ def test_transformers_and_this_package_load_the_export(model_dir, tmp_path, kind
     torch.testing.assert_close(reloaded(TOKENS)[1], values, atol=1e-4, rtol=0)
 
 
-def test_export_keeps_configuration_and_tokenizer(trained, model_dir, tmp_path):
+def test_export_keeps_config_and_warns_of_the_value_head(trained, model_dir, tmp_path):
     """`tie_word_embeddings` becomes False: the unembedding is trained separately."""
     out, _ = export.export_policy(trained, str(model_dir), tmp_path / "out")
     new, old = (json.loads((d / "config.json").read_text()) for d in (out, model_dir))
@@ -106,6 +106,8 @@ def test_export_keeps_configuration_and_tokenizer(trained, model_dir, tmp_path):
     for name in ("tokenizer.json", "generation_config.json"):
         new, old = (json.loads((d / name).read_text()) for d in (out, model_dir))
         assert new | {"transformers_version": 0} == old | {"transformers_version": 0}
+    with pytest.warns(UserWarning, match="the trained value head in base_model=.* is not used"):
+        build_policy(RLHFArgs(base_model=str(out)))
 
 
 @pytest.mark.parametrize("kind", ["policy", "language model"])
@@ -163,10 +165,3 @@ def test_occupied_or_unwritable_directory_raises(tmp_path):
     with pytest.raises(KeyboardInterrupt), export.new_directory(tmp_path / "out"):
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
-
-
-def test_build_policy_warns_of_an_unused_value_head(gpt2_dir, tmp_path):
-    policy, out = make_policy(load_model(str(gpt2_dir))), tmp_path / "out"
-    export.export_policy(policy, str(gpt2_dir), out)
-    with pytest.warns(UserWarning, match="the trained value head in base_model=.* is not used"):
-        build_policy(RLHFArgs(base_model=str(out)))

@@ -30,14 +30,15 @@ def untie_and_load(hf_model: PreTrainedModel, model: HookedTransformer) -> PreTr
     config = copy.deepcopy(hf_model.config)
     config.tie_word_embeddings = False
     converted = type(hf_model)(config).eval()
-    weights = to_hugging_face_weights(hf_model, dict(model.named_parameters()))
-    converted.load_state_dict(weights)
+    converted.load_state_dict(to_hugging_face_weights(hf_model, dict(model.named_parameters())))
     return converted
 
 
 def test_trainable_weights_have_gradients_and_convert_back(pair):
-    """Other biases are frozen at 0. Embedding and unembedding are trained apart, even if tied."""
+    """Unchanged weights are bitwise identical; embedding and unembedding are trained apart."""
     hf_model, model = pair
+    back = to_hugging_face_weights(hf_model, dict(model.named_parameters()))
+    torch.testing.assert_close(back, dict(hf_model.state_dict()), atol=0, rtol=0)
     tokens, generator = random_tokens(length=model.cfg.n_ctx), torch.Generator().manual_seed(5)
     model(tokens).square().sum().backward()
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}

@@ -86,8 +86,9 @@ def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
 
 
 def test_dtype_device_and_name_are_set(tmp_path, gpt2_tokenizer):
-    """Float32 by default, also if the files are in half precision."""
-    directory = str(save(tiny_gpt2().half(), gpt2_tokenizer, tmp_path / "half"))
+    directory = str(
+        save(tiny_gpt2().half(), gpt2_tokenizer, tmp_path / "half")
+    )  # in half precision
     for options in ({}, {"dtype": torch.float64}, {"device": "meta"}):
         model = load_model(directory, **options)
         dtype, device = options.get("dtype", torch.float32), options.get("device", "cpu")

@@ -29,13 +29,14 @@ TOKENS = torch.tensor([[4, 9, 13, 7, 11, 5], [12, 4, 19, 6, 8, 10], [7, 7, 9, 5,
 PREFIX = 2
 LLAMA = {"normalization_type": "RMS", "act_fn": "silu", "gated_mlp": True}
 LLAMA |= {"positional_embedding_type": "rotary", "n_key_value_heads": 1}
+POST_NORMS = {"use_normalization_before_and_after": True}
 MODELS = {
     "GPT-2": {},
     "Llama": LLAMA,
     "OLMo 2": LLAMA | {"norms_after": True, "qk_norm": "all"},
     "Qwen 3": LLAMA | {"qk_norm": "head"},
     "NeoX": {"parallel_attn_mlp": True, "positional_embedding_type": "rotary", "rotary_dim": 4},
-    "caps": {"output_logits_soft_cap": 3.0, "attn_scores_soft_cap": 2.0},
+    "Gemma 2": LLAMA | {"output_logits_soft_cap": 3.0, "attn_scores_soft_cap": 2.0} | POST_NORMS,
     "window": {"attn_types": ["local", "global"], "window_size": 2},
 }
 

@@ -9,13 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.models import (
-    add_lora,
-    export_adapter,
-    load_adapter,
-    load_model,
-    lora_layers,
-)
+from rlhf_lab.models import add_lora, export_adapter, load_adapter, load_model, lora_layers
 from rlhf_lab.models.lora import LORA_TARGETS
 from rlhf_lab.models.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tests.tiny_families import TINY, tiny_of

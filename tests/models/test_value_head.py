@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.functional import generated_values
 from rlhf_lab.models import (
     HookedTransformer,
     ModelConfig,
@@ -18,7 +17,6 @@ from rlhf_lab.models import (
     make_policy,
     make_value_head,
 )
-from rlhf_lab.sampling import SamplingSpec, sample
 from tests.tiny_models import randomize
 
 VALUE_HOOK = "ln_final.hook_normalized"
@@ -83,6 +81,10 @@ def test_logits_and_values_match_hand_computed(policy):
     assert values.std() > 0.1
     for x, expected in zip(policy(TOKENS[:1]), (logits, values), strict=True):
         assert_close(x, expected[:1])
+    double_first = lambda x, hook: torch.cat([2 * x[..., :1], x[..., 1:]], -1)
+    with policy.base_model.hooks([(VALUE_HOOK, double_first)]):
+        expected = apply_by_hand(policy.value_head, double_first(cache[VALUE_HOOK], None))
+        assert_close(policy(TOKENS)[1], expected)
 
 
 def test_value_head_can_be_any_module(gpt2_dir):
@@ -114,14 +116,6 @@ def test_run_with_cache_adds_the_head_and_filters_names(policy):
     assert_close(cache[names[1]][1, :2, 0], policy(TOKENS[1:, 4:])[1][0])
 
 
-def test_value_head_reads_the_replaced_residual(policy):
-    double_first = lambda x, hook: torch.cat([2 * x[..., :1], x[..., 1:]], -1)
-    _, cache = policy.base_model.run_with_cache(TOKENS)
-    policy.base_model.add_hook(VALUE_HOOK, double_first)
-    expected = apply_by_hand(policy.value_head, double_first(cache[VALUE_HOOK], None))
-    assert_close(policy(TOKENS)[1], expected)
-
-
 def test_hooks_last_until_their_context_ends(policy):
     name, value_name, fired = "blocks.0.hook_resid_post", "value_head.hook_value", []
     _, values = policy(TOKENS)
@@ -145,13 +139,7 @@ def test_contexts_of_policy_and_model_remove_only_their_hooks(policy):
                 policy(TOKENS)
             policy(TOKENS)
         assert not has_hooks(policy) and (len(outer), len(inner)) == (2, 1)
-
-
-def test_no_hook_is_left_after_a_failing_forward_pass(policy):
-    def fail(x, hook):
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), policy.hooks([("ln_final.hook_scale", fail)]):
+    with pytest.raises(ZeroDivisionError), policy.hooks([("hook_embed", lambda x, hook: 1 / 0)]):
         policy(TOKENS)
     assert not has_hooks(policy)
 
@@ -220,20 +208,6 @@ def test_padded_rows_match_rows_alone(make, kind):
         torch.testing.assert_close(padded, results[2], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_sampled_values_match_full_sequences(make, kind):
-    """The critic is changed, so its keys and values differ from the policy's."""
-    policy = make(kind)
-    if kind == "separate":
-        policy.critic.blocks[0].attn.W_Q.data.mul_(1.5)
-        policy.critic.blocks[1].mlp.W_in.data.mul_(0.5)
-    prompts = [[4, 9, 13], [7, 8], [4, 9, 13]]
-    samples = sample(policy, prompts, SamplingSpec(6), torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        _, values = policy(samples.tokens, samples.attention_mask)
-    assert_close(samples.values, generated_values(values, samples.prefix_len), atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", ["shared", "separate"])
 def test_cast_and_move_reach_configuration_and_values(make, kind):
     policy = make(kind)
@@ -264,23 +238,17 @@ def test_policy_and_critic_change_separately(make):
     assert torch.equal(policy(TOKENS)[1], new_values)
 
 
-def test_hooks_fire_once_and_are_not_copied_to_the_critic(model_dir):
+def test_critic_shares_frozen_weights_but_not_hooks(model_dir):
     model, fired, name = load_model(str(model_dir)), [], "blocks.0.hook_resid_post"
     model.add_hook(name, lambda x, hook: fired.append("policy"), is_permanent=True)
-    policy = make_policy(model, "separate")
-    policy.critic.add_hook(name, lambda x, hook: fired.append("critic"))
-    policy(TOKENS)
-    assert sorted(fired) == ["critic", "policy"]
-
-
-def test_critic_with_adapters_shares_only_frozen_weights(model_dir):
-    model = load_model(str(model_dir))
     add_lora(model, 2, 1.0)
     policy = make_policy(model, "separate")
+    policy.critic.add_hook(name, lambda x, hook: fired.append("critic"))
     shared = {p.data_ptr() for p in policy.base_model.parameters() if not p.requires_grad}
     frozen = [p for p in policy.critic.parameters() if not p.requires_grad]
     assert frozen and all(p.data_ptr() in shared for p in frozen)
     policy(TOKENS)[1].sum().backward()
+    assert sorted(fired) == ["critic", "policy"]
     assert all(layer.B.grad is None for layer in lora_layers(policy.base_model).values())
     assert all(layer.B.grad is not None for layer in lora_layers(policy.critic).values())
 
