@@ -3,7 +3,7 @@
 `python -m benchmarks.step_influence --seeds 1 2 3` prints the tables of docs/probes_causal.md.
 """
 
-import argparse
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks.sheet import Sheet
+from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import ReelTruth, Run, StepInfluence, attach
 from rlhf_lab.probes.probe import Observation, Record
@@ -21,7 +23,6 @@ from rlhf_lab.training import RLHFTrainer
 
 STEPS = ((0, "first"), (3, "last"), (10, "first"))
 LENGTHS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-WAYS = ("rows", "counterfactual", "plain")
 
 
 class StepRedone(StepInfluence):
@@ -32,11 +33,11 @@ class StepRedone(StepInfluence):
         self.phase = phase
 
     def prepare(self, seen: Observation) -> object:
-        """Nothing in other phases, which then have no record."""
+        """Prepare nothing in other phases, which then have no record."""
         return super().prepare(seen) if seen.ctx.phase == self.phase else None
 
     def observe(self, seen: Observation) -> Record:
-        """Also redo the step without each sample, and at other lengths."""
+        """Redo the step also without each sample, and at other lengths."""
         record, before, target = super().observe(seen), seen.prepared, self.target_of(seen)
         ctx, limit = seen.ctx, seen.args.max_grad_norm
         shares = shares_of(ctx.policy, ctx.reference, ctx.minibatch, seen.args, ctx.kl_coef)
@@ -78,67 +79,51 @@ def _slopes(function: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[st
 def correlation(
     found: Float[Tensor, " sample"], truth: Float[Tensor, " sample"]
 ) -> tuple[float, float]:
-    """Pearson's correlation, and the slope of the effects by the estimates."""
+    """Return Pearson's correlation, and the slope of the effects by the estimates."""
     x, y = (v.double() - v.double().mean() for v in (found, truth))
     return (x @ y / (x.norm() * y.norm())).item(), (x @ y / (x @ x)).item()
 
 
-def format_lines(run: Run, seed: int) -> tuple[list[str], list[str]]:
-    """A row of each of the two tables for every step."""
+def table_rows(run: Run, seed: int) -> tuple[list[list[str]], list[list[str]]]:
+    """Return a row of each of the two tables for every step."""
     agreement, remainders = [], []
     for phase, step in STEPS:
         name = f"phase_{phase}_{step}"
         (record,), found = run.records(name), run.tensors(name, phase)
-        columns = {
-            "rows": found["rows"].sum((0, 2)),
-            "counterfactual": found["counterfactual"],
-            "plain": found["plain"],
-        }
-        where = f"| {seed} | phase {phase}, step {record['step']} |"
-        pairs = [correlation(columns[way], found["without"]) for way in WAYS]
+        where = [str(seed), f"phase {phase}, step {record['step']}"]
+        estimates = found["rows"].sum((0, 2)), found["counterfactual"], found["plain"]
+        rows, redone, plain = (correlation(x, found["without"]) for x in estimates)
         sums = [found[part].sum().item() for part in ("rows", "momentum", "decay")]
-        agreement.append(
-            f"{where} "
-            + " | ".join(f"{r:.4f}, {slope:.2f}" for r, slope in pairs[:2])
-            + f" | {pairs[2][0]:.3f} | "
-            + " / ".join(f"{x:+.5f}" if abs(x) > 1e-5 else f"{x:+.0e}" for x in sums)
-            + " |"
-        )
-        remainders.append(
-            f"{where} " + " | ".join(f"{100 * x:+.2f}" for x in record["beyond"]) + " |"
-        )
+        cells = [f"{r:.4f}, {slope:.2f}" for r, slope in (rows, redone)] + [f"{plain[0]:.3f}"]
+        parts = " / ".join(f"{x:+.5f}" if abs(x) > 1e-5 else f"{x:+.0e}" for x in sums)
+        agreement.append([*where, *cells, parts])
+        remainders.append([*where, *(f"{100 * x:+.2f}" for x in record["beyond"])])
     return agreement, remainders
 
 
-def main() -> None:
-    """Train, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    truth, tables = ReelTruth(), ([], [])
+def measure(seeds: tuple[int, ...] = (1, 2, 3)) -> int:
+    """Train a run per seed and print the tables of docs/probes_causal.md."""
+    truth, tables, failed = ReelTruth(), ([], []), 0
     tokens, _ = truth.reviews(64, seed=5)
     pos = truth.grammar.slot("VERB") - 1
-    failed = 0
-    for seed in parser.parse_args().seeds:
-        out = tempfile.mkdtemp() + "/run"
-        trainer = RLHFTrainer(RLHFArgs(preset="reel", seed=seed), out=out)
-        probes = [StepRedone(phase, step, pos) for phase, step in STEPS]
-        attach(trainer, *probes, eval_tokens=tokens)
-        for report in trainer:
-            if report.phase == STEPS[-1][0]:
-                break
-        run = Run(out)
-        failed += sum(not check.ok for check in run.checks())
-        for table, lines in zip(tables, format_lines(run, seed), strict=True):
-            table.extend(lines)
-    print(
-        "| seed | step | rows: correlation, slope | counterfactual | plain "
-        "| tokens / momentum / decay |"
-    )
-    print("|---|---|---|---|---|---|", *tables[0], sep="\n")
-    print("\n| seed | step |", " | ".join(f"x {length:g}" for length in LENGTHS), "|")
-    print("|---|---|" + "---|" * len(LENGTHS), *tables[1], sep="\n")
-    print(f"\n{failed} checks failed")
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            trainer = RLHFTrainer(RLHFArgs(preset="reel", seed=seed), out=f"{directory}/run")
+            probes = [StepRedone(phase, step, pos) for phase, step in STEPS]
+            attach(trainer, *probes, eval_tokens=tokens)
+            for report in trainer:
+                if report.phase == STEPS[-1][0]:
+                    break
+            run = Run(trainer.run.path)
+            failed += sum(not check.ok for check in run.checks())
+            for table, lines in zip(tables, table_rows(run, seed), strict=True):
+                table.extend(lines)
+    columns = ("rows: correlation, slope", "counterfactual", "plain", "tokens / momentum / decay")
+    for head, body in zip((columns, [f"x {x:g}" for x in LENGTHS]), tables, strict=True):
+        print(Sheet(["seed", "step", *head], body, texts=6).markdown())
+    print(f"{failed} checks failed")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_program(measure, "python -m benchmarks.step_influence"))

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -189,16 +188,13 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def warm_python(surroundings: dict[str, str]) -> Iterator["WarmPython"]:
+def warm_python(surroundings: dict[str, str]) -> "WarmPython":
     """Runs `python ARGUMENTS` in processes forked from one that has imported the package."""
     from tests.warm import WarmPython
 
     if not hasattr(os, "fork"):
         pytest.skip("needs fork, which this system does not have")
-    with tempfile.TemporaryDirectory(prefix="warm") as directory:
-        python = WarmPython(surroundings, Path(directory) / "socket")
-        yield python
-        python.close()
+    return WarmPython(surroundings)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,6 @@
 """MPS without a Mac: training on a device that rejects what MPS rejects matches the CPU."""
 
-import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from torch.torch_version import TorchVersion
 
-from rlhf_lab import tuning_commands
-from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
+from rlhf_lab.__main__ import main
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
@@ -29,14 +26,8 @@ pytestmark = [
     pytest.mark.skipif(TorchVersion(torch.__version__) < MPS_TORCH, reason="refused on MPS"),
 ]
 
-SMALL = {
-    "preset": "reel",
-    "total_phases": 2,
-    "batch_size": 8,
-    "num_minibatches": 2,
-    "warmup_steps": 1,
-    "gen_len": 5,
-}
+SMALL = dict(preset="reel", total_phases=2, batch_size=8, num_minibatches=2, warmup_steps=1)
+SMALL |= dict(gen_len=5)
 
 
 def train_on_both(
@@ -59,12 +50,6 @@ def train_on_both(
             trainer.train()
         assert not device.refused
     return trainers
-
-
-@pytest.fixture
-def runs_of(tmp_path: Path) -> Callable[..., list[RLHFTrainer]]:
-    """`train_on_both` in a new directory."""
-    return functools.partial(train_on_both, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -91,50 +76,38 @@ def test_run_matches_the_cpu(trained):
 
 
 SETTINGS = {
-    "truncated, stopped, adapters": {
-        "top_k": 5,
-        "top_p": 0.9,
-        "stop_tokens": "movie,film",
-        "gen_len": 10,
-        "lora_rank": 2,
-    },
-    "a critic, recomputed, in micro-batches, KL in the reward": {
-        "value_head": "separate",
-        "activation_checkpointing": True,
-        "micro_batch_size": 2,
-        "kl_in": "reward",
-        "kl_estimator": "k1",
-        "advantages": "gae",
-        "target_kl": 1.0,
-    },
-    "groups, step in backward": {
-        "advantages": "grpo",
-        "samples_per_prompt": 4,
-        "kl_estimator": "k3",
-        "max_grad_norm": None,
-        "optimizer_in_backward": True,
-    },
-    "greedy baseline": {"advantages": "remax", "normalize_reward": False},
-}
+    "truncated, stopped, adapters": dict(
+        top_k=5, top_p=0.9, stop_tokens="movie,film", gen_len=10, lora_rank=2
+    ),
+    "critic in micro-batches, KL in the reward": dict(
+        value_head="separate", activation_checkpointing=True, micro_batch_size=2,
+        kl_in="reward", kl_estimator="k1", advantages="gae", target_kl=1.0,
+    ),
+    "groups, step in backward": dict(
+        advantages="grpo", samples_per_prompt=4, kl_estimator="k3", max_grad_norm=None,
+        optimizer_in_backward=True,
+    ),
+    "greedy baseline": dict(advantages="remax", normalize_reward=False),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", SETTINGS)
-def test_run_with_other_settings_matches_the_cpu(runs_of, what):
-    assert_same_runs(*runs_of(**SETTINGS[what], total_phases=1, warmup_steps=0))
+def test_run_with_other_settings_matches_the_cpu(tmp_path, what):
+    assert_same_runs(*train_on_both(tmp_path, **SETTINGS[what], total_phases=1, warmup_steps=0))
 
 
 @pytest.mark.slow
-def test_run_of_a_llama_matches_the_cpu(runs_of, llama_dir):
+def test_run_of_a_llama_matches_the_cpu(tmp_path, llama_dir):
     fields = {"base_model": str(llama_dir), "reward_fn": "count:w1", "prefix": "w3 w4"}
-    assert_same_runs(*runs_of(**fields))
+    assert_same_runs(*train_on_both(tmp_path, **fields))
 
 
 @pytest.mark.slow
-def test_run_with_a_learned_reward_matches_the_cpu(runs_of, tmp_path):
+def test_run_with_a_learned_reward_matches_the_cpu(tmp_path):
     assert tune("train-reward", tmp_path / "reward", "cpu") == 0
     fields = {"reward_fn": "learned", "reward_model": str(tmp_path / "reward")}
-    assert_same_runs(*runs_of(**fields))
+    assert_same_runs(*train_on_both(tmp_path / "texts", **fields))
     of_tokens = {"reward_per_token": True, "normalize_reward": False, "total_phases": 1}
     there = tmp_path / "of tokens"
     assert_same_runs(*train_on_both(there, warmup_steps=0, **fields, **of_tokens))
@@ -160,10 +133,10 @@ PROBED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", PROBED)
-def test_probe_records_match_the_cpu(runs_of, gpt2_dir, what):
+def test_probe_records_match_the_cpu(tmp_path, gpt2_dir, what):
     elsewhere = what == "on tiny GPT-2"
     fields = PROBED[what] | ({"base_model": str(gpt2_dir)} if elsewhere else {})
-    trainers = runs_of(probes=True, **fields)
+    trainers = train_on_both(tmp_path, probes=True, **fields)
     assert_same_runs(*trainers)
     on_cpu, on_device = (Run(trainer.run.path) for trainer in trainers)
     assert on_cpu.probes() == on_device.probes()
@@ -224,34 +197,25 @@ def test_exact_arithmetic_is_on_the_cpu():
     assert torch.equal(projected, project(x, direction)) and torch.equal(copied.W_E, model.W_E)
 
 
-FEW = FitConfig(steps=2, batch_size=4, held_out=0.2, show_progress=False)
-PAIRS = tuning_commands.PairOptions("reel", 20, FEW)
-REWARD_PAIRS = tuning_commands.RewardPairOptions("reel", 20, FEW)
+FEW = "--steps 2 --batch-size 4 --held-out 0.2 --no-show-progress"
+SAMPLED = f"{FEW} --samples 4 --gen-len 5"
 TUNING = {
-    "sft": (tuning_commands.sft, {"chat": ChatArgs(), "n_texts": 20}),
-    "dpo": (tuning_commands.dpo, {"loss": DPOLoss()}),
-    "kto": (tuning_commands.kto, {"loss": KTOLoss(), "n_pairs": 20}),
-    "orpo": (tuning_commands.orpo, {"loss": ORPOLoss()}),
+    "sft": f"sft --texts reel --n-texts 20 {SAMPLED}",
+    "dpo": f"dpo --pairs reel --n-pairs 20 {SAMPLED}",
+    "kto": f"kto --examples reel --n-pairs 20 {SAMPLED}",
+    "orpo": f"orpo --pairs reel --n-pairs 20 {SAMPLED}",
+    "dpo of adapters": f"dpo --pairs reel --n-pairs 20 {SAMPLED} --lora-rank 2",
+    "train-reward": f"train-reward --pairs reel --n-pairs 20 {FEW}",
 }
 
 
 def tune(command: str, out: Path, device: str) -> int:
     """Run a tuning command with few steps."""
-    if command == "train-reward":
-        model = tuning_commands.ModelOptions(out, device=device)
-        return tuning_commands.train_reward(RewardLoss(), model, REWARD_PAIRS)
-    function, options = TUNING[command.removesuffix(" of adapters")]
-    adapters = AdapterArgs(lora_rank=2 if command.endswith("adapters") else 0)
-    tuning = tuning_commands.TuningOptions(
-        out=out, adapters=adapters, drift_eval=DriftEvalConfig(4, 5), device=device
-    )
-    if "n_pairs" in options or "n_texts" in options:
-        return function("reel", tuning=tuning, fitting=FEW, **options)
-    return function(PAIRS, tuning=tuning, **options)
+    return main([*TUNING[command].split(), "--out", str(out), "--device", device])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*TUNING, "dpo of adapters", "train-reward"])
+@pytest.mark.parametrize("command", TUNING)
 def test_commands_write_the_model_that_they_write_on_the_cpu(command, tmp_path):
     for device in ("cpu", "mps"):
         with RefusingDevice():
