@@ -46,7 +46,7 @@ def score(*options: str) -> float:
     return float(accepted(["score", TEXT, "--reward-model", "model", *options]).out.split("\t")[0])
 
 
-def test_score_rewards_positive_class(name_classes) -> None:
+def test_score_rewards_the_positive_class_or_requires_its_name(name_classes) -> None:
     probabilities = name_classes("POSITIVE", "NEGATIVE")
     assert abs(probabilities[0] - 0.5) > 0.01
     assert score() == pytest.approx(probabilities[0], abs=1e-4)
@@ -54,20 +54,16 @@ def test_score_rewards_positive_class(name_classes) -> None:
     name_classes("-bad", "-good")
     assert score("--positive-label=-good") == pytest.approx(probabilities[1], abs=1e-4)
     with untouched(Path.cwd()):
-        words = "'-good'", "'-bad'", "'goods' is not the"
-        rejected([*TRAIN, "--positive-label=goods"], *words)
-
-
-def test_commands_require_positive_label_for_unclear_names(name_classes) -> None:
+        rejected([*TRAIN, "--positive-label=goods"], "'-good'", "'-bad'", "'goods' is not the")
     labels = "<b>good</b>", "\x1b[31mbad\u202e"
     name_classes(*labels)
-    words = [visible(repr(label)) for label in labels]
+    words = ["--positive-label", *(visible(repr(label)) for label in labels)]
     for command in (["score", TEXT, "--reward-model", "model"], TRAIN):
         with untouched(Path.cwd()):
-            rejected(command, "--positive-label", *words)
+            rejected(command, *words)
 
 
-def test_run_and_score_report_the_rewarded_class(name_classes) -> None:
+def test_run_reports_the_rewarded_class_and_warns_if_it_changes(name_classes) -> None:
     name_classes("bad", "good")
     named = ["--positive-label", "good"]
     outcome = accepted(["score", TEXT, "--reward-model", "model", *named])
@@ -79,11 +75,6 @@ def test_run_and_score_report_the_rewarded_class(name_classes) -> None:
         assert "rewarding the class 'bad' of model" in out
     accepted(["report", "made"])
     assert "the class bad" in Path("made", "report.html").read_text()
-
-
-def test_resume_warns_about_swapped_names(name_classes) -> None:
-    name_classes("negative", "positive")
-    accepted(TRAIN)
-    name_classes("positive", "negative")
-    err = accepted(["resume", "made", "--total-phases", "2"]).err
-    assert "warning: The run rewarded {'index': 1, 'label': 'positive'}, but now" in err
+    name_classes("good", "bad")
+    err = accepted(["resume", "made", "--total-phases", "3"]).err
+    assert "warning: The run rewarded {'index': 0, 'label': 'bad'}, but now" in err

@@ -1,15 +1,13 @@
-"""Runs that change while a trainer is away, names with two meanings, and rejected exercises."""
+"""Runs that are moved while they are trained, and names with two meanings."""
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlhf_lab import RLHFTrainer
-from rlhf_lab.course import check
 from tests.bad_input.command_outcome import TRAIN, accepted, refuses, rejected, settings
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -45,9 +43,3 @@ def test_run_deleted_or_moved_during_training_raises(here: Path, how: str) -> No
     else:
         Path("made").rename("moved")
     refuses(trainer.train, "made")
-
-
-@pytest.mark.parametrize("thing", [None, "masked_mean", print], ids=repr)
-def test_check_rejects_other_objects(thing: Any) -> None:
-    with pytest.raises(ValueError, match="Pass the function itself|exercise"):
-        check(thing)

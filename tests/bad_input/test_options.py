@@ -24,6 +24,11 @@ REJECTED = {
     "train --learning-rate 1e-3": ("--learning-rate",),
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
+    "score good --reward-fn kindness": ("kindness", "sentiment"),
+    "sample RUN --system-prompt x": ("system_prompt", "--chat"),
+    "sample reel-nano --prompt zebra": ("zebra",),
+    "best-of-n reel-nano --n 0": ("n=0",),
+    "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),
     # numbers
     "train --batch-size 16.0": ("--batch-size", "16.0"),
     f"train --total-phases {'9' * 5000}": ("--total-phases",),
@@ -47,6 +52,7 @@ REJECTED = {
     "sample RUN --checkpoint lsat": ("No checkpoint",),
     # settings
     f"{SMALL} --gen-len 31": ("gen_len=31", "32"),
+    f"{SMALL} --prefix zebra": ("zebra",),
     f"{SMALL} --preset real": ("preset='real'", "reel, smol"),
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
     f"{SMALL} --precision tf32": ("precision='tf32'", "fp32"),

@@ -17,7 +17,7 @@ from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import Run
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
-from tests.bad_input.command_outcome import accepted, rejected, untouched
+from tests.bad_input.command_outcome import accepted, rejected
 from tests.cli.conftest import SMALL
 from tests.terminal import on_a_terminal
 
@@ -137,26 +137,6 @@ def test_score_reads_standard_input(warm_python):
     command = ["-m", "rlhf_lab", "score", "--reward-fn", "count:o"]
     done = warm_python.run(command, text="foo\n\nbar\n")
     assert (done.returncode, done.stdout) == (0, "2.0000\tfoo\n0.0000\tbar\n")
-
-
-REJECTED = {  # tests/bad_input has the other commands, paths and runs
-    "train --top-p 3": ("top_p=3.0", "at most 1"),
-    "train --batch-size 10 --num-minibatches 4": ("batch_size=10", "num_minibatches=4"),
-    "train --prefix zebra --out never": ("zebra",),
-    "sample reel-nano --prompt zebra": ("zebra",),
-    "sample reel-nano --system-prompt x": ("system_prompt", "--chat"),
-    "score a --reward-fn kindness": ("kindness", "sentiment"),
-    "best-of-n reel-nano --n 0": ("n=0",),
-    "best-of-n reel-nano --out file": ("file", "Use a new file"),
-}
-
-
-@pytest.mark.parametrize("command", REJECTED)
-def test_bad_input_is_one_line_and_exit_status_2(tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    Path("file").write_text("mine")
-    with untouched(tmp_path):
-        rejected(command.split(), *REJECTED[command])
 
 
 def test_probes_leave_the_weights_bitwise_equal_and_are_resumed(finished, tmp_path):
