@@ -1,12 +1,17 @@
-"""Chat templates: what is read as a conversation, what is rendered of it, and where it ends."""
+"""Chats: reading and rendering conversations, their ends, and the page docs/chat.md."""
+
+import re
+import shlex
 
 import pytest
 
+from rlhf_lab.__main__ import parse
 from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.model_commands import encode_prompt
 from rlhf_lab.sampling import SamplingSpec
+from tests.pages import page
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
 
 ASK = {"role": "user", "content": "w1 w2"}
@@ -120,3 +125,22 @@ def test_encode_prompt_adds_one_bos_and_stops_at_the_turn():
     assert of_run == tokens and set(spec.stops(tokenizer)) == {end, eos}
     with pytest.raises(ConfigError, match="Set --chat"):
         encode_prompt(tokenizer, None, plain, "w1", system_prompt="w9")
+
+
+def test_program_of_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"```python\n(.*?)```", page("chat"), flags=re.DOTALL)
+    found = {}
+    exec(compile(program, "chat.md", "exec"), found)
+    texts = found["rollout"].texts
+    begins = [next(p for p in ("the film was", "this movie") if t.startswith(p)) for t in texts]
+    assert len(begins) == 16 and len(set(begins)) == 2
+    for prompt, text, reward in zip(begins, texts, found["rollout"].raw_rewards, strict=True):
+        assert reward == -sum(word in prompt.split() for word in text.removeprefix(prompt).split())
+
+
+def test_commands_of_the_page_are_parsed():
+    commands = re.findall(r"^python -m rlhf_lab (.*)$", page("chat"), flags=re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        parse(shlex.split(command))

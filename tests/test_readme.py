@@ -99,46 +99,33 @@ def test_make_targets_of_the_readme_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
-@pytest.fixture
-def planned(tmp_path):
-    """What a make target would run in a fresh clone that has these marks of what is installed."""
-    if shutil.which("make") is None:
-        pytest.skip("there is no make")
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize(
+    ("target", "marks", "order", "absent"),
+    [
+        ("train", "", r"-m venv.*grep '\^torch==' requirements.lock.*--constraint "
+         r"requirements.lock --editable \.\n.*train", "dev"),
+        ("test", "", r'-m venv.*"\.\[dev\]".*-m pytest', "rlhf_lab train"),
+        ("test", "installed", r'"\.\[dev\]".*-m pytest', "-m venv"),
+        ("train", "installed developed", r"^\.venv/bin/python -m rlhf_lab train\n$", "install"),
+        ("test", "installed developed", "-m pytest", "install"),
+    ],
+)  # fmt: skip
+def test_make_installs_what_a_target_needs(tmp_path, target, marks, order, absent):
+    """Plan a target in a clone with these marks of installed packages, the oldest first."""
     for name in ("Makefile", "requirements.txt", "requirements.lock", "pyproject.toml"):
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
         os.utime(tmp_path / name, (1, 1))
     (tmp_path / ".venv").mkdir()
-
-    def plan(target: str, *marks: str) -> str:
-        for time, mark in enumerate(marks, start=2):
-            (tmp_path / ".venv" / mark).touch()
-            os.utime(tmp_path / ".venv" / mark, (time, time))
-        command = ["make", "--dry-run", target]
-        outside = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-        return subprocess.run(
-            command, cwd=tmp_path, env=outside, capture_output=True, text=True, check=True
-        ).stdout
-
-    return plan
-
-
-@pytest.mark.process
-def test_make_train_installs_what_training_needs_and_make_test_the_rest(planned):
-    alone = planned("train")
-    assert "-m venv" in alone and "--editable .\n" in alone and "dev" not in alone
-    in_order = r"grep '\^torch==' requirements.lock.*--constraint requirements.lock --editable \.\n"
-    assert re.search(in_order + ".*train", alone, re.DOTALL)
-    first = planned("test")
-    assert first.index("-m venv") < first.index('".[dev]"') < first.index("-m pytest")
-
-
-@pytest.mark.process
-def test_make_train_and_make_test_build_on_each_other(planned):
-    after_train = planned("test", "installed")
-    assert '".[dev]"' in after_train and "-m venv" not in after_train
-    after_test = planned("train", "installed", "developed")
-    assert after_test.splitlines() == [".venv/bin/python -m rlhf_lab train"]
-    assert "install" not in planned("test", "installed", "developed")
+    for time, mark in enumerate(marks.split(), start=2):
+        (tmp_path / ".venv" / mark).touch()
+        os.utime(tmp_path / ".venv" / mark, (time, time))
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "--dry-run", target]
+    plan = subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True)
+    assert plan.returncode == 0 and re.search(order, plan.stdout, re.DOTALL), plan
+    assert absent not in plan.stdout
 
 
 def test_lessons_that_are_there_and_those_to_come_are_told_apart():

@@ -98,13 +98,6 @@ def test_shipped_code_imports_no_makers(room):
         assert MAKERS.isdisjoint(imported(file.read_text(encoding="utf-8"))), file
 
 
-def test_modules_finds_imports_inside_functions():
-    source = (
-        "import os.path\ndef f():\n    from tools.reel import check\n    from rlhf_lab import a"
-    )
-    assert list(modules(source)) == ["os.path", "tools.reel", "rlhf_lab.a"]
-
-
 def test_only_three_files_import_transformer_lens():
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlhf_lab").rglob("*.py")}
     importing = {path.name for path, x in sources.items() if "transformer_lens" in imported(x)}
