@@ -127,10 +127,7 @@ def draw_candidates(
 
 
 def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """Return exact reward, true reward and KL of the best of n of Reel's grammar, or {} if unknown.
-
-    They are known for Reel's rewards and whole reviews, sampled at temperature 1.
-    """
+    """Return exact rewards and KL of the best of n for whole reviews of Reel; {} for other runs."""
     args, spec = trainer.args, trainer.sampling_spec
     plain = spec.temperature == 1 and spec.top_k is None and spec.top_p is None
     is_whole = trainer.prompts.texts == ["this movie"] and spec.stop_at_eos and args.gen_len >= 26

@@ -59,10 +59,6 @@ def capture_activations(
         policy: the policy, or a bare HookedModel (which has no "values").
         pos: a position, or one for each sequence, counted from the end if negative.
         attention_mask: False on left padding.
-
-    Raises:
-        ConfigError: If a name is unknown, a position is outside the sequences, or a site of the
-            model does not fire.
     """
     sites = resolve_sites(policy, hook_names)
     positions = None if pos is None else _positions(tokens, pos)
@@ -182,10 +178,6 @@ def capturing(
             "values".
         pos: a position; one for each of `tokens`; or "last", the last token of each sequence,
             which is before the end if a response ended early.
-
-    Raises:
-        ConfigError: If a site is unknown, a position is invalid or given for attention patterns,
-            or the event has no text.
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names

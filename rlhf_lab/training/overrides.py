@@ -64,12 +64,7 @@ class Overrides:
 
     @classmethod
     def choose(cls, given: dict[str, Any], args: RLHFArgs | None = None) -> "Overrides":
-        """Return the defaults with custom functions in their place.
-
-        Raises:
-            ConfigError: If a name is unknown, or if a function has other parameters than the
-                trainer passes or would not be called with these settings.
-        """
+        """Return the defaults with custom functions in their place, which are validated."""
         names = [*COMPONENTS, *(field.name for field in dataclasses.fields(cls))]
         for name, function in given.items():
             if name not in names:

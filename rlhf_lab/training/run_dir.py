@@ -142,10 +142,7 @@ class RunDir:
                 out.write(json_lines(records))
 
     def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
-        """Read the records of a JSONL file, without a last line that a crash cut off.
-
-        Every line must have `fields`, with their types.
-        """
+        """Read records with these fields, without a last line that a crash cut off."""
         path = self.path / file
         if not path.exists() and not path.is_symlink():
             return []

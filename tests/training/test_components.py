@@ -1,17 +1,22 @@
-"""Custom functions of the trainer: they are called and change a run, or are rejected."""
+"""Custom functions of the trainer, and interventions for a whole run: they act or raise."""
 
 import dataclasses
 import inspect
+import json
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, load_model, value_head
+from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
+from rlhf_lab.probes import Run, TextHeatmap, attach
 from rlhf_lab.training import Overrides, RLHFTrainer
-from tests.training.recorded_runs import copy_weights, is_equal
+from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
+
+pytestmark = pytest.mark.slow
 
 DEFAULTS = {
     **{field.name: field.default for field in dataclasses.fields(Overrides)},
@@ -34,7 +39,6 @@ def default_weights(reel_args):
     return run_halves(RLHFTrainer(reel_args(**FIELDS)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_custom_function_is_called_and_changes_the_run(make_trainer, default_weights, name):
     calls = []
@@ -49,7 +53,6 @@ def test_custom_function_is_called_and_changes_the_run(make_trainer, default_wei
     assert len(calls) == (1 if name in ("advantages", "normalize_reward") else 4)
 
 
-@pytest.mark.slow
 def test_custom_functions_equal_to_the_defaults_change_nothing(make_trainer, default_weights):
     """A custom `logprobs` runs the hooked modules, which differ by rounding."""
     elsewhere = ("logprobs", "policy_loss", "kl_estimator")
@@ -114,10 +117,121 @@ def test_custom_function_that_is_not_called_raises(reel_args):
             RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"])
 def test_term_that_is_not_one_number_raises(make_trainer, name):
     results = {r"a tensor of shape \(": lambda x, *_: x.flatten(1), "0.5": lambda *_: 0.5}
     for result, function in results.items():
         with pytest.raises(ConfigError, match=f"^{name} returned {result}.*Return one number"):
             make_trainer({name: function}).run_phase()
+
+
+SITE = "blocks.0.hook_attn_out"
+
+
+def halve(activation: Tensor, where: Any) -> Tensor:
+    return activation / 2
+
+
+def halve_in_place(activation: Tensor, where: Any) -> None:
+    with torch.no_grad():
+        activation.mul_(0.5)
+
+
+def test_policy_samples_and_learns_with_it_but_not_the_reference(make_trainer):
+    """Also after a callback has called reset_hooks."""
+    trainer = make_trainer()
+    trainer.intervene(SITE, halve)
+    trainer.on("after_rollout")(lambda ctx: ctx.policy.base_model.reset_hooks())
+    first, second = trainer.train()
+    for report in (first, second):
+        assert abs(report.ratio_first_minibatch - 1) < 1e-5 and report.kl_per_token > 1e-6
+    assert not has_hooks(trainer.reference)
+    plain = make_trainer().run_phase()
+    assert plain.kl_per_token == 0 and plain.entropy_per_token != first.entropy_per_token
+
+
+def test_function_gets_phase_stage_and_site(make_trainer):
+    trainer, seen, site = make_trainer(), set(), "blocks.0.attn.hook_pattern"
+    trainer.intervene(site, lambda activation, where: seen.add(where), name="watch")
+    trainer.train()
+    stages = [(phase, stage) for phase in (0, 1) for stage in ("rollout", "learning")]
+    expected = {(*stage, site) for stage in (*stages, (2, "rollout"))}  # the evaluation
+    assert {(w.phase, w.event, w.site) for w in seen} == expected
+
+
+def test_edit_in_place_equals_a_returned_tensor(make_trainer):
+    """The ratio warning names an intervention that acts in one stage only."""
+    reports = []
+    for fn in (halve, halve_in_place, lambda x, where: x / 2 if where.event == "rollout" else x):
+        trainer = make_trainer()
+        during = ("rollout",) if len(reports) < 2 else ("rollout", "learning")
+        trainer.intervene(SITE, fn, during=during, name="halve")
+        with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
+            reports.append(trainer.run_phase().to_dict() | {"cost": None})
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_value_head_can_be_changed(make_trainer):
+    trainer = make_trainer()
+    trainer.intervene("value_head.hook_value", lambda value, where: value + 1, name="shift")
+    values = trainer.rollout_phase().samples.values
+    assert values.mean() == pytest.approx(1, abs=0.5)
+    assert make_trainer().rollout_phase().samples.values.abs().max() < 0.5
+
+
+def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
+    whole, broken_off = make_trainer(), make_trainer()
+    for trainer in (whole, broken_off):
+        trainer.intervene("blocks.*.hook_mlp_out", halve)
+    whole.train()
+    broken_off.run_phase()
+    path = broken_off.run.path
+    with pytest.raises(ConfigError, match=r"intervention 'halve'.*interventions=\{'halve': fn\}"):
+        RLHFTrainer.resume(path)
+    with pytest.raises(ConfigError, match="no intervention 'other'; there are halve"):
+        RLHFTrainer.resume(path, interventions={"halve": halve, "other": halve})
+    again = RLHFTrainer.resume(path, interventions={"halve": halve})
+    again.train()
+    assert_same_run(path, whole.run.path)
+    info = json.loads((path / "run.json").read_text())
+    record = {"name": "halve", "site": "blocks.*.hook_mlp_out", "during": ["rollout", "learning"]}
+    assert info["interventions"] == [record] and info["custom_components"] == ["interventions"]
+    run = Run(path)
+    with pytest.raises(ConfigError, match="trained with the intervention 'halve'"):
+        run.policy()
+    tokens = torch.arange(2, 8)[None]
+    found = run.policy(interventions={"halve": halve})(tokens)[0]
+    assert torch.equal(found, again.policy(tokens)[0])
+    plain = run.policy(interventions={"halve": lambda activation, where: None})(tokens)[0]
+    assert (found - plain).abs().max() > 1e-2
+
+
+def test_probes_expect_no_kl_of_zero_with_it(make_trainer):
+    names = {}
+    for intervened in (False, True):
+        trainer = make_trainer()
+        attach(trainer, TextHeatmap())
+        if intervened:
+            trainer.intervene(SITE, halve)
+        trainer.train()
+        checks = Run(trainer.run.path).checks()
+        assert all(check.ok for check in checks)
+        names[intervened] = {check.name for check in checks}
+    assert names[False] - names[True] == {"KL is 0 before learning"}
+
+
+def test_invalid_interventions_raise(make_trainer):
+    trainer = make_trainer()
+    for site, message in {"blocks.9.hook_mlp_out": "does not have", "logits": "output"}.items():
+        with pytest.raises(ConfigError, match=message):
+            trainer.intervene(site, halve)
+    trainer.intervene(SITE, halve)
+    with pytest.raises(ConfigError, match="name='halve' is taken by another"):
+        trainer.intervene(SITE, halve)
+    trainer.run_phase()
+    with pytest.raises(ConfigError, match="The run has begun without the intervention"):
+        trainer.intervene(SITE, halve, name="late")
+    plain = make_trainer()
+    plain.run_phase()
+    with pytest.raises(ConfigError, match="no intervention 'halve'"):
+        RLHFTrainer.resume(plain.run.path, interventions={"halve": halve})

@@ -96,6 +96,10 @@ def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     with pytest.warns(UserWarning, match="all 2 phases are done"):
         trainer.train()
     assert trainer.run.read_info()["final"]["samples"] == 4 * 8
+    files = read_files(trainer)
+    with pytest.warns(UserWarning, match="all 2 phases are done"):  # nothing is written again
+        trainer.train()
+    assert read_files(trainer) == files
 
 
 def test_two_halves_work_alone_and_write_nothing(make_trainer, tmp_path, monkeypatch):
