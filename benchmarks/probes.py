@@ -35,8 +35,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "probes_causal.md"
 BEGIN, END = "<!-- costs of probes: begin -->", "<!-- costs of probes: end -->"
 KEYS = frozenset({"machine", "work", "command", "probes", "plain", "left_out"})
 WORDS = {"word": "w1", "other": "w2"}
-NEEDS_LORA = frozenset({"AdapterReading"})  # timed in a separate run, with LoRA
-EVAL_TEXTS, LORA_RANK, NOISE = 32, 8, 1e-4
+EVAL_TEXTS, NOISE = 32, 1e-4
 # the probes that are timed, and two words that their defaults lack on random weights
 TIMED: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -47,12 +46,8 @@ TIMED: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType(
         "ValueAttribution": {},
         "GradTerms": {},
         "KLAttribution": {},
-        "Fisher": {},
         "HackWatch": {},
         "NeuronRank": WORDS,
-        "LensDivergence": {},
-        "OffPrincipal": {},
-        "AdapterReading": {},
     }
 )
 
@@ -102,17 +97,11 @@ def measure(
     result: dict[str, Any] = {"command": command, "work": work.to_dict()}
     result |= {"machine": machine.describe(torch.device("cpu")), "eval_texts": EVAL_TEXTS}
     result |= {"probes": {}, "plain": [], "left_out": {}}
-    groups = [
-        [],
-        [n for n in probes if n not in NEEDS_LORA],
-        [n for n in probes if n in NEEDS_LORA],
-    ]
     with tempfile.TemporaryDirectory() as directory:
         write_model(work.size, Path(directory, "model"))
         runs = [
             load_timed(group, work, turns, Path(directory), result["left_out"])
-            for i, group in enumerate(groups)
-            if group or not i
+            for group in ([], probes)
         ]
         for turn in range(turns + 1):  # the last one is the end of the runs
             for run in runs:
@@ -151,8 +140,6 @@ def load_timed(
     """Load a run with these probes, each called in every phase, from a model in the directory."""
     setup, out = work.setup(directory / "model"), directory / "-".join(["run", *names[:1]])
     changes = {"total_phases": phases, "warmup_steps": 0, "save_every": phases}
-    if set(names) & NEEDS_LORA:
-        changes["lora_rank"] = LORA_RANK
     trainer = RLHFTrainer(bench_args(setup, **changes), out=out)
     tune_for(trainer.policy, trainer.args.cpu_tuning)
     generator = torch.Generator().manual_seed(setup["seed"])
@@ -221,9 +208,8 @@ def _cost(result: Record, name: str) -> tuple[str, str, str]:
 
 
 def _plain_phases(result: Record, name: str) -> list[float]:
-    """Return the phases to compare with; those of adapters are shorter."""
-    plain, rest = result["plain"], result["probes"][name]["rest"]
-    return rest if name in NEEDS_LORA or not plain else plain
+    """Return the phases to compare with."""
+    return result["plain"] or result["probes"][name]["rest"]
 
 
 def costs_page(page: str, results: Sequence[Record]) -> str:

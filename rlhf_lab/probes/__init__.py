@@ -1,7 +1,6 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
 from rlhf_lab.identity import Check
-from rlhf_lab.probes.adapter_reading import AdapterReading
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.component_transplant import ComponentTransplant
@@ -9,17 +8,14 @@ from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.fisher import Fisher
 from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.grad_terms import GradTerms
 from rlhf_lab.probes.hack_watch import HackWatch
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.lens_divergence import LensDivergence
 from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.logit_shift_probe import LogitShift
 from rlhf_lab.probes.neuron_rank import NeuronRank
-from rlhf_lab.probes.off_principal import OffPrincipal
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
@@ -36,7 +32,6 @@ from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
 
 __all__ = [
-    "AdapterReading",
     "Attachment",
     "AttentionDrift",
     "Check",
@@ -44,16 +39,13 @@ __all__ = [
     "Direction",
     "EvalText",
     "FrozenProbe",
-    "Fisher",
     "HackWatch",
     "KLAttribution",
     "GradTerms",
     "KLByPosition",
-    "LensDivergence",
     "LogitShift",
     "NeuronRank",
     "Observation",
-    "OffPrincipal",
     "Probe",
     "Record",
     "ReelTruth",

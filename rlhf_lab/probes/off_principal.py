@@ -1,19 +1,14 @@
-"""OffPrincipal: the fraction of each weight's change in that weight's own leading directions."""
+"""Fractions of a weight's change in the weight's own leading directions, and random changes."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.weights import Weights, as_matrix, spectrum
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record
-from rlhf_lab.training.random_streams import phase_generator
 
 Spaces = tuple[Float[Tensor, "rows k"], Float[Tensor, "cols k"]]  # orthonormal bases
 
@@ -27,120 +22,6 @@ class Factored(NamedTuple):
     def product(self) -> Float[Tensor, "rows cols"]:
         """Return the matrix."""
         return self.first @ self.second
-
-
-class _Change(NamedTuple):
-    name: str
-    base: Float[Tensor, "rows cols"]
-    delta: Float[Tensor, "rows cols"]
-    spaces: Spaces
-    factors: tuple[Factored, Factored] | None = None
-
-
-class OffPrincipal(Probe):
-    """The fraction of each weight's change in the first k singular vectors of the weight.
-
-    Changes since the reference of every matrix, heads side by side, and of each head's W_V W_O (OV)
-    and W_Q W_K' (QK). The fraction of a random change is k^2 / (rows cols); for a head's product,
-    the mean of draws that change both factors at random by as much as they did change. A change
-    above the range of the draws is on-principal, one below it off-principal, as Zhu et al. 2025
-    (arXiv 2511.08567) report of RLVR. The probe reads weights only, without a forward pass.
-
-    Checks: the four parts of each change's energy sum to 1; no energy before learning.
-
-    Args:
-        k: singular vectors on each side, at most the shorter side of a matrix.
-        draws: random changes of each matrix.
-        heads: True to include the heads' products, each a matrix of d_model squared.
-
-    Raises:
-        ConfigError: If k or draws is below 1.
-    """
-
-    name = "off_principal"
-    question = "Is the change of a weight within the leading directions of that weight?"
-    caveat = "Compare each fraction with the range of random changes, not with 0."
-    every = 20
-
-    def __init__(
-        self,
-        k: int = 8,
-        draws: int = 20,
-        heads: bool = True,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        for field, value in (("k", k), ("draws", draws)):
-            if value < 1:
-                raise ConfigError(f"{field}={value} of {self.name} must be at least 1.")
-        self.k, self.draws, self.heads = k, draws, heads
-
-    @torch.no_grad()
-    def observe(self, seen: Observation) -> Record:
-        rows, drawn, misses = [], [], [0.0]
-        for index, (name, base, delta, spaces, factors) in enumerate(self._changes(seen)):
-            n_rows, n_cols = delta.shape
-            k, norm = spaces[0].shape[1], delta.norm().item()
-            row = {"name": name, "rows": n_rows, "cols": n_cols, "k": k, "norm": norm}
-            row["own"] = energy_blocks(base, spaces)[0, 0].item() if base.any() else None
-            row |= dict.fromkeys(("share", "left", "right", "chance", "low", "high", "times"))
-            fractions = torch.full((self.draws,), torch.nan, dtype=torch.float64)
-            if norm > 0:
-                blocks = energy_blocks(delta, spaces)
-                misses.append(abs(blocks.sum().item() - 1))
-                generator = phase_generator(seen.args.seed, seen.ctx.phase, "subspaces", index)
-                if factors is None:
-                    fractions = random_shares(delta, self.k, self.draws, generator)
-                    chance = chance_share(n_rows, n_cols, k)
-                else:
-                    fractions = random_factor_shares(*factors, spaces, self.draws, generator)
-                    chance = fractions.mean().item()
-                row |= {
-                    "share": blocks[0, 0].item(),
-                    "left": blocks[0].sum().item(),
-                    "right": blocks[:, 0].sum().item(),
-                    "chance": chance,
-                    "low": fractions.min().item(),
-                    "high": fractions.max().item(),
-                    "times": blocks[0, 0].item() / chance,
-                }
-            rows.append(row)
-            drawn.append(fractions)
-        checks = [Check.at_most("the parts of a change's energy sum to 1", max(misses), 1e-9)]
-        whole = rows_together([row for row in rows if not row["name"].endswith((" OV", " QK"))])
-        if seen.ctx.phase == 0 and "reference" not in seen.custom_components:
-            total = sum(row["norm"] for row in rows)
-            checks.append(Check.at_most("no weight has changed before learning", total, 0.0))
-        return Record({**whole, "rows": rows}, {"draws": torch.stack(drawn)}, checks)
-
-    def _changes(self, seen: Observation) -> Iterator[_Change]:
-        reference = seen.ctx.reference
-        before, after = weights_of_both(reference, seen.ctx.policy.base_model)
-        others = matrices(after)
-        for name, matrix in matrices(before).items():
-            base = exact(matrix)
-            delta = exact(others[name]) - base
-            yield _Change(name, base, delta, principal_spaces(base, self.k))
-        if not self.heads:
-            return
-        products = head_products(after, reference)
-        for name, factored in head_products(before, reference).items():
-            base, pair = factored.product(), (factored, products[name])
-            spaces = product_spaces(factored, self.k)
-            yield _Change(name, base, products[name].product() - base, spaces, pair)
-
-
-def rows_together(rows: list[dict]) -> dict[str, float | None]:
-    """Return the fraction of all matrices together, and of random changes; None if none changed."""
-    changed = [row for row in rows if row["share"] is not None]
-    energy = sum(row["norm"] ** 2 for row in changed)
-    if not energy:
-        return {"share": None, "chance": None}
-    return {
-        key: sum(row["norm"] ** 2 * row[key] for row in changed) / energy
-        for key in ("share", "chance")
-    }
 
 
 def principal_spaces(matrix: Float[Tensor, "rows cols"], k: int) -> Spaces:

@@ -10,21 +10,17 @@ from rlhf_lab.probes.run_health import FREE_KL
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
-from rlhf_lab.views.adapter_pictures import adapter_reading_parts
 from rlhf_lab.views.attention_pictures import attention_drift_parts
 from rlhf_lab.views.direction_pictures import drift_parts
-from rlhf_lab.views.fisher_pictures import fisher_parts
 from rlhf_lab.views.frozen_pictures import frozen_probe_parts
 from rlhf_lab.views.gradient_pictures import grad_terms_parts
 from rlhf_lab.views.hack_pictures import hack_watch_parts
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.kl_attribution_pictures import kl_attribution_parts
 from rlhf_lab.views.kl_pictures import kl_by_position_parts
-from rlhf_lab.views.lens_pictures import lens_divergence_parts
 from rlhf_lab.views.neuron_pictures import neuron_rank_parts
 from rlhf_lab.views.picture import Picture
 from rlhf_lab.views.plots import Curve, Ends, curves, heatmap
-from rlhf_lab.views.principal_pictures import off_principal_parts
 from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.selection import best_cell, held_out
 from rlhf_lab.views.shift_pictures import shift_parts
@@ -201,7 +197,6 @@ def any_records(records: Records) -> str:
 
 VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType(
     {
-        "AdapterReading": adapter_reading_parts,
         "AttentionDrift": attention_drift_parts,
         "ComponentTransplant": component_transplant_parts,
         "RunHealth": run_health_parts,
@@ -209,12 +204,9 @@ VIEWS: Mapping[str, Callable[[Run, str, Records], PageParts]] = MappingProxyType
         "StepInfluence": step_influence_parts,
         "StepLedger": step_ledger_parts,
         "TextHeatmap": text_heatmap_parts,
-        "Fisher": fisher_parts,
         "HackWatch": hack_watch_parts,
         "KLAttribution": kl_attribution_parts,
         "KLByPosition": kl_by_position_parts,
-        "LensDivergence": lens_divergence_parts,
-        "OffPrincipal": off_principal_parts,
         "ValueLens": value_lens_parts,
         "ValueAttribution": value_attribution_parts,
         "Direction": direction_parts,

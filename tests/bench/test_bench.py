@@ -175,7 +175,7 @@ def test_invalid_options_print_one_line(options, message, capsys):
 @pytest.mark.slow
 def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
     out = tmp_path / "costs.jsonl"
-    measure_probes("nano", ("OffPrincipal",), turns=2, out=out)
+    measure_probes("nano", ("NeuronRank",), turns=2, out=out)
     (probe,) = read_records(out, KEYS)[0]["probes"].values()
     assert len(probe["calls"]) == 2
     assert all(0 < x < 5 * y for x, y in zip(probe["calls"], probe["rest"], strict=True))
