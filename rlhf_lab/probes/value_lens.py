@@ -97,26 +97,8 @@ def r_squared(
     return torch.where(defined, 1 - error / torch.where(defined, total, 1.0), 0.0), defined
 
 
-def readability(
-    residuals: Float[Tensor, "site batch seq d_model"],
-    target: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    ridge: float = 1e-6,
-    pooled: bool = False,
-) -> tuple[Float[Tensor, "site pos"], Bool[Tensor, "site pos"]]:
-    """Compute R2 of ridge regressions on the target, by layer and position, on held-out sequences.
-
-    They are fitted on the first two thirds of the sequences, for each position or, if `pooled`, for
-    all positions together, site by site to save memory. Also returns where R2 is defined: not where
-    the target is the same for all sequences. Raises ValueError with fewer than 6 sequences.
-    """
-    found = [r_squared(*fit) for fit in held_out_fits(residuals, target, mask, ridge, pooled)]
-    r2, defined = (torch.stack(each) for each in zip(*found, strict=True))
-    return r2, defined
-
-
 class HeldOutFit(NamedTuple):
-    """What a ridge regression of one site says of held-out rows, what they are, and which count."""
+    """Predictions of one site for held-out rows, their targets, and which rows count."""
 
     predicted: Float[Tensor, "pos n"]
     y: Float[Tensor, "pos n"]
@@ -130,7 +112,13 @@ def held_out_fits(
     ridge: float = 1e-6,
     pooled: bool = False,
 ) -> list[HeldOutFit]:
-    """The fits behind `readability`, site by site; `pooled`, all positions are one."""
+    """Fit ridge regressions on the target by layer and position, and predict held-out sequences.
+
+    Each is fitted to the first two thirds of the sequences, site by site to save memory; for each
+    position or, if `pooled`, for all positions together.
+
+    Raises ValueError with fewer than 6 sequences.
+    """
     batch = len(target)
     if batch < 6:
         raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")

@@ -240,21 +240,17 @@ def test_injected_advantage_of_a_word_is_the_largest_row(make_trainer, truth):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [{"lora_rank": 2}, {"value_head": "separate"}])
-def test_it_runs_with_adapters_and_with_a_critic_and_leaves_the_weights(
-    make_trainer, truth, weights_of, extra
-):
-    plain, probed = (make_trainer(total_phases=1, warmup_steps=0, **extra) for _ in range(2))
+def test_it_runs_with_adapters_and_with_a_critic(make_trainer, truth, extra):
+    probed = make_trainer(total_phases=1, warmup_steps=0, **extra)
     probes = (
         StepInfluence(pos=4, fine=False, n=4),
         StepInfluence("kl", step="first", fine=False, n=4, name="kl_influence"),
     )
     attached = attach(probed, *probes, eval_tokens=truth.reviews(4, 5)[0])
-    plain.train(), probed.train()
+    probed.train()
     assert attached.notes == []
     checks = Run(probed.run.path).checks()
     assert [check for check in checks if not check.ok] == [] and checks
-    found, expected = weights_of(probed.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
     first = Run(probed.run.path).records("kl_influence")[0]
     assert "no sample decides" in first["note"] and first["optimizer_step"] == 1
 

@@ -17,10 +17,15 @@ from rlhf_lab.probes.value_lens import (
     normalize_residual,
     r2_interval,
     r_squared,
-    readability,
     value_lens,
 )
 from rlhf_lab.training.capture import capture_activations
+
+
+def readability(*rows, **options):
+    """Return R2 of held-out fits, and where it is defined."""
+    found = [r_squared(*fit) for fit in held_out_fits(*rows, **options)]
+    return [torch.stack(column) for column in zip(*found, strict=True)]
 
 
 def random_tokens(policy, batch=3, seq=9):

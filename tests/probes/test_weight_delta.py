@@ -20,19 +20,12 @@ from rlhf_lab.probes.weight_delta import (
 def with_planted_delta(
     model: HookedTransformer, parameter: str, rank: int, size: float, seed: int
 ) -> tuple[HookedTransformer, Float[Tensor, "rows cols"]]:
-    """A copy of a model with a delta of known rank added to one parameter, and that delta.
+    """Return a copy of a model with a change of rank `rank` in one matrix, and the change.
 
-    All singular values of the delta are equal, and its norm is `size`; it is given as a matrix, as
-    `as_matrix` lays the parameter out. W_Q, W_K and W_V, whose layout that turns round, are
-    refused.
-
-    Raises ValueError for a parameter that the model does not have or that is refused.
+    All singular values of the change are equal, and its norm is `size`.
     """
     planted = copy.deepcopy(model)
-    weights = dict(planted.named_parameters())
-    if parameter not in weights or parameter.endswith(("W_Q", "W_K", "W_V")):
-        raise ValueError(f"parameter is {parameter!r}; choose a matrix such as 'unembed.W_U'.")
-    weight = weights[parameter]
+    weight = dict(planted.named_parameters())[parameter]
     rows, cols = as_matrix(parameter, weight.detach()).shape
     generator = torch.Generator().manual_seed(seed)
     left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator, dtype=torch.float64))
@@ -106,11 +99,6 @@ def test_heads_are_laid_side_by_side():
     assert as_matrix("blocks.0.attn.W_O", q).shape == (6, 4)
     assert as_matrix("blocks.0.attn.b_Q", q[0]).shape == (1, 12)
     assert as_matrix("ln_final.w", q[0, 0]).shape == (1, 4)
-
-
-def test_a_parameter_that_cannot_be_planted_in_is_refused(model):
-    with pytest.raises(ValueError, match="W_Q"):
-        with_planted_delta(model, "blocks.0.attn.W_Q", 1, 1.0, 0)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ print(float(fitted.direction[:, 7].min()))
 MEMORY = """
 import torch
 from rlhf_lab.probes.direction import fit_each_site
-from rlhf_lab.probes.value_lens import readability
+from rlhf_lab.probes.value_lens import held_out_fits
 from rlhf_lab.training.report import peak_memory_bytes
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ label, everywhere = torch.arange(batch) % 2 == 0, torch.ones(batch, seq, dtype=t
 one_site = seq * width**2 * 8
 for fit in (
     lambda x: fit_each_site(x.transpose(1, 2), label, "lda"),
-    lambda x: readability(x, x[0, ..., 0], everywhere),
+    lambda x: held_out_fits(x, x[0, ..., 0], everywhere),
 ):
     fit(x[:1])
     before = peak_memory_bytes(here)
