@@ -82,7 +82,7 @@ def best_of_n_command(
     print_line("\n".join(["prompts; KL in nats per sequence", *map(_format_result, results)]))
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
-        notes |= {"figures": [r.to_dict() for r in results], "args": trainer.args.to_dict()}
+        notes |= {"figures": [asdict(r) for r in results], "args": trainer.args.to_dict()}
         _write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
         _fit_best(trainer, candidates, numbers[-1], fitting, fit)

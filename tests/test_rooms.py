@@ -19,7 +19,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1740),
     "rlhf_lab/tuning": (700, 850),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 5070),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 5058),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2715),
     "rlhf_lab/probes": (4800, 7189),
     "rlhf_lab/views": (1700, 3905),  # until the declarations replace the *_pictures.py

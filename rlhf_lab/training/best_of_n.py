@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,10 +45,6 @@ class BestOfNFigures:
     exact_reward: float | None = None
     exact_true_reward: float | None = None
     exact_kl: float | None = None
-
-    def to_dict(self) -> dict[str, float | int | None]:
-        """All fields as plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

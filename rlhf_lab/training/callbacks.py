@@ -53,7 +53,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def to_json(value: Any, place: str) -> Any:
-    """Return a value as JSON: tensors and arrays as lists, non-finite numbers as None."""
+    """Return a value with lists for tensors and arrays; raise ConfigError for other objects."""
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -69,9 +69,7 @@ def to_json(value: Any, place: str) -> Any:
         return to_json(value.tolist(), place)
     if isinstance(value, list | tuple):
         return [to_json(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(
         f"{place} is a {type(value).__name__}, which cannot be stored. Return numbers, texts, "

@@ -126,11 +126,7 @@ def _weigh(
         for name in ("token_mean", aggregation)
     )
     surrogate = by_aggregation * terms.clipped_surrogate
-    others = (
-        by_token * terms.value_loss,
-        by_token * terms.entropy_bonus,
-        by_token * terms.kl_penalty,
-    )
+    others = [by_token * x for x in (terms.value_loss, terms.entropy_bonus, terms.kl_penalty)]
     total = surrogate - others[0] + others[1] - others[2]
     return type(terms)(total, surrogate, *others, terms.logprobs, terms.values)
 

@@ -35,8 +35,6 @@ from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir, RunLock
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
-_PACKAGES = ("torch", "transformer_lens", "transformers")
-
 
 class Recorder:
     """Writes a run's directory, as a callback whose errors end the run.
@@ -82,7 +80,7 @@ class Recorder:
             self.lock.hold(self.run.path)
             self.run.validate_empty()  # another trainer may have started here before the lock
         versions = {"rlhf_lab": __version__, "python": platform.python_version()}
-        versions |= {name: version(name) for name in _PACKAGES}
+        versions |= {name: version(name) for name in ("torch", "transformer_lens", "transformers")}
         self.write_info(
             args=args.to_dict(),
             versions=versions,

@@ -44,7 +44,8 @@ def test_estimator_trains_and_returns_fit_it(make_trainer, name):
 
     tests/functional compares each estimator with hand-computed numbers.
     """
-    fields = {"gen_len": 26, "temperature": 20.0, "stop_tokens": "and"} | GROUPS_OF_TWO
+    fields = {"gen_len": 26, "temperature": 20.0, "stop_tokens": "and", "gae_lambda": 0.8}
+    fields |= GROUPS_OF_TWO
     trainer = make_trainer(advantages=name, **fields)
     rollout = trainer.rollout_phase()
     mask, values = rollout.samples.mask, rollout.samples.values
