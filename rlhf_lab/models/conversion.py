@@ -74,11 +74,9 @@ class TensorMap:
         return list(tensor.split(self.lengths or len(tensor) // len(self.ours)))
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Undo `split`."""
         return self._rearrange(torch.cat(parts), " -> ".join(self.pattern.split(" -> ")[::-1]))
 
     def to_ours(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Return the parameters by name."""
         return dict(zip(self.ours, map(self._rescale, self.split(tensor)), strict=True))
 
     def to_theirs(self, parameters: Mapping[str, Tensor], original: Tensor) -> Tensor:
@@ -153,7 +151,6 @@ class Family:
 
 
 def reject(config: PreTrainedConfig, name: str, alternative: str) -> NoReturn:
-    """Raise LoadError for a field of a configuration."""
     raise LoadError(
         f"{name}={getattr(config, name, None)!r:.80} of a {config.model_type} model is not "
         f"supported. Choose a model with {alternative}."
@@ -198,7 +195,6 @@ def rotary_settings(config: PreTrainedConfig, cfg: Mapping[str, Any]) -> dict[st
 
 
 def family_for(architecture: str) -> Family:
-    """Return the tables of an architecture, the name of its class in transformers."""
     from rlhf_lab.models.families import FAMILIES  # imports this module
 
     if architecture not in FAMILIES:

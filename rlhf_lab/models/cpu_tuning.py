@@ -19,16 +19,10 @@ ROUTES = {"BLAS": "none", "oneDNN": "bf16"}
 
 
 def tune_cpu(d_model: int) -> None:
-    """Apply the settings for a model of this width.
-
-    1. Let glibc keep freed memory, which avoids page faults.
-    2. For wide models on AMD processors, where the default BLAS is slow, use oneDNN if it is exact.
-
-    Nothing is timed, so the same seed gives the same run.
-    """
-    keep_freed_memory()
+    """Apply the settings for a model of this width; the same seed gives the same run."""
+    keep_freed_memory()  # avoids page faults
     matmul, is_slow = torch.backends.mkldnn.matmul, d_model >= WIDE
-    is_slow = is_slow and processor_vendor() == "AuthenticAMD"
+    is_slow = is_slow and processor_vendor() == "AuthenticAMD"  # the default BLAS is slow there
     matmul.fp32_precision = ROUTES["oneDNN" if is_slow else "BLAS"]
     if matmul_error() > LARGEST_ERROR:
         matmul.fp32_precision = ROUTES["BLAS"]

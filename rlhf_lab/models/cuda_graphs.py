@@ -52,7 +52,6 @@ def snapshot(*models: nn.Module) -> Key:
 
 
 def is_unchanged(key: Key, captured: Key) -> bool:
-    """Return True if a capture is still valid."""
     (objects, values), (captured_objects, captured_values) = key, captured
     is_same = values == captured_values and len(objects) == len(captured_objects)
     return is_same and all(map(operator.is_, objects, captured_objects))

@@ -17,11 +17,7 @@ from rlhf_lab.models.forward import Forward, StaticWeights
 from rlhf_lab.models.hooked_model import TokenIds, TokenMask, has_hooks, select_cache_rows
 from rlhf_lab.models.hooked_transformer import AttentionContext, HookedTransformer
 from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache, NewKeys
-from rlhf_lab.models.value_head import (
-    TransformerWithValueHead,
-    has_standard_forward,
-    init_cache,
-)
+from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward, init_cache
 
 MIN_TOKENS = 8  # capturing takes longer than it saves for fewer
 SPAN = 64  # attention reads the cache up to a multiple of this: one graph for each
@@ -65,7 +61,6 @@ class Decoder:
         self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
-        """Append one token to every row and update `state`."""
         if self.is_static and self.step is None:
             self.step = self.static_step().captured()
         if self.step is None:
@@ -127,7 +122,6 @@ class StaticLayerCache(LayerCache):
         return self.past_keys[:, : self.span], self.past_values[:, : self.span]
 
     def restart(self, cache: LayerCache) -> None:
-        """Copy the keys and values of prompts, and the projection."""
         self.past_keys[:, : cache.n_tokens] = cache.past_keys[:, : cache.n_tokens]
         self.past_values[:, : cache.n_tokens] = cache.past_values[:, : cache.n_tokens]
         torch._foreach_copy_(list(self.qkv_projection), list(cache.qkv_projection))
@@ -233,7 +227,6 @@ class StaticSampler:
         self.replays[span]()
 
     def advance(self) -> None:
-        """Run one step, all in place."""
         outputs = self.step.advance()
         self.place += 1
         results = self.draw(outputs, self.noise.index_select(0, self.place)[0])

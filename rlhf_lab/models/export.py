@@ -23,11 +23,7 @@ from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.models.load import hidden_progress, load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.models.lora import effective_weights
-from rlhf_lab.models.value_head import (
-    TransformerWithCritic,
-    TransformerWithValueHead,
-    ValueHead,
-)
+from rlhf_lab.models.value_head import TransformerWithCritic, TransformerWithValueHead, ValueHead
 
 MAX_GAP = 1e-4  # of both numbers of a LogprobGap; an intact SmolLM2-135M has 1.2e-5 and 8e-6
 

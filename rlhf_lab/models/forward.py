@@ -36,10 +36,8 @@ class Forward:
 
     @classmethod
     def from_args(cls, args: RLHFArgs) -> "Forward":
-        """Return the settings of a run."""
-        dtype = product_dtype(args.precision)
-        is_tf32, recompute = args.precision == "tf32", args.activation_checkpointing
-        return cls(dtype, recompute, graphs=args.cuda_graphs, tf32=is_tf32)
+        dtype, is_tf32 = product_dtype(args.precision), args.precision == "tf32"
+        return cls(dtype, args.activation_checkpointing, graphs=args.cuda_graphs, tf32=is_tf32)
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context in which CUDA multiplies matrices in TF32 if that is set."""
@@ -101,14 +99,12 @@ class Cast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, dtype, *tensors):
-        """Copy all tensors."""
         ctx.dtype = tensors[0].dtype
         return tuple(copied(tensors, dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        """Copy all gradients back."""
         return None, *copied(gradients, ctx.dtype)
 
 
@@ -184,11 +180,9 @@ class StaticWeights:
         return [x.detach() for x in weights]
 
     def applied(self) -> AbstractContextManager[None]:
-        """Return a context in which the model runs with the copies."""
         table = self.unembed._parameters
         unembedding = [(table, "W_U"), (table, "b_U")] if self.pads else []
         return replaced([*self.slots, *unembedding], self.tensors)
 
     def refresh(self) -> None:
-        """Copy the current weights."""
         torch._foreach_copy_(self.tensors, self.sources())

@@ -76,7 +76,6 @@ def normalized_residual(model: HookedModel, *inputs: Any) -> Residuals:
 
 
 def unembed(model: HookedModel, hidden: Residuals) -> Logits:
-    """Compute the logits of the final normalized residual stream."""
     return soft_cap(model.unembed(hidden), model.cfg.output_logits_soft_cap)
 
 
@@ -87,10 +86,7 @@ def final_residuals(
     dtype: torch.dtype | None = None,
     padded: bool | None = None,
 ) -> Residuals:
-    """Compute the residual stream after the last block, with products in `dtype` if set.
-
-    See `run_left_padded` for `attention_mask` and `padded`.
-    """
+    """Compute the last residual, with products in `dtype` if set (see `run_left_padded`)."""
     run = lambda tokens: (final_residual(model, tokens),)
     with autocast(input_ids.device, dtype):
         return run_left_padded(run, input_ids, attention_mask, padded)[0]
@@ -123,7 +119,6 @@ def is_plain_unembed(model: HookedModel) -> bool:
 
 
 def empty_cache(model: HookedModel, batch_size: int) -> Any:
-    """Return a KV cache without tokens for this model."""
     if isinstance(model, HookedTransformer):
         return KVCache(model.cfg.n_layers)
     from transformer_lens.cache.key_value_cache import TransformerLensKeyValueCache as TheirCache

@@ -193,12 +193,9 @@ class Attention(nn.Module):
 
 
 class GroupedQueryAttention(Attention):
-    """Attention in which groups of query heads share a key and a value head (Ainslie et al. 2023).
+    """Attention in which groups of query heads share a key and value head (Ainslie et al. 2023)."""
 
-    The parameters are `_W_K` etc.; `W_K` etc. repeat them for each query head.
-    """
-
-    kv_prefix = "_"
+    kv_prefix = "_"  # the properties W_K etc. repeat the parameters _W_K etc. for each query head
     W_K = property(lambda self: self.repeat(self._W_K))  # [head d_model d_head]
     W_V = property(lambda self: self.repeat(self._W_V))  # [head d_model d_head]
     b_K = property(lambda self: self.repeat(self._b_K))  # [head d_head]
@@ -429,8 +426,6 @@ class HookedTransformer(Tokenization, HookedRootModule):
 
     def init_weights(self) -> None:
         """Draw all matrices from a normal distribution, in the same order as TransformerLens."""
-        if self.cfg.seed is not None:
-            torch.manual_seed(self.cfg.seed)
         for name, parameter in self.named_parameters():
             if "W_" in name:
                 nn.init.normal_(parameter, std=self.cfg.initializer_range)

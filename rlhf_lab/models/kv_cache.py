@@ -41,7 +41,6 @@ class KVCache:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens that are stored."""
         return self.entries[0].n_tokens
 
     def append_mask(

@@ -44,7 +44,6 @@ class ModelConfig:
     model_name: str = "custom"
     init_weights: bool = True
     initializer_range: float = -1.0
-    seed: int | None = None
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     attn_only: bool = False  # read by TransformerLens's ActivationCache
@@ -62,7 +61,6 @@ class ModelConfig:
             self.rotary_dim = self.d_head
 
     def layer_type(self, layer: int) -> str:
-        """Return "global" or "local"."""
         return "global" if self.attn_types is None else self.attn_types[layer]
 
     def rotary_by_layer_type(self) -> dict[str, Rotary]:

@@ -1,7 +1,4 @@
-"""Log-probability, entropy and exact KL of generated tokens.
-
-If the logits are more than `MAX_LOGITS` numbers, they are computed in chunks of tokens.
-"""
+"""Log-probability, entropy and exact KL of generated tokens, in chunks for many logits."""
 
 from typing import NamedTuple
 
@@ -23,7 +20,7 @@ from rlhf_lab.models.hooked_model import (
 from rlhf_lab.models.hooked_transformer import linear, pad_vocabulary, pads_vocabulary
 from rlhf_lab.samples import Support
 
-MAX_LOGITS = 2**23  # logits that are computed at once
+MAX_LOGITS = 2**23  # that are computed at once; more are computed in chunks of tokens
 MIN_ROWS, LOGITS_AT_ONCE = 256, 2**22  # tokens and logits per chunk on the CPU, at least
 BYTES_KEPT = 2**29  # of log-probabilities stored for the backward pass on the CPU
 Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, W_U and b_U
@@ -73,7 +70,6 @@ def compute_token_stats(
 
 
 def stats_from_logits(logits: GenLogits, tokens: Generated, inputs: StatsInputs) -> TokenStats:
-    """Compute the statistics of each generated token from its logits."""
     all_logprobs, kl = log_probs(logits, inputs.temperature), None
     if inputs.reference is not None:
         ref_logits = unembed_residuals(inputs.reference, inputs.ref_residuals, inputs.dtype)

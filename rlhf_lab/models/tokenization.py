@@ -60,12 +60,10 @@ class Tokenization:
         return self.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
     def to_str_tokens(self, text: str | Int[Tensor, "..."], prepend_bos: bool = True) -> list[str]:
-        """Return the text of each token."""
         tokens = self.to_tokens(text, prepend_bos) if isinstance(text, str) else text
         return [self.tokenizer.decode([token]) for token in tokens.flatten().tolist()]
 
     def to_single_token(self, text: str) -> int:
-        """Return the id of a text that is one token."""
         return single_token(self.tokenizer, text)
 
     def tokens_to_residual_directions(

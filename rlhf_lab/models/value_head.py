@@ -59,7 +59,6 @@ class DetachedValueHead(ValueHead):
     """A value head whose gradient stops at its input."""
 
     def forward(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch 1"]:
-        """Compute the values without a gradient to the transformer."""
         return super().forward(normalized.detach())
 
 

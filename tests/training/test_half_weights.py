@@ -192,7 +192,8 @@ def test_default_probes_hold_with_bf16_weights(make_trainer):
 @pytest.fixture
 def tiny_policy() -> TransformerWithValueHead:
     sizes = {"d_model": 4, "n_ctx": 8, "d_head": 2, "n_heads": 2, "d_vocab": 5}
-    cfg = ModelConfig(n_layers=1, act_fn="gelu", seed=0, **sizes)
+    torch.manual_seed(0)
+    cfg = ModelConfig(n_layers=1, act_fn="gelu", **sizes)
     return TransformerWithValueHead(HookedTransformer(cfg))
 
 
