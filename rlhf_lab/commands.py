@@ -18,7 +18,7 @@ from rlhf_lab.parallel.launcher import is_main_process
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
 Checkpoint = Annotated[
     int | str,
-    arg(help="Of a run: last, best, or a number of learning phases (0, 1, 2, 4, 8, ...)."),
+    arg(help="Of a run: last, best, or a number of learning phases (0, 1, 2, 3, 5, 8, ...)."),
 ]
 RunDirectory = Annotated[Positional[Path], arg(help="The run's directory.")]
 
@@ -27,6 +27,7 @@ def train(
     args: Annotated[RLHFArgs, arg(name="")],
     out: Path | None = None,
     probes: FlagCreatePairsOff[bool] = False,
+    record: Literal["every"] | tuple[int, ...] | None = None,
     config: Path | None = None,
 ) -> int:
     """Train a policy. The defaults, of preset reel, train on the bundled language in under a
@@ -37,11 +38,13 @@ def train(
             override it.
         out: The run's directory, new or empty; runs/PRESET-seedN by default.
         probes: Attach the default probes, which `report` shows; the weights stay the same.
+        record: Phases of records besides the end: every, or numbers; by default 0, 1, 2, 3, 5, ....
     """
     from rlhf_lab.training import RLHFTrainer
 
     print_line(f"loading {args.base_model} and its reward", _console())
-    return _train(RLHFTrainer(args, out=out), probes or args.log_probes)
+    trainer = RLHFTrainer(args, out=out)
+    return _train(trainer, probes or bool(record) or args.log_probes, record)
 
 
 def resume(
@@ -78,7 +81,7 @@ def resume(
     return _train(trainer, had_default_suite(trainer.run))
 
 
-def _train(trainer: Any, with_probes: bool) -> int:
+def _train(trainer: Any, with_probes: bool, record: Any = None) -> int:
     """Train to the last phase, on a terminal with a live panel."""
     from rlhf_lab.models.cpu_tuning import tune_for
     from rlhf_lab.probes import attach_default_suite
@@ -89,7 +92,7 @@ def _train(trainer: Any, with_probes: bool) -> int:
     _print_rewarded_class(trainer.reward_fn, console)
     if with_probes:
         with nullcontext() if trainer.world is None else trainer.world.main_only():
-            attach_default_suite(trainer)
+            attach_default_suite(trainer, record)
     return train_on_terminal(trainer, console)
 
 

@@ -636,7 +636,7 @@ bars(
 # $$\hat A_t = \sum_k \lambda^k \delta_{t+k}, \qquad \delta_t = r_t + V(s_{t+1}) - V(s_t)$$
 #
 # so credit that comes a word late still reaches the adjective, and so does everything else that happens later.
-# The same critic, at phase 1, at phase 4 and at the end, with five lambdas, on the same reviews: which `lam`
+# The same critic, at phase 1, at phase 5 and at the end, with five lambdas, on the same reviews: which `lam`
 # correlates best with the exact advantage for the last critic? And is it the same for the critic of phase 1?
 
 # %%
@@ -661,7 +661,7 @@ if truth is None:
     print("no exact advantages here")
 else:
     lams = (0.0, 0.5, 0.8, 0.95, 1.0)
-    ages = {f"phase {n}": n for n in (1, 4) if n <= SETTINGS["total_phases"]} | {"the end": "last"}
+    ages = {f"phase {n}": n for n in (1, 5) if n <= SETTINGS["total_phases"]} | {"the end": "last"}
     # The reward of a whole review, as the critic is paid it, at the last token.
     paid = token_rewards(
         (truth.values(text)[0][:, -1] - mean_reward) / spread, torch.ones_like(exact).bool()
@@ -923,7 +923,9 @@ if truth is None:
 else:
     phases = min(4, len(reports) - 1)
     leans = {"before training": (lean_of(run.policy(0)), reports[0].mean_reward)}
-    leans["as it is"] = lean_of(run.policy(phases)), reports[phases - 1].mean_reward
+    while twin.phase < phases:  # the twin has the weights of the run
+        twin.run_phase()
+    leans["as it is"] = lean_of(twin.policy), reports[phases - 1].mean_reward
     for name, kind in {"without the verdicts": "VERB", "without the adjectives": "ADJ"}.items():
         leans[name] = trained_without(kind, phases)
     show_table(

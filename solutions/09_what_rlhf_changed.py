@@ -128,7 +128,7 @@ over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)
 #
 # ## Two checkpoints
 #
-# Train, and then forget the trainer. A run's folder holds the weights after 0, 1, 2, 4, 8, ... phases
+# Train, and then forget the trainer. A run's folder holds the weights after 0, 1, 2, 3, 5, ... phases
 # and the last ones. What a text is worth is its **true reward**, the exact probability that the review is
 # meant positively; the classifier that the run was paid by has no say in what follows.
 #

@@ -426,9 +426,9 @@ print(
 # All of them come from `rlhf_lab.probes`. `list(record)` tells what else a record has.
 #
 #
-# - *When they look.* A probe of the policy looks before the update of a phase, and once more after the last: six phases give its phases 0 to
-#   6, of which 0 is the policy before any training. Those of one update and of the run have six records, 0 to 5. So has `capture`,
-#   which looks after the update unless `at=` says otherwise.
+# - *When they look.* A probe of the policy looks before the update of a phase, and once more after the last. Its phases are 0, 1, 2, 3, 5, 8, ...
+#   and the end, of which 0 is the policy before any training; `every=1` or `attach(..., record="every")` records each phase. `RunHealth`
+#   has a record of each phase. So has `capture`, which runs after the update by default.
 # - *Where it is kept.* `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your
 #   own function returned, `run.metrics()` rewards and KL.
 # - *What it costs.* `attach` returns an object whose `seconds` has the time of each probe; a larger `every` costs less.

@@ -21,7 +21,7 @@ class RunArgs:
     save_every: int = 1
     """Phases between saves of the full training state, from which a killed run resumes."""
     keep_checkpoints: int | None = None
-    """Checkpoints of phases 1, 2, 4, 8, ... to keep besides first, best and last. All when None."""
+    """Checkpoints of phases 1, 2, 3, 5, ... to keep besides first, best and last. All when None."""
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
     """Log to Weights & Biases; WANDB_MODE when None. The one that sends less applies."""
     wandb_project_name: str = "rlhf_transformers"

@@ -13,8 +13,7 @@ from rlhf_lab.probes.grad_terms import GradTerms
 from rlhf_lab.probes.hack_watch import HackWatch
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.logit_shift import attribute_logits
-from rlhf_lab.probes.logit_shift_probe import LogitShift
+from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
 from rlhf_lab.probes.neuron_rank import NeuronRank
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth

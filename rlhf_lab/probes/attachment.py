@@ -14,18 +14,20 @@ from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import MEGABYTE, ProbeStore, record_bytes, records_file
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import resolve_sites
+from rlhf_lab.training.checkpoint import is_numbered
 from rlhf_lab.training.isolation import no_side_effects
 
-TRUTH, REFERENCE = "reel_truth", "reference"
+Schedule = int | str | list[int]
+FORWARD = "forward"  # passes that several probes share
 
 
 class Attachment:
-    """Probes on one run; made by `Suite.attach`.
+    """Probes on one run, made by `Suite.attach`.
 
     Attributes:
-        plan: the interval in phases of each probe that is not switched off.
-        notes: which probes were switched off, and why.
-        seconds: the time of each probe, of the reference's forward passes and of Reel's truth.
+        plan: interval in phases, or the suite's `record`, of each probe that is not switched off.
+        notes: the probes that were switched off, and why.
+        seconds: the time of each probe, and of the shared forward passes as "forward".
     """
 
     def __init__(
@@ -33,11 +35,12 @@ class Attachment:
         probes: Sequence[Probe],
         text: EvalText | None,
         max_mb: float | int,
+        record: Schedule,
         trainer: RLHFTrainer,
     ) -> None:
         _refuse_taken_names(probes, trainer)
         self.probes = {probe.name: probe for probe in probes}
-        self.plan = {probe.name: probe.every for probe in probes}
+        self.plan = {probe.name: probe.every or record for probe in probes}
         self.text, self._max_bytes = text, max_mb * MEGABYTE
         own = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
         self.truth, self._of_true_reward = None, ""
@@ -81,38 +84,32 @@ class Attachment:
             steps = ctx.args.num_minibatches * ctx.args.batches_per_learning_phase
             if ctx.step != (0 if probe.step == "first" else steps - 1):
                 return False
-        return ctx.event in ("run_start", "run_end") or ctx.phase % self.plan[probe.name] == 0
+        return ctx.event in ("run_start", "run_end") or _is_recorded(ctx, probe, self.plan)
 
     def _begin(self, ctx: Context) -> None:
         self._store = ProbeStore(ctx.run)
         self._store.rewind(ctx.phase, list(self.probes))
         probes = [
-            probe.settings() | {"every": self.plan[name]} for name, probe in self.probes.items()
+            probe.settings() | {"record": self.plan[name]} for name, probe in self.probes.items()
         ]
         eval_shape = None if self.text is None else list(self.text.tokens.shape)
         self._store.write_suite({"probes": probes, "eval_tokens": eval_shape})
         if self.text is not None and self.text.kept:
             self._store.keep_text(self.text)
         self._stored = self._store.size()
-        if self.truth is not None:
-            began = perf_counter()
-            _ = self.truth.graph
-            self.seconds[TRUTH] += perf_counter() - began
         for probe in self.probes.values():
             is_new = not self._store.run.read(records_file(probe.name))
             if probe.exact_reward and self._of_true_reward and is_new:
                 self._say(ctx, probe.name, self._of_true_reward)
 
     def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
-        began, before = perf_counter(), self.seconds[REFERENCE]
+        began = perf_counter()
         shared: dict[str, tuple[Acts, Acts]] = {}
         for text in ("eval", "rollout"):
-            with suppress(Exception):  # a site that spoils it for all is found out in its own call
-                wanting = [probe for probe in due if probe.text == text]
-                shared[text] = self._activations(ctx, wanting, text)
-        reference_seconds = self.seconds[REFERENCE] - before
-        forward_seconds = perf_counter() - began - reference_seconds
-        looking = [probe for probe in due if probe.text is not None]
+            with suppress(Exception):  # if one probe's site fails, each probe captures alone
+                readers = [probe for probe in due if probe.text == text]
+                shared[text] = self._activations(ctx, readers, text)
+        self.seconds[FORWARD] += perf_counter() - began
         for probe in due:
             began = perf_counter()
             try:
@@ -121,17 +118,12 @@ class Attachment:
                 note = f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is "
                 self._say(ctx, probe.name, f"{note}switched off: {error}")
                 self.plan.pop(probe.name)
-            own_share = forward_seconds / len(looking) if probe in looking else 0.0
-            self.seconds[probe.name] += perf_counter() - began + own_share
+            self.seconds[probe.name] += perf_counter() - began
 
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
     ) -> Record | None:
-        """Show a probe what it wants to see; its record must hold a check.
-
-        At an event that it prepares at, what it returns is kept for its next call, and there is no
-        record.
-        """
+        """Return a probe's record; None if it prepares, or has not prepared, its next one."""
         acts, reference_acts = {}, {}
         if probe.text is not None:
             found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
@@ -165,12 +157,7 @@ class Attachment:
 
     def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
         acts = self._shared.of_policy(ctx, probes, text)
-        if text == "rollout":
-            return acts, {}
-        began = perf_counter()
-        reference_acts = self._shared.of_reference(ctx, probes)
-        self.seconds[REFERENCE] += perf_counter() - began
-        return acts, reference_acts
+        return acts, self._shared.of_reference(ctx, probes) if text == "eval" else {}
 
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
         if record is None:
@@ -201,6 +188,15 @@ class Attachment:
         text = f"{probe}: {what} allowed; do not rely on this record."
         warnings.warn(f"phase {ctx.phase}: {text}", stacklevel=2)
         self._remark(f"{probe}: {check.name}", ctx.phase, text)
+
+
+def _is_recorded(ctx: Context, probe: Probe, plan: dict[str, Schedule]) -> bool:
+    schedule = plan[probe.name]
+    if schedule == "every" or isinstance(schedule, int):
+        return schedule == "every" or ctx.phase % schedule == 0
+    if "run_end" not in probe.events and ctx.phase == ctx.args.total_phases - 1:
+        return True
+    return is_numbered(ctx.phase) if schedule == "milestones" else ctx.phase in schedule
 
 
 def _refuse_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:

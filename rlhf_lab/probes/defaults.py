@@ -1,15 +1,17 @@
 """The default suite of probes: everything that is known on Reel, what makes sense elsewhere."""
 
 import warnings
+from collections.abc import Sequence
+from typing import Literal
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
-from rlhf_lab.probes.eval_text import text_of_the_run
+from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.logit_shift import single_token
-from rlhf_lab.probes.logit_shift_probe import LogitShift
+from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
@@ -19,76 +21,90 @@ from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
 from rlhf_lab.training import Context, RLHFTrainer, RunDir
+from rlhf_lab.training.checkpoint import is_numbered
 
-MOST_REVIEWS, FEWEST_REVIEWS = 384, 96
+EVAL_REVIEWS = 96
+SHIFT_TEXTS, KL_TEXTS = 16, 8
+MOST_COST = 0.03  # of the rows that a run's models read
+CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
 LEDGERS = 3
-FEW_TEXTS = 16  # eval texts of LogitShift without bundled text: models may be large
 EVAL_SEED = 20_231_015
-REMEMBERED = "probes"
+REMEMBERED, RECORD = "probes", "record_probes"
 WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
 
 
-def attach_default_suite(trainer: RLHFTrainer) -> Attachment:
-    """Attach the default suite, and note in the run that it has one; see `had_default_suite`."""
+def attach_default_suite(
+    trainer: RLHFTrainer, record: Literal["milestones", "every"] | Sequence[int] | None = None
+) -> Attachment:
+    """Attach the default suite, and store in run.json that the run has one.
+
+    Args:
+        record: see `Suite`; None for "milestones", or what a resumed run has recorded so far.
+    """
+    if record is None:
+        stored = {} if trainer.run is None else trainer.run.read_info()
+        record = stored.get(RECORD, "milestones")
+    suite = default_suite(trainer, record)
 
     @trainer.on("run_start")
     def remember_probes(ctx: Context) -> None:
-        ctx.run.write_info(ctx.run.read_info() | {REMEMBERED: "default"})
+        ctx.run.write_info(ctx.run.read_info() | {REMEMBERED: "default", RECORD: suite.record})
 
-    return default_suite(trainer).attach(trainer)
+    return suite.attach(trainer)
 
 
 def had_default_suite(run: RunDir) -> bool:
-    """Whether `attach_default_suite` was called for this run."""
+    """Return True if `attach_default_suite` was called for this run."""
     return run.read_info().get(REMEMBERED) == "default"
 
 
-def default_suite(trainer: RLHFTrainer) -> Suite:
-    """Probes and eval text that suit this trainer.
+def affordable_rows(args: RLHFArgs) -> int:
+    """Return how many rows a record may read if all records are to cost at most 3 % of the run.
+
+    A phase samples B rows, reads them with the reference, and passes them forward and back.
+
+    rows = 0.03 phases B (2 + 3 passes) / (1.5 records)
+    """
+    phases = args.total_phases
+    run = phases * args.batch_size * (2 + 3 * args.batches_per_learning_phase)
+    records = 1 + sum(map(is_numbered, range(phases)))
+    return int(MOST_COST * run / (CAPTURED * records))
+
+
+def default_suite(
+    trainer: RLHFTrainer, record: Literal["milestones", "every"] | Sequence[int] = "milestones"
+) -> Suite:
+    """Return probes and eval text that suit this trainer.
 
     On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
-    every probe has its exact truth. Elsewhere the eval text is the run's prompts, or what the first
-    reference writes (see `text_of_the_run`; stored with the run), the value lens reads the returns,
-    and there is no direction, since nothing is labelled.
+    every probe has its exact truth. Elsewhere the eval text is the run's prompts, or samples of the
+    first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows` up to
+    32, the value lens predicts the returns, and there is no direction, since nothing is labelled.
+    ValueLens and Direction, which cost most, record the first phase and the end only.
     """
-    if trainer.starts_as_grammar:
-        return _reel_suite(trainer)
-    pair = _pair(trainer)
     phases = trainer.args.total_phases
-    often = max(1, phases // 5)
-    probes = [TextHeatmap(every=often), RunHealth(), KLByPosition(n=8, every=often)]
-    probes += [ValueLens(text="rollout", every=max(20, phases))]
+    probes = [TextHeatmap(), RunHealth(), KLByPosition(n=KL_TEXTS)]
     probes += [StepLedger(every=-(-phases // LEDGERS))]
+    if trainer.starts_as_grammar:
+        truth, (word, other) = ReelTruth(), WORD_PAIRS[0]
+        tokens, positive = truth.reviews(EVAL_REVIEWS, EVAL_SEED)
+        verb = truth.grammar.slot("VERB") - 1
+        probes += [LogitShift(word, other, pos=verb, n=SHIFT_TEXTS)]
+        probes += [WeightDelta(words=(word, other))]
+        probes += [Direction("sentiment", every=phases), ValueLens(every=phases)]
+        return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
+    pair = _pair(trainer)
+    probes += [ValueLens(text="rollout", every=phases)]
     probes += [WeightDelta(words=pair, every=phases)]
     why = reason_not_additive(trainer.policy.base_model)
     if pair is not None and why is None:
-        probes.append(LogitShift(*pair, n=FEW_TEXTS, every=phases))
+        probes.append(LogitShift(*pair, n=SHIFT_TEXTS))
     elif pair is not None:
         warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
-    tokens, mask = kept or text_of_the_run(trainer)
-    return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True)
-
-
-def _reel_suite(trainer: RLHFTrainer) -> Suite:
-    truth = ReelTruth()
-    n_reviews = min(MOST_REVIEWS, max(FEWEST_REVIEWS, trainer.args.batch_size))
-    tokens, positive = truth.reviews(n_reviews, EVAL_SEED)
-    word, other = WORD_PAIRS[0]
-    phases = trainer.args.total_phases
-    every = phases // 4 if phases >= 20 else phases
-    return Suite(
-        TextHeatmap(every=max(1, phases // 5)),
-        RunHealth(),
-        StepLedger(every=-(-phases // LEDGERS)),
-        KLByPosition(every=max(2, phases // 5)),
-        ValueLens(every=min(phases, 2 * every)),
-        Direction("sentiment", every=every),
-        LogitShift(word, other, pos=truth.grammar.slot("VERB") - 1, every=every),
-        WeightDelta(words=(word, other), every=every),
-        eval_tokens=tokens,
-        labels=positive,
-    )
+    rows = min(MOST_TEXTS, max(FEWEST_TEXTS, affordable_rows(trainer.args)))
+    tokens, mask = kept or text_of_the_run(trainer, rows)
+    return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, record=record)
 
 
 def _pair(trainer: RLHFTrainer) -> tuple[str, str] | None:

@@ -17,8 +17,7 @@ from rlhf_lab.training.random_streams import phase_generator
 
 MOST_TEXTS, FEWEST_TEXTS = 32, 8
 MOST_TOKENS = 2048
-LONGEST_SAMPLED = 24
-"""Tokens that are sampled behind a prompt, at most: a text costs its length in each forward."""
+LONGEST_SAMPLED = 24  # tokens sampled after a prompt
 
 
 @dataclass(frozen=True)
@@ -79,32 +78,59 @@ class EvalText:
         return replace(self, tokens=self.tokens[:, :shortest], attention_mask=mask)
 
 
-def refuse_wrong_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
+def validate_eval_tokens(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
+    """Raise ConfigError for token ids that a model cannot read, or labels of another length."""
+    is_ids = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
+    if not is_ids or not tokens.numel():
+        raise ConfigError(
+            f"eval_tokens is {_describe(tokens)}. Pass a non-empty [batch seq] tensor of token ids."
+        )
+    if tokens.shape[1] > n_ctx:
+        raise ConfigError(
+            f"eval_tokens has {tokens.shape[1]} columns, more than the context of {n_ctx}. Cut it."
+        )
+    low, high = (int(end) for end in tokens.aminmax())
+    if low < 0 or high >= d_vocab:
+        raise ConfigError(
+            f"eval_tokens has the id {low if low < 0 else high}, outside the model's vocabulary of "
+            f"0 to {d_vocab - 1}. Use the run's tokenizer."
+        )
+    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != tokens.shape[:1]):
+        raise ConfigError(
+            f"labels is {_describe(labels)}. Pass a tensor with one label for each of the "
+            f"{len(tokens)} eval sequences."
+        )
+
+
+def validate_eval_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
     """Raise ConfigError for a mask that is not boolean, has gaps, or hides a whole sequence."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tokens.shape:
-        given = f"{mask!r:.80}"
-        if isinstance(mask, Tensor):
-            given = f"a tensor of shape {list(mask.shape)} and {mask.dtype}"
         raise ConfigError(
-            f"eval_mask is {given}; give True for each token of eval_tokens and False on padding, "
-            f"in the shape {list(tokens.shape)}."
+            f"eval_mask is {_describe(mask)}. Pass a boolean tensor of shape {list(tokens.shape)}, "
+            "False on padding."
         )
-    if not mask.any(1).all():
-        row = int((~mask.any(1)).int().argmax())
-        raise ConfigError(f"eval_mask hides all of sequence {row}; leave that sequence out.")
     before, after = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
-    holes = (before & after & ~mask).any(1)
-    if holes.any():
-        raise ConfigError(
-            f"eval_mask is False between tokens of sequence {int(holes.int().argmax())}, which "
-            "would not be hidden; mask padding at the ends only."
-        )
+    for rows, error in (
+        (~mask.any(1), "hides all of sequence {}. Leave that sequence out."),
+        (
+            (before & after & ~mask).any(1),
+            "has a gap in sequence {}. Mask padding at the ends only.",
+        ),
+    ):
+        if rows.any():
+            raise ConfigError("eval_mask " + error.format(int(rows.int().argmax())))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
+    return f"a {type(value).__name__}"
 
 
 def text_of_the_run(
-    trainer: RLHFTrainer,
+    trainer: RLHFTrainer, most: int = MOST_TEXTS
 ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Return eval sequences of a run and their mask, the same for the same seed.
+    """Return up to `most` eval sequences of a run and their mask, the same for the same seed.
 
     Some of the run's prompts if it has several, otherwise responses of its first reference.
     """
@@ -113,13 +139,13 @@ def text_of_the_run(
     order = torch.randperm(len(prompts), generator=generator).tolist()
     rows = [prompts[i] for i in order]
     if len(rows) < FEWEST_TEXTS:
-        rows = _continued(trainer, rows, generator)
-    return pad_rows(_some_of(rows), trainer.device, side="right")
+        rows = _continued(trainer, rows, generator, most)
+    return pad_rows(_within_budget(rows[:most]), trainer.device, side="right")
 
 
-def _some_of(rows: list[list[int]]) -> list[list[int]]:
+def _within_budget(rows: list[list[int]]) -> list[list[int]]:
     width, kept = 0, []
-    for row in rows[:MOST_TEXTS]:
+    for row in rows:
         width = max(width, len(row))
         if len(kept) >= FEWEST_TEXTS and width * (len(kept) + 1) > MOST_TOKENS:
             break
@@ -128,17 +154,17 @@ def _some_of(rows: list[list[int]]) -> list[list[int]]:
 
 
 def _continued(
-    trainer: RLHFTrainer, prompts: Sequence[list[int]], generator: torch.Generator
+    trainer: RLHFTrainer, prompts: Sequence[list[int]], generator: torch.Generator, most: int
 ) -> list[list[int]]:
     spec = replace(
         trainer.sampling_spec, gen_len=min(trainer.sampling_spec.gen_len, LONGEST_SAMPLED)
     )
-    asked = [prompts[i % len(prompts)] for i in range(MOST_TEXTS)]
-    cuts = torch.randint(1, spec.gen_len + 1, (len(asked),), generator=generator)
-    samples = sample(TransformerWithValueHead(trainer.first_reference), asked, spec, generator)
+    prefixes = [prompts[i % len(prompts)] for i in range(most)]
+    cuts = torch.randint(1, spec.gen_len + 1, (len(prefixes),), generator=generator)
+    samples = sample(TransformerWithValueHead(trainer.first_reference), prefixes, spec, generator)
     written = samples.tokens[:, samples.prefix_len :].cpu()
     lengths = samples.mask.sum(1).cpu().minimum(cuts)
     return [
         [*prompt, *row[: int(length)].tolist()]
-        for prompt, row, length in zip(asked, written, lengths, strict=True)
+        for prompt, row, length in zip(prefixes, written, lengths, strict=True)
     ]

@@ -95,7 +95,7 @@ class Probe:
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
         step: step of the phase, at events of a step; all when None.
-        every: period in phases; run_end is always observed.
+        every: period in phases; the suite's `record` when None. run_end is always observed.
         needs_labels: True to require a label per eval sequence.
         exact_reward: True to compare with exact values of the reward, if any.
     """
@@ -109,14 +109,15 @@ class Probe:
     sites: tuple[str, ...] = ()
     pos: int | None = None
     step: Literal["first", "last"] | None = None
-    every: int = 1
+    every: int | None = None
     needs_labels: bool = False
     exact_reward: bool = False
 
     def __init__(self, every: int | None = None, name: str | None = None) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
-        validate_every(self.every, f" of {self.name}")
+        if self.every is not None:
+            validate_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 

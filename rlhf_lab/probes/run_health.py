@@ -87,6 +87,7 @@ class RunHealth(Probe):
     name = "run_health"
     exact_reward = True
     events = ("after_phase",)
+    every = 1
 
     def observe(self, seen: Observation) -> Record:
         """Sum up the phase."""

@@ -185,6 +185,7 @@ def _asked(
             "eval_text": _digest(suite.eval_text),
             "eval_mask": _digest(suite.eval_mask),
             "labels": _digest(suite.labels),
+            "record": suite.record,
         }
     else:
         shown = {"probes": getattr(suite, "__qualname__", type(suite).__name__)}

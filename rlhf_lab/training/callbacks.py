@@ -191,7 +191,6 @@ class Callbacks:
                 warnings.warn(message, stacklevel=2)
 
     def _store(self, ctx: Context, name: str, result: Any) -> None:
-        """Append a dict to `returned/NAME.jsonl`, after phase and event."""
         run = ctx.__dict__.get("run")
         if isinstance(result, Tensor | np.ndarray | Number):
             kind = type(result).__name__  # Python shows equal warnings once

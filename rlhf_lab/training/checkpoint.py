@@ -158,9 +158,12 @@ def make_metadata(trainer: "RLHFTrainer", name: str, phase: int) -> dict[str, An
     }
 
 
-def is_numbered(phase: int, keep: int | None) -> bool:
-    """Return True if the weights are saved under their number: after 0, 1, 2, 4, 8, ... phases."""
-    return phase & (phase - 1) == 0 and (phase == 0 or keep != 0)
+def is_numbered(phase: int, keep: int | None = None) -> bool:
+    """Return True for 0, 1, 2, 3, 5, 8, ...: the phases of numbered checkpoints and of records."""
+    numbered, following = 0, 1
+    while numbered < phase:
+        numbered, following = following, numbered + following
+    return numbered == phase and (phase == 0 or keep != 0)
 
 
 def remove_outdated(directory: Path, keep: int | None, phase: int) -> None:

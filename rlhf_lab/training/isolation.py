@@ -89,7 +89,6 @@ def _retained_graphs() -> Iterator[None]:
 
 
 def _retain_graph(function: Callable[..., Any], position: int, *inputs: Any, **more: Any) -> Any:
-    """Call a function with retain_graph=True, by position or by name."""
     if len(inputs) > position:
         inputs = (*inputs[:position], True, *inputs[position + 1 :])
     else:

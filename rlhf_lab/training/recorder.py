@@ -96,7 +96,6 @@ class Recorder:
         )
 
     def _hold(self) -> None:
-        """Take the lock of an existing run, or check that this trainer still has it."""
         is_new = not self.lock.is_held
         self.lock.hold(self.run.path)
         path = self.run.checkpoints / "last.safetensors"
@@ -154,7 +153,7 @@ class Recorder:
         self.seconds += perf_counter() - start
 
     def save_due(self, ctx: Context) -> None:
-        """Save weights after 0, 1, 2, 4, 8, ... phases, the state every `save_every` phases."""
+        """Save weights after 0, 1, 2, 3, 5, 8, ... phases, the state every `save_every` phases."""
         if ctx.event == "run_start" and ctx.phase:
             return  # a resumed run has this checkpoint
         phase = ctx.phase + (ctx.event == "after_phase")

@@ -8,6 +8,7 @@ from rlhf_lab.probes import (
     default_suite,
     had_default_suite,
 )
+from rlhf_lab.training import RLHFTrainer
 
 pytestmark = pytest.mark.typed
 
@@ -52,28 +53,17 @@ def test_custom_policy_has_no_truth_even_if_it_speaks_reel(make_trainer):
     assert "direction_sentiment" not in [probe.name for probe in suite.probes]
 
 
-@pytest.mark.parametrize(
-    "phases, recorded, values", [(6, [0, 6], [0, 6]), (20, [0, 5, 10, 15, 20], [0, 10, 20])]
-)
-def test_on_reel_the_expensive_probes_are_spread_over_the_run(
-    make_trainer, phases, recorded, values
-):
-    trainer = make_trainer(total_phases=phases, batch_size=256, gen_len=26)
-    attachment = attach(trainer, default_suite(trainer))
-    for name, expected in {"direction_sentiment": recorded, "value_lens": values}.items():
-        assert [*range(0, phases, attachment.plan[name]), phases] == expected, name
-    assert attachment.notes == []
-
-
 @pytest.mark.slow
 def test_a_run_remembers_from_its_very_start_that_it_has_the_default_suite(make_trainer):
     """Noted before the first probe is shown anything, and only when it was asked for."""
     trainer, told = make_trainer(total_phases=4, batch_size=128, gen_len=26), []
-    attach_default_suite(trainer)
+    attach_default_suite(trainer, [0, 3])
     trainer.on("run_start")(lambda ctx: told.append(had_default_suite(ctx.run)))
     trainer.on("after_phase")(lambda ctx: told.append(had_default_suite(ctx.run)))
     trainer.run_phase()
     assert told == [True, True]
+    resumed = RLHFTrainer.resume(trainer.run.path)
+    assert attach_default_suite(resumed).plan["logit_shift"] == [0, 3]
     other = make_trainer(total_phases=4)
     default_suite(other).attach(other)
     other.run_phase()

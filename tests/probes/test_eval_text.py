@@ -193,7 +193,7 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
 @pytest.mark.parametrize(
     "mask, said",
     [
-        ([[True, False, True]], "eval_mask is False between tokens of sequence 0"),
+        ([[True, False, True]], "eval_mask has a gap in sequence 0"),
         ([[False, False, False]], "eval_mask hides all of sequence 0"),
         ([[True, True]], r"eval_mask is a tensor of shape \[1, 2\]"),
     ],
@@ -206,7 +206,9 @@ def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, said):
 
 
 def test_a_position_outside_the_shortest_text_is_refused(make_trainer):
-    with pytest.raises(ConfigError, match="looks at pos=2, .* of 2 tokens; choose from -2 to 1"):
+    with pytest.raises(
+        ConfigError, match="pos=2 of keeping is outside .* of 2 tokens. Choose from -2 to 1"
+    ):
         attach(make_trainer(), Keeping(pos=2), eval_text=["this movie was", "this"])
-    with pytest.raises(ConfigError, match="eval_mask is given without eval_tokens"):
+    with pytest.raises(ConfigError, match="eval_mask requires eval_tokens"):
         Suite(eval_text=["this"], eval_mask=torch.ones(1, 1, dtype=torch.bool))

@@ -100,8 +100,8 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
 @pytest.mark.parametrize(
     ("probe", "options", "said"),
     [
-        (Direction(), {}, "direction_sentiment needs a label per sequence; give the suite labels="),
-        (FrozenProbe(), {}, "frozen_probe needs a label per sequence; give the suite labels="),
+        (Direction(), {}, "direction_sentiment requires a label per sequence. Pass labels="),
+        (FrozenProbe(), {}, "frozen_probe requires a label per sequence. Pass labels="),
         (LogitShift("loved", "zzz"), {}, "'zzz' is not one token"),
         (NeuronRank("zzz"), {}, "'zzz' is not one token"),
         (RunHealth(), {"tokens": 1}, "Unknown option 'tokens' of a suite. Use eval_tokens"),

@@ -88,7 +88,7 @@ def test_enumeration_notices_a_kl_that_is_not_the_exact_one(monkeypatch):
 
 
 def test_a_run_stores_kl_by_slot_with_the_exact_information_beside_it(finished, truth):
-    before, after = finished.records("kl_by_position")
+    before, *_, after = finished.records("kl_by_position")
     assert before["slots"][:2] == ["OPEN", "COMMA"] and before["slots"][-1] == "EOS"
     assert before["kl"] == [0.0] * 26 and before["k3_mean"] == [0.0] * 26
     assert after["phase"] == 2 and sum(after["kl"]) > 0

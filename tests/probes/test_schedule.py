@@ -1,23 +1,24 @@
 """A run's probes record by phase, never by the clock, and stay within their megabytes."""
 
+from itertools import count
+
 import pytest
 import torch
 
-from rlhf_lab.probes import Check, Probe, Record, Run, attach
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach, default_suite
+from rlhf_lab.probes.defaults import affordable_rows
 from rlhf_lab.training import RLHFTrainer
-from tests.clock import Clock
+from rlhf_lab.training.checkpoint import is_numbered, load_checkpoint
 
 FINE = Check.at_most("fine", 0, 0)
 
 
-class Slow(Probe):
-    """Each call takes an hour."""
-
-    name = "slow"
-    clock = Clock()
+class Plain(Probe):
+    name = "plain"
 
     def observe(self, seen):
-        self.clock.now += 3600
         return Record(checks=[FINE])
 
 
@@ -32,13 +33,70 @@ class Large(Probe):
         return Record({"text": "x"}, {"x": torch.zeros(self.values)}, [FINE])
 
 
-def test_slow_probe_records_the_same_phases(make_trainer, monkeypatch):
-    trainer = make_trainer(total_phases=4)
-    monkeypatch.setattr("rlhf_lab.probes.attachment.perf_counter", Slow.clock)
-    attachment = attach(trainer, Slow())
+class Sampled(Plain):
+    """Sees samples only, so has no record of the end."""
+
+    name = "sampled"
+    events = ("after_score",)
+
+
+def test_milestones_are_fibonacci_numbers():
+    assert [n for n in range(60) if is_numbered(n)] == [0, 1, 2, 3, 5, 8, 13, 21, 34, 55]
+
+
+@pytest.mark.parametrize(
+    ("record", "phases"),
+    [("milestones", [0, 1, 2, 3, 5]), ("every", [0, 1, 2, 3, 4, 5, 6]), ([4], [4]), ([], [])],
+)
+def test_probes_record_the_phases_of_the_suite_and_the_end(make_trainer, record, phases):
+    """`every` of a probe goes first; a probe of samples has the last rollout as its end."""
+    trainer = make_trainer(total_phases=7, batch_size=4)
+    attach(trainer, Plain(), Sampled(), Plain(every=4, name="own"), record=record)
     trainer.train()
-    assert Run(trainer.run.path).phases("slow") == [0, 1, 2, 3, 4] and attachment.notes == []
-    assert attachment.seconds["slow"] >= 5 * 3600
+    run = Run(trainer.run.path)
+    assert run.phases("plain") == [*phases, 7]
+    assert run.phases("sampled") == sorted({*phases, 6})
+    assert run.phases("own") == [0, 4, 7]
+
+
+@pytest.mark.usefixtures("no_type_checks")
+@pytest.mark.parametrize("record", ["often", ["1"], [True], [-1], 3])
+def test_suite_raises_on_an_unknown_schedule(record):
+    with pytest.raises(ConfigError, match="record must be 'milestones', 'every' or a list"):
+        Suite(Plain(), record=record)
+
+
+def stored(path):
+    """Return the contents of a file; safetensors store their metadata in any order."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    tensors, metadata = load_checkpoint(path)
+    return metadata, {name: str(tensor.tolist()) for name, tensor in tensors.items()}
+
+
+@pytest.mark.slow
+def test_clock_changes_no_record(make_trainer, weights_of, monkeypatch):
+    """In the second run, each reading of the clock is an hour later than the last."""
+    usual, slow, plain = (make_trainer(total_phases=4, gen_len=26) for _ in range(3))
+    attach(usual, default_suite(usual))
+    usual.train(), plain.train()
+    monkeypatch.setattr("rlhf_lab.probes.attachment.perf_counter", count(0, 3600).__next__)
+    attach(slow, default_suite(slow))
+    slow.train()
+    first, second = (
+        {path.relative_to(folder): stored(path) for path in folder.rglob("*.*")}
+        for folder in (usual.run.path / "probes", slow.run.path / "probes")
+    )
+    assert len(first) > 20 and first == second
+    found, expected = weights_of(slow.policy), weights_of(plain.policy)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_affordable_rows_cost_3_percent_of_a_run():
+    """20 phases of 256 rows, read 2 times and trained on 3; 8 records at 1.5 of a row."""
+    args = RLHFArgs(preset="reel", batch_size=256, total_phases=20, batches_per_learning_phase=3)
+    rows = affordable_rows(args)
+    assert rows * 8 * 1.5 <= 0.03 * 20 * 256 * (2 + 3 * 3) < (rows + 1) * 8 * 1.5
 
 
 def test_record_over_max_mb_switches_only_its_probe_off(make_trainer):
@@ -47,7 +105,7 @@ def test_record_over_max_mb_switches_only_its_probe_off(make_trainer):
     with pytest.warns(UserWarning, match=r"large: switched off: its record of 0.351 MB exceeds"):
         trainer.train()
     run = Run(trainer.run.path)
-    assert attachment.plan == {"small": 1} and len(attachment.notes) == 1
+    assert list(attachment.plan) == ["small"] and len(attachment.notes) == 1
     assert run.phases("large") == [0, 1] and run.phases("small") == [0, 1, 2, 3]
     assert "max_mb=1 with the 0.7" in run.notes()[0]["note"]
 

@@ -186,7 +186,7 @@ def test_no_seeds_are_refused(tmp_path, seeds):
 
 
 def test_what_is_no_probe_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match="give probes"):
+    with pytest.raises(ConfigError, match="is not a probe"):
         ask(tmp_path / "none", ["RunHealth"])
     assert not (tmp_path / "none").exists()
 

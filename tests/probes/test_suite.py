@@ -280,21 +280,14 @@ def test_a_failed_check_is_told_at_once_and_once(make_trainer):
     assert trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
 
 
-@pytest.mark.slow
-def test_the_truth_and_the_reference_run_are_not_charged_to_every_call(
-    make_trainer, make_default_suite
-):
-    trainer = make_trainer()
-    attachment = attach(trainer, make_default_suite(trainer))
-    trainer.train()
-    assert attachment.seconds["reel_truth"] > 0 < attachment.seconds["reference"]
-
-
 @pytest.mark.parametrize(
     "build, said",
     [
-        (lambda: Suite(Counter(), Counter()), "two probes are named 'counter'"),
-        (lambda: Suite(eval_tokens=torch.zeros(1, 2).long(), eval_text=["x"]), "both given"),
+        (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
+        (
+            lambda: Suite(eval_tokens=torch.zeros(1, 2).long(), eval_text=["x"]),
+            "cannot be combined",
+        ),
         (lambda: Counter(every=0), "must be 1 or greater"),
         (lambda: Counter(name="a/b"), "letters, digits"),
     ],
@@ -319,18 +312,24 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
 
     with pytest.raises(ConfigError, match=r"max_mb belongs to the suite. Pass it to Suite"):
         attach(make_trainer(), Suite(RunHealth()), max_mb=1)
-    with pytest.raises(ConfigError, match="give the suite eval_tokens"):
+    with pytest.raises(ConfigError, match="looking requires eval text|counter requires eval text"):
         attach(make_trainer(), Looking())
-    with pytest.raises(ConfigError, match="context ends at 32"):
+    with pytest.raises(ConfigError, match="more than the context of 32"):
         attach(make_trainer(), Looking(), eval_tokens=torch.zeros(1, 33).long())
 
 
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"eval_tokens": torch.tensor([[1, 10**6]])}, "has the id 1000000; the model's vocabulary"),
+        (
+            {"eval_tokens": torch.tensor([[1, 10**6]])},
+            "has the id 1000000, outside the model's vocabulary",
+        ),
         ({"eval_tokens": torch.tensor([[-1, 2]])}, "has the id -1"),
-        ({"eval_tokens": torch.zeros(0, 3).long()}, "is empty"),
+        (
+            {"eval_tokens": torch.zeros(0, 3).long()},
+            r"shape \[0, 3\] and torch.int64. Pass a non-empty",
+        ),
     ],
 )
 def test_eval_text_that_the_model_cannot_read_is_refused(make_trainer, options, said):
@@ -372,17 +371,17 @@ def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path, warm_pytho
     done = warm_python.run(["-c", WRONG_KINDS], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = [
-        "probes has 5; give probes, such as RunHealth(), or one Suite.",
-        "probes has <class 'rlhf_lab.probes.run_health.RunHealth'>; give probes",
-        "probes has <rlhf_lab.probes.suite.Suite object",
+        "5 is not a probe. Pass probes such as RunHealth().",
+        "<class 'rlhf_lab.probes.run_health.RunHealth'> is not a probe.",
+        "<rlhf_lab.probes.suite.Suite object",
         "max_mb=0 is out of range. It must be greater than 0.",
         "every=1.5 of run_health must be 1 or greater, in whole phases.",
         "every='2' of run_health must be 1 or greater, in whole phases.",
         "every=1.5 must be 1 or greater, in whole phases.",
-        "eval_tokens is a list; give a [batch seq] tensor of token ids.",
-        "eval_tokens is a tensor of shape [2, 3] and torch.float32; give",
-        "labels is a list, but the eval text has 2 sequences; give a tensor",
-        "labels is of shape [3], but the eval text has 2 sequences; give a tensor with one label",
+        "eval_tokens is a list. Pass a non-empty [batch seq] tensor of token ids.",
+        "eval_tokens is a tensor of shape [2, 3] and torch.float32. Pass",
+        "labels is a list. Pass a tensor with one label for each of the 2 eval",
+        "labels is a tensor of shape [3] and torch.bool. Pass a tensor with one label",
     ]
     lines = done.stdout.splitlines()
     assert len(lines) == len(expected), done.stdout

@@ -134,15 +134,16 @@ def test_flattened_state_survives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"), [(None, "0 1 2 4 8 16"), (0, "0 16"), (1, "0 8 16"), (9, "0 1 2 4 8 16")]
+    ("keep", "left"),
+    [(None, "0 1 2 3 5 8 13"), (0, "0 13"), (1, "0 8 13"), (9, "0 1 2 3 5 8 13")],
 )
 def test_remove_outdated_keeps_phase_0_and_the_newest(tmp_path, keep, left):
     numbers = [n for n in range(20) if is_numbered(n, keep)]
-    assert numbers == ([0] if keep == 0 else [0, 1, 2, 4, 8, 16])
-    names = [f"phase_{n:06d}" for n in (0, 1, 2, 4, 8, 16)] + ["best", "last", "phase_mine"]
+    assert numbers == ([0] if keep == 0 else [0, 1, 2, 3, 5, 8, 13])
+    names = [f"phase_{n:06d}" for n in (0, 1, 2, 3, 5, 8, 13)] + ["best", "last", "phase_mine"]
     for name in names:
         (tmp_path / f"{name}.safetensors").touch()
-    remove_outdated(tmp_path, keep, phase=8)  # that of phase 16 is newer
+    remove_outdated(tmp_path, keep, phase=8)  # that of phase 13 is newer
     stems = {path.stem for path in tmp_path.iterdir()}
     expected = {f"phase_{int(n):06d}" for n in left.split()}
     assert stems == expected | {"best", "last", "phase_mine"}
@@ -150,11 +151,11 @@ def test_remove_outdated_keeps_phase_0_and_the_newest(tmp_path, keep, left):
 
 @pytest.mark.slow
 def test_run_keeps_the_newest_numbered_checkpoints(make_trainer):
-    trainer = make_trainer(total_phases=4, keep_checkpoints=1)
+    trainer = make_trainer(total_phases=3, keep_checkpoints=1)
     trainer.train()
     stems = sorted(path.stem for path in trainer.run.checkpoints.iterdir())
-    assert stems == ["best", "last", "phase_000000", "phase_000004"]
-    policy, args = load_policy(trainer.run.path, 4)
+    assert stems == ["best", "last", "phase_000000", "phase_000003"]
+    policy, args = load_policy(trainer.run.path, 3)
     assert args == trainer.args
     assert is_equal(copy_weights(policy), copy_weights(trainer.policy))
     with pytest.raises(RunError, match="No checkpoint .*Available: best, last, phase_000000, "):
