@@ -9,9 +9,11 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
@@ -35,6 +37,13 @@ LEDGER_COLUMNS = (
     "value_loss",
     "share",
 )
+TERM_TENSORS = {  # the column whose sum each term is, up to its coefficient
+    "clipped_surrogate": "surrogate",
+    "value_loss": "value_loss",
+    "entropy_bonus": "entropy",
+    "kl_penalty": "kl",
+    "objective": "share",
+}
 PARTS = ("surrogate", "value_loss", "share")
 
 
@@ -144,3 +153,20 @@ def _formatted(row: list[object]) -> list[str]:
         is_flag = isinstance(value, bool)
         cells.append(formatted(value) if is_flag else f"{round(value, digits) + 0.0:.{digits}f}")
     return cells
+
+
+def interval_of_terms(tensors: dict[str, Float[Tensor, "..."]], per_token: bool = True) -> Interval:
+    """The sums of a step's stored columns, one per term, with their intervals over sequences.
+
+    1. Sum each column over the tokens of each sequence; draw sequences with replacement.
+    2. A term is a mean over real tokens: divide by how many were drawn, in units of how many there
+       are. Where the objective averages over sequences, it is the sum of those drawn.
+    """
+    lengths = tensors["mask"].sum(1, keepdim=True)
+    sums = torch.stack([tensors[column].sum(1) for column in TERM_TENSORS.values()], 1)
+    n, tokens = len(lengths), lengths.sum().item()
+
+    def total(means: Tensor, length: Tensor) -> Tensor:
+        return means / length * tokens if per_token else means * n
+
+    return bootstrap_means(sums, lengths, statistic=total, resamples=RESAMPLES)

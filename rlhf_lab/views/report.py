@@ -15,19 +15,13 @@ from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
+from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.intervals import bracketed
-from rlhf_lab.views.probe_pictures import (
-    Group,
-    any_records,
-    as_html,
-    band_note,
-    curve_figures,
-    probe_html,
-)
+from rlhf_lab.views.probe_pictures import fragment, number_table, probe_html
 from rlhf_lab.views.sample_intervals import final_bands, sample_bands
 from rlhf_lab.views.text import reward_color
 
-REPORT_CURVES: tuple[Group, ...] = (
+REPORT_CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("reward", "reward", ("mean_reward", "true_reward")),
     (
         "KL from the reference",
@@ -118,8 +112,15 @@ def _curves(run: Run) -> str:
     several = [(title, "reward", tuple(by_name))] if by_name else []
     curves = [REPORT_CURVES[0], *several, *REPORT_CURVES[1:]]
     bands, n = sample_bands(run)
-    figures = as_html(curve_figures(metrics, curves, bands))
-    return f"<h2>Curves</h2>{figures}{band_note(n)}"
+    records = [Snapshot(run, "", line) for line in metrics]
+    figures = []
+    for title, unit, names in curves:
+        series = {name.replace("_", " "): name for name in names}
+        picture = CurvesOver(title=title, unit=unit, series=series).draw_over(records, bands)
+        figures += [fragment(picture)] if picture else []
+    of = "the sequences" if n is None else f"the {n} sequences"
+    note = f"<p>Bands: 95 %, bootstrap over {of} of each phase.</p>"
+    return f'<h2>Curves</h2><div class="figures">{"".join(figures)}</div>{note}'
 
 
 def _samples(run: Run) -> str:
@@ -220,7 +221,8 @@ def _checks(run: Run) -> str:
 def _returned(run: Run) -> str:
     """The last dicts that functions on events returned."""
     parts = [
-        f"<h3>{escape(name)}</h3>{any_records(run.returned(name))}" for name in run.functions()
+        f"<h3>{escape(name)}</h3>{fragment(number_table(run.returned(name)))}"
+        for name in run.functions()
     ]
     return "".join(["<h2>Returned by functions on events</h2>", *parts]) if parts else ""
 

@@ -5,12 +5,6 @@ from html import escape
 from typing import Any
 
 
-def held_out(record: dict[str, Any]) -> str:
-    """Over how many sequences a record's figures are; nothing in runs of earlier versions."""
-    n = _sequences(record)
-    return "" if n is None else f", n = {n}"
-
-
 def _sequences(record: dict[str, Any]) -> int | None:
     """The sequences that were held out."""
     return record.get("held_out", record.get("sequences", {}).get("held"))

@@ -46,11 +46,14 @@ def tokens_html(
 
     Raises ValueError when tokens, values and mask are not of one length.
     """
-    spans = []
+    spans, end = [], largest(values, mask) if limit is None else limit
     for shown, number, background in _tiles(tokens, values, mask, limit, kind):
         style, title = f"{TILE};opacity:.7", ""
         if number is not None:
-            style, title = TILE, f' title="{escape(name)} {number:.9g}"'
+            is_far = end > 0 and abs(number) > end * 1.0001
+            beyond = ", beyond the scale" if is_far else ""
+            style = TILE + ";text-decoration:underline dotted" * is_far
+            title = f' title="{escape(name)} {number:.9g}{beyond}"'
         if background is not None:
             style += f";background:{_css(background)};color:{_css(ink_on(background))}"
         spans.append(f'<span style="{style}"{title}>{escape(shown)}</span>')

@@ -13,7 +13,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import SHORT, Trained, sound, trained
 from tests.probes.planting import assert_fault_fails
-from tests.views.test_all_is_drawn import Changed, in_words, names_in
+from tests.views.test_all_is_drawn import Changed, names_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 HACKED = {
@@ -179,11 +179,10 @@ FOR_CHECKS = {"won_by_text", "reference_by_text"}
 FOR_CHECKS |= {"reference_tokens", "reference_mask", "reference_logprobs"}
 
 
-def test_a_run_shows_all_that_is_stored(probed, monkeypatch):
+def test_a_run_shows_all_that_is_stored(probed):
     assert all(check.ok for check in probed.checks())
     first, last = probed.records("hack_watch")
     assert "by the texts alone" in probe_html(probed, "hack_watch")
-    monkeypatch.setattr("rlhf_lab.views.hack_pictures.curves", in_words)
     shown = probe_html(probed, "hack_watch")
     stored = set.union(*map(names_in, (first, last)))
     stored |= probed.tensors("hack_watch", last["phase"]).keys()

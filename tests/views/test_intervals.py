@@ -4,7 +4,7 @@ import torch
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.views.intervals import bracketed, mean_of_rows, whisker_ends
-from rlhf_lab.views.token_pictures import TERM_TENSORS, interval_of_terms
+from rlhf_lab.views.ledger import TERM_TENSORS, interval_of_terms
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -9,14 +9,12 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import html, probe_pictures, stored_ledger
-from rlhf_lab.views.kl_pictures import ESTIMATORS, kl_by_position_parts
-from rlhf_lab.views.probe_pictures import (
-    HEALTH_CURVES,
-    any_records,
-    curve_figures,
-    run_health_parts,
-)
+from rlhf_lab.views import html, stored_ledger
+from rlhf_lab.views.declared import CurvesOver, Snapshot
+from rlhf_lab.views.pictures import Curves, Table
+from rlhf_lab.views.probe_drawings import optimum_note
+from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
+from rlhf_lab.views.probe_views import VIEWS
 from rlhf_lab.views.report import REPORT_CURVES, samples_by_rank, write_report
 
 SMALL = {
@@ -120,7 +118,7 @@ def test_a_check_that_failed_once_is_reported_as_failed(page):
 
 def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
     record = Run(probed).records("step_ledger")[-1]
-    assert "phase 1, step 4 of 4: what each token adds to the objective" in page
+    assert "phase 1: step 4 of 4: what each token adds to the objective" in page
     assert f"give the objective, {record['objective']:.6f}." in page
     shares = stored_ledger(Run(probed), 1).entries["share"]
     assert shares.sum().item() == pytest.approx(record["objective"], abs=1e-6)
@@ -147,25 +145,16 @@ def test_the_page_shows_what_functions_on_events_returned(probed, page):
 
 
 def test_long_records_are_cut_and_the_page_says_so():
-    shown = any_records([{"phase": phase} for phase in range(30)])
+    shown = fragment(number_table([{"phase": phase} for phase in range(30)]))
     assert "<p>The last 20 of 30.</p>" in shown and shown.count("<tr>") == 21
     assert ">10<" in shown and ">9<" not in shown
-    assert "recorded nothing" in any_records([])
+    assert "recorded nothing" in number_table([])
 
 
 def test_a_map_of_zeros_is_put_in_words(probed, page):
     assert "<p>kl is 0 on every token of these samples.</p>" in page
-    run, zeros = Run(probed), {"phase": 0, "kl": [0.0, 0.0]}
-    said = ["<p>The KL is 0 at every position of phase 0.</p>"]
-    assert kl_by_position_parts(run, "kl", [zeros]) == said
-
-
-def test_the_information_of_a_position_has_a_unit(probed):
-    numbers = {"kl": [0.1, 0.2], "information": [0.0, 0.25], "phase": 1}
-    numbers |= {f"{kind}_{what}": [0.1, 0.2] for kind in ESTIMATORS for what in ("mean", "var")}
-    *_, picture, note = kl_by_position_parts(Run(probed), "kl", [numbers])
-    assert "variance of the reward" in picture.alt
-    assert "in units of the reward squared" in note
+    zeros = Curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
+    assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
 
 
 @pytest.mark.parametrize(
@@ -176,27 +165,26 @@ def test_the_information_of_a_position_has_a_unit(probed):
     ],
 )
 def test_a_line_of_the_optimum_that_ends_is_explained(probed, optima, said):
-    records = Run(probed).records("run_health")
+    run = Run(probed)
+    records = run.records("run_health")
     changed = [r | {"optimal_reward": x} for r, x in zip(records, optima, strict=True)]
-    parts = run_health_parts(Run(probed), "run_health", changed)
-    note = next(part for part in parts if isinstance(part, str) and "exact optimum is" in part)
+    note = "".join(optimum_note([Snapshot(run, "run_health", r) for r in changed]))
     assert said in note and ("no point" in note) == (None in optima)
     without = [{k: v for k, v in r.items() if "optimal" not in k} for r in records]
-    shown = run_health_parts(Run(probed), "run_health", without)
-    assert not any("exact optimum is" in part for part in shown if isinstance(part, str))
+    assert not [*optimum_note([Snapshot(run, "run_health", r) for r in without])]
 
 
-def test_every_curve_of_the_report_has_its_unit(monkeypatch):
-    drawn, draw = [], probe_pictures.curves
-    monkeypatch.setattr(
-        probe_pictures,
-        "curves",
-        lambda series, title, **how: drawn.append(how["y_label"]) or draw(series, title, **how),
-    )
-    groups = [*HEALTH_CURVES, *REPORT_CURVES]
-    fields = {name: 0.5 for _, _, names in groups for name in names}
-    curve_figures([fields | {"phase": 0}], groups)
-    assert drawn == [unit for _, unit, _ in groups] and all(drawn)
+def test_every_curve_of_health_and_report_has_its_unit():
+    declared = [d for d in VIEWS["RunHealth"] if isinstance(d, CurvesOver)]
+    units = [d.unit for d in declared] + [unit for _, unit, _ in REPORT_CURVES]
+    assert len(units) > 12 and all(units)
+
+
+def test_a_users_probe_gets_a_table_of_its_numbers(probed):
+    run = Run(probed)
+    records = [Snapshot(run, "homemade", record) for record in run.records("homemade")]
+    (table,) = pictures_over("homemade", "Homemade", records)
+    assert isinstance(table, Table) and table.rows[:2] == [[0, 42.5], [1, 42.5]]
 
 
 def test_no_table_has_an_empty_header(page):

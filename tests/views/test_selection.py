@@ -1,6 +1,6 @@
 """The best of many cells: its interval, among how many it was selected, and what is not there."""
 
-from rlhf_lab.views.selection import best_cell, held_out
+from rlhf_lab.views.selection import best_cell
 
 RECORD = {
     "held_out": 40,
@@ -27,9 +27,7 @@ def test_a_best_cell_without_an_interval_says_so():
 
 
 def test_runs_of_earlier_versions_and_empty_grids_have_no_sentence():
-    assert best_cell({}, "r2", GRID, ["a", "b"], ["A", "B"]) == "" and held_out({}) == ""
+    assert best_cell({}, "r2", GRID, ["a", "b"], ["A", "B"]) == ""
     one = RECORD | {"r2_low": None, "r2_high": None}
     assert best_cell(one, "r2", GRID, ["a", "b"], ["A", "B"]) == ""
     assert best_cell(RECORD, "r2", [[None]], ["a"], ["A"]) == ""
-    assert held_out(RECORD) == ", n = 40"
-    assert held_out({"sequences": {"fitted": 80, "held": 40}}) == ", n = 40"
