@@ -40,7 +40,7 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import RLHFTrainer
 
 READ_OUT = "unembed"
-# largest error of the sum over tokens, as a fraction of what the tokens did
+# largest error of the sum over tokens, as a fraction of the effect of the tokens
 ROUNDING = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2}
 CANCELLED = 0.01  # rows may cancel to this fraction before rounding shows in their sum
 FIRST_STEPS = 0.99  # while b2^t is above this, these gradients dominate the second moment

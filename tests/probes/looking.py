@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth
-from rlhf_lab.probes.probe import Check
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
 
@@ -63,14 +62,6 @@ def trained(trainer: RLHFTrainer, tokens: Tensor, truth: ReelTruth | None) -> Tr
     return Trained(trainer, found[-1], tokens, truth)
 
 
-@torch.no_grad()
-def look(run: Trained, probe: Probe) -> Record:
-    """One record, with all of its checks."""
-    seen = run.seen()
-    record = probe.observe(seen)
-    return Record(record.values, record.tensors, [*record.checks, *probe.bind(seen, record)])
-
-
 def sound(run: Trained, probe: Probe) -> Record:
     """One record, whose own checks all hold."""
     with torch.no_grad():
@@ -83,14 +74,6 @@ def row_alone(rows: TextRows, row: int) -> tuple[Tensor, Tensor]:
     """One text without padding, as a batch, and which of its states count."""
     written = rows.written[row]
     return rows.tokens[row][written][None], rows.states[row][written]
-
-
-def failed(run: Trained, probe: Probe) -> list[Check | str]:
-    """The checks that do not hold, or the error that the probe ended in."""
-    try:
-        return [check for check in look(run, probe).checks if not check.ok]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
 
 
 def adapted_run(place: Path) -> Trained:

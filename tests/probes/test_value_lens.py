@@ -23,7 +23,7 @@ from rlhf_lab.training.capture import capture_activations
 
 
 def readability(*rows, **options):
-    """Return R2 of held-out fits, and where it is defined."""
+    """Return R2 of held-out fits, and True for each defined one."""
     found = [r_squared(*fit) for fit in held_out_fits(*rows, **options)]
     return [torch.stack(column) for column in zip(*found, strict=True)]
 
