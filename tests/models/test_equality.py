@@ -146,8 +146,8 @@ def test_activations_match_transformer_lens(pair, theirs, padded):
 
 
 def test_gradients_match_transformer_lens(pair, theirs):
-    gradients = []  # in float64, where rounding cannot hide a difference
-    for model in (pair[1], theirs):
+    gradients = []
+    for model in (pair[1], theirs):  # in float64, where rounding cannot hide a difference
         model = copy.deepcopy(model).to(torch.float64, print_details=False)
         tokens, mask = make_tokens(model)
         logits = model(tokens, attention_mask=mask.long())

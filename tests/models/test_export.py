@@ -98,11 +98,10 @@ def test_transformers_and_this_package_load_the_export(model_dir, tmp_path, kind
 
 
 def test_export_keeps_config_and_warns_of_the_value_head(trained, model_dir, tmp_path):
-    """`tie_word_embeddings` becomes False: the unembedding is trained separately."""
     out, _ = export.export_policy(trained, str(model_dir), tmp_path / "out")
     new, old = (json.loads((d / "config.json").read_text()) for d in (out, model_dir))
     changed = {name: new[name] for name in ("dtype", "transformers_version")}
-    assert new == old | changed | {"tie_word_embeddings": False}
+    assert new == old | changed | {"tie_word_embeddings": False}  # they are trained separately
     for name in ("tokenizer.json", "generation_config.json"):
         new, old = (json.loads((d / name).read_text()) for d in (out, model_dir))
         assert new | {"transformers_version": 0} == old | {"transformers_version": 0}

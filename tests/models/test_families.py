@@ -35,7 +35,6 @@ def untie_and_load(hf_model: PreTrainedModel, model: HookedTransformer) -> PreTr
 
 
 def test_trainable_weights_have_gradients_and_convert_back(pair):
-    """Unchanged weights are bitwise identical; embedding and unembedding are trained apart."""
     hf_model, model = pair
     back = to_hugging_face_weights(hf_model, dict(model.named_parameters()))
     torch.testing.assert_close(back, dict(hf_model.state_dict()), atol=0, rtol=0)
