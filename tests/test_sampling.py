@@ -92,20 +92,6 @@ def without_tokenizer(gpt2):
     return TransformerWithValueHead(model, gpt2.value_head)
 
 
-@pytest.fixture
-def always(gpt2):
-    """Make the policy generate one token with certainty."""
-
-    def build(token):
-        with torch.no_grad():
-            gpt2.base_model.unembed.W_U.zero_()
-            gpt2.base_model.unembed.b_U.fill_(-1000.0)
-            gpt2.base_model.unembed.b_U[token] = 0.0
-        return gpt2
-
-    return build
-
-
 MATCHES = [
     (EQUAL, {}),
     (UNEQUAL, {}),
@@ -213,16 +199,6 @@ def test_noise_of_a_row_ignores_batch_parts(policy, truncation):
     assert torch.equal(some.tokens[:, -8:], whole.tokens[2:5, -8:])
 
 
-def test_token_counts_match_the_probabilities(gpt2):
-    """Counts of n draws are within 5 standard errors, sqrt(n p (1 - p)), of n p."""
-    n = 4000
-    found = sample(gpt2, [[4, 9, 13]] * n, SamplingSpec(1, temperature=1.5), seeded())
-    counts = torch.bincount(found.tokens[:, -1], minlength=21).double()
-    probs = (gpt2(torch.tensor([[4, 9, 13]]))[0][0, -1].double() / 1.5).softmax(-1).detach()
-    assert (probs > 0.01).sum() > 3
-    assert ((counts - n * probs).abs() <= 5 * (n * probs * (1 - probs)).sqrt() + 1).all()
-
-
 def test_sample_without_cache_matches_sample(gpt2):
     model, prompts = gpt2.base_model, [[4, 9, 13], [7, 5, 8], [4, 9, 12]]
     found = sample(gpt2, prompts, SamplingSpec(6, temperature=1.5), seeded())
@@ -262,15 +238,11 @@ def test_rows_end_at_their_first_stop_token(policy):
     assert len(lengths) > 2
 
 
-def test_certain_token_stops_or_counts_whole(always):
-    found = sample(always(7), UNEQUAL, SamplingSpec(3, stop_tokens=(7,)), seeded())
+def test_batch_of_stopped_rows_ends_with_zeros(gpt2):
+    found = sample(gpt2, UNEQUAL, SamplingSpec(3, stop_tokens=tuple(range(21))), seeded())
     assert found.mask.tolist() == [[True, False, False]] * 4
-    assert found.tokens[:, 5:].tolist() == [[7, 0, 0]] * 4
+    assert (found.tokens[:, 6:] == 0).all()
     assert (found.values[:, 1:] == 0).all() and (found.logprobs[:, 1:] == 0).all()
-    found = sample(always(7), UNEQUAL, SamplingSpec(3, stop_tokens=(8, 9)), seeded())
-    assert found.mask.all() and (found.tokens[:, 5:] == 7).all()
-    eos = sample(always(0), UNEQUAL, SamplingSpec(3, stop_at_eos=True), seeded())
-    assert eos.mask.tolist() == [[True, False, False]] * 4
 
 
 def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):

@@ -1,6 +1,7 @@
-"""Tiny Hugging Face models with random weights; the fixtures of `conftest.py` hand them out."""
+"""Tiny Hugging Face models with random weights, and their tokenizers."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -19,60 +20,50 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 WORDS = tuple(f"w{i}" for i in range(20))
 N_CTX = 24
 CHAT_CTX = 64
-
-
-def word_tokenizer(special: dict[str, str], model_max_length: int) -> PreTrainedTokenizerFast:
-    """One token per word; the distinct special tokens come first in the vocabulary."""
-    vocabulary = {word: i for i, word in enumerate([*dict.fromkeys(special.values()), *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special["unk_token"]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, model_max_length=model_max_length, **special
-    )
-
-
-def gpt2_tokenizer() -> PreTrainedTokenizerFast:
-    """One special token is BOS, EOS and padding at once, as in GPT-2."""
-    roles = ("unk_token", "bos_token", "eos_token", "pad_token")
-    return word_tokenizer(dict.fromkeys(roles, "<|endoftext|>"), N_CTX)
-
-
-def llama_tokenizer() -> PreTrainedTokenizerFast:
-    """Four distinct special tokens."""
-    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return word_tokenizer(special, N_CTX)
+LLAMA_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
 
 
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
+# ChatML with spaces, a BOS first, and a word instead of the line break after a turn
 CHAT_TEMPLATE = (
     "{{ bos_token }} {% for m in messages %}"
     "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late system') }}{% endif %}"
     "<|im_start|> {{ m.role }} {{ m.content }} <|im_end|> w0 {% endfor %}"
     "{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
 )
-"""ChatML with blanks, a BOS in front, and a word behind each turn in place of its line break."""
+
+
+def word_tokenizer(
+    special: tuple[str, ...], model_max_length: int, words: tuple[str, ...] = (), **options: Any
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token per word and these unknown, BOS, EOS and padding tokens."""
+    roles = dict(zip(("unk_token", "bos_token", "eos_token", "pad_token"), special, strict=True))
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*special, *words, *WORDS]))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=special[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    options |= roles | {"model_max_length": model_max_length}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
+def gpt2_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one special token for all purposes, as in GPT-2."""
+    return word_tokenizer(("<|endoftext|>",) * 4, N_CTX)
+
+
+def llama_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with four distinct special tokens."""
+    return word_tokenizer(LLAMA_SPECIAL, N_CTX)
 
 
 def chat_tokenizer(template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
-    """Llama's special tokens, those of ChatML, and a chat template."""
-    roles = ("unk", "bos", "eos", "pad")
-    special = dict(zip(roles, ("<unk>", "<s>", "</s>", "<pad>"), strict=True))
-    words = [*special.values(), *CHAT_MARKS, "system", "user", "assistant", *WORDS]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=CHAT_CTX,
-        extra_special_tokens=list(CHAT_MARKS),
-        chat_template=template,
-        **{f"{role}_token": token for role, token in special.items()},
-    )
+    """Return a tokenizer with the special tokens of Llama and ChatML, and a chat template."""
+    options = {"extra_special_tokens": list(CHAT_MARKS), "chat_template": template}
+    words = (*CHAT_MARKS, "system", "user", "assistant")
+    return word_tokenizer(LLAMA_SPECIAL, CHAT_CTX, words, **options)
 
 
 def randomize(model: nn.Module, seed: int) -> None:
-    """Give every parameter a value of its own, gains and biases included."""
+    """Set every parameter to noise, gains to noise around 1."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = 0.3 * torch.randn(parameter.shape, generator=generator)
@@ -81,7 +72,7 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def tiny_gpt2(**changes: object) -> GPT2LMHeadModel:
-    """A random GPT-2 whose vocabulary has one special token, as GPT-2's has."""
+    """Return a random GPT-2 whose vocabulary has one special token."""
     shape = {"n_positions": N_CTX, "n_ctx": N_CTX, "n_embd": 16, "n_layer": 2, "n_head": 2}
     special = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**({"vocab_size": 21} | shape | special | changes)))
@@ -90,43 +81,30 @@ def tiny_gpt2(**changes: object) -> GPT2LMHeadModel:
 
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
-    """A random Llama with grouped-query attention and an unembedding of its own."""
-    settings = {
-        "vocab_size": 24,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": N_CTX,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 3,
-    }
+    """Return a random Llama with grouped-query attention and an untied unembedding."""
+    settings = dict(vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2)
+    settings |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=N_CTX)
+    settings |= dict(tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=3)
     model = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
     randomize(model, seed=2)
     return model.eval()
 
 
 def tiny_chat(directory: Path, template: str | None = CHAT_TEMPLATE) -> Path:
-    """A random Llama that reads and writes turns, as a Hugging Face directory."""
+    """Write a random Llama that has a chat template."""
     model = tiny_llama(vocab_size=29, max_position_embeddings=CHAT_CTX)
     return save(model, chat_tokenizer(template), directory)
 
 
-def save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast | None, directory: Path
-) -> Path:
-    """Write a Hugging Face directory, without a tokenizer when that is None."""
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> Path:
+    """Write a Hugging Face directory."""
     model.save_pretrained(directory)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory
 
 
 def policy_on(directory: Path) -> TransformerWithValueHead:
-    """A policy whose value head's estimates differ from state to state."""
+    """Return a policy whose value estimates differ between states."""
     policy = TransformerWithValueHead(load_model(str(directory)))
     randomize(policy.value_head, seed=3)
     return policy

@@ -1,8 +1,6 @@
-"""`course copy` and `course open`: the lessons without a clone."""
+"""`course copy` and `course open`; course/test_wheel.py copies from a wheel."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,22 +54,3 @@ def test_open_without_jupyterlab_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(copying, "find_spec", lambda name: None)
     with untouched(tmp_path):
         rejected(["course", "open", tmp_path / "lessons"], 'pip install -e ".[course]"')
-
-
-@pytest.mark.process
-def test_the_layout_of_a_wheel_has_them_too(tmp_path):
-    """setup.py maps the lessons into the package."""
-    site = tmp_path / "site"
-    left_out = shutil.ignore_patterns("__pycache__", "weights")
-    shutil.copytree(ROOT / "rlhf_lab", site / "rlhf_lab", ignore=left_out)
-    mapped = {}
-    source = (ROOT / "setup.py").read_text(encoding="utf-8")
-    source = source.replace("from setuptools import find_packages, setup", "")
-    exec(source, {"setup": mapped.update, "find_packages": lambda include: ["rlhf_lab"]})
-    assert set(mapped["package_dir"]) <= set(mapped["packages"])
-    for package, kind in mapped["package_dir"].items():
-        shutil.copytree(ROOT / kind, site.joinpath(*package.split(".")))
-    command = [sys.executable, "-m", "rlhf_lab", "course", "copy", "lessons"]
-    env = os.environ | {"PYTHONPATH": str(site)}
-    subprocess.run(command, cwd=tmp_path, env=env, check=True)
-    assert sorted(path.name for path in (tmp_path / "lessons").glob("*.ipynb")) == NAMES
