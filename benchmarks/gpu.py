@@ -161,14 +161,8 @@ def run_reel(device: str, **fields: Any) -> tuple[RLHFTrainer, list]:
 
 
 def flat_reports(reports: list) -> list[dict[str, float]]:
-    """Return the numbers of each report by name."""
-    rows = []
-    for phase in reports:
-        parts = vars(phase.rollout if hasattr(phase, "rollout") else phase.stats) | vars(
-            phase.learning
-        )
-        rows.append({k: v for k, v in parts.items() if isinstance(v, float)})
-    return rows
+    """Return the numbers of each report by name, without times."""
+    return [{k: v for k, v in r.to_dict().items() if isinstance(v, float)} for r in reports]
 
 
 def flat_weights(trainer: RLHFTrainer) -> torch.Tensor:

@@ -14,36 +14,15 @@ from torch import Tensor, nn
 
 from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.training.optim import lr_scale
 
 
-@dataclass(frozen=True)
-class NaiveArgs:
-    """The notebook's settings, with its default values."""
-
-    prefix: str = "This is"
-    batch_size: int = 32
-    num_minibatches: int = 4
-    batches_per_learning_phase: int = 2
-    gen_len: int = 50
-    top_k: int | None = 10
-    base_lr: float = 2e-5
-    head_lr: float = 5e-4
-    max_grad_norm: float = 1.0
-    warmup_steps: int = 20
-    total_phases: int = 200
-    final_scale: float = 0.1
-    clip_coef: float = 0.2
-    vf_coef: float = 0.15
-    ent_coef: float = 0.001
-    kl_coef: float = 2.5
-
-
 @torch.no_grad()
 def get_samples(
-    base_model: HookedTransformer, args: NaiveArgs
+    base_model: HookedTransformer, args: RLHFArgs
 ) -> tuple[Int[Tensor, "batch seq"], list[str]]:
     """Continue the prefix `batch_size` times; returns also the texts, without BOS."""
     tokens = base_model.to_tokens(args.prefix, prepend_bos=True).repeat(args.batch_size, 1)
@@ -76,7 +55,7 @@ class NaiveTrainer:
 
     def __init__(
         self,
-        args: NaiveArgs,
+        args: RLHFArgs,
         policy: TransformerWithValueHead,
         reward_fn: Callable[[Sequence[str]], Float[Tensor, " batch"]],
     ) -> None:
@@ -155,7 +134,7 @@ class NaiveTrainer:
 
 def load(setup: Setup) -> Callable[[Clock], None]:
     """Load a trainer with the shared weights; returns a function that runs one phase."""
-    args = NaiveArgs(
+    args = RLHFArgs(
         prefix=setup["prefix"],
         batch_size=setup["batch_size"],
         num_minibatches=setup["num_minibatches"],

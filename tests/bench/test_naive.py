@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.naive import NaiveArgs, NaiveTrainer
+from benchmarks.naive import NaiveTrainer
 from benchmarks.work import SHAPES, write_model
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -38,9 +38,8 @@ def both(nano_dir):
     )
     policy = TransformerWithValueHead(load_model(str(nano_dir)))
     randomize(policy.value_head, 3)
-    naive_args = NaiveArgs(prefix=args.prefix, batch_size=8, gen_len=6, top_k=None, ent_coef=0.3)
     trainer = RLHFTrainer(args, policy=policy)
-    return trainer, NaiveTrainer(naive_args, policy, load_reward(args))
+    return trainer, NaiveTrainer(args, policy, load_reward(args))
 
 
 def move(policy, seed):
