@@ -1,18 +1,113 @@
-"""The results page (docs/results.md), generated from stored records alone."""
+"""The results page (docs/results.md), generated from stored records alone: methods, real models."""
 
 from collections.abc import Sequence
 
 from benchmarks.records import Record
 from benchmarks.results.algorithm_table import algorithms_part
-from benchmarks.results.groups import groups
+from benchmarks.results.groups import Group, circumstances, commands, groups
 from benchmarks.results.loopholes import learned_part, loophole_part
-from benchmarks.results.methods import methods_part
-from benchmarks.results.prose import INTRODUCTION
-from benchmarks.results.real_models import real_part
+from benchmarks.results.prose import INTRODUCTION, METHODS, REAL
+from benchmarks.results.settings import command_line
+from benchmarks.sheet import Sheet
+
+GOOD = 0.9
+HEAD = (
+    *("method", "trained", "KL coefficient", "true reward", "KL", "frontier", "distance"),
+    *("grammatical", "of those, true reward"),
+)
+
+
+def methods_part(found: Sequence[Group]) -> str:
+    """Show all methods next to the untrained policy and the exact frontier."""
+    table = Sheet(HEAD, [_untrained(found), *map(_method_row, found)], texts=3).markdown()
+    settings = "The settings of each row:\n"
+    return "\n".join(
+        [METHODS, circumstances(found), table, _summary(found), settings, commands(found)]
+    )
+
+
+def _untrained(found: Sequence[Group]) -> list[str]:
+    every = Group((), [{"final": r["initial"]} for group in found for r in group.records])
+    reward, fraction = every.mean(_true_reward), every.mean(lambda r: r["final"]["grammatical"])
+    cells = ["untrained", "", "", every.spread(_true_reward), "0.00", "", ""]
+    return [*cells, f"{fraction:.3f}", f"{reward / fraction:.3f}"]
+
+
+def _method_row(group: Group) -> list[str]:
+    reward = group.mean(_true_reward)
+    fraction = group.mean(lambda r: r["final"]["grammatical_fraction"])
+    best = group.mean(lambda r: r["best_true_reward"])
+    method, trained, controller = group.labels
+    return [
+        method,
+        trained,
+        f"{controller}, {group.mean(lambda r: r['final']['kl_coef']):.2g}",
+        group.spread(_true_reward),
+        group.spread(lambda r: r["final"]["kl_per_sequence"], 2),
+        f"{best:.3f}",
+        f"{best - reward:.3f}",
+        f"{fraction:.3f}",
+        f"{reward / fraction:.3f}" if fraction else "",
+    ]
+
+
+def _true_reward(record: Record) -> float:
+    return record["final"]["true_reward"]
+
+
+def _summary(found: Sequence[Group]) -> str:
+    every = [record for group in found for record in group.records]
+    better = sum(_true_reward(r) > r["initial"]["true_reward"] for r in every)
+    good = sum(_true_reward(r) >= GOOD for r in every)
+    worst = min(every, key=_true_reward)
+    return (
+        f"Of {len(every)} runs, {better} end above the untrained policy, {good} at a true "
+        f"reward of {GOOD} or more; the lowest is {', '.join(worst['labels'])}, seed "
+        f"{worst['seed']}, at {_true_reward(worst):.3f}.\n"
+    )
+
+
+def real_part(found: Sequence[Group]) -> str:
+    """Show memory and reward of a real model, next to the plain run."""
+    head = ["", "peak in phase 0, MB", "in any phase, MB", "loaded, MB", "weights, MB"]
+    head += ["that learn, MB", "optimizer's state, MB"]
+    head += ["reward, first phase", "last phase", "best", "KL, last phase"]
+    first = found[0].records[0]
+    text = (
+        f"{first['models'][0]} rewarded by {first['models'][1]}, {len(first['curve'])} phases, "
+        f"{first['threads']} thread(s). {circumstances(found)}"
+    )
+    parts = [REAL, text, Sheet(head, map(_real_row, found)).markdown(), "The commands:\n"]
+    return "\n".join([*parts, _real_commands(found)])
+
+
+def _real_row(group: Group) -> list[str]:
+    record = group.records[0]
+    memory, curve = record["memory"], record["curve"]
+    peaks = [phase["peak_bytes"] - memory["loaded_bytes"] for phase in curve]
+    sizes = (
+        peaks[0],
+        max(peaks),
+        *(memory[n] for n in ("loaded_bytes", "weight_bytes", "learning_bytes", "optimizer_bytes")),
+    )
+    rewards = [phase["mean_reward"] for phase in curve]
+    return [
+        *group.labels,
+        *(f"{size / 1e6:.0f}" for size in sizes),
+        *(f"{reward:.3f}" for reward in (rewards[0], rewards[-1], max(rewards))),
+        f"{curve[-1]['kl_per_sequence']:.2f}",
+    ]
+
+
+def _real_commands(found: Sequence[Group]) -> str:
+    """Format the command of each run, with placeholders for directories."""
+    paths = {"base_model": "path/to/SmolLM2", "reward_model": "path/to/classifier"}
+    lines = (command_line("smol", paths | g.records[0]["fields"]) for g in found)
+    return "```console\n" + "\n".join(lines) + "\n```\n"
 
 
 def page(records: Sequence[Record]) -> str:
-    """The whole page as Markdown; a part without records is left out."""
+    """Write the whole page as Markdown; a part without records is left out."""
     parts = {
         "methods": methods_part,
         "loophole": loophole_part,

@@ -6,16 +6,47 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.exact import ExactCurve
+import numpy as np
+
 from benchmarks.results.learned import fit_biased_reward, reward_by_content
 from benchmarks.results.settings import Row
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.cpu_tuning import tune_for
-from rlhf_lab.organism import REWARDS, FrontierPoint
+from rlhf_lab.organism import (
+    REWARDS,
+    FrontierPoint,
+    Grammar,
+    Reward,
+    build_graph,
+    frontier,
+    grammar_policy,
+)
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training import Context, RLHFTrainer
 
 Metrics = dict[str, Any]
+GRID = tuple(np.geomspace(1e3, 1e-3, 600))  # betas, from the reference to the largest KL
+
+
+class ExactCurve:
+    """The exact optima of a reward at all betas, ordered by KL.
+
+    The reference is the grammar; the bundled model differs by a few hundredths of a nat.
+    """
+
+    def __init__(self, proxy: Reward) -> None:
+        self.reference, self.proxy = grammar_policy(build_graph(Grammar())), proxy
+        self.points = frontier(self.reference, proxy, GRID)
+
+    def at_beta(self, beta: float) -> FrontierPoint:
+        """Return the optimum of E[proxy] - beta KL."""
+        return frontier(self.reference, self.proxy, [beta])[0]
+
+    def at_kl(self, kl_per_sequence: float) -> FrontierPoint:
+        """Return the optimum with this KL, interpolated linearly; the last one above its KL."""
+        kl = [point.kl_per_sequence for point in self.points]
+        columns = zip(*self.points, strict=True)
+        return FrontierPoint(*(float(np.interp(kl_per_sequence, kl, c)) for c in columns))
 
 
 @lru_cache(maxsize=2)

@@ -14,10 +14,10 @@ from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED, costs_page
 from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records
 from benchmarks.results.__main__ import main as results
-from benchmarks.results.exact import ExactCurve
 from benchmarks.results.learned import biased_pairs
 from benchmarks.results.records import read_records as read_results
 from benchmarks.results.records import run_key
+from benchmarks.results.reel import ExactCurve
 from benchmarks.results.settings import all_rows, command_line, method_rows
 from benchmarks.work import SHAPES, Work
 from rlhf_lab.__main__ import parse
