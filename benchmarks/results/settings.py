@@ -138,11 +138,6 @@ def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...])
     return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
 
 
-def algorithm_rows() -> list[Row]:
-    """Every algorithm whose models are compared."""
-    return [Row("algorithms", (name,), dict(fields)) for name, fields in ALGORITHMS.items()]
-
-
 def real_rows() -> list[Row]:
     """The real model: plain, with adapters, in bf16."""
     return [
@@ -157,7 +152,7 @@ def all_rows() -> list[Row]:
         *method_rows(),
         *priced_rows("loophole", LOOPHOLE, PRICES),
         *priced_rows("learned", LEARNED, LEARNED_PRICES),
-        *algorithm_rows(),
+        *(Row("algorithms", (name,), dict(fields)) for name, fields in ALGORITHMS.items()),
         *real_rows(),
     ]
 

@@ -13,6 +13,7 @@ from benchmarks.page import page, probe_cost, rows
 from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED, costs_page
 from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records
+from benchmarks.results.__main__ import RUNS
 from benchmarks.results.__main__ import main as results
 from benchmarks.results.learned import biased_pairs
 from benchmarks.results.records import read_records as read_results
@@ -49,13 +50,13 @@ def test_results_resume_at_the_missing_run(tmp_path, monkeypatch):
     stored = [r for r in read_results(STORED) if r["labels"] == ["RLOO", "all", "constant"]]
     runs = []
 
-    def train(row, seed, options):
+    def train(row, seed):
         runs.append(seed)
         if len(runs) == 3:
             raise KeyboardInterrupt
         return next(r for r in stored if r["seed"] == seed) | run_key(row, seed)
 
-    monkeypatch.setattr("benchmarks.results.__main__.carry_out", train)
+    monkeypatch.setitem(RUNS, "methods", train)
     assert results(options) == 130
     assert runs == [1, 2, 3] and len(read_results(tmp_path)) == 2
     assert results(options) == 0
