@@ -1,4 +1,4 @@
-"""HackWatch: collapse, words that were taken up, and rewards that the truth does not share."""
+"""HackWatch: collapse of samples, promoted words, and rewards above the true reward."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ class HackWatch(Probe):
        grammatical texts.
 
     A word raises an alarm if it is significantly more than twice as likely as in the reference (5 %
-    for all words together). An alarm need not be bad: honest learning promotes words as well.
+    for all words together).
 
     Checks: promoted mass sums to 0.
 
@@ -64,6 +64,10 @@ class HackWatch(Probe):
     """
 
     name = "hack_watch"
+    question = (
+        "Does the policy exploit the reward: collapse, new words, or a gap to the true reward?"
+    )
+    caveat = "An alarm is not proof of hacking: honest learning promotes words as well."
     events = ("after_score",)
     every = 5
 
@@ -84,7 +88,6 @@ class HackWatch(Probe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        """Look at the phase's first texts, and let the reference write as many."""
         rollout: Rollout = seen.ctx.rollout
         n = min(self.n, len(rollout.texts))
         samples, theirs = rollout.samples[torch.arange(n)], reference_texts(seen, n)
@@ -127,7 +130,7 @@ class HackWatch(Probe):
 
 
 def reference_texts(seen: Observation, n: int) -> Samples:
-    """What the reference writes for the prompts of the first n texts, as the run samples."""
+    """Return samples of the reference for the prompts of the first n texts."""
     samples, reference = seen.ctx.rollout.samples, seen.ctx.reference
     spec = SamplingSpec.from_args(seen.args, reference.tokenizer)
     spec = replace(spec, gen_len=samples.mask.shape[1])

@@ -28,9 +28,9 @@ def estimates_by_position(
     ref_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
 ) -> tuple[Float[Tensor, "kind gen"], Float[Tensor, "kind gen"]]:
-    """Mean and unbiased variance of k1, k2 and k3 at each position, in nats per token.
+    """Return mean and unbiased variance of k1, k2 and k3 at each position, in nats per token.
 
-    Over the sequences that have a real token there; see `kl_estimate`.
+    They are over the sequences that have a real token at the position; see `kl_estimate`.
     """
     estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
     means = torch.stack([F.masked_mean(e, mask, dim=0) for e in estimates])
@@ -40,9 +40,9 @@ def estimates_by_position(
 def interval_by_position(
     per_token: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"]
 ) -> Interval:
-    """The mean over the real tokens at each position, with its bootstrap interval over sequences.
+    """Return the mean of real tokens at each position and its bootstrap interval over sequences.
 
-    It is nan at a position without a real token.
+    A position without a real token has nan.
     """
     kept = F.zero_masked(exact(per_token), where_exact(mask))
     return bootstrap_means(kept, exact(mask), statistic=torch.div, resamples=RESAMPLES)
@@ -53,11 +53,11 @@ def enumeration_error(
     ref_logits: Float[Tensor, "batch gen d_vocab"],
     mask: Bool[Tensor, "batch gen"],
 ) -> dict[str, float]:
-    """How far the expectations of k1 and k3 over the whole vocabulary are from the exact KL.
+    """Return how far the expectations of k1 and k3 over the vocabulary are from the exact KL.
 
-    1. Take k1 and k3 of every token of the vocabulary.
-    2. Weigh them by the policy's probabilities: sum_v pi(v) k1(v) = sum_v pi(v) k3(v) = KL.
-    3. Return the largest miss of each over the real tokens.
+    1. Compute k1 and k3 of every token of the vocabulary.
+    2. Weight them by the policy's probabilities: sum_v pi(v) k1(v) = sum_v pi(v) k3(v) = KL.
+    3. Return the largest error of each over the real tokens.
 
     Source: Schulman, "Approximating KL Divergence", 2020.
     """
@@ -74,7 +74,7 @@ def enumeration_error(
 
 
 class KLByPosition(Probe):
-    """The exact KL at each generated position, and its estimates by k1, k2 and k3, with intervals.
+    """Exact KL at each generated position, and estimates by k1, k2 and k3, with intervals.
 
     On Reel it stores slot names, and the information I_t of each position about the reward, which
     the KL should follow (Young 2026, arXiv 2603.04851).
@@ -90,6 +90,8 @@ class KLByPosition(Probe):
     """
 
     name = "kl_by_position"
+    question = "At which positions did the policy leave the reference?"
+    caveat = "Positions are those of the policy's own samples: late ones have fewer sequences."
     exact_reward = True
     events = ("after_score",)
 
@@ -97,10 +99,9 @@ class KLByPosition(Probe):
         super().__init__(every, name)
         self.n = n
         if n < 2:
-            raise ConfigError(f"n={n} of {self.name} must be 2 or greater.")
+            raise ConfigError(f"n={n} of {self.name} must be at least 2.")
 
     def observe(self, seen: Observation) -> Record:
-        """Average the trainer's exact KL, and estimate it again from sampled tokens."""
         rollout: Rollout = seen.ctx.rollout
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         kl, mask = rollout.kl, samples.mask

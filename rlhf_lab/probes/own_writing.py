@@ -1,4 +1,4 @@
-"""Sampling as a run does: its prompts, settings and reward, for probes that write texts."""
+"""Prompts, sampling settings and reward of a run, for probes that sample texts."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,7 @@ from rlhf_lab.training.prompts import Prompts
 
 
 def refuse_own_parts(trainer: RLHFTrainer, probe: str, instead: str) -> None:
-    """Raise ConfigError for prompts or a reward that were handed in and are not in the settings.
-
-    Args:
-        instead: the remedy, in words.
-    """
+    """Raise ConfigError, with a remedy, for prompts or a reward that are not in the settings."""
     own = {"prompts", "reward_fn"} & set(trainer.custom_components)
     if "prompts" in own or (own and trainer.true_reward_fn is None):
         raise ConfigError(
@@ -30,21 +26,21 @@ def refuse_own_parts(trainer: RLHFTrainer, probe: str, instead: str) -> None:
 
 
 def refuse_hooks(seen: Observation, what: str) -> None:
-    """Raise ConfigError where hooks are on the policy, without which copies would write."""
+    """Raise ConfigError if the policy has hooks, because copies sample without them."""
     if has_hooks(seen.ctx.policy.base_model):
         raise ConfigError(f"hooks are on the policy, and {what} would write without them.")
 
 
 def run_prompts(seen: Observation) -> list[list[int]]:
-    """The run's prompts as token ids."""
+    """Return the run's prompts as token ids."""
     return Prompts(seen.args, None, seen.ctx.reference).tokens
 
 
 def run_sampling(seen: Observation) -> SamplingSpec:
-    """How the run samples."""
+    """Return the sampling settings of the run."""
     return SamplingSpec.from_args(seen.args, seen.ctx.reference.tokenizer)
 
 
 def resolve_true_reward(seen: Observation) -> Callable[[list[str]], Float[Tensor, " batch"]]:
-    """The true reward where the truth is known, and the run's own reward elsewhere."""
+    """Return the true reward if it is known, else the run's reward."""
     return true_reward if seen.truth is not None else load_reward(seen.args)

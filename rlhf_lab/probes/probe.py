@@ -46,7 +46,7 @@ class Observation:
         custom_components: parts of the trainer that are the caller's own.
         acts: activations of the policy at the probe's sites, on the probe's text.
         reference_acts: those of the reference, on the eval text only.
-        text: the eval text, if there is one.
+        text: the eval text, if any.
         truth: Reel's exact truth, when the policy speaks Reel.
         gradients: of the policy's parameters by name, before clipping; at after_backward only.
         optimizer: the run's; a probe copies what it keeps of its state.
@@ -94,6 +94,7 @@ class Probe:
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
+        rows: number of eval sequences whose activations are captured; all when None.
         step: step of the phase, at events of a step; all when None.
         every: period in phases; the suite's `record` when None. run_end is always observed.
         needs_labels: True to require a label per eval sequence.
@@ -108,6 +109,7 @@ class Probe:
     text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
+    rows: int | None = None
     step: Literal["first", "last"] | None = None
     every: int | None = None
     needs_labels: bool = False

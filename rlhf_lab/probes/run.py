@@ -1,4 +1,4 @@
-"""Reading a stored run, which `RunDir` wrote: metrics, samples, probe records; no trainer."""
+"""Run: metrics, samples, probe records and checkpoints of a stored run, without a trainer."""
 
 import math
 from collections.abc import Mapping
@@ -40,13 +40,13 @@ CHECK: Fields = MappingProxyType(
 
 
 class UnknownField(LabError, KeyError):
-    """A field that a record has not."""
+    """A field that is not in a record."""
 
     __str__ = Exception.__str__  # KeyError's would quote the sentence
 
 
 class StoredRecord(dict[str, Any]):
-    """A probe's record as it was stored, which says what it has where it is asked for more."""
+    """A stored record of a probe, whose KeyError lists the fields."""
 
     def __init__(self, probe: str, fields: Mapping[str, Any]) -> None:
         super().__init__(fields)
@@ -57,13 +57,13 @@ class StoredRecord(dict[str, Any]):
 
 
 class Run:
-    """Everything that a run left behind: finished, stopped, or still in progress.
+    """A stored run: finished, stopped, or in progress.
 
     Args:
         path: the run's directory, or a trainer's `run`.
 
     Raises:
-        RunError: there is no run.
+        RunError: If the directory has no run.
     """
 
     def __init__(self, path: str | Path | RunDir) -> None:
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The contents of run.json: arguments, versions, first and final figures."""
+        """The contents of run.json: arguments, versions, first and final metrics."""
         return self.directory.read_info()
 
     @property
@@ -86,27 +86,26 @@ class Run:
         return RLHFArgs.from_dict(self.info["args"])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One dict per phase, as in `PhaseReport.to_dict`."""
+        """Return one dict per phase, as in `PhaseReport.to_dict`."""
         return self.directory.read(METRICS, METRIC)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
-        """What the policy wrote, in one phase or in all: text, reward, true reward.
+        """Return the samples of one phase or all: text, reward, true reward.
 
-        A phase is the number of learning phases behind it; a finished run has some of its end.
+        A phase is the number of learning phases before it; a finished run has some of its end.
         """
         samples = self.directory.read(SAMPLES, SAMPLE)
         return [s for s in samples if phase is None or s["phase"] == phase]
 
     def probes(self) -> list[str]:
-        """The probes that recorded something."""
+        """Return the names of probes with records."""
         return sorted(path.stem for path in self.store.path.glob("records/*.jsonl"))
 
     def records(self, probe: str) -> list[dict[str, Any]]:
-        """The records of a probe, in the order of phases.
+        """Return the records of a probe, in the order of phases.
 
         Raises:
-            RunError: no such probe recorded anything. UnknownField (a KeyError), from a record, for
-                a field that it has not.
+            RunError: If no probe of this name has records.
         """
         if probe not in self.probes():
             there = f"there are {', '.join(self.probes()) or 'none'}"
@@ -116,14 +115,14 @@ class Run:
         return [StoredRecord(probe, fields) for fields in self.directory.read(records_file(probe))]
 
     def phases(self, probe: str) -> list[int]:
-        """The phases in which a probe recorded something."""
+        """Return the phases of a probe's records."""
         return [record["phase"] for record in self.records(probe)]
 
     def tensors(self, probe: str, phase: int) -> dict[str, Tensor]:
-        """The tensors of one probe in one phase.
+        """Return the tensors of one probe in one phase.
 
         Raises:
-            RunError: there are none, or the file is corrupt.
+            RunError: If there are none, or the file is corrupt.
         """
         path = self.store.tensor_path(probe, phase)
         if not path.is_file():
@@ -135,7 +134,7 @@ class Run:
         return load_checkpoint(path)[0]
 
     def checks(self) -> list[StoredCheck]:
-        """Every identity check of every probe and phase, in the order in which they ran."""
+        """Return the checks of all probes and phases, in the order in which they ran."""
         checks = []
         for line in self.directory.read(CHECKS, CHECK):
             fields = {name: line[name] for name in CHECK}
@@ -144,23 +143,20 @@ class Run:
         return checks
 
     def notes(self) -> list[dict[str, Any]]:
-        """Return which probes were switched off, why, and in which phase."""
+        """Return the probes that were switched off, why, and in which phase."""
         return self.directory.read(NOTES, NOTE)
 
     def functions(self) -> list[str]:
-        """The functions on events, given to `trainer.on` or `trainer.capture`, that returned a
-        dict.
-        """
+        """Return the names of functions on events that returned a dict."""
         return sorted(path.stem for path in self.path.glob(f"{RETURNED}/*.jsonl"))
 
     def returned(self, function: str) -> list[dict[str, Any]]:
-        """The dicts that a function on an event returned, each with its phase and event.
+        """Return the dicts that a function on an event returned, with phase and event.
 
-        Tensors come back as lists, numbers that were not finite as None. A second function of the
-        same name has `_2` behind it.
+        Tensors are lists, non-finite numbers None. A second function of one name ends in `_2`.
 
         Raises:
-            RunError: no such function returned a dict.
+            RunError: If no function of this name returned a dict.
         """
         there = self.functions()
         if function not in there:
@@ -177,13 +173,13 @@ class Run:
     def policy(
         self, which: str | int = "last", interventions: Mapping[str, InterventionFn] | None = None
     ) -> TransformerWithValueHead:
-        """The policy that the run saved: "last", "best", or a number of learning phases.
+        """Load the saved policy "last", "best", or that after a number of learning phases.
 
         Args:
             interventions: see `load_policy`.
 
         Raises:
-            RunError: no such checkpoint.
-            ConfigError: an intervention of the run is missing.
+            RunError: If the checkpoint does not exist.
+            ConfigError: If an intervention of the run is missing.
         """
         return load_policy(self.path, which, interventions=interventions)[0]

@@ -33,7 +33,7 @@ COPIED = (
     "ratio_first_minibatch",
 )
 RATIO_GAP = MappingProxyType(LOGPROB_ROUNDING | {"fp32": 1e-4})
-"""How far rounding may take the first ratio from 1: sampling and learning batch differently."""
+"""Tolerance of the first ratio: sampling and learning batch rows differently."""
 FREE_KL = 1e-3  # effective beta up to which the optimum is not computed
 
 
@@ -63,34 +63,36 @@ def token_intervals(rollout: Rollout) -> dict[str, Interval]:
     per_token = (errors, errors.square(), returns, returns.square(), exact(rollout.entropy))
     sums = [F.zero_masked(x, mask).sum(1) for x in per_token]
 
-    def figures(means: Tensor) -> Tensor:
+    def statistics(means: Tensor) -> Tensor:
         error, error2, value, value2, entropy = (means[..., :5] / means[..., 5:]).unbind(-1)
         spread = value2 - value.square()
         left = (error2 - error.square()) / torch.where(spread > 1e-12, spread, torch.nan)
         return torch.stack([1 - left, entropy], -1)
 
     columns = torch.stack([*sums, mask.sum(1).double()], 1)
-    found = bootstrap_means(columns, statistic=figures, resamples=RESAMPLES)
+    found = bootstrap_means(columns, statistic=statistics, resamples=RESAMPLES)
     return {"explained_variance": found[0], "entropy_per_token": found[1]}
 
 
 class RunHealth(Probe):
-    """The figures that say whether a run is healthy; on Reel, the exact optimum beside them.
+    """Metrics of a phase with intervals over sequences; on Reel, the exact optimum.
 
-    Those that average over tokens have their intervals over sequences; those of each sequence have
-    them from samples.jsonl.
+    Intervals of metrics that have one number per sequence are computed from samples.jsonl.
 
     Checks: before the first step the ratio is 1 (the policy that is trained is the one that
     sampled); the objective is the sum of its terms; KL per token and per sequence agree.
     """
 
     name = "run_health"
+    question = "Is the run healthy, and how far is it from the best policy at its KL penalty?"
+    caveat = (
+        "The optimum is that of the first step's objective, without clipping and entropy bonus."
+    )
     exact_reward = True
     events = ("after_phase",)
     every = 1
 
     def observe(self, seen: Observation) -> Record:
-        """Sum up the phase."""
         rollout: Rollout = seen.ctx.rollout
         report: PhaseReport = seen.ctx.report
         mask = rollout.samples.mask

@@ -1,4 +1,4 @@
-"""Activations, gradients and lengths as a probe is shown them."""
+"""Activations and gradients that probes observe; probes share forward passes."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ Acts = dict[str, Tensor]
 
 
 def gradients_at(ctx: Context) -> dict[str, Tensor]:
-    """The policy's gradients by name, between the backward pass and the step; else none."""
+    """Return the policy's gradients by name, at after_backward only."""
     if ctx.event != "after_backward":
         return {}
     weights = ctx.policy.named_parameters()
@@ -22,22 +22,16 @@ def gradients_at(ctx: Context) -> dict[str, Tensor]:
 
 
 def prompt_length(ctx: Context, longest: int) -> int:
-    """Prompt tokens of the phase's sequences, padding included; the longest prompt's without any.
-
-    A batch need not have the longest of all prompts.
-    """
+    """Return the prompt tokens of the phase's sequences with padding, or of the longest prompt."""
     if hasattr(ctx, "rollout"):
         return ctx.rollout.samples.prefix_len
     return ctx.samples.prefix_len if hasattr(ctx, "samples") else longest
 
 
 class SharedActs:
-    """Activations that several probes are shown, of one forward each.
+    """Activations of all probes from one forward pass per model and text.
 
-    Those of the reference on the eval text change when it is reset, and are captured once for each.
-
-    Args:
-        text: the eval text, if there is one.
+    The reference's activations on the eval text are captured once, and again after a reset.
     """
 
     def __init__(self, text: EvalText | None) -> None:
@@ -46,18 +40,19 @@ class SharedActs:
         self._of_reference: Acts = {}
 
     def of_policy(self, ctx: Context, probes: Sequence[Probe], text: str) -> Acts:
-        """The policy's activations at all sites that these probes want, on their text."""
+        """Return the policy's activations at all sites of these probes, on their text."""
         sites = [site for probe in probes for site in probe.sites]
         if not sites:
             return {}
         if text == "rollout":
             tokens, mask = text_at(ctx)
         else:
-            tokens, mask = self.text.tokens, self.text.attention_mask
+            rows = max(len(self.text.tokens) if p.rows is None else p.rows for p in probes)
+            tokens, mask = self.text.tokens[:rows], self.text.attention_mask[:rows]
         return capture_activations(ctx.policy, tokens, sites, attention_mask=mask)
 
     def of_reference(self, ctx: Context, probes: Sequence[Probe]) -> Acts:
-        """The reference's activations at all sites that these probes want, on the eval text."""
+        """Return the reference's activations at all sites of these probes, on the eval text."""
         if self._reference is not ctx.reference:
             self._reference, self._of_reference = ctx.reference, {}
         sites = [site for probe in probes for site in probe.sites if site != "values"]
@@ -70,11 +65,11 @@ class SharedActs:
         return self._of_reference
 
     def at(self, acts: Acts, model: HookedModel, probe: Probe) -> Acts:
-        """A probe's sites, as far as they are there, at its position or at all of them."""
+        """Return a probe's sites among the activations, at its position or at all positions."""
         sites = resolve_sites(model, probe.sites)
-        there = {site: acts[site] for site in sites if site in acts}
+        found = {site: acts[site][: probe.rows] for site in sites if site in acts}
         if probe.pos is None:
-            return there
+            return found
         if probe.text == "rollout":
-            return {site: act[:, probe.pos] for site, act in there.items()}
-        return {site: self.text.at(act, probe.pos) for site, act in there.items()}
+            return {site: act[:, probe.pos] for site, act in found.items()}
+        return {site: self.text.first(len(act)).at(act, probe.pos) for site, act in found.items()}

@@ -42,10 +42,9 @@ def records_file(probe: str) -> str:
 class ProbeStore:
     """The folder `probes/` of a run.
 
-    `eval_text.safetensors` has the eval text where it was made for this run;
-    `records/PROBE.jsonl`, `checks.jsonl` and `notes.jsonl` only grow, a line at a time;
-    `tensors/PROBE/phase_000010.safetensors` has one file per phase; `suite.json` says which probes
-    there were. Everything can be read without this package.
+    `suite.json` lists the probes, `records/PROBE.jsonl`, `checks.jsonl` and `notes.jsonl` have one
+    object per line, `tensors/PROBE/phase_000010.safetensors` is one file per phase, and
+    `eval_text.safetensors` is the eval text if it was made for this run.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -53,7 +52,7 @@ class ProbeStore:
         self.path = run.path / FOLDER
 
     def write_suite(self, settings: dict[str, Any]) -> None:
-        """Note which probes are attached, beside those of other suites, and make the folders."""
+        """Add these probes to the list of all suites, and make the folders."""
         names = {probe["name"] for probe in settings["probes"]}
         others = [p for p in self.read_suite()["probes"] if p["name"] not in names]
         settings = settings | {"probes": others + settings["probes"]}
@@ -63,7 +62,7 @@ class ProbeStore:
             partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def keep_text(self, text: EvalText) -> None:
-        """Store eval text, once, so that a run that goes on reads what it read before."""
+        """Store eval text once, for the run after a resume."""
         path = self.path / EVAL_TEXT
         if not path.exists():
             parts = {"tokens": text.tokens.int(), "attention_mask": text.attention_mask}
@@ -79,21 +78,21 @@ class ProbeStore:
             return tensors["tokens"].long(), tensors["attention_mask"]
 
     def read_suite(self) -> dict[str, Any]:
-        """Return the suite that `write_suite` stored; without probes if the run had none."""
+        """Return the stored suite; no probes if the run had none."""
         path = self.path / SUITE
         if not path.is_file():
             return {"probes": []}
         suite = read_object(path)
-        with reading(path):
+        with reading(path):  # raises RunError if the file is damaged
             _ = [(probe["name"], probe["kind"]) for probe in suite["probes"]]
         return suite
 
     def write(self, probe: str, phase: int, record: Record) -> None:
-        """Store a record, its checks and its tensors; the tensors first, so that it is complete."""
+        """Store a record and its checks, after its tensors."""
         path = self.tensor_path(probe, phase)
         if record.tensors:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # copies, as safetensors takes neither views of one memory nor transposed ones
+            # safetensors takes neither views of one memory nor transposed tensors
             tensors = {
                 name: t.detach().clone(memory_format=torch.contiguous_format)
                 for name, t in record.tensors.items()
@@ -113,7 +112,7 @@ class ProbeStore:
         self.run.append(NOTES, [{"phase": phase, "probe": probe, "note": shortened}])
 
     def tensor_path(self, probe: str, phase: int) -> Path:
-        """The file of one probe's tensors in one phase."""
+        """Return the path of one probe's tensors in one phase."""
         return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
 
     def size(self) -> int:
@@ -121,8 +120,7 @@ class ProbeStore:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def rewind(self, phase: int, probes: list[str]) -> None:
-        """Drop what these probes stored from this phase on, which is about to be done again."""
-
+        """Remove what these probes stored from this phase on, before it is done again."""
         for file in (CHECKS, NOTES):
             self.run.keep(file, lambda r: r["phase"] < phase or r["probe"] not in probes)
         for probe in probes:

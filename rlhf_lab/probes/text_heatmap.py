@@ -33,7 +33,7 @@ def telescoping_error(
     advantages, values, rewards = exact(advantages), exact(values), exact(rewards)
     mask = where_exact(mask)
     advantages = F.zero_masked(advantages, mask)
-    # a masked token is stepped over: the real ones move together, in their order
+    # move the real tokens of each row together, in their order
     order = (~mask).int().sort(dim=1, stable=True).indices
     advantages, values, mask = (x.gather(1, order) for x in (advantages, values, mask))
     ahead = torch.cat([advantages[:, 1:], torch.zeros_like(advantages[:, :1])], dim=1)
@@ -69,20 +69,22 @@ def credited_by_values(seen: Observation) -> bool:
 
 
 class TextHeatmap(Probe):
-    """Per-token numbers of the first `n` samples of a phase; on Reel, the exact ones beside them.
+    """Numbers of each token of the first `n` samples of a phase, on Reel with the exact ones.
 
     Checks: the advantages telescope to reward minus first value; KL is not negative; in phase 0
     policy and reference agree; on Reel, the exact advantages telescope too.
 
     Args:
-        fields: of advantage, value, return, kl, log_ratio, entropy.
+        fields: any of advantage, value, return, kl, log_ratio, entropy.
         n: samples per phase.
 
     Raises:
-        ConfigError: an unknown field, or n below 1.
+        ConfigError: If a field is unknown, or n is below 1.
     """
 
     name = "text_heatmap"
+    question = "Which tokens of a sample get credit, and where does the KL accumulate?"
+    caveat = "The first samples of a phase are few, and an advantage smears blame over tokens."
     exact_reward = True
     events = ("after_score",)
 
@@ -97,12 +99,11 @@ class TextHeatmap(Probe):
         self.fields, self.n = fields, n
         unknown = [field for field in fields if field not in FIELDS]
         if unknown:
-            raise ConfigError(f"fields has {unknown[0]!r}; choose from {', '.join(FIELDS)}.")
+            raise ConfigError(f"Unknown field {unknown[0]!r}. Choose from {', '.join(FIELDS)}.")
         if n < 1:
-            raise ConfigError(f"n={n} of {self.name} must be 1 or greater.")
+            raise ConfigError(f"n={n} of {self.name} must be at least 1.")
 
     def observe(self, seen: Observation) -> Record:
-        """Take the first samples as they are."""
         rollout: Rollout = seen.ctx.rollout
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         tokenizer = seen.ctx.policy.base_model.tokenizer
@@ -134,11 +135,7 @@ class TextHeatmap(Probe):
 
 
 def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
-    """Each token as it adds to the text, blanks included.
-
-    1. Decode the text up to each token.
-    2. Keep what is new; the parts put together are the whole text.
-    """
+    """Return what each token adds to the decoded text; joined, the pieces are the text."""
     ids, texts = tokens.tolist(), [""]
     for end in range(1, len(ids) + 1):
         texts.append(tokenizer.decode(ids[:end], skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""Rows of text that a probe runs models on: the eval text's or the rollout's, with their masks."""
+"""Rows of the eval text or the rollout, with their masks, for probes that run models."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -13,10 +13,10 @@ TextName = Literal["eval", "rollout"]
 
 
 class TextRows(NamedTuple):
-    """Sequences, and which of their tokens and states count.
+    """Sequences, with masks of tokens and of states.
 
     Args:
-        attention_mask: False on padding, what stands behind a stop token apart.
+        attention_mask: False on padding, but True after a stop token.
         written: False on all padding.
         states: True where a state comes before a generated token.
         prefix_len: prompt tokens, padding included.
@@ -30,20 +30,16 @@ class TextRows(NamedTuple):
 
     @property
     def own_positions(self) -> Int[Tensor, "batch seq"]:
-        """The position of each token in its own row, without left padding, on which it is -1."""
+        """Position of each token in its row, counted without left padding, which has -1."""
         return self.attention_mask.cumsum(1) - 1
 
     def take(self, rows: Bool[Tensor, " batch"] | Int[Tensor, " rows"]) -> "TextRows":
-        """The same of some rows, by a mask or by their numbers."""
+        """Return some rows, by mask or index."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
 
 
 class TextProbe(Probe):
-    """A probe that runs models on the eval text after a phase, or on the phase's own samples.
-
-    Raises:
-        ConfigError: a text that is none of the two.
-    """
+    """A probe that runs models on the eval text after a phase, or on the phase's samples."""
 
     def __init__(self, text: str, every: int | None = None, name: str | None = None) -> None:
         super().__init__(every, name)

@@ -1,4 +1,4 @@
-"""Word pair: probes of the logit difference of two words behind a position of the eval text."""
+"""Word pair: base class of probes of the logit difference of two words."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from rlhf_lab.probes.probe import Probe
 
 
 class WordPairProbe(Probe):
-    """A probe that compares two words behind a position of each eval text.
+    """A probe that compares two words after a position of each eval text.
 
     Args:
         word, other: single tokens of the tokenizer.
         pos: the position before the word, in each text; from its end when negative.
-        n: sequences to look at.
+        n: number of sequences.
     """
 
     text = "eval"
@@ -28,13 +28,14 @@ class WordPairProbe(Probe):
         name: str | None = None,
     ) -> None:
         super().__init__(every, name)
-        self.word, self.other, self.pos, self.n = word, other, pos, n
+        self.word, self.other, self.pos = word, other, pos
+        self.n = self.rows = n
 
     def check_model(self, model: HookedModel) -> None:
-        """Refuse words that are no single tokens of the model."""
+        """Raise ConfigError if a word is not a single token of the model."""
         for word in (self.word, self.other):
             single_token(model.tokenizer, word)
 
     def settings(self) -> dict[str, Any]:
-        """Also the two words."""
+        """Return also the two words."""
         return super().settings() | {"word": self.word, "other": self.other}

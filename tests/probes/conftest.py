@@ -13,7 +13,6 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
-from tests.probes import audit
 from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 from tests.tiny_models import randomize, save
@@ -27,16 +26,6 @@ SMALL = {
     "warmup_steps": 1,
     "gen_len": 6,
 }
-AUDIT = pytest.MonkeyPatch()
-
-
-@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope record something
-def pytest_runtest_setup() -> None:
-    audit.install(AUDIT)
-
-
-def pytest_runtest_teardown() -> None:
-    AUDIT.undo()
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,12 @@ def test_there_is_no_other_probe():
     assert kinds - {Probe} == set(MAKERS)
 
 
+def test_every_probe_has_a_question_and_a_caveat():
+    for kind in MAKERS:
+        assert kind.question.endswith("?") and kind.caveat.endswith("."), kind
+        assert max(len(kind.question), len(kind.caveat)) <= 90, kind
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
 @pytest.mark.parametrize("kind", RUNS)

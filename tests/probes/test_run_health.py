@@ -6,7 +6,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism import frontier
 from rlhf_lab.organism.rewards import true_reward
 from rlhf_lab.probes import Run, attach
-from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta
+from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta, token_intervals
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_price_of_kl_follows_an_adaptive_coefficient(make_trainer):
 
 
 @pytest.mark.slow
-def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):
+def test_checks_and_intervals_match_the_rollout(make_trainer):
     trainer, seen = make_trainer(total_phases=1, warmup_steps=0), []
     attach(trainer, RunHealth())
     trainer.on("after_phase")(lambda ctx: seen.append((ctx.rollout, ctx.report)))
@@ -52,3 +52,12 @@ def test_an_off_policy_first_minibatch_and_a_wrong_sum_are_caught(make_trainer):
     learning = replace(report.learning, ratio_first_minibatch=1.01, objective=9.0)
     spoilt = _checks(rollout, replace(report, learning=learning), "fp32")
     assert [check.ok for check in spoilt] == [False, False, True]
+    mask = rollout.samples.mask
+    returns, values = rollout.returns[mask].double(), rollout.samples.values[mask].double()
+    explained = 1 - (returns - values).var() / returns.var()
+    found = token_intervals(rollout)
+    assert found["explained_variance"].value.item() == pytest.approx(explained.item(), rel=1e-6)
+    entropy = rollout.entropy[mask].mean().item()
+    assert found["entropy_per_token"].value.item() == pytest.approx(entropy, rel=1e-5)
+    for interval in found.values():
+        assert interval.low < interval.value < interval.high and interval.n == len(mask)

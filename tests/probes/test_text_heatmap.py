@@ -3,8 +3,9 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import compute_gae, token_rewards
-from rlhf_lab.probes import TextHeatmap
-from rlhf_lab.probes.text_heatmap import spell_tokens, telescoping_error
+from rlhf_lab.identity import Check
+from rlhf_lab.probes import Probe, Record, Run, TextHeatmap, attach
+from rlhf_lab.probes.text_heatmap import sampled_log_ratio, spell_tokens, telescoping_error
 
 
 def test_one_step_advantages_telescope_and_a_wrong_one_is_measured():
@@ -54,3 +55,26 @@ def test_before_learning_kl_is_zero_and_later_not(finished):
 def test_an_unknown_field_is_refused():
     with pytest.raises(ConfigError, match="'mood'"):
         TextHeatmap(fields=("mood",))
+
+
+def test_log_ratio_matches_a_forward_pass_of_the_reference(make_trainer):
+    """At another temperature than 1, over the reference's whole vocabulary."""
+
+    class Ratio(Probe):
+        events = ("after_score",)
+
+        def observe(self, seen):
+            samples = seen.ctx.rollout.samples
+            with torch.no_grad():
+                logits = seen.ctx.reference(samples.tokens[:3])[:, samples.prefix_len - 1 : -1]
+            logprobs = (logits / 0.7).log_softmax(-1)
+            written = samples.tokens[:3, samples.prefix_len :, None]
+            expected = samples.logprobs[:3] - logprobs.gather(-1, written)[..., 0]
+            found = sampled_log_ratio(seen.ctx.rollout, 3, seen)
+            return Record(checks=[Check.at_most("x", (found - expected).abs().max().item(), 1e-4)])
+
+    trainer = make_trainer(temperature=0.7, base_lr=3e-3)
+    attached = attach(trainer, Ratio())
+    trainer.train()
+    checks = Run(trainer.run.path).checks()
+    assert attached.notes == [] and len(checks) == 2 and all(check.ok for check in checks)

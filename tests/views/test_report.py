@@ -95,7 +95,7 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
         assert f"of {len(ranked)}, from the lowest reward to the highest." in page
     for name in run.probes():
         assert f"<h3>{name}</h3>" in page
-    assert "<h3>run_health</h3><p>The figures that say whether a run is healthy;" in page
+    assert "<h3>run_health</h3><p>Metrics of a phase with intervals over sequences;" in page
     assert "<h3>homemade</h3><p>" not in page
     assert re.search(r'title="exact advantage -?\d', page)
     assert "the rows of the shift sum to the measured shift" in page
