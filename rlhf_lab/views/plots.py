@@ -1,6 +1,7 @@
 """Functions that plot curves, bars and heatmaps as static pictures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -9,6 +10,11 @@ from rlhf_lab.views import grid, marks, svg
 from rlhf_lab.views.color import Kind
 from rlhf_lab.views.picture import Picture
 from rlhf_lab.views.pictures import NO_ENDS, Bars, Curve, Curves, Ends, Matrix, Number, Optionals
+
+
+def plain_numbers(values: Iterable[Any]) -> list[Any]:
+    """Return numbers of a list, tensor or array as numbers of Python; None stays."""
+    return [x.item() if hasattr(x, "item") else x for x in values]
 
 
 def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
@@ -38,6 +44,8 @@ def curves(
     """
     if not series:
         raise ValueError("series is empty. Pass at least one curve.")
+    series = {name: tuple(map(plain_numbers, curve)) for name, curve in series.items()}
+    bands = {name: tuple(map(plain_numbers, ends)) for name, ends in bands.items()}
     lowest = min(x for xs, _ in series.values() for x in xs)
     if log_x and lowest <= 0:
         raise ValueError(f"x is {lowest} on a logarithmic axis. Use numbers greater than 0.")
@@ -60,6 +68,8 @@ def bars(
     Raises:
         ValueError: If a series has another length than the names, or an interval than its series.
     """
+    series = {name: plain_numbers(values) for name, values in series.items()}
+    whiskers = {name: tuple(map(plain_numbers, ends)) for name, ends in whiskers.items()}
     _check_ends(series, whiskers)
     for label, values in series.items():
         if len(values) != len(names):
@@ -83,7 +93,7 @@ def heatmap(
         limits: the ends of the scale, by default those of the values, symmetric about 0 if
             diverging.
     """
-    grid = values.tolist() if isinstance(values, Tensor) else values
+    grid = [plain_numbers(row) for row in values]
     return draw_picture(Matrix(grid, rows, cols, title, "", kind, limits))
 
 
@@ -108,6 +118,7 @@ def heatmaps(
     """
     if not grids:
         raise ValueError("grids is empty. Pass at least one.")
+    grids = {name: [plain_numbers(row) for row in grid] for name, grid in grids.items()}
     across = min(across, len(grids))
     largest = max((x for grid in grids.values() for row in grid for x in row), default=0.0)
     limits = limits or (0.0, largest or 1.0)
