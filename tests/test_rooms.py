@@ -22,11 +22,11 @@ LINES = {
     "rlhf_lab/training": (3750, 5058),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2715),
     "rlhf_lab/probes": (4800, 7170),
-    "rlhf_lab/views": (1700, 3660),
+    "rlhf_lab/views": (1700, 3853),
     "rlhf_lab/course": (3600, 4935),
     "rlhf_lab/compat": (400, 470),
     "rlhf_lab": (1900, 2630),  # the root and the commands
-    "tests": (28000, 37742),
+    "tests": (28000, 37637),
     "solutions": (10500, 12180),
     "benchmarks": (3500, None),
     "tools": (2500, None),

@@ -15,6 +15,7 @@ from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
+from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.probe_pictures import fragment, number_table, probe_html
@@ -69,6 +70,8 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     ):
         with reading(run.path / file):
             sections.append(section(run))
+    with reading(run.path / METRICS):
+        sections.insert(1, _failed(run) + _questions(run, "".join(sections)))
     text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
     write_marked(path, text)
     return path
@@ -96,6 +99,23 @@ def _heading(run: Run) -> str:
     return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + warning
 
 
+def _failed(run: Run) -> str:
+    """List the identity checks that failed, which come before everything else."""
+    rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
+    columns = ["phase", "probe", "identity", "error", "tolerance"]
+    table = html.table(columns, rows, words=(1, 2))
+    return f"<h2>Failed checks: do not rely on these records</h2>{table}" if rows else ""
+
+
+def _questions(run: Run, page: str) -> str:
+    """Answer ten questions; each links to its section if the page has it."""
+    rows = []
+    for question, answer, place in answer_questions(run):
+        link = f'<a href="#{place}">{question}</a>' if f'id="{place}"' in page else question
+        rows.append(f"<li>{link} {escape(answer)}</li>")
+    return f"<h2>Ten questions</h2><ul>{''.join(rows)}</ul>"
+
+
 def _reward_of(info: dict[str, Any]) -> str:
     """The reward's name, with the class that is rewarded where there is one."""
     paid = info.get("rewarded_class")
@@ -120,7 +140,8 @@ def _curves(run: Run) -> str:
         figures += [fragment(picture)] if picture else []
     of = "the sequences" if n is None else f"the {n} sequences"
     note = f"<p>Bands: 95 %, bootstrap over {of} of each phase.</p>"
-    return f'<h2>Curves</h2><div class="figures">{"".join(figures)}</div>{note}'
+    grid = f'<div class="figures">{"".join(figures)}</div>'
+    return f'<span id="curves"></span><h2>Curves</h2>{grid}{note}'
 
 
 def _samples(run: Run) -> str:
@@ -130,7 +151,7 @@ def _samples(run: Run) -> str:
     first, last = samples[0]["phase"], samples[-1]["phase"]
     rewards = [sample["reward"] for sample in samples]
     limits = min(rewards), max(rewards)
-    parts = ["<h2>Samples</h2>"]
+    parts = ['<span id="samples"></span><h2>Samples</h2>']
     for phase in dict.fromkeys((first, last)):
         counted = f"after {phase} learning phase" + ("" if phase == 1 else "s")
         note = "before learning" if phase == 0 else counted
@@ -181,7 +202,8 @@ def _probes(run: Run) -> str:
             "<code>rlhf_lab.probes</code>.</p>"
         )
     parts = [
-        f"<h3>{escape(name)}</h3>{_what_it_shows(kinds[name])}{probe_html(run, name)}"
+        f'<span id="{escape(name)}"></span><h3>{escape(name)}</h3>'
+        f"{_what_it_shows(kinds[name])}{probe_html(run, name)}"
         for name in names
     ]
     notes = "".join(
@@ -215,7 +237,9 @@ def _checks(run: Run) -> str:
     failed = sum(not row[-1] for row in rows)
     note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
-    return f"<h2>Identity checks</h2><p>{note}</p>" + html.table(columns, rows, words=(0, 1))
+    table = html.table(columns, rows, words=(0, 1))
+    folded = f"<details><summary>{note}</summary>{table}</details>"
+    return f"<h2>Identity checks</h2>{folded}"
 
 
 def _returned(run: Run) -> str:
@@ -232,4 +256,5 @@ def _arguments(run: Run) -> str:
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
     table = html.table(["argument", "value"], rows, words=(0, 1))
-    return f"<h2>Arguments</h2>{table}<p>{escape(versions)}</p>"
+    table = f"<details><summary>{len(rows)} arguments</summary>{table}</details>"
+    return f'<span id="arguments"></span><h2>Arguments</h2>{table}<p>{escape(versions)}</p>'

@@ -35,7 +35,7 @@ HOSTILE = {
     "format": "%s %(x)s {0} {x!r} ${HOME} $(id) `id`",
 }
 TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
-TAGS |= set("figure figcaption img code ul li section details summary br b small".split())
+TAGS |= set("figure figcaption img code ul li section details summary br b small a".split())
 NAMES = {
     "line break": "new\nline",
     "escape": "a\x1b[31mb\u202e",
@@ -57,7 +57,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         assert tag in TAGS, tag
         for name, value in attributes:
-            assert not name.startswith("on") and name != "href", (tag, name)
+            assert not name.startswith("on"), (tag, name)
+            assert name != "href" or value.startswith("#"), value
             assert name != "src" or value.startswith("data:image/svg+xml;base64,"), value
             assert name != "http-equiv" or value == "Content-Security-Policy"
 

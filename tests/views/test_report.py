@@ -9,7 +9,8 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import html, stored_ledger
+from rlhf_lab.views import answers, html, stored_ledger
+from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.pictures import Curves, Table
 from rlhf_lab.views.probe_drawings import optimum_note
@@ -80,7 +81,9 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
     links.feed(page)
     assert links.open == []
     assert links.images >= 15
-    assert all(link.startswith("data:image/svg+xml;base64,") for link in links.loaded)
+    assert all(link.startswith(("data:image/svg+xml;base64,", "#")) for link in links.loaded)
+    targets = [link[1:] for link in links.loaded if link.startswith("#")]
+    assert len(targets) >= 8 and all(f'id="{target}"' in page for target in targets)
     assert "url(" not in page and "@import" not in page
 
 
@@ -100,6 +103,31 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     assert re.search(r'title="exact advantage -?\d', page)
     assert "the rows of the shift sum to the measured shift" in page
     assert "42.5" in page
+
+
+def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
+    assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
+    found = {question: answer for question, answer, _ in answer_questions(Run(probed))}
+    assert len(found) == 10 == page.split("Ten questions")[1].split("</ul>")[0].count("<li>")
+    first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
+    assert f"from {first:.3f} to {last:.3f}" in found[QUESTIONS[0][0]]
+    assert "ComponentTransplant" in found["Is it causal?"]
+
+
+def test_answers_match_hand_computed():
+    rewards = enumerate([0.0, 0.2, 0.6, 1.0])
+    lines = [{"phase": i, "mean_reward": x, "kl_per_sequence": 0.001} for i, x in rewards]
+    stalled = answers.answer_learning(lines)
+    assert "from 0.000 to 1.000; half of the gain by phase 2" in stalled and "hardly" in stalled
+    record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.3], "slots": ["A", "B", "C", "D"]}
+    assert answers.answer_kl(record) == "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
+    pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
+    samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
+    hacked = answers.answer_hacking(samples)
+    assert hacked.startswith("1 of 2 samples of phase 1") and "first in phase 0" in hacked
+    lines = [{"phase": 0, "clip_fraction": 0.1}, {"phase": 1, "clip_fraction": 0.3}]
+    assert answers.answer_optimizer(lines) == "Largest clip fraction 0.3 (phase 1)."
+    assert answers.answer_critic({"phase": 1}) == "This run has no critic."
 
 
 def test_samples_are_shown_from_the_lowest_reward_to_the_highest():

@@ -1,0 +1,169 @@
+"""Ten questions about a run, each answered by one sentence computed from its files."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_lab.probes import Run
+
+Line = Mapping[str, Any]
+QUESTIONS = (  # the question, and the section of the page that shows its numbers
+    ("Is it learning, and is the true reward rising too?", "curves"),
+    ("What does it cost, compared with the best?", "curves"),
+    ("Where is the KL?", "kl_by_position"),
+    ("Which component changed the most?", "logit_shift"),
+    ("When did it change?", "logit_shift"),
+    ("Is it causal?", "component_transplant"),
+    ("Is the reward hacked?", "samples"),
+    ("Is the critic right?", "value_lens"),
+    ("Is the optimizer healthy?", "curves"),
+    ("Does another seed agree?", "arguments"),
+)
+STALLED_KL = 0.01  # nats per sequence after three phases
+HACKED_GAP = 0.5  # reward minus true reward of a sample
+
+
+def answer_questions(run: Run) -> list[tuple[str, str, str]]:
+    """Return question, answer and section; an answer without data names the command for it."""
+    lines = run.metrics()
+    if not lines:
+        answers = ["No phase is done yet."] * len(QUESTIONS)
+    else:
+        answers = [
+            answer_learning(lines),
+            answer_cost(run, lines),
+            answer_kl(_last(run, "kl_by_position")),
+            *answer_components(run),
+            answer_causes(_last(run, "component_transplant")),
+            answer_hacking(run.samples()),
+            answer_critic(lines[-1]),
+            answer_optimizer(lines),
+            "One run is open. Train with another seed: python -m rlhf_lab train --seed 2.",
+        ]
+    return [(q, a, place) for (q, place), a in zip(QUESTIONS, answers, strict=True)]
+
+
+def _last(run: Run, name: str) -> Line | None:
+    records = run.records(name) if name in run.probes() else []
+    return records[-1] if records else None
+
+
+def _known(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
+    return [(line["phase"], line[name]) for line in lines if line.get(name) is not None]
+
+
+def answer_learning(lines: Sequence[Line]) -> str:
+    """Return the change of the reward, the true reward, and the phase of half of the gain."""
+    rewards, kl = _known(lines, "mean_reward"), _known(lines, "kl_per_sequence")
+    (_, first), (_, last) = rewards[0], rewards[-1]
+    answer = f"The mean reward went from {first:.3f} to {last:.3f}"
+    true = _known(lines, "true_reward")
+    answer += f", the true reward from {true[0][1]:.3f} to {true[-1][1]:.3f}" if true else ""
+    if last > first:
+        half = next(phase for phase, x in rewards if x >= (first + last) / 2)
+        answer += f"; half of the gain by phase {half}"
+    if len(lines) > 3 and kl and abs(kl[-1][1]) < STALLED_KL:
+        answer += (
+            f". The policy has hardly moved (KL {kl[-1][1]:.4f} nats): base_lr is 2e-5 by "
+            "default, adapters need 3e-4 to 1e-3"
+        )
+    return answer + "."
+
+
+def answer_cost(run: Run, lines: Sequence[Line]) -> str:
+    """Return the KL, and the reward of the best policy at that price where it is known."""
+    kl = _known(lines, "kl_per_sequence")
+    if not kl:
+        return "metrics.jsonl has no KL."
+    answer = f"{kl[-1][1]:.3f} nats of KL per sequence in phase {kl[-1][0]}"
+    health = run.records("run_health") if "run_health" in run.probes() else []
+    best = _known(health, "optimal_reward")
+    if not best:
+        return f"{answer}; no exact optimum is recorded (Reel with --probes has one)."
+    record = next(r for r in health if r["phase"] == best[-1][0])
+    return (
+        f"{answer}; in phase {best[-1][0]} the best policy at the same beta_eff has a reward of "
+        f"{best[-1][1]:.3f} for {record['optimal_kl_per_sequence']:.3f} nats."
+    )
+
+
+def answer_kl(record: Line | None) -> str:
+    """Return the three positions with the most KL and their fraction of all."""
+    if record is None:
+        return "Not recorded: train with --probes."
+    total, kl = sum(record["kl"]), record["kl"]
+    if total <= 0:
+        return f"The KL is 0 at every position in phase {record['phase']}."
+    largest = sorted(range(len(kl)), key=lambda i: -kl[i])[:3]
+    slots = record.get("slots") or [f"position {i}" for i in range(len(kl))]
+    listed = ", ".join(f"{slots[i]} {kl[i] / total:.0%}" for i in largest)
+    return f"{listed} of {total:.3f} nats per sequence in phase {record['phase']}."
+
+
+def answer_components(run: Run) -> tuple[str, str]:
+    """Return the component with the largest shift, and the phase of half of the shift."""
+    records = run.records("logit_shift") if "logit_shift" in run.probes() else []
+    if not records:
+        return ("Not recorded: train with --probes.",) * 2
+    last = records[-1]
+    i = max(range(len(last["shift"])), key=lambda i: abs(last["shift"][i]))
+    whole = last["measured_shift"]
+    which = (
+        f"{last['components'][i]}, {last['shift'][i]:+.3f} of {whole:+.3f} logits in phase "
+        f"{last['phase']}."
+    )
+    half = next(r["phase"] for r in records if abs(r["measured_shift"]) >= abs(whole) / 2)
+    phases = ", ".join(str(r["phase"]) for r in records)
+    return which, f"Half of the shift by phase {half}; recorded in phases {phases}."
+
+
+def answer_causes(record: Line | None) -> str:
+    """Return the component that earns most when it is patched into the reference."""
+    if record is None:
+        return (
+            "Not computed: attach ComponentTransplant, or run python -m rlhf_lab compare on two "
+            "checkpoints."
+        )
+    i = max(range(len(record["groups"])), key=lambda i: record["put_in"][i])
+    return (
+        f"{record['groups'][i]} patched into the reference adds {record['put_in'][i]:+.3f} of a "
+        f"gain of {record['gain']:+.3f}; patched out, it takes {record['taken_out'][i]:.3f}."
+    )
+
+
+def answer_hacking(samples: Sequence[Line]) -> str:
+    """Return how many samples of the last phase have a reward far above the true reward."""
+    last = [x for x in samples if x["phase"] == samples[-1]["phase"]] if samples else []
+    if not last:
+        return "No sample is stored yet."
+    if last[0].get("true_reward") is None:
+        return "The true reward is not known here: read the samples, highest rewards first."
+    gaps = [x["phase"] for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
+    n = sum(x["reward"] - x["true_reward"] > HACKED_GAP for x in last)
+    since = f", the first in phase {gaps[0]}" if gaps else ""
+    return (
+        f"{n} of {len(last)} samples of phase {last[0]['phase']} have a reward more than "
+        f"{HACKED_GAP:g} above the true reward{since}."
+    )
+
+
+def answer_critic(line: Line) -> str:
+    """Return the explained variance of the last phase."""
+    value = line.get("explained_variance")
+    if value is None:
+        return "This run has no critic."
+    return f"Values explain {value:.0%} of the variance of the returns in phase {line['phase']}."
+
+
+def answer_optimizer(lines: Sequence[Line]) -> str:
+    """Return the worst of the clip fraction, the first ratio and the gradient norm."""
+    parts = []
+    for name, label in (("clip_fraction", "clip fraction"), ("grad_norm", "gradient norm")):
+        known = _known(lines, name)
+        if known:
+            phase, worst = max(known, key=lambda pair: pair[1])
+            parts.append(f"largest {label} {worst:.3g} (phase {phase})")
+    ratios = _known(lines, "ratio_first_minibatch")
+    if ratios:
+        phase, worst = max(ratios, key=lambda pair: abs(pair[1] - 1))
+        parts.append(f"ratio before the first step {worst:.4g} (phase {phase}, expected 1)")
+    return "; ".join(parts).capitalize() + "." if parts else "metrics.jsonl has no statistics."
