@@ -188,6 +188,7 @@ def test_noise_of_a_row_ignores_batch_parts(policy, truncation):
     for part_size in (1, 3, 9):
         cut = sample(policy, prompts, spec, seeded(3), part_size=part_size)
         assert torch.equal(cut.tokens, whole.tokens)
+        assert torch.equal(cut.prompt_mask, whole.prompt_mask)
         for name in ("logprobs", "values", "residuals"):
             found, expected = getattr(cut, name), getattr(whole, name)
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
