@@ -24,10 +24,19 @@ def run_with_ledger(trainer, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step, number", [("first", 0), ("last", 3)])
-def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, number):
+@pytest.mark.parametrize(
+    "step, number, fields",
+    [
+        ("first", 0, {}),
+        ("last", 3, {}),
+        ("last", 3, {"policy_loss": "gspo", "loss_aggregation": "sequence_mean"}),
+        ("last", 3, {"kl_in": "reward", "dual_clip": 3.0, "loss_aggregation": "constant"}),
+        ("last", 3, {"max_log_ratio": 0.01, "clip_coef_high": 0.3}),
+    ],
+)
+def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, number, fields):
     """Two minibatches, two passes: steps 0 to 3."""
-    trainer = make_trainer(total_phases=3, ent_coef=0.02, base_lr=3e-3)
+    trainer = make_trainer(total_phases=3, ent_coef=0.02, base_lr=3e-3, **fields)
     run, seen = run_with_ledger(trainer, step=step, every=2)
     records = run.records("step_ledger")
     assert [(r["phase"], r["step"], r["steps"]) for r in records] == [
