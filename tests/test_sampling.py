@@ -200,6 +200,16 @@ def test_noise_of_a_row_ignores_batch_parts(policy, truncation):
     assert torch.equal(some.tokens[:, -8:], whole.tokens[2:5, -8:])
 
 
+def test_token_counts_match_the_probabilities(gpt2):
+    """Counts of n draws are within 5 standard errors, sqrt(n p (1 - p)), of n p."""
+    n = 4000
+    found = sample(gpt2, [[4, 9, 13]] * n, SamplingSpec(1, temperature=1.5), seeded())
+    counts = torch.bincount(found.tokens[:, -1], minlength=21).double()
+    probs = (gpt2(torch.tensor([[4, 9, 13]]))[0][0, -1].double() / 1.5).softmax(-1).detach()
+    assert (probs > 0.01).sum() > 3
+    assert ((counts - n * probs).abs() <= 5 * (n * probs * (1 - probs)).sqrt() + 1).all()
+
+
 def test_sample_without_cache_matches_sample(gpt2):
     model, prompts = gpt2.base_model, [[4, 9, 13], [7, 5, 8], [4, 9, 12]]
     found = sample(gpt2, prompts, SamplingSpec(6, temperature=1.5), seeded())

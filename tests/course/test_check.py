@@ -279,9 +279,12 @@ def test_in_a_notebook_a_miss_stops_the_run_with_one_line(monkeypatch: pytest.Mo
     check(F.compute_returns)
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_a_function_that_is_no_exercise_is_refused_with_the_names() -> None:
     with pytest.raises(ValueError, match="len is not an exercise. Choose one of: .*kl_per_token"):
         check(len)
+    with pytest.raises(ValueError, match="'kl_per_token' is not a function. Pass the function"):
+        check("kl_per_token")
 
 
 def test_hints_come_one_after_the_other_and_then_all(capsys: pytest.CaptureFixture) -> None:
