@@ -1,5 +1,7 @@
 """ComponentTransplant: record, picture, unchanged weights, and errors."""
 
+import itertools
+import math
 import warnings
 
 import pytest
@@ -40,6 +42,21 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
     assert len(record["groups"]) == 7 and tensors["rewards"].shape == (128, 6)
     assert tensors["kl"][0] == 0 and tensors["kl"][-1] > 0
     assert record["gain"] != 0 and tensors["grammatical"][0] == 1
+    reward = {
+        frozenset(members.nonzero()[:, 0].tolist()): rewards.double().mean().item()
+        for members, rewards in zip(tensors["members"], tensors["rewards"], strict=True)
+    }
+    none, every = frozenset(), frozenset(range(7))
+    assert record["gain"] == pytest.approx(reward[every] - reward[none], abs=1e-6)
+    shapley = [0.0] * 7
+    for order in itertools.permutations(range(7)):
+        for i, group in enumerate(order):
+            gained = reward[frozenset(order[: i + 1])] - reward[frozenset(order[:i])]
+            shapley[group] += gained / math.factorial(7)
+    put_in = [reward[frozenset([g])] - reward[none] for g in range(7)]
+    taken_out = [reward[every] - reward[every - {g}] for g in range(7)]
+    for name, expected in {"shapley": shapley, "put_in": put_in, "taken_out": taken_out}.items():
+        assert record[name] == pytest.approx(expected, abs=1e-5), name
     [picture] = probe_plots(run, "component_transplant")
     assert "Shapley" in picture.alt or "reward by part" in picture.alt
 

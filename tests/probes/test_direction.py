@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import Bool, Float
@@ -178,6 +179,26 @@ def test_a_run_stores_accuracy_beside_bayes_and_controls(finished, truth):
     erased = record["accuracy_erased"][2][verdict]
     assert record["accuracy_lda"][2][verdict] > max(0.8, erased)
     assert finished.tensors("direction_sentiment", 0)["direction"].shape == (3, 29, 64)
+
+
+@pytest.mark.slow
+def test_accuracy_of_a_record_matches_a_fit_by_numpy(make_trainer):
+    """Difference of class means of two thirds, with the threshold half-way; see the last third."""
+    trainer, (tokens, labels) = make_trainer(base_lr=3e-3), ReelTruth().reviews(60, seed=3)
+    attach(trainer, Direction(every=2), eval_tokens=tokens, labels=labels)
+    trainer.train()
+    record, y = Run(trainer.run.path).records("direction_sentiment")[-1], labels.numpy()
+    seen = capture_activations(trainer.policy, tokens, record["sites"])
+    stored = {name: np.array(record[name], dtype=float) for name in ("accuracy", "auc")}
+    for site, pos in ((0, 24), (1, 20), (2, 8), (2, 20), (2, 24)):
+        x = seen[record["sites"][site]][:, pos].double().numpy()
+        means = [x[:40][y[:40] == kind].mean(0) for kind in (True, False)]
+        side = (x[40:] - sum(means) / 2) @ (means[0] - means[1])
+        above = side[y[40:]][:, None] - side[~y[40:]]
+        assert stored["accuracy"][site, pos] == pytest.approx(
+            ((side > 0) == y[40:]).mean(), abs=0.03
+        )
+        assert stored["auc"][site, pos] == pytest.approx((above > 0).mean(), abs=0.03)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     plain, trainer = (make_trainer(ent_coef=0.01) for _ in range(2))
     probes = GradTerms(every=1), GradTerms("last", every=1, name="late")
     attached = attach(trainer, *probes)
-    policy_gradients = []
+    policy_gradients, norms = [], []
 
     @trainer.on("after_backward")
     def plain_policy_gradient(ctx):
@@ -42,6 +42,7 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
             mean = (logs * minibatch.whitened_advantages())[minibatch.mask].mean()
             weights = dict(ctx.policy.named_parameters())
             found = torch.autograd.grad(mean, list(weights.values()), allow_unused=True)
+        norms.append(torch.cat([g.flatten() for g in found if g is not None]).norm().item())
         settings = minibatch, trainer.objective, ctx.kl_coef
         surrogate, *_ = term_gradients(ctx.policy, ctx.reference, *settings)
         for name, gradient in zip(weights, found, strict=True):
@@ -56,6 +57,8 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     record, found = run.records("grad_terms")[0], run.tensors("grad_terms", 0)
     value, unembed = record["terms"].index("value_loss"), record["groups"].index("unembed")
     assert found["norms"][value, unembed] == 0 < found["norms"][value, 0]
+    surrogate = record["terms"].index("clipped_surrogate")
+    assert found["norms"][surrogate, -1].item() == pytest.approx(norms[0], rel=1e-4)
     kl = record["terms"].index("kl_penalty")
     assert found["norms"][kl].max() < 1e-6 < run.tensors("late", 1)["norms"][kl].max()
     assert record["groups"][-2:] == ["value_head", "all"]

@@ -114,6 +114,26 @@ def test_the_rows_of_a_run_sum_to_the_measured_shift(finished):
     assert tensors["measured"].abs().max() > 1e-3
 
 
+@pytest.mark.slow
+def test_measured_shift_is_that_of_the_logits_of_both_models(make_trainer, reviews):
+    trainer, tokens = make_trainer(base_lr=3e-3), reviews[0]
+    attach(trainer, LogitShift(pos=-3, n=8), eval_tokens=tokens)
+    trainer.train()
+    run, pair = (
+        Run(trainer.run.path),
+        [single_token(trainer.tokenizer, w) for w in ("loved", "hated")],
+    )
+    with torch.no_grad():
+        logits = [
+            m(tokens[:8])[:, -3, pair] for m in (trainer.policy.base_model, trainer.reference)
+        ]
+    now, before = (x[:, 0] - x[:, 1] for x in logits)
+    found = run.tensors("logit_shift", 2)
+    torch.testing.assert_close(found["measured"], now - before, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found["shift"].sum(0), now - before, atol=1e-4, rtol=0)
+    assert (now - before).abs().max() > 1e-2
+
+
 def test_the_grammar_s_log_odds_stand_beside_the_reference(finished):
     record = finished.records("logit_shift")[0]
     reference = sum(record["reference"])

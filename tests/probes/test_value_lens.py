@@ -204,6 +204,28 @@ def test_a_run_stores_the_lens_and_what_can_be_read(finished):
 
 
 @pytest.mark.slow
+def test_r2_of_a_record_matches_least_squares_by_numpy(make_trainer, truth):
+    """Ridge as least squares with rows sqrt(penalty) I, fitted to two thirds of the texts."""
+    from rlhf_lab.probes import Run, attach
+
+    trainer, (tokens, _) = make_trainer(base_lr=3e-3), truth.reviews(60, seed=3)
+    attach(trainer, ValueLens(ridge=0.1, prefixes=0), eval_tokens=tokens)
+    trainer.train()
+    record = Run(trainer.run.path).records("value_lens")[-1]
+    acts = capture_activations(trainer.policy, tokens, record["sites"])
+    values, defined = (x.double().numpy() for x in truth.values(tokens))
+    for site, pos in ((0, 9), (2, 12), (4, 24)):
+        assert defined[:, pos].all() and values[:, pos].std() > 0.01
+        x, y = acts[record["sites"][site]][:, pos].double().numpy(), values[:, pos]
+        x, y = x - x[:40].mean(0), y - y[:40].mean()
+        penalty = 0.1 * (x[:40] ** 2).sum() / 64
+        rows = np.vstack([x[:40], np.sqrt(penalty) * np.eye(64)])
+        slope = np.linalg.lstsq(rows, np.append(y[:40], np.zeros(64)), rcond=None)[0]
+        r2 = 1 - ((y[40:] - x[40:] @ slope) ** 2).sum() / ((y[40:] - y[40:].mean()) ** 2).sum()
+        assert record["r2"][site][pos] == pytest.approx(r2, abs=2e-3)
+
+
+@pytest.mark.slow
 def test_returns_can_be_the_target_where_no_truth_is_known(make_trainer):
     from rlhf_lab.probes import Run, attach
 

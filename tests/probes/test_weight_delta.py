@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.models import HookedTransformer
+from rlhf_lab.probes import WeightDelta
 from rlhf_lab.probes.weight_delta import (
     as_matrix,
     describe_delta,
@@ -15,6 +16,7 @@ from rlhf_lab.probes.weight_delta import (
     spectrum,
     unchanged_fraction,
 )
+from tests.probes.looking import sound
 
 
 def with_planted_delta(
@@ -109,6 +111,23 @@ def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(fi
     assert "unembed.W_U" in names and "blocks.0.attn.W_Q" in names
     moved = [row for row in last["rows"] if row["name"].endswith("W_out")]
     assert all(0 < row["overlap_unembedding"] <= 1 for row in moved)
+
+
+@pytest.mark.slow
+def test_rows_of_a_record_match_the_singular_values_of_differences(trained_runs):
+    run = trained_runs("grouped")
+    before, after = (m.state_dict() for m in (run.ctx.reference, run.ctx.policy.base_model))
+    record = sound(run, WeightDelta())
+    rows = {row["name"]: row for row in record.values["rows"]}
+    for name in ("unembed.W_U", "blocks.1.mlp.W_out", "blocks.0.attn.W_O"):
+        delta = (after[name].double() - before[name].double()).reshape(-1, after[name].shape[-1])
+        s = np.linalg.svd(delta.numpy(), compute_uv=False)
+        assert rows[name]["norm"] == pytest.approx(delta.norm().item(), rel=1e-6)
+        assert rows[name]["s"] == pytest.approx(s[:16].tolist(), rel=1e-4, abs=1e-7)
+        stable = (s**2).sum() / s[0] ** 2
+        assert rows[name]["stable_rank"] == pytest.approx(stable, rel=1e-6)
+    total = math.sqrt(sum(row["norm"] ** 2 for row in rows.values()))
+    assert record.values["total_norm"] == pytest.approx(total) and total > 0
 
 
 @pytest.mark.parametrize("name", ["b_K", "_b_K"])
