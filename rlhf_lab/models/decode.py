@@ -107,12 +107,12 @@ class Decoder:
 
 
 class StaticLayerCache(LayerCache):
-    """Keys and values with room for all tokens. A tensor holds the index to write to."""
+    """Keys and values, each in its dtype, with room for all tokens, and the index to write to."""
 
     def __init__(self, cache: LayerCache, index: Int[Tensor, "1"], n_keys: int) -> None:
         super().__init__()
-        self.index, self.span, keys = index, n_keys, cache.past_keys
-        self.past_keys, self.past_values = keys.new_zeros(2, len(keys), n_keys, *keys.shape[2:])
+        self.index, self.span, past = index, n_keys, (cache.past_keys, cache.past_values)
+        self.past_keys, self.past_values = (x.new_zeros(len(x), n_keys, *x.shape[2:]) for x in past)
         self.qkv_projection = tuple(map(torch.empty_like, cache.qkv_projection))
 
     def append(self, keys: NewKeys, values: NewKeys) -> tuple[Keys, Keys]:

@@ -12,6 +12,7 @@ from rlhf_lab.models import (
     final_residuals,
     forward,
     frozen_copy,
+    hooked_transformer,
     run_policy,
 )
 from rlhf_lab.models import TransformerWithValueHead as Policy
@@ -56,6 +57,21 @@ def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch
         expected = decoded_states(Decoder(policy, PROMPTS, mask, GEN_LEN), DRAWN)
     for state, other in zip(states, expected, strict=True):  # later steps overwrite none
         torch.testing.assert_close(tuple(state), tuple(other), atol=1e-5, rtol=1e-5)
+
+
+def test_static_cache_has_the_dtypes_of_keys_and_of_values(monkeypatch):
+    """On CUDA, autocast normalizes the keys of Qwen 3 in float32; the values are in bfloat16."""
+    normalize = torch.nn.functional.rms_norm
+    monkeypatch.setattr(hooked_transformer.F, "rms_norm", lambda x, *o: normalize(x.float(), *o))
+    policy, mixed = Policy(random_model(**MODELS["Qwen 3"])), Forward(torch.bfloat16)
+    with torch.no_grad():
+        static, growing = (Decoder(policy, PROMPTS, EQUAL, GEN_LEN, mixed) for _ in range(2))
+        static.step = static.static_step()
+        states, expected = decoded_states(static, DRAWN), decoded_states(growing, DRAWN)
+    assert growing.cache.entries[0].past_keys.dtype == torch.float32
+    assert growing.cache.entries[0].past_values.dtype == torch.bfloat16
+    for state, other in zip(states, expected, strict=True):
+        torch.testing.assert_close(tuple(state), tuple(other), atol=0.1, rtol=0.1)
 
 
 SPECS = {
