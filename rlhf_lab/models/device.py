@@ -83,11 +83,11 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
 
 
 @contextlib.contextmanager
-def tf32_products(enabled: bool) -> Iterator[None]:
-    """Multiply float32 matrices on CUDA with 10 bits of mantissa, if enabled."""
+def tf32_products() -> Iterator[None]:
+    """Multiply float32 matrices on CUDA with 10 bits of mantissa."""
     products = torch.backends.cuda.matmul
     before = products.fp32_precision
-    products.fp32_precision = "tf32" if enabled else before
+    products.fp32_precision = "tf32"
     try:
         yield
     finally:

@@ -41,7 +41,7 @@ class Forward:
 
     def products(self) -> AbstractContextManager[None]:
         """Return a context in which CUDA multiplies matrices in TF32 if that is set."""
-        return tf32_products(self.tf32)
+        return tf32_products() if self.tf32 else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def applied(self, policy: nn.Module) -> Iterator[None]:

@@ -8,9 +8,16 @@ import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import compare_with_reference, cpu_tuning, device, frozen_copy, run_policy
+from rlhf_lab.models import (
+    Forward,
+    compare_with_reference,
+    cpu_tuning,
+    device,
+    frozen_copy,
+    run_policy,
+)
 from rlhf_lab.models.decode import Decoder
-from rlhf_lab.models.device import pick_device, tf32_products, validate_tf32
+from rlhf_lab.models.device import pick_device, validate_tf32
 from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import PREFIX, TOKENS, random_policy
@@ -58,13 +65,18 @@ def test_mps_raises_with_old_torch(name, monkeypatch):
     assert pick_device("cpu").type == "cpu"
 
 
-def test_tf32_products_restores_the_precision():
+def test_tf32_products_restores_the_precision(monkeypatch):
     before = products()
-    for enabled, within in ((True, "tf32"), (False, before)):
-        with pytest.raises(KeyError), tf32_products(enabled):
+    for is_tf32, within in ((True, "tf32"), (False, before)):
+        with pytest.raises(KeyError), Forward(tf32=is_tf32).products():
             assert products() == within
             raise KeyError
         assert products() == before
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends, "fp32_precision", "tf32")  # which the products inherit
+        with Forward().products():
+            assert products() == "tf32"
+    assert products() == before
 
 
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
