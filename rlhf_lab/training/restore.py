@@ -26,8 +26,8 @@ def load_policy(
 
     Args:
         path: The run's directory.
-        which: "last", "best", or the number of learning phases before the checkpoint (0, 1, 2, 4,
-            8, ..., as far as `keep_checkpoints` keeps them).
+        which: "last", "best", or the number of learning phases before the checkpoint (0, 1, 2, 3,
+            5, 8, ..., as far as `keep_checkpoints` keeps them).
         interventions: The functions of the run's interventions by name, if it had any.
 
     Raises:

@@ -1,7 +1,7 @@
 """Runs whose files were damaged, lost or replaced: rejected in one message, or resumed bitwise.
 
 The readers are tested one by one in tests/training (test_run_dir, test_checkpoint,
-test_resume_changes). Here each command meets one kind of damage for each reader.
+test_resume). Here each command meets one kind of damage for each reader.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Callbacks: calls, fields, returned dicts, and that they do not change the run."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def reward_and_kl(ctx):
 
 def test_returned_dicts_are_stored_and_read_back(make_trainer):
     trainer, seen = make_trainer(total_phases=3), []
-    trainer.on("after_score", every=2)(reward_and_kl)
+    trainer.on("after_score", every=2)(partial(reward_and_kl))
     trainer.on("after_score", every=2)(lambda ctx: seen.append(ctx.rollout))
     for number in (1, 2):
         trainer.on("run_start")(lambda ctx, number=number: {"number": number})

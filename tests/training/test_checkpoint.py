@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from rlhf_lab.errors import ConfigError, RunError
@@ -87,6 +87,7 @@ def test_load_rejects_a_damaged_file(saved):
         before.replace(rb"\"phase\": 3", rb"\"phase\": 7"),
         before.replace(b"crc32", b"crc23"),
         (2**63).to_bytes(8, "little") + before[8:],
+        save({"a": torch.zeros(2)}),  # by another program, without metadata
     ):
         saved.write_bytes(damaged)
         assert damaged != before

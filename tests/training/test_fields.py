@@ -242,7 +242,7 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path, cpu_tuning, 
 
 
 def test_optimizer_sets_the_bits_of_the_moments(monkeypatch):
-    """With a stand-in for bitsandbytes; test_eight_bit.py requires the package."""
+    """With a stand-in for bitsandbytes; test_half_weights.py requires the package."""
     fake = types.ModuleType("bitsandbytes")
     fake.optim = types.SimpleNamespace(AdamW8bit=type("AdamW8bit", (torch.optim.AdamW,), {}))
     monkeypatch.setitem(sys.modules, "bitsandbytes", fake)
