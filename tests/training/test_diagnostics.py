@@ -117,6 +117,14 @@ def test_error_names_the_cause_of_nan(make):
         trainer.train()
 
 
+def test_evaluation_raises_on_a_kl_of_nan(make):
+    trainer = make()
+    rollout = trainer.rollout_phase()
+    fill_nan([rollout.kl])
+    with pytest.raises(RunError, match="kl_per_sequence is nan in phase 0. Lower the learning"):
+        trainer.summarize_evaluation([rollout])
+
+
 def test_error_names_the_setting(make):
     with pytest.raises(ConfigError, match="temperature=1e-20"):
         make(temperature=1e-20).train()
