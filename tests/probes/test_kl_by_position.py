@@ -78,7 +78,7 @@ def test_kl_and_k1_match_the_distributions_of_both_models(make_trainer):
     trainer, found = make_trainer(temperature=0.7, base_lr=3e-3, warmup_steps=0), []
 
     @trainer.on("after_score")
-    def by_hand(ctx):
+    def compute_both(ctx):
         samples = ctx.rollout.samples
         states = slice(samples.prefix_len - 1, -1)
         with torch.no_grad():

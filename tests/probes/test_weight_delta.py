@@ -114,7 +114,7 @@ def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(fi
 
 
 @pytest.mark.slow
-def test_rows_of_a_record_match_the_singular_values_of_differences(trained_runs):
+def test_rows_of_a_record_match_singular_values_by_numpy(trained_runs):
     run = trained_runs("grouped")
     before, after = (m.state_dict() for m in (run.ctx.reference, run.ctx.policy.base_model))
     record = sound(run, WeightDelta())
