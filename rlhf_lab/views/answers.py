@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
 
 Line = Mapping[str, Any]
@@ -19,6 +20,7 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
     ("Does another seed agree?", "arguments"),
 )
 STALLED_KL = 0.01  # nats per sequence after three phases
+WITH_VALUES = ("one_step", "gae")  # advantages that are computed from values
 HACKED_GAP = 0.5  # reward minus true reward of a sample
 
 
@@ -30,21 +32,28 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     else:
         answers = [
             answer_learning(lines),
-            answer_cost(run, lines),
-            answer_kl(_last(run, "kl_by_position")),
-            *answer_components(run),
-            answer_causes(_last(run, "component_transplant")),
+            answer_cost(_records(run, "RunHealth"), lines),
+            answer_kl(_records(run, "KLByPosition")) or _missing(run),
+            *(answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
+            answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
-            answer_critic(lines[-1]),
+            answer_critic(lines[-1], run.args),
             answer_optimizer(lines),
-            "One run is open. Train with another seed: python -m rlhf_lab train --seed 2.",
+            "One run is open. Train with another seed: python -m rlhf_lab train --seed "
+            f"{run.args.seed + 1}.",
         ]
     return [(q, a, place) for (q, place), a in zip(QUESTIONS, answers, strict=True)]
 
 
-def _last(run: Run, name: str) -> Line | None:
-    records = run.records(name) if name in run.probes() else []
-    return records[-1] if records else None
+def _records(run: Run, kind: str) -> list[dict[str, Any]]:
+    """Return the records of the first probe of a class, whatever its name."""
+    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    return next((run.records(name) for name in run.probes() if kinds.get(name) == kind), [])
+
+
+def _missing(run: Run) -> str:
+    others = "This run's probes do not record this." if run.probes() else ""
+    return others or "Not recorded: train with --probes."
 
 
 def _known(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
@@ -53,10 +62,13 @@ def _known(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
 
 def answer_learning(lines: Sequence[Line]) -> str:
     """Return the change of the reward, the true reward, and the phase of half of the gain."""
-    rewards, kl = _known(lines, "mean_reward"), _known(lines, "kl_per_sequence")
+    rewards, true = _known(lines, "mean_reward"), _known(lines, "true_reward")
+    kl = _known(lines, "kl_to_initial_per_sequence") or _known(lines, "kl_per_sequence")
     (_, first), (_, last) = rewards[0], rewards[-1]
+    if len(lines) == 1:
+        also = f" and the true reward {true[0][1]:.3f}" if true else ""
+        return f"One phase is done: before learning, the mean reward is {first:.3f}{also}."
     answer = f"The mean reward went from {first:.3f} to {last:.3f}"
-    true = _known(lines, "true_reward")
     answer += f", the true reward from {true[0][1]:.3f} to {true[-1][1]:.3f}" if true else ""
     if last > first:
         half = next(phase for phase, x in rewards if x >= (first + last) / 2)
@@ -69,13 +81,12 @@ def answer_learning(lines: Sequence[Line]) -> str:
     return answer + "."
 
 
-def answer_cost(run: Run, lines: Sequence[Line]) -> str:
+def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
     """Return the KL, and the reward of the best policy at that price where it is known."""
     kl = _known(lines, "kl_per_sequence")
     if not kl:
         return "metrics.jsonl has no KL."
     answer = f"{kl[-1][1]:.3f} nats of KL per sequence in phase {kl[-1][0]}"
-    health = run.records("run_health") if "run_health" in run.probes() else []
     best = _known(health, "optimal_reward")
     if not best:
         return f"{answer}; no exact optimum is recorded (Reel with --probes has one)."
@@ -86,11 +97,14 @@ def answer_cost(run: Run, lines: Sequence[Line]) -> str:
     )
 
 
-def answer_kl(record: Line | None) -> str:
+def answer_kl(records: Sequence[Line]) -> str | None:
     """Return the three positions with the most KL and their fraction of all."""
-    if record is None:
-        return "Not recorded: train with --probes."
-    total, kl = sum(record["kl"]), record["kl"]
+    if not records:
+        return None
+    record = records[-1]  # its KL is per token, and late positions have fewer tokens
+    n, tokens = record["sequences"]["exact"], record["tokens_at"]
+    kl = [x * count / n for x, count in zip(record["kl"], tokens, strict=True)]
+    total = sum(kl)
     if total <= 0:
         return f"The KL is 0 at every position in phase {record['phase']}."
     largest = sorted(range(len(kl)), key=lambda i: -kl[i])[:3]
@@ -99,11 +113,10 @@ def answer_kl(record: Line | None) -> str:
     return f"{listed} of {total:.3f} nats per sequence in phase {record['phase']}."
 
 
-def answer_components(run: Run) -> tuple[str, str]:
+def answer_components(records: Sequence[Line]) -> tuple[str, str] | None:
     """Return the component with the largest shift, and the phase of half of the shift."""
-    records = run.records("logit_shift") if "logit_shift" in run.probes() else []
     if not records:
-        return ("Not recorded: train with --probes.",) * 2
+        return None
     last = records[-1]
     i = max(range(len(last["shift"])), key=lambda i: abs(last["shift"][i]))
     whole = last["measured_shift"]
@@ -111,22 +124,26 @@ def answer_components(run: Run) -> tuple[str, str]:
         f"{last['components'][i]}, {last['shift'][i]:+.3f} of {whole:+.3f} logits in phase "
         f"{last['phase']}."
     )
-    half = next(r["phase"] for r in records if abs(r["measured_shift"]) >= abs(whole) / 2)
     phases = ", ".join(str(r["phase"]) for r in records)
+    if whole == 0:
+        return which, f"The shift is 0; recorded in phases {phases}."
+    half = next(r["phase"] for r in records if r["measured_shift"] / whole >= 0.5)
     return which, f"Half of the shift by phase {half}; recorded in phases {phases}."
 
 
-def answer_causes(record: Line | None) -> str:
-    """Return the component that earns most when it is patched into the reference."""
-    if record is None:
+def answer_causes(records: Sequence[Line]) -> str:
+    """Return the component that raises the reward most when it is patched into the reference."""
+    if not records:
         return (
             "Not computed: attach ComponentTransplant, or run python -m rlhf_lab compare on two "
             "checkpoints."
         )
+    record = records[-1]
     i = max(range(len(record["groups"])), key=lambda i: record["put_in"][i])
     return (
         f"{record['groups'][i]} patched into the reference adds {record['put_in'][i]:+.3f} of a "
-        f"gain of {record['gain']:+.3f}; patched out, it takes {record['taken_out'][i]:.3f}."
+        f"gain of {record['gain']:+.3f} in reward; patched out, it takes "
+        f"{record['taken_out'][i]:.3f}."
     )
 
 
@@ -135,10 +152,11 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     last = [x for x in samples if x["phase"] == samples[-1]["phase"]] if samples else []
     if not last:
         return "No sample is stored yet."
-    if last[0].get("true_reward") is None:
+    samples = [x for x in samples if x.get("true_reward") is not None]
+    if not samples or samples[-1]["phase"] != last[0]["phase"]:
         return "The true reward is not known here: read the samples, highest rewards first."
     gaps = [x["phase"] for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
-    n = sum(x["reward"] - x["true_reward"] > HACKED_GAP for x in last)
+    n = gaps.count(last[0]["phase"])
     since = f", the first in phase {gaps[0]}" if gaps else ""
     return (
         f"{n} of {len(last)} samples of phase {last[0]['phase']} have a reward more than "
@@ -146,12 +164,18 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     )
 
 
-def answer_critic(line: Line) -> str:
-    """Return the explained variance of the last phase."""
+def answer_critic(line: Line, args: RLHFArgs) -> str:
+    """Return the explained variance of the last phase, and whether values are trained and used."""
     value = line.get("explained_variance")
-    if value is None:
-        return "This run has no critic."
-    return f"Values explain {value:.0%} of the variance of the returns in phase {line['phase']}."
+    if args.vf_coef == 0 or value is None:
+        return f"Not known: no values are trained (vf_coef={args.vf_coef:g})."
+    unused = (
+        "" if args.advantages in WITH_VALUES else f"; advantages={args.advantages!r} ignores them"
+    )
+    return (
+        f"Values explain {value:.0%} of the variance of the returns in phase {line['phase']}"
+        f"{unused}."
+    )
 
 
 def answer_optimizer(lines: Sequence[Line]) -> str:

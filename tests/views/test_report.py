@@ -7,7 +7,7 @@ import pytest
 from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
+from rlhf_lab.probes import Check, KLByPosition, Probe, Record, Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html, stored_ledger
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
@@ -119,15 +119,44 @@ def test_answers_match_hand_computed():
     lines = [{"phase": i, "mean_reward": x, "kl_per_sequence": 0.001} for i, x in rewards]
     stalled = answers.answer_learning(lines)
     assert "from 0.000 to 1.000; half of the gain by phase 2" in stalled and "hardly" in stalled
-    record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.3], "slots": ["A", "B", "C", "D"]}
-    assert answers.answer_kl(record) == "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
+    record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.6], "slots": ["A", "B", "C", "D"]}
+    record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
+    kl = "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
+    assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
     pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
     samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
     hacked = answers.answer_hacking(samples)
     assert hacked.startswith("1 of 2 samples of phase 1") and "first in phase 0" in hacked
     lines = [{"phase": 0, "clip_fraction": 0.1}, {"phase": 1, "clip_fraction": 0.3}]
     assert answers.answer_optimizer(lines) == "Largest clip fraction 0.3 (phase 1)."
-    assert answers.answer_critic({"phase": 1}) == "This run has no critic."
+    line, grpo = {"phase": 1, "explained_variance": 0.5}, SMALL | {"advantages": "reinforce++"}
+    values = "Values explain 50% of the variance of the returns in phase 1"
+    assert answers.answer_critic(line, RLHFArgs(**SMALL)) == f"{values}."
+    assert answers.answer_critic(line, RLHFArgs(**grpo)).startswith(f"{values}; advantages='rein")
+    assert "vf_coef=0" in answers.answer_critic(line, RLHFArgs(**SMALL, vf_coef=0))
+    one = {"phase": 0, "mean_reward": 0.5, "true_reward": None}
+    assert answers.answer_learning([one]) == (
+        "One phase is done: before learning, the mean reward is 0.500."
+    )
+    shifts = [(0, 0.0), (1, -1.0), (2, 1.5)]
+    records = [
+        {"phase": p, "measured_shift": x, "shift": [x], "components": ["a"]} for p, x in shifts
+    ]
+    assert answers.answer_components(records)[1].startswith("Half of the shift by phase 2;")
+    assert answers.answer_components(records[:1])[1].startswith("The shift is 0;")
+    mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
+    assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
+    assert "not known" in answers.answer_hacking(mixed[:1])
+
+
+def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
+    trainer = RLHFTrainer(RLHFArgs(**SMALL | {"warmup_steps": 0, "seed": 7}), out=tmp_path / "run")
+    attach(trainer, KLByPosition(name="mine"))
+    trainer.train()
+    found = {question: answer for question, answer, _ in answer_questions(Run(trainer.run.path))}
+    assert "nats per sequence in phase 1." in found["Where is the KL?"]
+    assert found["When did it change?"] == "This run's probes do not record this."
+    assert "--seed 8." in found["Does another seed agree?"]
 
 
 def test_samples_are_shown_from_the_lowest_reward_to_the_highest():
