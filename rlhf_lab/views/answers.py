@@ -189,5 +189,7 @@ def answer_optimizer(lines: Sequence[Line]) -> str:
     ratios = _known(lines, "ratio_first_minibatch")
     if ratios:
         phase, worst = max(ratios, key=lambda pair: abs(pair[1] - 1))
-        parts.append(f"ratio before the first step {worst:.4g} (phase {phase}, expected 1)")
+        parts.append(
+            f"ratio before the first step differs by {worst - 1:+.1e} from 1 (phase {phase})"
+        )
     return "; ".join(parts).capitalize() + "." if parts else "metrics.jsonl has no statistics."

@@ -49,6 +49,11 @@ def ink_on(background: Rgb) -> Rgb:
     return max((BLACK, WHITE), key=lambda ink: contrast(ink, background))
 
 
+def css(color: Rgb) -> str:
+    """Return a color as a hexadecimal number."""
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
 def rich_style(background: Rgb) -> str:
     """Legible text on a background, in rich's words."""
     return "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)

@@ -1,7 +1,7 @@
 """Declarations of pictures: which fields of a probe's records go to which picture kind."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,10 +30,11 @@ class Snapshot:
 
     def __getitem__(self, name: str) -> Any:
         """Return a field of the record, a column of its rows ("rows.norm") or a tensor as lists."""
-        name, _, column = name.partition(".")
         if name in self.record:
-            value = self.record[name]
-            return [row.get(column) for row in value] if column else value
+            return self.record[name]
+        rows, _, column = name.partition(".")
+        if column and rows in self.record:
+            return [row.get(column) for row in self.record[rows]]
         path = self.run.store.tensor_path(self.name, self.record["phase"])
         return self.tensors[name].tolist() if path.is_file() else self.record[name]
 
@@ -343,4 +344,15 @@ class Note:
     """A sentence that is filled with fields of the record."""
 
     text: str
-    over_phases: bool = field(default=False)
+    over_phases: bool = False
+
+    def draw(self, at: Snapshot) -> str | None:
+        """Return the sentence, or None if the record lacks a field of it."""
+        try:
+            return at.format(self.text)
+        except KeyError:
+            return None
+
+    def draw_over(self, records: Sequence[Snapshot], bands: Mapping[str, Any]) -> str | None:
+        """Return the sentence about the last record."""
+        return self.draw(records[-1])

@@ -1,8 +1,9 @@
 """SVG drawing of matrices: a grid of colors with its scale, and the stored number of each cell."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
-from rlhf_lab.views.color import color_of, ink_on
+from rlhf_lab.views.color import color_of, css, ink_on
 from rlhf_lab.views.marks import (
     header,
     mark_with_title,
@@ -11,15 +12,19 @@ from rlhf_lab.views.marks import (
     text_width,
     widest,
 )
-from rlhf_lab.views.pictures import Matrix, Number, Optionals, format_value
+from rlhf_lab.views.pictures import Matrix, Number, Optionals, format_value, is_number
+
+MOST_MARKS = 600  # cells
 
 
 def draw_matrix(picture: Matrix) -> tuple[Number, Number, str]:
     """Draw a grid of colors below its title and its scale."""
-    limits = picture.limits or default_limits([picture.values], picture.kind)
+    limits = picture.limits or default_limits(picture.values, picture.kind)
     width, height, grid = matrix_grid(picture, limits)
     width = max(width, 260.0)
-    head, top = header(picture.title, picture.unit, (), width)
+    unit = [picture.unit] if picture.unit else []
+    unit += ["dashed: beyond the scale"] if 'class="far"' in grid else []
+    head, top = header(picture.title, "; ".join(unit), (), width)
     scale = color_scale(picture, limits, 8, top)
     return (
         width,
@@ -28,9 +33,9 @@ def draw_matrix(picture: Matrix) -> tuple[Number, Number, str]:
     )
 
 
-def default_limits(grids: Sequence[Sequence[Optionals]], kind: str) -> tuple[Number, Number]:
+def default_limits(rows: Sequence[Optionals], kind: str) -> tuple[Number, Number]:
     """Return the smallest and largest value, symmetric about 0 for a diverging scale."""
-    there = [x for grid in grids for row in grid for x in row if x is not None and x == x] or [0.0]
+    there = [x for row in rows for x in row if is_number(x)] or [0.0]
     reach = max(map(abs, there)) or 1.0
     return (-reach, reach) if kind == "diverging" else (min(there), max(there))
 
@@ -55,19 +60,18 @@ def color_scale(picture: Matrix, limits: tuple[Number, Number], x: Number, y: Nu
     return "".join(parts)
 
 
-def css(color: tuple[int, int, int]) -> str:
-    """Return a color as a hexadecimal number."""
-    return "#{:02x}{:02x}{:02x}".format(*color)
-
-
 def matrix_grid(
     picture: Matrix, limits: tuple[Number, Number], cell: Number = 0.0, labels: str = "both"
 ) -> tuple[Number, Number, str]:
-    """Return width, height and marks of a grid; `labels` are both, rows, cols or none."""
+    """Return width, height and marks of a grid; `labels` are both, rows, cols or none.
+
+    More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
+    """
     rows = [shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
     cols = [shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
     wide = cell or max(16.0, min(44.0, 420 / max(1, len(picture.cols))))
     tall, parts = cell or 17.0, []
+    is_large, places = len(picture.rows) * len(picture.cols) > MOST_MARKS, defaultdict(list)
     is_turned = widest(cols) > wide - 2
     overhang = [0.55 * text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
     left = max(widest(rows) + 12, *(overhang if is_turned else []), 6)
@@ -76,15 +80,24 @@ def matrix_grid(
         if rows:
             parts.append(text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
         for i, value in enumerate(picture.values[at]):
-            if value is None or value != value:
+            if not is_number(value):
                 continue
             color = _color(value, limits, picture.kind)
+            x = left + i * wide
+            if is_large:
+                places[color].append(
+                    f"M{x:.0f} {y:.0f}h{wide - 1:.0f}v{tall - 1:.0f}h{1 - wide:.0f}z"
+                )
+                continue
             is_far = not limits[0] <= value <= limits[1]
             far, beyond = (' class="far"', ", beyond the scale") if is_far else ("", "")
-            x, size = left + i * wide, f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
+            size = f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
             mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
             title = format_value(f"{name}, {picture.cols[i]}", value) + beyond
             parts.append(mark_with_title(mark, title))
+    parts += [
+        f'<path fill="{css(color)}" d="{"".join(found)}"/>' for color, found in places.items()
+    ]
     for i, name in enumerate(cols):
         x, y = left + (i + 0.5) * wide, tall * len(picture.rows)
         parts.append(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rlhf_lab.console import visible
 from rlhf_lab.files import write_marked
+from rlhf_lab.views.marks import SVG_STYLE
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #b8b8b8;
@@ -15,10 +16,12 @@ STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
   max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.4rem; border-bottom: 1px solid var(--line); }
-figure { margin: 1rem 0; overflow-x: auto; }
+figure { margin: 1rem 0; min-width: 0; overflow-x: auto; }
+figure svg { max-width: 100%; height: auto; } figure.wide { grid-column: 1 / -1; }
+figure.wide svg { max-width: none; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
   gap: 0 1rem; } figcaption { color: var(--faint); }
-img { max-width: 100%; background: #ffffff; border-radius: 4px; }
+img { max-width: 100%; }
 code { font-family: ui-monospace, monospace; }
 .scroll { overflow-x: auto; }
 """
@@ -66,7 +69,7 @@ def page(title: str, body: str) -> str:
         f'<meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(visible(title))}</title><style>{STYLE}</style>"
+        f"<title>{escape(visible(title))}</title><style>{STYLE}{SVG_STYLE}</style>"
     )
     body = visible(body)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

@@ -17,10 +17,10 @@ COLOR_OF_NAME = {  # one color per quantity on the whole page
 }
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 SVG_STYLE = (
-    '.lab{font:11px system-ui,"Segoe UI","DejaVu Sans",sans-serif;--ink:#1c1e21;--paper:#fff;'
+    'svg.lab{font:11px system-ui,"Segoe UI","DejaVu Sans",sans-serif;--ink:#1c1e21;--paper:#fff;'
     "--line:#d9d9d4;--soft:#565b63}"
-    f".lab{{{';'.join(f'--c{i}:{c}' for i, c in enumerate(LIGHT))}}}"
-    "@media(prefers-color-scheme:dark){.lab{--ink:#ececec;--paper:#16181b;--line:#44484e;"
+    f"svg.lab{{{';'.join(f'--c{i}:{c}' for i, c in enumerate(LIGHT))}}}"
+    "@media(prefers-color-scheme:dark){svg.lab{--ink:#ececec;--paper:#16181b;--line:#44484e;"
     f"--soft:#aab0b8;{';'.join(f'--c{i}:{c}' for i, c in enumerate(DARK))}}}}}"
     ".lab text{fill:var(--ink)}.lab .soft{fill:var(--soft)}.lab .title{font-weight:600}"
     ".lab .paper{fill:var(--paper)}.lab .axis{stroke:var(--line)}.lab polyline{fill:none}"
@@ -104,12 +104,19 @@ def ticks(low: Number, high: Number, n: int = 4) -> list[Number]:
     unit = 10 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [k * step for k in range(first, last + 1)]
+    found = [k * step for k in range(first, last + 1)]
+    return found if len(found) > 1 or low == high else ticks(low, high, 2 * n)
 
 
 def round_number(x: Number) -> str:
     """Return a number with at most four digits."""
     return f"{x:.4g}".replace("-", "−")
+
+
+def tick_labels(marks: Sequence[Number]) -> list[str]:
+    """Return ticks as labels that differ, with more than four digits if they need them."""
+    labels = list(map(round_number, marks))
+    return labels if len(set(labels)) == len(marks) else [f"{x:.9g}" for x in marks]
 
 
 def header(title: str, unit: str, names: Sequence[str], width: Number) -> tuple[str, Number]:

@@ -21,6 +21,11 @@ class Picture:
     svg: str
     alt: str
 
+    @property
+    def width(self) -> int:
+        """The width in pixels."""
+        return int(self.svg.partition(' width="')[2].partition('"')[0])
+
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
         return {"image/svg+xml": self.svg, "text/html": self.html(), "text/plain": self.alt}
 
@@ -33,7 +38,7 @@ class Picture:
         return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
 
     def inline(self) -> str:
-        """Return the drawing without its style, for a page that has `marks.SVG_STYLE`."""
+        """Return the drawing as part of a page that has `marks.SVG_STYLE`, with its tooltips."""
         return self.svg.replace(STYLE_ELEMENT, "").replace(
             ' xmlns="http://www.w3.org/2000/svg"', ""
         )

@@ -81,13 +81,18 @@ class Table:
 Kinds = Bars | Curves | Strip | Matrix | Table
 
 
+def is_number(x: Number | None) -> bool:
+    """Return True unless x is missing, infinite or not a number."""
+    return x is not None and x - x == 0
+
+
 def format_value(label: str, value: Number, low: Number | None = None, high: Number | None = None):
     """Return the title of a mark: its label, the stored number and the interval."""
-    ends = "" if low is None or high is None else f" [{low:.9g}, {high:.9g}]"
+    ends = f" [{low:.9g}, {high:.9g}]" if is_number(low) and is_number(high) else ""
     return f"{label}: {value:.9g}{ends}"
 
 
 def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:
-    """Return the quantile of the sizes of the finite values, 0 without any."""
-    sizes = sorted(abs(x) for x in values if x is not None and x - x == 0)
-    return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))]) if sizes else 0.0
+    """Return the quantile of the sizes of the finite values, or the largest if that is 0."""
+    sizes = sorted(abs(x) for x in values if is_number(x)) or [0.0]
+    return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])

@@ -207,7 +207,7 @@ def drift(records: Sequence[Snapshot]) -> Iterator[Drawn]:
     """All fields of the cell that is most accurate in the first record, over phases."""
     first = records[0]
     cells = [(x, i, j) for i, row in enumerate(first["accuracy"]) for j, x in enumerate(row)]
-    _, i, j = max(cells, key=lambda cell: cell[0])
+    _, i, j = max(cells)  # of equal ones the last, as `best_cell`
     counts, where = first["sequences"], f"{sites(first)[i]}, {first.get('slots', range(999))[j]}"
     yield (
         f"<p>At {where}, the most accurate of {len(cells)} cells in the first record; fitted to "

@@ -9,9 +9,10 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
-from rlhf_lab.views.declared import Calls, Drawn, Note, Snapshot
+from rlhf_lab.views.declared import Calls, Drawn, Snapshot
+from rlhf_lab.views.marks import STYLE_ELEMENT
 from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.pictures import Curves, Matrix, Strip, Table, quantile_limit
+from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Strip, Table, quantile_limit
 from rlhf_lab.views.plots import draw_picture
 from rlhf_lab.views.probe_drawings import short_site  # noqa: F401
 from rlhf_lab.views.probe_views import VIEWS
@@ -21,6 +22,7 @@ from rlhf_lab.views.tokens import color_key, tokens_html
 Records = Sequence[Mapping[str, Any]]
 FIRST_TOO = ("Direction", "ValueLens", "ValueAttribution", "TextHeatmap")
 SHOWN_RECORDS = 20
+WIDE = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
 def probe_kind(run: Run, name: str) -> str | None:
@@ -42,11 +44,12 @@ def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Itera
     bands: BandsByMetric = sample_bands(records[-1].run)[0] if kind == "RunHealth" else {}
     with reading(records[-1].run.path / records_file(name)):
         for declared in VIEWS[kind]:
-            if isinstance(declared, Calls) and declared.over_phases:
+            if not declared.over_phases:
+                continue
+            if isinstance(declared, Calls):
                 yield from filter(None, declared.function(records))
-            elif not isinstance(declared, Calls | Note) and declared.over_phases:
-                if (picture := declared.draw_over(records, bands)) is not None:
-                    yield picture
+            elif (picture := declared.draw_over(records, bands)) is not None:
+                yield picture
 
 
 def pictures_at(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
@@ -57,11 +60,6 @@ def pictures_at(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
                 continue
             if isinstance(declared, Calls):
                 yield from filter(None, declared.function(at))
-            elif isinstance(declared, Note):
-                try:
-                    yield at.format(declared.text)
-                except KeyError:
-                    continue
             elif (picture := declared.draw(at)) is not None:
                 yield picture
 
@@ -81,7 +79,7 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    return page_parts(probe_pictures(run, name))
+    return STYLE_ELEMENT + page_parts(probe_pictures(run, name))
 
 
 def page_parts(pictures: Iterable[Drawn]) -> str:
@@ -117,22 +115,21 @@ def fragment(part: Drawn) -> str:
     """Return a picture as HTML: an inline drawing, a table or colored texts."""
     if isinstance(part, str):
         return part
-    title = (
-        f"<h4>{escape(part.title)}</h4>" if isinstance(part, Strip | Table) and part.title else ""
-    )
-    note = (
-        f"<p>{escape(part.note.strip())}</p>" if not isinstance(part, Picture) and part.note else ""
-    )
-    if isinstance(part, Table):
-        return title + html.table(list(part.columns), list(map(list, part.rows)), part.words) + note
-    if isinstance(part, Strip):
-        return title + strip_html(part) + note
-    if _is_zero(part):
-        return f"<p>{escape(part.title)}: 0 everywhere.</p>"
+    note = "" if isinstance(part, Picture) else escape(part.note.strip())
+    if isinstance(part, Table | Strip):
+        title = f"<h4>{escape(part.title)}</h4>" * bool(part.title)
+        shown = (
+            html.table(list(part.columns), list(map(list, part.rows)), part.words)
+            if isinstance(part, Table)
+            else strip_html(part)
+        )
+        return title + shown + (f"<p>{note}</p>" if note else "")
+    if not isinstance(part, Picture) and not any(known := _known_values(part)):
+        return f"<p>{escape(part.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
     picture = part if isinstance(part, Picture) else draw_picture(part)
-    caption = note.replace("<p>", "<figcaption>").replace("</p>", "</figcaption>")
-    label = escape(picture.alt)
-    return f'<figure role="img" aria-label="{label}">{picture.html()}{caption}</figure>'
+    caption = f"<figcaption>{note}</figcaption>" if note else ""
+    wide = ' class="wide"' if picture.width > WIDE else ""
+    return f"<figure{wide}>{picture.inline()}{caption}</figure>"
 
 
 def strip_html(part: Strip) -> str:
@@ -151,15 +148,7 @@ def strip_html(part: Strip) -> str:
     return "".join(lines)
 
 
-def _is_zero(part: Drawn) -> bool:
-    if isinstance(part, Picture):
-        return False
-    if isinstance(part, Matrix):
-        values = [x for row in part.values for x in row]
-    else:
-        values = [
-            x
-            for series in part.series.values()
-            for x in (series[1] if isinstance(part, Curves) else series)
-        ]
-    return not any(values)
+def _known_values(part: Bars | Curves | Matrix) -> list[Number]:
+    rows = part.values if isinstance(part, Matrix) else part.series.values()
+    rows = [row[1] for row in rows] if isinstance(part, Curves) else rows
+    return [x for row in rows for x in row if x is not None and x == x]

@@ -188,9 +188,13 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "TextHeatmap": (
             Note(
                 "<p>Values and advantages are in the units that training uses; exact ones "
-                "in those of the reward.</p>"
+                "in those of the reward.</p>",
+                True,
             ),
-            *strips("advantage", "true_advantage", "kl", "entropy", "value", "true_value", "ratio"),
+            *strips(
+                *("advantage", "true_advantage", "value", "true_value", "return"),
+                *("kl", "log_ratio", "entropy"),
+            ),
             BarsOf(
                 "rewards of the stored samples",
                 lambda at: [f"text {i}" for i in range(len(at["rewards"]))],
@@ -300,6 +304,7 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
                 drawings.accuracies,
                 drawings.accuracy_rows,
                 drawings.marked_slots,
+                note="Stars: the text up to there is informative about the label.",
                 limits=(0.5, 1.0),
             ),
             drawings.best("accuracy", lambda at: at["accuracy"], drawings.sites),

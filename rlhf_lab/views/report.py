@@ -30,11 +30,11 @@ REPORT_CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("kl_per_sequence", "kl_to_initial_per_sequence"),
     ),
     ("entropy", "nats per token", ("entropy_per_token",)),
-    ("variance of the returns that values explain", "share", ("explained_variance",)),
-    ("samples that are grammatical", "share", ("grammatical_fraction",)),
+    ("variance of the returns that values explain", "fraction", ("explained_variance",)),
+    ("samples that are grammatical", "fraction", ("grammatical_fraction",)),
     (
-        "prompts whose answers all earn the same",
-        "share of prompts",
+        "prompts whose responses all have one reward",
+        "fraction of prompts",
         ("uninformative_group_fraction",),
     ),
 )

@@ -18,10 +18,11 @@ from rlhf_lab.views.marks import (
     shortened,
     text,
     text_width,
+    tick_labels,
     ticks,
     widest,
 )
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Optionals, format_value
+from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Optionals, format_value, is_number
 
 PLOT_HEIGHT = 150
 
@@ -46,7 +47,7 @@ class _Axes:
     def __init__(
         self, picture: Bars | Curves, values: Optionals, left: Number, width: Number
     ) -> None:
-        there = [x for x in values if x is not None and math.isfinite(x)] or [0.0]
+        there = list(filter(is_number, values)) or [0.0]
         low, high = min(there), max(there)
         if isinstance(picture, Curves):
             pad = 0.06 * (high - low) or abs(high) / 2 or 0.5
@@ -54,17 +55,18 @@ class _Axes:
         elif low == high:
             high = low + 1.0
         marks = ticks(low, high)
-        self.left = max(left, widest(list(map(round_number, marks))) + 12)
+        labels = tick_labels(marks)
+        self.left = max(left, widest(labels) + 12)
         self.width, self.low, self.high = width, low, high
         names, whole = list(picture.series), self.left + width
         self.whole = max(whole + 10, 200.0, widest(names) + 34 if len(names) > 1 else 0.0)
         head, self.top = header(picture.title, picture.unit, names, self.whole)
         self.bottom = self.top + PLOT_HEIGHT
         self.parts = [head]
-        for mark in marks:
+        for mark, label in zip(marks, labels, strict=True):
             y = self.y(mark)
             line = element("line", "axis", x1=self.left, x2=whole, y1=y, y2=y)
-            self.parts += [line, text(self.left - 5, y + 4, round_number(mark), "soft", "end")]
+            self.parts += [line, text(self.left - 5, y + 4, label, "soft", "end")]
 
     def y(self, value: Number) -> float:
         return self.top + 4 + (self.high - value) / (self.high - self.low) * (PLOT_HEIGHT - 8)
@@ -83,12 +85,12 @@ def draw_bars(picture: Bars) -> tuple[Number, Number, str]:
     for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
         lows, highs = picture.ends.get(name, ([None] * len(labels),) * 2)
         for at, value in enumerate(picture.series[name]):
-            if value is None or not math.isfinite(value):
+            if not is_number(value):
                 continue
             x = axes.left + (at + 0.5) * slot + (i - len(names) / 2) * bar
             top, height = axes.y(max(value, 0)), abs(axes.y(value) - axes.y(0))
             mark = element("rect", f"f{color}", x=x, y=top, width=bar - 1, height=max(height, 0.6))
-            if lows[at] is not None and highs[at] is not None:
+            if is_number(lows[at]) and is_number(highs[at]):
                 middle, y1, y2 = x + (bar - 1) / 2, axes.y(lows[at]), axes.y(highs[at])
                 mark += element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
             label = picture.labels[at] + (f", {name}" if len(names) > 1 else "")
@@ -149,9 +151,9 @@ def draw_curves(picture: Curves) -> tuple[Number, Number, str]:
     for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
         xs, ys = picture.series[name]
         lows, highs = picture.ends.get(name, ([None] * len(ys),) * 2)
-        known = [y if y is not None and math.isfinite(y) else None for y in ys]
+        known = [y if is_number(y) else None for y in ys]
         points = _reduced(list(zip(xs, known, lows, highs, strict=True)))
-        band = [(across(x), a, b) for x, y, a, b in points if a is not None and b is not None]
+        band = [(across(x), a, b) for x, y, a, b in points if is_number(a) and is_number(b)]
         if len(band) > 1:
             outline = [(x, axes.y(b)) for x, _, b in band] + [
                 (x, axes.y(a)) for x, a, _ in band[::-1]

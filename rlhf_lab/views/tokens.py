@@ -9,7 +9,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.color import Kind, Rgb, color_of, ink_on, rich_style
+from rlhf_lab.views.color import Kind, Rgb, color_of, css, ink_on, rich_style
 from rlhf_lab.views.html import Html
 
 Numbers = Sequence[float | int] | Float[Tensor, " seq"]
@@ -55,7 +55,7 @@ def tokens_html(
             style = TILE + ";text-decoration:underline dotted" * is_far
             title = f' title="{escape(name)} {number:.9g}{beyond}"'
         if background is not None:
-            style += f";background:{_css(background)};color:{_css(ink_on(background))}"
+            style += f";background:{css(background)};color:{css(ink_on(background))}"
         spans.append(f'<span style="{style}"{title}>{escape(shown)}</span>')
     line = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
     return Html(f'<div style="{line}">{"".join(spans)}</div>')
@@ -114,7 +114,3 @@ def _tiles(
         colored = real and not math.isnan(number)
         background = color_of(number, limit, kind) if colored else None
         yield shown, number if real else None, background
-
-
-def _css(color: Rgb) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*color)

@@ -7,7 +7,15 @@ import torch
 
 from rlhf_lab import views
 from rlhf_lab.files import PAGE_MARK
-from rlhf_lab.views.marks import COLOR_OF_NAME, DARK, LIGHT, series_colors, text_width, ticks
+from rlhf_lab.views.marks import (
+    COLOR_OF_NAME,
+    DARK,
+    LIGHT,
+    series_colors,
+    text_width,
+    tick_labels,
+    ticks,
+)
 from rlhf_lab.views.pictures import quantile_limit
 from rlhf_lab.views.plots import bars, curves, heatmap, heatmaps
 
@@ -67,6 +75,10 @@ def test_marks_carry_label_value_and_interval():
         "b, x: 1",
         "b, y: 9, beyond the scale",
     ]
+    large = heatmap([[0.0] * 30 + [1.0] * 30] * 30, ["r"] * 30, ["c"] * 60, "t")
+    paths = [x.attrib["d"] for x in ElementTree.fromstring(large.svg).iter(SVG + "path")]
+    assert titles(large) == [] and [d.count("z") for d in paths] == [900, 900]
+    assert len(large.svg) < 50_000
     two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
     assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
 
@@ -151,6 +163,10 @@ def test_ticks_and_quantiles_match_hand_computed():
     assert ticks(0.101, 0.103) == pytest.approx([0.101, 0.1015, 0.102, 0.1025, 0.103])
     assert quantile_limit([*range(100), None, float("nan")]) == 99
     assert quantile_limit([1.0] * 200 + [50.0]) == 1.0 and quantile_limit([None]) == 0.0
+    assert ticks(0.953, 1.042) == pytest.approx([0.96, 0.98, 1.0, 1.02, 1.04])
+    assert tick_labels([0.0, 0.5]) == ["0", "0.5"]
+    assert len(set(tick_labels([1.000001, 1.000002]))) == 2
+    assert quantile_limit([0.0] * 200 + [50.0]) == 50.0
 
 
 def test_hostile_numbers_and_names_give_valid_svg():
@@ -158,11 +174,12 @@ def test_hostile_numbers_and_names_give_valid_svg():
     values = [float("nan"), float("inf"), 1.0]
     for picture in (
         curves({nasty: ([0, 1, 2], values)}, nasty, nasty, nasty),
-        bars([nasty] * 3, {nasty: values}, nasty),
+        bars([nasty] * 3, {nasty: values}, nasty, whiskers={nasty: (values, values)}),
+        curves({"a": (range(3), [1.0] * 3)}, "t", bands={"a": (values, values)}),
         heatmap([values], [nasty], [nasty] * 3, nasty),
     ):
         ElementTree.fromstring(picture.svg)
-        assert "<script" not in picture.svg
+        assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
 
 
 def test_picture_is_saved_as_it_is(tmp_path):

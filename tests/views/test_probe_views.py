@@ -13,6 +13,7 @@ import torch
 from rlhf_lab import views
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.views.pictures import Bars, Curves, Matrix, Strip, Table
 from rlhf_lab.views.plots import draw_picture
 from rlhf_lab.views.probe_views import VIEWS
@@ -41,7 +42,7 @@ StepLedger | step steps real_tokens kl_coef clipped_surrogate value_loss entropy
  objective | advantage:1,2 clipped:1,2 entropy:1,2 kl:1,2 logprob:1,2 old_logprob:1,2 ratio:1,2
  return:1,2 share:1,2 surrogate:1,2 value:1,2 value_loss:1,2 whitened:1,2
 TextHeatmap | rewards:1 | advantage:1,2 true_advantage:1,2 kl:1,2 value:1,2 true_value:1,2
- entropy:1,2
+ entropy:1,2 return:1,2 log_ratio:1,2
 HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 repeated_reference:1
  overlap_texts:1 overlap_reference:1 reward* true_reward* gap* grammatical* reward_std
  saturated_below saturated alarm_z | promoted_mass:2 counts:2,2
@@ -437,6 +438,7 @@ def test_the_table_covers_every_probe():
 def test_tokens_have_their_own_values_and_prompts_none():
     pictures, at = drawn("TextHeatmap")
     strips = {p.title: p for p in pictures if isinstance(p, Strip)}
+    assert set(FIELDS) <= {title.removeprefix("phase 3: ").replace(" ", "_") for title in strips}
     for field, label in (("kl", "kl"), ("true_value", "exact value"), ("advantage", "advantage")):
         (row,) = strips[f"phase 3: {label}"].rows
         assert row[1] == ["<p>", "A", "B"] and row[2] == [None, *at.tensors[field][0].tolist()]

@@ -12,7 +12,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html, stored_ledger
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.declared import CurvesOver, Snapshot
-from rlhf_lab.views.pictures import Curves, Table
+from rlhf_lab.views.pictures import Curves, Matrix, Table
 from rlhf_lab.views.probe_drawings import optimum_note
 from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
 from rlhf_lab.views.probe_views import VIEWS
@@ -46,14 +46,14 @@ class Links(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.loaded, self.open, self.images = [], [], 0
+        self.loaded, self.open, self.drawings = [], [], 0
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.loaded += [attributes[name] for name in ("src", "href") if name in attributes]
-        self.images += tag == "img"
+        self.drawings += tag == "svg"
         assert tag not in ("script", "link", "iframe")
-        if tag not in ("meta", "img"):
+        if tag != "meta":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -80,8 +80,8 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
     links = Links()
     links.feed(page)
     assert links.open == []
-    assert links.images >= 15
-    assert all(link.startswith(("data:image/svg+xml;base64,", "#")) for link in links.loaded)
+    assert links.drawings >= 15 and "<title>mean reward, phase 1: " in page
+    assert all(link.startswith("#") for link in links.loaded)
     targets = [link[1:] for link in links.loaded if link.startswith("#")]
     assert len(targets) >= 8 and all(f'id="{target}"' in page for target in targets)
     assert "url(" not in page and "@import" not in page
@@ -127,8 +127,15 @@ def test_answers_match_hand_computed():
     samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
     hacked = answers.answer_hacking(samples)
     assert hacked.startswith("1 of 2 samples of phase 1") and "first in phase 0" in hacked
-    lines = [{"phase": 0, "clip_fraction": 0.1}, {"phase": 1, "clip_fraction": 0.3}]
-    assert answers.answer_optimizer(lines) == "Largest clip fraction 0.3 (phase 1)."
+    pairs = ((0.1, 1.0), (0.3, 0.99999))
+    lines = [
+        {"phase": i, "clip_fraction": x, "ratio_first_minibatch": r}
+        for i, (x, r) in enumerate(pairs)
+    ]
+    assert answers.answer_optimizer(lines) == (
+        "Largest clip fraction 0.3 (phase 1); ratio before the first step differs by -1.0e-05 "
+        "from 1 (phase 1)."
+    )
     line, grpo = {"phase": 1, "explained_variance": 0.5}, SMALL | {"advantages": "reinforce++"}
     values = "Values explain 50% of the variance of the returns in phase 1"
     assert answers.answer_critic(line, RLHFArgs(**SMALL)) == f"{values}."
@@ -212,6 +219,8 @@ def test_a_map_of_zeros_is_put_in_words(probed, page):
     assert "<p>kl is 0 on every token of these samples.</p>" in page
     zeros = Curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
     assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
+    unknown = Matrix([[None, None]], ["a"], ["x", "y"], "R2")
+    assert fragment(unknown) == "<p>R2: not defined.</p>"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +244,12 @@ def test_every_curve_of_health_and_report_has_its_unit():
     declared = [d for d in VIEWS["RunHealth"] if isinstance(d, CurvesOver)]
     units = [d.unit for d in declared] + [unit for _, unit, _ in REPORT_CURVES]
     assert len(units) > 12 and all(units)
+
+
+def test_names_of_rewards_may_have_dots(probed):
+    records = [Snapshot(Run(probed), "", {"phase": 0, "reward/rm.v1": 0.5})]
+    drawn = CurvesOver("rewards", {"rm": "reward/rm.v1"}).draw_over(records, {})
+    assert drawn.series == {"rm": ([0], [0.5])}
 
 
 def test_a_users_probe_gets_a_table_of_its_numbers(probed):
