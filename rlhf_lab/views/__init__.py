@@ -4,7 +4,7 @@ from rlhf_lab.views.diagrams import loop_diagram
 from rlhf_lab.views.html import Html
 from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
-from rlhf_lab.views.picture import Picture
+from rlhf_lab.views.pictures import Picture
 from rlhf_lab.views.plots import bars, curves, heatmap
 from rlhf_lab.views.probe_pictures import probe_html
 from rlhf_lab.views.report import write_report

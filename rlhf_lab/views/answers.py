@@ -157,7 +157,7 @@ def answer_hacking(samples: Sequence[Line]) -> str:
         return "The true reward is not known here: read the samples, highest rewards first."
     gaps = [x["phase"] for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
     n = gaps.count(last[0]["phase"])
-    since = f", the first in phase {gaps[0]}" if gaps else ""
+    since = f"; the first such sample of the run is in phase {gaps[0]}" if gaps else ""
     return (
         f"{n} of {len(last)} samples of phase {last[0]['phase']} have a reward more than "
         f"{HACKED_GAP:g} above the true reward{since}."

@@ -5,6 +5,7 @@ from typing import Literal
 
 Kind = Literal["diverging", "sequential"]
 Rgb = tuple[int, int, int]
+Number = float | int
 
 ORANGE, NEUTRAL, BLUE = (213, 94, 0), (242, 242, 242), (0, 114, 178)
 PALE, DEEP = (242, 242, 242), (0, 78, 124)

@@ -10,8 +10,7 @@ from torch import Tensor
 from rlhf_lab.probes import Run
 from rlhf_lab.views.color import Kind
 from rlhf_lab.views.intervals import bracketed
-from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.pictures import Bars, Curves, Kinds, Matrix, Strip, Table
+from rlhf_lab.views.pictures import Bars, Curves, Kinds, Matrix, Picture, Strip, Table
 
 MOST_ROWS = 24  # bars or rows of a table; a model of 30 layers has hundreds of components
 Drawn = Kinds | Picture | str

@@ -3,8 +3,7 @@
 from math import hypot
 
 from rlhf_lab.views.marks import document, element, text
-from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.pictures import Number
+from rlhf_lab.views.pictures import Number, Picture
 
 Spot = tuple[Number, Number]
 WIDTH, HEIGHT, BOX = 880, 380, (136.0, 48.0)

@@ -1,13 +1,27 @@
-"""Intervals on a page: of stored columns, as whiskers and as brackets behind a number."""
+"""Intervals on a page: of stored columns and samples, as whiskers, brackets and bands."""
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.functional import Interval, bootstrap_means
+from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.views.plots import Ends
+from rlhf_lab.training.report import reward_metric
+from rlhf_lab.training.run_dir import SAMPLES, reading
+from rlhf_lab.views.pictures import Ends
 
 HOW = "95 %, bootstrap over sequences"
+# the ends of intervals, by metric and phase
+BandsByMetric = Mapping[str, Mapping[int, tuple[float | None, float | None]]]
+METRIC_OF_COLUMN = {
+    "reward": "mean_reward",
+    "true_reward": "true_reward",
+    "kl_per_sequence": "kl_per_sequence",
+}
 
 
 def mean_of_rows(rows: Float[Tensor, "*name n"]) -> Interval:
@@ -33,3 +47,64 @@ def bracketed(value: float | None, low: float | None, high: float | None) -> str
     if low is None or high is None:
         return f"{value:.4g}"
     return f"{value:.4g} [{low:.3g}, {high:.3g}]"
+
+
+def sample_bands(run: Run) -> tuple[BandsByMetric, int | None]:
+    """The intervals of the metrics that are means over sequences, and over how many those are.
+
+    1. Of each phase in metrics.jsonl, take the rewards and KLs of its samples.
+    2. What share of them is grammatical is a metric: as many ones among as many numbers.
+
+    The number is None where phases differ in it. Runs of earlier versions have them as well.
+    """
+    metrics = {line["phase"]: line for line in run.metrics()}
+    by_phase: dict[int, list[dict[str, Any]]] = {}
+    for sample in run.samples():
+        by_phase.setdefault(sample["phase"], []).append(sample)
+    bands: dict[str, dict[int, tuple[float | None, float | None]]] = {}
+    for phase, samples in by_phase.items():
+        found = _columns(samples, metrics[phase]) if phase in metrics else {}
+        if found:
+            with reading(run.path / SAMPLES):
+                columns = torch.tensor(list(found.values())).T
+            interval = bootstrap_means(columns, resamples=RESAMPLES)
+            for name, *ends in zip(found, *whisker_ends(interval), strict=True):
+                bands.setdefault(name, {})[phase] = tuple(ends)
+    counts = {len(by_phase[phase]) for phase in by_phase if phase in metrics}
+    return bands, counts.pop() if len(counts) == 1 else None
+
+
+def final_bands(run: Run) -> dict[str, tuple[float | None, float | None]]:
+    """The intervals of the final figures, by name.
+
+    The figures are over several batches, of which the samples of one are stored: its intervals are
+    moved to the figure, and narrowed by the root of the share of sequences that is stored.
+    """
+    final = run.info.get("final") or {}
+    samples = run.samples(run.info.get("phases_done", 0)) if final else []
+    found = _columns(samples, {}) if samples else {}
+    if not found:
+        return {}
+    with reading(run.path / SAMPLES):
+        columns = torch.tensor(list(found.values())).T
+    interval = bootstrap_means(columns, resamples=RESAMPLES)
+    narrower = (len(samples) / final["samples"]) ** 0.5
+    ends = zip(found, interval.value.tolist(), *whisker_ends(interval), strict=True)
+    return {
+        name: tuple(None if end is None else final[name] + narrower * (end - mean) for end in pair)
+        for name, mean, *pair in ends
+    }
+
+
+def _columns(samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What each sample counts in each metric; none that is not known of all."""
+    rewards = {name: name for name in samples[0] if name.startswith(reward_metric(""))}
+    columns = {
+        metric: [sample.get(column) for sample in samples]
+        for column, metric in (METRIC_OF_COLUMN | rewards).items()
+    }
+    share = metrics.get("grammatical_fraction")
+    if share is not None:
+        ones = round(share * len(samples))
+        columns["grammatical_fraction"] = [1.0] * ones + [0.0] * (len(samples) - ones)
+    return {name: column for name, column in columns.items() if None not in column}

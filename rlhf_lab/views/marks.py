@@ -7,7 +7,7 @@ from html import escape
 from unicodedata import east_asian_width
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.pictures import Number
+from rlhf_lab.views.color import Number
 
 LIGHT = "#1c6fb0 #c44e00 #2a8a57 #8d4fa8 #a67500 #5b6470 #a3325c #0f7f81".split()
 DARK = "#6db3ee #ff9a57 #5cc48d #c792e0 #e0b341 #aab2bd #f08ab0 #4cc3c5".split()

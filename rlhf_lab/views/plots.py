@@ -6,10 +6,21 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.views import grid, marks, svg
+from rlhf_lab.views import marks, svg
 from rlhf_lab.views.color import Kind
-from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.pictures import NO_ENDS, Bars, Curve, Curves, Ends, Matrix, Number, Optionals
+from rlhf_lab.views.pictures import (
+    NO_ENDS,
+    Bars,
+    Curve,
+    Curves,
+    Ends,
+    Matrix,
+    Number,
+    Optionals,
+    Picture,
+)
+
+SIDE, WIDEST = 11, 1000  # pixels of a cell of several grids, and of all of them
 
 
 def plain_numbers(values: Iterable[Any]) -> list[Any]:
@@ -103,15 +114,10 @@ def heatmaps(
     cols: Sequence[str],
     title: str,
     across: int = 4,
-    limits: tuple[Number, Number] | None = None,
-    cell: float = 0.075,
 ) -> Picture:
-    """Plot several grids of the same rows and columns with one scale.
+    """Plot grids of the same rows and columns with one scale, at most `across` in a row.
 
-    Args:
-        across: grids next to each other; row labels are on the left, column labels at the bottom.
-        limits: the ends of the scale, by default 0 and the largest value.
-        cell: the side of a cell in inches.
+    Row labels are on the left, column labels at the bottom.
 
     Raises:
         ValueError: If there is no grid.
@@ -119,11 +125,9 @@ def heatmaps(
     if not grids:
         raise ValueError("grids is empty. Pass at least one.")
     grids = {name: [plain_numbers(row) for row in grid] for name, grid in grids.items()}
-    across = min(across, len(grids))
-    largest = max((x for grid in grids.values() for row in grid for x in row), default=0.0)
-    limits = limits or (0.0, largest or 1.0)
-    side = max(144 * cell, 11.0)  # pixels: labels of 11 pixels do not overlap
-    parts, x, y, lowest, widest = [], 0.0, 24.0, 0.0, 260.0
+    across = max(1, min(across, len(grids), WIDEST // (SIDE * len(cols) + 12)))
+    limits = (0.0, max((x for grid in grids.values() for row in grid for x in row), default=0) or 1)
+    parts, x, y, lowest, widest = [], 0.0, 24.0, 0.0, 326.0
     for i, (name, values) in enumerate(grids.items()):
         is_left, is_last = not i % across, i + across >= len(grids)
         labels = {(1, 1): "both", (1, 0): "rows", (0, 1): "cols"}.get((is_left, is_last), "none")
@@ -131,15 +135,15 @@ def heatmaps(
         if is_left and i:
             x, y = 0.0, y + lowest + 10
             lowest = 0.0
-        width, height, body = grid.matrix_grid(picture, limits, side, labels)
+        width, height, body = svg.matrix_grid(picture, limits, SIDE, labels)
         parts.append(f'<g transform="translate({x:.1f} {y + 16:.1f})">{body}</g>')
-        left = width - 10 - side * len(cols)
+        left = width - 10 - SIDE * len(cols)
         parts.append(marks.text(x + left, y + 10, name))
         x += max(width, left + marks.text_width(name) + 12)
         lowest = max(lowest, height + 16)
         widest = max(widest, x)
     head, top = marks.header(title, "", (), widest)
-    scale = grid.color_scale(picture, limits, 8, top)
+    scale = svg.color_scale(picture, limits, 8, top)
     body = f'{head}{scale}<g transform="translate(0 {top:.1f})">{"".join(parts)}</g>'
     alt = f"{title}: {', '.join(grids)}"
     return Picture(marks.document(widest, top + y + lowest + 6, body, alt), alt)

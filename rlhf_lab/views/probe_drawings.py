@@ -1,6 +1,7 @@
 """Fields and pictures of the built-in probes that no declaration can describe."""
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from itertools import combinations
 from typing import Any
 
@@ -19,7 +20,6 @@ from rlhf_lab.views.intervals import bracketed, mean_of_rows, whisker_ends
 from rlhf_lab.views.ledger import interval_of_terms, stored_ledger
 from rlhf_lab.views.pictures import Curves, Table
 from rlhf_lab.views.plots import heatmaps
-from rlhf_lab.views.selection import best_cell
 
 SHOWN = 60  # positions of a lens
 NATS = "nats per token"
@@ -180,6 +180,30 @@ def moved_words(at: Snapshot) -> Iterator[Drawn]:
         columns = {key.replace("_", " "): f"{field}.{key}" for key in at[field][0]}
         columns["token"] = lambda at, field=field: quoted(at[f"{field}.token"])
         yield TableOf(note, columns).draw(at)
+
+
+def best_cell(
+    record: dict[str, Any],
+    name: str,
+    grid: Sequence[Sequence[float | None]],
+    rows: Sequence[str],
+    slots: Sequence[str],
+) -> str:
+    """A sentence on the best cell of a grid: its interval, and among how many it was selected."""
+    cells = [(x, i, j) for i, row in enumerate(grid) for j, x in enumerate(row) if x is not None]
+    low, high = record.get(f"{name}_low"), record.get(f"{name}_high")
+    if not cells or low is None or high is None:
+        return ""
+    best, i, j = max(cells)
+    held = record.get("held_out", record.get("sequences", {}).get("held"))
+    widths = [high[k][m] - low[k][m] for _, k, m in cells if None not in (low[k][m], high[k][m])]
+    widest = f"; the widest interval of all is {max(widths):.2f} wide" if widths else ""
+    ends = f"[{low[i][j]:.2f}, {high[i][j]:.2f}]" if low[i][j] is not None else "no interval"
+    return (
+        f"<p>Best of the {len(cells)} compared: {best:.2f} {ends} at {escape(rows[i])}, "
+        f"{escape(slots[j])} (95 %, bootstrap over {held} held-out "
+        f"sequences){widest}.</p>"
+    )
 
 
 def best(field: str, grid: Any, rows: Any) -> Calls:

@@ -10,13 +10,20 @@ from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
 from rlhf_lab.views.declared import Calls, Drawn, Snapshot
+from rlhf_lab.views.intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.marks import STYLE_ELEMENT
-from rlhf_lab.views.picture import Picture
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Strip, Table, quantile_limit
+from rlhf_lab.views.pictures import (
+    Bars,
+    Curves,
+    Matrix,
+    Number,
+    Picture,
+    Strip,
+    Table,
+    quantile_limit,
+)
 from rlhf_lab.views.plots import draw_picture
-from rlhf_lab.views.probe_drawings import short_site  # noqa: F401
 from rlhf_lab.views.probe_views import VIEWS
-from rlhf_lab.views.sample_intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.tokens import color_key, tokens_html
 
 Records = Sequence[Mapping[str, Any]]

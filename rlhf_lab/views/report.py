@@ -17,9 +17,8 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.declared import CurvesOver, Snapshot
-from rlhf_lab.views.intervals import bracketed
+from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
 from rlhf_lab.views.probe_pictures import fragment, number_table, probe_html
-from rlhf_lab.views.sample_intervals import final_bands, sample_bands
 from rlhf_lab.views.text import reward_color
 
 REPORT_CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (

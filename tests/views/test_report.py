@@ -126,7 +126,10 @@ def test_answers_match_hand_computed():
     pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
     samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
     hacked = answers.answer_hacking(samples)
-    assert hacked.startswith("1 of 2 samples of phase 1") and "first in phase 0" in hacked
+    assert (
+        hacked.startswith("1 of 2 samples of phase 1")
+        and "the first such sample of the run is in phase 0" in hacked
+    )
     pairs = ((0.1, 1.0), (0.3, 0.99999))
     lines = [
         {"phase": i, "clip_fraction": x, "ratio_first_minibatch": r}

@@ -6,7 +6,7 @@ import torch
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.views.sample_intervals import final_bands, sample_bands
+from rlhf_lab.views.intervals import final_bands, sample_bands
 
 REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
 

@@ -1,6 +1,6 @@
 """The best of many cells: its interval, among how many it was selected, and what is not there."""
 
-from rlhf_lab.views.selection import best_cell
+from rlhf_lab.views.probe_drawings import best_cell
 
 RECORD = {
     "held_out": 40,
