@@ -162,7 +162,7 @@ class CurvesOf(_Declared):
 
 @dataclass(frozen=True)
 class MatrixOf(_Declared):
-    """A grid of one record's field; entries whose `defined` is False stay blank."""
+    """A grid of one record's field; entries that are None stay blank."""
 
     title: str
     values: Field
@@ -172,19 +172,12 @@ class MatrixOf(_Declared):
     note: str = ""
     kind: Kind = "sequential"
     limits: tuple[float, float] | None = None
-    defined: Field | None = None
 
     def draw(self, at: Snapshot) -> Matrix | None:
         """Return the grid, or None if the record lacks the field."""
         grid, rows = at.get(self.values), at.get(self.rows)
         if grid is None or rows is None:
             return None
-        if self.defined:
-            flags = at.get(self.defined)
-            grid = [
-                [x if f else None for x, f in zip(*both, strict=True)]
-                for both in zip(grid, flags, strict=True)
-            ]
         cols = at.get(self.cols) or [str(i) for i in range(len(grid[0]))]
         return Matrix(
             grid, rows, cols, unit=self.unit, kind=self.kind, limits=self.limits, **self.named(at)

@@ -63,12 +63,8 @@ def sample_bands(run: Run) -> tuple[BandsByMetric, int | None]:
         by_phase.setdefault(sample["phase"], []).append(sample)
     bands: dict[str, dict[int, tuple[float | None, float | None]]] = {}
     for phase, samples in by_phase.items():
-        found = _columns(samples, metrics[phase]) if phase in metrics else {}
-        if found:
-            with reading(run.path / SAMPLES):
-                columns = torch.tensor(list(found.values())).T
-            interval = bootstrap_means(columns, resamples=RESAMPLES)
-            for name, *ends in zip(found, *whisker_ends(interval), strict=True):
+        if phase in metrics:
+            for name, _, *ends in _intervals(run, samples, metrics[phase]):
                 bands.setdefault(name, {})[phase] = tuple(ends)
     counts = {len(by_phase[phase]) for phase in by_phase if phase in metrics}
     return bands, counts.pop() if len(counts) == 1 else None
@@ -82,18 +78,22 @@ def final_bands(run: Run) -> dict[str, tuple[float | None, float | None]]:
     """
     final = run.info.get("final") or {}
     samples = run.samples(run.info.get("phases_done", 0)) if final else []
-    found = _columns(samples, {}) if samples else {}
+    narrower = (len(samples) / final["samples"]) ** 0.5 if samples else 1.0
+    return {
+        name: tuple(None if end is None else final[name] + narrower * (end - mean) for end in pair)
+        for name, mean, *pair in _intervals(run, samples, {})
+    }
+
+
+def _intervals(run: Run, samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> list[tuple]:
+    """Name, mean and ends of each metric of a phase."""
+    found = _columns(samples, metrics) if samples else {}
     if not found:
-        return {}
+        return []
     with reading(run.path / SAMPLES):
         columns = torch.tensor(list(found.values())).T
     interval = bootstrap_means(columns, resamples=RESAMPLES)
-    narrower = (len(samples) / final["samples"]) ** 0.5
-    ends = zip(found, interval.value.tolist(), *whisker_ends(interval), strict=True)
-    return {
-        name: tuple(None if end is None else final[name] + narrower * (end - mean) for end in pair)
-        for name, mean, *pair in ends
-    }
+    return list(zip(found, interval.value.tolist(), *whisker_ends(interval), strict=True))
 
 
 def _columns(samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> dict[str, list[float]]:

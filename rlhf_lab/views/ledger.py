@@ -22,20 +22,9 @@ from rlhf_lab.views.html import Html, formatted
 from rlhf_lab.views.html import table as html_table
 from rlhf_lab.views.tokens import largest
 
-LEDGER_COLUMNS = (
-    "old_logprob",
-    "logprob",
-    "ratio",
-    "clipped",
-    "advantage",
-    "whitened",
-    "return",
-    "value",
-    "kl",
-    "entropy",
-    "surrogate",
-    "value_loss",
-    "share",
+LEDGER_COLUMNS = tuple(
+    "old_logprob logprob ratio clipped advantage whitened return value kl entropy surrogate "
+    "value_loss share".split()
 )
 TERM_TENSORS = {  # the column whose sum each term is, up to its coefficient
     "clipped_surrogate": "surrogate",

@@ -103,13 +103,9 @@ class Picture:
         return int(self.svg.partition(' width="')[2].partition('"')[0])
 
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
-        return {"image/svg+xml": self.svg, "text/html": self.html(), "text/plain": self.alt}
+        return {"image/svg+xml": self.svg, "text/html": self._repr_html_(), "text/plain": self.alt}
 
     def _repr_html_(self) -> str:
-        return self.html()
-
-    def html(self) -> str:
-        """Return an image element that contains the drawing."""
         data = base64.b64encode(self.svg.encode()).decode()
         return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
 

@@ -28,11 +28,6 @@ def plain_numbers(values: Iterable[Any]) -> list[Any]:
     return [x.item() if hasattr(x, "item") else x for x in values]
 
 
-def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
-    """Draw a picture kind."""
-    return Picture(svg.draw_svg(picture), svg.describe(picture))
-
-
 def curves(
     series: Mapping[str, Curve],
     title: str,
@@ -61,7 +56,7 @@ def curves(
     if log_x and lowest <= 0:
         raise ValueError(f"x is {lowest} on a logarithmic axis. Use numbers greater than 0.")
     _check_ends({name: y for name, (_, y) in series.items()}, bands)
-    return draw_picture(Curves(series, title, y_label, bands, x_label, log_x))
+    return svg.draw_picture(Curves(series, title, y_label, bands, x_label, log_x))
 
 
 def bars(
@@ -87,7 +82,7 @@ def bars(
             raise ValueError(
                 f"series {label!r} has {len(values)} values for {len(names)} names. Pass one each."
             )
-    return draw_picture(Bars(names, series, title, y_label, whiskers))
+    return svg.draw_picture(Bars(names, series, title, y_label, whiskers))
 
 
 def heatmap(
@@ -105,7 +100,7 @@ def heatmap(
             diverging.
     """
     grid = [plain_numbers(row) for row in values]
-    return draw_picture(Matrix(grid, rows, cols, title, "", kind, limits))
+    return svg.draw_picture(Matrix(grid, rows, cols, title, "", kind, limits))
 
 
 def heatmaps(

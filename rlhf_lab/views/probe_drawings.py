@@ -68,20 +68,18 @@ def with_numbers(words: Sequence[str], numbers: Sequence[float], form: str) -> s
 
 def optimum_note(records: Sequence[Snapshot]) -> Iterator[Drawn]:
     """Explain the exact optimum and the phases without one."""
-    if any("optimal_reward" in at.record for at in records):
-        missing = [at.record["phase"] for at in records if at.record.get("optimal_reward") is None]
-        yield (
-            "<p>The exact optimum is the best policy at that phase's beta_eff, which is kl_coef "
-            "times the standard deviations that advantages and rewards were divided by."
-        )
-        if missing:
-            phases = ", ".join(map(str, missing))
-            yield (
-                f" It has no point in phase {phases}: beta_eff was not above {FREE_KL:g} there "
-                "(as when nearly all rewards of a phase are the same).</p>"
-            )
-        else:
-            yield "</p>"
+    if not any("optimal_reward" in at.record for at in records):
+        return
+    missing = [at.record["phase"] for at in records if at.record.get("optimal_reward") is None]
+    note = (
+        f" It has no point in phase {', '.join(map(str, missing))}: beta_eff was not above "
+        f"{FREE_KL:g} there (as when nearly all rewards of a phase are the same)."
+    )
+    yield (
+        "<p>The exact optimum is the best policy at that phase's beta_eff, which is kl_coef "
+        "times the standard deviations that advantages and rewards were divided by."
+        f"{note if missing else ''}</p>"
+    )
 
 
 def head_patterns(at: Snapshot) -> Iterator[Drawn]:
@@ -220,11 +218,6 @@ def defined_r2(at: Snapshot) -> list[list[float | None]]:
     """Return R2 with None where it is not defined."""
     both = zip(at["r2"], at["defined"], strict=True)
     return [[x if f else None for x, f in zip(*row, strict=True)] for row in both]
-
-
-def with_bayes(at: Snapshot, rows: Sequence[Any], last: Any) -> list[Any]:
-    """Return rows, and one for Bayes' rule if the record has it."""
-    return [*rows, last] if "bayes_accuracy" in at.record else list(rows)
 
 
 def drift(records: Sequence[Snapshot]) -> Iterator[Drawn]:
@@ -484,12 +477,12 @@ def widest_slot(at: Snapshot) -> Iterator[Drawn]:
 
 def accuracies(at: Snapshot) -> list[Any]:
     """Return accuracies by site and slot, and those of Bayes' rule."""
-    return with_bayes(at, at["accuracy"], at.get("bayes_accuracy"))
+    return [*at["accuracy"], *([at["bayes_accuracy"]] if "bayes_accuracy" in at.record else [])]
 
 
 def accuracy_rows(at: Snapshot) -> list[str]:
     """Return the names of the rows of `accuracies`."""
-    return with_bayes(at, sites(at), "Bayes' rule")
+    return [*sites(at), "Bayes' rule"][: len(accuracies(at))]
 
 
 def marked_slots(at: Snapshot) -> list[str] | None:

@@ -1,6 +1,6 @@
 """Pictures of a run's probes as HTML, by their declarations; other probes as a table."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -22,25 +22,14 @@ from rlhf_lab.views.pictures import (
     Table,
     quantile_limit,
 )
-from rlhf_lab.views.plots import draw_picture
 from rlhf_lab.views.probe_views import VIEWS
+from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import color_key, tokens_html
 
 Records = Sequence[Mapping[str, Any]]
 FIRST_TOO = ("Direction", "ValueLens", "ValueAttribution", "TextHeatmap")
 SHOWN_RECORDS = 20
 WIDE = 520  # pixels from which a drawing takes a whole row, and is not made smaller
-
-
-def probe_kind(run: Run, name: str) -> str | None:
-    """Return the class of a probe that a run stores."""
-    probes = run.store.read_suite()["probes"]
-    return next((probe["kind"] for probe in probes if probe["name"] == name), None)
-
-
-def snapshots(run: Run, name: str) -> list[Snapshot]:
-    """Return the records of a probe."""
-    return [Snapshot(run, name, record) for record in run.records(name)]
 
 
 def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Iterator[Drawn]:
@@ -73,7 +62,8 @@ def pictures_at(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
 
 def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
     """Yield the pictures of one probe: over phases, then of the last record."""
-    kind, records = probe_kind(run, name), snapshots(run, name)
+    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    kind, records = kinds.get(name), [Snapshot(run, name, record) for record in run.records(name)]
     yield from pictures_over(name, kind, records)
     if records:
         for at in (records[:1] if kind in FIRST_TOO and len(records) > 1 else []) + records[-1:]:
@@ -86,14 +76,11 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    return STYLE_ELEMENT + page_parts(probe_pictures(run, name))
-
-
-def page_parts(pictures: Iterable[Drawn]) -> str:
-    """Return pictures as HTML, drawings next to each other."""
-    grouped = groupby(map(fragment, pictures), key=lambda part: part.startswith("<figure"))
-    parts = (("".join(group), is_drawn) for is_drawn, group in grouped)
-    return "".join(f'<div class="figures">{x}</div>' if is_drawn else x for x, is_drawn in parts)
+    shown, parts = map(fragment, probe_pictures(run, name)), [STYLE_ELEMENT]
+    for is_drawn, group in groupby(shown, key=lambda part: part.startswith("<figure")):
+        part = "".join(group)
+        parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
+    return "".join(parts)
 
 
 def probe_plots(run: Run, name: str) -> list[Picture]:

@@ -251,11 +251,10 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "ValueLens": (
             MatrixOf(
                 "R2 of {r2_against}, linear probes, held out, n = {n}",
-                "r2",
+                drawings.defined_r2,
                 drawings.sites,
                 "slots",
                 limits=(0.0, 1.0),
-                defined="defined",
             ),
             drawings.best("r2", drawings.defined_r2, drawings.sites),
             BarsOf(

@@ -4,43 +4,33 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rlhf_lab.views import marks as m
 from rlhf_lab.views.color import color_of, css, ink_on
-from rlhf_lab.views.marks import (
-    DASHES,
-    LARGE_POINTS,
-    MOST_POINTS,
-    document,
-    element,
-    header,
-    mark_with_title,
-    marker,
-    round_number,
-    series_colors,
-    shortened,
-    text,
-    text_width,
-    tick_labels,
-    ticks,
-    widest,
+from rlhf_lab.views.pictures import (
+    Bars,
+    Curves,
+    Matrix,
+    Number,
+    Optionals,
+    Picture,
+    format_value,
+    is_number,
 )
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Number, Optionals, format_value, is_number
 
 PLOT_HEIGHT = 150
 MOST_MARKS = 600  # cells
 
 
-def draw_svg(picture: Bars | Curves | Matrix) -> str:
-    """Return a picture as an SVG document that needs nothing from outside."""
+def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
+    """Draw a picture as SVG that needs nothing from outside."""
     draw = {Bars: draw_bars, Curves: draw_curves}.get(type(picture), draw_matrix)
-    return document(*draw(picture), describe(picture))
-
-
-def describe(picture: Bars | Curves | Matrix) -> str:
-    """Return a picture's title and what it shows, in words."""
     if isinstance(picture, Matrix):
-        return f"{picture.title}: {len(picture.rows)} rows, {len(picture.cols)} columns"
-    over = f" over {picture.x_label}" if isinstance(picture, Curves) else ""
-    return f"{picture.title}: {', '.join(picture.series)}{over}"
+        shown = f"{len(picture.rows)} rows, {len(picture.cols)} columns"
+    else:
+        over = f" over {picture.x_label}" if isinstance(picture, Curves) else ""
+        shown = ", ".join(picture.series) + over
+    alt = f"{picture.title}: {shown}"
+    return Picture(m.document(*draw(picture), alt), alt)
 
 
 class _Axes:
@@ -56,19 +46,19 @@ class _Axes:
             low, high = low - pad, high + pad
         elif low == high:
             high = low + 1.0
-        marks = ticks(low, high)
-        labels = tick_labels(marks)
-        self.left = max(left, widest(labels) + 12)
+        marks = m.ticks(low, high)
+        labels = m.tick_labels(marks)
+        self.left = max(left, m.widest(labels) + 12)
         self.width, self.low, self.high = width, low, high
         names, whole = list(picture.series), self.left + width
-        self.whole = max(whole + 10, 200.0, widest(names) + 34 if len(names) > 1 else 0.0)
-        head, self.top = header(picture.title, picture.unit, names, self.whole)
+        self.whole = max(whole + 10, 200.0, m.widest(names) + 34 if len(names) > 1 else 0.0)
+        head, self.top = m.header(picture.title, picture.unit, names, self.whole)
         self.bottom = self.top + PLOT_HEIGHT
         self.parts = [head]
         for mark, label in zip(marks, labels, strict=True):
             y = self.y(mark)
-            line = element("line", "axis", x1=self.left, x2=whole, y1=y, y2=y)
-            self.parts += [line, text(self.left - 5, y + 4, label, "soft", "end")]
+            line = m.element("line", "axis", x1=self.left, x2=whole, y1=y, y2=y)
+            self.parts += [line, m.text(self.left - 5, y + 4, label, "soft", "end")]
 
     def y(self, value: Number) -> float:
         return self.top + 4 + (self.high - value) / (self.high - self.low) * (PLOT_HEIGHT - 8)
@@ -76,44 +66,46 @@ class _Axes:
 
 def draw_bars(picture: Bars) -> tuple[Number, Number, str]:
     """Draw groups of bars; labels are turned where they are wider than their group."""
-    labels, names = list(map(shortened, picture.labels)), list(picture.series)
+    labels, names = list(map(m.shortened, picture.labels)), list(picture.series)
     bar = 7 if len(names) > 1 else 12
     slot = max(bar * len(names) + 6, min(64.0, 320 / max(1, len(labels))))
-    is_turned = widest(labels) > slot - 4
-    left = max([0.0, *(0.55 * text_width(x) - (i + 0.5) * slot for i, x in enumerate(labels))])
+    is_turned = m.widest(labels) > slot - 4
+    left = max([0.0, *(0.55 * m.text_width(x) - (i + 0.5) * slot for i, x in enumerate(labels))])
     ends = [x for pair in picture.ends.values() for end in pair for x in end]
     values = [x for series in picture.series.values() for x in series]
     axes = _Axes(picture, [0.0, *values, *ends], left * is_turned + 4, slot * len(labels))
-    for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
+    for i, (name, color) in enumerate(zip(names, m.series_colors(names), strict=True)):
         lows, highs = picture.ends.get(name, ([None] * len(labels),) * 2)
         for at, value in enumerate(picture.series[name]):
             if not is_number(value):
                 continue
             x = axes.left + (at + 0.5) * slot + (i - len(names) / 2) * bar
             top, height = axes.y(max(value, 0)), abs(axes.y(value) - axes.y(0))
-            mark = element("rect", f"f{color}", x=x, y=top, width=bar - 1, height=max(height, 0.6))
+            mark = m.element(
+                "rect", f"f{color}", x=x, y=top, width=bar - 1, height=max(height, 0.6)
+            )
             if is_number(lows[at]) and is_number(highs[at]):
                 middle, y1, y2 = x + (bar - 1) / 2, axes.y(lows[at]), axes.y(highs[at])
-                mark += element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
+                mark += m.element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
             label = picture.labels[at] + (f", {name}" if len(names) > 1 else "")
             axes.parts.append(
-                mark_with_title(mark, format_value(label, value, lows[at], highs[at]))
+                m.mark_with_title(mark, format_value(label, value, lows[at], highs[at]))
             )
     for at, label in enumerate(labels):
         x = axes.left + (at + 0.5) * slot
         turned = (x + 4, axes.bottom + 8, label, "", "end", -60)
         axes.parts.append(
-            text(*turned) if is_turned else text(x, axes.bottom + 13, label, "", "middle")
+            m.text(*turned) if is_turned else m.text(x, axes.bottom + 13, label, "", "middle")
         )
-    below = 0.87 * widest(labels) + 18 if is_turned else 22
+    below = 0.87 * m.widest(labels) + 18 if is_turned else 22
     return axes.whole, axes.bottom + below, "".join(axes.parts)
 
 
 def _reduced(points: list[tuple]) -> list[tuple]:
     """Points of a curve, of long ones only the lowest and the highest of each stretch."""
-    if len(points) <= MOST_POINTS:
+    if len(points) <= m.MOST_POINTS:
         return points
-    size = -(-2 * len(points) // MOST_POINTS)
+    size = -(-2 * len(points) // m.MOST_POINTS)
     kept = []
     for start in range(0, len(points), size):
         there = [p for p in points[start : start + size] if p[1] is not None]
@@ -138,19 +130,19 @@ def draw_curves(picture: Curves) -> tuple[Number, Number, str]:
         return axes.left + 8 + middle * (axes.width - 16)
 
     whole = all(isinstance(x, int) for x in places)
-    marks = places if picture.log_x or len(places) == 1 else ticks(places[0], places[-1], 6)
+    marks = places if picture.log_x or len(places) == 1 else m.ticks(places[0], places[-1], 6)
     free = 0.0
     for x in marks:
-        words = f"{x:,g}" if picture.log_x else round_number(x)
-        if (whole and x != round(x)) or across(x) - text_width(words) / 2 < free:
+        words = f"{x:,g}" if picture.log_x else m.round_number(x)
+        if (whole and x != round(x)) or across(x) - m.text_width(words) / 2 < free:
             continue
-        free = across(x) + text_width(words) / 2 + 6
-        axes.parts.append(text(across(x), axes.bottom + 13, words, "soft", "middle"))
+        free = across(x) + m.text_width(words) / 2 + 6
+        axes.parts.append(m.text(across(x), axes.bottom + 13, words, "soft", "middle"))
     axes.parts.append(
-        text(axes.left + axes.width / 2, axes.bottom + 27, picture.x_label, "soft", "middle")
+        m.text(axes.left + axes.width / 2, axes.bottom + 27, picture.x_label, "soft", "middle")
     )
     names = list(picture.series)
-    for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
+    for i, (name, color) in enumerate(zip(names, m.series_colors(names), strict=True)):
         xs, ys = picture.series[name]
         lows, highs = picture.ends.get(name, ([None] * len(ys),) * 2)
         known = [y if is_number(y) else None for y in ys]
@@ -166,18 +158,18 @@ def draw_curves(picture: Curves) -> tuple[Number, Number, str]:
             if y is not None:
                 line.append((across(x), axes.y(y)))
             elif line:
-                dash = DASHES[i % len(DASHES)]
+                dash = m.DASHES[i % len(m.DASHES)]
                 dashes = f' stroke-dasharray="{dash}"' if dash else ""
                 axes.parts.append(f'<polyline class="s{color}"{dashes} points="{_points(line)}"/>')
                 line = []
-        size = 2.6 if len(points) <= LARGE_POINTS else 1.2
+        size = 2.6 if len(points) <= m.LARGE_POINTS else 1.2
         for x, y, a, b in points:
             if y is not None:
                 mark, label = (
-                    marker(i, across(x), axes.y(y), color, size),
+                    m.marker(i, across(x), axes.y(y), color, size),
                     f"{name}, {picture.x_label} {x:g}",
                 )
-                axes.parts.append(mark_with_title(mark, format_value(label, y, a, b)))
+                axes.parts.append(m.mark_with_title(mark, format_value(label, y, a, b)))
     return axes.whole, axes.bottom + 36, "".join(axes.parts)
 
 
@@ -192,7 +184,7 @@ def draw_matrix(picture: Matrix) -> tuple[Number, Number, str]:
     width = max(width, 326.0)
     unit = [picture.unit] if picture.unit else []
     unit += ["dashed: beyond the scale"] if 'class="far"' in grid else []
-    head, top = header(picture.title, "; ".join(unit), (), width)
+    head, top = m.header(picture.title, "; ".join(unit), (), width)
     scale = color_scale(picture, limits, 8, top)
     return (
         width,
@@ -235,18 +227,18 @@ def matrix_grid(
 
     More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
     """
-    rows = [shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
-    cols = [shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
+    rows = [m.shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
+    cols = [m.shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
     wide = cell or max(16.0, min(44.0, 420 / max(1, len(picture.cols))))
     tall, parts = cell or 17.0, []
     is_large, places = len(picture.rows) * len(picture.cols) > MOST_MARKS, defaultdict(list)
-    is_turned = widest(cols) > wide - 2
-    overhang = [0.55 * text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
-    left = max(widest(rows) + 12, *(overhang if is_turned else []), 6)
+    is_turned = m.widest(cols) > wide - 2
+    overhang = [0.55 * m.text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
+    left = max(m.widest(rows) + 12, *(overhang if is_turned else []), 6)
     for at, name in enumerate(picture.rows):
         y = at * tall
         if rows:
-            parts.append(text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
+            parts.append(m.text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
         for i, value in enumerate(picture.values[at]):
             if not is_number(value):
                 continue
@@ -262,16 +254,16 @@ def matrix_grid(
             size = f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
             mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
             title = format_value(f"{name}, {picture.cols[i]}", value) + beyond
-            parts.append(mark_with_title(mark, title))
+            parts.append(m.mark_with_title(mark, title))
     parts += [
         f'<path fill="{css(color)}" d="{"".join(found)}"/>' for color, found in places.items()
     ]
     for i, name in enumerate(cols):
         x, y = left + (i + 0.5) * wide, tall * len(picture.rows)
         parts.append(
-            text(x + 4, y + 9, name, "", "end", -60)
+            m.text(x + 4, y + 9, name, "", "end", -60)
             if is_turned
-            else text(x, y + 13, name, "", "middle")
+            else m.text(x, y + 13, name, "", "middle")
         )
-    below = 0.0 if not cols else 0.87 * widest(cols) + 20 if is_turned else 22.0
+    below = 0.0 if not cols else 0.87 * m.widest(cols) + 20 if is_turned else 22.0
     return left + wide * len(picture.cols) + 10, tall * len(picture.rows) + below, "".join(parts)

@@ -15,8 +15,8 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.views.pictures import Bars, Curves, Matrix, Strip, Table
-from rlhf_lab.views.plots import draw_picture
 from rlhf_lab.views.probe_views import VIEWS
+from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import tokens_html
 
 NAMES = {
