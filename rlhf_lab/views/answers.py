@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
 
 Line = Mapping[str, Any]
@@ -20,13 +19,13 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
     ("Does another seed agree?", "arguments"),
 )
 STALLED_KL = 0.01  # nats per sequence after three phases
-WITH_VALUES = ("one_step", "gae")  # advantages that are computed from values
+VALUE_ESTIMATORS = ("one_step", "gae")  # advantages that are computed from values
 HACKED_GAP = 0.5  # reward minus true reward of a sample
 
 
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
-    lines = run.metrics()
+    lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
@@ -37,10 +36,10 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             *(answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
             answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
-            answer_critic(lines[-1], run.args),
+            answer_critic(lines[-1], args),
             answer_optimizer(lines),
             "One run is open. Train with another seed: python -m rlhf_lab train --seed "
-            f"{run.args.seed + 1}.",
+            f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
         ]
     return [(q, a, place) for (q, place), a in zip(QUESTIONS, answers, strict=True)]
 
@@ -164,14 +163,13 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     )
 
 
-def answer_critic(line: Line, args: RLHFArgs) -> str:
+def answer_critic(line: Line, args: Line) -> str:
     """Return the explained variance of the last phase, and whether values are trained and used."""
     value = line.get("explained_variance")
-    if args.vf_coef == 0 or value is None:
-        return f"Not known: no values are trained (vf_coef={args.vf_coef:g})."
-    unused = (
-        "" if args.advantages in WITH_VALUES else f"; advantages={args.advantages!r} ignores them"
-    )
+    if args.get("vf_coef") == 0 or value is None:
+        return f"Not known: no values are trained (vf_coef={args.get('vf_coef')})."
+    name = args.get("advantages", "gae")
+    unused = "" if name in VALUE_ESTIMATORS else f"; advantages={name!r} ignores them"
     return (
         f"Values explain {value:.0%} of the variance of the returns in phase {line['phase']}"
         f"{unused}."

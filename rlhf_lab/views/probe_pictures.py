@@ -29,7 +29,7 @@ from rlhf_lab.views.tokens import color_key, tokens_html
 Records = Sequence[Mapping[str, Any]]
 FIRST_TOO = ("Direction", "ValueLens", "ValueAttribution", "TextHeatmap")
 SHOWN_RECORDS = 20
-WIDE = 520  # pixels from which a drawing takes a whole row, and is not made smaller
+WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
 def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Iterator[Drawn]:
@@ -122,7 +122,7 @@ def fragment(part: Drawn) -> str:
         return f"<p>{escape(part.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
     picture = part if isinstance(part, Picture) else draw_picture(part)
     caption = f"<figcaption>{note}</figcaption>" if note else ""
-    wide = ' class="wide"' if picture.width > WIDE else ""
+    wide = ' class="wide"' if picture.width > WIDE_PIXELS else ""
     return f"<figure{wide}>{picture.inline()}{caption}</figure>"
 
 

@@ -21,21 +21,13 @@ from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
 from rlhf_lab.views.probe_pictures import fragment, number_table, probe_html
 from rlhf_lab.views.text import reward_color
 
-REPORT_CURVES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("reward", "reward", ("mean_reward", "true_reward")),
-    (
-        "KL from the reference",
-        "nats per sequence",
-        ("kl_per_sequence", "kl_to_initial_per_sequence"),
-    ),
-    ("entropy", "nats per token", ("entropy_per_token",)),
-    ("variance of the returns that values explain", "fraction", ("explained_variance",)),
-    ("samples that are grammatical", "fraction", ("grammatical_fraction",)),
-    (
-        "prompts whose responses all have one reward",
-        "fraction of prompts",
-        ("uninformative_group_fraction",),
-    ),
+REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
+    ("reward", "reward", "mean_reward true_reward"),
+    ("KL from the reference", "nats per sequence", "kl_per_sequence kl_to_initial_per_sequence"),
+    ("entropy", "nats per token", "entropy_per_token"),
+    ("variance of the returns that values explain", "fraction", "explained_variance"),
+    ("samples that are grammatical", "fraction", "grammatical_fraction"),
+    ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 REPORT_SAMPLES = 6
 
@@ -128,8 +120,8 @@ def _curves(run: Run) -> str:
         return "<h2>Curves</h2><p>No phase is done yet.</p>"
     by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
     title = "several rewards, before they are weighted"
-    several = [(title, "reward", tuple(by_name))] if by_name else []
-    curves = [REPORT_CURVES[0], *several, *REPORT_CURVES[1:]]
+    curves = [(name, unit, names.split()) for name, unit, names in REPORT_CURVES]
+    curves[1:1] = [(title, "reward", by_name)] if by_name else []
     bands, n = sample_bands(run)
     records = [Snapshot(run, "", line) for line in metrics]
     figures = []
