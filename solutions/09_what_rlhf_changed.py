@@ -282,7 +282,7 @@ else:
     nice_words = torch.tensor([WORD_IDS[word] for word in flat(ADJECTIVES[1])])
     columns = {name: {} for name in ('share of "wasn\'t"', "nice after was", "nice after wasn't")}
     gaps = {}
-    for which in (*(phase for phase in (0, 2, 4, 8) if phase < len(reports)), "last"):
+    for which in (*(phase for phase in (0, 2, 8) if phase < len(reports)), "last"):
         policy = run.policy(which).to(trainer.device)
         (with_was, nice_was), (with_not, nice_not) = (forced(policy, w) for w in ("was", "wasn't"))
         cells = share_of_negations(policy), bootstrap_means(nice_was), bootstrap_means(nice_not)
