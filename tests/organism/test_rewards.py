@@ -10,6 +10,7 @@ from rlhf_lab.organism import REWARDS, Grammar, grammatical, true_reward
 from rlhf_lab.organism.rewards import (
     CLAUSE_EVIDENCE,
     VERDICT_EVIDENCE,
+    read_features,
     replace_word,
     true_log_odds,
 )
@@ -48,6 +49,13 @@ def test_true_reward_matches_hand_computed():
 def test_true_reward_is_0_for_other_texts():
     broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
     assert score("true_reward", *broken) == [0, 0, 0, 0]
+
+
+def test_verdict_is_the_first_verb():
+    found = read_features(
+        ["i loved it . i hated it", "i hated it . i loved it", "so good"], Grammar()
+    )
+    assert found.verdict.tolist() == [1, -1, 0]
 
 
 def test_smoothed_is_the_fourth_root_of_the_odds():

@@ -327,6 +327,15 @@ def test_hooks_fire_at_every_step_of_each_method(nano):
     assert calls == ([True] * 3 + [False]) * 2 + [False, True] * 3 + [False]
 
 
+def test_reward_model_is_normalized_over_its_training_pairs_only():
+    model, pairs = RewardModel(load_model("reel-nano"), seed=3), reel_pairs(12, 0)
+    fit = train_reward_model(model, pairs, fitting(1, 4, held_out=0.5))
+    train = pairs[hold_out(12, 0.5, np.random.default_rng(0), "pairs")[1]]
+    scores = model.score(train.chosen + train.rejected)
+    assert fit.values["mean_score"] == pytest.approx(scores.mean().item(), abs=1e-6)
+    assert model.normalize(scores).mean().item() == pytest.approx(0, abs=1e-5)
+
+
 @pytest.fixture(scope="module")
 def fitted():
     """120 steps on Reel: enough to beat a judge that goes by single words."""
