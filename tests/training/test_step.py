@@ -46,6 +46,7 @@ def test_generate_returns_what_it_gets(make_trainer):
     response, several = trainers[3].generate(prompts[0]), trainers[4].generate(prompts[:1])
     assert response.shape == (1, 6) and torch.equal(response[0], several[0])
     assert trainers[0].generate(["this film"], return_prompt=True)[0].startswith("this film ")
+    assert trainers[0].generate(QUERIES) != trainers[0].generate(QUERIES)  # other noise
 
 
 def test_generate_applies_settings_to_one_call(make_trainer):
