@@ -91,7 +91,7 @@ class KLByPosition(Probe):
 
     name = "kl_by_position"
     question = "At which positions did the policy leave the reference?"
-    caveat = "Positions are those of the policy's own samples: late ones have fewer sequences."
+    caveat = "Positions are in samples of the policy: late positions have fewer sequences."
     exact_reward = True
     events = ("after_score",)
 

@@ -117,7 +117,7 @@ class LogitShift(WordPairProbe):
     """
 
     name = "logit_shift"
-    question = "Which components make one word likelier than another?"
+    question = "Which components make one word more likely than another?"
     caveat = "Rows are direct effects on the logits: later components can undo or repeat them."
     sites = (*SITES, "ln_final.hook_normalized")
 
@@ -167,8 +167,8 @@ class LogitShift(WordPairProbe):
             Check.at_most("the rows of the shift sum to the measured shift", gap, allowed),
         ]
         if causes:
-            missed = (sum(causes.values()) - shift).abs().max().item()
-            checks.append(Check.at_most("the causes sum to the rows of the shift", missed, allowed))
+            rest = (sum(causes.values()) - shift).abs().max().item()
+            checks.append(Check.at_most("the causes sum to the rows of the shift", rest, allowed))
         tensors = {"shift": shift, "measured": measured, "reference": before.rows} | causes
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 

@@ -122,7 +122,7 @@ class Run:
         """Return the tensors of one probe in one phase.
 
         Raises:
-            RunError: If there are none, or the file is corrupt.
+            RunError: If there are no records, or the file is corrupt.
         """
         path = self.store.tensor_path(probe, phase)
         if not path.is_file():

@@ -86,7 +86,7 @@ class RunHealth(Probe):
     name = "run_health"
     question = "Is the run healthy, and how far is it from the best policy at its KL penalty?"
     caveat = (
-        "The optimum is that of the first step's objective, without clipping and entropy bonus."
+        "The optimum belongs to the first step's objective, without clipping and entropy bonus."
     )
     exact_reward = True
     events = ("after_phase",)

@@ -45,7 +45,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _records(run: Run, kind: str) -> list[dict[str, Any]]:
-    """Return the records of the first probe of a class, whatever its name."""
+    """Return the records of the first probe of a class under any name."""
     kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
     return next((run.records(name) for name in run.probes() if kinds.get(name) == kind), [])
 
@@ -81,7 +81,7 @@ def answer_learning(lines: Sequence[Line]) -> str:
 
 
 def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
-    """Return the KL, and the reward of the best policy at that price where it is known."""
+    """Return the KL, and the reward of the best policy at that price if it is known."""
     kl = _known(lines, "kl_per_sequence")
     if not kl:
         return "metrics.jsonl has no KL."

@@ -71,7 +71,7 @@ def named(columns: str) -> dict[str, Column]:
     return found
 
 
-def _by_label(columns: Columns, at: Snapshot) -> Mapping[str, Any]:
+def _columns_by_label(columns: Columns, at: Snapshot) -> Mapping[str, Any]:
     if isinstance(columns, str):
         return named(columns)
     return columns(at) if callable(columns) else columns
@@ -90,7 +90,7 @@ def _column(at: Snapshot, column: Any) -> tuple[Any, Any, Any]:
 
 def _columns(at: Snapshot, columns: Columns) -> dict[str, tuple[Any, Any, Any]]:
     """The columns that the record has, by label."""
-    known = _by_label(columns, at).items()
+    known = _columns_by_label(columns, at).items()
     found = {at.format(label): _column(at, column) for label, column in known}
     return {label: column for label, column in found.items() if column[0] is not None}
 
@@ -266,7 +266,7 @@ class CurvesOver(_Declared):
     def draw_over(self, records: Sequence[Snapshot], bands: Mapping[str, Any]) -> Curves | None:
         """Return the curves of the fields that any record has."""
         phases, series, ends = [at.record["phase"] for at in records], {}, {}
-        for label, column in _by_label(self.series, records[-1]).items():
+        for label, column in _columns_by_label(self.series, records[-1]).items():
             known = [_column(at, column) for at in records]
             values, low, high = (list(part) for part in zip(*known, strict=True))
             if any(x is not None for x in values):
@@ -315,7 +315,7 @@ class TableOver(_Declared):
 
     def draw_over(self, records: Sequence[Snapshot], bands: Mapping[str, Any]) -> Table:
         """Return the table, one row per phase."""
-        named = _by_label(self.columns, records[-1])
+        named = _columns_by_label(self.columns, records[-1])
         known = [[_column(at, column) for column in named.values()] for at in records]
         rows = [
             [x if low is None else bracketed(x, low, high) for x, low, high in row] for row in known

@@ -52,8 +52,8 @@ def bracketed(value: float | None, low: float | None, high: float | None) -> str
 def sample_bands(run: Run) -> tuple[BandsByMetric, int | None]:
     """The intervals of the metrics that are means over sequences, and over how many those are.
 
-    1. Of each phase in metrics.jsonl, take the rewards and KLs of its samples.
-    2. What share of them is grammatical is a metric: as many ones among as many numbers.
+    1. Collect the rewards and KLs of the samples of each phase in metrics.jsonl.
+    2. The grammatical fraction is a metric: it gives the number of grammatical samples.
 
     The number is None where phases differ in it. Runs of earlier versions have them as well.
     """
@@ -74,7 +74,7 @@ def final_bands(run: Run) -> dict[str, tuple[float | None, float | None]]:
     """The intervals of the final figures, by name.
 
     The figures are over several batches, of which the samples of one are stored: its intervals are
-    moved to the figure, and narrowed by the root of the share of sequences that is stored.
+    moved to the figure, and narrowed by the root of the fraction of sequences that is stored.
     """
     final = run.info.get("final") or {}
     samples = run.samples(run.info.get("phases_done", 0)) if final else []
@@ -97,7 +97,7 @@ def _intervals(run: Run, samples: list[dict[str, Any]], metrics: Mapping[str, An
 
 
 def _columns(samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What each sample counts in each metric; none that is not known of all."""
+    """Return the value of each sample in each metric that is known of all samples."""
     rewards = {name: name for name in samples[0] if name.startswith(reward_metric(""))}
     columns = {
         metric: [sample.get(column) for sample in samples]

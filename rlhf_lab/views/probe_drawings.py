@@ -21,7 +21,7 @@ from rlhf_lab.views.ledger import interval_of_terms, stored_ledger
 from rlhf_lab.views.pictures import Curves, Table
 from rlhf_lab.views.plots import heatmaps
 
-SHOWN = 60  # positions of a lens
+MOST_POSITIONS = 60  # positions of a lens
 NATS = "nats per token"
 
 
@@ -215,7 +215,7 @@ def best(field: str, grid: Any, rows: Any) -> Calls:
 
 
 def defined_r2(at: Snapshot) -> list[list[float | None]]:
-    """Return R2 with None where it is not defined."""
+    """Return R2 with None if it is undefined."""
     both = zip(at["r2"], at["defined"], strict=True)
     return [[x if f else None for x, f in zip(*row, strict=True)] for row in both]
 
@@ -455,7 +455,7 @@ def penalties(at: Snapshot) -> Iterator[Drawn]:
 
 def first_lens(name: str) -> Any:
     """Return a field: the lens of the first sequence."""
-    return lambda at: at.tensors[name][:, 0, :SHOWN] if name in at.tensors else None
+    return lambda at: at.tensors[name][:, 0, :MOST_POSITIONS] if name in at.tensors else None
 
 
 def counted_slots(at: Snapshot) -> list[str]:

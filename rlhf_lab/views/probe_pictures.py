@@ -28,7 +28,7 @@ from rlhf_lab.views.tokens import color_key, tokens_html
 
 Records = Sequence[Mapping[str, Any]]
 FIRST_TOO = ("Direction", "ValueLens", "ValueAttribution", "TextHeatmap")
-SHOWN_RECORDS = 20
+LAST_RECORDS = 20
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
@@ -48,7 +48,7 @@ def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Itera
                 yield picture
 
 
-def pictures_at(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
+def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
     """Yield the pictures of one record."""
     with reading(at.run.path / records_file(name)):
         for declared in VIEWS.get(kind or "", ()):
@@ -67,7 +67,7 @@ def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
     yield from pictures_over(name, kind, records)
     if records:
         for at in (records[:1] if kind in FIRST_TOO and len(records) > 1 else []) + records[-1:]:
-            yield from pictures_at(name, kind, at)
+            yield from draw_declared(name, kind, at)
 
 
 def probe_html(run: Run, name: str) -> str:
@@ -76,8 +76,8 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    shown, parts = map(fragment, probe_pictures(run, name)), [STYLE_ELEMENT]
-    for is_drawn, group in groupby(shown, key=lambda part: part.startswith("<figure")):
+    fragments, parts = map(fragment, probe_pictures(run, name)), [STYLE_ELEMENT]
+    for is_drawn, group in groupby(fragments, key=lambda part: part.startswith("<figure")):
         part = "".join(group)
         parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
     return "".join(parts)
@@ -89,10 +89,10 @@ def probe_plots(run: Run, name: str) -> list[Picture]:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    shown = (
+    parts = (
         part for part in probe_pictures(run, name) if not isinstance(part, str | Table | Strip)
     )
-    return [part if isinstance(part, Picture) else draw_picture(part) for part in shown]
+    return [part if isinstance(part, Picture) else draw_picture(part) for part in parts]
 
 
 def number_table(records: Records) -> Table | str:
@@ -100,9 +100,9 @@ def number_table(records: Records) -> Table | str:
     if not records:
         return "<p>It recorded nothing.</p>"
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
-    shown = records[-SHOWN_RECORDS:]
-    note = "" if len(shown) == len(records) else f"The last {len(shown)} of {len(records)}."
-    return Table(keys, [[record.get(key) for key in keys] for record in shown], note=note)
+    last = records[-LAST_RECORDS:]
+    note = "" if len(last) == len(records) else f"The last {len(last)} of {len(records)}."
+    return Table(keys, [[record.get(key) for key in keys] for record in last], note=note)
 
 
 def fragment(part: Drawn) -> str:
@@ -112,12 +112,12 @@ def fragment(part: Drawn) -> str:
     note = "" if isinstance(part, Picture) else escape(part.note.strip())
     if isinstance(part, Table | Strip):
         title = f"<h4>{escape(part.title)}</h4>" * bool(part.title)
-        shown = (
+        content = (
             html.table(list(part.columns), list(map(list, part.rows)), part.words)
             if isinstance(part, Table)
             else strip_html(part)
         )
-        return title + shown + (f"<p>{note}</p>" if note else "")
+        return title + content + (f"<p>{note}</p>" if note else "")
     if not isinstance(part, Picture) and not any(known := _known_values(part)):
         return f"<p>{escape(part.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
     picture = part if isinstance(part, Picture) else draw_picture(part)

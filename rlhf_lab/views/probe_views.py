@@ -18,7 +18,7 @@ from rlhf_lab.views.declared import (
     TableOver,
 )
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.probe_drawings import NATS, SHOWN, tensor
+from rlhf_lab.views.probe_drawings import MOST_POSITIONS, NATS, tensor
 
 
 def slots(at: Any) -> list[str]:
@@ -84,7 +84,7 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
                 "exact, n = {sequences[exact]}: kl; k1: k1_mean k1_low k1_high; "
                 "k2: k2_mean k2_low k2_high; k3: k3_mean k3_low k3_high",
                 NATS,
-                top=SHOWN,
+                top=MOST_POSITIONS,
                 note=(
                     "Whiskers: 95 %, bootstrap over the {sequences[exact]} sequences; the "
                     "estimators have the first {sequences[estimated]} of them."
@@ -95,20 +95,20 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
                 slots,
                 {k: root(f"{k}_var") for k in ("k1", "k2", "k3")},
                 NATS,
-                top=SHOWN,
+                top=MOST_POSITIONS,
             ),
             BarsOf(
                 "information of a position about the reward",
                 slots,
                 "I_t: information",
                 "reward squared",
-                top=SHOWN,
+                top=MOST_POSITIONS,
                 note=(
                     "The mean square of the step that a token makes in the exact value, in "
                     "units of the reward squared; the sum is the variance of the reward."
                 ),
             ),
-            BarsOf("sequences with a token", slots, "sequences: tokens_at", top=SHOWN),
+            BarsOf("sequences with a token", slots, "sequences: tokens_at", top=MOST_POSITIONS),
         ),
         "AttentionDrift": (
             BarsOf(
@@ -162,7 +162,7 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
                 unit="moved",
                 is_ordered=True,
                 note=(
-                    "The samples that moved it most; a row is a share of the step at the "
+                    "The samples that moved it most; a row is a fraction of the step at the "
                     "actual denominator of Adam."
                 ),
             ),
@@ -261,7 +261,7 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
                 "correlation of the value head with {r2_against}, n = {head_n}",
                 "slots",
                 "correlation: head_correlation",
-                top=SHOWN,
+                top=MOST_POSITIONS,
             ),
             MatrixOf(
                 "value by layer, sequence 1, raw lens",

@@ -25,11 +25,11 @@ def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
     """Draw a picture as SVG that needs nothing from outside."""
     draw = {Bars: draw_bars, Curves: draw_curves}.get(type(picture), draw_matrix)
     if isinstance(picture, Matrix):
-        shown = f"{len(picture.rows)} rows, {len(picture.cols)} columns"
+        content = f"{len(picture.rows)} rows, {len(picture.cols)} columns"
     else:
         over = f" over {picture.x_label}" if isinstance(picture, Curves) else ""
-        shown = ", ".join(picture.series) + over
-    alt = f"{picture.title}: {shown}"
+        content = ", ".join(picture.series) + over
+    alt = f"{picture.title}: {content}"
     return Picture(m.document(*draw(picture), alt), alt)
 
 
@@ -65,7 +65,7 @@ class _Axes:
 
 
 def draw_bars(picture: Bars) -> tuple[Number, Number, str]:
-    """Draw groups of bars; labels are turned where they are wider than their group."""
+    """Draw groups of bars; labels wider than their group are turned."""
     labels, names = list(map(m.shortened, picture.labels)), list(picture.series)
     bar = 7 if len(names) > 1 else 12
     slot = max(bar * len(names) + 6, min(64.0, 320 / max(1, len(labels))))

@@ -149,14 +149,14 @@ def test_a_suite_and_a_function_that_makes_one_are_taken_and_told_apart(tmp_path
 def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained):
     ask(tmp_path, [Parts()], seeds=1)
     longer = RLHFArgs(**(SMALL | {"total_phases": 3, "seed": 3}))
-    for words, asked in {
+    for words, settings in {
         r"has runs with args\.total_phases=2, not 3": {"args": longer},
         "suite": {"probes": [Parts(every=2)]},
         r"suite\.probes\.1": {"probes": [Parts(), RunHealth()]},
         r"parts\.0=None, not 'reward_fn'": {"reward_fn": lambda texts: torch.zeros(len(texts))},
     }.items():
         with pytest.raises(ConfigError, match=words) as caught:
-            ask(tmp_path, **({"probes": [Parts()], "seeds": 1} | asked))
+            ask(tmp_path, **({"probes": [Parts()], "seeds": 1} | settings))
         assert "\n" not in str(caught.value)
     # another first seed is no other setting
     assert ask(tmp_path, [Parts()], 1, RLHFArgs(**(SMALL | {"seed": 3}))).seeds == [3]
@@ -167,8 +167,8 @@ def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained)
 
 def test_what_a_probe_was_made_with_is_part_of_the_question():
     """Its own settings name sites and phases alone."""
-    asked = lambda n: module._common_settings(ARGS, [KLByPosition(n=n)], {})
-    assert asked(4) == asked(4) and asked(4) != asked(8)
+    settings = lambda n: module._common_settings(ARGS, [KLByPosition(n=n)], {})
+    assert settings(4) == settings(4) and settings(4) != settings(8)
 
 
 @pytest.mark.parametrize("part", module.OF_ONE_RUN)

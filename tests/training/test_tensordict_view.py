@@ -102,7 +102,7 @@ def test_other_numbers_match_torchrl_on_real_steps(ours, theirs):
         assert not found[~mask].any() and expected[~mask].all()
 
 
-def test_row_that_ends_early_is_terminated_with_another_pad_token(tensordict):
+def test_early_end_is_terminated_with_another_pad_token(tensordict):
     ones, mask = torch.ones(1, 2), tensor([[True, False]])
     samples = Samples(tensor([[4, 9, 0]]), mask[:, :1], mask, -ones, values=ones, support=None)
     rollout = make_rollout(samples, rewards=tensor([2.0]), kl=ones)

@@ -85,7 +85,7 @@ def test_marks_carry_label_value_and_interval():
     assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
 
 
-def test_bars_are_as_high_as_their_values_and_whiskers_at_their_ends():
+def test_bars_and_whiskers_match_their_values():
     ends = {"a": ([0.5, -3.0], [2.0, -1.0])}
     picture = bars(["x", "y"], {"a": [1.0, -2.0]}, "t", whiskers=ends)
     one, two = marks(picture, "rect").values()

@@ -285,7 +285,7 @@ def drawn(kind):
     """All pictures of the two records: over phases, and of the last one."""
     records, pictures = made(kind), module("probe_pictures")
     over = pictures.pictures_over("probe", kind, records)
-    return [*over, *pictures.pictures_at("probe", kind, records[-1])], records[-1]
+    return [*over, *pictures.draw_declared("probe", kind, records[-1])], records[-1]
 
 
 def titles(pictures):
@@ -293,7 +293,7 @@ def titles(pictures):
     return [t.replace("&#x27;", "'") for t in re.findall("<title>([^<]*)</title>", svg)]
 
 
-def value_of(at, where):
+def read_value(at, where):
     """Number and ends of a field, by the words of a row of the table."""
     field, *rest = where.split()
     index = rest.pop(0) if rest and re.match(r"[-\d]", rest[0]) else ""
@@ -326,11 +326,11 @@ def value_of(at, where):
     return value, []
 
 
-def rows_of(table):
+def split_rows(table):
     return [[part.strip() for part in line.split(" | ")] for line in table.strip().splitlines()]
 
 
-def shown_as(value, ends):
+def format_title(value, ends):
     bracket = f" [{ends[0]:.9g}, {ends[1]:.9g}]" if ends else ""
     return f": {value:.9g}{bracket}"
 
@@ -338,18 +338,18 @@ def shown_as(value, ends):
 def assert_titles_match(kind):
     pictures, at = drawn(kind)
     found = titles(pictures)
-    for _, label, where in (row for row in rows_of(TITLES) if row[0] == kind):
-        value, ends = value_of(at, where)
+    for _, label, where in (row for row in split_rows(TITLES) if row[0] == kind):
+        value, ends = read_value(at, where)
         if isinstance(value, list):
             value, *ends = value
-        wanted = shown_as(value, ends)
+        wanted = format_title(value, ends)
         assert any(t.startswith(label) and wanted in t for t in found), (label, wanted, found)
 
 
 def assert_cells_match(kind):
     pictures, at = drawn(kind)
     tables = [p for p in pictures if isinstance(p, Table)]
-    for _, column, where in (row for row in rows_of(CELLS) if row[0] == kind):
+    for _, column, where in (row for row in split_rows(CELLS) if row[0] == kind):
         cells = [
             row[list(t.columns).index(column)]
             for t in tables
@@ -359,7 +359,7 @@ def assert_cells_match(kind):
         if where[0].isdigit() or " +" in where or " -" in where:
             assert where in map(str, cells)
             continue
-        value, ends = value_of(at, where)
+        value, ends = read_value(at, where)
         assert any(_is_cell(cell, value, ends) for cell in cells), (column, value, ends, cells)
 
 
@@ -431,7 +431,7 @@ def test_every_mark_shows_the_field_of_the_table(kind):
 
 
 def test_the_table_covers_every_probe():
-    covered = {row[0] for row in rows_of(TITLES) + rows_of(CELLS)} | {"TextHeatmap"}
+    covered = {row[0] for row in split_rows(TITLES) + split_rows(CELLS)} | {"TextHeatmap"}
     assert covered == set(VIEWS) == set(SHAPES) and len(covered) == 17
 
 

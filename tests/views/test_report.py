@@ -214,9 +214,9 @@ def test_the_page_shows_what_functions_on_events_returned(probed, page):
 
 
 def test_long_records_are_cut_and_the_page_says_so():
-    shown = fragment(number_table([{"phase": phase} for phase in range(30)]))
-    assert "<p>The last 20 of 30.</p>" in shown and shown.count("<tr>") == 21
-    assert ">10<" in shown and ">9<" not in shown
+    text = fragment(number_table([{"phase": phase} for phase in range(30)]))
+    assert "<p>The last 20 of 30.</p>" in text and text.count("<tr>") == 21
+    assert ">10<" in text and ">9<" not in text
     assert "recorded nothing" in number_table([])
 
 
