@@ -516,7 +516,7 @@ grids = {
 }
 said = [word(token) for token in shown[0]]
 title = "attention patterns: each row reads the columns"
-heatmaps(grids, said, said, title, across=2, limits=(0.0, 1.0), cell=0.11)
+heatmaps(grids, said, said, title, across=2, limits=(0.0, 1.0))
 
 # %% [markdown]
 # Find the column of the first "wasn't". Some heads look at it, from some rows. Before anything is changed, write

@@ -91,8 +91,16 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.probes.tuned_lens import fit_translator
 from rlhf_lab.probes.value_lens import RESIDUAL_SITES, held_out_fits, r2_interval
 from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.views import Html, bars, color_key, curves, heatmap, sparkline, tokens_html
-from rlhf_lab.views.probe_pictures import short_site
+from rlhf_lab.views import (
+    Html,
+    bars,
+    color_key,
+    curves,
+    heatmap,
+    short_site,
+    sparkline,
+    tokens_html,
+)
 
 SETTINGS = dict(
     preset="reel",

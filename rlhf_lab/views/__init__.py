@@ -6,6 +6,7 @@ from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
 from rlhf_lab.views.pictures import Picture
 from rlhf_lab.views.plots import bars, curves, heatmap
+from rlhf_lab.views.probe_drawings import short_site
 from rlhf_lab.views.probe_pictures import probe_html
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.text import sample_table, sparkline
@@ -23,6 +24,7 @@ __all__ = [
     "loop_diagram",
     "probe_html",
     "sample_table",
+    "short_site",
     "sparkline",
     "step_ledger",
     "stored_ledger",

@@ -109,10 +109,12 @@ def heatmaps(
     cols: Sequence[str],
     title: str,
     across: int = 4,
+    limits: tuple[Number, Number] | None = None,
 ) -> Picture:
     """Plot grids of the same rows and columns with one scale, at most `across` in a row.
 
-    Row labels are on the left, column labels at the bottom.
+    Row labels are on the left, column labels at the bottom. The scale is from 0 to the largest
+    number if limits is None.
 
     Raises:
         ValueError: If there is no grid.
@@ -121,7 +123,8 @@ def heatmaps(
         raise ValueError("grids is empty. Pass at least one.")
     grids = {name: [plain_numbers(row) for row in grid] for name, grid in grids.items()}
     across = max(1, min(across, len(grids), WIDEST // (SIDE * len(cols) + 12)))
-    limits = (0.0, max((x for grid in grids.values() for row in grid for x in row), default=0) or 1)
+    largest = max((x for grid in grids.values() for row in grid for x in row), default=0)
+    limits = limits or (0.0, largest or 1)
     parts, x, y, lowest, widest = [], 0.0, 24.0, 0.0, 326.0
     for i, (name, values) in enumerate(grids.items()):
         is_left, is_last = not i % across, i + across >= len(grids)

@@ -82,6 +82,7 @@ def test_marks_carry_label_value_and_interval():
     assert titles(large) == [] and [d.count("z") for d in paths] == [900, 900]
     assert len(large.svg) < 50_000
     two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
+    assert heatmaps({"one": [[0, 1]]}, ["a"], ["x", "y"], "t", limits=(0, 9)).svg.count(">9<") == 1
     assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
 
 
