@@ -300,7 +300,9 @@ class MatrixOver(_Declared):
             [at.get(self.values) for at in records],
             [f"phase {at.record['phase']}" for at in records],
         )
-        cols = records[-1].get(self.cols) or [str(i) for i in range(len(grid[-1]))]
+        longest = max(range(len(grid)), key=lambda i: len(grid[i]))  # lengths may differ by phase
+        cols = records[longest].get(self.cols) or list(map(str, range(len(grid[longest]))))
+        grid = [[*row, *[None] * (len(grid[longest]) - len(row))] for row in grid]
         return Matrix(grid, rows, cols, unit=self.unit, **self.named(records[-1]))
 
 

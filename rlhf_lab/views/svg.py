@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlhf_lab.views import marks as m
 from rlhf_lab.views.color import color_of, css, ink_on
@@ -229,6 +230,10 @@ def matrix_grid(
     """
     rows = [m.shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
     cols = [m.shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
+    widest = max(map(len, picture.values), default=0)
+    if widest != len(picture.cols):  # named by groups, such as "all", or of other records
+        picture = replace(picture, cols=list(map(str, range(widest))))
+        cols = list(picture.cols) if labels in ("both", "cols") else []
     wide = cell or max(16.0, min(44.0, 420 / max(1, len(picture.cols))))
     tall, parts = cell or 17.0, []
     is_large, places = len(picture.rows) * len(picture.cols) > MOST_MARKS, defaultdict(list)

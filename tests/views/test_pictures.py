@@ -81,6 +81,7 @@ def test_marks_carry_label_value_and_interval():
     paths = [x.attrib["d"] for x in ElementTree.fromstring(large.svg).iter(SVG + "path")]
     assert titles(large) == [] and [d.count("z") for d in paths] == [900, 900]
     assert len(large.svg) < 50_000
+    assert titles(heatmap([[5, 6]], ["a"], ["all"], "t"))[:2] == ["a, 0: 5", "a, 1: 6"]
     two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
     assert heatmaps({"one": [[0, 1]]}, ["a"], ["x", "y"], "t", limits=(0, 9)).svg.count(">9<") == 1
     assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
