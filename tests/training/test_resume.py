@@ -93,7 +93,7 @@ KILLS = [
     ("after_phase", 1, 1),
     ("checkpoint", 5, 1),
     (".best.safetensors", 0, 1),
-    (".phase_000004.safetensors", 4, 1),
+    (".phase_000003.safetensors", 3, 1),
     (".last.safetensors", 3, 1),
     ("run.json", 1, 1),
     ("metrics.jsonl", 2, 1),
