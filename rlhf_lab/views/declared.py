@@ -178,7 +178,7 @@ class MatrixOf(_Declared):
         grid, rows = at.get(self.values), at.get(self.rows)
         if grid is None or rows is None:
             return None
-        cols = at.get(self.cols) or [str(i) for i in range(len(grid[0]))]
+        cols = at.get(self.cols) or ()
         return Matrix(
             grid, rows, cols, unit=self.unit, kind=self.kind, limits=self.limits, **self.named(at)
         )
@@ -296,13 +296,9 @@ class MatrixOver(_Declared):
 
     def draw_over(self, records: Sequence[Snapshot], bands: Mapping[str, Any]) -> Matrix:
         """Return the grid, one row per phase."""
-        grid, rows = (
-            [at.get(self.values) for at in records],
-            [f"phase {at.record['phase']}" for at in records],
-        )
-        longest = max(range(len(grid)), key=lambda i: len(grid[i]))  # lengths may differ by phase
-        cols = records[longest].get(self.cols) or list(map(str, range(len(grid[longest]))))
-        grid = [[*row, *[None] * (len(grid[longest]) - len(row))] for row in grid]
+        grid = [at.get(self.values) for at in records]
+        rows = [f"phase {at.record['phase']}" for at in records]
+        cols = max((at.get(self.cols) or () for at in records), key=len)  # lengths may differ
         return Matrix(grid, rows, cols, unit=self.unit, **self.named(records[-1]))
 
 

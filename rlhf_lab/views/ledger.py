@@ -148,8 +148,8 @@ def interval_of_terms(tensors: dict[str, Float[Tensor, "..."]], per_token: bool 
     """The sums of a step's stored columns, one per term, with their intervals over sequences.
 
     1. Sum each column over the tokens of each sequence; draw sequences with replacement.
-    2. A term is a mean over real tokens: divide by how many were drawn, in units of how many there
-       are. Where the objective averages over sequences, it is the sum of those drawn.
+    2. A term is a mean over real tokens: multiply by real tokens / drawn tokens. If the objective
+       averages over sequences, a term is the sum over the drawn sequences.
     """
     lengths = tensors["mask"].sum(1, keepdim=True)
     sums = torch.stack([tensors[column].sum(1) for column in TERM_TENSORS.values()], 1)

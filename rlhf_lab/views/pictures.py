@@ -59,7 +59,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A grid of colors; `limits` are the ends of the scale, by default those of the values."""
+    """A grid of colors; `limits` are the ends of the scale, by default those of the values.
+
+    Columns are named by their numbers if `cols` has not one name for each.
+    """
 
     values: Sequence[Optionals]
     rows: Sequence[str]
@@ -69,6 +72,12 @@ class Matrix:
     kind: Kind = "sequential"
     limits: tuple[Number, Number] | None = None
     note: str = ""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the columns."""
+        n = max(map(len, self.values), default=0)
+        return self.cols if len(self.cols) == n else list(map(str, range(n)))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rlhf_lab.views import marks as m
 from rlhf_lab.views.color import color_of, css, ink_on
@@ -26,7 +25,7 @@ def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
     """Draw a picture as SVG that needs nothing from outside."""
     draw = {Bars: draw_bars, Curves: draw_curves}.get(type(picture), draw_matrix)
     if isinstance(picture, Matrix):
-        content = f"{len(picture.rows)} rows, {len(picture.cols)} columns"
+        content = f"{len(picture.rows)} rows, {len(picture.names)} columns"
     else:
         over = f" over {picture.x_label}" if isinstance(picture, Curves) else ""
         content = ", ".join(picture.series) + over
@@ -229,14 +228,11 @@ def matrix_grid(
     More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
     """
     rows = [m.shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
-    cols = [m.shortened(x) for x in picture.cols] if labels in ("both", "cols") else []
-    widest = max(map(len, picture.values), default=0)
-    if widest != len(picture.cols):  # named by groups, such as "all", or of other records
-        picture = replace(picture, cols=list(map(str, range(widest))))
-        cols = list(picture.cols) if labels in ("both", "cols") else []
-    wide = cell or max(16.0, min(44.0, 420 / max(1, len(picture.cols))))
+    names = picture.names
+    cols = [m.shortened(x) for x in names] if labels in ("both", "cols") else []
+    wide = cell or max(16.0, min(44.0, 420 / max(1, len(names))))
     tall, parts = cell or 17.0, []
-    is_large, places = len(picture.rows) * len(picture.cols) > MOST_MARKS, defaultdict(list)
+    is_large, places = len(picture.rows) * len(names) > MOST_MARKS, defaultdict(list)
     is_turned = m.widest(cols) > wide - 2
     overhang = [0.55 * m.text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
     left = max(m.widest(rows) + 12, *(overhang if is_turned else []), 6)
@@ -258,7 +254,7 @@ def matrix_grid(
             far, beyond = (' class="far"', ", beyond the scale") if is_far else ("", "")
             size = f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
             mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
-            title = format_value(f"{name}, {picture.cols[i]}", value) + beyond
+            title = format_value(f"{name}, {names[i]}", value) + beyond
             parts.append(m.mark_with_title(mark, title))
     parts += [
         f'<path fill="{css(color)}" d="{"".join(found)}"/>' for color, found in places.items()
@@ -271,4 +267,4 @@ def matrix_grid(
             else m.text(x, y + 13, name, "", "middle")
         )
     below = 0.0 if not cols else 0.87 * m.widest(cols) + 20 if is_turned else 22.0
-    return left + wide * len(picture.cols) + 10, tall * len(picture.rows) + below, "".join(parts)
+    return left + wide * len(names) + 10, tall * len(picture.rows) + below, "".join(parts)

@@ -82,6 +82,9 @@ def test_marks_carry_label_value_and_interval():
     assert titles(large) == [] and [d.count("z") for d in paths] == [900, 900]
     assert len(large.svg) < 50_000
     assert titles(heatmap([[5, 6]], ["a"], ["all"], "t"))[:2] == ["a, 0: 5", "a, 1: 6"]
+    assert heatmap([[5, 6]], ["a"], ["all"], "t").alt == "t: 1 rows, 2 columns"
+    ragged = heatmap([[1], [2, 3]], ["a", "b"], ["x", "y"], "t")
+    assert titles(ragged)[:3] == ["a, x: 1", "b, x: 2", "b, y: 3"]
     two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
     assert heatmaps({"one": [[0, 1]]}, ["a"], ["x", "y"], "t", limits=(0, 9)).svg.count(">9<") == 1
     assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
