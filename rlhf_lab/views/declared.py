@@ -104,6 +104,10 @@ class _Declared:
         before = "" if self.over_phases else f"phase {at.record['phase']}: "
         return {"title": before + at.format(self.title), "note": at.format(self.note)}
 
+    def drawn(self, *seen: Any) -> Iterable[Drawn]:
+        """Return the picture of one record, or of all records with their bands, if there is one."""
+        return filter(None, [(self.draw_over if self.over_phases else self.draw)(*seen)])
+
 
 @dataclass(frozen=True)
 class BarsOf(_Declared):
@@ -322,15 +326,19 @@ class TableOver(_Declared):
 
 
 @dataclass(frozen=True)
-class Calls:
+class Calls(_Declared):
     """A function for pictures that no declaration can describe."""
 
     function: Callable[..., Iterable[Drawn]]
     over_phases: bool = False
 
+    def drawn(self, seen: Any, *_: Any) -> Iterable[Drawn]:
+        """Return the pictures of one record or of all records."""
+        return filter(None, self.function(seen))
+
 
 @dataclass(frozen=True)
-class Note:
+class Note(_Declared):
     """A sentence that is filled with fields of the record."""
 
     text: str

@@ -9,7 +9,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
-from rlhf_lab.views.declared import Calls, Drawn, Snapshot
+from rlhf_lab.views.declared import Drawn, Snapshot
 from rlhf_lab.views.intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.marks import STYLE_ELEMENT
 from rlhf_lab.views.pictures import (
@@ -40,24 +40,16 @@ def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Itera
     bands: BandsByMetric = sample_bands(records[-1].run)[0] if kind == "RunHealth" else {}
     with reading(records[-1].run.path / records_file(name)):
         for declared in VIEWS[kind]:
-            if not declared.over_phases:
-                continue
-            if isinstance(declared, Calls):
-                yield from filter(None, declared.function(records))
-            elif (picture := declared.draw_over(records, bands)) is not None:
-                yield picture
+            if declared.over_phases:
+                yield from declared.drawn(records, bands)
 
 
 def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
     """Yield the pictures of one record."""
     with reading(at.run.path / records_file(name)):
         for declared in VIEWS.get(kind or "", ()):
-            if declared.over_phases:
-                continue
-            if isinstance(declared, Calls):
-                yield from filter(None, declared.function(at))
-            elif (picture := declared.draw(at)) is not None:
-                yield picture
+            if not declared.over_phases:
+                yield from declared.drawn(at)
 
 
 def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
