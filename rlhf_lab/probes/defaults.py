@@ -9,7 +9,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
-from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
+from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, single_token
 from rlhf_lab.probes.reel_truth import ReelTruth
@@ -78,8 +78,8 @@ def default_suite(
 
     On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
     every probe has its exact truth. Elsewhere the eval text is the run's prompts, or samples of the
-    first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows` up to
-    32, the value lens predicts the returns, and there is no direction, since nothing is labelled.
+    first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows`, from
+    16 to 32, the value lens predicts the returns, and there is no direction without labels.
     ValueLens and Direction, which cost most, record the first phase and the end only.
     """
     phases = trainer.args.total_phases
@@ -102,7 +102,7 @@ def default_suite(
     elif pair is not None:
         warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
-    rows = min(MOST_TEXTS, max(FEWEST_TEXTS, affordable_rows(trainer.args)))
+    rows = min(MOST_TEXTS, max(SHIFT_TEXTS, affordable_rows(trainer.args)))
     tokens, mask = kept or text_of_the_run(trainer, rows)
     return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, record=record)
 
