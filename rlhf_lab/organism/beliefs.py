@@ -97,8 +97,8 @@ def tier_forecast(state: ReviewState) -> list[float]:
 
 
 def _tier_counts(state: ReviewState) -> list[tuple[int, ...]]:
-    counts = np.array(state.tiers) + np.eye(len(TIERS), dtype=int)
-    return [tuple(row) for row in counts.tolist()]
+    counts = range(len(TIERS))
+    return [tuple(n + (i == j) for j, n in enumerate(state.tiers)) for i in counts]
 
 
 def _open(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]:
@@ -122,8 +122,7 @@ def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]
     polarity_of, tier_of = polarity_forecast(state), tier_forecast(state)
     counts, is_last = _tier_counts(state), slot.clause == grammar.n_clauses - 1
     branches = []
-    for word in slot.words:
-        lexical, tier = SENSE_OF_ADJECTIVE[word]
+    for lexical, tier in dict.fromkeys(map(SENSE_OF_ADJECTIVE.get, slot.words)):
         polarity = -lexical if state.negated else lexical
         after = state._replace(
             polarity_sum=state.polarity_sum + polarity,
@@ -133,8 +132,9 @@ def _adjective(state: ReviewState, slot: Slot, grammar: Grammar) -> list[Branch]
             hint=None,
             negated=False,
         )
-        probability = polarity_of[polarity] * tier_of[tier] / len(ADJECTIVES[lexical][tier])
-        branches.append(Branch(word, probability, after))
+        words = ADJECTIVES[lexical][tier]
+        probability = polarity_of[polarity] * tier_of[tier] / len(words)
+        branches += [Branch(word, probability, after) for word in words]
     return branches
 
 

@@ -87,11 +87,16 @@ def build_graph(grammar: Grammar) -> Graph:
         shape = (len(states[-1]), len(VOCABULARY))
         chance, following = np.zeros(shape), np.zeros(shape, dtype=np.int64)
         number: dict[ReviewState, int] = {}
-        for s, state in enumerate(states[-1]):
-            for word, p, after in branches(state, slot, grammar):
-                chance[s, WORD_IDS[word]] = p
-                following[s, WORD_IDS[word]] = number.setdefault(after, len(number))
-        states.append(tuple(number))
+        if len(slot.words) == 1:  # a word that is certain changes no state
+            word = WORD_IDS[slot.words[0]]
+            chance[:, word], following[:, word] = 1.0, np.arange(len(chance))
+            states.append(states[-1])
+        else:
+            for s, state in enumerate(states[-1]):
+                for word, p, after in branches(state, slot, grammar):
+                    chance[s, WORD_IDS[word]] = p
+                    following[s, WORD_IDS[word]] = number.setdefault(after, len(number))
+            states.append(tuple(number))
         probability.append(chance)
         successor.append(following)
     return Graph(grammar, tuple(states), tuple(probability), tuple(successor))

@@ -23,22 +23,8 @@ from rlhf_lab.training import Rollout
 KINDS = ("k1", "k2", "k3")
 
 
-def estimates_by_position(
-    logprobs: Float[Tensor, "batch gen"],
-    ref_logprobs: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"],
-) -> tuple[Float[Tensor, "kind gen"], Float[Tensor, "kind gen"]]:
-    """Return mean and unbiased variance of k1, k2 and k3 at each position, in nats per token.
-
-    They are over the sequences that have a real token at the position; see `kl_estimate`.
-    """
-    estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
-    means = torch.stack([F.masked_mean(e, mask, dim=0) for e in estimates])
-    return means, torch.stack([F.masked_var(e, mask, dim=0) for e in estimates])
-
-
 def interval_by_position(
-    per_token: Float[Tensor, "batch gen"], mask: Bool[Tensor, "batch gen"]
+    per_token: Float[Tensor, "batch *kind gen"], mask: Bool[Tensor, "batch *kind gen"]
 ) -> Interval:
     """Return the mean of real tokens at each position and its bootstrap interval over sequences.
 
@@ -71,6 +57,26 @@ def enumeration_error(
         kind: ((logprobs.exp() * k).sum(-1) - kl)[mask].abs().max().item()
         for kind, k in per_token.items()
     }
+
+
+def estimates_by_position(
+    logprobs: Float[Tensor, "batch gen"],
+    ref_logprobs: Float[Tensor, "batch gen"],
+    mask: Bool[Tensor, "batch gen"],
+) -> dict[str, list[float]]:
+    """Return k1, k2 and k3 at each position: mean, its interval, and unbiased variance, in nats.
+
+    They are over the sequences that have a real token at the position; see `kl_estimate`.
+    """
+    estimates = [F.kl_estimate(logprobs, ref_logprobs, kind) for kind in KINDS]
+    columns = torch.stack(estimates, 1)
+    intervals = interval_by_position(columns, mask[:, None].expand_as(columns))
+    fields = {}
+    for i, (kind, estimate) in enumerate(zip(KINDS, estimates, strict=True)):
+        fields[f"{kind}_mean"] = decimals(F.masked_mean(estimate, mask, dim=0))
+        fields[f"{kind}_var"] = decimals(F.masked_var(estimate, mask, dim=0))
+        fields |= interval_fields(kind, intervals[i], 6)
+    return fields
 
 
 class KLByPosition(Probe):
@@ -110,16 +116,11 @@ class KLByPosition(Probe):
         logprobs, ref_logprobs = (
             F.token_logprobs(F.log_probs(x), tokens) for x in (logits, ref_logits)
         )
-        means, variances = estimates_by_position(logprobs, ref_logprobs, mask[:n])
         by_position = F.masked_mean(kl, mask, dim=0)
         values = {"kl": decimals(by_position), "tokens_at": mask.sum(0).tolist()}
-        values |= {f"{kind}_mean": decimals(row) for kind, row in zip(KINDS, means, strict=True)}
-        values |= {f"{kind}_var": decimals(row) for kind, row in zip(KINDS, variances, strict=True)}
         values |= {"sequences": {"exact": len(mask), "estimated": n}}
         values |= interval_fields("kl", interval_by_position(kl, mask), 6)
-        for kind in KINDS:
-            estimate = F.kl_estimate(logprobs, ref_logprobs, kind)
-            values |= interval_fields(kind, interval_by_position(estimate, mask[:n]), 6)
+        values |= estimates_by_position(logprobs, ref_logprobs, mask[:n])
         if seen.truth is not None:
             values |= _truth(seen, samples.prefix_len, kl.shape[1])
         total = (by_position * mask.sum(0)).sum() / len(mask)

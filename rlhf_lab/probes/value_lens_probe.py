@@ -209,7 +209,7 @@ class ValueLens(TextProbe):
             spec,
             lambda samples: reward(samples.texts(tokenizer)),
             self.continuations,
-            lambda part: phase_generator(args.seed, seen.ctx.phase, "continuations", part),
+            phase_generator(args.seed, seen.ctx.phase, "continuations", 0),
         )
 
 
