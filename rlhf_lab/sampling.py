@@ -222,15 +222,15 @@ class _Step(NamedTuple):
 
     @classmethod
     def take(cls, state: State, spec: SamplingSpec, noise: Float[Tensor, " batch"]) -> "_Step":
-        """Sample a token per row, with its log-probability in at least float32."""
+        """Sample a token per row, with its log-probability in at least float32: nan for nan."""
         logits, tokens = spec.candidates(at_least_float32(state.logits))
         logprobs = logits.log_softmax(-1)
-        place, kept = draw_token(logprobs, noise), None
+        place, kept = draw_token(logprobs, noise).clamp(max=logprobs.shape[-1] - 1), None
         if spec.truncates:
             kept = logits.isfinite()
             n_kept = kept.sum(-1)
             # removed tokens are last, where a GPU's cumulative sum can still rise by rounding
-            place = place.minimum(n_kept - 1)
+            place = place.minimum(n_kept - 1).clamp(min=0)
             if kept.shape[-1] > WIDEST_KEPT:
                 width = int(n_kept.max())
                 tokens, kept = tokens[:, :width].clone(), kept[:, :width].clone()

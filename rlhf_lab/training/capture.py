@@ -59,6 +59,9 @@ def capture_activations(
         policy: the policy, or a bare HookedModel (which has no "values").
         pos: a position, or one for each sequence, counted from the end if negative.
         attention_mask: False on left padding.
+
+    Raises:
+        ConfigError: If a name is unknown, a position is outside, or a site does not fire.
     """
     sites = resolve_sites(policy, hook_names)
     positions = None if pos is None else _positions(tokens, pos)
@@ -178,6 +181,9 @@ def capturing(
             "values".
         pos: a position; one for each of `tokens`; or "last", the last token of each sequence,
             which is before the end if a response ended early.
+
+    Raises:
+        ConfigError: If a site or position is invalid, or the event has no sequences.
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names

@@ -1,4 +1,4 @@
-"""Signs that learning is dead or has exploded, and the cause if a policy gives nan.
+"""Signs that learning is dead or has exploded, and checks of weights and samples for nan.
 
 Learning is dead if the rewards do not differ, and has exploded if the policy is far from the
 reference. Each sign is reported once in a run.
@@ -8,10 +8,11 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
+from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.training.rollout import Rollout
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 MOST_KL_PER_TOKEN = 2.0  # nats; a token is then over seven times as likely as under the reference
+TOO_FAST = "Lower the learning rates or raise kl_coef"
 LEAST_ENTROPY = 1e-3  # nats per token; 39 of 40 samples of 26 tokens are then the same text
 
 
@@ -73,19 +75,21 @@ def validate_finite_weights(trainer: "RLHFTrainer") -> None:
     for model, role in ((trainer.policy, "policy"), (trainer.reference, "reference")):
         name = broken_weight(model)
         if name:
+            remedy = TOO_FAST if trainer.phase else "Choose another model"
             raise RunError(
                 f"the {role}'s weight {name} contains nan or inf in phase {trainer.phase} "
-                f"(base_model={trainer.args.base_model!r}). Choose another model."
+                f"(base_model={trainer.args.base_model!r}). {remedy}."
             )
 
 
-def find_nan_cause(trainer: "RLHFTrainer") -> str:
-    """Return what made numbers non-finite: the optimizer's moments, or learning."""
-    for state in trainer.optimizer.state.values():
-        moments = [x for x in state.values() if isinstance(x, Tensor) and x.is_floating_point()]
-        if not all(bool(x.isfinite().all()) for x in moments):
-            return "The optimizer's moments contain nan or inf. Use another checkpoint or a backup"
-    return "Lower the learning rates or raise kl_coef"
+def validate_finite_samples(samples: Samples, phase: int) -> Samples:
+    """Return samples; raise RunError if the policy that sampled them gave nan."""
+    if not bool(samples.logprobs.isfinite().all()):
+        raise RunError(
+            f"The log-probs of samples are not finite in phase {phase}. {TOO_FAST}; what was saved "
+            "before is intact."
+        )
+    return samples
 
 
 def broken_weight(model: nn.Module) -> str | None:

@@ -63,6 +63,9 @@ class Interventions:
         Args:
             fn: returns the new activation, or changes it in place.
             name: by which a resumed run requires the function; the function's name if None.
+
+        Raises:
+            ConfigError: If site or stage is unknown, the site is an output, or the name is taken.
         """
         name = function_name(fn) if name is None else name
         if not during or not set(during) <= set(STAGES):

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.diagnostics import find_nan_cause
+from rlhf_lab.training.diagnostics import TOO_FAST
 from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
 
@@ -92,7 +92,7 @@ class PhaseStats:
                 if not math.isfinite(step[name]):
                     raise RunError(
                         f"The {label} became {step[name]} in phase {phase}. "
-                        f"{find_nan_cause(self.trainer)}; what was saved before is intact."
+                        f"{TOO_FAST}; what was saved before is intact."
                     )
         if not steps:
             raise RunError(

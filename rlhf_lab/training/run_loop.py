@@ -15,7 +15,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
-from rlhf_lab.training.diagnostics import find_nan_cause, validate_finite_weights
+from rlhf_lab.training.diagnostics import TOO_FAST, validate_finite_weights
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.reference_reset import kl_to_initial
 from rlhf_lab.training.report import PhaseReport
@@ -121,8 +121,7 @@ class RunLoop:
         means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
         if not math.isfinite(means["kl_per_sequence"]):
             raise RunError(
-                f"kl_per_sequence is {means['kl_per_sequence']} in phase {self.phase}. "
-                f"{find_nan_cause(self)}."
+                f"kl_per_sequence is {means['kl_per_sequence']} in phase {self.phase}. {TOO_FAST}."
             )
         return means
 

@@ -27,6 +27,7 @@ from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capturing
+from rlhf_lab.training.diagnostics import validate_finite_samples
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.isolation import preserve_gradients
@@ -215,8 +216,11 @@ class RLHFTrainer(RunLoop):
                 return sample(policy, prompts, spec, generator, *settings, rows)
 
         if self.world is None:
-            return sample_rows(slice(0, len(prompts)))
-        return self.world.sample(sample_rows, len(prompts), self.tokenizer.pad_token_id or 0)
+            samples = sample_rows(slice(0, len(prompts)))
+        else:
+            pad_token = self.tokenizer.pad_token_id or 0
+            samples = self.world.sample(sample_rows, len(prompts), pad_token)
+        return validate_finite_samples(samples, self.phase)
 
     def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
         """Compute KL, entropy and the reference's residuals; each process computes its rows."""

@@ -1,10 +1,8 @@
 """The path from `train` to the loss: how many frames, functions and files a reader opens."""
 
-import ast
 import sys
 import traceback
 from collections.abc import Callable
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -76,28 +74,3 @@ def test_stack_from_train_to_kl_formula_is_short(tmp_path):
         *("train", "__iter__", "run_phase", "learning_phase", "learning_phase"),
         *("objective_terms", "kl_penalty"),
     ]
-
-
-def imports(path: Path) -> set[str]:
-    """Return the modules that a file of the package imports at its top level."""
-    modules = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return modules
-
-
-@pytest.mark.parametrize("room", ["training", "parallel"])
-def test_files_import_each_other_without_circles(room):
-    files = {f"rlhf_lab.{room}.{path.stem}": path for path in (PACKAGE / room).glob("*.py")}
-    graph = {module: imports(path) & files.keys() for module, path in files.items()}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(f"import circle: {error.args[1]}")
-
-
-@pytest.mark.parametrize("room", ["training", "parallel"])
-def test_no_file_is_longer_than_300_lines(room):
-    for path in (PACKAGE / room).glob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path.name
