@@ -56,8 +56,6 @@ class Exercise:
         slips: known mistakes, at least two. Variants of a mistake have the same words.
         forms: edits of the reference that change nothing, in which a slip may have other results.
             Each slip is also tried in each form.
-        reads: a function of a wrong answer and its first wrong case, which returns the mistake
-            as a sentence, or None.
         gradients: the arguments whose gradient is compared.
         errors_tried: whether the check tries invalid arguments. The stub then lists them.
         methods: of a class, those that the learner writes.
@@ -79,7 +77,6 @@ class Exercise:
     observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
     step_free: bool = False
     forms: tuple[Mapping[str, str], ...] = ()
-    reads: Callable[[Callable[..., Any], Case], str | None] | None = None
 
     @property
     def name(self) -> str:

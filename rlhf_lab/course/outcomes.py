@@ -4,15 +4,14 @@ import inspect
 import linecache
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rlhf_lab.course import containment
-from rlhf_lab.course.containment import Stopped, contained
+from rlhf_lab.course.containment import contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -81,15 +80,16 @@ def _get_results(result: Any) -> dict[str, Any]:
 def _gradients(
     results: Mapping[str, Any], leaves: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], bool]:
-    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    inputs = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     parts = [r for r in results.values() if isinstance(r, Tensor) and r.requires_grad]
-    if not wanted or not parts:
-        return {}, not wanted
+    if not inputs or not parts:
+        return {}, not inputs
     generator = torch.Generator().manual_seed(0)
     weighted = [(part * torch.randn(part.shape, generator=generator)).sum() for part in parts]
-    found = torch.autograd.grad(sum(weighted), list(wanted.values()), allow_unused=True)
-    pairs = zip(wanted.items(), found, strict=True)
-    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}, True
+    gradients = torch.autograd.grad(
+        sum(weighted), list(inputs.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(inputs, gradients, strict=True)), True
 
 
 def _stub_name(error: Exception) -> str | None:
@@ -100,33 +100,23 @@ def _stub_name(error: Exception) -> str | None:
 
 def _one_line(error: Exception, fn: Answer) -> str:
     """Format an error with the line of the learner's code that it came from."""
-    lines = _to_text(str, error).splitlines()
     if _stub_name(error):
         return f"{_stub_name(error)} is called, and is not written yet"
+    lines = str(error).splitlines() or ["no message"]
     if type(error).__name__ == "TypeCheckError":
         kept = ("Type-check", "Actual", "Expected")
         return "\n".join(line for line in lines if line.startswith(kept))
-    message = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    message = f"{type(error).__name__}: {lines[0]}"
     if isinstance(error, NameError) and error.name:
         message += f"; run the cell above that defines or imports {error.name} first"
-    fn, frames = inspect.unwrap(fn), traceback.extract_tb(error.__traceback__)
-    parts = [inspect.unwrap(part) for part in vars(fn).values() if inspect.isfunction(part)]
-    parts = [part for part in (fn, *parts) if part.__module__ == fn.__module__]
-    files = {part.__code__.co_filename for part in parts if hasattr(part, "__code__")}
-    frames = [frame for frame in frames if frame.filename in files]
+    functions = [inspect.unwrap(part) for part in (fn, *vars(fn).values()) if callable(part)]
+    functions = [part for part in functions if part.__module__ == fn.__module__]
+    files = {part.__code__.co_filename for part in functions if hasattr(part, "__code__")}
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
     if not frames:
         return message
-    line = _to_text(str, linecache.getline(frames[-1].filename, frames[-1].lineno).strip())
+    line = linecache.getline(frames[-1].filename, frames[-1].lineno).strip()
     return f"{message} (line {frames[-1].lineno} of the cell{f': {line[:80]}' if line else ''})"
-
-
-def _to_text(as_text: Callable[[Any], str], value: Any) -> str:
-    """Format a learner's value or error, whose own `__repr__` or `__str__` may fail."""
-    try:
-        with contained(min(containment.SECONDS_PER_WORDS, containment.SECONDS_PER_CALL)):
-            return as_text(value).encode(errors="backslashreplace").decode()
-    except (Exception, Stopped) as error:
-        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
 def compare_outcomes(
@@ -166,11 +156,12 @@ def _result_differences(
             yield "value", _plain_rows(name, value, expected)
     elif not isinstance(value, Tensor):
         yield "type", ((name, _format(value), "a tensor"),)
+    elif value.shape != expected.shape:
+        yield "shape", ((f"{name}: shape", str(list(value.shape)), str(list(expected.shape))),)
     else:
-        for kind, word in (("shape", "shape"), ("type", "device"), ("dtype", "dtype")):
-            yours, theirs = (getattr(x, word) for x in (value, expected))
+        for kind, word in (("type", "device"), ("dtype", "dtype")):
+            yours, theirs = getattr(value, word), getattr(expected, word)
             if yours != theirs:
-                yours, theirs = (list(x) if word == "shape" else x for x in (yours, theirs))
                 yield kind, ((f"{name}: {word}", str(yours), str(theirs)),)
         rows = _tensor_rows(name, value, expected)
         if rows:
@@ -179,8 +170,7 @@ def _result_differences(
 
 def _is_same(value: Any, expected: Any) -> bool:
     if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
-        pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(_is_same(v, e) for v, e in pairs)
+        return len(value) == len(expected) and all(map(_is_same, value, expected))
     if isinstance(expected, float) and isinstance(value, (int, float)):
         return math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
     return type(value) is type(expected) and bool(value == expected)  # numpy has its own bool
@@ -190,9 +180,8 @@ def _plain_rows(name: str, value: Any, expected: Any) -> tuple[DifferenceRow, ..
     """Rows for a value, or for the first entry of a list that differs and the two lengths."""
     if not (isinstance(value, (list, tuple)) and isinstance(expected, (list, tuple))):
         return ((name, _format(value), _format(expected)),)
-    pairs = zip(value, expected, strict=False)
-    shorter = min(len(value), len(expected))
-    at = next((i for i, (v, e) in enumerate(pairs) if not _is_same(v, e)), shorter)
+    same = list(map(_is_same, value, expected))
+    at = same.index(False) if False in same else len(same)
     entries = [_format(x[at]) if at < len(x) else "nothing" for x in (value, expected)]
     rows = ((f"{name}[{at}]", *entries),)
     if len(value) != len(expected):
@@ -224,5 +213,5 @@ def _format(value: Any) -> str:
         return f"{value:.5g}"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    text = _to_text(str if isinstance(value, (str, bool, int, list, tuple)) else repr, value)
+    text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

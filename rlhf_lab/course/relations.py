@@ -18,34 +18,27 @@ Pair = tuple[Tensor, Tensor]  # yours and the expected one
 OutcomePairs = Sequence[tuple[Outcome, Outcome]]  # of the cases that differ
 
 
-def changed_arguments(differences: Sequence[Difference]) -> str | None:
-    """Return the arguments that an answer changes, if nothing else is wrong with it."""
-    if {difference.kind for difference in differences} != {"in place"}:
-        return None
-    names = dict.fromkeys(row[0] for difference in differences for row in difference.rows)
-    return (
-        f"this changes {' and '.join(names)} in place, which belongs to the caller: make a new "
-        "tensor, or copy it first"
-    )
-
-
-def strong_relation(
-    exercise: Exercise, differences: Sequence[Difference], pairs: OutcomePairs
-) -> str | None:
+def strong_relation(differences: Sequence[Difference], pairs: OutcomePairs) -> str | None:
     """Return the first relation that holds in all cases that differ, or None.
 
-    1. An argument that is None, and is used all the same.
+    1. Arguments changed in place, and nothing else wrong.
     2. Two results in each other's place.
     3. Numbers: see `RELATIONS`, then a factor and a difference.
     4. A gradient that is missing, or that should not be there.
     5. A shape with an axis too few or too many, or with other sizes.
     """
+    kinds = {difference.kind for difference in differences}
+    if kinds == {"in place"}:
+        names = dict.fromkeys(row[0] for difference in differences for row in difference.rows)
+        return (
+            f"this changes {' and '.join(names)} in place, which belongs to the caller: make a "
+            "new tensor, or copy it first"
+        )
     return (
-        _none_is_used(exercise, differences[0], pairs[0][0])
-        or _swapped(pairs)
+        _swapped(pairs)
         or _number_relation(pairs)
-        or _missing_gradient(differences, pairs)
-        or _shape_relation(exercise, *pairs[0])
+        or (_missing_gradient(pairs) if kinds == {"gradient"} else None)
+        or _shape_relation(*pairs[0])
     )
 
 
@@ -59,25 +52,12 @@ def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str 
     cases, wrong = exercise.cases(), [difference.case.label for difference in differences]
     if len(wrong) == len(cases):
         return None
-    for name in _defaults(exercise):
-        if [c.label for c in cases if c.arguments.get(name) is not None] == wrong:
-            return f"everything is right without {name}, and nothing with it: how is it used?"
+    if not inspect.isclass(exercise.reference):
+        for name, parameter in inspect.signature(exercise.reference).parameters.items():
+            given = [c.label for c in cases if c.arguments.get(name) is not None]
+            if parameter.default is not parameter.empty and given == wrong:
+                return f"everything is right without {name}, and nothing with it: how is it used?"
     return f"everything is right except for: {'; '.join(wrong)}" if len(wrong) <= 2 else None
-
-
-def _defaults(exercise: Exercise) -> dict[str, Any]:
-    if inspect.isclass(exercise.reference):
-        return {}
-    parameters = inspect.signature(inspect.unwrap(exercise.reference)).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
-def _none_is_used(exercise: Exercise, difference: Difference, outcome: Outcome) -> str | None:
-    if "NoneType" not in (outcome.error or ""):
-        return None
-    arguments = {**_defaults(exercise), **difference.case.arguments}
-    names = [name for name in _defaults(exercise) if arguments[name] is None]
-    return f"{' or '.join(names)} is None here (its default), and is used" if names else None
 
 
 def _swapped(pairs: OutcomePairs) -> str | None:
@@ -101,6 +81,7 @@ def _is_backwards(yours: Tensor, theirs: Tensor) -> bool:
 
 
 RELATIONS = (
+    (lambda yours, theirs: is_close(yours, 0 * theirs), "the result is 0 everywhere"),
     (lambda yours, theirs: is_close(-yours, theirs), "the sign is reversed"),
     (_is_backwards, "the numbers are right, but in reverse order"),
     (_is_late, "the numbers are right, but one position too late"),
@@ -151,9 +132,7 @@ def _differing(outcome: Outcome, expected: Outcome) -> Iterator[Pair]:
 
 
 def _is_numeric(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.is_floating_point() and not value.is_meta and value.layout == torch.strided
-    return isinstance(value, float)
+    return isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
 
 
 def _tensor(value: Any) -> Tensor:
@@ -172,9 +151,9 @@ def is_close(yours: Any, theirs: Any) -> bool:
     return torch.allclose(yours, theirs, rtol=1e-3, atol=atol, equal_nan=True)
 
 
-def _missing_gradient(differences: Sequence[Difference], pairs: OutcomePairs) -> str | None:
-    if {difference.kind for difference in differences} != {"gradient"}:
-        return None
+def _missing_gradient(pairs: OutcomePairs) -> str | None:
+    if not any(yours.attached for yours, _ in pairs):
+        return "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"
     for name in pairs[0][1].gradients:
         has = {
             (bool(yours.gradients[name].any()), bool(theirs.gradients[name].any()))
@@ -188,7 +167,7 @@ def _missing_gradient(differences: Sequence[Difference], pairs: OutcomePairs) ->
     return None
 
 
-def _shape_relation(exercise: Exercise, outcome: Outcome, expected: Outcome) -> str | None:
+def _shape_relation(outcome: Outcome, expected: Outcome) -> str | None:
     for name, theirs in expected.results.items():
         yours = outcome.results.get(name)
         if isinstance(yours, Tensor) and isinstance(theirs, Tensor) and yours.shape != theirs.shape:

@@ -16,17 +16,13 @@ HEAD = """\
 import functools, inspect, os, signal, sys, threading, time, types, warnings
 from rlhf_lab.functional import masked_mean
 
-inner = inspect.unwrap(masked_mean)  # check() rejects the function of the package itself
-code = inner.__code__.replace(co_name="right")
-right = types.FunctionType(code, inner.__globals__, "masked_mean", inner.__defaults__)
-right.__kwdefaults__ = inner.__kwdefaults__
+right = inspect.unwrap(masked_mean)
 """
 ANSWER = "def masked_mean(*args, **kwargs):\n"
 TIMER = pytest.mark.skipif(not hasattr(os, "fork"), reason="no timer on this system")
 DIFFERS = {
     "endless loop": ("while True: pass", "longer than"),
     "sys.exit": ("sys.exit(3)", "end the program"),
-    "os._exit": ("os._exit(3)", "end the process"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),
     "grad switched off": (
@@ -37,20 +33,11 @@ DIFFERS = {
         "import torch\ntorch.set_default_dtype(torch.float64)\nreturn torch.tensor(1.0)",
         "",
     ),
-    "repr that raises": (
-        "class Shy:\n    def __repr__(self): raise RuntimeError\nreturn Shy()",
-        "a Shy that cannot be shown",
-    ),
     "error with markup": ("raise ValueError('[/red] <b> [link=x]')", "[/red] <b> [link=x]"),
-    "error whose words raise": (
-        "class Odd(Exception):\n    def __str__(self): raise KeyError\nraise Odd",
-        "a Odd that cannot be shown",
-    ),
     "memory": ("return bytearray(2**62)", "MemoryError"),
 }
 SIDE_EFFECTS = """
 threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
-os._exit = print
 return right(*args, **kwargs)"""
 
 
@@ -62,15 +49,13 @@ def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(containment, "SECONDS_PER_CALL", 0.4)
     note_attempt("get_advantages", "passed")
-    modes, exits = (torch.is_grad_enabled(), torch.get_default_dtype()), (os._exit, os.abort)
+    modes = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         yield
         assert modes == (torch.is_grad_enabled(), torch.get_default_dtype())
-        assert exits == (os._exit, os.abort)
     finally:
         torch.set_grad_enabled(modes[0])
         torch.set_default_dtype(modes[1])
-        os._exit, os.abort = exits
 
 
 def make(body: str, tmp_path: Path):
@@ -115,9 +100,9 @@ def test_process_ends_with_its_verdict(warm_python, tmp_path) -> None:
         "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
         "    while True: pass\n"
         "check(masked_mean)\n"
-        "def masked_mean(*args, **kwargs): os._exit(5)\n"
+        "def masked_mean(*args, **kwargs): sys.exit(5)\n"
         "check(masked_mean)\n"
-        "check(inner)\n"
+        "check(right)\n"
         "print('the end')\n"
     )
     env = warm_python.environment | {"RLHF_LAB_PROGRESS": str(tmp_path / "p.json")}

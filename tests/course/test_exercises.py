@@ -16,14 +16,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.grading import Judge, verdict_on
-from rlhf_lab.course.mutants import (
-    DETACHED,
-    FLIPPED,
-    RETURNS_ZERO,
-    SUMMED,
-    generic_mutants,
-    mutant,
-)
+from rlhf_lab.course.mutants import mutant
 from rlhf_lab.course.registry import all_exercises, find_exercise
 from tools.course.stub import solution_source
 
@@ -45,10 +38,6 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
         verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
         assert (verdict.difference.kind == "error") == slip.raises
-    for says, wrong in generic_mutants(exercise).items():
-        verdict = judge.verdict(wrong)
-        assert verdict.state == "differs", says
-        assert verdict.slip is not None, says
 
 
 def test_there_are_at_least_forty_slips_and_two_for_each_exercise() -> None:
@@ -81,35 +70,8 @@ def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
 
 
 @pytest.mark.slow
-def test_generic_mistakes_are_tried_wherever_they_are_wrong() -> None:
-    tried = {exercise.name: set(generic_mutants(exercise)) for exercise in EXERCISES}
-    assert all(RETURNS_ZERO in kinds for kinds in tried.values())
-    assert tried["calc_kl_penalty"] == {RETURNS_ZERO, FLIPPED, DETACHED, SUMMED}
-    averaging = {name for name, kinds in tried.items() if SUMMED in kinds}
-    assert averaging == {
-        "normalize_reward",
-        "calc_kl_penalty",
-        "calc_entropy_bonus",
-        "calc_clipped_surrogate_objective",
-        "calc_value_function_loss",
-        "policy_gradient_objective",
-        "rloo_advantages",
-        "grpo_advantages",
-    }
-    with_gradient = (
-        "ablate ablate_heads bradley_terry_loss calc_clipped_surrogate_objective "
-        "calc_entropy_bonus calc_kl_penalty calc_value_function_loss dpo_loss entropy_per_token "
-        "generated_values get_logprobs implicit_rewards kl_estimate kl_of_later_states "
-        "kl_per_token logit_lens masked_mean normalize_residual patch_heads "
-        "policy_gradient_objective policy_ratio sequence_sum tilt whole_objective"
-    )
-    found = {name for name, kinds in tried.items() if DETACHED in kinds}
-    assert found == set(with_gradient.split())
-
-
-@pytest.mark.slow
-def test_the_objective_terms_cannot_be_detached_sign_flipped_summed_or_zero() -> None:
-    """The four terms that are trained on must not pass with a wrong gradient."""
+@pytest.mark.parametrize("change", [lambda x: x.detach(), torch.neg, torch.zeros_like])
+def test_terms_detached_negated_or_zero_are_rejected_and_named(change) -> None:
     for name in (
         "calc_kl_penalty",
         "calc_entropy_bonus",
@@ -117,9 +79,9 @@ def test_the_objective_terms_cannot_be_detached_sign_flipped_summed_or_zero() ->
         "calc_value_function_loss",
     ):
         exercise = find_exercise(name)
-        judge = Judge(exercise)
-        named = {judge.verdict(wrong).slip for wrong in generic_mutants(exercise).values()}
-        assert named == {RETURNS_ZERO, FLIPPED, DETACHED, SUMMED}
+        wrong = lambda reference=exercise.reference, **kwargs: change(reference(**kwargs))
+        verdict = verdict_on(exercise, wrong)
+        assert verdict.state == "differs" and verdict.slip is not None
 
 
 def _penalty(kl, kl_coef, mask=None, denominator=None):
@@ -299,7 +261,7 @@ def test_what_a_learner_would_write_first_is_named(name: str, written, said: str
 def test_a_slip_whose_edit_is_not_in_the_reference_is_refused_but_does_not_stop_a_check() -> None:
     exercise = find_exercise("compute_returns")
     stale = Slip("stale", {"no such text": ""})
-    with pytest.raises(ValueError, match="'no such text', which stands 0 times in compute_returns"):
+    with pytest.raises(ValueError, match="'no such text' occurs 0 times in compute_returns"):
         mutant(exercise, stale)
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise, exercise.slips[0])

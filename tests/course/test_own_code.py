@@ -1,4 +1,4 @@
-"""Diagnoses of wrong answers as learners write them: by slips, relations and `reads`."""
+"""Diagnoses of wrong answers as learners write them: by slips and relations."""
 
 import contextlib
 import math
@@ -60,36 +60,12 @@ def _log_of_price(solve, kl):
     return low
 
 
-def _narrow(solve, kl):
-    low, high = 2.0, 3.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if solve(middle)[1] > kl else (low, middle)
-    return low
-
-
 def _wrong_way(solve, kl):
     low, high = 1e-4, 1e4
     for _ in range(40):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if solve(middle)[1] > kl else (middle, high)
     return low
-
-
-def _hasty(solve, kl):
-    low, high = 1e-4, 1e4
-    for _ in range(7):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if solve(middle)[1] > kl else (low, middle)
-    return low
-
-
-def _price_list(solve, kl):
-    prices = torch.logspace(-4, 4, 200).tolist()
-    spent = [solve(price)[1] for price in prices]
-    if not min(spent) <= kl <= max(spent):
-        raise ValueError("no price spends this budget")
-    return min(zip(prices, spent, strict=True), key=lambda pair: abs(pair[1] - kl))[0]
 
 
 def _mean_of_zeros(z, heads, positions, to="zero"):
@@ -132,22 +108,6 @@ class _Detaching(TransformerWithValueHead):
             yield values
 
 
-def _zero_in_any_phase(numbers):
-    return min(numbers["KL per sequence"]) == 0 or max(numbers["first ratio"]) > 1.01
-
-
-def _all_together(numbers):
-    return all([numbers["KL penalty"][-1] < 0, numbers["reward"][-1] < 0.4])
-
-
-def _never(numbers):
-    return False
-
-
-def _equals_nan(numbers):
-    return any(x == math.nan for x in numbers["reward"])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "written", "said"),
@@ -159,19 +119,12 @@ def _equals_nan(numbers):
         ("draw_token", _log_probabilities, "log-probabilities are added up: take exp first"),
         ("policy_gradient_objective", _own_detached, "no gradient reaches logprobs"),
         ("best_at_budget", _log_of_price, "the logarithm of beta"),
-        ("best_at_budget", _narrow, "only betas from 2"),
         ("best_at_budget", _wrong_way, "wrong half is kept"),
-        ("best_at_budget", _hasty, "ends too early, after 7 betas"),
-        ("best_at_budget", _price_list, "the betas are a fixed list"),
         ("ablate_heads", _mean_of_zeros, "this writes 0"),
         ("tilt", _impossible_paid, "an outcome of chance 0 turns the result into nan"),
         ("draw_token", _global_noise, "use the noise in the arguments"),
         ("rloo_advantages", _rows_side_by_side, "rows that stand side by side"),
         ("TransformerWithValueHead", _Detaching, "the hook returns something"),
-        ("alarm", _zero_in_any_phase, "of the healthy runs"),
-        ("alarm", _all_together, "no sign of: the learning rate is 0"),
-        ("alarm", _never, "no sign of: the learning rate is 0"),
-        ("alarm", _equals_nan, "no sign of: the learning rate is 0"),
     ],
 )
 def test_the_fault_of_an_answer_that_no_slip_foresees_is_named(name: str, written, said) -> None:

@@ -1,7 +1,6 @@
 """Lesson 04, the KL penalty: KL divergence, its estimates, the optimal policy and its KL budget."""
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,35 +124,6 @@ def _observe_budget(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dic
     }
 
 
-def _read_budget(fn: Callable[..., Any], case: Case) -> str | None:
-    betas: list[float] = []
-
-    def solve(beta: float) -> tuple[float, float]:
-        betas.append(float(beta))
-        return case.arguments["solve"](beta)
-
-    fn(solve, case.arguments["kl"])
-    right = best_at_budget(**case.arguments)
-    if not betas:
-        return "solve is never called: try betas, and see the KL of each"
-    if not min(betas) <= right <= max(betas):
-        return (
-            f"only betas from {min(betas):.3g} to {max(betas):.3g} are tried, and the right one "
-            "is outside: search from 1e-4 to 1e4, by the logarithm"
-        )
-    if len(betas) > 8 and len({b > a for a, b in pairwise(betas)}) == 1:
-        return (
-            "the betas are a fixed list, and none has exactly this budget: choose the next beta by "
-            "the KL of the last one"
-        )
-    if len(betas) < 20:
-        return (
-            f"the search ends too early, after {len(betas)} betas: halve the range between two "
-            "betas about 60 times"
-        )
-    return None
-
-
 EXERCISES = (
     make_exercise(
         kl_per_token,
@@ -176,5 +146,5 @@ EXERCISES = (
     make_exercise(tilt, cases=_tilt_cases),
     make_exercise(soft_backup, cases=_backup_cases, observe=_observe_backup),
     make_exercise(mean_backup, cases=lambda: _backup_cases(beta=0.4), observe=_observe_backup),
-    make_exercise(best_at_budget, cases=_budget_cases, observe=_observe_budget, reads=_read_budget),
+    make_exercise(best_at_budget, cases=_budget_cases, observe=_observe_budget),
 )
