@@ -1,6 +1,6 @@
 """Comparison of two models: the shift of a logit difference by component, rank and line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from jaxtyping import Int
 from rich.table import Table
 from torch import Tensor
 
-from rlhf_lab.diffing.contrast import Word, make_contrast
+from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.diffing.effects import PART_METHODS, PartMethod, effects_of_parts, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.patching import Side, logit_difference
@@ -82,7 +82,7 @@ def compare(
     base: Source,
     tuned: Source,
     text: Int[Tensor, "batch seq"],
-    words: tuple[Word, Word] | Mapping[Word, float | int] = ("loved", "hated"),
+    words: Words = ("loved", "hated"),
     pos: int = -1,
     methods: Sequence[PartMethod] = PART_METHODS,
     ranks: Sequence[int] = RANKS,
@@ -96,14 +96,14 @@ def compare(
     Args:
         base, tuned: models, policies, run directories (the last policy), or names of models.
         text: tokens, in rows of one length without padding.
-        words: two words, or weights by word; each is one token.
+        words: two words, or weights by word; see `make_contrast`.
         pos: the position before the word.
         methods: see `effects_of_parts`.
         ranks, alphas: of the truncated changes, and on the line; may be empty.
 
     Raises:
-        ConfigError: If the models differ in parameters or tokens, a word is not one token, the
-            words are equal, or the logits are not a sum over components.
+        ConfigError: If the models differ in parameters or tokens, `make_contrast` rejects the
+            words, or the logits are not a sum over components.
         LoadError: If a model cannot be loaded.
     """
     if any(rank < 0 for rank in ranks):
@@ -118,8 +118,6 @@ def compare(
             "Compare a model with one that was trained from it."
         )
     contrast = make_contrast(model0, words)
-    if len(contrast.ids) != len(contrast.ids.unique()):
-        raise ConfigError(f"words={words!r} are one token. Choose two words that differ.")
     if len(text) < 2:
         raise ConfigError(f"text has {len(text)} rows. Pass at least 2, for intervals.")
     start = logit_difference(Side(model0, text), pos, contrast)
@@ -137,7 +135,7 @@ def compare(
         allowed = 1e-3 * max(1.0, shift.abs().max().item())
         sums["weights sum to the shift"] = effects["by weights"].sum(0), allowed
     return Comparison(
-        words=_labels(words),
+        words=contrast.sides(model0),
         n=len(text),
         shift=bootstrap_means(shift),
         parts=layer_groups(model0).names,
@@ -160,12 +158,6 @@ def load_end(source: Source) -> HookedModel:
     if (Path(source) / "run.json").is_file():
         return load_policy(source)[0].base_model
     return load_model(source)
-
-
-def _labels(words: tuple[Word, Word] | Mapping[Word, float | int]) -> tuple[str, str]:
-    weights = words if isinstance(words, Mapping) else {words[0]: 1, words[1]: -1}
-    side = lambda sign: ", ".join(str(word) for word, x in weights.items() if sign * x > 0)
-    return side(1), side(-1)
 
 
 def _table(title: str, first: str, columns: list[str], rows: dict[str, list[Interval]]) -> Table:

@@ -31,6 +31,11 @@ class Contrast(NamedTuple):
         chosen = exact(logits[..., self.ids.to(logits.device)])
         return chosen @ self.weights.to(chosen.device)
 
+    def sides(self, model: HookedModel) -> tuple[str, str]:
+        """Return the words with positive weights, and those with negative ones."""
+        decode = lambda chosen: ", ".join(model.tokenizer.decode([i]) for i in self.ids[chosen])
+        return decode(self.weights > 0), decode(self.weights < 0)
+
 
 Words = Contrast | tuple[Word, Word] | Mapping[Word, float | int]
 
@@ -43,12 +48,19 @@ def make_contrast(model: HookedModel, words: Words) -> Contrast:
             groups of words.
 
     Raises:
-        ConfigError: If there are not two words or a mapping, or a word is not a single token.
+        ConfigError: If the words are not different single tokens, or a weight is not finite.
     """
     if isinstance(words, Contrast):
         return words
-    if isinstance(words, str) or (not isinstance(words, Mapping) and len(words) != 2):
-        raise ConfigError(f"words must be two words, or weights by word, got {words!r:.60}.")
-    weights = [*words.values()] if isinstance(words, Mapping) else [1, -1]
-    ids = [single_token(model.tokenizer, w) if isinstance(w, str) else w for w in words]
-    return Contrast(torch.tensor(ids), torch.tensor(weights, dtype=torch.float64))
+    is_pair = not isinstance(words, str) and len(set(words)) == len(words) == 2
+    entries = dict(zip(words, (1, -1), strict=True)) if is_pair else {}
+    entries = words if isinstance(words, Mapping) else entries
+    ids = [single_token(model.tokenizer, w) if isinstance(w, str) else w for w in entries]
+    weights, d_vocab = torch.tensor([*entries.values()]).double(), model.unembed.W_U.shape[1]
+    is_known = len(set(ids)) == len(ids) and set(ids) <= set(range(d_vocab))
+    if not (is_known and weights.any() and weights.isfinite().all()):
+        raise ConfigError(
+            f"words={words!r:.60} are not different tokens below {d_vocab} with finite weights. "
+            "Pass two words, or weights by word such as {'good': 1, 'bad': -1}."
+        )
+    return Contrast(torch.tensor(ids), weights)

@@ -43,17 +43,12 @@ def lens_divergence(
     KL(lens(h) || lens_ref(h_ref)); at the last residual, the KL of the models
     """
     chosen = states.to(residuals.device).expand(residuals.shape[:-1])
+    size = max(1, NUMBERS_READ // model.cfg.d_vocab)
+    both = (h[chosen].split(size) for h in (residuals, reference_residuals))
+    read = lambda model, h: log_probs(logit_lens(model, h[None]))
     found = [
-        kl_per_token(
-            log_probs(logit_lens(model, own[None])), log_probs(logit_lens(reference, other[None]))
-        )[0]
-        for own, other in zip(
-            *(
-                h[chosen].split(max(1, NUMBERS_READ // model.cfg.d_vocab))
-                for h in (residuals, reference_residuals)
-            ),
-            strict=True,
-        )
+        kl_per_token(read(model, one), read(reference, other))[0]
+        for one, other in zip(*both, strict=True)
     ]
     out = residuals.new_zeros(residuals.shape[:-1], dtype=torch.float32)
     return out.masked_scatter(chosen, torch.cat(found).float())

@@ -14,6 +14,7 @@ from rlhf_lab.diffing.attention import (
     attention_split,
     pattern_distance,
 )
+from rlhf_lab.diffing.contrast import Word, Words
 from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means
@@ -21,7 +22,6 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
-from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
 from rlhf_lab.probes.probe import (
     RESAMPLES,
@@ -32,6 +32,7 @@ from rlhf_lab.probes.probe import (
     interval_fields,
 )
 from rlhf_lab.probes.text_rows import TextProbe, TextRows, text_rows
+from rlhf_lab.probes.word_pair import encode_contrast
 from rlhf_lab.training.capture import capture_activations
 
 DRIFT_SITES = ("blocks.*.attn.hook_pattern", "blocks.*.attn.hook_v", "blocks.*.attn.hook_z")
@@ -52,7 +53,7 @@ class AttentionDrift(TextProbe):
     tokens; total variation is between 0 and 1.
 
     Args:
-        word, other: single tokens of the tokenizer.
+        word, other: single tokens of the tokenizer; or weights by word as `word`.
         pos: the position before the word: in each eval text, from its end when negative; the column
             of the rollout. When None, the text's last, and the last of the prompt. Sequences
             without a token at the position are omitted.
@@ -68,8 +69,8 @@ class AttentionDrift(TextProbe):
 
     def __init__(
         self,
-        word: str = "loved",
-        other: str = "hated",
+        word: Word | Words = "loved",
+        other: Word | None = None,
         pos: int | None = None,
         n: int = 64,
         text: Literal["eval", "rollout"] = "eval",
@@ -78,17 +79,20 @@ class AttentionDrift(TextProbe):
     ) -> None:
         super().__init__(text, every, name)
         self.word, self.other, self.at, self.n = word, other, pos, n
+        self.sides: tuple[str, ...] = ("", "")
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"word": self.word, "other": self.other, "pos": self.at}
+        sides = dict(zip(("word", "other"), self.sides, strict=True))
+        return super().settings() | sides | {"pos": self.at}
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)
+        self.sides = encode_contrast(model, self.word, self.other).sides(model)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-        words = tuple(single_token(model.tokenizer, text) for text in (self.word, self.other))
+        words = encode_contrast(model, self.word, self.other)
         rows, at = self.rows(seen)
         capture = partial(_capture, rows=rows)
         both = capture(reference), capture(model)

@@ -7,11 +7,12 @@ from typing import Literal
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import reason_not_additive
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.logit_shift import LogitShift, single_token
+from rlhf_lab.probes.logit_shift import LogitShift
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger

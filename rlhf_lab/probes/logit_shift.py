@@ -1,19 +1,20 @@
 """LogitShift: a logit difference by component of a model, and its shift by component and cause."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.diffing.logit_shift import ends_of, split_shift
+from rlhf_lab.diffing.contrast import Contrast, make_contrast
+from rlhf_lab.diffing.logit_shift import ends_of, logit_reader, split_shift
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
 from rlhf_lab.models.residual_parts import SITES, residual_components, validate_additive
-from rlhf_lab.models.tokenization import single_token
+from rlhf_lab.models.tokenization import single_token  # noqa: F401 (lessons import it from here)
 from rlhf_lab.probes.probe import RESAMPLES, Check, Observation, Record, decimals, interval_fields
 from rlhf_lab.probes.word_pair import WordPairProbe
 
@@ -41,7 +42,7 @@ class Attribution:
 
 @torch.no_grad()
 def attribute_logits(
-    model: HookedModel, acts: dict[str, Tensor], word: int, other: int
+    model: HookedModel, acts: dict[str, Tensor], word: int | Contrast, other: int | None = None
 ) -> Attribution:
     """Split logit(word) - logit(other) at one position exactly over the parts of the model.
 
@@ -58,50 +59,28 @@ def attribute_logits(
 
     Args:
         acts: at `SITES`, at one position: `[batch ...]`.
+        word, other: ids of tokens; or a weighted contrast of words.
 
     row_c = <g * (c - mean c) / sigma, u>;  constants <b, u> and b_U[word] - b_U[other]
     (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", extended by the norm)
     """
     names, parts = residual_components(model, acts)
     norm, unembed = model.ln_final, model.unembed
-    u = (unembed.W_U[:, word] - unembed.W_U[:, other]).double()
+    contrast = make_contrast(model, word if other is None else (word, other))
+    u = contrast.of(unembed.W_U)
     if model.cfg.normalization_type in ("LN", "LNPre"):
         parts = parts - parts.mean(-1, keepdim=True)
     gain = norm.w.double() if hasattr(norm, "w") else torch.ones_like(u)
     rows = parts @ (gain * u) / acts["ln_final.hook_scale"].double()[:, 0]
     norm_bias = (norm.b.double() @ u) if hasattr(norm, "b") else torch.zeros_like(u[0])
-    b_u = (unembed.b_U[word] - unembed.b_U[other]).double()
+    b_u = contrast.of(unembed.b_U)
     constants = torch.stack([norm_bias, b_u])[:, None].expand(-1, rows.shape[1])
-    logits = acts["logits"].double()
-    difference = logits[:, word] - logits[:, other]
+    difference = contrast.of(acts["logits"])
     return Attribution([*names, "norm bias", "b_U"], torch.cat([rows, constants]), difference)
 
 
-@torch.no_grad()
-def attribute_with_hooks(
-    model: HookedModel, acts: dict[str, Tensor], word: int, other: int
-) -> Attribution:
-    """Return `attribute_logits` with one component more: what hooks changed after the others.
-
-    It is <normalized residual, g u> minus the rows of the components, and 0 without hooks.
-
-    Args:
-        acts: also at ln_final.hook_normalized.
-    """
-    found = attribute_logits(model, acts, word, other)
-    changed = torch.zeros_like(found.rows[0])
-    if has_hooks(model):
-        u = (model.unembed.W_U[:, word] - model.unembed.W_U[:, other]).double()
-        gain = getattr(model.ln_final, "w", torch.ones_like(u)).double()
-        *_, norm_bias, b_u = found.rows
-        parts = found.rows.sum(0) - norm_bias - b_u
-        changed = acts["ln_final.hook_normalized"].double() @ (gain * u) - parts
-    rows = torch.cat([found.rows, changed[None]])
-    return Attribution([*found.components, "hooks"], rows, found.logit_difference)
-
-
 class LogitShift(WordPairProbe):
-    """Shift of the logit difference of two words since the reference, by component and cause.
+    """Shift of a logit difference of words since the reference, by component and cause.
 
     Causes: a component's own weights, its inheritance from earlier components, the final norm's
     scale, and the unembedding (see `split_shift`). On Reel the record has the grammar's log odds.
@@ -111,7 +90,7 @@ class LogitShift(WordPairProbe):
     measured shift; the causes sum to the rows.
 
     Args:
-        word, other: single tokens of the tokenizer.
+        word, other: single tokens; or weights by word as `word`, {"good": 1, "bad": -1}.
         pos: the position before the word, in each text; from its end when negative.
         n: number of sequences.
     """
@@ -129,16 +108,19 @@ class LogitShift(WordPairProbe):
     def observe(self, seen: Observation) -> Record:
         """Attribute both models' logit differences, and subtract them."""
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-        word, other = (single_token(model.tokenizer, text) for text in (self.word, self.other))
-        attribute = attribute_with_hooks if has_hooks(model) else attribute_logits
+        words = self.contrast(model)
         models = model_where_exact(reference), model_where_exact(model)
         acts = tuple(
             {site: where_exact(act[: self.n]) for site, act in each.items()}
             for each in (seen.reference_acts, seen.acts)
         )
-        before, now = (
-            attribute(m, taken, word, other) for m, taken in zip(models, acts, strict=True)
-        )
+        before, now = (attribute_logits(m, x, words) for m, x in zip(models, acts, strict=True))
+        if has_hooks(model):  # a row more: what hooks changed after the components
+            hidden = acts[1]["ln_final.hook_normalized"].double()
+            rest = hidden @ logit_reader(models[1], words) - now.rows[:-2].sum(0)
+            names, rows = [*now.components, "hooks"], torch.cat([now.rows, rest[None]])
+            before = replace(before, rows=torch.cat([before.rows, 0 * rest[None]]))
+            now = replace(now, components=names, rows=rows)
         shift = now.rows - before.rows
         measured = now.logit_difference - before.logit_difference
         values = {
@@ -152,11 +134,11 @@ class LogitShift(WordPairProbe):
         if not has_hooks(model):
             text = seen.text.first(self.n)
             tokens = text.tokens.to(next(models[0].parameters()).device)
-            ends = ends_of(models, acts, tokens, text.columns(self.pos), (word, other))
+            ends = ends_of(models, acts, tokens, text.columns(self.pos), words)
             causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
             values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
-        if seen.truth is not None:
-            values |= _truth(seen, self.pos, word, other, self.n)
+        if seen.truth is not None and words.weights.tolist() == [1, -1]:
+            values |= _truth(seen, self.pos, *words.ids.tolist(), self.n)
         gap = (shift.sum(0) - measured).abs().max().item()
         allowed = seen.allowed(1e-4, half=0.2)  # a logit of 8 is rounded by up to 0.03 in bf16
         checks = [

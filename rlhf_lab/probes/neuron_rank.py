@@ -13,7 +13,6 @@ from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact, without_hooks
 from rlhf_lab.models.residual_parts import SITES, validate_additive
-from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
 from rlhf_lab.probes.probe import (
@@ -68,7 +67,7 @@ class NeuronRank(WordPairProbe):
     Checks: the neurons of each layer sum to LogitShift's row, in both models.
 
     Args:
-        word, other: single tokens of the tokenizer.
+        word, other: single tokens; or weights by word as `word`.
         pos: the position before the word, in each text; from its end when negative.
         n: number of sequences.
     """
@@ -91,12 +90,12 @@ class NeuronRank(WordPairProbe):
     def observe(self, seen: Observation) -> Record:
         models = [model_where_exact(m) for m in (seen.ctx.reference, seen.ctx.policy.base_model)]
         tokenizer = seen.ctx.policy.base_model.tokenizer
-        words = tuple(single_token(tokenizer, word) for word in (self.word, self.other))
+        words = self.contrast(models[1])
         text = seen.text.first(self.n)
         with without_hooks(*models):
             acts = [_acts_at(model, text, self.pos) for model in models]
             before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
-            rows = [attribute_logits(m, own, *words) for m, own in zip(models, acts, strict=True)]
+            rows = [attribute_logits(m, x, words) for m, x in zip(models, acts, strict=True)]
             by_neuron, by_activation, b_out = neuron_shift(before, after)
             contribution = by_neuron.mean(1)
             top = contribution.abs().flatten().topk(min(TOP_NEURONS, contribution.numel())).indices

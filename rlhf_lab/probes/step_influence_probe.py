@@ -6,8 +6,8 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.policy_groups import transformer_groups
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.step_influence import (

@@ -8,7 +8,7 @@ from torch import Tensor
 from rlhf_lab.diffing.weights import as_matrix, spectrum
 from rlhf_lab.models import effective_weights
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.probes.logit_shift import single_token
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 
 WRITERS = ("attn.W_O", "mlp.W_out", "embed.W_E", "pos_embed.W_pos")

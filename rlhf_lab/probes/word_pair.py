@@ -1,27 +1,38 @@
-"""Word pair: base class of probes of the logit difference of two words."""
+"""Words whose logits probes compare: a pair, or weights by word."""
 
 from typing import Any
 
+from rlhf_lab.diffing.contrast import Contrast, Word, Words, make_contrast
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.probe import Probe
 
 
+def encode_contrast(model: HookedModel, word: Word | Words, other: Word | None) -> Contrast:
+    """Return the contrast of a pair of words, or of weights by word passed as the first."""
+    if isinstance(word, str | int):
+        return make_contrast(model, (word, "hated" if other is None else other))
+    if other is not None:
+        raise ConfigError(f"other={other!r} cannot be combined with weights by word. Remove it.")
+    return make_contrast(model, word)
+
+
 class WordPairProbe(Probe):
-    """A probe that compares two words after a position of each eval text.
+    """A probe that compares words after a position of each eval text.
 
     Args:
-        word, other: single tokens of the tokenizer.
+        word, other: single tokens; or weights by word as `word`, see `make_contrast`.
         pos: the position before the word, in each text; from its end when negative.
         n: number of sequences.
     """
 
     text = "eval"
+    sides: tuple[str, str] = ("", "")  # of the contrast, once the model is known
 
     def __init__(
         self,
-        word: str = "loved",
-        other: str = "hated",
+        word: Word | Words = "loved",
+        other: Word | None = None,
         pos: int = -1,
         n: int = 64,
         every: int | None = None,
@@ -32,10 +43,13 @@ class WordPairProbe(Probe):
         self.n = self.rows = n
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError if a word is not a single token of the model."""
-        for word in (self.word, self.other):
-            single_token(model.tokenizer, word)
+        """Raise ConfigError if the words are not a contrast of single tokens of the model."""
+        self.sides = self.contrast(model).sides(model)
+
+    def contrast(self, model: HookedModel) -> Contrast:
+        """Return the words with their weights."""
+        return encode_contrast(model, self.word, self.other)
 
     def settings(self) -> dict[str, Any]:
-        """Return also the two words."""
-        return super().settings() | {"word": self.word, "other": self.other}
+        """Return also both sides of the contrast."""
+        return super().settings() | dict(zip(("word", "other"), self.sides, strict=True))

@@ -106,7 +106,7 @@ REJECTED = {
     "reel-nano reel-nano-b --text none.txt": "No such file",
     "reel-nano reel-nano-b --text one.txt": "text has 1 rows",
     "reel-nano reel-nano-b --text column.jsonl": "'text'",
-    "reel-nano reel-nano-b --words loved loved": "are one token",
+    "reel-nano reel-nano-b --words loved loved": "are not different tokens",
     "reel-nano reel-nano-b --length 99": "length=99",
     "reel-nano reel-nano-b --ranks -1": "ranks=[-1]",
     "reel-nano reel-nano-b --methods magic": "invalid choice",

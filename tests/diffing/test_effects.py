@@ -141,7 +141,11 @@ def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
         compare(base, base, reviews[:1])
     for words, error in (
         (("loved it", "hated"), "not one token"),
-        (("loved", "loved"), "one token"),
+        (("loved", "loved"), "not different tokens"),
+        ({"loved": float("nan"), "hated": -1}, "finite weights"),
+        ({"loved": 0}, "not different tokens"),
+        ({}, "not different tokens"),
+        ((5, 10**6), "not different tokens"),
     ):
         with pytest.raises(ConfigError, match=error):
             compare(base, base, reviews[:2], words=words)
@@ -173,8 +177,8 @@ FAULTS = [
     (EFFECTS, "effects:effects_of_parts", "into.patched - into.start", "out.patched - into.start"),
     (EFFECTS, "effects:_output_site", "hook_resid_pre", "hook_resid_mid"),
     (test_orders_match_hand_computed, "effects:kendall_tau", "n * (n - 1)", "n * n"),
-    (test_groups_of_words_are_weighted, "contrast:make_contrast", "[*words.values()]",
-     "[1, 1, -1]"),
+    (test_groups_of_words_are_weighted, "contrast:make_contrast", "[*entries.values()]",
+     "[1] * (len(words) - 1) + [-1]"),
 ]  # fmt: skip
 
 

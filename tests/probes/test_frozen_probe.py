@@ -4,10 +4,10 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import FrozenProbe, ReelTruth, Run, Suite, attach
 from rlhf_lab.probes.direction import cosine_interval, fit_direction
 from rlhf_lab.probes.frozen_probe import halves_of
-from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.steering import continue_steered
 from rlhf_lab.sampling import sample, sampling_noise
 from rlhf_lab.sampling_spec import SamplingSpec

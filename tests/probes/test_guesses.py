@@ -68,8 +68,8 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
     ("places", "words", "said"),
     [
         ({}, ("loved", "zzz"), "'zzz' is not one token"),
-        ({}, "loved", "words must be two words, or weights by word, got 'loved'"),
-        ({}, (5,), "words must be two words, or weights by word"),
+        ({}, "loved", "words='loved' are not different tokens"),
+        ({}, (5,), r"words=\(5,\) are not different tokens"),
     ],
 )
 def test_places_and_words_of_another_kind_are_refused(reel_policy, text, places, words, said):

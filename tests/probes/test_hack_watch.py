@@ -7,8 +7,8 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import HackWatch, ReelTruth, Run, attach
-from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import SHORT, Trained, sound, trained

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import LogitShift, Run, attach
+from rlhf_lab.probes import AttentionDrift, LogitShift, NeuronRank, Run, attach
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,
@@ -132,6 +132,42 @@ def test_measured_shift_is_that_of_the_logits_of_both_models(make_trainer, revie
     torch.testing.assert_close(found["measured"], now - before, atol=1e-4, rtol=0)
     torch.testing.assert_close(found["shift"].sum(0), now - before, atol=1e-4, rtol=0)
     assert (now - before).abs().max() > 1e-2
+
+
+def observed(run, probe):
+    """A record of a run that is over, with the activations that the suite would capture."""
+    seen = run.seen()
+    policy, reference = seen.ctx.policy.base_model, seen.ctx.reference
+    if probe.sites:
+        text = seen.text.first(probe.n)
+        for acts, model in ((seen.acts, policy), (seen.reference_acts, reference)):
+            acts |= capture_activations(model, text.tokens, probe.sites, text.columns(probe.pos))
+    return probe.observe(seen)
+
+
+@pytest.mark.parametrize("kind", [LogitShift, AttentionDrift, NeuronRank])
+def test_weights_by_word_give_the_weighted_sum_of_pairs(kind, trained_runs, no_type_checks):
+    """(0.7 loved + 0.3 so - hated) is 0.7 (loved - hated) + 0.3 (so - hated)."""
+    run = trained_runs("adapted")
+    fields = {LogitShift: ("shift",), AttentionDrift: ("own", "qk", "wo")}
+    weights = {"loved": 0.7, "so": 0.3, "hated": -1}
+    found = [
+        observed(run, kind(word, *other, n=6)).tensors
+        for word, *other in (("loved", "hated"), ("so", "hated"), (weights,))
+    ]
+    for name in fields.get(kind, ("neuron_contribution",)):
+        one, two, group = (tensors[name] for tensors in found)
+        assert one.abs().max() > 1e-3
+        torch.testing.assert_close(group, 0.7 * one + 0.3 * two, atol=1e-5, rtol=1e-4)
+
+
+def test_weights_by_word_are_stored_and_validated(make_trainer, reviews):
+    trainer = make_trainer()
+    probe = LogitShift({"loved": 0.5, "so": 0.5, "hated": -1.0})
+    attach(trainer, probe, eval_tokens=reviews[0])
+    assert probe.settings()["word"] == "loved, so" and probe.settings()["other"] == "hated"
+    with pytest.raises(ConfigError, match="other='hated' cannot be combined"):
+        attach(trainer, LogitShift({"loved": 1.0}, "hated", name="two"), eval_tokens=reviews[0])
 
 
 def test_the_grammar_s_log_odds_stand_beside_the_reference(finished):

@@ -9,8 +9,8 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_model import is_centered
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import NeuronRank, Run, attach
-from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.probes.neuron_rank import NEURON_GROUPS, NeuronEnd, neuron_groups, neuron_shift
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, sound
