@@ -37,7 +37,7 @@ class RunArgs:
     loggers: str = ""
     """Comma-separated further loggers of metrics and samples: tensorboard, trackio."""
     log_probes: bool = False
-    """Log numbers of probes, and to wandb their pictures after 1, 2, 4, 8, ... phases."""
+    """Log numbers of probes, and to wandb their pictures in phases 0, 1, 2, 3, 5, 8, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,61 +1,93 @@
-"""The live panel of a run in progress on a terminal, plain lines elsewhere."""
+"""Live panel of a run on a terminal: progress, curves and samples; elsewhere a line per phase."""
 
 import sys
+from collections.abc import Iterator
 from time import monotonic
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from rlhf_lab.console import print_line
-from rlhf_lab.training import Context, PhaseReport, RLHFTrainer, Rollout
+from rlhf_lab.console import print_line, visible
+from rlhf_lab.training import Context, PhaseReport, RLHFTrainer
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.views.panel import CURVES, Display, in_short
-from rlhf_lab.views.text import in_one_line
+from rlhf_lab.views.text import in_one_line, sample_table, sparkline
 
 PANEL_SAMPLES = 5
-LINE_WIDTH = 100
-"""Columns that the line of a phase has at most."""
-DOING = MappingProxyType(
+LINE_WIDTH = 100  # columns of the line of a phase
+NEXT = MappingProxyType(
     {"after_rollout": "scoring", "after_score": "learning", "after_phase": "sampling"}
 )
-"""What comes next at an event."""
+CURVES = (  # name in the report, and label
+    ("mean_reward", "reward"),
+    ("true_reward", "true reward"),
+    ("grammatical_fraction", "grammatical"),
+    ("kl_per_sequence", "KL nats/seq"),
+    ("kl_to_initial_per_sequence", "KL to the start"),
+    ("entropy_per_token", "entropy nats/tok"),
+    ("uninformative_group_fraction", "uninformative"),
+    ("clip_fraction", "clip fraction"),
+    ("approx_kl_per_token", "approx KL nats/tok"),
+    ("explained_variance", "explained variance"),
+    ("value_loss", "value loss"),
+    ("base_lr", "learning rate"),
+    ("head_lr", "learning rate, head"),
+)
+SMALL = ("approx KL nats/tok", "value loss", "learning rate", "learning rate, head")
+FORMATS = MappingProxyType(dict.fromkeys(SMALL, ".3g"))
+LABEL_WIDTH, NUMBERS_WIDTH = 19, 20
 
 
-def hours_minutes_seconds(seconds: float) -> str:
-    """A duration as 0:42 or 1:03:20."""
+def format_duration(seconds: float) -> str:
+    """Return a duration as 0:42 or 1:03:20."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-class RunView:
-    """Shows a run while it happens; a context manager around `trainer.train()`.
+def format_metric(label: str, value: float | None) -> str:
+    """Return a number of at most nine characters; a dash if it is unknown."""
+    if value is None:
+        return "–"
+    return format(value, FORMATS.get(label, "z.3f") if abs(value) < 1e5 else ".3g")
 
-    On a terminal it draws a panel with progress, remaining time, curves and samples; elsewhere, and
-    under a debugger, whose prompt the panel would overwrite, it prints the first samples and a line
-    per phase. Phases have the numbers that they have in the files, from 0 on; what is done of them
-    is given as a count.
+
+def metrics_by_label(report: PhaseReport) -> dict[str, float | None]:
+    """Return the metrics of a phase in the order of the panel, several rewards after their sum."""
+    found = {label: getattr(report, name) for name, label in CURVES}
+    means = report.rollout.reward_means or {}
+    by_name = {reward_metric(name): mean for name, mean in means.items()}
+    return {"reward": found["reward"]} | by_name | found
+
+
+class RunView:
+    """View of a run in progress; a context manager around `trainer.train()`.
+
+    On a terminal it is a live panel. Elsewhere, and under a debugger, whose prompt the panel would
+    overwrite, it prints the first samples and a line per phase. Phases are numbered from 0, as in
+    the files of the run.
     """
 
     def __init__(self, trainer: RLHFTrainer, console: Console | None = None) -> None:
         self.trainer = trainer
         self.console = console or Console()
-        self.reports: list[PhaseReport] = []
-        self.rollout: Rollout | None = None
-        self._sampled_in = 0
-        self.doing = "starting"
-        self._first_phase = trainer.phase
-        self._began = monotonic()
+        self.metrics: list[dict[str, float | None]] = []
+        self.samples: list[tuple[str, float]] = []
+        self.sampled_in, self.doing = 0, "starting"
+        self._first_phase, self._began = trainer.phase, monotonic()
         self._live: Live | None = None
-        for event in (*DOING, "run_start", "after_step", "run_end"):
-            trainer.on(event)(self._at)
+        for event in (*NEXT, "run_start", "after_step"):
+            trainer.on(event)(self._update)
 
     def __enter__(self) -> "RunView":
         self._began = monotonic()
         if self.console.is_terminal and sys.gettrace() is None:
-            self._live = Live(self.panel(), console=self.console, refresh_per_second=4)
+            self._live = Live(self, console=self.console, refresh_per_second=4)
             self._live.start(refresh=True)
         else:
             count = self.trainer.args.total_phases
@@ -64,91 +96,124 @@ class RunView:
             print_line(f"{numbers}; {units}", self.console)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._live is not None:
-            self._live.update(self.panel(), refresh=True)
             self._live.stop()
 
     def remaining_seconds(self) -> float | None:
-        """Time left at the pace so far, or None before the first phase is done."""
-        done = len(self.reports)
+        """Return the time left at the mean pace, or None before the first phase is done."""
+        done = len(self.metrics)
         if done == 0:
             return None
         left = self.trainer.args.total_phases - self._first_phase - done
         return (monotonic() - self._began) / done * max(left, 0)
 
-    def _at(self, ctx: Context) -> None:
-        """Note what is new at an event, and show it."""
+    def _update(self, ctx: Context) -> None:
         args = ctx.args
-        self.doing = DOING.get(ctx.event, self.doing)
+        self.doing = NEXT.get(ctx.event, self.doing)
         if ctx.event == "run_start" and (url := ctx.run.read_info().get("wandb_url")):
             print_line(f"wandb: {url}", self.console)
-        if ctx.event == "after_step":
+        elif ctx.event == "after_step":
             steps = args.num_minibatches * args.batches_per_learning_phase
             self.doing = f"learning, step {ctx.step + 1}/{steps}"
         elif ctx.event == "after_score":
-            self.rollout, self._sampled_in = ctx.rollout, ctx.phase
+            rewards = ctx.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
+            self.samples = list(zip(ctx.rollout.texts, rewards, strict=False))
+            self.sampled_in = ctx.phase
         elif ctx.event == "after_phase":
-            self.reports.append(ctx.report)
+            self.metrics.append(metrics_by_label(ctx.report))
         if self._live is not None:
-            self._live.update(self.panel())
-        elif ctx.event == "after_score" and ctx.phase == self._first_phase:
+            return
+        if ctx.event == "after_score" and ctx.phase == self._first_phase:
             self._print_samples(f"samples of phase {ctx.phase}, before learning")
         elif ctx.event == "after_phase":
-            print_line(self._line(ctx.report), self.console)
-            for remark in self._remarks():
-                if remark["phase"] == ctx.phase:
-                    print_line(f"phase {ctx.phase}: {remark['text']}", self.console)
+            print_line(self._format_line(ctx.phase, self.metrics[-1]), self.console)
+            for diagnostic in self._diagnostics():
+                if diagnostic["phase"] == ctx.phase:
+                    print_line(f"phase {ctx.phase}: {diagnostic['text']}", self.console)
             if ctx.phase + 1 == args.total_phases:
                 self._print_samples(f"samples of phase {ctx.phase}")
 
     def _print_samples(self, title: str) -> None:
         print_line(f"{title}:", self.console)
-        rewards = self.rollout.raw_rewards.tolist()
-        for text, reward in list(zip(self.rollout.texts, rewards, strict=True))[:PANEL_SAMPLES]:
+        for text, reward in self.samples:
             print_line(f"  {reward:6.3f}  {in_one_line(text)}", self.console)
 
-    def _line(self, report: PhaseReport) -> str:
-        """Its number, what fits of its figures, the first of them first, and the time left."""
-        left = f"{hours_minutes_seconds(self.remaining_seconds() or 0.0)} left"
-        parts = [f"phase {report.phase}"]
-        figures = [(label, getattr(report, name), form) for name, _, label, form in CURVES]
-        means = report.rollout.reward_means or {}
-        figures[1:1] = [(reward_metric(name), mean, "z.3f") for name, mean in means.items()]
-        for label, value, form in figures:
-            longer = [*parts, f"{label} {in_short(value, form)}"]
+    def _format_line(self, phase: int, metrics: dict[str, float | None]) -> str:
+        """Return phase, the first metrics that fit, and the time left."""
+        left = f"{format_duration(self.remaining_seconds() or 0.0)} left"
+        parts = [f"phase {phase}"]
+        for label, value in metrics.items():
+            short = "true" if label == "true reward" else label.partition(" nats")[0]
+            longer = [*parts, f"{short} {format_metric(label, value)}"]
             if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:
                 parts = longer
         return " | ".join([*parts, left])
 
-    def _remarks(self) -> list[dict[str, Any]]:
-        """What was said so far about learning that is dead or has exploded."""
+    def _diagnostics(self) -> list[dict[str, Any]]:
         return list(self.trainer.recorder.diagnostics.values())
 
-    def panel(self) -> Display:
-        """The whole picture as it is now."""
-        args, samples = self.trainer.args, []
-        if self.rollout is not None:
-            rewards = self.rollout.raw_rewards[:PANEL_SAMPLES].tolist()
-            samples = list(zip(self.rollout.texts, rewards, strict=False))
-        reward = "your own" if "reward_fn" in self.trainer.custom_components else args.reward_fn
-        title = f"rlhf_lab  {args.base_model}  reward {reward}  {self.trainer.device}"
-        phase, remaining = self._first_phase + len(self.reports), self.remaining_seconds()
-        return Display(
-            title=title,
-            subtitle="" if self.trainer.run is None else str(self.trainer.run.path),
-            done=phase,
-            total=args.total_phases,
-            left="" if remaining is None else f"{hours_minutes_seconds(remaining)} left",
-            doing="done" if phase >= args.total_phases else f"phase {phase}: {self.doing}",
-            reports=list(self.reports),
-            samples=samples,
-            sampled_in=self._sampled_in,
-            prompt=args.prefix,
-            diagnostics=[f"since phase {r['phase']}: {r['text']}" for r in self._remarks()],
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Panel]:
+        trainer, width = self.trainer, options.max_width - 4
+        reward = "custom" if "reward_fn" in trainer.custom_components else trainer.args.reward_fn
+        title = f"rlhf_lab  {trainer.args.base_model}  reward {reward}  {trainer.device}"
+        lines = [f"since phase {x['phase']}: {x['text']}" for x in self._diagnostics()]
+        diagnostics = [Text(visible(line), style="yellow") for line in lines]
+        curves = self._curves(width)
+        used = 3 + curves.row_count + sum(len(x.wrap(console, width)) for x in diagnostics)
+        samples = self._samples(console, width, options.size.height - used)
+        yield Panel(
+            Group(self._progress(), curves, *samples, *diagnostics),
+            title=Text(visible(title)),
+            subtitle=Text(visible(str(trainer.run.path))) if trainer.run else None,
+            border_style="blue",
         )
+
+    def _progress(self) -> Table:
+        total, left = self.trainer.args.total_phases, self.remaining_seconds()
+        done = self._first_phase + len(self.metrics)
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        grid.add_column(width=28, no_wrap=True)  # fixed, so that the bar keeps its length
+        grid.add_row(
+            f"{done} of {total} done",
+            ProgressBar(total=total, completed=done),
+            "" if left is None else f"{format_duration(left)} left",
+            "done" if done >= total else f"phase {done}: {self.doing}",
+        )
+        return grid
+
+    def _curves(self, width: int) -> Table:
+        """Rows of label, first and last value, and curve; the last value if it is narrow."""
+        table = Table(box=None, padding=(0, 1), show_header=False)
+        table.add_column()
+        table.add_column(no_wrap=True, justify="right")
+        table.add_column(no_wrap=True)
+        room = width - LABEL_WIDTH - NUMBERS_WIDTH - 6
+        for label in self.metrics[-1] if self.metrics else ():
+            values = [metrics.get(label) for metrics in self.metrics]
+            if any(x is not None for x in values):
+                ends = (values[0], values[-1]) if room >= 0 else values[-1:]
+                numbers = " to ".join(format_metric(label, x) for x in ends)
+                curve = sparkline(values, room) if room > 0 else ""
+                named = Text(visible(label), no_wrap=True, overflow="ellipsis")
+                table.add_row(named, numbers, Text(curve, style="blue"))
+        return table
+
+    def _samples(self, console: Console, width: int, height: int) -> list[RenderableType]:
+        """Return as many samples as fit, below a blank line, or nothing."""
+        number = max([len("reward"), *(len(f"{reward:.3f}") for _, reward in self.samples)])
+        fitting, height = [], height - 2
+        for text, reward in self.samples:
+            height -= len(
+                Text(visible(in_one_line(text))).wrap(console, max(width - number - 4, 1))
+            )
+            if height < 0:
+                break
+            fitting.append((text, reward))
+        if not fitting:
+            return []
+        title = f"sample of phase {self.sampled_in}"
+        return [Text(), sample_table(*zip(*fitting, strict=True), self.trainer.args.prefix, title)]

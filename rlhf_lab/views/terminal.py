@@ -1,4 +1,4 @@
-"""A run on the terminal: a live view, signals that save first, and the figures at the end."""
+"""Training on a terminal: live panel, signals that save first, and a summary at the end."""
 
 import os
 import shlex
@@ -16,12 +16,11 @@ from rlhf_lab.probes import Run
 from rlhf_lab.training import RLHFTrainer, RunDir
 from rlhf_lab.views.live import RunView
 
-HANGUP = getattr(signal, "SIGHUP", None)
-"""The signal of a terminal that closes; Windows has none."""
+HANGUP = getattr(signal, "SIGHUP", None)  # signal of a closing terminal; not on Windows
 
 
 class PatientConsole(Console):
-    """A console whose reader may go away (as in `| head -1`) without ending the run."""
+    """Console that goes silent instead of ending the run when its reader exits (`| head -1`)."""
 
     def on_broken_pipe(self) -> None:
         """Write to nowhere from now on."""
@@ -30,14 +29,14 @@ class PatientConsole(Console):
 
 
 def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
-    """Train with a view, and give the exit status; the first Ctrl-C finishes the phase and saves, a
-    second stops at once. So does SIGTERM, and a terminal that closes (SIGHUP), however often.
+    """Train with a view and return the exit status, 128 plus the signal's number if stopped.
 
-    The status of a run that was stopped is 128 plus the number of the signal, as shells have it.
-    Of several processes only the main one shows anything; a signal to any of them stops all.
+    The first Ctrl-C finishes the phase and saves, a second one stops at once. So does SIGTERM;
+    SIGHUP, of a closing terminal, never stops at once. Of several processes only the main one
+    prints; a signal to any of them stops all.
 
     Raises:
-        LostRankError: another process of the run is gone.
+        LostRankError: If another process of the run has ended.
     """
     console.quiet = console.quiet or not trainer.is_main
     received: list[int] = []
@@ -53,7 +52,7 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         print_line("finishing this phase, then saving; Ctrl-C again stops at once", console)
 
     numbers = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP else [])]
-    # a signal that is ignored, as SIGHUP is under nohup, stays so
+    # keep ignoring signals that are ignored already, such as SIGHUP under nohup
     numbers = [n for n in numbers if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
@@ -63,11 +62,11 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     except KeyboardInterrupt:
         is_done = False
     except LostRankError as error:
-        # torchrun sends SIGTERM to those that are left, which end by themselves, with a sentence
+        # torchrun now sends SIGTERM, which must not interrupt the error message
         before = dict.fromkeys(before, signal.SIG_IGN)
         raise LostRankError(
-            f"{error} in phase {trainer.phase}; what that one said is above or in its log. Go on "
-            f"with the same launcher: torchrun ... -m rlhf_lab resume {_path_of(trainer)}"
+            f"{error} in phase {trainer.phase}; its error is above or in its log. Continue "
+            f"with the same launcher: torchrun ... -m rlhf_lab resume {_run_path(trainer)}"
         ) from error
     finally:
         for number, handler in before.items():
@@ -76,10 +75,10 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
         trainer.world.close()
     if not trainer.is_main:
         return 0 if is_done else 128 + received[0] if received else INTERRUPTED
-    path = _path_of(trainer)
+    path = _run_path(trainer)
     done = f"{trainer.phase} of {trainer.args.total_phases} phases"
-    how_to_go_on = f"stopped after {done}; go on with: python -m rlhf_lab resume {path}"
-    print_line(_figures(trainer.run) if is_done else how_to_go_on, console)
+    stopped = f"stopped after {done}; continue with: python -m rlhf_lab resume {path}"
+    print_line(_summary(trainer.run) if is_done else stopped, console)
     if trainer.run and (directories := trainer.run.read_info().get("wandb_directories")):
         command = f"wandb sync {shlex.join(directories)}"
         print_line(f"wandb, offline; send it with: {command}", console)
@@ -88,30 +87,27 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     return 128 + received[0] if received else INTERRUPTED
 
 
-def _path_of(trainer: RLHFTrainer) -> Path | str:
-    """The directory of the run, which is told to the processes that do not write there."""
+def _run_path(trainer: RLHFTrainer) -> Path | str:
     return trainer.run.path if trainer.run else trainer.directory or "RUN"
 
 
 def _leave_terminal() -> None:
-    """Write to nowhere what would go to a terminal that is closed."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect output to a closed terminal to nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         if os.isatty(number):
-            os.dup2(nowhere, number)
-    os.close(nowhere)
+            os.dup2(null, number)
+    os.close(null)
 
 
-def _figures(directory: RunDir) -> str:
-    """What a finished run came to, and what its probes say of it, if it has any."""
+def _summary(directory: RunDir) -> str:
     run, final = Run(directory.path), directory.read_info()["final"]
-    figures = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
-    lines = [f"final, over {final['samples']} fresh samples: {', '.join(figures)}"]
-    checks = run.checks()
-    if checks:
-        held = sum(check.ok for check in checks)
+    metrics = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
+    lines = [f"final, over {final['samples']} fresh samples: {', '.join(metrics)}"]
+    if checks := run.checks():
+        n = sum(check.ok for check in checks)
         lines.append(
-            f"{len(run.probes())} probes recorded; {held} of {len(checks)} identity checks hold; "
+            f"{len(run.probes())} probes recorded; {n} of {len(checks)} identity checks hold; "
             f"see python -m rlhf_lab report {run.path}"
         )
     return "\n".join([*lines, f"written to {run.path}"])

@@ -13,32 +13,24 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:
-    """A curve in one line: the last `width` values, as bars between their minimum and maximum.
+    """Return the last `width` values as bars between their minimum and maximum.
 
     Values that are None or not finite are left out.
     """
     shown = [value for value in values if value is not None and math.isfinite(value)][-width:]
-    if not shown:
-        return ""
-    low, high = min(shown), max(shown)
-    span = high - low
-    if span == 0:
-        return BARS[0] * len(shown)
-    return "".join(BARS[round((value - low) / span * (len(BARS) - 1))] for value in shown)
+    low, span = min(shown, default=0.0), max(shown, default=0.0) - min(shown, default=0.0)
+    return "".join(BARS[round((x - low) / (span or 1.0) * (len(BARS) - 1))] for x in shown)
 
 
 def reward_color(value: float, low: float, high: float) -> str:
-    """A colour between orange (low) and blue (high), which colour-blind readers can tell apart.
-
-    What is printed alike, with three decimals, is coloured alike.
-    """
+    """Return a color between orange (low) and blue (high); equal three decimals look equal."""
     value, low, high = (round(number, 3) for number in (value, low, high))
     share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
     return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
 
 
 def in_one_line(text: str) -> str:
-    """A text in one line."""
+    """Return a text without line breaks."""
     return text.replace("\n", " ")
 
 
@@ -49,22 +41,22 @@ def sample_table(
     title: str = "sample",
     tokens: Sequence[Sequence[int]] | None = None,
 ) -> Table:
-    """Samples, under a title, with their rewards, coloured by reward; the prompt is dimmed.
+    """Return a table of samples, colored by reward, with the prompt dimmed.
 
     Args:
-        tokens: the token ids of each, for a column of their own, such as `samples.tokens.tolist()`.
+        tokens: the token ids of each, for another column, such as `samples.tokens.tolist()`.
     """
     table = Table(box=None, padding=(0, 1), expand=True)
     table.add_column("reward", justify="right", no_wrap=True)
     table.add_column(title, ratio=1)
     if tokens is not None:
         table.add_column("token ids", ratio=1)
-    rows = [""] * len(texts) if tokens is None else [" ".join(map(str, row)) for row in tokens]
+    rows = [[]] * len(texts) if tokens is None else [[" ".join(map(str, row))] for row in tokens]
     for text, reward, ids in zip(texts, rewards, rows, strict=True):
         shown = Text(visible(in_one_line(text)))
         if prompt and text.startswith(prompt):
             shown.stylize("dim", 0, len(visible(prompt)))
         color = reward_color(reward, min(rewards), max(rewards))
-        of_ids = () if tokens is None else (Text(ids, style="dim"),)
-        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown, *of_ids)
+        ids = [Text(x, style="dim") for x in ids]
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown, *ids)
     return table

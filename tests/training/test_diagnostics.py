@@ -68,7 +68,7 @@ def test_sign_is_reported_once_in_panel_report_and_run_json(
         strict(line)
     assert write_report(trainer.run.path).read_text().count(words) == 1
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(RunView(trainer, console).panel())
+    console.print(RunView(trainer, console))
     assert words in " ".join(console.export_text().split())
 
 

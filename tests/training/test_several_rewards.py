@@ -133,7 +133,7 @@ def test_panel_shows_each_reward(make_trainer):
     console = Console(record=True, width=100, height=40, file=open("/dev/null", "w"))
     with RunView(trainer, console) as view:
         trainer.run_phase()
-    console.print(view.panel())
+    console.print(view)
     text = console.export_text()
     assert all(name in text for name in NAMES)
 

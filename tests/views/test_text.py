@@ -1,73 +1,53 @@
-"""Curves and tables made of text, drawn by hand."""
+"""Sparklines and tables of samples, compared with hand-computed ones."""
 
 import io
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
 from rlhf_lab.views import sample_table, sparkline
 from rlhf_lab.views.text import reward_color
 
-ORANGE, BLUE = "rgb(213,94,0)", "rgb(0,114,178)"
+ORANGE, MIDDLE, BLUE = "rgb(213,94,0)", "rgb(106,104,89)", "rgb(0,114,178)"
 
 
-def test_eight_even_steps_use_the_eight_bars():
-    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == "▁▂▃▄▅▆▇█"
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 40, "▁▂▃▄▅▆▇█"),
+        ([-2.0, 0.0, 6.0], 40, "▁▃█"),  # 0, 1/4 and 1 of 7 steps
+        ([0.3, 0.3, 0.3], 40, "▁▁▁"),
+        ([5.0], 40, "▁"),
+        ([], 40, ""),
+        ([None, float("nan"), 1.0, float("inf"), 2.0], 40, "▁█"),
+        ([100.0, 0.0, 7.0], 2, "▁█"),
+        ([1e38, -1e38, 0.0], 40, "█▁▅"),
+    ],
+)
+def test_sparkline_matches_hand_drawn(values, width, bars):
+    assert sparkline(values, width) == bars
 
 
-def test_heights_are_relative_to_minimum_and_maximum():
-    """Shares 0, 1/4, 1 of 7 steps: 0, 1.75, 7."""
-    assert sparkline([-2.0, 0.0, 6.0]) == "▁▃█"
+def test_sparkline_has_the_last_forty_values():
+    values = [float(n) for n in range(40)]
+    assert sparkline([99.0, *values]) == sparkline(values)
 
 
-def test_a_constant_series_is_a_flat_line():
-    assert sparkline([0.3, 0.3, 0.3]) == "▁▁▁"
-
-
-def test_a_single_value_is_one_bar_and_none_is_nothing():
-    assert sparkline([5.0]) == "▁"
-    assert sparkline([]) == ""
-
-
-def test_only_the_last_values_that_fit_are_drawn_on_their_own_scale():
-    assert sparkline([100.0, 0.0, 7.0], width=2) == "▁█"
-    assert len(sparkline([float(n) for n in range(100)])) == 40
-
-
-def test_drawing_leaves_the_series_alone():
-    values = [3.0, 1.0, 2.0]
-    sparkline(values, width=2)
-    assert values == [3.0, 1.0, 2.0]
-
-
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60))
-def test_one_bar_per_value_lowest_at_the_minimum_highest_at_the_maximum(values):
-    drawn, shown = sparkline(values), values[-40:]
-    assert len(drawn) == len(shown)
-    assert drawn[shown.index(min(shown))] == "▁"
-    if max(shown) > min(shown):
-        assert drawn[shown.index(max(shown))] == "█"
-
-
-def test_colors_run_from_orange_to_blue_and_stay_there():
-    assert reward_color(0.0, 0.0, 1.0) == ORANGE
-    assert reward_color(1.0, 0.0, 1.0) == BLUE
-    assert reward_color(-5.0, 0.0, 1.0) == ORANGE
-    assert reward_color(5.0, 0.0, 1.0) == BLUE
-
-
-def test_the_color_in_the_middle_is_the_average():
-    """(213 + 0) / 2 = 106.5 -> 106 (to even), (94 + 114) / 2 = 104, 178 / 2 = 89."""
-    assert reward_color(0.5, 0.0, 1.0) == "rgb(106,104,89)"
-    assert reward_color(0.7, 0.7, 0.7) == "rgb(106,104,89)"
-
-
-def test_rewards_that_print_alike_are_colored_alike():
-    assert {reward_color(r, 0.9996, 0.9999) for r in (0.9996, 0.9999)} == {"rgb(106,104,89)"}
-    assert reward_color(0.999, 0.999, 1.0) == ORANGE
+@pytest.mark.parametrize(
+    ("value", "low", "high", "color"),
+    [
+        (0.0, 0.0, 1.0, ORANGE),
+        (5.0, 0.0, 1.0, BLUE),
+        (-5.0, 0.0, 1.0, ORANGE),
+        (0.5, 0.0, 1.0, MIDDLE),
+        (0.7, 0.7, 0.7, MIDDLE),
+        (0.9996, 0.9996, 0.9999, MIDDLE),  # both print as 1.000
+        (0.999, 0.999, 1.0, ORANGE),
+    ],
+)
+def test_reward_color_matches_hand_computed(value, low, high, color):
+    assert reward_color(value, low, high) == color
 
 
 def cells(table) -> list[list[Text]]:
@@ -79,6 +59,7 @@ def test_rewards_are_colored_by_their_place_among_the_rewards_shown():
     assert [text.plain for text in rewards] == ["0.250", "0.750"]
     assert [text.style for text in rewards] == [f"bold {ORANGE}", f"bold {BLUE}"]
     assert [text.plain for text in samples] == ["bad", "good"]
+    assert sample_table([], []).row_count == 0
 
 
 def test_the_prompt_is_dimmed_and_nothing_else():
@@ -94,18 +75,11 @@ def test_line_breaks_and_markup_of_a_text_are_shown_as_text():
     assert "a [bold]b[/bold] [/red]" in out.getvalue()
 
 
-def test_no_samples_give_an_empty_table():
-    assert sample_table([], []).row_count == 0
-
-
 def test_token_ids_have_a_column_of_their_own():
     _, samples, ids = cells(sample_table(["bad", "good"], [0.25, 0.75], tokens=[[0, 7], [0, 12]]))
     assert [text.plain for text in samples] == ["bad", "good"]
     assert [text.plain for text in ids] == ["0 7", "0 12"]
     with pytest.raises(ValueError):
         sample_table(["a", "b"], [0.1, 0.2], tokens=[[1]])
-
-
-def test_a_reward_too_few_is_an_error():
     with pytest.raises(ValueError):
         sample_table(["a", "b"], [0.1])
