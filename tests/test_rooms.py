@@ -22,7 +22,7 @@ LINES = {
     "rlhf_lab/training": (3750, 5090),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2715),
     "rlhf_lab/probes": (4800, 7133),
-    "rlhf_lab/views": (1700, 3850),
+    "rlhf_lab/views": (1700, 4120),
     "rlhf_lab/course": (3600, 4670),
     "rlhf_lab/compat": (400, 470),
     "rlhf_lab": (1900, 2630),  # the root and the commands

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlhf_lab.console import visible
 from rlhf_lab.files import write_marked
-from rlhf_lab.views.marks import SVG_STYLE
+from rlhf_lab.views.marks import STYLE_ELEMENT, SVG_STYLE
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #b8b8b8;
@@ -98,6 +98,11 @@ def table(
         f'{TABLE_STYLE}<div class="scroll"><table class="lab">{head}'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def plain(fragment: str) -> str:
+    """Return a fragment without its style elements, for a page that has their rules."""
+    return fragment.replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
 
 
 def formatted(value: object) -> str:

@@ -74,7 +74,9 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
             CurvesOver("norm of the gradient", "grad_norm", "objective per unit of weight"),
             CurvesOver("before the first step, furthest from 1", "ratio_first_minibatch", "ratio"),
             Calls(drawings.optimum_note, True),
-            Note("<p>Bands: 95 %, bootstrap over the {sequences} sequences of each phase.</p>"),
+            Note(
+                "<p>Bands: 95 %, bootstrap over the {sequences} sequences of each phase.</p>", True
+            ),
         ),
         "KLByPosition": (
             MatrixOver("KL from the reference, n = {sequences[exact]}", "kl", "slots", NATS),

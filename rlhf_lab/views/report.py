@@ -1,4 +1,4 @@
-"""The HTML report of a run: settings, curves, samples, probes and checks; no model is loaded."""
+"""The page about a run: questions, curves, samples, probes and checks; no model is loaded."""
 
 import inspect
 import json
@@ -16,10 +16,18 @@ from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
+from rlhf_lab.views.collect import (
+    GAP,
+    phase_blocks,
+    probe_fragments,
+    probe_kinds,
+    sample_picks,
+    sample_rows,
+)
 from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
-from rlhf_lab.views.probe_pictures import fragment, number_table, probe_html
-from rlhf_lab.views.text import reward_color
+from rlhf_lab.views.page import assemble
+from rlhf_lab.views.probe_pictures import fragment, number_table
 
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
@@ -29,7 +37,7 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("samples that are grammatical", "fraction", "grammatical_fraction"),
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
-REPORT_SAMPLES = 6
+Drawings = tuple[str, dict[int, str]]  # over phases, and by phase
 
 
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
@@ -49,62 +57,97 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     if not path.parent.is_dir():
         raise RunError(f"there is no directory {path.parent}; choose another --out.")
     refuse_foreign(path, is_marked)
-    sections: list[str] = []
+    write_marked(path, run_page(run))
+    return path
+
+
+def run_page(run: Run) -> str:
+    """Return the page about a run; the pictures of its phases and all samples are packed."""
+    with reading(run.path / SAMPLES):
+        columns, rows = sample_rows(run)
+        picks = sample_picks(columns, rows)
+    with reading(run.path / FOLDER):
+        kinds = probe_kinds(run)
+        drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
+    sections = [_samples(columns, rows, picks), _probes(run, kinds, drawn)]
     for section, file in (
-        (_heading, INFO),
+        (_facts, INFO),
         (_curves, METRICS),
-        (_samples, SAMPLES),
-        (_probes, FOLDER),
         (_checks, CHECKS),
         (_returned, RETURNED),
         (_arguments, INFO),
     ):
         with reading(run.path / file):
             sections.append(section(run))
+    samples, probes, facts, curves, *rest = sections
     with reading(run.path / METRICS):
-        sections.insert(1, _failed(run) + _questions(run, "".join(sections)))
-    text = html.page(f"{run.path.name}: rlhf_lab", "\n".join(sections))
-    write_marked(path, text)
-    return path
+        body = [curves, samples, probes, *rest]
+        body = [_failed(run), facts, _questions(run, "".join(body)), *body]
+        known = {line["phase"] for line in run.metrics()} | set(picks)
+    by_probe = {name: by_phase for name, (_, by_phase) in drawn.items()}
+    recorded = {phase for by_phase in by_probe.values() for phase in by_phase}
+    order = "largest gaps, then quantiles of the reward" if GAP in columns else "by quantiles"
+    header = {
+        "phases": sorted(known | recorded),
+        "recorded": sorted(recorded),
+        "records": {name: sorted(by_phase) for name, by_phase in by_probe.items()},
+        "samples": {"columns": columns, "picks": picks, "order": order},
+    }
+    blocks = {"s": rows, **phase_blocks(by_probe)}
+    return assemble(run.path.name, _state(run), "\n".join(body), header, blocks)
 
 
-def _heading(run: Run) -> str:
+def _state(run: Run) -> str:
+    """Return the status, and how many checks hold, for the bar."""
+    info, checks = run.info, run.checks()
+    done = f"{info.get('phases_done', 0)} of {info['args']['total_phases']} phases"
+    n = sum(not check.ok for check in checks)
+    held = f"{len(checks) - n} of {len(checks)} checks hold" if checks else "no checks"
+    held = f'<a class="bad" href="#failed">{held}</a>' if n else held
+    return f"{escape(str(info.get('status', 'unknown')))} · {done} · {held}"
+
+
+def _facts(run: Run) -> str:
+    """Return models, reward, device and final metrics, and the diagnostics of the run."""
     info = run.info
-    rows = [
-        ["status", info.get("status", "unknown")],
-        ["policy", info["args"]["base_model"]],
-        ["reward", _reward_of(info)],
-        ["phases", f"{info.get('phases_done', 0)} of {info['args']['total_phases']}"],
-        ["device", info.get("device")],
-    ]
-    figures: dict[str, Any] = info.get("final") or {}
+    facts = {"policy": info["args"]["base_model"], "reward": _reward_of(info)}
+    facts["device"] = info.get("device")
+    final: dict[str, Any] = info.get("final") or {}
     ends = final_bands(run)
-    for name, value in figures.items():
-        shown = bracketed(value, *ends[name]) if name in ends else value
-        rows.append([f"final {name}", shown])
+    for name, value in final.items():
+        text = bracketed(value, *ends[name]) if name in ends else html.formatted(value)
+        facts[f"final {name}"] = text
+    listed = "".join(
+        f"<li><b>{escape(name)}</b> {escape(html.formatted(value))}</li>"
+        for name, value in facts.items()
+    )
     diagnostics = "".join(
         f"<li>since phase {found['phase']}: {escape(found['text'])}</li>"
         for found in (info.get("diagnostics") or {}).values()
     )
-    warning = f"<h2>To look at</h2><ul>{diagnostics}</ul>" if diagnostics else ""
-    return f"<h1>{escape(run.path.name)}</h1>" + html.table(None, rows, words=(0, 1)) + warning
+    warning = f'<h2 class="bad">To look at</h2><ul>{diagnostics}</ul>' if diagnostics else ""
+    return f'{warning}<ul class="facts">{listed}</ul>'
 
 
 def _failed(run: Run) -> str:
     """List the identity checks that failed, which come before everything else."""
     rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
     columns = ["phase", "probe", "identity", "error", "tolerance"]
-    table = html.table(columns, rows, words=(1, 2))
-    return f"<h2>Failed checks: do not rely on these records</h2>{table}" if rows else ""
+    title = "Failed checks: do not rely on these records"
+    return _section("failed", title, html.table(columns, rows, words=(1, 2))) if rows else ""
+
+
+def _section(id: str, title: str, content: str) -> str:
+    return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{html.plain(content)}</section>'
 
 
 def _questions(run: Run, page: str) -> str:
     """Answer ten questions; each links to its section if the page has it."""
     rows = []
-    for question, answer, place in answer_questions(run):
+    for i, (question, answer, place) in enumerate(answer_questions(run), 1):
         link = f'<a href="#{place}">{question}</a>' if f'id="{place}"' in page else question
-        rows.append(f"<li>{link} {escape(answer)}</li>")
-    return f"<h2>Ten questions</h2><ul>{''.join(rows)}</ul>"
+        rows.append(f'<li id="q{i}">{link} {escape(answer)}</li>')
+    return _section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
 
 
 def _reward_of(info: dict[str, Any]) -> str:
@@ -117,7 +160,7 @@ def _reward_of(info: dict[str, Any]) -> str:
 def _curves(run: Run) -> str:
     metrics = run.metrics()
     if not metrics:
-        return "<h2>Curves</h2><p>No phase is done yet.</p>"
+        return _section("curves", "Curves", "<p>No phase is done yet.</p>")
     by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
     title = "several rewards, before they are weighted"
     curves = [(name, unit, names.split()) for name, unit, names in REPORT_CURVES]
@@ -130,87 +173,67 @@ def _curves(run: Run) -> str:
         picture = CurvesOver(title=title, unit=unit, series=series).draw_over(records, bands)
         figures += [fragment(picture)] if picture else []
     of = "the sequences" if n is None else f"the {n} sequences"
-    note = f"<p>Bands: 95 %, bootstrap over {of} of each phase.</p>"
+    note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
     grid = f'<div class="figures">{"".join(figures)}</div>'
-    return f'<span id="curves"></span><h2>Curves</h2>{grid}{note}'
+    return _section("curves", "Curves", grid + note)
 
 
-def _samples(run: Run) -> str:
-    samples = run.samples()
-    if not samples:
-        return "<h2>Samples</h2><p>Nothing is written yet.</p>"
-    first, last = samples[0]["phase"], samples[-1]["phase"]
-    rewards = [sample["reward"] for sample in samples]
-    limits = min(rewards), max(rewards)
-    parts = ['<span id="samples"></span><h2>Samples</h2>']
-    for phase in dict.fromkeys((first, last)):
-        counted = f"after {phase} learning phase" + ("" if phase == 1 else "s")
-        note = "before learning" if phase == 0 else counted
-        is_final = phase >= run.info["args"]["total_phases"]  # of what no phase learns from
-        title = f"Final samples, {note}" if is_final else f"Phase {phase}, {note}"
-        there = [sample for sample in samples if sample["phase"] == phase]
-        chosen = samples_by_rank(there, REPORT_SAMPLES)
-        which = f"<p>{len(chosen)} of {len(there)}, from the lowest reward to the highest.</p>"
-        parts.append(f"<h3>{title}</h3>{which}" + _sample_rows(chosen, limits))
-    return "".join(parts)
+def _samples(columns: list[str], rows: list[list[Any]], picks: dict[int, list[int]]) -> str:
+    """Return the table of samples, which the script fills; without it, those of two phases."""
+    if not rows:
+        return _section("samples", "Samples", "<p>Nothing is written yet.</p>")
+    chosen = [i for phase in dict.fromkeys((rows[0][0], rows[-1][0])) for i in picks[phase]]
+    table = html.table(columns, [rows[i] for i in chosen], words=(len(columns) - 1,))
+    table = table.replace('<table class="lab"', '<table class="lab" id="samples-table"')
+    tools = (
+        '<div id="tools" class="js" hidden><input id="find" type="search" placeholder="search" '
+        'aria-label="search the samples"><label><input id="every" type="checkbox"> all phases'
+        '</label><button id="selection">selection</button><span id="count" class="note"></span>'
+        "</div>"
+    )
+    more = '<button id="more" hidden>more</button>'
+    return _section("samples", "Samples", tools + table + more)
 
 
-def samples_by_rank(samples: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
-    """Samples of the lowest and the highest reward, and others at equal steps of rank between.
-
-    The first ones of a batch, by contrast, may all be good or all be bad.
-    """
-    ranked = sorted(samples, key=lambda sample: sample["reward"])
-    if len(ranked) <= n:
-        return ranked
-    return [ranked[round(i * (len(ranked) - 1) / (n - 1))] for i in range(n)]
-
-
-def _sample_rows(samples: list[dict[str, Any]], limits: tuple[float, float]) -> str:
-    """Reward and text; the bar's colour and the number say the same."""
-    lines = []
-    for sample in samples:
-        color = reward_color(sample["reward"], *limits)
-        style = f"border-left:8px solid {color};padding-left:.6rem;margin:.4rem 0"
-        true_reward = sample.get("true_reward")
-        by_name = {k: v for k, v in sample.items() if k.startswith(reward_metric(""))}
-        beside = {} if true_reward is None else {"true_reward": true_reward}
-        beside |= {name.removeprefix(reward_metric("")): v for name, v in by_name.items()}
-        noted = ", ".join(f"{name} {value:.3f}" for name, value in beside.items())
-        note = escape(f"{sample['reward']:.3f}" + (f" ({noted})" if noted else ""))
-        lines.append(f'<p style="{style}"><code>{note}</code> {escape(sample["text"])}</p>')
-    return "".join(lines)
-
-
-def _probes(run: Run) -> str:
-    there = run.probes()
-    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
-    names = [name for name in kinds if name in there]
-    if not names:
-        return (
-            "<h2>Probes</h2><p>This run had no probes. Train with <code>--probes</code>, or attach "
+def _probes(run: Run, kinds: dict[str, str], drawn: dict[str, Drawings]) -> str:
+    """Return a fold per probe: its pictures over phases, and those of the last record."""
+    if not kinds:
+        return _section(
+            "probes",
+            "Probes",
+            "<p>This run had no probes. Train with <code>--probes</code>, or attach "
             "some in Python: <code>attach(trainer, default_suite(trainer))</code> of "
-            "<code>rlhf_lab.probes</code>.</p>"
+            "<code>rlhf_lab.probes</code>.</p>",
         )
-    parts = [
-        f'<span id="{escape(name)}"></span><h3>{escape(name)}</h3>'
-        f"{_what_it_shows(kinds[name])}{probe_html(run, name)}"
-        for name in names
-    ]
+    folds = []
+    for name, (over, by_phase) in drawn.items():
+        last = max(by_phase, default=None)
+        at = "" if last is None else f'<div class="at" data-probe="{escape(name)}" DATA'
+        at = at.replace("DATA", f'data-phase="{last}">{by_phase.get(last, "")}</div>')
+        note = '<p class="note"></p>' if at else ""
+        question, about = _description(kinds[name])
+        folds.append(
+            f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
+            f'<div id="{escape(name)}">{about}{over}{note}{at}</div></details>'
+        )
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
         for note in run.notes()
     )
     note = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
-    return "<h2>Probes</h2>" + "".join(parts) + note
+    return _section("probes", "Probes", "".join(folds) + note)
 
 
-def _what_it_shows(kind: str) -> str:
-    """What a probe of the package records, in the words its class begins with."""
+def _description(kind: str) -> tuple[str, str]:
+    """Return the question of a probe of the package; what it records, and its caveat."""
     known = getattr(probes, kind, None)
-    words = inspect.getdoc(known) if isinstance(known, type) else None
-    first = (words or "").partition("\n\n")[0].replace("`", "")
-    return f"<p>{escape(first)}</p>" if first else ""
+    if not isinstance(known, type):
+        return "", ""
+    first = (inspect.getdoc(known) or "").partition("\n\n")[0].replace("`", "")
+    question, caveat = getattr(known, "question", ""), getattr(known, "caveat", "")
+    about = f"<p>{escape(first)}</p>" * bool(first)
+    about += f'<p class="note">Caveat: {escape(caveat)}</p>' * bool(caveat)
+    return f'<span class="note">{escape(question)}</span>' * bool(question), about
 
 
 def _checks(run: Run) -> str:
@@ -219,7 +242,7 @@ def _checks(run: Run) -> str:
     for check in run.checks():
         found.setdefault((check.probe, check.name), []).append(check)
     if not found:
-        return "<h2>Identity checks</h2><p>None ran.</p>"
+        return _section("checks", "Identity checks", "<p>None ran.</p>")
     rows = []
     for key, checks in found.items():
         missed = [check for check in checks if not check.ok]
@@ -229,8 +252,11 @@ def _checks(run: Run) -> str:
     note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
     table = html.table(columns, rows, words=(0, 1))
-    folded = f"<details><summary>{note}</summary>{table}</details>"
-    return f"<h2>Identity checks</h2>{folded}"
+    return _section("checks", "Identity checks", _folded(note, table))
+
+
+def _folded(summary: str, content: str) -> str:
+    return f'<details class="fold"><summary>{summary}</summary>{content}</details>'
 
 
 def _returned(run: Run) -> str:
@@ -239,7 +265,8 @@ def _returned(run: Run) -> str:
         f"<h3>{escape(name)}</h3>{fragment(number_table(run.returned(name)))}"
         for name in run.functions()
     ]
-    return "".join(["<h2>Returned by functions on events</h2>", *parts]) if parts else ""
+    title = "Returned by functions on events"
+    return _section("returned", title, "".join(parts)) if parts else ""
 
 
 def _arguments(run: Run) -> str:
@@ -247,5 +274,5 @@ def _arguments(run: Run) -> str:
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
     table = html.table(["argument", "value"], rows, words=(0, 1))
-    table = f"<details><summary>{len(rows)} arguments</summary>{table}</details>"
-    return f'<span id="arguments"></span><h2>Arguments</h2>{table}<p>{escape(versions)}</p>'
+    table = _folded(f"{len(rows)} arguments", table)
+    return _section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

@@ -15,10 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_lab.console import UNSEEN, visible
 from rlhf_lab.views import curves, heatmap, sample_table
-from rlhf_lab.views.html import POLICY, table
+from rlhf_lab.views.html import table
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 from tests.bad_input.command_outcome import TRAIN, accepted, rejected, untouched
 from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
+from tests.views.page_blocks import read_blocks
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 HOSTILE = {
@@ -36,6 +37,7 @@ HOSTILE = {
 }
 TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
 TAGS |= set("figure figcaption img code ul li section details summary br b small a".split())
+TAGS |= set("header main output button input label dialog form ol h4 script".split())
 TAGS |= set("svg g title text tspan rect line circle path polyline polygon".split())
 NAMES = {
     "line break": "new\nline",
@@ -109,9 +111,12 @@ def test_report_escapes_text(here, monkeypatch, name: str, surface: str) -> None
     SURFACES[surface](text)
     accepted(["report", "RUN"])
     page = Path("RUN/report.html").read_text(encoding="utf-8")
-    assert not UNSEEN.search(page) and html.escape(POLICY) in page.replace("'", "&#x27;")
+    blocks = read_blocks(page)
+    assert not UNSEEN.search(page + "".join(map(str, blocks.values())))
+    assert len(re.findall("<script>", page)) == 1 == len(re.findall("<style", page))
     expected = json.dumps(text)[1:-1] if surface == "settings" else visible(text)
-    assert expected in Page(page).text
+    texts = [row[-1] for row in blocks["s"]]
+    assert expected in (texts if surface == "samples" else Page(page).text)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

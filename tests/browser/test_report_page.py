@@ -54,6 +54,52 @@ def ledger_is_whole(page):
     assert f"the objective, {row['= objective']:.3f}"[:-1] in said
 
 
+def pressed(page, *keys):
+    """Press keys, and wait until the page has drawn what they change."""
+    for key in keys:
+        page.keyboard.press(key)
+        page.wait_for_selector("html[data-drawn]")
+
+
+def is_used_by_keyboard(page):
+    """Phases step from record to record; samples are searched and sorted; a link restores all."""
+    pictures = page.locator(".at[data-probe=kl_by_position]")
+    assert page.locator("#phase").inner_text() == "2 of 2"
+    pressed(page, "ArrowLeft")
+    assert "phase 1: exact KL and its estimators" in pictures.text_content()
+    pressed(page, "ArrowLeft", "ArrowLeft")
+    assert page.locator("#phase").inner_text() == "0 of 2"
+    assert "phase 0: exact KL" in pictures.text_content()
+    assert page.locator("#curves .now").count() >= 4
+    pressed(page, "/", *"movie")
+    page.locator("button[data-sort=KL]").click()
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("#count").inner_text() == "16 of 16 samples of phase 0"
+    page.locator("#every").check()
+    page.wait_for_selector("th[aria-sort=descending] button[data-sort=KL]")
+    assert page.locator("#count").inner_text() == "48 of 48 samples of all phases"
+    column = page.locator("#samples-table td[data-label=KL]").all_inner_texts()
+    assert len(column) == 40 and sorted(map(float, column), reverse=True) == [*map(float, column)]
+    for i in range(1, 11):
+        link = page.locator(f"#q{i} a")
+        if link.count():
+            pressed(page, str(i % 10))
+            assert page.locator(link.get_attribute("href")).is_visible()
+    address = page.url
+    assert "phase=0" in address and "sort=KL" in address and "find=movie" in address
+    for hash in ("#phase=1e9&sort=constructor&open=__proto__", "#%E0%A4%A", "#phase=NaN", "#q1"):
+        page.goto("about:blank")
+        page.goto(address.split("#")[0] + hash)
+        page.wait_for_selector("html[data-drawn]")
+        assert page.locator("#phase").inner_text() == "2 of 2"
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("#phase").inner_text() == "0 of 2"
+    assert page.locator("#find").input_value() == "movie"
+    pressed(page, "?", "Escape", "o")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["plain", "probed"])
 def test_a_report_is_whole_and_legible_without_a_network(
@@ -67,14 +113,21 @@ def test_a_report_is_whole_and_legible_without_a_network(
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.goto(reports[name].as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    if name == "probed":
+        page.keyboard.press("o")
+        page.wait_for_selector("details.probe[open] .at svg")
 
     assert [url for url in asked if not url.startswith("data:")] == [reports[name].as_uri()]
-    assert said == []
-    widths = page.locator("svg").evaluate_all("all => all.map(s => s.getBBox().width)")
+    widths = page.locator("main svg").evaluate_all("all => all.map(s => s.getBBox().width)")
     assert len(widths) > 4 and min(widths) > 0
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
     if name == "probed":
         ledger_is_whole(page)
+        is_used_by_keyboard(page)
+    assert said == []
     legible(page, "body")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
     page.screenshot(path=pictures / f"report_{name}_{scheme}.png", full_page=True)
     context.close()

@@ -92,7 +92,7 @@ def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.3f} ")
     accepted(["report", run])
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "Final samples, after 3 learning phases" in page
+    assert "finished · 3 of 3 phases" in page
 
 
 def test_sample_prints_the_samples_of_its_seed_up_to_eos():

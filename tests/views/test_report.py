@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import re
 from html import escape
 from html.parser import HTMLParser
@@ -11,12 +13,14 @@ from rlhf_lab.probes import Check, KLByPosition, Probe, Record, Run, attach, def
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html, stored_ledger
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
+from rlhf_lab.views.collect import GAP, sample_picks
 from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.pictures import Curves, Matrix, Table
 from rlhf_lab.views.probe_drawings import optimum_note
 from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
 from rlhf_lab.views.probe_views import VIEWS
-from rlhf_lab.views.report import REPORT_CURVES, samples_by_rank, write_report
+from rlhf_lab.views.report import REPORT_CURVES, write_report
+from tests.views.page_blocks import read_blocks, read_header
 
 SMALL = {
     "preset": "reel",
@@ -46,14 +50,16 @@ class Links(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.loaded, self.open, self.drawings = [], [], 0
+        self.loaded, self.open, self.drawings, self.scripts = [], [], 0, 0
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.loaded += [attributes[name] for name in ("src", "href") if name in attributes]
         self.drawings += tag == "svg"
-        assert tag not in ("script", "link", "iframe")
-        if tag != "meta":
+        self.scripts += tag == "script" and "type" not in attributes
+        assert tag not in ("link", "iframe") and "style" not in attributes
+        assert not [name for name in attributes if name.startswith("on")]
+        if tag not in ("meta", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -79,7 +85,7 @@ def page(probed):
 def test_the_page_loads_nothing_and_is_well_formed(page):
     links = Links()
     links.feed(page)
-    assert links.open == []
+    assert links.open == [] and links.scripts == 1
     assert links.drawings >= 15 and "<title>mean reward, phase 1: " in page
     assert all(link.startswith("#") for link in links.loaded)
     targets = [link[1:] for link in links.loaded if link.startswith("#")]
@@ -88,18 +94,50 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
 
 
 @pytest.mark.slow
+def test_policy_allows_one_script_and_one_style(page):
+    policy = re.search('Security-Policy" content="(.*?)"', page)[1]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy and "connect-src" not in policy
+    for tag in ("script", "style"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    blocks = read_blocks(page)
+    assert not [b for b in blocks.values() if "style=" in str(b) or "<style" in str(b)]
+
+
+@pytest.mark.slow
+def test_blocks_have_all_records_and_samples(probed, page):
+    run, blocks, header = Run(probed), read_blocks(page), read_header(page)
+    rows, columns = blocks["s"], header["samples"]["columns"]
+    assert header["phases"] == [0, 1, 2] and len(rows) == len(run.samples()) == 3 * 8
+    for row, sample in zip(rows, run.samples(), strict=True):
+        values = dict(zip(columns, row, strict=True))
+        assert (values["phase"], values["text"]) == (sample["phase"], sample["text"])
+        assert values["KL"] == round(sample["kl_per_sequence"], 4)
+        gap = sample["reward"] - sample["true_reward"]
+        assert values["reward − true reward"] == pytest.approx(gap, abs=6e-5)
+    phases = {"kl_by_position": [0, 1], "logit_shift": [0, 1, 2], "text_heatmap": [0, 1]}
+    for name, found in phases.items():
+        assert header["records"][name] == found == [r["phase"] for r in run.records(name)]
+        for phase in found:
+            assert f"phase {phase}: " in blocks[f"p-{phase}"][name]
+    assert page.count('class="failed">Failed check: 1 &lt; 2 &amp; so on') == 0
+    assert "Failed check: 1 &lt; 2 &amp; so on" in blocks["p-0"]["homemade"]
+    assert blocks["p-1"]["homemade"] == "" == blocks["p-2"]["homemade"]
+
+
+@pytest.mark.slow
 def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     run = Run(probed)
     assert 'words">kl_coef</td><td class="words">0.3<' in page
-    assert "before learning" in page and "Final samples, after 2 learning phases<" in page
     for phase in (0, 2):
         ranked = sorted(run.samples(phase), key=lambda sample: sample["reward"])
         assert all(escape(sample["text"]) in page for sample in (ranked[0], ranked[-1]))
-        assert f"of {len(ranked)}, from the lowest reward to the highest." in page
     for name in run.probes():
         assert f"<h3>{name}</h3>" in page
-    assert "<h3>run_health</h3><p>Metrics of a phase with intervals over sequences;" in page
-    assert "<h3>homemade</h3><p>" not in page
+    assert '<div id="run_health"><p>Metrics of a phase with intervals over sequences;' in page
+    assert '<h3>homemade</h3></summary><div id="homemade"><div' in page
     assert re.search(r'title="exact advantage -?\d', page)
     assert "the rows of the shift sum to the measured shift" in page
     assert "42.5" in page
@@ -108,7 +146,7 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
 def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
     found = {question: answer for question, answer, _ in answer_questions(Run(probed))}
-    assert len(found) == 10 == page.split("Ten questions")[1].split("</ul>")[0].count("<li>")
+    assert len(found) == 10 == page.split("Ten questions")[1].split("</ol>")[0].count("<li id")
     first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
     assert f"from {first:.3f} to {last:.3f}" in found[QUESTIONS[0][0]]
     assert "ComponentTransplant" in found["Is it causal?"]
@@ -171,12 +209,17 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
     assert "--seed 8." in found["Does another seed agree?"]
 
 
-def test_samples_are_shown_from_the_lowest_reward_to_the_highest():
-    """Of eleven, whose first ones are the best: ranks 0, 2, 4, 6, 8 and 10."""
-    samples = [{"reward": reward} for reward in (10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)]
-    found = [sample["reward"] for sample in samples_by_rank(samples, 6)]
-    assert found == [0, 2, 4, 6, 8, 10]
-    assert samples_by_rank(samples[:2], 6) == [{"reward": 9}, {"reward": 10}]
+def test_picks_are_largest_gaps_then_quantiles():
+    """The quantiles of 21 rewards are ranks 0, 2, 5, 10, 15, 18 and 20; gaps of phase 0 only."""
+    columns = ["phase", "reward", GAP, "KL", "text"]
+    rows = [[0, x / 20, 0.9 if x in (3, 11) else 0.0, x / 100, ""] for x in range(20, -1, -1)]
+    rows += [[1, 0.5, 2.0, 1.0, ""]]
+    picks = sample_picks(columns, rows)
+    rewards = [round(rows[i][1] * 20) for i in picks[0]]
+    assert rewards == [11, 3, 20, 0, 2, 5, 10, 15, 18] and picks[1] == [21]
+    without = [[phase, reward, kl, text] for phase, reward, _, kl, text in rows]
+    picks = sample_picks(["phase", "reward", "KL", "text"], without)
+    assert [round(rows[i][1] * 20) for i in picks[0]] == [20, 19, 18, 0, 2, 5, 10, 15]
 
 
 def test_a_check_that_failed_once_is_reported_as_failed(page):
@@ -206,7 +249,7 @@ def test_a_ledger_that_was_not_stored_is_refused(probed):
 
 
 def test_the_page_shows_what_functions_on_events_returned(probed, page):
-    section = page.split("Returned by functions on events")[1].split("<h2>")[0]
+    section = page.split("Returned by functions on events")[1].split("</section>")[0]
     assert "<h3>grad_norm</h3>" in section and section.count("<tr>") == 1 + 8
     for record in Run(probed).returned("grad_norm"):
         assert f">{record['norm']:.4g}<" in section
@@ -221,7 +264,8 @@ def test_long_records_are_cut_and_the_page_says_so():
 
 
 def test_a_map_of_zeros_is_put_in_words(probed, page):
-    assert "<p>kl is 0 on every token of these samples.</p>" in page
+    zero = "<p>kl is 0 on every token of these samples.</p>"
+    assert zero in read_blocks(page)["p-0"]["text_heatmap"]
     zeros = Curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
     assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
     unknown = Matrix([[None, None]], ["a"], ["x", "y"], "R2")

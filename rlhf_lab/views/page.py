@@ -1,0 +1,104 @@
+"""The page about a run as one file: template, style, script and data, under a strict policy."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from rlhf_lab.console import visible
+from rlhf_lab.views.collect import pack
+from rlhf_lab.views.marks import SVG_STYLE
+
+SCRIPTS = ("data.js", "state.js", "samples.js", "main.js")
+INLINE_STYLE = re.compile(r'style="([^"]*)"')
+BACKGROUND = re.compile(r"(background:#)(\w\w)(\w\w)(\w\w)")
+
+
+def read_source(name: str) -> str:
+    """Return a file of the folder `web`."""
+    return (files("rlhf_lab.views") / "web" / name).read_text(encoding="utf-8")
+
+
+def hashed(text: str) -> str:
+    """Return the source expression of a content security policy for an inline element."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def policy(style: str, script: str, is_served: bool = False) -> str:
+    """Return a content security policy that allows this style and this script only."""
+    connect = "connect-src 'self'; " if is_served else ""
+    return (
+        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
+        f"img-src data:; {connect}base-uri 'none'; form-action 'none'"
+    )
+
+
+class StyleClasses:
+    """Replaces style attributes, which the policy forbids, by classes of one style sheet."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+
+    def replace(self, html: str) -> str:
+        """Return a fragment whose style attributes are classes; colors have 33 levels."""
+        return INLINE_STYLE.sub(lambda match: f'class="{self._name(match[1])}"', html)
+
+    def _name(self, style: str) -> str:
+        style = BACKGROUND.sub(lambda m: m[1] + "".join(map(_coarse, m.groups()[1:])), style)
+        return self.names.setdefault(style, f"y{len(self.names)}")
+
+    def css(self) -> str:
+        """Return the rules of all classes."""
+        return "\n".join(f".{name}{{{style}}}" for style, name in self.names.items())
+
+
+def _coarse(channel: str) -> str:
+    return f"{min(255, round(int(channel, 16) / 8) * 8):02x}"
+
+
+def assemble(
+    name: str, state: str, body: str, header: Mapping[str, Any], blocks: Mapping[str, Any]
+) -> str:
+    """Return a whole document.
+
+    Args:
+        name: of the run, the title.
+        state: HTML that is shown next to the name.
+        body: HTML of the sections.
+        header: what the script reads first.
+        blocks: what the script reads when it is shown, by id.
+    """
+    classes = StyleClasses()
+    body = classes.replace(body)
+    packed = [
+        f'<script type="text/plain" id="block-{escape(id)}">{pack(_replaced(block, classes))}'
+        "</script>"
+        for id, block in blocks.items()
+    ]
+    style = "\n".join([read_source("page.css"), SVG_STYLE, classes.css()])
+    script = "\n".join(map(read_source, SCRIPTS))
+    first = json.dumps(header, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return Template(read_source("page.html")).substitute(
+        policy=policy(style, script, bool(header.get("live"))),
+        title=escape(visible(name)),
+        name=escape(visible(name)),
+        style=style,
+        state=visible(state),
+        body=visible(body),
+        header=visible(first),
+        blocks="\n".join(packed),
+        script=script,
+    )
+
+
+def _replaced(block: Any, classes: StyleClasses) -> Any:
+    """Replace the styles of a block of pictures; a block of samples is a list."""
+    if not isinstance(block, Mapping):
+        return block
+    return {name: visible(classes.replace(html)) for name, html in block.items()}

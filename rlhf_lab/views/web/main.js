@@ -1,0 +1,147 @@
+const sheet = new CSSStyleSheet();
+let latest = 0;
+
+/** Draw what depends on the state: the bar, the pictures of open sections, the samples. */
+async function draw() {
+  const ticket = ++latest, began = performance.now(), { phases, recorded } = header;
+  document.documentElement.removeAttribute("data-drawn");
+  $("#slider").max = Math.max(0, phases.length - 1);
+  $("#slider").value = phases.indexOf(state.phase);
+  $("#slider").disabled = phases.length < 2;
+  const mark = recorded.includes(state.phase) || !recorded.length ? "" : ", no record";
+  $("#phase").textContent = phases.length ? `${state.phase} of ${phases.at(-1)}${mark}` : "–";
+  markPhase();
+  writeState();
+  await drawSamples();
+  for (const place of $$(".at")) {
+    if (!place.closest("details:not([open])")) await drawRecord(place, ticket);
+    if (ticket !== latest) return;
+  }
+  document.documentElement.dataset.drawn = (performance.now() - began).toFixed(1);
+}
+
+/** Draw the latest record of a probe that is not after the phase. */
+async function drawRecord(place, ticket) {
+  const name = place.dataset.probe, phases = header.records[name];
+  const phase = phases.findLast((recorded) => recorded <= state.phase);
+  const note = place.previousElementSibling;
+  const listed = "records: phases " + phases.join(", ");
+  if (phase === undefined) {
+    note.textContent = `Nothing is recorded by phase ${state.phase}; ${listed}.`;
+  } else if (phase === state.phase) {
+    note.textContent = `Phase ${phase}; ${listed}.`;
+  } else {
+    note.textContent = `Phase ${phase}, the latest record before phase ${state.phase}; ${listed}.`;
+  }
+  note.classList.toggle("earlier", phase !== state.phase);
+  if (place.dataset.phase === String(phase)) return;
+  const markup = phase === undefined ? "" : (await block("p-" + phase))[name];
+  if (ticket !== latest) return;
+  put(place, markup);
+  place.dataset.phase = phase;
+}
+
+/** Mark the points of the current phase in all curves over phases. */
+function markPhase() {
+  for (const mark of $$("svg .now")) mark.classList.remove("now");
+  const words = `, phase ${state.phase}:`;
+  for (const title of $$("figure svg g > title")) {
+    if (title.textContent.includes(words)) title.parentElement.classList.add("now");
+  }
+}
+
+function step(by, everyPhase) {
+  const { phases, recorded } = header;
+  const stops = everyPhase || !recorded.length ? phases : recorded;
+  const next = by > 0 ? stops.find((phase) => phase > state.phase)
+    : stops.findLast((phase) => phase < state.phase);
+  if (next !== undefined) state.phase = next;
+  return draw();
+}
+
+/** Scroll to a section and open the fold that it is in. */
+function show(id) {
+  const target = document.getElementById(id);
+  if (!target) return;
+  const fold = target.closest("details");
+  if (fold) fold.open = true;
+  state.open = id;
+  target.scrollIntoView();
+  const heading = $("h2, summary", target.closest("section, details") ?? target);
+  heading?.focus?.({ preventScroll: true });
+  draw();
+}
+
+function onClick(event) {
+  const link = event.target.closest("a[href^='#']"), button = event.target.closest("button");
+  const picture = event.target.closest("figure svg");
+  if (link) {
+    event.preventDefault();
+    show(link.hash.slice(1));
+  } else if (button?.dataset.sort) {
+    sortSamples(button.dataset.sort);
+    draw();
+  } else if (button && ACTIONS[button.id]) {
+    ACTIONS[button.id]();
+  } else if (picture) {
+    $("#large div").replaceChildren(picture.cloneNode(true));
+    $("#large").showModal();
+  }
+}
+
+const ACTIONS = {
+  back: () => step(-1),
+  forward: () => step(1),
+  help: () => $("#keys").showModal(),
+  more: () => { shownRows += MORE_ROWS; draw(); },
+  selection: () => { Object.assign(state, { sort: "", find: "", every: false }); draw(); },
+};
+
+const KEYS = {
+  ArrowLeft: (event) => step(-1, event.shiftKey),
+  ArrowRight: (event) => step(1, event.shiftKey),
+  "?": () => $("#keys").showModal(),
+  "/": () => { show("samples"); $("#find")?.focus(); },
+  s: () => { sortNext(); show("samples"); },
+  o: () => {
+    const folds = $$("details.probe"), isOpen = folds.every((fold) => fold.open);
+    for (const fold of folds) fold.open = !isOpen;
+  },
+  Home: () => { state.open = ""; scrollTo(0, 0); writeState(); },
+};
+
+function onKey(event) {
+  const isTyping = event.target.matches?.("input:not([type=range], [type=checkbox]), select");
+  if (event.ctrlKey || event.metaKey || event.altKey || isTyping || $("dialog[open]")) return;
+  const digit = /^[0-9]$/.test(event.key) ? Number(event.key) || 10 : 0;
+  if (!digit && !Object.hasOwn(KEYS, event.key)) return;
+  event.preventDefault();
+  if (digit) show($(`#q${digit} a`)?.hash.slice(1));
+  else KEYS[event.key](event);
+}
+
+function onInput(event) {
+  const { id, value, checked } = event.target;
+  if (id === "slider") state.phase = header.phases[value];
+  else if (id === "find") state.find = value;
+  else if (id === "every") state.every = checked;
+  else return;
+  shownRows = FIRST_ROWS;
+  draw();
+}
+
+function start() {
+  readHeader();
+  readState();
+  $("#steps").hidden = false;
+  for (const place of $$(".js")) place.hidden = false;
+  if (state.open) show(state.open);
+  else draw();
+}
+
+addEventListener("click", onClick);
+addEventListener("keydown", onKey);
+addEventListener("input", onInput);
+addEventListener("hashchange", () => { readState(); draw(); });
+addEventListener("toggle", (event) => event.target.matches("details.probe") && draw(), true);
+start();
