@@ -178,10 +178,13 @@ def reward_and_kl(ctx):
 
 def test_returned_dicts_are_stored_and_read_back(make_trainer):
     trainer, seen = make_trainer(total_phases=3), []
+    values = [torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16), torch.ones((), requires_grad=True)]
+    values = [values[0], 2 * values[1], np.array([1, 2]), np.float32(0.5), torch.tensor([True])]
+    values += [[torch.tensor(2), None], {"a": (1, "b")}]
     trainer.on("after_score", every=2)(partial(reward_and_kl))
     trainer.on("after_score", every=2)(lambda ctx: seen.append(ctx.rollout))
-    for number in (1, 2):
-        trainer.on("run_start")(lambda ctx, number=number: {"number": number})
+    for value in values:
+        trainer.on("run_start")(lambda ctx, value=value: {"value": value})
     for value in (None, 3, [1], "words"):
         trainer.on("after_phase")(lambda ctx, value=value: value)
 
@@ -193,8 +196,10 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
     seen.clear()
     trainer.train()
     run = Run(trainer.run.path)
-    assert sorted(run.functions()) == ["lambda_2", "lambda_3", "norm", "reward_and_kl"]
-    assert [run.returned(f"lambda_{n}")[0]["number"] for n in (2, 3)] == [1, 2]
+    names = [f"lambda_{n}" for n in range(2, 9)]
+    assert sorted(run.functions()) == [*names, "norm", "reward_and_kl"]
+    found = [run.returned(name)[0]["value"] for name in names]
+    assert found == [[[0.5, 1.0]], 2.0, [1, 2], 0.5, [True], [2, None], {"a": [1, "b"]}]
     assert run.returned("reward_and_kl") == [
         {"phase": phase, "event": "after_score"}
         | {"reward": rollout.raw_rewards.mean().item(), "kl": rollout.kl[0, :2].tolist()}
@@ -207,22 +212,8 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
         run.returned("kl")
 
 
-def test_to_json_returns_plain_values():
-    """0.5, 1 and 2 are exact in every format; test_run_dir.py stores what is not finite."""
-    for value, expected in (
-        (torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16), [[0.5, 1.0]]),
-        (torch.tensor(2.0, requires_grad=True), 2.0),
-        (np.array([1, 2]), [1, 2]),
-        (np.float32(0.5), 0.5),
-        (torch.tensor([True]), [True]),
-        ([torch.tensor(2), None], [2, None]),
-        ({"a": (1, "b")}, {"a": [1, "b"]}),
-    ):
-        assert to_json({"x": value}, "the dict") == {"x": expected}
-    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
-
-
 def test_to_json_rejects_what_json_lacks():
+    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
     for value, words in (
         ({1}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
         ([{"y": object()}], r"the dict\['x'\]\[0\]\['y'\] is a object"),

@@ -12,13 +12,7 @@ from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import (
-    HookedTransformer,
-    ModelConfig,
-    TransformerWithValueHead,
-    export_policy,
-    load_model,
-)
+from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.training import RLHFTrainer, get_optimizer, lr_scale
@@ -29,6 +23,10 @@ from tests.training.recorded_runs import copy_weights, is_equal, train_partly
 
 KINDS = ("bf16", "bf16_stochastic")
 BF16_MAX = torch.finfo(torch.bfloat16).max
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason="bitsandbytes comes with the extra eightbit",
+)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -189,26 +187,23 @@ def test_default_probes_hold_with_bf16_weights(make_trainer):
     assert run.checks() and all(check.ok for check in run.checks())
 
 
-@pytest.fixture
-def tiny_policy() -> TransformerWithValueHead:
-    sizes = {"d_model": 4, "n_ctx": 8, "d_head": 2, "n_heads": 2, "d_vocab": 5}
-    torch.manual_seed(0)
-    cfg = ModelConfig(n_layers=1, act_fn="gelu", **sizes)
-    return TransformerWithValueHead(HookedTransformer(cfg))
-
-
-def test_two_groups_step_up_by_their_learning_rates(tiny_policy):
+@pytest.mark.parametrize("bits", [32, pytest.param(8, marks=needs_bitsandbytes)])
+def test_two_groups_step_up_by_their_learning_rates(bits):
     """Adam's first step is lr * g / |g|; the objective -sum (p - 30)^2 has g = 2 (30 - p) > 0."""
-    before = copy_weights(tiny_policy)
-    optimizer = get_optimizer(tiny_policy, base_lr=0.1, head_lr=0.01, weight_decay=0.0)
-    base, head = optimizer.param_groups
-    assert {id(p) for p in base["params"]} == {id(p) for p in tiny_policy.base_model.parameters()}
-    assert {id(p) for p in head["params"]} == {id(p) for p in tiny_policy.value_head.parameters()}
-    (-sum((p - 30).square().sum() for p in tiny_policy.parameters())).backward()
+    policy = TransformerWithValueHead(load_model("reel-nano"))
+    before = copy_weights(policy)
+    optimizer = get_optimizer(policy, base_lr=1.0, head_lr=0.25, weight_decay=0.0)
+    optimizer = with_8bit_moments(optimizer) if bits == 8 else optimizer
+    for group, part in zip(
+        optimizer.param_groups, (policy.base_model, policy.value_head), strict=True
+    ):
+        assert {id(p) for p in group["params"]} == {id(p) for p in part.parameters()}
+    (-sum((p - 30).square().sum() for p in policy.parameters())).backward()
     optimizer.step()
-    for name, parameter in tiny_policy.named_parameters():
-        step = 0.1 if name.startswith("base_model") else 0.01
-        torch.testing.assert_close(parameter.detach(), before[name] + step, rtol=0, atol=1e-5)
+    for name, parameter in policy.named_parameters():
+        step, error = 1.0 if name.startswith("base_model") else 0.25, 0.02 if bits == 8 else 1e-5
+        torch.testing.assert_close(parameter.detach(), before[name] + step, rtol=0, atol=error)
+        assert torch.equal(parameter.grad, 2 * (30 - before[name]))
 
 
 def test_scale_rises_to_one_and_falls_to_the_final_scale():
@@ -232,12 +227,6 @@ def test_run_steps_the_schedule_once_per_phase(runs):
     assert [step.rates for step in run.steps] == [pytest.approx(e) for e in rates for _ in range(4)]
 
 
-needs_bitsandbytes = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None,
-    reason="bitsandbytes comes with the extra eightbit",
-)
-
-
 def state_bytes(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> int:
     """Return the bytes of the moments, without the tables of codes that parameters share."""
     shared = ("qmap1", "qmap2")
@@ -259,20 +248,6 @@ def test_moments_of_large_tensors_take_a_byte_and_a_scale(make_trainer):
         numbers = sum(p.numel() for p in large)
     assert sizes["adamw"] == 8 * numbers
     assert sizes["adamw_8bit"] == 2 * numbers + 8 * numbers // 256
-
-
-@needs_bitsandbytes
-def test_first_step_ascends_by_the_rate_and_keeps_the_gradient(make_trainer):
-    """Adam's first step is lr * g / |g|, for any number of bits; g = 2 (30 - p) > 0."""
-    policy = make_trainer().policy
-    before = [p.detach().clone() for p in policy.parameters()]
-    rates = [1.0 if n.startswith("base_model") else 0.25 for n, _ in policy.named_parameters()]
-    optimizer = with_8bit_moments(get_optimizer(policy, 1.0, 0.25, weight_decay=0.0))
-    (-sum((p - 30).square().sum() for p in policy.parameters())).backward()
-    optimizer.step()
-    for old, parameter, rate in zip(before, policy.parameters(), rates, strict=True):
-        torch.testing.assert_close(parameter.detach(), old + rate, rtol=0, atol=0.02)
-        assert torch.equal(parameter.grad, 2 * (30 - old))
 
 
 @needs_bitsandbytes

@@ -16,7 +16,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import recomputing_blocks
 from rlhf_lab.training import Objective, Overrides, ReplayMemory, RLHFTrainer, objective_terms
-from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
+from rlhf_lab.training.optimization import PolicyUpdate
 from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal, move_weights
 
 pytestmark = pytest.mark.slow
@@ -167,18 +167,6 @@ def test_other_backward_passes_step_nothing(make_trainer, phases):
     assert any(p.grad is not None for p in trainer.policy.parameters())
 
 
-def test_step_matches_hand_computed():
-    """SGD at rate 0.5 on x^2 / 2 + 3 y: x = 4 - 0.5 * 4, y = 1 - 0.5 * 3, norm (16 + 9)^0.5 = 5."""
-    weights = nn.ParameterDict({"x": torch.tensor(4.0), "y": torch.tensor(1.0)})
-    optimizer = torch.optim.SGD(weights.values(), lr=0.5)
-    objective = weights["x"].square() / 2 + 3 * weights["y"]
-    trainer = SimpleNamespace(optimizer=optimizer, step_in_backward=StepInBackward(optimizer))
-    update = PolicyUpdate(trainer, _finite=torch.tensor(True))
-    norm = trainer.step_in_backward.climb(objective, update)
-    assert (weights["x"].item(), weights["y"].item(), norm.item()) == (2.0, -0.5, 5.0)
-    assert weights["x"].grad is None and len(optimizer.param_groups[0]["params"]) == 2
-
-
 @pytest.mark.parametrize("fields", [{}, IN_BACKWARD], ids=["plain", "in backward"])
 def test_no_step_follows_an_objective_that_is_not_finite(make_trainer, fields):
     """The second of 4 minibatches is spoiled: the weights are those after the first step."""
@@ -241,20 +229,7 @@ def test_gradient_is_bitwise_equal_and_less_is_kept(make_trainer, parts, fields)
     again, kept_again = gradients_and_kept(make_trainer, parts, **ON, **fields)
     assert plain.keys() == again.keys() and plain
     assert all(torch.equal(plain[name], again[name]) for name in plain)
-    assert kept_again < kept
-
-
-def test_each_block_keeps_its_input_only(make_trainer):
-    """3 blocks keep 3 residuals; otherwise each keeps at least 14 times its residual: two norms,
-    queries, keys and values, attention, and twice 4 in the MLP.
-    """
-    model, tokens, saved = make_trainer().policy.base_model, torch.full((4, 29), 5), []
-    residuals = 4 * 29 * model.cfg.d_model * 4 * model.cfg.n_layers
-    for on in (True, False):
-        with counting_kept_bytes(model) as kept, recomputing_blocks(model, on):
-            model(tokens, stop_at_layer=model.cfg.n_layers)
-        saved.append(sum(kept.values()) / residuals)
-    assert saved[0] < 2 < 14 < saved[1]
+    assert kept_again < 0.6 * kept, kept_again / kept
 
 
 def test_hooks_in_a_block_raise(make_trainer):

@@ -97,20 +97,23 @@ def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedu
 
 
 class IntegralController:
-    """A controller whose coefficient depends on all KLs so far."""
+    """A controller whose coefficient depends on all KLs so far; its update returns None."""
 
     def __init__(self):
-        self.kl_coef, self.kls = 0.3, []
+        self.kl_coef, self.seen = 0.3, []
 
     def update(self, kl_per_sequence, n_sequences):
-        self.kls.append(kl_per_sequence)
-        self.kl_coef = 0.3 + sum(self.kls)
+        self.seen.append((kl_per_sequence, n_sequences))
+        self.kl_coef = 0.3 + sum(kl for kl, _ in self.seen)
 
 
-def test_custom_controller_resumes_with_all_of_its_state(make_trainer):
+def test_custom_controller_sets_the_coefficient_also_when_resumed(make_trainer):
     parts = [{"kl_controller": IntegralController()} for _ in range(3)]
     whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
-    whole.train()
+    reports = whole.train()
+    kls = [report.kl_per_sequence for report in reports]
+    assert whole.kl_controller.seen == [(kl, 8) for kl in kls]
+    assert [report.kl_coef for report in reports] == [0.3 + sum(kls[:n]) for n in range(4)]
     again = RLHFTrainer.resume(train_partly(halved), **parts[2])
     again.train()
     assert vars(again.kl_controller) == vars(whole.kl_controller)
@@ -149,7 +152,7 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
     parts, other = custom(AdamW), custom(AdamW)
     policy, optimizer, foreign = parts["policy"], parts["optimizer"], other["optimizer"]
     controller = IntegralController()
-    controller.kls = {0.1}
+    controller.seen = {0.1}
     in_backward = dict(optimizer_in_backward=True, max_grad_norm=None)
     cases = [
         (dict(optimizer=foreign), {}, "parameters are not the policy's"),
@@ -160,7 +163,7 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
         (parts, in_backward, "require the optimizer of the settings"),
         (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
         (custom(AdamW, Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
-        (dict(kl_controller=controller), {}, "kl_controller.kls is a set, which a checkpoint"),
+        (dict(kl_controller=controller), {}, "kl_controller.seen is a set, which a checkpoint"),
     ]
     for components, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):
@@ -189,7 +192,6 @@ def test_adaptive_coefficient_matches_hand_computed():
     assert controller.kl_coef == before
 
 
-@pytest.mark.slow
 def test_unit_is_nats_per_sequence(make_trainer):
     """With nats per token, a sixth of it, the coefficient would only fall."""
     trainer = make_trainer(
@@ -203,20 +205,3 @@ def test_unit_is_nats_per_sequence(make_trainer):
     assert reports[1].kl_coef < reports[0].kl_coef
     assert reports[-1].kl_per_sequence > 0.001
     assert reports[-1].kl_coef > reports[1].kl_coef
-
-
-@pytest.mark.slow
-def test_custom_controller_sets_the_coefficient(make_trainer):
-    """Its update may return None; test_own_optimizer.py resumes one."""
-
-    class Doubling:
-        kl_coef, seen = 0.5, ()
-
-        def update(self, kl_per_sequence: float, n_sequences: int) -> None:
-            self.seen = [*self.seen, (kl_per_sequence, n_sequences)]
-            self.kl_coef = 2 * self.kl_coef
-
-    controller = Doubling()
-    reports = make_trainer({"kl_controller": controller}, total_phases=3).train()
-    assert [report.kl_coef for report in reports] == [0.5, 1.0, 2.0]
-    assert controller.seen == [(report.kl_per_sequence, 8) for report in reports]
