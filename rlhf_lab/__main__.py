@@ -39,6 +39,7 @@ COMMANDS = MappingProxyType(
         "compare": compare_commands.compare_command,
         "export": model_commands.export,
         "report": commands.report,
+        "view": commands.view,
         "doctor": commands.doctor,
         "course": commands.course,
         "progress": commands.show_progress,

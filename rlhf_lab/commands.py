@@ -182,6 +182,16 @@ def report(directory: RunDirectory, out: Path | None = None) -> int:
     return 0
 
 
+def view(directory: RunDirectory) -> int:
+    """Serve the page of `report` on this machine until Ctrl-C; it grows while the run continues."""
+    from rlhf_lab.views.server import view_server
+
+    with view_server(directory) as server:
+        print_line(f"open {server.address} (Ctrl-C ends)")
+        server.serve_forever()
+    return 0
+
+
 def doctor() -> int:
     """Show versions and devices, and compare each device with the CPU."""
     from rlhf_lab.doctor import examine

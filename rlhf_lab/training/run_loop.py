@@ -156,3 +156,15 @@ class RunLoop:
             self.finish()
         else:
             self.break_off(error)
+
+    def view(self) -> Any:
+        """Return the page about the run so far, which a notebook shows.
+
+        Raises:
+            ConfigError: If the run has not begun.
+        """
+        from rlhf_lab.views.report import page_frame
+
+        if self.run is None:
+            raise ConfigError("The run has not begun. Train a phase before view().")
+        return page_frame(self.run)

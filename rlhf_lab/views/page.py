@@ -14,7 +14,7 @@ from rlhf_lab.console import visible
 from rlhf_lab.views.collect import pack
 from rlhf_lab.views.marks import SVG_STYLE
 
-SCRIPTS = ("data.js", "state.js", "samples.js", "main.js")
+SCRIPTS = ("data.js", "state.js", "samples.js", "live.js", "main.js")
 INLINE_STYLE = re.compile(r'style="([^"]*)"')
 BACKGROUND = re.compile(r"(background:#)(\w\w)(\w\w)(\w\w)")
 
@@ -85,7 +85,7 @@ def assemble(
     script = "\n".join(map(read_source, SCRIPTS))
     first = json.dumps(header, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return Template(read_source("page.html")).substitute(
-        policy=policy(style, script, bool(header.get("live"))),
+        policy=policy(style, script, bool(header.get("version"))),
         title=escape(visible(name)),
         name=escape(visible(name)),
         style=style,

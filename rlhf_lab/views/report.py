@@ -13,7 +13,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, FOLDER
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, reading
+from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, RunDir, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import (
@@ -37,6 +37,7 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("samples that are grammatical", "fraction", "grammatical_fraction"),
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
+LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
 Drawings = tuple[str, dict[int, str]]  # over phases, and by phase
 
 
@@ -61,8 +62,12 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     return path
 
 
-def run_page(run: Run) -> str:
-    """Return the page about a run; the pictures of its phases and all samples are packed."""
+def run_page(run: Run, version: str = "") -> str:
+    """Return the page about a run; the pictures of its phases and all samples are packed.
+
+    Args:
+        version: of the run's files, if a server has later ones.
+    """
     with reading(run.path / SAMPLES):
         columns, rows = sample_rows(run)
         picks = sample_picks(columns, rows)
@@ -92,9 +97,23 @@ def run_page(run: Run) -> str:
         "recorded": sorted(recorded),
         "records": {name: sorted(by_phase) for name, by_phase in by_probe.items()},
         "samples": {"columns": columns, "picks": picks, "order": order},
+        "version": version,
     }
     blocks = {"s": rows, **phase_blocks(by_probe)}
     return assemble(run.path.name, _state(run), "\n".join(body), header, blocks)
+
+
+def page_frame(run_path: str | Path | RunDir) -> html.Html:
+    """Return the page in a frame for a notebook; a large page is written to a file instead."""
+    run = Run(run_path)
+    page = run_page(run)
+    if len(page) > LARGEST_FRAME:
+        return html.Html(f"<p>The page is large. Open {escape(str(write_report(run.path)))}.</p>")
+    style = "width:100%;height:820px;border:0"
+    return html.Html(
+        f'<iframe title="{escape(run.path.name)}" sandbox="allow-scripts" style="{style}" '
+        f'srcdoc="{escape(page)}"></iframe>'
+    )
 
 
 def _state(run: Run) -> str:

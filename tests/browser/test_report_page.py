@@ -2,10 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from rlhf_lab.views.server import view_server
 
 RUNS = """
 from rlhf_lab import RLHFArgs, RLHFTrainer
@@ -131,3 +135,29 @@ def test_a_report_is_whole_and_legible_without_a_network(
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
     page.screenshot(path=pictures / f"report_{name}_{scheme}.png", full_page=True)
     context.close()
+
+
+def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
+    run = shutil.copytree(reports["plain"].parent, tmp_path / "run")
+    whole = {name: (run / name).read_text() for name in ("metrics.jsonl", "samples.jsonl")}
+    for name, text in whole.items():
+        lines = [line for line in text.splitlines(True) if '"phase": 0' in line]
+        (run / name).write_text("".join(lines))
+    page, messages = chromium.new_page(), []
+    page.on("console", lambda message: messages.append(message.text))
+    with view_server(run) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(server.address)
+        page.wait_for_selector("html[data-drawn]")
+        assert page.locator("#phase").inner_text() == "0 of 0"
+        pressed(page, "/", *"movi")
+        for name, text in whole.items():
+            (run / name).write_text(text)
+        page.locator("#phase", has_text="2 of 2").wait_for()
+        pressed(page, "e")
+        assert page.locator("#find").input_value() == "movie"
+        assert page.locator("#count").inner_text() == "16 of 16 samples of phase 2"
+        server.shutdown()
+    page.locator("#live", has_text="no answer").wait_for()
+    assert not [text for text in messages if "ERR_CONNECTION_REFUSED" not in text]
+    page.close()

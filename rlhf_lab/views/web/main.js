@@ -137,6 +137,7 @@ function start() {
   for (const place of $$(".js")) place.hidden = false;
   if (state.open) show(state.open);
   else draw();
+  if (header.version) poll();
 }
 
 addEventListener("click", onClick);

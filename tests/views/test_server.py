@@ -1,0 +1,110 @@
+import http.client
+import json
+import re
+import socket
+import threading
+from html import unescape
+
+import pytest
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.server import view_server
+from tests.views.page_blocks import read_header
+
+TRAIN = dict(preset="reel", reward_fn="zero", batch_size=8, num_minibatches=2, warmup_steps=0)
+HOST = "127.0.0.1:PORT"
+HOSTILE = {  # request line and headers; PORT and TOKEN are filled in
+    "no token": ("GET / HTTP/1.1", [HOST]),
+    "half a token": ("GET /TOKEN HTTP/1.1"[:12] + " HTTP/1.1", [HOST]),
+    "longer token": ("GET /TOKENx/ HTTP/1.1", [HOST]),
+    "token in the query": ("GET /?TOKEN HTTP/1.1", [HOST]),
+    "token of letters beyond ASCII": ("GET /t\xf6ken/ HTTP/1.1", [HOST]),
+    "unknown name": ("GET /TOKEN/run.json HTTP/1.1", [HOST]),
+    "parent directory": ("GET /TOKEN/../../etc/passwd HTTP/1.1", [HOST]),
+    "encoded parent": ("GET /TOKEN/%2e%2e/run.json HTTP/1.1", [HOST]),
+    "query": ("GET /TOKEN/?file=/etc/passwd HTTP/1.1", [HOST]),
+    "double slash": ("GET /TOKEN// HTTP/1.1", [HOST]),
+    "absolute address": ("GET http://evil.example/TOKEN/ HTTP/1.1", [HOST]),
+    "null byte": ("GET /TOKEN/\0 HTTP/1.1", [HOST]),
+    "other host": ("GET /TOKEN/ HTTP/1.1", ["evil.example"]),
+    "other port": ("GET /TOKEN/ HTTP/1.1", ["127.0.0.1:1"]),
+    "no host": ("GET /TOKEN/ HTTP/1.1", []),
+    "two hosts": ("GET /TOKEN/ HTTP/1.1", [HOST, HOST]),
+    "other site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: cross-site"]),
+    "same site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: same-site"]),
+    "POST": ("POST /TOKEN/ HTTP/1.1", [HOST, "Content-Length: 2"]),
+    "PUT": ("PUT /TOKEN/ HTTP/1.1", [HOST]),
+    "DELETE": ("DELETE /TOKEN/ HTTP/1.1", [HOST]),
+    "OPTIONS": ("OPTIONS /TOKEN/ HTTP/1.1", [HOST, "Origin: https://evil.example"]),
+    "long line": ("GET /TOKEN/" + "a" * 70_000 + " HTTP/1.1", [HOST]),
+}
+SECURE = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """A trainer whose run has no phase yet, and a server of its page."""
+    trainer = RLHFTrainer(
+        RLHFArgs(**TRAIN, total_phases=2), out=tmp_path_factory.mktemp("run") / "a"
+    )
+    trainer.start()
+    server = view_server(trainer.run.path)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield trainer, server
+    server.shutdown()
+    server.server_close()
+
+
+def respond(server, line, headers):
+    """Send a request as it is, and return status, headers and content."""
+    fill = lambda text: text.replace("PORT", str(server.server_port)).replace("TOKEN", server.token)
+    named = [x if ": " in x else f"Host: {x}" for x in headers]
+    request = "\r\n".join(map(fill, [line, *named, "", "{}"]))
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
+        client.sendall(request.encode("latin-1"))
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        sent = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, sent, response.read().decode()
+
+
+def test_trainer_view_is_a_frame_without_rights(started, monkeypatch):
+    trainer, _ = started
+    frame = trainer.view()._repr_html_()
+    (page,) = re.findall('srcdoc="(.*?)"', frame, re.DOTALL)
+    assert 'sandbox="allow-scripts"' in frame and "<script" not in frame
+    assert read_header(unescape(page))["version"] == ""
+    monkeypatch.setattr("rlhf_lab.views.report.LARGEST_FRAME", 1000)
+    assert "srcdoc" not in trainer.view().fragment and (trainer.run.path / "report.html").is_file()
+
+
+def test_page_grows_with_the_run(started):
+    trainer, server = started
+    get = lambda name: respond(server, f"GET /TOKEN/{name} HTTP/1.1", ["localhost:PORT"])
+    status, headers, page = get("")
+    assert status == 200 and headers.items() >= SECURE.items()
+    assert "No phase is done yet." in page and "connect-src 'self'" in page
+    version = json.loads(get("state.json")[2])["version"]
+    assert version == read_header(page)["version"]
+    trainer.train()
+    assert json.loads(get("state.json")[2])["version"] != version
+    page = get("")[2]
+    assert read_header(page)["phases"] == [0, 1, 2] and "finished · 2 of 2 phases" in page
+    metrics = trainer.run.path / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + "[1]\n")
+    assert get("")[2] == page  # damaged: the last good page
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_server_rejects_hostile_requests(started, name):
+    line, headers = HOSTILE[name]
+    status, sent, content = respond(started[1], line, headers)
+    assert 400 <= status < 600 and content in ("", str(status))
+    assert sent.items() >= SECURE.items() and "access-control-allow-origin" not in sent
