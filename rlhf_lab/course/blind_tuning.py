@@ -168,8 +168,8 @@ class BlindTuning:
             best = frontier(reference_policy(), REWARDS[self._hidden], [latest.kl_coef])[0]
             excess = excess_kl(best.true_reward, best.kl_per_sequence, *true_reward_frontier())
             numbers = (best.proxy, best.true_reward, best.kl_per_sequence, excess)
-            shown = ["-" if math.isnan(x) else f"{x:.3f}" for x in numbers]
-            lines.append(["exact optimum", f"{best.beta:g}", "-", "-", *shown])
+            cells = ["-" if math.isnan(x) else f"{x:.3f}" for x in numbers]
+            lines.append(["exact optimum", f"{best.beta:g}", "-", "-", *cells])
         names = ["name", "kl_coef", "base_lr", "phases", "reward", "true_reward", "KL", "excess KL"]
         show_table(names, lines)
         print_line(

@@ -105,7 +105,7 @@ def test_leaderboard_hides_the_reward_and_other_rewards(untrained, capsys) -> No
     same = next(name for name in names if hidden_reward(name) == mine)
     add_to_leaderboard(row(other))
     add_to_leaderboard(row(same))
-    BlindTuning("Ada").run(**FIELDS | {"kl_coef": 0})
+    BlindTuning("Ada").run(**FIELDS | {"kl_coef": 0.0})
     out = capsys.readouterr().out
     assert same in out and other not in out and mine not in out
     assert "exact optimum" not in out  # undefined without a KL penalty
