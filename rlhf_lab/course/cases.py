@@ -1,17 +1,37 @@
 """Test cases of an exercise: seeded arguments, drawn from the shapes in its annotations."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case
 from rlhf_lab.functional import log_probs
 
+Arguments = dict[str, Any]
+Cases = dict[str, Arguments]  # by label
 Sizes = Mapping[str, int]
 USUAL = {"batch": 3, "gen": 4, "d_vocab": 5}
+
+
+class Draws:
+    """Random tensors, the same for one seed."""
+
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
+        self.generator, self.dtype = torch.Generator().manual_seed(seed), dtype
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw from a standard normal distribution."""
+        return torch.randn(shape, generator=self.generator, dtype=self.dtype)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Draw numbers from 0 to 1."""
+        return torch.rand(shape, generator=self.generator, dtype=self.dtype)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Draw integers below `high`."""
+        return torch.randint(high, shape, generator=self.generator)
 
 
 def standard_cases(
@@ -21,8 +41,9 @@ def standard_cases(
     sizes: Sizes | None = None,
     one_token: Sizes | None = None,
     spoil: tuple[str, ...] = (),
+    suffix: str = "",
     **given: Any,
-) -> tuple[Case, ...]:
+) -> Cases:
     """Return the cases that every function over tokens must pass.
 
     1. Two ordinary ones of different sizes, then batch 1, then one generated token.
@@ -33,43 +54,43 @@ def standard_cases(
         sizes: sizes of axes, in addition to `USUAL`.
         one_token: the sizes with one token; {"gen": 1} if None.
         spoil: arguments that have nan (the first) or inf (the others) at padding in one case.
+        suffix: end of all labels.
         given: arguments that are not drawn.
     """
-    usual = USUAL | dict(sizes or {})
-    bigger = {name: size + 1 for name, size in usual.items()}
+    usual, one_token = USUAL | dict(sizes or {}), one_token or {"gen": 1}
     shapes = {
         "ordinary": usual,
-        "other sizes": bigger,
+        "other sizes": {name: size + 1 for name, size in usual.items()},
         "batch of 1": usual | {"batch": 1},
-        "one token": usual | dict(one_token or {"gen": 1}),
+        "one token": usual | dict(one_token),
     }
-    if not axes_of(fn) & (one_token or {"gen": 1}).keys():
+    if not axes_of(fn) & one_token.keys():
         del shapes["one token"]
-    cases = [Case(name, draw(fn, s, seed, given)) for seed, (name, s) in enumerate(shapes.items())]
+    cases = {name: draw(fn, s, seed, given) for seed, (name, s) in enumerate(shapes.items())}
     parameters = inspect.signature(fn).parameters
     if "mask" in parameters:
-        cases.append(Case("masked", draw(fn, usual, 4, given, optional=("mask",))))
+        cases["masked"] = draw(fn, usual, 4, given, optional=("mask",))
     if "denominator" in parameters:
-        cases.append(Case("with a denominator", draw(fn, usual, 5, given | {"denominator": 7})))
+        cases["with a denominator"] = draw(fn, usual, 5, given | {"denominator": 7})
     if large:
-        arguments = draw(fn, usual, 6, given)
-        scaled = {name: arguments[name] * factor for name, factor in large.items()}
-        cases.append(Case("large numbers", arguments | scaled))
+        drawn = draw(fn, usual, 6, given)
+        scaled = {name: drawn[name] * factor for name, factor in large.items()}
+        cases["large numbers"] = drawn | scaled
     if spoil:
-        arguments = draw(fn, usual, 7, given, optional=("mask",))
-        cases.append(Case("nan and inf at padding", arguments | _spoiled(arguments, spoil)))
-    return tuple(cases)
+        drawn = draw(fn, usual, 7, given, optional=("mask",))
+        cases["nan and inf at padding"] = drawn | _spoiled(drawn, spoil)
+    return {label + suffix: arguments for label, arguments in cases.items()}
 
 
 def half_precision(
     fn: Callable[..., Any], *names: str, sizes: Sizes | None = None, **given: Any
-) -> Case:
+) -> Cases:
     """Return a case with these arguments in half precision; see `standard_cases`."""
-    arguments = draw(fn, USUAL | dict(sizes or {}), 8, given)
-    return Case("half precision", arguments | {name: arguments[name].half() for name in names})
+    drawn = draw(fn, USUAL | dict(sizes or {}), 8, given)
+    return {"half precision": drawn | {name: drawn[name].half() for name in names}}
 
 
-def _spoiled(arguments: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Tensor]:
+def _spoiled(arguments: Arguments, names: tuple[str, ...]) -> dict[str, Tensor]:
     padding = ~arguments["mask"]
     spoiled = {}
     for name in names:
@@ -85,20 +106,19 @@ def draw(
     seed: int,
     given: Mapping[str, Any] | None = None,
     optional: tuple[str, ...] = (),
-) -> dict[str, Any]:
+) -> Arguments:
     """Draw each tensor argument in the shape of its annotation.
 
     Floats are normal, tokens are below d_vocab, and masks are True up to a random length. Arguments
     with a default are left out, unless they are in `given` or `optional`.
     """
-    generator = torch.Generator().manual_seed(seed)
-    inner = inspect.unwrap(fn)
+    draws, inner = Draws(seed), inspect.unwrap(fn)
     hints, arguments = get_type_hints(inner), {}
     for name, parameter in inspect.signature(inner).parameters.items():
         if given and name in given:
             arguments[name] = given[name]
         elif name in optional or parameter.default is inspect.Parameter.empty:
-            arguments[name] = _draw_one(name, array_type(hints[name]), sizes, generator)
+            arguments[name] = _draw_one(name, array_type(hints[name]), sizes, draws)
     return arguments
 
 
@@ -113,29 +133,29 @@ def array_type(hint: Any) -> Any:
     return next((c for c in (hint, *get_args(hint)) if hasattr(c, "dim_str")), None)
 
 
-def _draw_one(name: str, kind: Any, sizes: Sizes, generator: torch.Generator) -> Tensor:
+def _draw_one(name: str, kind: Any, sizes: Sizes, draws: Draws) -> Tensor:
     if kind is None:
         raise ValueError(f"{name} has no shape in its annotation. Pass this argument.")
     shape = tuple(sizes[axis] for axis in kind.dim_str.split())
     if kind.__name__.startswith("Int"):
-        return torch.randint(sizes["d_vocab"], shape, generator=generator)
+        return draws.integers(sizes["d_vocab"], *shape)
     if kind.__name__.startswith("Bool"):
-        lengths = torch.randint(1, max(shape[-1], 2), shape[:-1], generator=generator)
+        lengths = 1 + draws.integers(max(shape[-1] - 1, 1), *shape[:-1])
         lengths.view(-1)[0] = shape[-1]
         return torch.arange(shape[-1]) < lengths[..., None]
-    return torch.randn(shape, generator=generator)
+    return draws.normal(*shape)
 
 
-def filtered(fn, *names: str) -> Case:
-    """A case in which one token of the vocabulary has logit -inf, as after top-k."""
-    arguments = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
-    cut = {name: arguments[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
-    return Case("one token has probability 0", arguments | cut)
+def filtered(fn: Callable[..., Any], *names: str) -> Cases:
+    """Return a case in which one token of the vocabulary has logit -inf, as after top-k."""
+    drawn = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
+    cut = {name: drawn[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
+    return {f"one token has probability 0 in {' and '.join(names)}": drawn | cut}
 
 
-def with_log_probs(cases: Iterable[Case]) -> tuple[Case, ...]:
+def with_log_probs(cases: Cases) -> Cases:
     """Turn every argument, drawn as logits, into what `log_probs` returns for it."""
-    return tuple(
-        Case(case.label, {name: log_probs(x) for name, x in case.arguments.items()})
-        for case in cases
-    )
+    return {
+        label: {name: log_probs(logits) for name, logits in arguments.items()}
+        for label, arguments in cases.items()
+    }

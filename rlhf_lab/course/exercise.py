@@ -1,11 +1,14 @@
 """The Exercise dataclass: reference, cases to compare on, hints, known wrong answers (slips)."""
 
 import functools
+import itertools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
+
+from rlhf_lab.course.cases import Cases
 
 # what a learner writes: a function or a class
 Answer = Callable[..., Any]
@@ -37,8 +40,8 @@ class Slip:
     raises: bool = False
 
 
-def call(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function with its arguments by name."""
+def call(fn: Answer, **arguments: Any) -> Any:
+    """Call a function with its arguments."""
     return fn(**arguments)
 
 
@@ -74,7 +77,7 @@ class Exercise:
     gradients: tuple[str, ...] = ()
     errors_tried: bool = False
     methods: tuple[str, ...] = ()
-    observe: Callable[[Callable[..., Any], Mapping[str, Any]], Any] = call
+    observe: Callable[..., Any] = call
     step_free: bool = False
     forms: tuple[Mapping[str, str], ...] = ()
 
@@ -84,13 +87,12 @@ class Exercise:
         return self.reference.__name__
 
 
-def make_exercise(reference: Answer, **python: Any) -> Exercise:
+def make_exercise(
+    reference: Answer, cases: Callable[[], Cases], observe: Callable[..., Any] = call
+) -> Exercise:
     """Return the exercise of a reference, whose words are in a TOML file of `course/exercises`.
 
     Its slips have their own words (`says`), or those of a `phrase` in phrases.toml.
-
-    Args:
-        python: the fields of `Exercise` that are Python.
     """
     phrases, words = _read_words()
     fields = dict(words[reference.__name__])
@@ -99,7 +101,8 @@ def make_exercise(reference: Answer, **python: Any) -> Exercise:
         for slip in fields["slips"]
     ]
     lists = {name: tuple(field) for name, field in fields.items() if isinstance(field, list)}
-    return Exercise(reference=reference, **fields | lists, **python)
+    made = lambda: tuple(itertools.starmap(Case, cases().items()))
+    return Exercise(reference=reference, cases=made, observe=observe, **fields | lists)
 
 
 @functools.cache

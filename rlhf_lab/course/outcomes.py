@@ -60,7 +60,7 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
         with contained():
-            results = _get_results(exercise.observe(fn, {**case.arguments, **copies}))
+            results = _get_results(exercise.observe(fn, **{**case.arguments, **copies}))
             gradients, attached = _gradients(results, leaves)
     except Exception as error:
         if _stub_name(error) in (exercise.name, *exercise.methods):

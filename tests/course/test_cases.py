@@ -58,10 +58,7 @@ def test_draw_raises_without_a_shape() -> None:
 
 
 def test_standard_cases_cover_sizes_masks_and_extremes() -> None:
-    cases = {
-        case.label: case.arguments
-        for case in standard_cases(example, large={"logits": 1e3}, coef=1.0)
-    }
+    cases = standard_cases(example, large={"logits": 1e3}, coef=1.0)
     assert list(cases) == [
         "ordinary",
         "other sizes",
@@ -77,7 +74,8 @@ def test_standard_cases_cover_sizes_masks_and_extremes() -> None:
 
 
 def test_padding_is_spoiled_and_nothing_else() -> None:
-    spoiled = standard_cases(two_inputs, spoil=("logits", "values"))[-1].arguments
+    cases = standard_cases(two_inputs, spoil=("logits", "values"))
+    spoiled = cases["nan and inf at padding"]
     padding = ~spoiled["mask"]
     assert padding.any()
     assert torch.equal(spoiled["logits"].isnan(), padding[..., None].expand(3, 4, 5))
@@ -86,6 +84,6 @@ def test_padding_is_spoiled_and_nothing_else() -> None:
 
 
 def test_half_precision_is_of_the_arguments_that_are_named() -> None:
-    arguments = half_precision(two_inputs, "values").arguments
+    arguments = half_precision(two_inputs, "values")["half precision"]
     assert arguments["values"].dtype == torch.float16
     assert arguments["logits"].dtype == torch.float32

@@ -1,10 +1,10 @@
 """Lesson 06, PPO: the learner's own alarm for broken trainers, checked on stored runs."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlhf_lab.course.cases import Cases
 from rlhf_lab.course.dashboards import stored_dashboards
-from rlhf_lab.course.exercise import Case, make_exercise
+from rlhf_lab.course.exercise import Answer, make_exercise
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -26,28 +26,22 @@ def alarm(numbers: dict[str, list[float]]) -> bool:
     return any(signs)
 
 
-def _runs() -> tuple[Case, ...]:
-    return (
-        Case("27 stored runs", {"kinds": tuple(stored_dashboards())}),
-        Case("the same in another order", {"kinds": tuple(reversed(stored_dashboards()))}),
-    )
+def _run_cases() -> Cases:
+    kinds = list(stored_dashboards())
+    reverse = {"kinds": kinds[::-1]}
+    return {"27 stored runs": {"kinds": kinds}, "the same in another order": reverse}
 
 
-def _observe_alarm(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    stored, untouched, answers = stored_dashboards(), stored_dashboards(), {}
-    for kind in arguments["kinds"]:
-        answers[kind] = [fn(numbers) for numbers in stored[kind]]
-    if not all(isinstance(answer, bool) for given in answers.values() for answer in given):
+def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
+    stored = stored_dashboards()
+    answers = {kind: [fn(numbers) for numbers in stored[kind]] for kind in kinds}
+    if not all(isinstance(answer, bool) for kind in kinds for answer in answers[kind]):
         return {"it answers True or False": False}
     facts: dict[str, Any] = {"it answers True or False": True}
-    for kind in sorted(answers, key=lambda kind: (kind != "healthy", kind)):
-        rung = sum(answers[kind])
-        facts[f"it goes off, of {len(stored[kind])}, where {_in_words(kind)}"] = rung
-    return facts | {"the numbers are left as they are": stored == untouched}
+    for kind in ("healthy", *sorted(set(kinds) - {"healthy"})):
+        where = "nothing is wrong" if kind == "healthy" else kind
+        facts[f"it goes off, of {len(answers[kind])}, where {where}"] = sum(answers[kind])
+    return facts | {"the numbers are left as they are": stored == stored_dashboards()}
 
 
-def _in_words(kind: str) -> str:
-    return "nothing is wrong" if kind == "healthy" else kind
-
-
-EXERCISES = (make_exercise(alarm, cases=_runs, observe=_observe_alarm),)
+EXERCISES = (make_exercise(alarm, _run_cases, _observe_alarm),)

@@ -1,207 +1,168 @@
 """Lesson 01, the policy: sampling, log-probabilities, the logit lens, heads ablated and patched."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rlhf_lab.course.cases import half_precision, standard_cases
-from rlhf_lab.course.exercise import Case, make_exercise
+from rlhf_lab.course.cases import Arguments, Cases, Draws, half_precision, standard_cases
+from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
 from rlhf_lab.sampling import draw_token, sample_without_cache
 
 
-def _draw_cases() -> tuple[Case, ...]:
-    generator = torch.Generator().manual_seed(0)
+def _draw_cases() -> Cases:
+    draws = Draws(0)
 
-    def drawn(batch: int, width: int) -> dict[str, torch.Tensor]:
-        logits = 2 * torch.randn(batch, width, generator=generator)
-        noise = torch.rand(batch, generator=generator)
-        return {"logprobs": logits.log_softmax(-1), "noise": noise}
+    def drawn(batch: int, width: int) -> Arguments:
+        logits = 2 * draws.normal(batch, width)
+        return {"logprobs": logits.log_softmax(-1), "noise": draws.uniform(batch)}
 
-    def by_hand(probs: list[float], *noise: float) -> dict[str, torch.Tensor]:
+    def from_probs(probs: list[float], *noise: float) -> Arguments:
         logprobs = torch.tensor(probs).log().expand(len(noise), len(probs))
         return {"logprobs": logprobs, "noise": torch.tensor(noise)}
 
-    shares = [0.1, 0.4, 0.3, 0.2]
-    return (
-        Case("ordinary", drawn(6, 5)),
-        Case("other sizes", drawn(9, 12)),
-        Case("batch of 1", drawn(1, 5)),
-        Case("one distribution, several numbers", by_hand(shares, 0.05, 0.3, 0.55, 0.95)),
-        Case("a token of probability 0 in front, noise 0", by_hand([0.0, 0.5, 0.5], 0.0, 0.3, 0.7)),
-        Case("tokens that cannot be said", by_hand([0.5, 0.0, 0.0, 0.5, 0.0], 0.2, 0.7, 0.999)),
-        Case(
-            "probabilities that add up to 0.9",
-            by_hand([0.9 * p for p in shares], 0.09, 0.48, 0.79, 0.95),
-        ),
-    )
+    probs = [0.1, 0.4, 0.3, 0.2]
+    too_small = [0.9 * p for p in probs]
+    return {
+        "ordinary": drawn(6, 5),
+        "other sizes": drawn(9, 12),
+        "batch of 1": drawn(1, 5),
+        "one distribution, several numbers": from_probs(probs, 0.05, 0.3, 0.55, 0.95),
+        "a token of probability 0 first, noise 0": from_probs([0.0, 0.5, 0.5], 0.0, 0.3, 0.7),
+        "tokens of probability 0": from_probs([0.5, 0.0, 0.0, 0.5, 0.0], 0.2, 0.7, 0.999),
+        "probabilities that add up to 0.9": from_probs(too_small, 0.09, 0.48, 0.79, 0.95),
+    }
 
 
-def _logprob_cases() -> tuple[Case, ...]:
-    cold = standard_cases(
-        get_logprobs,
-        sizes={"seq": 7},
-        one_token={"seq": 4},
-        large={"logits": 1e3},
-        prefix_len=3,
-        temperature=0.7,
-    )
-    plain = standard_cases(get_logprobs, sizes={"seq": 5}, one_token={"seq": 2})
-    return (*cold, *plain, half_precision(get_logprobs, "logits", sizes={"seq": 7}, prefix_len=3))
+def _logprob_cases() -> Cases:
+    large, cold = {"logits": 1e3}, {"prefix_len": 3, "temperature": 0.7}
+    seven, plain = {"seq": 7}, {"seq": 5}
+    return {
+        **standard_cases(get_logprobs, sizes=seven, one_token={"seq": 4}, large=large, **cold),
+        **standard_cases(get_logprobs, sizes=plain, one_token={"seq": 2}, suffix=", by default"),
+        **half_precision(get_logprobs, "logits", sizes=seven, prefix_len=3),
+    }
 
 
-def _write_cases() -> tuple[Case, ...]:
-    generator = torch.Generator().manual_seed(0)
+def _sampling_cases() -> Cases:
+    draws = Draws(0)
 
-    def case(label: str, batch: int, prefix: int, gen: int, temperature: float) -> Case:
-        prompts = torch.randint(TOY_VOCABULARY, (batch, prefix), generator=generator)
-        noise = torch.rand(gen, batch, generator=generator)
-        arguments = {"prompts": prompts, "noise": noise, "temperature": temperature}
-        return Case(label, arguments)
+    def case(batch: int, prefix: int, gen: int, temperature: float) -> Arguments:
+        prompts = draws.integers(TOY_VOCABULARY, batch, prefix)
+        return {"prompts": prompts, "noise": draws.uniform(gen, batch), "temperature": temperature}
 
-    return (
-        case("ordinary", 4, 4, 6, 1.0),
-        case("cold", 5, 3, 7, 0.5),
-        case("hot", 5, 3, 7, 3.0),
-        case("batch of 1", 1, 4, 5, 1.5),
-        case("one step", 6, 2, 1, 1.5),
-        case("a prompt of one token", 4, 1, 6, 1.5),
-        case("nearly greedy", 3, 4, 6, 0.01),
-    )
+    return {
+        "ordinary": case(4, 4, 6, 1.0),
+        "cold": case(5, 3, 7, 0.5),
+        "one step": case(6, 2, 1, 1.5),
+        "a prompt of one token": case(4, 1, 6, 1.5),
+        "nearly greedy": case(3, 4, 6, 0.01),
+    }
 
 
-def _observe_writing(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+def _observe_sampling(fn: Answer, **arguments: Any) -> Any:
     return fn(toy_transformer(), **arguments)
 
 
-def _lens_cases() -> tuple[Case, ...]:
-    generator = torch.Generator().manual_seed(0)
-
-    def residual(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, 8, generator=generator) + 0.5
-
-    return (
-        Case("ordinary", {"residual": residual(3, 4)}),
-        Case("all layers at once", {"residual": residual(2, 3, 4)}),
-        Case("a single state", {"residual": residual()}),
-        Case("RMSNorm", {"residual": residual(3, 4), "normalization_type": "RMS"}),
-        Case("large numbers", {"residual": 1e4 * residual(2, 2)}),
-        Case("a confident model", {"residual": residual(2, 2), "sharper": 100.0}),
-    )
+def _lens_cases() -> Cases:
+    residual = lambda *shape: Draws(0).normal(*shape, 8) + 0.5
+    return {
+        "ordinary": {"residual": residual(3, 4)},
+        "all layers at once": {"residual": residual(2, 3, 4)},
+        "a single state": {"residual": residual()},
+        "RMSNorm": {"residual": residual(3, 4), "norm": "RMS"},
+        "large numbers": {"residual": 1e4 * residual(2, 2)},
+        "a confident model": {"residual": residual(2, 2), "sharper": 100.0},
+    }
 
 
-def _observe_lens(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    model = toy_transformer(normalization_type=arguments.get("normalization_type", "LN"))
-    model.unembed.W_U.data *= arguments.get("sharper", 1.0)
-    return fn(model.requires_grad_(False), arguments["residual"])
+def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float = 1.0) -> Any:
+    model = toy_transformer(normalization_type=norm)
+    model.unembed.W_U.data *= sharper
+    return fn(model.requires_grad_(False), residual)
 
 
-def _head_cases(*names: str) -> list[tuple[str, dict[str, Any]]]:
-    generator = torch.Generator().manual_seed(0)
-    cuts = [
-        ("several heads and positions", (3, 6, 4, 2), [0, 2], slice(1, 4)),
-        ("one head, one position", (4, 5, 3, 2), [1], slice(2, 3)),
-        ("up to the end", (3, 4, 2, 3), [1], slice(2, None)),
-        ("the last position", (3, 4, 2, 3), [0], slice(-1, None)),
-        ("batch of 1", (1, 4, 3, 2), [2], slice(0, 2)),
-    ]
-    return [
-        (
-            label,
-            {name: torch.randn(*shape, generator=generator) for name in names}
-            | {"heads": heads, "positions": positions},
-        )
-        for label, shape, heads, positions in cuts
-    ]
+def _head_cases(*names: str, suffix: str = "", **given: Any) -> Cases:
+    draws = Draws(0)
+    cuts = {
+        "several heads and positions": ((3, 6, 4, 2), [0, 2], slice(1, 4)),
+        "one head, one position": ((4, 5, 3, 2), [1], slice(2, 3)),
+        "up to the end": ((3, 4, 2, 3), [1], slice(2, None)),
+        "the last position": ((3, 4, 2, 3), [0], slice(-1, None)),
+        "batch of 1": ((1, 4, 3, 2), [2], slice(0, 2)),
+    }
+    return {
+        label + suffix: {name: draws.normal(*shape) for name in names}
+        | {"heads": heads, "positions": positions, **given}
+        for label, (shape, heads, positions) in cuts.items()
+    }
 
 
-def _ablate_cases() -> tuple[Case, ...]:
-    to_zero = [Case(label, case | {"to": "zero"}) for label, case in _head_cases("z")]
-    to_mean = [Case(f"{label}, mean", case | {"to": "mean"}) for label, case in _head_cases("z")]
-    return (*to_zero, *to_mean)
+def _ablate_cases() -> Cases:
+    return _head_cases("z", to="zero") | _head_cases("z", to="mean", suffix=", mean")
 
 
-def _patch_cases() -> tuple[Case, ...]:
-    return tuple(Case(label, case) for label, case in _head_cases("z", "donor"))
+def _fraction_cases() -> Cases:
+    draws = Draws(0)
+
+    def case(fraction: float, n: int = 60, effect: float = 1.0, spread: float = 1.0) -> Arguments:
+        corrupted, effects = draws.normal(n), effect * (1 + spread * draws.normal(n))
+        patched = corrupted + fraction * effects + 0.2 * draws.normal(n)
+        return {"clean": corrupted + effects, "corrupted": corrupted, "patched": patched}
+
+    no_effect = dict(zip(("clean", "corrupted", "patched"), draws.normal(3, 50), strict=True))
+    return {
+        "a part of it": case(0.6),
+        "the effect is negative": case(0.4, effect=-1.5),
+        "more than all of it": case(1.3, spread=0.5),
+        "the wrong way": case(-0.4, spread=0.5),
+        "many sequences": case(0.6, n=400),
+        "clean and corrupted differ by chance alone": no_effect,
+        "another level": case(0.6) | {"level": 0.5},
+    }
 
 
-def _fraction_cases() -> tuple[Case, ...]:
-    generator = torch.Generator().manual_seed(0)
-
-    def case(
-        label: str, share: float, n: int = 60, effect: float = 1.0, spread: float = 1.0
-    ) -> Case:
-        common = torch.randn(n, generator=generator)
-        effects = effect * (1 + spread * torch.randn(n, generator=generator))
-        noise = 0.2 * torch.randn(n, generator=generator)
-        clean, corrupted = common + effects, common
-        rows = {"clean": clean, "corrupted": corrupted, "patched": common + share * effects + noise}
-        return expecting(label, rows)
-
-    def expecting(label: str, rows: dict[str, torch.Tensor], **level: float) -> Case:
-        columns = rows["clean"], rows["corrupted"], rows["patched"]
-        found = bootstrap_means(*columns, statistic=_share_of_means, **level)
-        return Case(label, rows | level | {"resamples": 200, "ends": (found.low, found.high)})
-
-    no_effect = torch.randn(3, 50, generator=generator)
-    plain = case("another level", 0.6).arguments
-    rows = {name: plain[name] for name in ("clean", "corrupted", "patched")}
-    return (
-        case("a part of it", 0.6),
-        case("the effect is negative", 0.4, effect=-1.5),
-        case("more than all of it", 1.3, spread=0.5),
-        case("the wrong way", -0.4, spread=0.5),
-        case("many sequences", 0.6, n=400),
-        expecting(
-            "clean and corrupted differ by chance alone",
-            dict(zip(("clean", "corrupted", "patched"), no_effect, strict=True)),
-        ),
-        expecting("another level", rows, level=0.5),
-    )
-
-
-def _share_of_means(clean: Any, corrupted: Any, patched: Any) -> Any:
-    return (patched - corrupted) / (clean - corrupted)
-
-
-def _observe_fraction(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    low, high = arguments["ends"]
-    found = fn(**{name: rows for name, rows in arguments.items() if name != "ends"})
+def _observe_fraction(
+    fn: Answer, clean: Tensor, corrupted: Tensor, patched: Tensor, level: float = 0.95
+) -> dict[str, Any]:
+    found = fn(clean, corrupted, patched, level=level, resamples=200)
     if found.value is None:
         return {"the fraction is defined": False}
     facts = {
         "the fraction is defined": True,
         "share": torch.as_tensor(found.value).double().reshape(()),
         "sequences": found.n,
+        "there is an interval": found.low is not None,
     }
-    if found.low is None or low is None:
-        return facts | {"there is an interval": found.low is not None}
-    width, middle = found.high - found.low, (found.low + found.high) / 2
-    known = high - low
+    ratio = lambda clean, corrupted, patched: (patched - corrupted) / (clean - corrupted)
+    expected = bootstrap_means(clean, corrupted, patched, statistic=ratio, level=level)
+    if found.low is None or expected.low is None:
+        return facts
+    width = expected.high - expected.low
+    apart = (found.low + found.high - expected.low - expected.high).abs() / 2
     return facts | {
-        "there is an interval": True,
-        "width of the interval": _width(float(width / known)),
-        "its middle agrees with a bootstrap": bool(abs(middle - (low + high) / 2) <= 0.15 * known),
+        "width of the interval": _in_words(float((found.high - found.low) / width)),
+        "its middle agrees with a bootstrap": bool(apart <= 0.15 * width),
     }
 
 
-def _width(share: float) -> str:
-    if 0.85 <= share <= 1.18:
+def _in_words(width: float) -> str:
+    if 0.85 <= width <= 1.18:
         return "as a bootstrap's"
-    if share < 0.85:
-        return "too narrow" if share > 0.6 else "far too narrow"
-    return "too wide" if share < 1.7 else "far too wide"
+    if width < 0.85:
+        return "too narrow" if width > 0.6 else "far too narrow"
+    return "too wide" if width < 1.7 else "far too wide"
 
 
 EXERCISES = (
-    make_exercise(draw_token, cases=_draw_cases),
-    make_exercise(sample_without_cache, cases=_write_cases, observe=_observe_writing),
-    make_exercise(get_logprobs, cases=_logprob_cases),
-    make_exercise(logit_lens, cases=_lens_cases, observe=_observe_lens),
-    make_exercise(patch_heads, cases=_patch_cases),
-    make_exercise(ablate_heads, cases=_ablate_cases),
-    make_exercise(recovered_fraction, cases=_fraction_cases, observe=_observe_fraction),
+    make_exercise(draw_token, _draw_cases),
+    make_exercise(sample_without_cache, _sampling_cases, _observe_sampling),
+    make_exercise(get_logprobs, _logprob_cases),
+    make_exercise(logit_lens, _lens_cases, _observe_lens),
+    make_exercise(patch_heads, lambda: _head_cases("z", "donor")),
+    make_exercise(ablate_heads, _ablate_cases),
+    make_exercise(recovered_fraction, _fraction_cases, _observe_fraction),
 )

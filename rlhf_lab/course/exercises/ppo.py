@@ -1,13 +1,13 @@
 """Lesson 06, PPO: optimizer, learning-rate schedule, minibatches, rollout and learning phase."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.exercise import Case, make_exercise
+from rlhf_lab.course.cases import Cases
+from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.samples import Samples
@@ -24,14 +24,14 @@ from rlhf_lab.training.ppo import assign_credit, learning_phase, rollout_phase, 
 from rlhf_lab.training.random_streams import phase_generator
 
 
-def _optimizer_cases() -> tuple[Case, ...]:
-    return (
-        Case("ordinary", {"base_lr": 1e-4, "head_lr": 1e-2}),
-        Case("strong decay", {"base_lr": 2e-5, "head_lr": 5e-4, "weight_decay": 0.3}),
-    )
+def _optimizer_cases() -> Cases:
+    return {
+        "ordinary": {"base_lr": 1e-4, "head_lr": 1e-2},
+        "strong decay": {"base_lr": 2e-5, "head_lr": 5e-4, "weight_decay": 0.3},
+    }
 
 
-def _observe_optimizer(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_optimizer(make: Answer, **arguments: Any) -> dict[str, Any]:
     policy = TransformerWithValueHead(toy_transformer())
     optimizer = make(policy, **arguments)
     facts = _settings(optimizer, policy)
@@ -57,34 +57,31 @@ def _settings(optimizer: Any, policy: TransformerWithValueHead) -> dict[str, Any
     return facts
 
 
-def _scale_cases() -> tuple[Case, ...]:
+def _scale_cases() -> Cases:
     shapes = {
         "ordinary": (2, 10, 0.1),
         "no warm-up": (0, 5, 0.25),
         "no decay": (3, 6, 1.0),
         "warm-up until the last phase": (4, 5, 0.1),
     }
-    return _make_cases(shapes, "warmup_steps", "total_phases", "final_scale")
+    names = ("warmup_steps", "total_phases", "final_scale")
+    return {label: dict(zip(names, shape, strict=True)) for label, shape in shapes.items()}
 
 
-def _make_cases(shapes: Mapping[str, tuple[Any, ...]], *names: str) -> tuple[Case, ...]:
-    return tuple(Case(label, dict(zip(names, s, strict=False))) for label, s in shapes.items())
-
-
-def _observe_scale(scale: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_scale(scale: Answer, **arguments: Any) -> dict[str, Any]:
     phases = range(arguments["total_phases"] + 2)
     return {f"scale in phase {phase}": scale(phase, **arguments) for phase in phases}
 
 
-def _schedule_cases() -> tuple[Case, ...]:
+def _schedule_cases() -> Cases:
     fields = {"base_lr": 1e-4, "head_lr": 1e-2, "total_phases": 8, "warmup_steps": 2}
-    return (
-        Case("ordinary", fields | {"final_scale": 0.1, "weight_decay": 0.3}),
-        Case("no warm-up", fields | {"final_scale": 0.5, "warmup_steps": 0}),
-    )
+    return {
+        "ordinary": fields | {"final_scale": 0.1, "weight_decay": 0.3},
+        "no warm-up": fields | {"final_scale": 0.5, "warmup_steps": 0},
+    }
 
 
-def _observe_schedule(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_schedule(make: Answer, **arguments: Any) -> dict[str, Any]:
     policy = TransformerWithValueHead(toy_transformer())
     args = RLHFArgs(preset="reel", **arguments)
     optimizer, scheduler = make(args, policy)
@@ -97,20 +94,22 @@ def _observe_schedule(make: Callable[..., Any], arguments: Mapping[str, Any]) ->
     return facts
 
 
-def _memory_cases() -> tuple[Case, ...]:
+def _memory_cases() -> Cases:
     shapes = {
-        "ordinary": (12, 3, 2),
-        "one pass": (8, 2, 1),
-        "one minibatch": (6, 1, 2),
-        "one sequence each": (6, 6, 2),
+        "ordinary": (12, 3, 2, False),
+        "one pass": (8, 2, 1, False),
+        "one minibatch": (6, 1, 2, False),
+        "one sequence each": (6, 6, 2, False),
         "padded prompts": (8, 2, 1, True),
     }
-    return _make_cases(shapes, "batch", "num_minibatches", "passes", "padded")
+    names = ("batch", "count", "passes", "padded")
+    return {label: dict(zip(names, shape, strict=True)) for label, shape in shapes.items()}
 
 
-def _observe_memory(build: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    batch, count, passes = (arguments[n] for n in ("batch", "num_minibatches", "passes"))
-    memory = build(toy_rollout(batch, padded=arguments.get("padded", False)), count, passes)
+def _observe_memory(
+    build: Answer, batch: int, count: int, passes: int, padded: bool
+) -> dict[str, Any]:
+    memory = build(toy_rollout(batch, padded=padded), count, passes)
     dealt = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
     again = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
     rows = [minibatch.tokens[:, 0].tolist() for minibatch in dealt]
@@ -140,42 +139,37 @@ WHOLE_REVIEW = (
 )
 
 
-def _rollout_cases() -> tuple[Case, ...]:
-    return (
-        Case("ordinary", {}),
-        Case("batch of 2, rewards as they are", {"batch_size": 2, "normalize_reward": False}),
-        Case("in the second phase", {"phase": 1}),
-        Case("cooler, and cut to the top 5", {"temperature": 0.7, "top_k": 5}),
-        Case("texts that end early", {"prefix": WHOLE_REVIEW, "normalize_reward": False}),
-    )
+def _rollout_cases() -> Cases:
+    return {
+        "ordinary": {},
+        "batch of 2, rewards as they are": {"batch_size": 2, "normalize_reward": False},
+        "in the second phase": {"phase": 1},
+        "cooler, and cut to the top 5": {"temperature": 0.7, "top_k": 5},
+        "texts that end early": {"prefix": WHOLE_REVIEW, "normalize_reward": False},
+    }
 
 
-def _scoring_cases() -> tuple[Case, ...]:
+def _scoring_cases() -> Cases:
     as_they_are = {"normalize_reward": False}
-    return (
-        *_rollout_cases(),
-        Case(
-            "rewards that are handed in",
-            {"batch_size": 2, "raw_rewards": (3.0, -1.0), **as_they_are},
-        ),
-        Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
-        Case("the KL is estimated", {"kl_estimator": "k3"}),
-        Case("rewards pay for an estimated KL", {"kl_in": "reward", "kl_estimator": "k1"}),
-        Case("greedy answers are the baseline", {"advantages": "remax", **as_they_are}),
-    )
+    return {
+        **_rollout_cases(),
+        "rewards that are handed in": {"batch_size": 2, "raw_rewards": (3.0, -1.0), **as_they_are},
+        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
+        "the KL is estimated": {"kl_estimator": "k3"},
+        "an estimated KL is in the rewards": {"kl_in": "reward", "kl_estimator": "k1"},
+        "greedy answers are the baseline": {"advantages": "remax", **as_they_are},
+    }
 
 
-def _credit_cases() -> tuple[Case, ...]:
-    return (
-        Case("ordinary", {}),
-        Case(
-            "one step ahead, rewards whitened", {"advantages": "one_step", "whiten_rewards": True}
-        ),
-        Case("texts that end early", {"prefix": WHOLE_REVIEW}),
-        Case("rewards pay for the KL", {"kl_in": "reward", "kl_coef": 0.7}),
-        Case("answers are compared", {"advantages": "rloo", "samples_per_prompt": 2}),
-        Case("greedy answers are the baseline", {"advantages": "remax", "normalize_reward": False}),
-    )
+def _credit_cases() -> Cases:
+    return {
+        "ordinary": {},
+        "one step ahead, rewards whitened": {"advantages": "one_step", "whiten_rewards": True},
+        "texts that end early": {"prefix": WHOLE_REVIEW},
+        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
+        "answers are compared": {"advantages": "rloo", "samples_per_prompt": 2},
+        "greedy answers are the baseline": {"advantages": "remax", "normalize_reward": False},
+    }
 
 
 def _samples_of(trainer: RLHFTrainer) -> Samples:
@@ -183,15 +177,15 @@ def _samples_of(trainer: RLHFTrainer) -> Samples:
     return trainer.sample(trainer.next_prompts(), generator)
 
 
-def _observe_rollout(roll_out: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_rollout(roll_out: Answer, **arguments: Any) -> dict[str, Any]:
     return _facts(roll_out(toy_trainer(**arguments)))
 
 
-def _observe_scoring(score: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: value for name, value in arguments.items() if name != "raw_rewards"}
+def _observe_scoring(
+    score: Answer, raw_rewards: tuple[float, ...] = (), **fields: Any
+) -> dict[str, Any]:
     trainer = toy_trainer(**fields)
-    given = arguments.get("raw_rewards")
-    raw = () if given is None else (torch.tensor(given),)
+    raw = [torch.tensor(raw_rewards)] if raw_rewards else []
     return _facts(score(trainer, _samples_of(trainer), *raw))
 
 
@@ -210,7 +204,7 @@ def _facts(rollout: Any) -> dict[str, Any]:
     }
 
 
-def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_credit(assign: Answer, **arguments: Any) -> dict[str, Any]:
     trainer = toy_trainer(**arguments)
     trainer.kl_controller.kl_coef *= 1.5
     samples = _samples_of(trainer)
@@ -223,19 +217,19 @@ def _observe_credit(assign: Callable[..., Any], arguments: Mapping[str, Any]) ->
     return {"advantages": advantages.detach(), "returns": returns.detach()}
 
 
-def _learning_cases() -> tuple[Case, ...]:
+def _learning_cases() -> Cases:
     eight = {"num_minibatches": 4, "batches_per_learning_phase": 2, "seed": 1}
-    return (
-        Case("ordinary", {}),
-        Case("one pass", {"batches_per_learning_phase": 1}),
-        Case("in the second phase", {"phase": 1}),
-        Case("gradients cut short", {"max_grad_norm": 0.01}),
-        Case("the fourth minibatch is skipped", {**eight, "ratio_threshold": 1.003}),
-        Case("the phase ends after five steps", {**eight, "target_kl": 0.0005}),
-    )
+    return {
+        "ordinary": {},
+        "one pass": {"batches_per_learning_phase": 1},
+        "in the second phase": {"phase": 1},
+        "gradients cut short": {"max_grad_norm": 0.01},
+        "the fourth minibatch is skipped": {**eight, "ratio_threshold": 1.003},
+        "the phase ends after five steps": {**eight, "target_kl": 0.0005},
+    }
 
 
-def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_learning(learn: Answer, **arguments: Any) -> dict[str, Any]:
     trainer = toy_trainer(**arguments)
     trainer.kl_controller.kl_coef *= 1.5  # no longer the one that the run began with
     rollout, steps = trainer.rollout_phase(), []
@@ -260,12 +254,12 @@ def _observe_learning(learn: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 EXERCISES = (
-    make_exercise(get_optimizer, cases=_optimizer_cases, observe=_observe_optimizer),
-    make_exercise(lr_scale, cases=_scale_cases, observe=_observe_scale),
-    make_exercise(get_optimizer_and_scheduler, cases=_schedule_cases, observe=_observe_schedule),
-    make_exercise(ReplayMemory, cases=_memory_cases, observe=_observe_memory),
-    make_exercise(assign_credit, cases=_credit_cases, observe=_observe_credit),
-    make_exercise(score_samples, cases=_scoring_cases, observe=_observe_scoring),
-    make_exercise(rollout_phase, cases=_rollout_cases, observe=_observe_rollout),
-    make_exercise(learning_phase, cases=_learning_cases, observe=_observe_learning),
+    make_exercise(get_optimizer, _optimizer_cases, _observe_optimizer),
+    make_exercise(lr_scale, _scale_cases, _observe_scale),
+    make_exercise(get_optimizer_and_scheduler, _schedule_cases, _observe_schedule),
+    make_exercise(ReplayMemory, _memory_cases, _observe_memory),
+    make_exercise(assign_credit, _credit_cases, _observe_credit),
+    make_exercise(score_samples, _scoring_cases, _observe_scoring),
+    make_exercise(rollout_phase, _rollout_cases, _observe_rollout),
+    make_exercise(learning_phase, _learning_cases, _observe_learning),
 )

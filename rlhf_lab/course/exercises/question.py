@@ -2,20 +2,19 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.exercise import Case, make_exercise
+from rlhf_lab.course.cases import Arguments, Cases, Draws
+from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.report import LearningStats, RolloutStats
 
 CLAIM_PARTS = {"claim", "refuted by", "measure", "direction", "treated", "control", "seeds"}
 CLAIM_PARTS |= {"smallest effect"}
-DIRECTIONS = ("higher", "lower", "larger", "smaller", "more", "less", "fewer", "earlier", "later")
+DIRECTION = r"\b(higher|lower|larger|smaller|more|less|fewer|earlier|later)\b"
 
 
 def seed_claim() -> dict[str, Any]:
@@ -41,31 +40,28 @@ def seed_claim() -> dict[str, Any]:
     }
 
 
-def _pairs() -> tuple[Case, ...]:
-    generator = torch.Generator().manual_seed(0)
+def _interval_cases() -> Cases:
+    draws = Draws(0)
 
-    def case(label: str, n: int, spread: float = 1.0, **more: float) -> Case:
-        between = 5 * torch.randn(n, generator=generator)  # what a pair has in common
-        treated, control = (
-            between + spread * torch.randn(n, generator=generator) for _ in range(2)
-        )
-        return Case(label, {"treated": treated, "control": control} | more)
+    def case(n: int, spread: float = 1.0, **more: float) -> Arguments:
+        between = 5 * draws.normal(n)  # what a pair has in common
+        treated, control = (between + spread * draws.normal(n) for _ in range(2))
+        return {"treated": treated, "control": control} | more
 
-    apart = case("", 4).arguments
-    apart = {"treated": apart["treated"] + 1e6, "control": apart["treated"] / 3 + 0.1}
-    return (
-        case("three seeds", 3),
-        case("five seeds", 5, 0.1),
-        case("twelve seeds", 12),
-        case("two seeds", 2),
-        case("one seed", 1),
-        case("80 %", 4, level=0.8),
-        case("99 %", 4, level=0.99),
-        Case("treated about a million, in float32", apart),
-    )
+    apart = draws.normal(4)
+    return {
+        "three seeds": case(3),
+        "five seeds": case(5, 0.1),
+        "twelve seeds": case(12),
+        "two seeds": case(2),
+        "one seed": case(1),
+        "80 %": case(4, level=0.8),
+        "99 %": case(4, level=0.99),
+        "treated about a million, in float32": {"treated": apart + 1e6, "control": apart / 3 + 0.1},
+    }
 
 
-def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_interval(fn: Answer, **arguments: Any) -> dict[str, Any]:
     found = fn(**arguments)
     number = lambda x: "none" if x is None else "nan" if math.isnan(float(x)) else float(x)
     facts = {name: number(getattr(found, name)) for name in ("value", "low", "high")}
@@ -74,26 +70,23 @@ def _observe_interval(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> d
     return facts | {"n": found.n, "level": found.level}
 
 
-def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _observe_claim(fn: Answer) -> dict[str, Any]:
     found = fn()
     if not isinstance(found, dict) or set(found) != CLAIM_PARTS:
         return {"a dict with all of its parts, and no other": False}
-    claim, refuted = str(found["claim"]), str(found["refuted by"])
+    claim, refuted = str(found["claim"]).strip(), str(found["refuted by"]).strip()
     treated, control, seeds = found["treated"], found["control"], found["seeds"]
     are_settings = isinstance(treated, dict) and isinstance(control, dict)
     same_fields = are_settings and treated.keys() == control.keys()
     apart = [name for name in treated if treated[name] != control[name]] if same_fields else []
     fields = set(treated) | set(control) if are_settings else set()
     known = fields <= set(RLHFArgs.__dataclass_fields__)
-    whole = lambda seed: isinstance(seed, int) and not isinstance(seed, bool)
-    effect = found["smallest effect"]
+    effect, different = found["smallest effect"], set(map(str, seeds))
     return {
         "a dict with all of its parts, and no other": True,
-        "the claim is a statement, no question": claim.strip() != "" and "?" not in claim,
-        "the claim says in which direction": any(
-            re.search(rf"\b{word}\b", claim, re.IGNORECASE) for word in DIRECTIONS
-        ),
-        "what refutes it is not the claim again": refuted.strip() not in ("", claim.strip()),
+        "the claim is a statement, no question": claim != "" and "?" not in claim,
+        "the claim has a direction": bool(re.search(DIRECTION, claim, re.IGNORECASE)),
+        "what refutes it is not the claim again": refuted not in ("", claim),
         "what refutes it names a number": bool(re.search(r"\d", refuted)),
         "the measure is a number of a phase's report": _is_measure(found["measure"]),
         "the direction is +1 or -1": found["direction"] in (1, -1),
@@ -103,9 +96,10 @@ def _observe_claim(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
         "the seed is none of their fields": "seed" not in fields,
         "their fields are settings of a run": are_settings and known,
         "their values are allowed": not known or all(map(_can_be_run, (treated, control))),
-        "the seeds are a list of whole numbers": isinstance(seeds, list) and all(map(whole, seeds)),
-        "there are three different seeds or more": len(set(map(str, seeds))) >= 3,
-        "no seed counts twice": len(set(map(str, seeds))) == len(seeds),
+        "the seeds are a list of integers": isinstance(seeds, list)
+        and all(type(seed) is int for seed in seeds),
+        "there are three different seeds or more": len(different) >= 3,
+        "no seed counts twice": len(different) == len(seeds),
         "the smallest effect is a number above 0": isinstance(effect, int | float) and effect > 0,
     }
 
@@ -124,6 +118,6 @@ def _is_measure(name: object) -> bool:
 
 
 EXERCISES = (
-    make_exercise(seed_interval, cases=_pairs, observe=_observe_interval),
-    make_exercise(seed_claim, cases=lambda: (Case("your claim", {}),), observe=_observe_claim),
+    make_exercise(seed_interval, _interval_cases, _observe_interval),
+    make_exercise(seed_claim, lambda: {"your claim": {}}, _observe_claim),
 )
