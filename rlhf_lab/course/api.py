@@ -1,6 +1,7 @@
 """The learner's functions: check, hint and progress."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -78,8 +79,4 @@ def _print_problem(console: Console, problem: str | None) -> None:
 
 
 def _in_notebook() -> bool:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    return get_ipython() is not None
+    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None

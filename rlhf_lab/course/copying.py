@@ -34,14 +34,13 @@ def copy_lessons(directory: Path) -> list[Path]:
         ConfigError: If the directory is not empty: it may hold work in progress.
         LoadError: If the directory cannot be written, or the lessons are missing.
     """
-    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
-        raise ConfigError(f"{str(directory)!r} is not a directory. Choose another path.")
-    if directory.is_dir() and any(directory.iterdir()):
-        raise ConfigError(f"{str(directory)!r} is not empty. Choose another path.")
     copied = []
     try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ConfigError(f"{str(directory)!r} is not empty. Choose another path.")
         for kind, folder in (("notebooks", directory), ("solutions", directory / "solutions")):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             copied += [Path(shutil.copyfile(path, folder / path.name)) for path in lessons(kind)]
         (directory / VERSION_FILE).write_text(f"rlhf_lab {__version__}\n", encoding="utf-8")
     except OSError as error:

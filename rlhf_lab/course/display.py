@@ -10,7 +10,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.course.exercise import Case, Exercise
-from rlhf_lab.course.grading import Verdict
+from rlhf_lab.course.grading import Difference, Verdict
 from rlhf_lab.course.progress_file import ExerciseRecord
 from rlhf_lab.errors import ConfigError
 
@@ -35,9 +35,11 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     """Return one line for a function that passes or is a stub, a panel for one that differs."""
     mark, color = STATE_MARKS[verdict.state]
     title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
-    if verdict.state == "differs":
-        difference = _difference(verdict)
-        return Panel(difference, title=title, border_style=color, expand=False, width=WIDTH)
+    if verdict.difference is not None:
+        parts = _difference_parts(verdict.difference)
+        if verdict.slip:
+            parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
+        return Panel(Group(*parts), title=title, border_style=color, expand=False, width=WIDTH)
     more = f'  not written yet; a hint: hint("{exercise.name}")'
     if verdict.state == "passed":
         title.stylize(color)
@@ -47,18 +49,14 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     return title.append(more, style="not bold")
 
 
-def _difference(verdict: Verdict) -> Group:
-    difference = verdict.difference
+def _difference_parts(difference: Difference) -> list[RenderableType]:
     case = Text(f"case: {format_case(difference.case)}")
-    parts: list[RenderableType] = [case, Text(), Text(difference.rows[0][1])]
-    if difference.kind != "error":
-        table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in difference.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        parts = [case, table]
-    if verdict.slip:
-        parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
-    return Group(*parts)
+    if difference.kind == "error":
+        return [case, Text(), Text(difference.rows[0][1])]
+    table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in difference.rows:
+        table.add_row(*map(Text, row))
+    return [case, table]
 
 
 def format_case(case: Case) -> str:
@@ -86,27 +84,19 @@ def progress_table(exercises: Sequence[Exercise], records: Mapping[str, Exercise
     for heading in ("exercise", "level", "min", "state", "checks", "hints"):
         table.add_column(heading, justify="right" if heading in ("min", "checks") else "left")
     for lesson in dict.fromkeys(exercise.lesson for exercise in exercises):
-        within = [exercise for exercise in exercises if exercise.lesson == lesson]
-        heading, minutes = Text(lesson, style="bold"), sum(e.minutes for e in within)
+        within, heading = [e for e in exercises if e.lesson == lesson], Text(lesson, style="bold")
         if not any(e.name in records for e in within):
-            table.add_row(heading, "", str(minutes), Text(f"{len(within)} to write", style="dim"))
+            minutes = str(sum(e.minutes for e in within))
+            table.add_row(heading, "", minutes, Text(f"{len(within)} to write", style="dim"))
             continue
         table.add_row(heading)
-        for exercise in within:
-            table.add_row(*_progress_row(exercise, records.get(exercise.name, ExerciseRecord())))
+        for e in within:
+            record = records.get(e.name, ExerciseRecord())
+            mark, color = STATE_MARKS[record.state]
+            state = Text(f"{mark} {record.state}", style=color)
+            row = (e.name, dots(e.difficulty), str(e.minutes), state, str(record.attempts))
+            table.add_row(*row, f"{record.hints}/{len(e.hints)}")
     done = sum(records.get(e.name, ExerciseRecord()).state == "passed" for e in exercises)
     minutes = sum(e.minutes for e in exercises)
     table.caption = f"{done} of {len(exercises)} passed; {minutes} minutes in all"
     return table
-
-
-def _progress_row(exercise: Exercise, record: ExerciseRecord) -> tuple[RenderableType, ...]:
-    mark, color = STATE_MARKS[record.state]
-    return (
-        exercise.name,
-        dots(exercise.difficulty),
-        str(exercise.minutes),
-        Text(f"{mark} {record.state}", style=color),
-        str(record.attempts),
-        f"{record.hints}/{len(exercise.hints)}",
-    )

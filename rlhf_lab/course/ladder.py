@@ -95,25 +95,22 @@ def climb(
     parts: Mapping[str, Callable[..., Tensor]],
     trainer_class: type[RLHFTrainer] = RLHFTrainer,
 ) -> float:
-    """Train on one rung, and measure what decides whether the trainer holds it.
+    """Train on one rung, and measure whether the trainer passes it.
 
-    1. Train with the settings, `LADDER_FIELDS`, and the reward and changes of the rung.
-    2. On the first rung: the mean value before the last token, in a fresh rollout.
-    3. On the others: the mean reward of the last three phases.
+    The measure is the mean value before the last token in a fresh rollout on the first rung, and
+    the mean reward of the last three phases on the others.
 
     Args:
         settings: fields of RLHFArgs.
         rung: one of `RUNGS`.
-        parts: what is handed to the trainer.
-        trainer_class: the trainer that climbs.
+        parts: passed to the trainer.
     """
     reward_fn, changes = RUNGS[rung]
     args = RLHFArgs(**{**settings, **LADDER_FIELDS, **changes})
     climber = trainer_class(args, out=new_run(f"rung {rung[0]}"), reward_fn=reward_fn, **parts)
-    reports = climber.train()
+    last = climber.train()[-3:]
     if reward_fn is constant:
         return climber.rollout_phase().samples.values[:, -1].mean().item()
-    last = reports[-3:]
     return sum(report.mean_reward for report in last) / len(last)
 
 
@@ -125,27 +122,16 @@ def falls_from(figures: Mapping[str, float]) -> int:
 
 
 def stored_climbs() -> dict[str, list[dict[str, float]]]:
-    """The figures of the package's trainer ("healthy") and of each wrong one, one per seed.
-
-    `python -m tools.course.hunt_runs climbs` trains and writes them.
-    """
+    """Return figures of the package's trainer ("healthy") and of each wrong one, one per seed."""
     return stored_figures("bug_hunt")["climbs"]
 
 
 def stored_others() -> dict[str, list[dict[str, list[float]]]]:
-    """Dashboards of healthy runs at other settings than lesson 06's, one per seed.
-
-    `python -m tools.course.hunt_runs others` trains and writes them.
-    """
+    """Return dashboards of healthy runs at other settings than lesson 06's, one per seed."""
     return stored_figures("bug_hunt")["others"]
 
 
 def stored_texts() -> dict[str, list[tuple[float, str]]]:
-    """Reward and text of three reviews after the last step of seed 1, by the kind of the run.
-
-    `python -m tools.course.hunt_runs texts` trains and writes them.
-    """
-    return {
-        kind: [(reward, text) for reward, text in rows]
-        for kind, rows in stored_figures("bug_hunt")["texts"].items()
-    }
+    """Return reward and text of three reviews after the last step of seed 1, by kind of run."""
+    stored = stored_figures("bug_hunt")["texts"]
+    return {kind: [(reward, text) for reward, text in rows] for kind, rows in stored.items()}

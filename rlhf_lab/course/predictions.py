@@ -41,10 +41,10 @@ class Predictions:
         for choice in among:
             if _is_same(predicted, choice):
                 return choice
-        listed = ", ".join(map(repr, among))
+        choices = ", ".join(map(repr, among))
         if isinstance(among, range):
-            listed = f"an integer from {among[0]} to {among[-1]}"
-        raise LessonError(f"{predicted!r:.60} is not a choice. Use one of: {listed}.")
+            choices = f"the integers from {among[0]} to {among[-1]}"
+        raise LessonError(f"{predicted!r:.60} is not a choice. Use one of: {choices}.")
 
     def compare(self, question: str, predicted: object, found: object) -> None:
         """Show a prediction next to the result, and keep the one that was made first.
@@ -65,7 +65,7 @@ class Predictions:
             line.append(", ").append(f"a surprise, you predicted {first}", BAD)
         if first is None and predicted is not None:
             line.append(" (made after the result was shown, so it does not count)")
-        elif not _is_same(predicted, first):
+        elif predicted != first:
             line.append(" (your first prediction is kept)")
         page_console().print(line)
 
@@ -78,20 +78,17 @@ class Predictions:
         """List all predictions of this lesson."""
         table = Table("question", "predicted", "found", "", box=box.SIMPLE_HEAD, pad_edge=False)
         for question, (predicted, found) in self._compared.items():
-            hit = _is_hit(predicted, found)
-            mark = Text("✓" if hit else "surprise", style=GOOD if hit else BAD)
-            row = (
-                ("-", _format(found), "")
-                if predicted is None
-                else (str(predicted), _format(found), mark)
-            )
+            mark = Text("✓", GOOD) if _is_hit(predicted, found) else Text("surprise", BAD)
+            is_open = predicted is None
+            row = ["-" if is_open else str(predicted), _format(found), "" if is_open else mark]
             table.add_row(question, *row)
         page_console().print(table)
 
 
 def _is_hit(predicted: object, found: object) -> bool:
-    options = found if isinstance(found, tuple) else (found,)
-    return any(_is_same(predicted, option) for option in options)
+    return any(
+        _is_same(predicted, option) for option in (found if isinstance(found, tuple) else (found,))
+    )
 
 
 def _format(found: object) -> str:
@@ -99,11 +96,8 @@ def _format(found: object) -> str:
 
 
 def _is_same(one: object, other: object) -> bool:
-    if one is None or other is None:
-        return one is other
     texts = [re.sub(r"[\s\"']", "", str(x)).casefold() for x in (one, other)]
     try:
-        first, second = (float(Fraction(text) if "/" in text else text) for text in texts)
-        return abs(first - second) < 1e-3
+        return abs(Fraction(texts[0]) - Fraction(texts[1])) < 1e-3
     except (ValueError, ZeroDivisionError):
         return texts[0] == texts[1]

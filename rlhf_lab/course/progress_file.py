@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rlhf_lab.course.copying import VERSION_FILE
 from rlhf_lab.errors import RunError
@@ -37,13 +37,12 @@ def progress_path() -> Path:
     """
     if os.environ.get("RLHF_LAB_PROGRESS"):
         return Path(os.environ["RLHF_LAB_PROGRESS"])
-    with contextlib.suppress(OSError):  # the working directory may be deleted
-        here = Path.cwd()
-        for folder in (here, *here.parents):
-            is_clone = (folder / "rlhf_lab" / "course" / "progress_file.py").is_file()
-            is_copy = (folder / VERSION_FILE).is_file() and (folder / "00_start.ipynb").is_file()
-            if is_clone or is_copy:
-                return folder / ".progress.json"
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        is_clone = (folder / "rlhf_lab" / "course" / "progress_file.py").is_file()
+        is_copy = (folder / VERSION_FILE).is_file() and (folder / "00_start.ipynb").is_file()
+        if is_clone or is_copy:
+            return folder / ".progress.json"
     if sys.platform == "win32":
         home = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     elif sys.platform == "darwin":
@@ -55,16 +54,11 @@ def progress_path() -> Path:
 
 def read_records() -> dict[str, ExerciseRecord]:
     """Return all valid records by the exercise's name."""
-    stored = read_json(progress_path(), "exercises", dict)
-    return {name: record for name, r in stored.items() if (record := _to_record(r)) is not None}
-
-
-def _to_record(stored: Any) -> ExerciseRecord | None:
-    try:
-        record = ExerciseRecord(stored["state"], int(stored["attempts"]), int(stored["hints"]))
-    except (ValueError, KeyError, TypeError):
-        return None
-    return record if record.state in get_args(ExerciseState) else None
+    records = {}
+    for name, stored in read_json(progress_path(), "exercises", dict).items():
+        with contextlib.suppress(TypeError):  # of other fields
+            records[name] = ExerciseRecord(**stored)
+    return records
 
 
 def note_attempt(name: str, state: ExerciseState) -> str | None:
@@ -91,14 +85,12 @@ def read_json(path: Path, key: str, kind: type) -> Any:
 
     A damaged file is renamed to `*.unreadable`. Devices and pipes are neither read nor moved.
     """
+    if not path.is_file():
+        return kind()
     try:
-        if not path.is_file():
-            return kind()
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and isinstance(content.get(key), kind):
             return content[key]
-    except OSError:
-        return kind()
     except ValueError:
         pass
     with contextlib.suppress(OSError):
@@ -112,8 +104,6 @@ def save_json(path: Path, content: object, what: str) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside(path) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        return f"{what} is not saved: {error.strerror or error}"
-    except RunError as error:
-        return f"{what} is not saved: {error}"
+    except (OSError, RunError) as error:
+        return f"{what} is not saved: {getattr(error, 'strerror', None) or error}"
     return None

@@ -1,32 +1,29 @@
 """The registry of exercises, in the order of the lessons."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.exercises import (
-    alarm,
-    breaks,
-    changed,
-    credit,
-    kl,
-    objective,
-    policy,
-    ppo,
-    preferences,
-    question,
-    real,
-    start,
-    value_head,
-    watch,
+
+EXERCISE_FILES = (
+    "start",
+    "policy",
+    "value_head",
+    "credit",
+    "kl",
+    "objective",
+    "ppo",
+    "alarm",
+    "breaks",
 )
+EXERCISE_FILES += ("watch", "changed", "preferences", "real", "question")
 
 
 def all_exercises() -> tuple[Exercise, ...]:
     """Return every exercise, lesson by lesson."""
-    files = (start, policy, value_head, credit, kl, objective, ppo, alarm)
-    files += (breaks, watch, changed, preferences, real, question)
-    return tuple(exercise for file in files for exercise in file.EXERCISES)
+    modules = (import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES)
+    return tuple(exercise for module in modules for exercise in module.EXERCISES)
 
 
 def find_exercise(fn: Callable[..., Any] | str) -> Exercise:

@@ -1,4 +1,4 @@
-"""Figures of a lesson over several seeds: this run's, beside those that are stored of others."""
+"""Figures of a lesson over several seeds: this run's next to stored ones of other seeds."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ CLOSE = 0.005  # largest difference from the stored run of the same seed that is
 
 
 class SeedFigures:
-    """Shows the figures of one run beside those of runs that differ in the seed alone.
+    """Shows the figures of one run next to those of runs that differ only in the seed.
 
     `over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)`, and in any later cell
     `over_seeds.compare("patched in", {"L0 mlp": 0.45})`. The stored ones ship with the package;
@@ -21,12 +21,14 @@ class SeedFigures:
 
     Args:
         lesson: the name of its master, such as "09_what_rlhf_changed".
-        settings: of the run, `seed` among them; figures of other settings are not shown.
+        settings: of the run, including `seed`; figures of other settings are not shown.
     """
 
     def __init__(self, lesson: str, settings: Mapping[str, Any]) -> None:
         self.tables: dict[str, dict[str, float]] = {}
-        self._settings, self._stored = dict(settings), stored_figures(lesson)
+        self._seed = settings.get("seed")
+        self._settings = {name: value for name, value in settings.items() if name != "seed"}
+        self._stored = stored_figures(lesson)
 
     def compare(
         self, table: str, figures: Mapping[str, float], digits: int = 3, largest: bool = True
@@ -37,38 +39,28 @@ class SeedFigures:
             largest: whether to show in how many seeds a row is the largest of its table.
         """
         self.tables[table] = {name: float(value) for name, value in figures.items()}
-        there = self._stored.get("tables", {}).get(table, {})
-        if self._of_other_settings() or there.keys() != figures.keys():
+        stored = self._stored.get("tables", {}).get(table, {})
+        if self._stored.get("settings") != self._settings or stored.keys() != figures.keys():
             show_table([table, "this run"], self.tables[table].items(), digits)
             print_line("no other seeds are stored for these settings", style="dim")
             return
-        seeds = self._stored["seeds"]
-        leaders = [max(there, key=lambda name: there[name][i]) for i in range(len(seeds))]
-        rows = []
+        seeds, rows = self._stored["seeds"], []
+        leaders = [max(stored, key=lambda name: stored[name][i]) for i in range(len(seeds))]
         for name, value in self.tables[table].items():
-            spread = Spread(tuple(there[name]))
+            spread = Spread(tuple(stored[name]))
             first = [f"{leaders.count(name)} of {len(seeds)}"] * largest
             rows.append([name, value, spread.mean, spread.low, spread.high, *first])
         headings = [table, "this run", f"mean of {len(seeds)} seeds", "lowest", "highest"]
         show_table([*headings, *["largest in"] * largest], rows, digits)
-        self._tell_of_drift(table, there)
-
-    def _of_other_settings(self) -> bool:
-        own = {name: value for name, value in self._settings.items() if name != "seed"}
-        return self._stored.get("settings") != own
-
-    def _tell_of_drift(self, table: str, there: Mapping[str, list[float]]) -> None:
-        seed = self._settings.get("seed")
-        if seed not in self._stored["seeds"]:
-            return
-        column = self._stored["seeds"].index(seed)
-        found = self.tables[table]
-        off = max(abs(found[name] - values[column]) for name, values in there.items())
-        if off > CLOSE:
-            print_line(f"the stored run of seed {seed} differs from this one by up to {off:.3f}")
+        if self._seed in seeds:
+            i = seeds.index(self._seed)
+            off = max(abs(self.tables[table][name] - stored[name][i]) for name in stored)
+            if off > CLOSE:
+                words = f"the stored run of seed {self._seed} differs from this one by up to"
+                print_line(f"{words} {off:.3f}")
 
 
 def stored_figures(record: str) -> dict[str, Any]:
-    """What is stored under the name of a lesson, or of runs that a lesson reads; {} if nothing."""
+    """Return the record of a lesson, or of runs that a lesson reads, or an empty dict."""
     file = files("rlhf_lab.course") / "records" / f"{record}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Tables of numbers and words, as the lessons show them."""
+"""Tables of numbers, intervals and claims, as the lessons show them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,14 +11,14 @@ from rlhf_lab.functional import Interval
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 3) -> None:
-    """Print rows under headings: numbers to the right with so many digits, the rest to the left."""
+    """Print rows under headings: numbers right-aligned with so many digits, texts left-aligned."""
     rows = [list(row) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, heading in enumerate(headings):
-        numbers = all(isinstance(row[i], (int, float)) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left")
+        is_numeric = all(isinstance(row[i], (int, float)) for row in rows)
+        table.add_column(heading, justify="right" if is_numeric else "left")
     for row in rows:
-        table.add_row(*(Text(_shown(value, digits)) for value in row))
+        table.add_row(*(Text(_format(value, digits)) for value in row))
     page_console().print(table)
 
 
@@ -27,8 +27,8 @@ def show_intervals(
 ) -> None:
     """Print estimates by row and column, each with the ends of its interval; below, their n.
 
-    Where columns differ in n, it is said of each column; of unequal rows, the least and the most.
-    A row that a column lacks, and an estimate that is undefined, stand as a dash.
+    Columns of different n are listed with theirs, unequal rows by the smallest and the largest. A
+    missing or undefined estimate is a dash.
 
     Args:
         first: the heading of the rows' names.
@@ -36,33 +36,27 @@ def show_intervals(
         what: what n counts.
     """
     names = dict.fromkeys(name for column in columns.values() for name in column)
-    cell = lambda found: "-" if found is None else _bracketed(found, digits)
-    rows = [[name, *(cell(column.get(name)) for column in columns.values())] for name in names]
-    show_table([first, *columns], rows)
-    of_column = {name: _counts(column.values()) for name, column in columns.items()}
-    counts = dict.fromkeys(of_column.values())
-    told = "; ".join(f"{n} ({name})" for name, n in of_column.items())
-    n = next(iter(counts)) if len(counts) == 1 else told
-    said = f"95 % intervals, bootstrap over n = {n} {what}"
-    print_line(said, page_console(), "dim")
-
-
-def _counts(found: Iterable[Interval]) -> str:
-    counts = sorted({each.n for each in found})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-
-
-def _bracketed(found: Interval, digits: int) -> str:
-    if found.value is None:
-        return "-"
-    ends = [
-        f"{round(end.item(), digits) + 0.0:.{digits}f}"
-        for end in (found.low, found.high)
-        if end is not None
+    rows = [
+        [name, *(_format_interval(column.get(name), digits) for column in columns.values())]
+        for name in names
     ]
-    value = f"{round(found.value.item(), digits) + 0.0:.{digits}f}"
+    show_table([first, *columns], rows)
+    counts = {}
+    for name, column in columns.items():
+        ns = sorted({interval.n for interval in column.values()})
+        counts[name] = str(ns[0]) if len(ns) == 1 else f"{ns[0]} to {ns[-1]}"
+    n = "; ".join(f"{count} ({name})" for name, count in counts.items())
+    n = next(iter(counts.values())) if len(set(counts.values())) == 1 else n
+    print_line(f"95 % intervals, bootstrap over n = {n} {what}", page_console(), "dim")
+
+
+def _format_interval(interval: Interval | None, digits: int) -> str:
+    if interval is None or interval.value is None:
+        return "-"
+    ends = [_format(x.item(), digits) for x in (interval.low, interval.high) if x is not None]
+    value = _format(interval.value.item(), digits)
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
-def _shown(value: object, digits: int) -> str:
+def _format(value: object, digits: int) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}" if isinstance(value, float) else str(value)

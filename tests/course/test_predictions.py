@@ -27,7 +27,7 @@ def test_guess_returns_the_matching_choice(written, among, expected) -> None:
     ("written", "among", "message"),
     [
         ("half", ["0.5", "1.0"], "Use one of: '0.5', '1.0'"),
-        (7, range(7), "an integer from 0 to 6"),
+        (7, range(7), "the integers from 0 to 6"),
         ("38 / 0", ["38 / 9"], "is not a choice"),
     ],
 )
