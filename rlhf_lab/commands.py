@@ -182,11 +182,17 @@ def report(directory: RunDirectory, out: Path | None = None) -> int:
     return 0
 
 
-def view(directory: RunDirectory) -> int:
-    """Serve the page of `report` on this machine until Ctrl-C; it grows while the run continues."""
+def view(
+    directories: Annotated[Positional[tuple[Path, ...]], arg(help="One or several runs.")],
+) -> int:
+    """Serve the page of `report` on this machine until Ctrl-C; it grows while the run continues.
+    Several runs are shown side by side.
+    """
     from rlhf_lab.views.server import view_server
 
-    with view_server(directory) as server:
+    if not directories:
+        raise ConfigError("There is no run to view. Pass the directories of one or several runs.")
+    with view_server(directories) as server:
         print_line(f"open {server.address} (Ctrl-C ends)")
         server.serve_forever()
     return 0

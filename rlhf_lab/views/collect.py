@@ -3,19 +3,24 @@
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from string import ascii_uppercase
 from typing import Any
 
 from rlhf_lab.console import visible
+from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.store import FOLDER
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.training.run_dir import SAMPLES, reading
+from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
 from rlhf_lab.views.declared import Snapshot
 from rlhf_lab.views.html import plain
 from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
 
+MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 LARGEST_GAPS = 3
@@ -112,10 +117,95 @@ def sample_picks(columns: Sequence[str], rows: SampleRows) -> dict[int, list[int
     return picks
 
 
-def phase_blocks(by_probe: Mapping[str, Mapping[int, str]]) -> dict[str, dict[str, str]]:
-    """Return the pictures of all probes, one block per phase."""
-    blocks: dict[str, dict[str, str]] = {}
-    for name, by_phase in by_probe.items():
-        for phase, pictures in by_phase.items():
-            blocks.setdefault(f"p-{phase}", {})[name] = pictures
-    return blocks
+@dataclass(frozen=True)
+class RunData:
+    """Data and drawings of one run for the page.
+
+    Args:
+        run: the run.
+        label: the name of the run on the page, which no other run has.
+        columns: of all samples.
+        rows: all samples.
+        picks: the samples of each phase to show first.
+        kinds: the class of each probe.
+        drawn: pictures of each probe, over phases and by phase.
+    """
+
+    run: Run
+    label: str
+    columns: list[str]
+    rows: SampleRows
+    picks: dict[int, list[int]]
+    kinds: dict[str, str]
+    drawn: dict[str, tuple[str, dict[int, str]]]
+
+
+def collect_run(run: Run, label: str = "") -> RunData:
+    """Read a run, and draw its probes.
+
+    Raises:
+        RunError: If a file of the run is damaged.
+    """
+    columns, rows = sample_rows(run)
+    with reading(run.path / SAMPLES):
+        picks = sample_picks(columns, rows)
+    with reading(run.path / FOLDER):
+        kinds = probe_kinds(run)
+        drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
+    return RunData(run, label or visible(run.path.name), columns, rows, picks, kinds, drawn)
+
+
+def collect_runs(runs: Sequence[Run]) -> list[RunData]:
+    """Read several runs, which get the letters A, B, ... before their names.
+
+    Raises:
+        RunError: If a file of a run is damaged, or there are more runs than letters.
+    """
+    if len(runs) > MOST_RUNS:
+        raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most {MOST_RUNS}.")
+    letters = zip(ascii_uppercase, runs, strict=False)
+    return [collect_run(run, f"{letter} {visible(run.path.name)}") for letter, run in letters]
+
+
+def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the header that the script of the page reads first, and the blocks by id."""
+    columns, rows, picks = merge_samples(runs)
+    phases, recorded, blocks, listed = set(picks), set(), {"s": rows}, []
+    for i, data in enumerate(runs):
+        with reading(data.run.path / METRICS):
+            phases |= {line["phase"] for line in data.run.metrics()}
+        records = {name: sorted(by_phase) for name, (_, by_phase) in data.drawn.items()}
+        listed.append({"label": data.label, "records": records})
+        recorded |= {phase for found in records.values() for phase in found}
+        blocks[f"r{i}-over"] = {name: over for name, (over, _) in data.drawn.items()}
+        for name, (_, by_phase) in data.drawn.items():
+            for phase, pictures in by_phase.items():
+                blocks.setdefault(f"r{i}-p{phase}", {})[name] = pictures
+        if len(runs) == 1:
+            del blocks[f"r{i}-over"]  # a section has them
+    order = "largest gaps, then quantiles of the reward" if GAP in columns else "by quantiles"
+    header = {
+        "phases": sorted(phases | recorded),
+        "recorded": sorted(recorded),
+        "runs": listed,
+        "samples": {"columns": columns, "picks": picks, "order": order},
+    }
+    return header, blocks
+
+
+def merge_samples(
+    runs: Sequence[RunData],
+) -> tuple[list[str], SampleRows, dict[int, list[int]]]:
+    """Return columns, rows and picks of the samples of all runs; of several, with their label."""
+    if len(runs) == 1:
+        return runs[0].columns, runs[0].rows, runs[0].picks
+    names = list(dict.fromkeys(name for data in runs for name in data.columns[1:-1]))
+    rows: SampleRows = []
+    picks: dict[int, list[int]] = {}
+    for data in runs:
+        for phase, chosen in data.picks.items():
+            picks.setdefault(phase, []).extend(i + len(rows) for i in chosen)
+        for row in data.rows:
+            values = dict(zip(data.columns, row, strict=True))
+            rows.append([row[0], data.label, *map(values.get, names), row[-1]])
+    return ["phase", "run", *names, "text"], rows, picks

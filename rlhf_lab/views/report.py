@@ -11,19 +11,12 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.files import is_marked, refuse_foreign, write_marked
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
-from rlhf_lab.probes.store import CHECKS, FOLDER
+from rlhf_lab.probes.store import CHECKS
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, SAMPLES, RunDir, reading
+from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
-from rlhf_lab.views.collect import (
-    GAP,
-    phase_blocks,
-    probe_fragments,
-    probe_kinds,
-    sample_picks,
-    sample_rows,
-)
+from rlhf_lab.views.collect import RunData, collect_run, page_data
 from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
 from rlhf_lab.views.page import assemble
@@ -38,7 +31,6 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
-Drawings = tuple[str, dict[int, str]]  # over phases, and by phase
 
 
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
@@ -68,14 +60,11 @@ def run_page(run: Run, version: str = "") -> str:
     Args:
         version: of the run's files, if a server has later ones.
     """
-    with reading(run.path / SAMPLES):
-        columns, rows = sample_rows(run)
-        picks = sample_picks(columns, rows)
-    with reading(run.path / FOLDER):
-        kinds = probe_kinds(run)
-        drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
-    sections = [_samples(columns, rows, picks), _probes(run, kinds, drawn)]
-    for section, file in (
+    data = collect_run(run)
+    header, blocks = page_data([data])
+    samples, probes = samples_section(data.columns, data.rows, data.picks), _probes(data)
+    sections = []
+    for read, file in (
         (_facts, INFO),
         (_curves, METRICS),
         (_checks, CHECKS),
@@ -83,23 +72,12 @@ def run_page(run: Run, version: str = "") -> str:
         (_arguments, INFO),
     ):
         with reading(run.path / file):
-            sections.append(section(run))
-    samples, probes, facts, curves, *rest = sections
+            sections.append(read(run))
+    facts, curves, *rest = sections
+    body = [curves, samples, probes, *rest]
     with reading(run.path / METRICS):
-        body = [curves, samples, probes, *rest]
         body = [_failed(run), facts, _questions(run, "".join(body)), *body]
-        known = {line["phase"] for line in run.metrics()} | set(picks)
-    by_probe = {name: by_phase for name, (_, by_phase) in drawn.items()}
-    recorded = {phase for by_phase in by_probe.values() for phase in by_phase}
-    order = "largest gaps, then quantiles of the reward" if GAP in columns else "by quantiles"
-    header = {
-        "phases": sorted(known | recorded),
-        "recorded": sorted(recorded),
-        "records": {name: sorted(by_phase) for name, by_phase in by_probe.items()},
-        "samples": {"columns": columns, "picks": picks, "order": order},
-        "version": version,
-    }
-    blocks = {"s": rows, **phase_blocks(by_probe)}
+    header |= {"version": version}
     return assemble(run.path.name, _state(run), "\n".join(body), header, blocks)
 
 
@@ -153,10 +131,11 @@ def _failed(run: Run) -> str:
     rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
     columns = ["phase", "probe", "identity", "error", "tolerance"]
     title = "Failed checks: do not rely on these records"
-    return _section("failed", title, html.table(columns, rows, words=(1, 2))) if rows else ""
+    return section("failed", title, html.table(columns, rows, words=(1, 2))) if rows else ""
 
 
-def _section(id: str, title: str, content: str) -> str:
+def section(id: str, title: str, content: str) -> str:
+    """Return a section of the page with its heading."""
     return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{html.plain(content)}</section>'
 
 
@@ -166,7 +145,7 @@ def _questions(run: Run, page: str) -> str:
     for i, (question, answer, place) in enumerate(answer_questions(run), 1):
         link = f'<a href="#{place}">{question}</a>' if f'id="{place}"' in page else question
         rows.append(f'<li id="q{i}">{link} {escape(answer)}</li>')
-    return _section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
+    return section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
 
 
 def _reward_of(info: dict[str, Any]) -> str:
@@ -179,7 +158,7 @@ def _reward_of(info: dict[str, Any]) -> str:
 def _curves(run: Run) -> str:
     metrics = run.metrics()
     if not metrics:
-        return _section("curves", "Curves", "<p>No phase is done yet.</p>")
+        return section("curves", "Curves", "<p>No phase is done yet.</p>")
     by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
     title = "several rewards, before they are weighted"
     curves = [(name, unit, names.split()) for name, unit, names in REPORT_CURVES]
@@ -194,13 +173,13 @@ def _curves(run: Run) -> str:
     of = "the sequences" if n is None else f"the {n} sequences"
     note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
     grid = f'<div class="figures">{"".join(figures)}</div>'
-    return _section("curves", "Curves", grid + note)
+    return section("curves", "Curves", grid + note)
 
 
-def _samples(columns: list[str], rows: list[list[Any]], picks: dict[int, list[int]]) -> str:
+def samples_section(columns: list[str], rows: list[list[Any]], picks: dict[int, list[int]]) -> str:
     """Return the table of samples, which the script fills; without it, those of two phases."""
     if not rows:
-        return _section("samples", "Samples", "<p>Nothing is written yet.</p>")
+        return section("samples", "Samples", "<p>Nothing is written yet.</p>")
     chosen = [i for phase in dict.fromkeys((rows[0][0], rows[-1][0])) for i in picks[phase]]
     table = html.table(columns, [rows[i] for i in chosen], words=(len(columns) - 1,))
     table = table.replace('<table class="lab"', '<table class="lab" id="samples-table"')
@@ -211,13 +190,13 @@ def _samples(columns: list[str], rows: list[list[Any]], picks: dict[int, list[in
         "</div>"
     )
     more = '<button id="more" hidden>more</button>'
-    return _section("samples", "Samples", tools + table + more)
+    return section("samples", "Samples", tools + table + more)
 
 
-def _probes(run: Run, kinds: dict[str, str], drawn: dict[str, Drawings]) -> str:
+def _probes(data: RunData) -> str:
     """Return a fold per probe: its pictures over phases, and those of the last record."""
-    if not kinds:
-        return _section(
+    if not data.kinds:
+        return section(
             "probes",
             "Probes",
             "<p>This run had no probes. Train with <code>--probes</code>, or attach "
@@ -225,22 +204,26 @@ def _probes(run: Run, kinds: dict[str, str], drawn: dict[str, Drawings]) -> str:
             "<code>rlhf_lab.probes</code>.</p>",
         )
     folds = []
-    for name, (over, by_phase) in drawn.items():
+    for name, (over, by_phase) in data.drawn.items():
         last = max(by_phase, default=None)
-        at = "" if last is None else f'<div class="at" data-probe="{escape(name)}" DATA'
-        at = at.replace("DATA", f'data-phase="{last}">{by_phase.get(last, "")}</div>')
+        at = (
+            ""
+            if last is None
+            else f'<div class="at" data-side="a" data-probe="{escape(name)}" DATA'
+        )
+        at = at.replace("DATA", f'data-shown="0-{last}">{by_phase.get(last, "")}</div>')
         note = '<p class="note"></p>' if at else ""
-        question, about = _description(kinds[name])
+        question, about = _description(data.kinds[name])
         folds.append(
             f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
             f'<div id="{escape(name)}">{about}{over}{note}{at}</div></details>'
         )
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
-        for note in run.notes()
+        for note in data.run.notes()
     )
     note = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
-    return _section("probes", "Probes", "".join(folds) + note)
+    return section("probes", "Probes", "".join(folds) + note)
 
 
 def _description(kind: str) -> tuple[str, str]:
@@ -261,7 +244,7 @@ def _checks(run: Run) -> str:
     for check in run.checks():
         found.setdefault((check.probe, check.name), []).append(check)
     if not found:
-        return _section("checks", "Identity checks", "<p>None ran.</p>")
+        return section("checks", "Identity checks", "<p>None ran.</p>")
     rows = []
     for key, checks in found.items():
         missed = [check for check in checks if not check.ok]
@@ -271,7 +254,7 @@ def _checks(run: Run) -> str:
     note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
     table = html.table(columns, rows, words=(0, 1))
-    return _section("checks", "Identity checks", _folded(note, table))
+    return section("checks", "Identity checks", _folded(note, table))
 
 
 def _folded(summary: str, content: str) -> str:
@@ -285,7 +268,7 @@ def _returned(run: Run) -> str:
         for name in run.functions()
     ]
     title = "Returned by functions on events"
-    return _section("returned", title, "".join(parts)) if parts else ""
+    return section("returned", title, "".join(parts)) if parts else ""
 
 
 def _arguments(run: Run) -> str:
@@ -294,4 +277,4 @@ def _arguments(run: Run) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
     table = html.table(["argument", "value"], rows, words=(0, 1))
     table = _folded(f"{len(rows)} arguments", table)
-    return _section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")
+    return section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

@@ -3,14 +3,16 @@
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rlhf_lab.errors import LabError
 from rlhf_lab.probes import Run
+from rlhf_lab.views.collect import collect_runs
 from rlhf_lab.views.report import run_page
+from rlhf_lab.views.side_by_side import runs_page
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -24,26 +26,30 @@ SECONDS = 10  # of a request
 Response = tuple[str, str]  # type and content
 
 
-def run_version(path: Path) -> str:
+def runs_version(runs: Sequence[Run]) -> str:
     """Return a text that changes when a file of a run does."""
-    states = [file.stat() for pattern in WATCHED for file in sorted(path.glob(pattern))]
+    files = [file for run in runs for pattern in WATCHED for file in run.path.glob(pattern)]
+    states = [file.stat() for file in files]
     return f"{len(states)}-{sum(s.st_size for s in states)}-{max(s.st_mtime_ns for s in states)}"
 
 
 class PageCache:
-    """The page of one run, drawn again only if a file of the run has changed."""
+    """The page of one or several runs, drawn again only if a file of a run has changed."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.version, self.text = path, "", ""
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs, self.version, self.text = runs, "", ""
         self._lock = threading.Lock()
 
     def page(self) -> Response:
         """Return the page; the last one while a file is being written."""
         with self._lock:
-            version = run_version(self.path)
+            version = runs_version(self.runs)
             if version != self.version:
                 try:
-                    self.text = run_page(Run(self.path), version)
+                    if len(self.runs) == 1:
+                        self.text = run_page(self.runs[0], version)
+                    else:
+                        self.text = runs_page(collect_runs(self.runs), version)
                     self.version = version
                 except LabError:
                     if not self.text:
@@ -51,8 +57,8 @@ class PageCache:
             return "text/html; charset=utf-8", self.text
 
     def state(self) -> Response:
-        """Return the version of the run's files."""
-        return "application/json", json.dumps({"version": run_version(self.path)})
+        """Return the version of the files."""
+        return "application/json", json.dumps({"version": runs_version(self.runs)})
 
 
 class PageServer(ThreadingHTTPServer):
@@ -77,15 +83,19 @@ class PageServer(ThreadingHTTPServer):
         """Ignore clients that close a connection or send nothing."""
 
 
-def view_server(run_path: str | Path) -> PageServer:
-    """Return a server of the page about a run, which has been drawn once.
+def view_server(run_paths: Sequence[str | Path]) -> PageServer:
+    """Return a server of the page about one or several runs, which has been drawn once.
 
     Raises:
-        RunError: If there is no run, or one of its files is damaged.
+        RunError: If a path has no run, or one of its files is damaged.
     """
-    cache = PageCache(Run(run_path).path)
-    cache.page()
-    return PageServer({"": cache.page, "state.json": cache.state})
+    runs = [Run(path) for path in run_paths]
+    caches = {"": PageCache(runs)}
+    caches[""].page()
+    if len(runs) > 1:
+        caches |= {f"{i}/": PageCache([run]) for i, run in enumerate(runs)}
+    pages = {path: cache.page for path, cache in caches.items()}
+    return PageServer(pages | {f"{path}state.json": c.state for path, c in caches.items()})
 
 
 class _Handler(BaseHTTPRequestHandler):

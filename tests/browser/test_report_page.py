@@ -9,7 +9,10 @@ import threading
 
 import pytest
 
+from rlhf_lab.probes import Run
+from rlhf_lab.views.collect import collect_runs
 from rlhf_lab.views.server import view_server
+from rlhf_lab.views.side_by_side import runs_page
 
 RUNS = """
 from rlhf_lab import RLHFArgs, RLHFTrainer
@@ -145,7 +148,7 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
         (run / name).write_text("".join(lines))
     page, messages = chromium.new_page(), []
     page.on("console", lambda message: messages.append(message.text))
-    with view_server(run) as server:
+    with view_server([run]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.goto(server.address)
         page.wait_for_selector("html[data-drawn]")
@@ -160,4 +163,22 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
         server.shutdown()
     page.locator("#live", has_text="no answer").wait_for()
     assert not [text for text in messages if "ERR_CONNECTION_REFUSED" not in text]
+    page.close()
+
+
+def test_two_runs_are_shown_side_by_side(chromium, reports, tmp_path):
+    page, messages = chromium.new_page(viewport={"width": 390, "height": 844}), []
+    page.on("console", lambda message: messages.append(message.text))
+    (tmp_path / "page.html").write_text(
+        runs_page(collect_runs([Run(path.parent) for path in reports.values()])), encoding="utf-8"
+    )
+    page.goto((tmp_path / "page.html").as_uri() + "#open=kl_by_position&phase=1&a=1&b=7")
+    page.wait_for_selector("html[data-drawn]")
+    notes = page.locator("#kl_by_position .note")
+    assert "B probed: Phase 1; records" in notes.nth(0).inner_text()
+    assert "A plain: Nothing is recorded by phase 1" in notes.nth(1).inner_text()
+    page.locator("#b").select_option(label="B probed")
+    page.wait_for_selector("#kl_by_position [data-side=b] svg")
+    assert "&a=1&b=1" in page.url and not messages
+    assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
     page.close()

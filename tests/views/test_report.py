@@ -119,12 +119,14 @@ def test_blocks_have_all_records_and_samples(probed, page):
         assert values["reward − true reward"] == pytest.approx(gap, abs=6e-5)
     phases = {"kl_by_position": [0, 1], "logit_shift": [0, 1, 2], "text_heatmap": [0, 1]}
     for name, found in phases.items():
-        assert header["records"][name] == found == [r["phase"] for r in run.records(name)]
+        assert (
+            header["runs"][0]["records"][name] == found == [r["phase"] for r in run.records(name)]
+        )
         for phase in found:
-            assert f"phase {phase}: " in blocks[f"p-{phase}"][name]
+            assert f"phase {phase}: " in blocks[f"r0-p{phase}"][name]
     assert page.count('class="failed">Failed check: 1 &lt; 2 &amp; so on') == 0
-    assert "Failed check: 1 &lt; 2 &amp; so on" in blocks["p-0"]["homemade"]
-    assert blocks["p-1"]["homemade"] == "" == blocks["p-2"]["homemade"]
+    assert "Failed check: 1 &lt; 2 &amp; so on" in blocks["r0-p0"]["homemade"]
+    assert blocks["r0-p1"]["homemade"] == "" == blocks["r0-p2"]["homemade"]
 
 
 @pytest.mark.slow
@@ -265,7 +267,7 @@ def test_long_records_are_cut_and_the_page_says_so():
 
 def test_a_map_of_zeros_is_put_in_words(probed, page):
     zero = "<p>kl is 0 on every token of these samples.</p>"
-    assert zero in read_blocks(page)["p-0"]["text_heatmap"]
+    assert zero in read_blocks(page)["r0-p0"]["text_heatmap"]
     zeros = Curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
     assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
     unknown = Matrix([[None, None]], ["a"], ["x", "y"], "R2")

@@ -55,7 +55,7 @@ def started(tmp_path_factory):
         RLHFArgs(**TRAIN, total_phases=2), out=tmp_path_factory.mktemp("run") / "a"
     )
     trainer.start()
-    server = view_server(trainer.run.path)
+    server = view_server([trainer.run.path])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield trainer, server
     server.shutdown()

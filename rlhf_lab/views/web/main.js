@@ -10,35 +10,36 @@ async function draw() {
   $("#slider").disabled = phases.length < 2;
   const mark = recorded.includes(state.phase) || !recorded.length ? "" : ", no record";
   $("#phase").textContent = phases.length ? `${state.phase} of ${phases.at(-1)}${mark}` : "–";
-  markPhase();
+  drawSides();
   writeState();
   await drawSamples();
   for (const place of $$(".at")) {
     if (!place.closest("details:not([open])")) await drawRecord(place, ticket);
     if (ticket !== latest) return;
   }
+  markPhase();
   document.documentElement.dataset.drawn = (performance.now() - began).toFixed(1);
 }
 
-/** Draw the latest record of a probe that is not after the phase. */
+/** Draw the latest record of a probe of one run that is not after the phase. */
 async function drawRecord(place, ticket) {
-  const name = place.dataset.probe, phases = header.records[name];
+  const name = place.dataset.probe, index = state[place.dataset.side];
+  const { label, records } = header.runs[index], phases = records[name] ?? [];
   const phase = phases.findLast((recorded) => recorded <= state.phase);
-  const note = place.previousElementSibling;
-  const listed = "records: phases " + phases.join(", ");
-  if (phase === undefined) {
-    note.textContent = `Nothing is recorded by phase ${state.phase}; ${listed}.`;
-  } else if (phase === state.phase) {
-    note.textContent = `Phase ${phase}; ${listed}.`;
-  } else {
-    note.textContent = `Phase ${phase}, the latest record before phase ${state.phase}; ${listed}.`;
-  }
+  const note = place.previousElementSibling, run = header.runs.length > 1 ? label + ": " : "";
+  const listed = phases.length ? "records: phases " + phases.join(", ") : "no records";
+  const earlier = phase === state.phase ? "" : `, the latest record before phase ${state.phase}`;
+  note.textContent = phase === undefined
+    ? `${run}Nothing is recorded by phase ${state.phase}; ${listed}.`
+    : `${run}Phase ${phase}${earlier}; ${listed}.`;
   note.classList.toggle("earlier", phase !== state.phase);
-  if (place.dataset.phase === String(phase)) return;
-  const markup = phase === undefined ? "" : (await block("p-" + phase))[name];
+  const shown = `${index}-${phase}`;
+  if (place.dataset.shown === shown) return;
+  const over = header.runs.length > 1 ? (await block(`r${index}-over`))[name] ?? "" : "";
+  const at = phase === undefined ? "" : (await block(`r${index}-p${phase}`))[name];
   if (ticket !== latest) return;
-  put(place, markup);
-  place.dataset.phase = phase;
+  put(place, over + at);
+  place.dataset.shown = shown;
 }
 
 /** Mark the points of the current phase in all curves over phases. */
@@ -47,6 +48,16 @@ function markPhase() {
   const words = `, phase ${state.phase}:`;
   for (const title of $$("figure svg g > title")) {
     if (title.textContent.includes(words)) title.parentElement.classList.add("now");
+  }
+}
+
+/** Fill the selects of the two runs, if there are several. */
+function drawSides() {
+  $("#sides").hidden = header.runs.length < 2;
+  for (const side of ["a", "b"]) {
+    const options = header.runs.map(({ label }, i) => make("option", label, { value: i }));
+    $("#" + side).replaceChildren(...options);
+    $("#" + side).value = state[side];
   }
 }
 
@@ -71,6 +82,8 @@ function show(id) {
   heading?.focus?.({ preventScroll: true });
   draw();
 }
+
+const showState = () => state.open ? show(state.open) : draw();
 
 function onClick(event) {
   const link = event.target.closest("a[href^='#']"), button = event.target.closest("button");
@@ -125,6 +138,7 @@ function onInput(event) {
   if (id === "slider") state.phase = header.phases[value];
   else if (id === "find") state.find = value;
   else if (id === "every") state.every = checked;
+  else if (id === "a" || id === "b") state[id] = Number(value);
   else return;
   shownRows = FIRST_ROWS;
   draw();
@@ -135,14 +149,13 @@ function start() {
   readState();
   $("#steps").hidden = false;
   for (const place of $$(".js")) place.hidden = false;
-  if (state.open) show(state.open);
-  else draw();
+  showState();
   if (header.version) poll();
 }
 
 addEventListener("click", onClick);
 addEventListener("keydown", onKey);
 addEventListener("input", onInput);
-addEventListener("hashchange", () => { readState(); draw(); });
+addEventListener("hashchange", () => { readState(); showState(); });
 addEventListener("toggle", (event) => event.target.matches("details.probe") && draw(), true);
 start();

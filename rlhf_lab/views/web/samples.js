@@ -46,7 +46,7 @@ async function drawSamples() {
 function sampleRow(values) {
   const row = make("tr", "");
   for (const [i, name] of header.samples.columns.entries()) {
-    const value = values[i], isPlain = ["phase", "tokens", "text"].includes(name);
+    const value = values[i], isPlain = ["phase", "run", "tokens", "text"].includes(name);
     const text = value === null ? "–" : isPlain ? value : value.toFixed(3);
     const cell = make("td", text, { className: name === "text" ? "words" : "" });
     cell.dataset.label = name;

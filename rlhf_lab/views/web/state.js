@@ -1,4 +1,4 @@
-const state = { phase: 0, sort: "", up: false, find: "", every: false, open: "" };
+const state = { phase: 0, sort: "", up: false, find: "", every: false, open: "", a: 0, b: 1 };
 
 /** Set the state from the address; what is unknown or out of range is left out or clamped. */
 function readState() {
@@ -11,6 +11,10 @@ function readState() {
   state.up = known.get("up") === "1";
   state.every = known.get("every") === "1";
   state.find = (known.get("find") ?? "").slice(0, 100);
+  for (const side of ["a", "b"]) {
+    const index = known.has(side) ? Number(known.get(side)) : state[side];
+    state[side] = header.runs[index] ? index : 0;
+  }
   const open = text.includes("=") ? known.get("open") ?? "" : text;
   state.open = document.getElementById(open)?.closest("main") ? open : "";
 }
@@ -30,6 +34,7 @@ function writeState() {
   if (state.phase !== header.phases.at(-1)) known.set("phase", state.phase);
   for (const name of ["sort", "find", "open"]) if (state[name]) known.set(name, state[name]);
   for (const name of ["up", "every"]) if (state[name]) known.set(name, "1");
+  if (header.runs.length > 1) for (const side of ["a", "b"]) known.set(side, state[side]);
   try {
     history.replaceState(null, "", "#" + known);
   } catch { /* the state stays in memory */ }

@@ -1,0 +1,146 @@
+"""The page about several runs: one curve and one column per run, and pictures side by side."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import torch
+
+from rlhf_lab.functional import seed_interval
+from rlhf_lab.training.run_dir import METRICS, reading
+from rlhf_lab.views import html
+from rlhf_lab.views.answers import answer_questions
+from rlhf_lab.views.collect import RunData, page_data
+from rlhf_lab.views.declared import Snapshot
+from rlhf_lab.views.intervals import bracketed
+from rlhf_lab.views.page import assemble
+from rlhf_lab.views.pictures import Curves
+from rlhf_lab.views.probe_pictures import fragment
+from rlhf_lab.views.report import REPORT_CURVES, samples_section, section
+
+FIRST_COMPONENTS = 3
+
+
+def runs_page(runs: Sequence[RunData], version: str = "") -> str:
+    """Return the page about several runs; it has the headline numbers, curves and all samples."""
+    header, blocks = page_data(runs)
+    body = [
+        _headline(runs),
+        _curves(runs),
+        samples_section(header["samples"]["columns"], blocks["s"], header["samples"]["picks"]),
+        _probes(runs),
+        _answers(runs),
+    ]
+    state = " · ".join(
+        f'<a class="run" href="{i}/">{escape(data.label)}</a> {escape(_status(data))}'
+        if version
+        else f"{escape(data.label)} {escape(_status(data))}"
+        for i, data in enumerate(runs)
+    )
+    title = f"{len(runs)} runs"
+    return assemble(title, state, "\n".join(body), header | {"version": version}, blocks)
+
+
+def _status(data: RunData) -> str:
+    failed = sum(not check.ok for check in data.run.checks())
+    failing = f", {failed} checks failed" if failed else ""
+    return str(data.run.info.get("status", "unknown")) + failing
+
+
+def _headline(runs: Sequence[RunData]) -> str:
+    """Return the last metrics of each run, their mean over seeds, and the settings that differ."""
+    args = [data.run.info["args"] for data in runs]
+    names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
+    are_seeds = names == ["seed"]
+    last: list[dict[str, Any]] = []
+    for data in runs:
+        with reading(data.run.path / METRICS):
+            lines = data.run.metrics()
+        last.append((lines[-1] if lines else {}) | (data.run.info.get("final") or {}))
+    metrics = [m for _, _, fields in REPORT_CURVES for m in fields.split()]
+    rows = []
+    for name in metrics:
+        values = [metrics.get(name) for metrics in last]
+        if any(x is not None for x in values):
+            mean = [_mean_with_interval(values)] if are_seeds else []
+            rows.append([name.replace("_", " "), *values, *mean])
+    rows += [[f"largest shift {i + 1}", *_components(runs, i)] for i in range(FIRST_COMPONENTS)]
+    rows = [row for row in rows if any(x is not None for x in row[1:])]
+    rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
+    width = 1 + len(runs) + are_seeds
+    rows = [[*row, *[None] * (width - len(row))] for row in rows]
+    mean = ["mean [95 % t interval]"] if are_seeds else []
+    table = html.table(["", *(data.label for data in runs), *mean], rows)
+    note = "Final metrics of finished runs, those of the last phase of others; then the "
+    note += "components with the largest shift of logits, and the settings that differ."
+    return section("headline", "Runs", table + f'<p class="note">{note}</p>')
+
+
+def _mean_with_interval(values: Sequence[float | None]) -> str | None:
+    known = torch.tensor([x for x in values if x is not None])
+    if len(known) < len(values) or not known.isfinite().all():
+        return None
+    found = seed_interval(known, torch.zeros_like(known))
+    ends = (None if end is None else float(end) for end in (found.low, found.high))
+    return bracketed(float(found.value), *ends)
+
+
+def _components(runs: Sequence[RunData], rank: int) -> list[str | None]:
+    """Return the component of a rank in the last record of LogitShift of each run."""
+    found: list[str | None] = []
+    for data in runs:
+        name = next((name for name, kind in data.kinds.items() if kind == "LogitShift"), None)
+        record = data.run.records(name)[-1] if name else {"shift": [], "components": []}
+        pairs = list(zip(record["shift"], record["components"], strict=True))
+        pairs.sort(key=lambda pair: -abs(pair[0]))
+        found.append("{1} {0:+.3f}".format(*pairs[rank]) if rank < len(pairs) else None)
+    return found
+
+
+def _curves(runs: Sequence[RunData]) -> str:
+    """Return one picture per metric, with a curve per run."""
+    figures = []
+    for title, unit, fields in REPORT_CURVES:
+        for name in fields.split():
+            series = {}
+            for data in runs:
+                lines = [Snapshot(data.run, "", line) for line in data.run.metrics()]
+                values = [line.get(name) for line in lines]
+                if any(x is not None for x in values):
+                    series[data.label] = [line.record["phase"] for line in lines], values
+            label = f"{title}: {name.replace('_', ' ')}" if " " in fields else title
+            figures += [fragment(Curves(series, label, unit))] if series else []
+    grid = f'<div class="figures">{"".join(figures)}</div>'
+    return section("curves", "Curves", grid if figures else "<p>No phase is done yet.</p>")
+
+
+def _probes(runs: Sequence[RunData]) -> str:
+    """Return a fold per probe, with places for the pictures of two runs."""
+    names = dict.fromkeys(name for data in runs for name in data.drawn)
+    folds = []
+    for name in names:
+        sides = "".join(
+            f'<div class="side"><p class="note"></p><div class="at" data-side="{side}" '
+            f'data-probe="{escape(name)}"></div></div>'
+            for side in "ab"
+        )
+        folds.append(
+            f'<details class="probe"><summary><h3>{escape(name)}</h3></summary>'
+            f'<div id="{escape(name)}" class="sides">{sides}</div></details>'
+        )
+    note = "<p>No run has records of probes.</p>" if not folds else ""
+    return section("probes", "Probes", note + "".join(folds))
+
+
+def _answers(runs: Sequence[RunData]) -> str:
+    """Return the ten questions with the answer of each run."""
+    answers = [answer_questions(data.run) for data in runs]
+    items = []
+    for of_runs in zip(*answers, strict=True):
+        lines = "".join(
+            f"<li>{escape(data.label)}: {escape(answer)}</li>"
+            for data, (_, answer, _) in zip(runs, of_runs, strict=True)
+        )
+        items.append(f"<li><b>{escape(of_runs[0][0])}</b><ul>{lines}</ul></li>")
+    return section("questions", "Ten questions", f'<ol class="questions">{"".join(items)}</ol>')

@@ -1,0 +1,78 @@
+import json
+import re
+
+import pytest
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
+from rlhf_lab.probes import KLByPosition, Run, attach
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.collect import MOST_RUNS, collect_runs
+from rlhf_lab.views.side_by_side import runs_page
+from tests.views.page_blocks import read_blocks, read_header
+
+SMALL = dict(preset="reel", reward_fn="true_reward", total_phases=2, batch_size=8, warmup_steps=0)
+T_TWO_OF_TWO = 12.7062  # 97.5 % quantile of Student's t with one degree of freedom
+
+
+def change_metric(run, value):
+    """Set the final mean reward, so that the mean over seeds is known by hand."""
+    info = json.loads((run / "run.json").read_text())
+    info["final"]["mean_reward"] = value
+    (run / "run.json").write_text(json.dumps(info))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Two seeds, and a run with another kl_coef and without probes."""
+    place, settings = tmp_path_factory.mktemp("runs"), [{"seed": 1}, {"seed": 2}, {"kl_coef": 0.9}]
+    for i, changes in enumerate(settings):
+        trainer = RLHFTrainer(RLHFArgs(**SMALL, num_minibatches=2, **changes), out=place / str(i))
+        if "seed" in changes:
+            attach(trainer, KLByPosition())
+        trainer.train()
+        change_metric(place / str(i), 0.2 + 0.2 * i)
+    return [place / str(i) for i in range(3)]
+
+
+def test_seeds_have_mean_and_t_interval(paths):
+    page = runs_page(collect_runs([Run(path) for path in paths[:2]]))
+    reach = T_TWO_OF_TWO * 0.1  # the standard error of 0.2 and 0.4
+    row = re.search("mean reward</td>(.*?)</tr>", page)[1]
+    cells = re.findall("<td>(.*?)</td>", row)
+    assert cells == ["0.2", "0.4", f"0.3 [{0.3 - reach:.3g}, {0.3 + reach:.3g}]"]
+    assert page.count("<title>A 0, phase 0: ") == page.count("<title>B 1, phase 0: ") >= 5
+
+
+def test_runs_that_differ_in_more_than_the_seed_have_no_mean(paths):
+    page = runs_page(collect_runs([Run(path) for path in paths]))
+    assert "t interval" not in page
+    row = re.search(">kl_coef</td>(.*?)</tr>", page)[1]
+    assert re.findall("<td>(.*?)</td>", row) == ["0.3", "0.3", "0.9"]
+
+
+def test_page_has_samples_and_pictures_of_each_run(paths):
+    runs = [Run(paths[i]) for i in (2, 0, 1)]
+    page = runs_page(collect_runs(runs))
+    header, blocks = read_header(page), read_blocks(page)
+    assert [run["records"] for run in header["runs"]] == [
+        {},
+        {"kl_by_position": [0, 1]},
+        {"kl_by_position": [0, 1]},
+    ]
+    texts = [
+        (f"{letter} {run.path.name}", s["text"])
+        for letter, run in zip("ABC", runs, strict=True)
+        for s in run.samples()
+    ]
+    column = header["samples"]["columns"].index("run")
+    assert [(row[column], row[-1]) for row in blocks["s"]] == texts
+    picked = {blocks["s"][i][column] for i in header["samples"]["picks"]["0"]}
+    assert picked == {"A 2", "B 0", "C 1"}
+    assert blocks["r1-p1"] != blocks["r2-p1"] and "r0-p1" not in blocks
+    assert 'data-side="a"' in page and 'data-side="b"' in page
+
+
+def test_too_many_runs_are_rejected(paths):
+    with pytest.raises(RunError, match="at most 26"):
+        collect_runs([Run(paths[0])] * (MOST_RUNS + 1))
