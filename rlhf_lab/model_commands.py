@@ -3,7 +3,6 @@
 Modules that need torch are imported in the functions, so that `--help` starts without them.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,9 @@ ModelName = Annotated[
         help="A run's directory, a bundled name (reel-nano), a Hugging Face directory or a hub id."
     ),
 ]
-DEFAULT_GEN_LEN = 26
+OF_MODELS = {"prefix": "", "gen_len": 26, "top_k": None, "stop_at_eos": True}
+OF_RUNS = "prefix prepend_bos chat system_prompt gen_len temperature top_k top_p".split()
+OF_RUNS += "stop_at_eos stop_tokens stop_token_ids".split()
 
 
 def is_run(model: str) -> bool:
@@ -81,21 +82,18 @@ def sample_command(
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards import TextBatch, load_reward, requires_answers, score_batch
     from rlhf_lab.rewards.conversation import chat_answers
-    from rlhf_lab.sampling import SamplingSpec, check_context, sample
+    from rlhf_lab.sampling import sample
     from rlhf_lab.views import sample_table
 
     check_range(AT_LEAST_1, n=n)
     check_range(SEED, seed=seed)
     place = pick_device(device)
     policy, args = load_run_or_model(model, checkpoint, place)
-    tokenizer = policy.base_model.tokenizer
-    spec = SamplingSpec(DEFAULT_GEN_LEN, stop_at_eos=True)
-    if args is not None:
-        spec = SamplingSpec.from_args(args, tokenizer)
-    spec = replace(spec, **given(gen_len=gen_len, temperature=temperature, top_k=top_k))
-    prompt, tokens, turns, spec = encode_prompt(tokenizer, args, spec, prompt, chat, system_prompt)
-    check_context(policy.base_model, len(tokens), spec.gen_len)
-    samples = sample(policy, [tokens] * n, spec, torch.Generator().manual_seed(seed))
+    model, tokenizer = policy.base_model, policy.base_model.tokenizer
+    changes = {"prefix": prompt, "chat": chat or None, "system_prompt": system_prompt}
+    changes |= {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
+    prompts, spec = prompt_and_spec(model, args, **changes)
+    samples = sample(policy, prompts.tokens * n, spec, torch.Generator().manual_seed(seed))
     if not samples.logprobs[samples.mask].isfinite().all():
         raise ConfigError(f"The log-probs at temperature={spec.temperature} are nan. Raise it.")
     texts = samples.texts(tokenizer)
@@ -104,40 +102,22 @@ def sample_command(
         print_line("\n".join(texts))
         return 0
     batch = TextBatch(texts, samples.prompt_texts(tokenizer))
-    if turns is not None:
+    if prompts.turns is not None:
         responses = chat_answers(samples, tokenizer, spec.stops(tokenizer))
-        batch = TextBatch.in_chat([turns] * n, responses)
-    Console().print(sample_table(texts, score_batch(reward_fn, batch).rewards.tolist(), prompt))
+        batch = TextBatch.in_chat(prompts.turns * n, responses)
+    rewards = score_batch(reward_fn, batch).rewards.tolist()
+    Console().print(sample_table(texts, rewards, prompts.texts[0]))
     return 0
 
 
-def encode_prompt(
-    tokenizer: Any,
-    args: RLHFArgs | None,
-    spec: Any,
-    prompt: str | None = None,
-    chat: bool = False,
-    system_prompt: str | None = None,
-) -> tuple[str, list[int], list[dict[str, str]] | None, Any]:
-    """Return a prompt as text and as token ids, the messages of a chat, and the sampling spec."""
-    from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
-    from rlhf_lab.sampling import tokenize_prompts
+def prompt_and_spec(model: Any, args: RLHFArgs | None, **changes: Any) -> tuple[Any, Any]:
+    """Return a prompt and the sampling spec of a run, or of a model, with changed settings."""
+    from rlhf_lab.sampling import SamplingSpec
+    from rlhf_lab.training.prompts import Prompts
 
-    in_chat = chat or bool(args and args.chat)
-    system_prompt = system_prompt or (args.system_prompt if args else None)
-    if system_prompt is not None and not in_chat:
-        raise ConfigError("system_prompt requires a chat. Set --chat.")
-    if prompt is None:
-        prompt = args.prefix if args else ""
-    if not in_chat:
-        (tokens,) = tokenize_prompts(tokenizer, [prompt], args.prepend_bos if args else True)
-        return prompt, tokens, None, spec
-    if not (args and args.chat):  # the spec of a run in a chat has these stop tokens
-        spec = replace(spec, stop_tokens=(*spec.stop_tokens, *template_stops(tokenizer)))
-    turns = with_system(read_turns(prompt, "the prompt", "user"), system_prompt)
-    rendered = render_chat(tokenizer, turns, "the prompt")
-    (tokens,) = tokenize_prompts(tokenizer, [rendered], prepend_bos=False)
-    return rendered, tokens, turns, spec
+    settings = OF_MODELS if args is None else {name: getattr(args, name) for name in OF_RUNS}
+    settings = RLHFArgs(**settings | given(**changes))
+    return Prompts(settings, None, model), SamplingSpec.from_args(settings, model.tokenizer)
 
 
 def export(

@@ -1,7 +1,9 @@
 """Chats: reading and rendering conversations, their ends, and the page docs/chat.md."""
 
+import dataclasses
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,7 @@ from rlhf_lab.__main__ import parse
 from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.model_commands import encode_prompt
+from rlhf_lab.model_commands import prompt_and_spec
 from rlhf_lab.sampling import SamplingSpec
 from tests.pages import page
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
@@ -110,21 +112,24 @@ def test_render_chat_raises_without_a_fitting_template():
         render_chat(chat_tokenizer("{% for %}"), [ASK], "row 7")
 
 
-def test_encode_prompt_adds_one_bos_and_stops_at_the_turn():
+@pytest.mark.usefixtures("no_type_checks")
+def test_sampled_prompt_has_one_bos_and_stops_at_the_turn():
     tokenizer = chat_tokenizer()
+    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99))
     end, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "</s>"))
-    plain = SamplingSpec(4, stop_at_eos=True)
-    chat = encode_prompt(tokenizer, None, plain, "w1 w2", chat=True, system_prompt="w9")
-    _, tokens, turns, spec = chat
-    assert turns == [RULE, ASK] and set(spec.stops(tokenizer)) == {end, eos}
+    prompts, spec = prompt_and_spec(model, None, prefix="w1 w2", chat=True, system_prompt="w9")
+    (tokens,) = prompts.tokens
+    assert prompts.turns == [[RULE, ASK]] and set(spec.stops(tokenizer)) == {end, eos}
     assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == 1
-    bare = [1, *tokenizer.encode("w1 w2", add_special_tokens=False)]
-    assert encode_prompt(tokenizer, None, plain, "w1 w2") == ("w1 w2", bare, None, plain)
-    args = RLHFArgs(preset="reel", chat=True, prefix="w1 w2", system_prompt="w9")
-    _, of_run, _, spec = encode_prompt(tokenizer, args, SamplingSpec.from_args(args, tokenizer))
-    assert of_run == tokens and set(spec.stops(tokenizer)) == {end, eos}
-    with pytest.raises(ConfigError, match="Set --chat"):
-        encode_prompt(tokenizer, None, plain, "w1", system_prompt="w9")
+    bare, spec = prompt_and_spec(model, None, prefix="w1 w2", gen_len=4)
+    assert bare.tokens == [[1, *tokenizer.encode("w1 w2", add_special_tokens=False)]]
+    assert spec == SamplingSpec(4, stop_at_eos=True) and bare.turns is None
+    args = RLHFArgs(preset="reel", chat=True, prefix="w1 w2", system_prompt="w9", top_p=0.5)
+    of_run, spec = prompt_and_spec(model, args, temperature=2.0)
+    assert of_run.tokens == [tokens] and set(spec.stops(tokenizer)) == {end, eos}
+    assert spec == dataclasses.replace(SamplingSpec.from_args(args, tokenizer), temperature=2.0)
+    with pytest.raises(ConfigError, match="system_prompt='w9' is a chat message"):
+        prompt_and_spec(model, None, prefix="w1", system_prompt="w9")
 
 
 def test_program_of_the_page_runs(tmp_path, monkeypatch):

@@ -11,17 +11,15 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models.outputs import policy_outputs
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts, tokenize_prompts
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout
+from rlhf_lab.training.rollout_engine import score_tokens
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -151,7 +149,10 @@ def step(
         if trainer.is_main:
             trainer.recorder.write_info(scores="given")
         with nullcontext() if trainer.world is None else trainer.world.barrier("sampling"):
-            samples = _score_given(trainer, prompts, written, learned)
+            tokens, prompt_mask = pad_prompts(prompts, 0, trainer.policy.device)
+            tokens = torch.cat([tokens, pad_rows(written, tokens.device)[0]], dim=1)
+            mask = pad_rows(learned, tokens.device)[0].bool()
+            samples = score_tokens(trainer, tokens, prompt_mask, mask)
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)
         trainer.emit("after_score", samples=samples, rollout=rollout)
@@ -195,27 +196,3 @@ def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[
             "and at least one 1."
         )
     return [list(map(int, row)) for row in rows]
-
-
-@torch.no_grad()
-def _score_given(
-    trainer: "RLHFTrainer",
-    queries: list[list[int]],
-    responses: list[list[int]],
-    learned: list[list[int]],
-) -> Samples:
-    """Compute log-probabilities and values of finished texts, over the whole vocabulary."""
-    policy, args = trainer.policy, trainer.args
-    prompts, prompt_mask = pad_prompts(queries, 0, policy.device)
-    written, _ = pad_rows(responses, policy.device)
-    mask = pad_rows(learned, policy.device)[0].bool()
-    tokens, prefix_len = torch.cat([prompts, written], dim=1), prompts.shape[1]
-    attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
-    logprobs, values = [], []
-    for rows in torch.arange(len(tokens), device=policy.device).split(args.rows_at_once):
-        logits, all_values = policy_outputs(
-            policy, tokens[rows], attention_mask[rows], trainer.forward
-        )
-        logprobs.append(F.get_logprobs(logits, tokens[rows], prefix_len, args.temperature))
-        values.append(F.generated_values(all_values, prefix_len).float())
-    return Samples(tokens, prompt_mask, mask, torch.cat(logprobs), torch.cat(values), support=None)

@@ -150,11 +150,6 @@ def test_step_learns_and_logs_like_a_phase(make_trainer):
     stats = trl_stats(report, trainer.args)
     assert stats["ppo/mean_scores"] == 3.5
     assert stats["ppo/std_scores"] == pytest.approx(math.sqrt(6.0))
-    assert stats["ppo/loss/policy"] == -report.clipped_surrogate
-    assert stats["ppo/loss/value"] == pytest.approx(2 * report.value_loss)
-    assert stats["ppo/loss/total"] == -report.objective
-    assert stats["tokens/responses_len_mean"] == report.response_length
-    assert stats["objective/kl_coef"] == report.kl_coef == 0.3
     assert all(isinstance(value, float) for value in stats.values())
 
 
