@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -41,7 +41,9 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
         prompts = islice(others, int(dull.sum()) // args.samples_per_prompt)
         rows = [prompt for prompt in prompts for _ in range(args.samples_per_prompt)]
         fresh, earned, earned_by = _sample_and_score(trainer, rows, resampled_prompts)
-        samples = _replace_rows(samples, dull, fresh, trainer.tokenizer.pad_token_id or 0)
+        order = torch.arange(len(dull), device=dull.device)
+        order[dull] = len(dull) + torch.arange(len(rows), device=dull.device)
+        samples = join_samples([samples, fresh], trainer.tokenizer.pad_token_id or 0)[order]
         rewards = rewards.masked_scatter(dull, earned)
         by_name = {k: v.masked_scatter(dull, earned_by[k]) for k, v in by_name.items()}
         dull = ~F.informative_groups(rewards, group)
@@ -62,11 +64,3 @@ def _sample_and_score(
     paid, device = trainer.rewards.read(trainer.reward_fn, samples), samples.tokens.device
     by_name = {name: rewards.to(device) for name, rewards in paid.by_name.items()}
     return samples, paid.rewards.to(device), by_name
-
-
-def _replace_rows(
-    samples: Samples, rows: Bool[Tensor, " batch"], fresh: Samples, pad_token: int
-) -> Samples:
-    order = torch.arange(len(rows), device=rows.device)
-    order[rows] = len(rows) + torch.arange(len(fresh.tokens), device=rows.device)
-    return join_samples([samples, fresh], pad_token)[order]

@@ -28,14 +28,12 @@ InterventionFn = Callable[[Tensor, Where], Tensor | None]
 
 
 def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
-    if not isinstance(result, Tensor):
-        problem = f"{result!r:.40}"
-    elif result.shape != shape or result.dtype != dtype:
-        problem = f"{tuple(result.shape)} of {result.dtype}"
-    elif result.isnan().any():  # infinity is allowed, since attention scores contain it
+    is_tensor = isinstance(result, Tensor)
+    problem = f"{tuple(result.shape)} of {result.dtype}" if is_tensor else f"{result!r:.40}"
+    if is_tensor and (result.shape, result.dtype) == (shape, dtype):
+        if not result.isnan().any():  # infinity is allowed, since attention scores contain it
+            return
         problem = "nan"
-    else:
-        return
     raise ConfigError(
         f"The intervention {name!r} returned {problem}. Return an activation of shape "
         f"{tuple(shape)} and {dtype} without nan."

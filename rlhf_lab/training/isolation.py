@@ -68,11 +68,10 @@ def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
     """Allow callbacks of an event to call backward() without a change to the training."""
-    if event not in ("after_loss", "after_backward"):  # cleared before the step
-        with torch_modes_kept():
-            yield
-        return
-    with torch_modes_kept(), detached_gradients(policy, lend=True), _retained_graphs():
+    with torch_modes_kept(), contextlib.ExitStack() as stack:
+        if event in ("after_loss", "after_backward"):  # otherwise cleared before the step
+            stack.enter_context(detached_gradients(policy, lend=True))
+            stack.enter_context(_retained_graphs())
         yield
 
 

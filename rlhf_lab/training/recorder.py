@@ -96,10 +96,8 @@ class Recorder:
         )
 
     def _hold(self) -> None:
-        is_new = not self.lock.is_held
-        self.lock.hold(self.run.path)
         path = self.run.checkpoints / "last.safetensors"
-        if is_new:
+        if self.lock.hold(self.run.path):
             wait_for_writers(self.run.checkpoints)
             saved = read_metadata(path)["phase"] if path.exists() else self.last_saved_phase
             if saved != self.last_saved_phase:

@@ -186,14 +186,10 @@ class RunLock:
     def __init__(self) -> None:
         self._lock: FileLock | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """True from `hold` to `release`."""
-        return self._lock is not None
-
-    def hold(self, directory: Path) -> None:
-        """Take the lock; raise RunError if another process or a newer trainer has it."""
-        if self._lock is None:
+    def hold(self, directory: Path) -> bool:
+        """Take the lock and return True if it is new; raise RunError if another trainer has it."""
+        is_new = self._lock is None
+        if is_new:
             path = directory.absolute() / LOCK
             refuse_foreign(path)
             # one FileLock per path and process: an older trainer of this process loses it here
@@ -212,6 +208,7 @@ class RunLock:
                 f"Another trainer has taken over the run in {directory}. Continue with that one, "
                 f"or call RLHFTrainer.resume({str(directory)!r})."
             )
+        return is_new
 
     def release(self) -> None:
         """Release the lock, unless a newer trainer has it."""

@@ -137,16 +137,14 @@ def test_replacing_shows_the_old_file_until_the_end(tmp_path):
 
 def test_newest_lock_of_a_process_takes_over(tmp_path):
     older, newer = RunLock(), RunLock()
-    older.hold(tmp_path)
-    older.hold(tmp_path)
-    newer.hold(tmp_path)
+    assert [lock.hold(tmp_path) for lock in (older, older, newer)] == [True, False, True]
     with pytest.raises(RunError, match="Another trainer has taken over the run"):
         older.hold(tmp_path)
     older.release()
-    newer.hold(tmp_path)
-    assert newer.is_held and (tmp_path / LOCK).exists()
+    assert not newer.hold(tmp_path) and (tmp_path / LOCK).exists()
     newer.release()
-    assert not newer.is_held and not (tmp_path / LOCK).exists()
+    assert not (tmp_path / LOCK).exists() and newer.hold(tmp_path)
+    newer.release()
 
 
 @pytest.mark.slow
