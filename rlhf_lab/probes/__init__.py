@@ -14,6 +14,7 @@ from rlhf_lab.probes.hack_watch import HackWatch
 from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
+from rlhf_lab.probes.moved_words import find_moved_words, parts_over_phases, shift_parts
 from rlhf_lab.probes.neuron_rank import NeuronRank
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
@@ -29,6 +30,7 @@ from rlhf_lab.probes.value_attribution_probe import ValueAttribution
 from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
+from rlhf_lab.probes.words_moved import WordsMoved
 
 __all__ = [
     "Attachment",
@@ -59,12 +61,16 @@ __all__ = [
     "ValueAttribution",
     "ValueLens",
     "WeightDelta",
+    "WordsMoved",
     "attach",
     "attach_default_suite",
     "attribute_logits",
     "control_labels",
     "default_suite",
+    "find_moved_words",
     "had_default_suite",
+    "parts_over_phases",
+    "shift_parts",
     "runs",
     "secant_value_rows",
     "value_lens",

@@ -382,5 +382,21 @@ VIEWS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
             ),
             CurvesOver("distance of the weights from the reference", "total_norm", ""),
         ),
+        "WordsMoved": (
+            CurvesOver("probability that words won per text", "moved_mass", "probability"),
+            TableOf(
+                "words that moved together, n = {n}",
+                "contrasts.words; contrasts.at; "
+                "mass: contrasts.mass contrasts.mass_low contrasts.mass_high; contrasts.fraction; "
+                "shift: contrasts.shift contrasts.shift_low contrasts.shift_high; "
+                "contrasts.component; part: contrasts.part contrasts.part_low contrasts.part_high",
+                note="Mass: probability per text. Shift and part: logits at the first slot.",
+            ),
+            BarsOf("shift of {first} by component", "components", "parts", "logits", top=16),
+            TableOf(
+                "words by probability won",
+                "word_table.word; won: word_table.won word_table.won_low word_table.won_high",
+            ),
+        ),
     }
 )

@@ -25,6 +25,7 @@ from rlhf_lab.probes import (
     ValueAttribution,
     ValueLens,
     WeightDelta,
+    WordsMoved,
     attach,
 )
 from rlhf_lab.probes.text_heatmap import FIELDS
@@ -48,6 +49,7 @@ MAKERS = {
     ValueAttribution: lambda: ValueAttribution(every=2, slots=(8,), n=8),
     ValueLens: lambda: ValueLens(every=2),
     WeightDelta: lambda: WeightDelta(words=("loved", "hated"), every=2),
+    WordsMoved: lambda: WordsMoved(every=2, n=8),
 }
 REJECTED = {"separate critic": {ValueAttribution}}
 """Probes that refuse a kind of run when they are attached."""

@@ -66,6 +66,7 @@ NeuronRank | n contribution:2* by_activation:2 activation:2 activation_shift:2 w
  group_contribution:2 group_size:2 mlp:2 b_out:2 | neuron_contribution:2,2
  neuron_activation_shift:2,2 neuron_write:2,2,2
 WeightDelta | total_norm |
+WordsMoved | n moved_mass parts:2* |
 """
 SHAPES = dict(line.split(" | ", 1) for line in SHAPES.replace("\n ", " ").strip().splitlines())
 EXTRA = {
@@ -110,6 +111,14 @@ EXTRA = {
         "groups": ["up", "down"],
         "tokens": [["a"], ["b"]],
         "token_activations": [[1.0], [2.0]],
+    },
+    "WordsMoved": {
+        "first": "was - wasn't",
+        "contrasts": [
+            {"words": "was - wasn't", "at": "A", "fraction": 0.25, "mass": 0.5, "component": "c1"}
+            | {"shift": 0.5, "shift_low": 0.25, "shift_high": 1.0}
+        ],
+        "word_table": [{"word": "was", "won": 0.125, "won_low": 0.0625, "won_high": 0.1875}],
     },
     "WeightDelta": {
         "rows": [
@@ -191,10 +200,15 @@ NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b_out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
 WeightDelta | total norm, phase 3 | total_norm
+WordsMoved | c1 | parts 1 *
+WordsMoved | moved mass, phase 3 | moved_mass
 """
 CELLS = """
 HackWatch | won | 0.5
 HackWatch | reference count | 9
+WordsMoved | mass | 0.5
+WordsMoved | shift | 0.5 [0.25, 1]
+WordsMoved | won | 0.125 [0.0625, 0.188]
 WeightDelta | stable rank | 7.0
 FrozenProbe | gap | gap 0 *
 LogitShift | policy | policy 0
@@ -432,7 +446,7 @@ def test_every_mark_shows_the_field_of_the_table(kind):
 
 def test_the_table_covers_every_probe():
     covered = {row[0] for row in split_rows(TITLES) + split_rows(CELLS)} | {"TextHeatmap"}
-    assert covered == set(VIEWS) == set(SHAPES) and len(covered) == 17
+    assert covered == set(VIEWS) == set(SHAPES) and len(covered) == 18
 
 
 def test_tokens_have_their_own_values_and_prompts_none():
