@@ -19,6 +19,7 @@ from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
 from rlhf_lab.views.declared import Snapshot
 from rlhf_lab.views.html import plain
 from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
+from rlhf_lab.views.token_data import collect_tokens
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
@@ -129,6 +130,7 @@ class RunData:
         picks: the samples of each phase to show first.
         kinds: the class of each probe.
         drawn: pictures of each probe, over phases and by phase.
+        tokens: the stored texts with numbers per token, by phase.
     """
 
     run: Run
@@ -138,6 +140,7 @@ class RunData:
     picks: dict[int, list[int]]
     kinds: dict[str, str]
     drawn: dict[str, tuple[str, dict[int, str]]]
+    tokens: dict[int, dict[str, Any]]
 
 
 def collect_run(run: Run, label: str = "") -> RunData:
@@ -152,7 +155,9 @@ def collect_run(run: Run, label: str = "") -> RunData:
     with reading(run.path / FOLDER):
         kinds = probe_kinds(run)
         drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
-    return RunData(run, label or visible(run.path.name), columns, rows, picks, kinds, drawn)
+        tokens = collect_tokens(run, kinds)
+    name = label or visible(run.path.name)
+    return RunData(run, name, columns, rows, picks, kinds, drawn, tokens)
 
 
 def collect_runs(runs: Sequence[Run]) -> list[RunData]:
@@ -175,7 +180,8 @@ def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
         with reading(data.run.path / METRICS):
             phases |= {line["phase"] for line in data.run.metrics()}
         records = {name: sorted(by_phase) for name, (_, by_phase) in data.drawn.items()}
-        listed.append({"label": data.label, "records": records})
+        listed.append({"label": data.label, "records": records, "tokens": sorted(data.tokens)})
+        blocks |= {f"r{i}-t{phase}": texts for phase, texts in data.tokens.items()}
         recorded |= {phase for found in records.values() for phase in found}
         blocks[f"r{i}-over"] = {name: over for name, (over, _) in data.drawn.items()}
         for name, (_, by_phase) in data.drawn.items():

@@ -14,7 +14,7 @@ from rlhf_lab.console import visible
 from rlhf_lab.views.collect import pack
 from rlhf_lab.views.marks import SVG_STYLE
 
-SCRIPTS = ("data.js", "state.js", "samples.js", "live.js", "main.js")
+SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "live.js", "main.js")
 INLINE_STYLE = re.compile(r'style="([^"]*)"')
 BACKGROUND = re.compile(r"(background:#)(\w\w)(\w\w)(\w\w)")
 
@@ -98,7 +98,7 @@ def assemble(
 
 
 def _replaced(block: Any, classes: StyleClasses) -> Any:
-    """Replace the styles of a block of pictures; a block of samples is a list."""
-    if not isinstance(block, Mapping):
+    """Replace the styles of a block of pictures; other blocks have no markup."""
+    if not isinstance(block, Mapping) or not all(isinstance(x, str) for x in block.values()):
         return block
     return {name: visible(classes.replace(html)) for name, html in block.items()}

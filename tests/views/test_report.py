@@ -5,6 +5,7 @@ from html import escape
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
@@ -143,6 +144,30 @@ def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
     assert re.search(r'title="exact advantage -?\d', page)
     assert "the rows of the shift sum to the measured shift" in page
     assert "42.5" in page
+
+
+def test_token_blocks_have_the_numbers_of_the_records(probed, page):
+    run, blocks = Run(probed), read_blocks(page)
+    assert read_header(page)["runs"][0]["tokens"] == [0, 1]
+    block, record = blocks["r0-t1"], run.records("text_heatmap")[-1]
+    tensors = run.tensors("text_heatmap", 1)
+    assert block["tokens"] == record["tokens"] and block["rewards"] == record["rewards"]
+    assert block["start"] == 3 and len(block["tokens"][0]) == 3 + tensors["kl"].shape[1]
+    fields = {"advantage": "advantage", "value": "value", "kl": "kl"}
+    fields |= {"exact advantage": "true_advantage", "exact value": "true_value"}
+    assert block["columns"].keys() == fields.keys()
+    for label, field in fields.items():
+        mask = tensors["truth_mask" if "true" in field else "mask"]
+        for i, row in enumerate(block["columns"][label]):
+            assert [x is not None for x in row] == mask[i].tolist()
+            known = torch.tensor([x for x in row if x is not None])
+            torch.testing.assert_close(known, tensors[field][i][mask[i]], atol=1e-5, rtol=0)
+    kl, value, *r2 = block["facts"]
+    assert kl["values"] == run.records("kl_by_position")[-1]["kl"] and kl["phase"] == 1
+    assert value["phase"] == 0 and "correlation" in value["label"] and len(r2) == 5
+    lens = run.records("value_lens")[0]
+    slot = lens["slots"].index("ADJ 2")
+    assert r2[3]["values"][slot] == lens["r2"][3][slot] and r2[3]["names"][slot] == "ADJ 2"
 
 
 def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):

@@ -11,6 +11,7 @@ async function draw() {
   const mark = recorded.includes(state.phase) || !recorded.length ? "" : ", no record";
   $("#phase").textContent = phases.length ? `${state.phase} of ${phases.at(-1)}${mark}` : "–";
   drawSides();
+  await drawToken(ticket);
   writeState();
   await drawSamples();
   for (const place of $$(".at")) {
@@ -88,12 +89,17 @@ const showState = () => state.open ? show(state.open) : draw();
 function onClick(event) {
   const link = event.target.closest("a[href^='#']"), button = event.target.closest("button");
   const picture = event.target.closest("figure svg");
+  const tile = event.target.closest(".at > div > span[title]");
   if (link) {
     event.preventDefault();
     show(link.hash.slice(1));
   } else if (button?.dataset.sort) {
     sortSamples(button.dataset.sort);
     draw();
+  } else if (button?.dataset.token) {
+    moveToken(button.dataset.token.split(".").map(Number));
+  } else if (tile) {
+    openTile(tile);
   } else if (button && ACTIONS[button.id]) {
     ACTIONS[button.id]();
   } else if (picture) {
@@ -106,6 +112,7 @@ const ACTIONS = {
   back: () => step(-1),
   forward: () => step(1),
   help: () => $("#keys").showModal(),
+  close: TOKEN_KEYS.Escape,
   more: () => { shownRows += MORE_ROWS; draw(); },
   selection: () => { Object.assign(state, { sort: "", find: "", every: false }); draw(); },
 };
@@ -120,12 +127,19 @@ const KEYS = {
     const folds = $$("details.probe"), isOpen = folds.every((fold) => fold.open);
     for (const fold of folds) fold.open = !isOpen;
   },
+  t: () => state.token ? TOKEN_KEYS.Escape() : moveToken([0, 0]),
   Home: () => { state.open = ""; scrollTo(0, 0); writeState(); },
 };
 
 function onKey(event) {
   const isTyping = event.target.matches?.("input:not([type=range], [type=checkbox]), select");
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping || $("dialog[open]")) return;
+  const isToken = event.target.closest?.("#token") && Object.hasOwn(TOKEN_KEYS, event.key);
+  if (isToken) {
+    event.preventDefault();
+    TOKEN_KEYS[event.key]();
+    return;
+  }
   const digit = /^[0-9]$/.test(event.key) ? Number(event.key) || 10 : 0;
   if (!digit && !Object.hasOwn(KEYS, event.key)) return;
   event.preventDefault();

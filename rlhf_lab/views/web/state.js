@@ -1,4 +1,4 @@
-const state = { phase: 0, sort: "", up: false, find: "", every: false, open: "", a: 0, b: 1 };
+const state = { phase: 0, sort: "", up: false, find: "", every: false, open: "", a: 0, b: 1, token: null };
 
 /** Set the state from the address; what is unknown or out of range is left out or clamped. */
 function readState() {
@@ -15,6 +15,8 @@ function readState() {
     const index = known.has(side) ? Number(known.get(side)) : state[side];
     state[side] = header.runs[index] ? index : 0;
   }
+  const token = /^(\d{1,4})\.(\d{1,4})$/.exec(known.get("token") ?? "");
+  state.token = token ? [Number(token[1]), Number(token[2])] : null;
   const open = text.includes("=") ? known.get("open") ?? "" : text;
   state.open = document.getElementById(open)?.closest("main") ? open : "";
 }
@@ -34,6 +36,7 @@ function writeState() {
   if (state.phase !== header.phases.at(-1)) known.set("phase", state.phase);
   for (const name of ["sort", "find", "open"]) if (state[name]) known.set(name, state[name]);
   for (const name of ["up", "every"]) if (state[name]) known.set(name, "1");
+  if (state.token) known.set("token", state.token.join("."));
   if (header.runs.length > 1) for (const side of ["a", "b"]) known.set(side, state[side]);
   try {
     history.replaceState(null, "", "#" + known);
