@@ -1,4 +1,4 @@
-"""Numbers in the text of the lessons are those that their cells print or hold."""
+"""Numbers in the text of the lessons are printed by their cells, and figures are shown."""
 
 import ast
 import re
@@ -30,91 +30,65 @@ def test_every_number_in_the_text_stands_in_a_cell(master: Path) -> None:
 
 
 def lesson(text: str, printed: str = "", source: str = "") -> nbformat.NotebookNode:
-    """A notebook of one text and one cell."""
+    """Return a notebook of one text and one cell."""
     outputs = [new_output("stream", text=printed)] if printed else []
     return new_notebook(cells=[new_markdown_cell(text), new_code_cell(source, outputs=outputs)])
 
 
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
-        ("it reads 0.98 of it", "R2 0.9812"),
-        ("a drop of -1.25 nats", "-1.2471"),
-        ("84 % of the KL", "share 0.8391"),
-        ("84 % of the KL", "84%"),
-        ("1,024 reviews", "1024"),
-        ("two terms, 4 tokens, in 2019, `x = 77`, $x^{31}$, lesson 06", ""),
-    ],
-)
-def test_a_number_that_a_cell_prints_is_found(text: str, printed: str) -> None:
-    assert unsupported_numbers(lesson(text, printed)) == []
+SVG = '<svg><path d="M 0.52 201.3"/></svg>'
+FAR = [new_code_cell(f"step({i})") for i in range(7)]
 
 
 @pytest.mark.parametrize(
     ("text", "printed", "missing"),
     [
+        ("it reads 0.98 of it", "R2 0.9812", []),
         ("it reads 0.98 of it", "R2 0.9712", ["0.98"]),
+        ("a drop of -1.25 nats", "-1.2471", []),
+        ("84 % of the KL", "share 0.8391", []),
+        ("84 % of the KL", "84%", []),
         ("84 % of the KL", "share 0.82", ["84"]),
+        ("1,024 reviews", "1024", []),
         ("172 reviews", "171 reviews", ["172"]),
-        ("0.5, then 0.25", "0.5", ["0.25"]),
+        ("two terms, 4 tokens, in 2019, `x = 77`, $x^{31}$, lesson 06", "", []),
+        (
+            "0.52\n<details><summary>What was found</summary>\n\n97 %, 0.61\n\n</details>",
+            "",
+            ["0.52"],
+        ),
     ],
 )
-def test_a_number_that_no_cell_prints_is_told(text: str, printed: str, missing: list) -> None:
+def test_unsupported_numbers_are_those_that_no_cell_prints(text, printed, missing) -> None:
     assert unsupported_numbers(lesson(text, printed)) == missing
 
 
-def test_folded_text_is_not_compared() -> None:
-    folded = "0.52\n<details><summary>What was found</summary>\n\n97 %, 0.61\n\n</details>"
-    assert unsupported_numbers(lesson(folded)) == ["0.52"]
-
-
-def test_numbers_in_a_cells_source_count() -> None:
-    assert (
-        unsupported_numbers(lesson("128 reviews, kl_coef 0.3", source="dict(n=128, k=0.3)")) == []
-    )
-
-
-DRAWN = '<svg><path d="M 0.52 201.3"/><text>17.5</text></svg>'
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"text/plain": f"Picture(svg='{DRAWN}')", "text/html": '<img src="data:;base64,0.52"/>'},
-        {"text/plain": "Picture()", "text/html": f"<div>{DRAWN}</div>"},
-        {"text/plain": f"Picture(svg='{DRAWN}')"},
-        {"text/plain": "Html()", "text/html": "<style>p {margin: 0.52em 17.5px}</style>"},
-    ],
-)
-def test_numbers_that_draw_a_picture_are_not_printed_ones(data: dict) -> None:
-    notebook = lesson("it earns 0.52, of 17.5")
-    notebook.cells[1].outputs = [new_output("display_data", data=data)]
-    assert unsupported_numbers(notebook) == ["0.52", "17.5"]
-
-
-def test_a_tooltip_counts_as_printed() -> None:
-    html = '<span style="color: #123" title="KL 0.521">dull</span>'
+def test_unsupported_numbers_ignores_drawings() -> None:
+    source = "dict(n=128, k=0.3)"
+    assert unsupported_numbers(lesson("128 reviews, kl_coef 0.3", source=source)) == []
     notebook = lesson("a KL of 0.52")
-    notebook.cells[1].outputs = [new_output("display_data", data={"text/html": html})]
-    assert unsupported_numbers(notebook) == []
+    for html, missing in (('<span title="KL 0.521">dull</span>', []), (SVG, ["0.52"])):
+        notebook.cells[1].outputs = [new_output("display_data", data={"text/html": html})]
+        assert unsupported_numbers(notebook) == missing
 
 
-def test_a_result_is_printed_near_its_text_and_a_size_anywhere() -> None:
-    far = [new_code_cell("", outputs=[new_output("stream", text="0.52 1536")])]
-    between = [new_code_cell(f"step({i})") for i in range(7)]
-    text = new_markdown_cell("0.52 of 1,536 reviews, so 52 %")
-    assert unsupported_numbers(new_notebook(cells=[*far, *between, text])) == ["0.52", "52"]
-    assert unsupported_numbers(new_notebook(cells=[*far, *between[:5], text])) == []
-    assert unsupported_numbers(new_notebook(cells=[text, *between[:3], *far])) == []
-    assert unsupported_numbers(new_notebook(cells=[text, *between[:4], *far])) == ["0.52", "52"]
+def test_unsupported_numbers_looks_for_results_near_the_text() -> None:
+    result = [new_code_cell("", outputs=[new_output("stream", text="0.52 1536")])]
+    text = new_markdown_cell("0.52 of 1,536 reviews")
+    for cells, missing in (
+        ([*result, *FAR[:5], text], []),
+        ([*result, *FAR, text], ["0.52"]),
+        ([text, *FAR[:3], *result], []),
+        ([text, *FAR[:4], *result], ["0.52"]),
+    ):
+        assert unsupported_numbers(new_notebook(cells=cells)) == missing
 
 
-SHOWN = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
+DRAWING = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
 
 
 @pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
 def test_every_figure_of_a_cell_is_shown(master: Path) -> None:
-    """A notebook shows a cell's last value alone: a figure before it needs `display`."""
+    """A notebook shows only a cell's last value: a figure before it needs `display`."""
     unseen = [
         line
         for cell in nbformat.read(master.with_suffix(".ipynb"), as_version=4).cells
@@ -125,11 +99,11 @@ def test_every_figure_of_a_cell_is_shown(master: Path) -> None:
 
 
 def unseen_figures(source: str) -> list[str]:
-    """The statements before a cell's last one that draw something and hand it to nobody."""
+    """Return the calls before a cell's last statement that draw something unseen."""
     statements = ast.parse(re.sub(r"^( *)%.*$", r"\1pass", source, flags=re.MULTILINE)).body
     alone = [s.value for s in statements[:-1] if isinstance(s, ast.Expr)]
     calls = [value for value in alone if isinstance(value, ast.Call)]
-    return [ast.unparse(c)[:60] for c in calls if ast.unparse(c.func).split(".")[-1] in SHOWN]
+    return [ast.unparse(c)[:60] for c in calls if ast.unparse(c.func).split(".")[-1] in DRAWING]
 
 
 def test_a_figure_in_the_middle_of_a_cell_is_found() -> None:
