@@ -100,7 +100,6 @@ def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> 
 
 @pytest.mark.kernel
 def test_what_a_cell_prints_and_shows_stays_in_its_order(root: Path) -> None:
-    """A stored page is read like a live one: a line below the table that it speaks of."""
     printed = """
 # %%
 from IPython.display import display
@@ -175,59 +174,54 @@ def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
             builder.learner_notebook(master)
 
 
-def test_a_folder_without_masters_is_refused(tmp_path: Path) -> None:
+def test_masters_raises_without_a_lesson(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="has no lesson"):
         builder.masters(tmp_path)
 
 
-def test_a_stub_without_steps_has_the_first_paragraph_of_the_docstring_alone() -> None:
-    exercise = find_exercise("recovered_fraction")
-    whole, stub = solution_source(exercise, set()), stub_source(exercise, set())
-    assert "1. Average each" in whole and "f = (mean patched" in whole
-    assert "1. Average each" not in stub and "f = (mean patched" not in stub
-    namespace: dict = {}
-    exec(stub, namespace)
-    first = (
-        "Compute how much of an effect a patch recovers: 0 none of it, 1 all; with its interval."
-    )
-    assert namespace["recovered_fraction"].__doc__ == first
-
-
-def test_a_docstring_of_several_lines_is_cut_at_its_first_blank_line() -> None:
+def test_emptied_removes_bodies_and_steps() -> None:
     source = 'def f():\n    """One\n    sentence.\n\n    1. A step.\n    """\n    return 1'
-    kept = 'def f():\n    """One\n    sentence."""\n    raise NotImplementedError'
-    assert emptied(source, step_free=True) == kept
-    assert "1. A step." in emptied(source)
+    short = 'def f():\n    """One\n    sentence."""\n    raise NotImplementedError'
+    assert emptied(source, step_free=True) == short
+    assert emptied(source) == source.replace("return 1", "raise NotImplementedError")
+    first = 'class A:\n    def f(self):\n        """One."""\n        return 1\n\n'
+    second = '    def g(self):\n        """Two."""\n        return 2\n'
+    assert emptied(first + second, ("g",)) == first + second.replace(
+        "return 2\n", "raise NotImplementedError"
+    )
 
 
-def test_every_exercise_makes_a_stub_that_is_unsolved_and_a_solution_that_runs() -> None:
-    for name in ("kl_per_token", "get_logprobs", "ReplayMemory", "TransformerWithValueHead"):
-        exercise = find_exercise(name)
-        assert gate.ships_unsolved(stub_source(exercise, set()), exercise)
-        assert not gate.ships_unsolved(solution_source(exercise, set()), exercise)
-        namespace: dict = {}
-        exec(solution_source(exercise, set()), namespace)
-        assert namespace[name].__name__ == name
-        exec(stub_source(exercise, set()), namespace)
+@pytest.mark.parametrize(
+    "name", ["kl_per_token", "get_logprobs", "ReplayMemory", "TransformerWithValueHead"]
+)
+def test_stubs_are_unsolved_and_solutions_run(name: str) -> None:
+    exercise = find_exercise(name)
+    stub, solution = stub_source(exercise, set()), solution_source(exercise, set())
+    assert gate.ships_unsolved(stub, exercise) and not gate.ships_unsolved(solution, exercise)
+    namespace: dict = {}
+    exec(solution, namespace)
+    assert namespace[name].__name__ == name
+    exec(stub, namespace)
 
 
-def test_private_helpers_are_imported_for_the_solution_only() -> None:
+def test_stubs_import_what_is_unbound_and_public() -> None:
     exercise = find_exercise("get_logprobs")
     assert "_ListIndexAsTuple" in solution_source(exercise, set())
     assert "_ListIndexAsTuple" not in stub_source(exercise, set())
-
-
-def test_names_that_are_bound_already_are_not_imported_again() -> None:
-    exercise = find_exercise("calc_kl_penalty")
     bound = {"Bool", "Float", "Tensor", "Denominator", "masked_mean"}
-    assert "import" not in stub_source(exercise, bound)
+    assert "import" not in stub_source(find_exercise("calc_kl_penalty"), bound)
 
 
-def test_of_a_class_only_the_learners_methods_are_emptied() -> None:
-    first = 'class A:\n    def f(self):\n        """One."""\n        return 1\n\n'
-    second = '    def g(self):\n        """Two."""\n'
-    source = first + second + "        return 2\n"
-    assert emptied(source, ("g",)) == first + second + "        raise NotImplementedError"
+def test_stubs_list_only_errors_that_the_check_tries() -> None:
+    for exercise in all_exercises():
+        definition = ast.parse(stub_source(exercise, set())).body[-1]
+        if exercise.methods:
+            methods = [n for n in definition.body if getattr(n, "name", "") in exercise.methods]
+            definition = methods[0]
+        docstring = ast.get_docstring(definition)
+        assert ("Raises" in docstring) == exercise.errors_tried, exercise.name
+        assert "empty result" not in docstring, exercise.name
+    assert "\n\n    mean = sum_i" in stub_source(find_exercise("masked_mean"), set())
 
 
 @pytest.mark.parametrize(
@@ -238,7 +232,7 @@ def test_of_a_class_only_the_learners_methods_are_emptied() -> None:
         ("in words", ""),
     ],
 )
-def test_the_choices_of_a_prediction_become_arguments(choices: str, among: str) -> None:
+def test_choices_of_a_prediction_become_arguments(choices: str, among: str) -> None:
     source = builder.with_guesses(f"n = 6  # predict: {choices}", Path("99_toy.py"), solved=False)
     assert source == f"n = predictions.guess(...{among})"
 
@@ -252,19 +246,6 @@ def test_the_choices_of_a_prediction_become_arguments(choices: str, among: str) 
         'a = "x"  # predict: a letter',
     ],
 )
-def test_a_prediction_that_would_ship_filled_in_is_refused(source: str) -> None:
-    """The formatter had wrapped one, and the learner was given its answer."""
+def test_a_prediction_that_would_ship_filled_in_raises(source: str) -> None:
     with pytest.raises(LoadError, match="99_toy"):
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
-
-
-def test_a_stub_promises_nothing_for_arguments_that_the_check_does_not_try() -> None:
-    for exercise in all_exercises():
-        stub = stub_source(exercise, set())
-        own = ast.parse(stub).body[-1]
-        if exercise.methods:
-            own = next(node for node in own.body if getattr(node, "name", "") in exercise.methods)
-        told = ast.get_docstring(own)
-        assert ("Raises" in told) == exercise.errors_tried, exercise.name
-        assert "empty result" not in told, exercise.name
-    assert "\n\n    mean = sum_i" in stub_source(find_exercise("masked_mean"), set())

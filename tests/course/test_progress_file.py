@@ -42,7 +42,6 @@ def test_damaged_file_is_moved_aside(progress_file: Path, content: str) -> None:
 
 
 def test_pipe_is_neither_read_nor_moved(progress_file: Path) -> None:
-    """Otherwise /dev/null is renamed when tests run as root."""
     progress_file.parent.mkdir()
     os.mkfifo(progress_file)
     assert read_records() == {}

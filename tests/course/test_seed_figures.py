@@ -29,34 +29,19 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: STORED)
 
 
-def line_of(name: str, said: str) -> list[str]:
-    return next(line for line in said.splitlines() if line.split()[:1] == [name]).split()
+def read_line(name: str, out: str) -> list[str]:
+    return next(line for line in out.splitlines() if line.split()[:1] == [name]).split()
 
 
-def test_a_run_is_shown_beside_mean_range_and_first_places(stored, capsys) -> None:
+@pytest.mark.parametrize(("largest", "places"), [(True, ["2", "of", "3"]), (False, [])])
+def test_compare_shows_mean_range_and_first_places(stored, capsys, largest, places) -> None:
     over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 9})
-    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5})
-    said = capsys.readouterr().out
-    assert "mean of 3 seeds" in said and "differs" not in said
-    assert line_of("first", said) == [
-        "first",
-        "0.250",
-        "0.400",
-        "0.200",
-        "0.500",
-        *"2 of 3".split(),
-    ]
-    assert line_of("second", said)[1:5] == ["0.500", "0.200", "0.100", "0.300"]
+    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5}, largest=largest)
+    out = capsys.readouterr().out
+    assert "mean of 3 seeds" in out and "differs" not in out
+    assert read_line("first", out)[1:] == ["0.250", "0.400", "0.200", "0.500", *places]
+    assert read_line("second", out)[1:5] == ["0.500", "0.200", "0.100", "0.300"]
     assert over_seeds.tables == {"true_reward": {"first": 0.25, "second": 0.5}}
-
-
-def test_unlike_quantities_are_shown_without_first_places(stored, capsys) -> None:
-    SeedFigures("any", {"total_phases": 12}).compare(
-        "true_reward", {"first": 0.25, "second": 0.5}, largest=False
-    )
-    said = capsys.readouterr().out
-    assert "largest in" not in said
-    assert line_of("first", said) == ["first", "0.250", "0.400", "0.200", "0.500"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +69,7 @@ def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
 
 def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:
     SeedFigures("no_such_lesson", {"seed": 1}).compare("true_reward", {"first": 0.25})
-    assert line_of("first", capsys.readouterr().out) == ["first", "0.250"]
+    assert read_line("first", capsys.readouterr().out) == ["first", "0.250"]
 
 
 def test_another_seed_is_written_into_the_settings_and_what_follows_is_left_out() -> None:
