@@ -11,6 +11,7 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import RESAMPLES
+from rlhf_lab.rewards import RewardModel
 
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
 """Before the first block, and mid and post of each; blocks that are parallel have no mid."""
@@ -34,9 +35,10 @@ def normalize_residual(
 
 @torch.no_grad()
 def value_lens(
-    policy: TransformerWithValueHead, residuals: Float[Tensor, "site batch seq d_model"]
+    policy: TransformerWithValueHead | RewardModel,
+    residuals: Float[Tensor, "site batch seq d_model"],
 ) -> Float[Tensor, "site batch seq"]:
-    """The value head's estimate from each layer's residual, as if the later layers did nothing.
+    """Read the head's estimate from each layer's residual, as if the later layers did nothing.
 
     v_l(s) = value_head(norm(h_l(s))), with the same point of the norm that the head reads.
     """

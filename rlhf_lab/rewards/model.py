@@ -51,6 +51,11 @@ class RewardModel(nn.Module):
         self.register_buffer("mean", torch.zeros((), device=parameter.device))
         self.register_buffer("std", torch.ones((), device=parameter.device))
 
+    @property
+    def value_head(self) -> nn.Linear:
+        """The head, by the name that instruments read from a policy."""
+        return self.head
+
     def token_scores(
         self,
         input_ids: Int[Tensor, "batch seq"],

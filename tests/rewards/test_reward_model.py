@@ -8,6 +8,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import load_model
+from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.rewards import LearnedReward, RewardModel, load_reward, reel_pairs, score_texts
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.capture import capture_activations
@@ -29,6 +30,13 @@ def nano():
     model = RewardModel(load_model("reel-nano"), seed=3)
     model.set_normalization(torch.tensor([1.0, 3.0, 5.0, 7.0]))
     return model.requires_grad_(False)
+
+
+def test_value_lens_of_the_last_residual_is_the_score(model):
+    sites = capture_activations(model.base_model, TOKENS, "blocks.*.hook_resid_post")
+    by_layer = value_lens(model, torch.stack(list(sites.values())))
+    torch.testing.assert_close(by_layer[-1], model.token_scores(TOKENS).detach(), atol=1e-5, rtol=0)
+    assert (by_layer[0] - by_layer[-1]).abs().max() > 1e-3
 
 
 def test_score_is_dot_product_with_final_normalized_residual(model):
