@@ -85,12 +85,14 @@ def read_json(path: Path, key: str, kind: type) -> Any:
 
     A damaged file is renamed to `*.unreadable`. Devices and pipes are neither read nor moved.
     """
-    if not path.is_file():
-        return kind()
     try:
+        if not path.is_file():
+            return kind()
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict) and isinstance(content.get(key), kind):
             return content[key]
+    except OSError:
+        return kind()
     except ValueError:
         pass
     with contextlib.suppress(OSError):
