@@ -80,8 +80,7 @@ def sample_command(
     from rich.console import Console
 
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import TextBatch, load_reward, requires_answers, score_batch
-    from rlhf_lab.rewards.conversation import chat_answers
+    from rlhf_lab.rewards import RewardPipeline, load_reward, requires_answers
     from rlhf_lab.sampling import sample
     from rlhf_lab.views import sample_table
 
@@ -101,11 +100,10 @@ def sample_command(
     if reward_fn is None or requires_answers(reward_fn):  # a prompt has no right answer here
         print_line("\n".join(texts))
         return 0
-    batch = TextBatch(texts, samples.prompt_texts(tokenizer))
+    scorer = RewardPipeline(args, tokenizer, reward_fn, stop_tokens=spec.stops(tokenizer))
     if prompts.turns is not None:
-        responses = chat_answers(samples, tokenizer, spec.stops(tokenizer))
-        batch = TextBatch.in_chat(prompts.turns * n, responses)
-    rewards = score_batch(reward_fn, batch).rewards.tolist()
+        scorer.conversations = {tuple(prompts.tokens[0]): prompts.turns[0]}
+    rewards = scorer.read(reward_fn, samples, texts).rewards.tolist()
     Console().print(sample_table(texts, rewards, prompts.texts[0]))
     return 0
 

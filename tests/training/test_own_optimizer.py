@@ -23,8 +23,6 @@ from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training import AdaptiveKLController, FixedKLController, RLHFTrainer
 from tests.training.recorded_runs import copy_weights, is_equal, read_metrics, train_partly
 
-pytestmark = pytest.mark.slow
-
 OPTIMIZERS = {
     "SGD": partial(SGD, lr=1e-2, momentum=0.9),
     "Adagrad": partial(Adagrad, lr=1e-3),
@@ -46,6 +44,7 @@ def custom(reel_args):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_torch_optimizers_maximize_the_objective(make_trainer, custom, name):
     """One phase on one rollout, with the mean reward dominating the objective."""
@@ -85,6 +84,7 @@ SCHEDULES = {
 PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD", schedule) for schedule in SCHEDULES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "schedule"), PAIRS)
 def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedule):
     parts = [custom(OPTIMIZERS[name], SCHEDULES.get(schedule)) for _ in range(3)]
@@ -107,6 +107,7 @@ class IntegralController:
         self.kl_coef = 0.3 + sum(kl for kl, _ in self.seen)
 
 
+@pytest.mark.slow
 def test_custom_controller_sets_the_coefficient_also_when_resumed(make_trainer):
     parts = [{"kl_controller": IntegralController()} for _ in range(3)]
     whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
@@ -120,6 +121,7 @@ def test_custom_controller_sets_the_coefficient_also_when_resumed(make_trainer):
     assert read_metrics(again.run.path) == read_metrics(whole.run.path)
 
 
+@pytest.mark.slow
 def test_resume_rejects_other_custom_components(make_trainer, custom):
     path = train_partly(make_trainer(custom(OPTIMIZERS["SGD"])), 1)
     resume = partial(RLHFTrainer.resume, path)
@@ -192,6 +194,7 @@ def test_adaptive_coefficient_matches_hand_computed():
     assert controller.kl_coef == before
 
 
+@pytest.mark.slow
 def test_unit_is_nats_per_sequence(make_trainer):
     """With nats per token, a sixth of it, the coefficient would only fall."""
     trainer = make_trainer(
