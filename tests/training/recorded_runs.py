@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -182,6 +183,13 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl without `cost`, which depends on the clock."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
+
+
+def tensorboard_events(run: Path) -> Any:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return events
 
 
 def assert_same_run(found: Path, expected: Path) -> None:

@@ -68,9 +68,6 @@ def test_append_adds_lines_and_read_returns_them(run):
     assert run.read("new/samples.jsonl") == records
     assert len((run.path / "new/samples.jsonl").read_bytes().split(b"\n")) == 3
     assert run.read("metrics.jsonl") == []
-
-
-def test_numbers_that_json_lacks_become_null(run):
     run.append("metrics.jsonl", [{"phase": 0, "x": [math.inf, (1.5, math.nan)], "y": -math.inf}])
     assert run.read("metrics.jsonl") == [{"phase": 0, "x": [None, [1.5, None]], "y": None}]
 

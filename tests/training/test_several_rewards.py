@@ -65,21 +65,18 @@ def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
     assert sizes == {8}
 
 
-def test_reward_of_the_whole_batch_rejects_settings(make_trainer, questions):
-    reward = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
-    for fields, words in [
-        ({"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
-        ({"advantages": "remax", "normalize_reward": False}, "advantages='remax' scores"),
-        ({"labels_column": "answer", "prompts": str(questions)}, "labels_column='answer' scores"),
+def test_rewards_of_a_batch_or_of_tokens_reject_settings(make_trainer, questions):
+    batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
+    tokens, labels = TokenReward(lambda ids, mask: torch.zeros(len(ids))), "labels_column='answer'"
+    of_file = {"labels_column": "answer", "prompts": str(questions)}
+    for reward, fields, words in [
+        (batch, {"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
+        (batch, {"advantages": "remax", "normalize_reward": False}, "advantages='remax' scores"),
+        (batch, of_file, f"{labels} scores"),
+        (tokens, of_file, f"{labels} requires a reward of texts"),
     ]:
         with pytest.raises(ConfigError, match=words):
             make_trainer({"reward_fn": reward}, **fields)
-
-
-def test_reward_of_tokens_rejects_labels(make_trainer, questions):
-    reward = TokenReward(lambda ids, mask: torch.zeros(len(ids)))
-    with pytest.raises(ConfigError, match="labels_column='answer' requires a reward of texts"):
-        make_trainer({"reward_fn": reward}, labels_column="answer", prompts=str(questions))
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import psutil
 import pytest
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import RunHealth, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink, to_values
-from tests.training.recorded_runs import copy_weights, is_equal, read_metrics
+from tests.training.recorded_runs import tensorboard_events
 
 
 def to_curves(line: dict) -> dict[str, float]:
@@ -21,13 +20,6 @@ def to_curves(line: dict) -> dict[str, float]:
     return curves | {
         k: float(v) for k, v in line.items() if k not in ("phase", "cost") and v is not None
     }
-
-
-def tensorboard_events(run: Path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    events = accumulator.EventAccumulator(str(run / "tensorboard"))
-    events.Reload()
-    return events
 
 
 @pytest.fixture(scope="session")
@@ -90,28 +82,6 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
         assert {name: log[name] for name in curves} == curves
         rows = log["final_samples" if log["step"] == 4 else "samples"]["_value"]
         assert rows == samples[log["step"]][:16]
-
-
-@pytest.mark.slow
-@pytest.mark.process
-def test_loggers_and_probe_pictures_do_not_change_the_run(make_trainer, monkeypatch):
-    import wandb
-
-    pytest.importorskip("tensorboard")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    logged = make_trainer(loggers="tensorboard", wandb_mode="offline", log_probes=True)
-    attach(logged, RunHealth())
-    plain = make_trainer()
-    for trainer in (logged, plain):
-        trainer.train()
-    wandb.teardown()  # so that later runs of this process read their own variables
-    assert is_equal(copy_weights(logged.policy), copy_weights(plain.policy))
-    assert read_metrics(logged.run.path) == read_metrics(plain.run.path)
-    assert not (plain.run.path / "tensorboard").exists()
-    events = tensorboard_events(logged.run.path)
-    found = [event.value for event in events.Scalars("probe/run_health/mean_reward")]
-    assert found == pytest.approx([r["mean_reward"] for r in logged.run.read("metrics.jsonl")])
-    assert events.Tags()["images"] == []
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rlhf_lab.probes import Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode
 from rlhf_lab.views.terminal import train_on_terminal
+from tests.training.recorded_runs import assert_same_run, tensorboard_events
 from tests.wandb_file import WandbFile
 
 SWEEP = Path(__file__).parents[2] / "docs" / "sweep.yaml"
@@ -74,13 +75,16 @@ def identity(file: WandbFile) -> tuple[Any, ...]:
 NAMES = ("first light", "reviews", "a-team", "ablation", ["reel", "short"], "a first look")
 
 
+FIELDS = {"total_phases": 3, "batch_size": 24}
+
+
 @pytest.fixture(scope="module")
 def logged(reel_args, tmp_path_factory) -> tuple[Path, WandbFile]:
-    """A run with probes, which WANDB_MODE sends offline."""
+    """A run with probes, TensorBoard, and wandb, which WANDB_MODE sends offline."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (VARIABLES | {"WANDB_SILENT": "true"}).items():
             patch.setenv(name, value)
-        args = reel_args(total_phases=3, batch_size=24, wandb_mode="online", log_probes=True)
+        args = reel_args(**FIELDS, wandb_mode="online", loggers="tensorboard", log_probes=True)
         trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("wandb") / "first")
         attach(trainer, RunHealth(), WeightDelta(every=2))
         trainer.train()
@@ -124,6 +128,17 @@ def test_probe_numbers_and_pictures_are_logged(logged):
     name = "probe/run_health/picture_2"
     page = (file.directory / "files" / rows[0][f"{name}.path"]).read_text(encoding="utf-8")
     assert "KL from the reference" in page and "<svg" in page and "<script" not in page
+
+
+def test_loggers_and_probes_do_not_change_the_run(logged, make_trainer):
+    plain = make_trainer(**FIELDS)
+    plain.train()
+    assert_same_run(logged[0], plain.run.path)
+    assert not (plain.run.path / "tensorboard").exists()
+    events = tensorboard_events(logged[0])
+    found = [event.value for event in events.Scalars("probe/run_health/mean_reward")]
+    assert found == pytest.approx([r["mean_reward"] for r in plain.run.read("metrics.jsonl")])
+    assert events.Tags()["images"] == []
 
 
 def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):
