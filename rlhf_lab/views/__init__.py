@@ -6,8 +6,8 @@ from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
 from rlhf_lab.views.pictures import Picture
 from rlhf_lab.views.plots import bars, curves, heatmap
-from rlhf_lab.views.probe_drawings import short_site
 from rlhf_lab.views.probe_pictures import probe_html
+from rlhf_lab.views.records import short_site
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.text import sample_table, sparkline
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text

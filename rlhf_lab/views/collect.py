@@ -16,9 +16,9 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.declared import Snapshot
 from rlhf_lab.views.html import plain
 from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
+from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.token_data import collect_tokens
 
 MOST_RUNS = len(ascii_uppercase)

@@ -72,6 +72,7 @@ class Matrix:
     kind: Kind = "sequential"
     limits: tuple[Number, Number] | None = None
     note: str = ""
+    ends: tuple[Sequence[Optionals], Sequence[Optionals]] | None = None  # of the first rows
 
     @property
     def names(self) -> Sequence[str]:

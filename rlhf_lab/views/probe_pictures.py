@@ -9,8 +9,6 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
-from rlhf_lab.views.declared import Drawn, Snapshot
-from rlhf_lab.views.intervals import BandsByMetric, sample_bands
 from rlhf_lab.views.marks import STYLE_ELEMENT
 from rlhf_lab.views.pictures import (
     Bars,
@@ -22,34 +20,34 @@ from rlhf_lab.views.pictures import (
     Table,
     quantile_limit,
 )
-from rlhf_lab.views.probe_views import VIEWS
+from rlhf_lab.views.probe_curves import OVER_PHASES
+from rlhf_lab.views.probe_views import OF_RECORD
+from rlhf_lab.views.records import Drawn, Snapshot, rows_of_dicts
 from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import color_key, tokens_html
 
 Records = Sequence[Mapping[str, Any]]
-FIRST_TOO = ("Direction", "ValueLens", "ValueAttribution", "TextHeatmap")
 LAST_RECORDS = 20
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
 def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Iterator[Drawn]:
-    """Yield the pictures that take all records, or the table of a probe without a declaration."""
-    if kind not in VIEWS or not records:
-        yield number_table([at.record for at in records])
-        return
-    bands: BandsByMetric = sample_bands(records[-1].run)[0] if kind == "RunHealth" else {}
-    with reading(records[-1].run.path / records_file(name)):
-        for declared in VIEWS[kind]:
-            if declared.over_phases:
-                yield from declared.drawn(records, bands)
+    """Yield the pictures that take all records, then a table of their plain numbers."""
+    draw = OVER_PHASES.get(kind or "")
+    if draw and records:
+        with reading(records[-1].run.path / records_file(name)):
+            yield from filter(None, draw(records))
+    numbers = number_table([at.record for at in records])
+    is_drawn = kind == "StepLedger" or isinstance(numbers, Table) and len(numbers.columns) == 1
+    if not is_drawn or not records:
+        yield numbers
 
 
 def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
     """Yield the pictures of one record."""
+    draw = OF_RECORD.get(kind or "")
     with reading(at.run.path / records_file(name)):
-        for declared in VIEWS.get(kind or "", ()):
-            if not declared.over_phases:
-                yield from declared.drawn(at)
+        yield from filter(None, draw(at) if draw else ())
 
 
 def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
@@ -57,9 +55,8 @@ def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
     kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
     kind, records = kinds.get(name), [Snapshot(run, name, record) for record in run.records(name)]
     yield from pictures_over(name, kind, records)
-    if records:
-        for at in (records[:1] if kind in FIRST_TOO and len(records) > 1 else []) + records[-1:]:
-            yield from draw_declared(name, kind, at)
+    for at in records[-1:]:
+        yield from draw_declared(name, kind, at)
 
 
 def probe_html(run: Run, name: str) -> str:
@@ -88,13 +85,13 @@ def probe_plots(run: Run, name: str) -> list[Picture]:
 
 
 def number_table(records: Records) -> Table | str:
-    """Return the plain numbers and words of the last records."""
+    """Return the plain numbers and words of the last records, with intervals in brackets."""
     if not records:
         return "<p>It recorded nothing.</p>"
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
     last = records[-LAST_RECORDS:]
     note = "" if len(last) == len(records) else f"The last {len(last)} of {len(records)}."
-    return Table(keys, [[record.get(key) for key in keys] for record in last], note=note)
+    return Table(*rows_of_dicts(last, keys), note=note)
 
 
 def fragment(part: Drawn) -> str:

@@ -17,10 +17,10 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import RunData, collect_run, page_data
-from rlhf_lab.views.declared import CurvesOver, Snapshot
 from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.probe_pictures import fragment, number_table
+from rlhf_lab.views.records import Snapshot, curves_over
 
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
@@ -168,7 +168,7 @@ def _curves(run: Run) -> str:
     figures = []
     for title, unit, names in curves:
         series = {name.replace("_", " "): name for name in names}
-        picture = CurvesOver(title=title, unit=unit, series=series).draw_over(records, bands)
+        picture = curves_over(records, title, series, unit, bands=bands)
         figures += [fragment(picture)] if picture else []
     of = "the sequences" if n is None else f"the {n} sequences"
     note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'

@@ -12,11 +12,11 @@ from rlhf_lab.training.run_dir import METRICS, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import RunData, page_data
-from rlhf_lab.views.declared import Snapshot
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.pictures import Curves
 from rlhf_lab.views.probe_pictures import fragment
+from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.report import REPORT_CURVES, samples_section, section
 
 FIRST_COMPONENTS = 3

@@ -254,7 +254,9 @@ def matrix_grid(
             far, beyond = (' class="far"', ", beyond the scale") if is_far else ("", "")
             size = f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
             mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
-            title = format_value(f"{name}, {names[i]}", value) + beyond
+            ends = picture.ends if picture.ends and at < len(picture.ends[0]) else ()
+            ends = [grid[at][i] for grid in ends]
+            title = format_value(f"{name}, {names[i]}", value, *ends) + beyond
             parts.append(m.mark_with_title(mark, title))
     parts += [
         f'<path fill="{css(color)}" d="{"".join(found)}"/>' for color, found in places.items()

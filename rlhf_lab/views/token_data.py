@@ -6,8 +6,7 @@ from typing import Any
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.text_heatmap import FIELDS
-from rlhf_lab.views.declared import Snapshot
-from rlhf_lab.views.probe_drawings import short_site
+from rlhf_lab.views.records import Snapshot, short_site
 
 TOKEN_COLUMNS = {field: field.replace("_", " ") for field in FIELDS}
 TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact value"}

@@ -226,7 +226,7 @@ def test_records_have_the_ends_and_pictures_the_best_of_how_many(finished, probe
     assert max(high - low for _, low, high in cells) > 0.02 and n >= 30
     shown = probe_html(finished, probe)
     assert f"n = {n}" in shown
-    assert f"<p>Best of the {len(cells)} compared: {max(x for x, *_ in cells):.2f} [" in shown
+    assert f"Best of the {len(cells)} compared: {max(x for x, *_ in cells):.4g} [" in shown
 
 
 @pytest.mark.slow

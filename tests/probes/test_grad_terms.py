@@ -62,7 +62,7 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     kl = record["terms"].index("kl_penalty")
     assert found["norms"][kl].max() < 1e-6 < run.tensors("late", 1)["norms"][kl].max()
     assert record["groups"][-2:] == ["value_head", "all"]
-    assert probe_html(run, "grad_terms").count("<figure") == 4
+    assert probe_html(run, "grad_terms").count("<figure") == 3
     weights, expected = weights_of(trainer.policy), weights_of(plain.policy)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 

@@ -132,7 +132,8 @@ def test_a_run_shows_all_that_is_stored(make_trainer, reviews):
     shown = probe_html(run, "neuron_rank")
     stored = names_in(last) | run.tensors("neuron_rank", last["phase"]).keys()
     silent = {x for x in stored if probe_html(Changed(run, x), "neuron_rank") == shown}
-    assert silent == {"neuron_by_activation", "neuron_by_text"}
+    by_neuron = ("by_activation", "by_text", "activation_shift", "write")  # of all neurons
+    assert silent == {f"neuron_{name}" for name in by_neuron}
 
 
 def test_models_without_single_neurons_are_refused(llama_tokenizer):

@@ -315,4 +315,4 @@ def test_eight_bit_moments_other_optimizers_and_own_functions_are_refused(make_t
 def test_the_picture_shows_the_parts_the_tokens_and_the_map(trained):
     parts = probe_html(trained, "step_influence")
     assert "what each token did to the logit_difference" in parts
-    assert parts.count("<figure") == 1 and "momentum" in parts and 'title="moved ' in parts
+    assert parts.count("<figure") == 2 and "momentum" in parts and 'title="moved ' in parts

@@ -21,7 +21,11 @@ NOT_DRAWN = {
         "control_labels": FOR_CHECKS,
         "random_direction": FOR_CHECKS,
     },
-    "ValueLens": {"r2_defined": "the record's `defined`, which is drawn, as a tensor"},
+    "ValueLens": {
+        "r2_defined": "the record's `defined`, which is drawn, as a tensor",
+        "ridge_errors": "errors of every penalty; the best one is `ridge`",
+        "tuned_ridge_errors": "likewise",
+    },
     "TextHeatmap": {"prefix_len": "the tokens drawn without colour are as many"},
 }
 

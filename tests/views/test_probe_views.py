@@ -14,18 +14,20 @@ from rlhf_lab import views
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.text_heatmap import FIELDS
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Strip, Table
-from rlhf_lab.views.probe_views import VIEWS
+from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table
+from rlhf_lab.views.probe_curves import HEALTH, OVER_PHASES
+from rlhf_lab.views.probe_views import OF_RECORD
 from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import tokens_html
 
+KINDS = OVER_PHASES.keys() | OF_RECORD.keys()
+ENDS = ("", "_low", "_high")
 NAMES = {
     "slots": ["A", "B"],
     "groups": ["g0", "g1"],
     "components": ["c0", "c1"],
     "sites": ["s0", "s1"],
 }
-ENDS = ("", "_low", "_high")
 # the fields of each record with their shapes, then those of its tensors; every number is distinct
 SHAPES = """
 RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_per_sequence
@@ -135,13 +137,14 @@ EXTRA = {
         ]
     },
 }
-# of the last record: the title of a mark, and the field and index of its number and its ends
+# of the last record: a mark's label, and the field (T.: of a tensor) with the index of its number;
+# a star: with the ends of its interval
 TITLES = """
 RunHealth | mean reward, phase 3 | mean_reward
-RunHealth | exact optimum at beta_eff, phase 3 | optimal_reward
+RunHealth | optimal reward, phase 3 | optimal_reward
+RunHealth | optimal kl per sequence, phase 3 | optimal_kl_per_sequence
 RunHealth | explained variance, phase 3 | explained_variance *
 RunHealth | clip fraction, phase 3 | clip_fraction
-RunHealth | beta eff, phase 3 | beta_eff
 RunHealth | grad norm, phase 3 | grad_norm
 KLByPosition | phase 3, B | kl 1
 KLByPosition | A, exact, n = 7 | kl 0 *
@@ -154,13 +157,17 @@ AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | L0H1 | tv_here 1 *
-ComponentTransplant | g1, patched in | put_in 1
-ComponentTransplant | g0, patched out | taken_out 0
-ComponentTransplant | g1, Shapley | shapley 1
-GradTerms | g1, value loss | norms 1,1
-GradTerms | g0, kl penalty | norms 0,0
-GradTerms | kl penalty, value loss | cosines 0,1,1
-GradTerms | value loss, phase 3 | norms 1,-1
+AttentionDrift | B, A | T.tv 0,0,1,0
+ComponentTransplant | g1, patched in | T.put_in 1
+ComponentTransplant | g0, patched out | T.taken_out 0
+ComponentTransplant | g1, Shapley | T.shapley 1
+GradTerms | g1, value loss | T.norms 1,1
+GradTerms | g0, kl penalty | T.norms 0,0
+GradTerms | kl penalty, value loss | T.cosines 0,1,1
+GradTerms | value loss, phase 3 | T.norms 1,-1
+StepInfluence | decay | T.decay sum
+StepInfluence | surrogate | T.terms 0,0 sum
+StepInfluence | g1, B | T.rows 1,0,1
 HackWatch | reward, phase 3 | reward *
 HackWatch | true reward, phase 3 | true_reward *
 HackWatch | gap, phase 3 | gap *
@@ -169,57 +176,64 @@ HackWatch | reference, n = | overlap_reference 0
 HackWatch | standard deviation, phase 3 | reward_std
 KLAttribution | c1 | output 1 *
 KLAttribution | g0 | weights 0 *
-KLAttribution | c0, B | by_position 0,1
-ValueLens | s0, A | r2 0,0
-ValueLens | s1, B | r2 1,1
+KLAttribution | c0, B | T.by_position 0,1
+ValueLens | s0, A | r2 0,0 *
+ValueLens | s1, B | r2 1,1 *
 ValueLens | B | head_correlation 1 *
-ValueLens | s1, A | lens_tuned 1,0,0
-ValueLens | text 64, policy | v_policy 0
-ValueLens | text 65, grammar | estimates 1,0
+ValueLens | s1, A | T.lens_tuned 1,0,0
+ValueLens | s1, A | T.lens 1,0,0
+ValueLens | text 64, policy | T.v_policy 0
+ValueLens | text 65, grammar | T.estimates 1,0
 ValueLens | grammar | correlation 0 *
-ValueAttribution | c1, A, n = 8 | sd 0,1
+ValueAttribution | c1, A, n = 8 | sd 0,1 *
 ValueAttribution | B, n = 9 | value_sd 1
-Direction | s1, A | accuracy 1,0
+Direction | s1, A | accuracy 1,0 *
 Direction | Bayes' rule, B * | bayes_accuracy 1
-Direction | refitted, phase 3 | accuracy 1,1 *
-Direction | the reference's, phase 3 | accuracy_frozen 1,1 *
-Direction | of two halves (floor), phase 3 | split_half_cosine 1,1 *
-Direction | negative, phase 3 | negative_projection 1,1 *
+Direction | accuracy, phase 3 | accuracy 1,1 *
+Direction | accuracy frozen, phase 3 | accuracy_frozen 1,1 *
+Direction | split half cosine, phase 3 | split_half_cosine 1,1 *
+Direction | negative projection, phase 3 | negative_projection 1,1 *
 FrozenProbe | frozen in phase 0, phase 3 | accuracy_frozen 1 *
 FrozenProbe | called positive, phase 3 | called 1 *
+FrozenProbe | Bayes' rule, phase 3 | bayes_accuracy 0 *
 FrozenProbe | shift, phase 3 | shift 1 *
 FrozenProbe | frozen direction, alpha | true_reward 0 *
 FrozenProbe | random directions, alpha | surprise_random 1 *
-LogitShift | c1 | shift 1
+LogitShift | c1, shift | shift 1
 LogitShift | c0, own weights | own_weights 0
 LogitShift | c1, inherited from earlier components | inherited 1
 LogitShift | c1, unembedding | read_out 1
+LogitShift | c1, policy | policy 1
+LogitShift | c0, reference | reference 0
 LogitShift | shift, phase 3 | measured_shift
 NeuronRank | L0N2, contribution | contribution 1 *
 NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b_out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
 WeightDelta | total norm, phase 3 | total_norm
+WeightDelta | W, direction, from 0 1 | rows 0,s,1
 WordsMoved | c1 | parts 1 *
 WordsMoved | moved mass, phase 3 | moved_mass
 """
 CELLS = """
-HackWatch | won | 0.5
-HackWatch | reference count | 9
-WordsMoved | mass | 0.5
-WordsMoved | shift | 0.5 [0.25, 1]
-WordsMoved | won | 0.125 [0.0625, 0.188]
-WeightDelta | stable rank | 7.0
+RunHealth | beta eff | beta_eff
+RunHealth | reward std | reward_std
+RunHealth | explained variance | explained_variance *
+HackWatch | won | promoted 0,won
+HackWatch | reference count | taken_up 0,reference_count
+WordsMoved | mass | contrasts 0,mass
+WordsMoved | shift | contrasts 0,shift shift_low shift_high
+WordsMoved | won | word_table 0,won won_low won_high
+WeightDelta | stable rank | rows 0,stable_rank
 FrozenProbe | gap | gap 0 *
-LogitShift | policy | policy 0
-LogitShift | reference | reference 0
 ValueLens | raw lens | raw_r2 0 *
 ValueLens | tuned lens | tuned_r2 0 *
+ValueAttribution | dead | dead
 StepLedger | = objective | objective
 StepLedger | − value loss | value_loss
 NeuronRank | activation | activation 0
 NeuronRank | write | write 0
-StepInfluence | f_before | f_before
+StepInfluence | f before | f_before
 """
 
 
@@ -291,7 +305,7 @@ def made(kind):
         tensors[phase]["states"] = torch.ones(1, 2)
         records.append(record)
     run = Given(records, tensors, kind)
-    snapshot = module("declared").Snapshot
+    snapshot = module("records").Snapshot
     return [snapshot(run, "probe", record) for record in records]
 
 
@@ -303,41 +317,32 @@ def drawn(kind):
 
 
 def titles(pictures):
-    svg = "".join(draw_picture(p).svg for p in pictures if isinstance(p, Bars | Curves | Matrix))
+    kinds = [p for p in pictures if isinstance(p, Bars | Curves | Matrix | Picture)]
+    svg = "".join((p if isinstance(p, Picture) else draw_picture(p)).svg for p in kinds)
     return [t.replace("&#x27;", "'") for t in re.findall("<title>([^<]*)</title>", svg)]
 
 
 def read_value(at, where):
     """Number and ends of a field, by the words of a row of the table."""
-    field, *rest = where.split()
-    index = rest.pop(0) if rest and re.match(r"[-\d]", rest[0]) else ""
+    field, *words = where.split()
+    index = words.pop(0).split(",") if words and re.match(r"[-\d]", words[0]) else []
 
     def read(name):
-        found = at.record[name] if name in at.record else at.tensors[name].tolist()
-        if (
-            name in at.tensors
-            and index.count(",") + 1 > 1
-            and name in at.record
-            and not isinstance((found or [0])[0], list | dict)
-        ):
-            found = at.tensors[name].tolist()
-        for i in filter(None, index.split(",")):
-            found = found[i] if i.isalpha() else found[int(i)]
+        if index and name not in at.record and not name.startswith("T."):  # next to the value
+            return at.record[field][int(index[0])][name]
+        found = at.record[name] if name[:2] != "T." else at.tensors[name[2:]].tolist()
+        for i in index:
+            found = found[i] if i.isalpha() or "_" in i else found[int(i)]
         return found
 
-    value = read(field)
-    if rest == ["sqrt"]:
-        return value**0.5, []
-    if rest == ["*"]:
-        return value, [read(f"{field}_low"), read(f"{field}_high")]
-    if len(rest) == 2:
-        ends = (
-            [at.record[field][int(index[0])][x] for x in rest]
-            if "," in index
-            else [read(x) for x in rest]
-        )
-        return value, ends
-    return value, []
+    value, ends = read(field), []
+    if words == ["sqrt"]:
+        value **= 0.5
+    elif words == ["sum"]:
+        value = torch.tensor(value).sum().item()
+    elif words:
+        ends = [read(x) for x in ([field + end for end in ENDS[1:]] if words == ["*"] else words)]
+    return (value[0], value[1:]) if isinstance(value, list) else (value, ends)
 
 
 def split_rows(table):
@@ -353,65 +358,46 @@ def assert_titles_match(kind):
     pictures, at = drawn(kind)
     found = titles(pictures)
     for _, label, where in (row for row in split_rows(TITLES) if row[0] == kind):
-        value, ends = read_value(at, where)
-        if isinstance(value, list):
-            value, *ends = value
-        wanted = format_title(value, ends)
-        assert any(t.startswith(label) and wanted in t for t in found), (label, wanted, found)
+        expected = format_title(*read_value(at, where))
+        assert any(t.startswith(label) and expected in t for t in found), (label, expected, found)
 
 
 def assert_cells_match(kind):
     pictures, at = drawn(kind)
     tables = [p for p in pictures if isinstance(p, Table)]
     for _, column, where in (row for row in split_rows(CELLS) if row[0] == kind):
-        cells = [
-            row[list(t.columns).index(column)]
-            for t in tables
-            if column in t.columns
-            for row in t.rows
-        ]
-        if where[0].isdigit() or " +" in where or " -" in where:
-            assert where in map(str, cells)
-            continue
+        found = [(t, list(t.columns).index(column)) for t in tables if column in t.columns]
+        cells = [row[i] for t, i in found for row in t.rows]
         value, ends = read_value(at, where)
         assert any(_is_cell(cell, value, ends) for cell in cells), (column, value, ends, cells)
 
 
 def _is_cell(cell, value, ends):
-    if isinstance(cell, float):
+    if isinstance(cell, float | int):
         return cell == pytest.approx(value) and not ends
-    text = str(cell)
-    return text.startswith(f"{value:.4g}") and all(f"{end:.3g}" in text for end in ends)
+    return str(cell).startswith(f"{value:.4g}") and all(f"{end:.3g}" in cell for end in ends)
 
 
 FAULTS = {
-    "deviation for variance": ("probe_views", "x**0.5 for x in", "x for x in"),
+    "deviation for variance": ("probe_views", "v**0.5 for v in", "v for v in"),
     "reference and policy": (
-        "probe_drawings",
+        "probe_curves",
         '"policy"), ("reference", "ref',
         '"reference"), ("reference", "pol',
     ),
-    "tokens padded on the wrong side": (
-        "declared",
-        "[None] * (len(tokens[i]) - len(known[i])) + known[i]",
-        "known[i] + [None] * (len(tokens[i]) - len(known[i]))",
-    ),
+    "tokens padded on the wrong side": ("records", "prompt + known", "known + prompt"),
     "refit for frozen": (
-        "probe_drawings",
-        '"frozen in phase 0": entry("accuracy_frozen", i)',
-        '"frozen in phase 0": refit',
+        "probe_curves",
+        '"frozen in phase 0": cell("accuracy_frozen", i)',
+        '"frozen in phase 0": lambda at: at["accuracy_frozen"][i] - at["gap"][i]',
     ),
     "phase off by one": (
-        "declared",
-        'phases, series, ends = [at.record["phase"] for',
-        'phases, series, ends = [at.record["phase"] + 1 for',
+        "records",
+        "curves, ends = [at.phase for",
+        "curves, ends = [at.phase + 1 for",
     ),
-    "A and B": (
-        "probe_views",
-        'in": interval_columns("put_in")',
-        'in": interval_columns("taken_out")',
-    ),
-    "low and high": ("declared", '("", "_low", "_high")', '("", "_high", "_low")'),
+    "A and B": ("component_views", '"patched in": "put_in"', '"patched in": "taken_out"'),
+    "low and high": ("records", '("", "_low", "_high")', '("", "_high", "_low")'),
     "quantile for maximum": (
         "probe_pictures",
         "quantile_limit(values)",
@@ -423,8 +409,9 @@ FAULTY = ("KLByPosition", "HackWatch", "FrozenProbe", "ComponentTransplant", "Ru
 
 @pytest.mark.parametrize("fault", [*FAULTS, "none"])
 def test_every_injected_fault_fails(fault, monkeypatch):
-    where, old, new = FAULTS.get(fault, ("declared", "class BarsOf", "class BarsOf"))
-    for name in ("declared", "probe_drawings", "probe_views", "probe_pictures"):
+    where, old, new = FAULTS.get(fault, ("records", "class Snapshot", "class Snapshot"))
+    names = ("records", "probe_curves", "component_views", "probe_views", "probe_pictures")
+    for name in names:
         path = Path(views.__file__).with_name(f"{name}.py")
         source, copy = path.read_text(encoding="utf-8"), ModuleType(f"rlhf_lab.views.{name}")
         assert name != where or source.count(old) == 1
@@ -438,7 +425,7 @@ def test_every_injected_fault_fails(fault, monkeypatch):
         test_large_values_do_not_set_the_color_scale()
 
 
-@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_mark_shows_the_field_of_the_table(kind):
     assert_titles_match(kind)
     assert_cells_match(kind)
@@ -446,7 +433,18 @@ def test_every_mark_shows_the_field_of_the_table(kind):
 
 def test_the_table_covers_every_probe():
     covered = {row[0] for row in split_rows(TITLES) + split_rows(CELLS)} | {"TextHeatmap"}
-    assert covered == set(VIEWS) == set(SHAPES) and len(covered) == 18
+    assert covered == KINDS == set(SHAPES) and len(covered) == 18
+    assert all(unit for _, _, unit in HEALTH)
+
+
+def test_derived_numbers_match_hand_computed():
+    pictures, at = drawn("AttentionDrift")
+    causes = sum(at.tensors[name][0, 1, 0].mean() for name in ("qk", "ov", "wo"))
+    assert f"L0H1, A: {causes.item():.9g}" in titles(pictures)
+    pictures, at = drawn("StepInfluence")
+    (strip,) = (p for p in pictures if isinstance(p, Strip))
+    rows = at.tensors["rows"]
+    assert strip.rows[0][2] == [None, *(rows[0, 0] + rows[1, 0]).tolist()]
 
 
 def test_tokens_have_their_own_values_and_prompts_none():
@@ -461,6 +459,16 @@ def test_tokens_have_their_own_values_and_prompts_none():
     page = module("probe_pictures").fragment(strips["phase 3: kl"])
     first, second = at.tensors["kl"][0].tolist()
     assert re.search(rf'title="kl {first:.9g}[^"]*">A<.*title="kl {second:.9g}[^"]*">B<', page)
+
+
+def test_matrix_notes_its_best_cell_and_how_many_were_compared():
+    at = made("Direction")[1]
+    ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
+    draw = lambda values: module("records").matrix(at, "t", values, ["a", "b"], ["A", "B"], held=40)
+    best = "Best of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %, bootstrap over 40 held-out"
+    assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(best)
+    assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
+    assert draw([[0.2]]).note == "" == draw(([[None, None]], *ends)).note
 
 
 def test_large_values_do_not_set_the_color_scale():

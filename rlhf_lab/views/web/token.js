@@ -53,7 +53,7 @@ function mean(values) {
 /** Open the panel at a token of a colored text of the probe that stores them. */
 async function openTile(tile) {
   const name = tile.closest(".at").dataset.probe, line = tile.parentElement;
-  const label = /^text (\d+)$/.exec(line.previousElementSibling?.textContent ?? "");
+  const label = /^text (\d+)\b/.exec(line.previousElementSibling?.textContent ?? "");
   const texts = await storedTexts();
   if (!label || texts?.probe !== name) return;
   const at = [...line.children].indexOf(tile) - texts.start;
