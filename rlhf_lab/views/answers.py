@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_lab.probes import Run
+from rlhf_lab.views.causes import summarize_intervention
+from rlhf_lab.views.jobs import stored_interventions
 
 Line = Mapping[str, Any]
 QUESTIONS = (  # the question, and the section of the page that shows its numbers
@@ -12,7 +14,7 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
     ("Where is the KL?", "kl_by_position"),
     ("Which component changed the most?", "logit_shift"),
     ("When did it change?", "logit_shift"),
-    ("Is it causal?", "component_transplant"),
+    ("Is it causal?", "interventions"),
     ("Is the reward hacked?", "samples"),
     ("Is the critic right?", "value_lens"),
     ("Is the optimizer healthy?", "curves"),
@@ -34,7 +36,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_cost(_records(run, "RunHealth"), lines),
             answer_kl(_records(run, "KLByPosition")) or _missing(run),
             *(answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
-            answer_causes(_records(run, "ComponentTransplant")),
+            _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args),
             answer_optimizer(lines),
@@ -48,6 +50,15 @@ def _records(run: Run, kind: str) -> list[dict[str, Any]]:
     """Return the records of the first probe of a class under any name."""
     kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
     return next((run.records(name) for name in run.probes() if kinds.get(name) == kind), [])
+
+
+def _patched(run: Run) -> str:
+    """Return a sentence about the stored intervention with the largest shift."""
+    found = stored_interventions(run)
+    largest = max(found, key=lambda result: abs(result["shift"][0]), default=None)
+    if largest is None:
+        return ""
+    return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
 
 
 def _missing(run: Run) -> str:
@@ -134,8 +145,8 @@ def answer_causes(records: Sequence[Line]) -> str:
     """Return the component that raises the reward most when it is patched into the reference."""
     if not records:
         return (
-            "Not computed: attach ComponentTransplant, or run python -m rlhf_lab compare on two "
-            "checkpoints."
+            "Not computed: attach ComponentTransplant, or patch between two checkpoints with "
+            "python -m rlhf_lab view."
         )
     record = records[-1]
     i = max(range(len(record["groups"])), key=lambda i: record["put_in"][i])

@@ -14,7 +14,7 @@ from rlhf_lab.console import visible
 from rlhf_lab.views.collect import pack
 from rlhf_lab.views.marks import SVG_STYLE
 
-SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "live.js", "main.js")
+SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
 INLINE_STYLE = re.compile(r'style="([^"]*)"')
 BACKGROUND = re.compile(r"(background:#)(\w\w)(\w\w)(\w\w)")
 

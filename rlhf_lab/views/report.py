@@ -16,6 +16,7 @@ from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
+from rlhf_lab.views.causes import interventions_html
 from rlhf_lab.views.collect import RunData, collect_run, page_data
 from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
 from rlhf_lab.views.page import assemble
@@ -74,7 +75,8 @@ def run_page(run: Run, version: str = "") -> str:
         with reading(run.path / file):
             sections.append(read(run))
     facts, curves, *rest = sections
-    body = [curves, samples, probes, *rest]
+    causes = section("interventions", "Interventions", interventions_html(run, bool(version)))
+    body = [curves, samples, probes, causes, *rest]
     with reading(run.path / METRICS):
         body = [_failed(run), facts, _questions(run, "".join(body)), *body]
     header |= {"version": version}

@@ -1,4 +1,4 @@
-"""Server of the page about a run on this machine: local, with a token, read-only."""
+"""Server of the page about a run on this machine: local, with a token; it only starts jobs."""
 
 import json
 import secrets
@@ -8,9 +8,10 @@ from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from rlhf_lab.errors import LabError
+from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import Run
 from rlhf_lab.views.collect import collect_runs
+from rlhf_lab.views.jobs import Jobs
 from rlhf_lab.views.report import run_page
 from rlhf_lab.views.side_by_side import runs_page
 
@@ -22,8 +23,11 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 WATCHED = ("run.json", "*.jsonl", "probes/*.json*", "probes/records/*.jsonl", "returned/*.jsonl")
+WATCHED += ("interventions/*.json",)
 SECONDS = 10  # of a request
+LONGEST_POST = 4096  # bytes
 Response = tuple[str, str]  # type and content
+JSON = "application/json"
 
 
 def runs_version(runs: Sequence[Run]) -> str:
@@ -38,6 +42,7 @@ class PageCache:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs, self.version, self.text = runs, "", ""
+        self.jobs = Jobs(runs[0]) if len(runs) == 1 else None
         self._lock = threading.Lock()
 
     def page(self) -> Response:
@@ -57,8 +62,9 @@ class PageCache:
             return "text/html; charset=utf-8", self.text
 
     def state(self) -> Response:
-        """Return the version of the files."""
-        return "application/json", json.dumps({"version": runs_version(self.runs)})
+        """Return the version of the files, and the state of the job."""
+        state = {} if self.jobs is None else self.jobs.state
+        return JSON, json.dumps({"version": runs_version(self.runs), "job": dict(state)})
 
 
 class PageServer(ThreadingHTTPServer):
@@ -70,9 +76,11 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, pages: Mapping[str, Callable[[], Response]]) -> None:
+    def __init__(
+        self, pages: Mapping[str, Callable[[], Response]], jobs: Mapping[str, Jobs]
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.pages, self.token = pages, secrets.token_urlsafe(24)
+        self.pages, self.jobs, self.token = pages, jobs, secrets.token_urlsafe(24)
 
     @property
     def address(self) -> str:
@@ -95,7 +103,8 @@ def view_server(run_paths: Sequence[str | Path]) -> PageServer:
     if len(runs) > 1:
         caches |= {f"{i}/": PageCache([run]) for i, run in enumerate(runs)}
     pages = {path: cache.page for path, cache in caches.items()}
-    return PageServer(pages | {f"{path}state.json": c.state for path, c in caches.items()})
+    pages |= {f"{path}state.json": cache.state for path, cache in caches.items()}
+    return PageServer(pages, {f"{p}jobs": c.jobs for p, c in caches.items() if c.jobs})
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,22 +114,41 @@ class _Handler(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
-        page = self._page()
+        page = self.server.pages.get(self._name())
         if page is None:
             return self.send_error(404)
         try:
             kind, text = page()
         except LabError:
             return self.send_error(500)
+        self._send(200, kind, text)
+
+    def do_POST(self) -> None:
+        jobs = self.server.jobs.get(self._name())
+        length = self.headers.get("Content-Length", "")
+        origins = self.headers.get_all("Origin") or []
+        if jobs is None or origins != [f"http://{self.headers['Host']}"]:
+            return self.send_error(404)
+        if self.headers.get_all("Content-Type") != [JSON] or not length.isdecimal():
+            return self.send_error(415)
+        if int(length) > LONGEST_POST:
+            return self.send_error(413)
+        try:
+            state = jobs.post(json.loads(self.rfile.read(int(length))))
+        except (ConfigError, ValueError, RecursionError) as error:
+            return self._send(400, JSON, json.dumps({"error": str(error)}))
+        self._send(202, JSON, json.dumps(dict(state)))
+
+    def _send(self, status: int, kind: str, text: str) -> None:
         content = text.encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
 
-    def _page(self) -> Callable[[], Response] | None:
-        """Return the function of the path, or None if the request is not from our page."""
+    def _name(self) -> str | None:
+        """Return the path after the token, or None if the request is not from our page."""
         port = self.server.server_port
         hosts = self.headers.get_all("Host") or []
         sites = self.headers.get_all("Sec-Fetch-Site") or ["none"]
@@ -128,10 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if sites not in (["none"], ["same-origin"]):
             return None
-        _, token, *name = f"{self.path}//".split("/", 2)
-        if not compare_digest(token.encode(), self.server.token.encode()):
-            return None
-        return self.server.pages.get(self.path.removeprefix(f"/{self.server.token}/"))
+        _, token, *name = self.path.split("/", 2)
+        is_ours = bool(name) and compare_digest(token.encode(), self.server.token.encode())
+        return name[0] if is_ours else None
 
     def end_headers(self) -> None:
         for name, value in HEADERS.items():

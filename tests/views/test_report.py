@@ -176,6 +176,7 @@ def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
     assert f"from {first:.3f} to {last:.3f}" in found[QUESTIONS[0][0]]
     assert "ComponentTransplant" in found["Is it causal?"]
+    assert "rlhf_lab compare " in page.split('id="interventions"')[1].split("</section>")[0]
 
 
 def test_answers_match_hand_computed():

@@ -1,14 +1,22 @@
 import http.client
 import json
 import re
+import shutil
 import socket
 import threading
+import time
 from html import unescape
 
 import pytest
+import torch
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.diffing import compare
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.jobs import Jobs, stored_interventions
+from rlhf_lab.views.report import run_page
 from rlhf_lab.views.server import view_server
 from tests.views.page_blocks import read_header
 
@@ -39,6 +47,26 @@ HOSTILE = {  # request line and headers; PORT and TOKEN are filled in
     "OPTIONS": ("OPTIONS /TOKEN/ HTTP/1.1", [HOST, "Origin: https://evil.example"]),
     "long line": ("GET /TOKEN/" + "a" * 70_000 + " HTTP/1.1", [HOST]),
 }
+JSON_TYPE, ORIGIN = "Content-Type: application/json", "Origin: http://127.0.0.1:PORT"
+POST = "POST /TOKEN/jobs HTTP/1.1"
+PATCH = {"base": "0", "tuned": "last", "up": "loved", "down": "hated"}
+BAD_POSTS = {  # the body is PATCH or a changed one
+    "no origin": ([HOST, JSON_TYPE], PATCH),
+    "other origin": ([HOST, JSON_TYPE, "Origin: https://evil.example"], PATCH),
+    "null origin": ([HOST, JSON_TYPE, "Origin: null"], PATCH),
+    "type of a form": ([HOST, ORIGIN, "Content-Type: text/plain"], PATCH),
+    "no type": ([HOST, ORIGIN], PATCH),
+    "too long": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "x" * 5000}),
+    "unknown field": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"out": "/etc/passwd"}),
+    "missing field": ([HOST, ORIGIN, JSON_TYPE], {"base": "0"}),
+    "unknown checkpoint": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"base": "../../x"}),
+    "number as checkpoint": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"base": 0}),
+    "option as word": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "--out"}),
+    "control character": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "a\0"}),
+    "length that is true": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"length": True}),
+    "list": ([HOST, ORIGIN, JSON_TYPE], [PATCH]),
+    "deep list": ([HOST, ORIGIN, JSON_TYPE], None),
+}
 SECURE = {
     "cache-control": "no-store",
     "x-content-type-options": "nosniff",
@@ -62,17 +90,81 @@ def started(tmp_path_factory):
     server.server_close()
 
 
-def respond(server, line, headers):
+def respond(server, line, headers, body="{}"):
     """Send a request as it is, and return status, headers and content."""
     fill = lambda text: text.replace("PORT", str(server.server_port)).replace("TOKEN", server.token)
     named = [x if ": " in x else f"Host: {x}" for x in headers]
-    request = "\r\n".join(map(fill, [line, *named, "", "{}"]))
+    request = "\r\n".join(map(fill, [line, *named, ""]))
+    request += "\r\n" + body
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as client:
         client.sendall(request.encode("latin-1"))
         response = http.client.HTTPResponse(client)
         response.begin()
         sent = {name.lower(): value for name, value in response.getheaders()}
         return response.status, sent, response.read().decode()
+
+
+@pytest.mark.parametrize("name", BAD_POSTS)
+def test_server_rejects_posts(started, name):
+    headers, fields = BAD_POSTS[name]
+    body = "[" * 4000 if fields is None else json.dumps(fields)
+    headers = [*headers, f"Content-Length: {len(body)}"]
+    status, sent, _ = respond(started[1], POST, headers, body)
+    assert 400 <= status < 500 and sent.items() >= SECURE.items()
+    assert not (started[0].run.path / "interventions").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_job_is_stored_once_and_shown(tmp_path):
+    trainer = RLHFTrainer(RLHFArgs(**TRAIN, total_phases=1), out=tmp_path / "run")
+    trainer.train()
+    run = Run(trainer.run.path)
+    jobs, request = Jobs(run), PATCH | {"tuned": "last", "length": 7}
+    assert "interventions" in run_page(run) and "no-such" not in run_page(run)
+    assert jobs.post(request) == {"status": "running"}
+    with pytest.raises(ConfigError, match="A job is running"):
+        jobs.post(request)
+    while jobs.state["status"] == "running":
+        time.sleep(0.05)
+    (result,) = stored_interventions(run)
+    assert jobs.state["status"] == "done" and result["request"] == request
+    tokens = ReelTruth().reviews(32, 0)[0][:, :7]
+    models = [run.policy(which) for which in (0, "last")]
+    expected = compare(*models, tokens, ("loved", "hated"), -1, ("split", "patching"), (), ())
+    assert result["shift"] == pytest.approx(expected.to_dict()["shift"], abs=1e-6)
+    expected = expected.to_dict()["effects"]["patched in"]
+    torch.testing.assert_close(result["effects"]["patched in"], expected, atol=1e-6, rtol=0)
+    page = run_page(run)
+    assert f"patched in: {result['effects']['patched in'][2][0]:.9g} [" in page
+    assert "loved - hated: " in page and jobs.post(request)["status"] == "done"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_job_is_canceled_and_limited(tmp_path):
+    trainer = RLHFTrainer(RLHFArgs(**TRAIN, total_phases=1), out=tmp_path / "run")
+    trainer.train()
+    run = Run(trainer.run.path)
+    for jobs, status in ((Jobs(run), "canceled"), (Jobs(run, seconds=0.2), "failed")):
+        jobs.post(PATCH)
+        child = jobs._process
+        if status == "canceled":
+            jobs.post({"cancel": True})
+        while jobs._process is not None:
+            time.sleep(0.02)
+        assert jobs.state["status"] == status and child.poll() is not None
+        assert list((run.path / "interventions").iterdir()) == []
+
+
+def test_damaged_interventions_are_left_out(started):
+    run = Run(started[0].run.path)
+    folder = run.path / "interventions"
+    folder.mkdir()
+    for i, text in enumerate(("{", "[]", '{"request": 1}')):
+        (folder / f"patch-{i}.json").write_text(text)
+    assert stored_interventions(run) == []
+    shutil.rmtree(folder)
 
 
 def test_trainer_view_is_a_frame_without_rights(started, monkeypatch):

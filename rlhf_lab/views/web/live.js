@@ -5,8 +5,9 @@ let wait = 1000;
 async function poll() {
   try {
     const answer = await fetch("state.json", { cache: "no-store" });
-    const { version } = await answer.json(), began = performance.now();
+    const { version, job } = await answer.json(), began = performance.now();
     if (version !== header.version) await refresh();
+    showJob(job);
     wait = Math.max(1000, 2 * (performance.now() - began));
     $("#live").textContent = "live";
   } catch {
@@ -20,16 +21,18 @@ async function poll() {
 async function refresh() {
   const page = await fetch("./", { cache: "no-store" });
   if (!page.ok) throw new Error(String(page.status));
-  const text = await page.text(), [element, css] = text.match(/<style>([^]*?)<\/style>/);
+  const text = await page.text(), [element, , css] = text.match(/<(style)>([^]*?)<\/style>/);
   const next = new DOMParser().parseFromString(text.replace(element, ""), "text/html");
   const isLast = state.phase === header.phases.at(-1), place = scrollY;
   const open = new Set($$("details[open]").map(foldName));
   const { id, selectionStart } = document.activeElement;
+  const typed = new Map($$("#job input, #job select").map((field) => [field.id, field.value]));
   sheet.replaceSync(css);
   document.adoptedStyleSheets = [sheet];
   for (const id of ["state", "main", "data"]) {
     document.getElementById(id).replaceWith(document.importNode(next.getElementById(id), true));
   }
+  for (const [name, value] of typed) document.getElementById(name).value = value;
   for (const fold of $$("details")) fold.open = open.has(foldName(fold));
   readHeader();
   if (isLast) state.phase = header.phases.at(-1) ?? 0;

@@ -113,6 +113,8 @@ const ACTIONS = {
   forward: () => step(1),
   help: () => $("#keys").showModal(),
   close: TOKEN_KEYS.Escape,
+  "job-start": startJob,
+  "job-cancel": () => postJob({ cancel: true }),
   more: () => { shownRows += MORE_ROWS; draw(); },
   selection: () => { Object.assign(state, { sort: "", find: "", every: false }); draw(); },
 };
