@@ -13,7 +13,7 @@ from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.callbacks import MOST_NUMBERS, to_json
 from tests.training.recorded_runs import copy_weights, is_equal
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
+pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
 
@@ -31,6 +31,7 @@ def test_events_come_in_order(runs):
     assert set(checkpoints) == set(range(6)) and checkpoints == sorted(checkpoints)
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_every_so_many_phases_in_order(make_trainer):
     trainer = make_trainer(total_phases=5, num_minibatches=1, batches_per_learning_phase=1)
     events = ("after_phase", "after_step", "run_start", "run_end")
@@ -49,6 +50,7 @@ def test_callbacks_are_called_every_so_many_phases_in_order(make_trainer):
     assert calls == ["first", "second"] * 2 and first.__name__ == "first"
 
 
+@pytest.mark.slow
 def test_callback_that_raises_is_removed_with_one_warning(make_trainer):
     """Also one whose dict cannot be stored. Other callbacks continue."""
     trainer, calls = make_trainer(), {"bad": 0, "odd": 0, "good": 0}
@@ -123,6 +125,7 @@ def test_grad_norm_is_the_norm_before_clipping(runs):
         assert report.grad_norm == pytest.approx(sum(norms) / len(norms), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_hook_of_a_callback_stays_but_not_that_of_a_capture(make_trainer):
     site = "blocks.0.hook_mlp_out"
     trainer, fired = make_trainer(), []
@@ -141,6 +144,7 @@ def test_hook_of_a_callback_stays_but_not_that_of_a_capture(make_trainer):
     assert abs(report.ratio_first_minibatch - 1) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("event", "fields"),
     [
@@ -176,6 +180,7 @@ def reward_and_kl(ctx):
     return {"reward": ctx.rollout.raw_rewards.mean(), "kl": ctx.rollout.kl[0, :2]}
 
 
+@pytest.mark.slow
 def test_returned_dicts_are_stored_and_read_back(make_trainer):
     trainer, seen = make_trainer(total_phases=3), []
     values = [torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16), torch.ones((), requires_grad=True)]
@@ -238,6 +243,7 @@ def register(trainer):
         return {"weights": weights, "coef": ctx.kl_coef}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "first_phase"), [(1, 3), (2, 2)])
 def test_resumed_run_stores_each_record_once(make_trainer, save_every, first_phase):
     """Interrupted in phase 3; its records, with save_every=2 also those of phase 2, come twice."""

@@ -82,41 +82,6 @@ def test_policy_of_a_learners_class_trains_equally(make_trainer):
         assert getattr(reports[1], name) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-# public functions with the name of a component, or like it, and other parameters
-UNFIT = {
-    "clipped_surrogate": F.ppo_surrogate,
-    "kl_penalty": F.kl_per_token,
-    "entropy_bonus": F.entropy_per_token,
-    "value_loss": F.explained_variance,
-    "logprobs": F.get_max_logprobs,
-    "normalize_reward": F.scale_rewards,
-}
-
-
-def test_functions_with_other_parameters_raise():
-    for name, function in UNFIT.items():
-        with pytest.raises(ConfigError, match=rf"^{name} is called with .*{function.__name__}\("):
-            Overrides.choose({name: function})
-    fit = {name: default for name, default in DEFAULTS.items() if name in UNFIT}
-    assert Overrides.choose(fit) == Overrides()
-    # parameters may have other names, and torch's functions have no signature
-    custom = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
-    for name, function in {"clipped_surrogate": custom, "kl_penalty": torch.add}.items():
-        assert getattr(Overrides.choose({name: function}), name) is function
-
-
-UNUSED: dict[str, list[dict[str, Any]]] = {
-    "kl_penalty": [{"kl_in": "reward"}, {"kl_estimator": "k1"}],
-    "clipped_surrogate": [{"policy_loss": "gspo"}, {"dual_clip": 3.0}, {"clip_coef_high": 0.3}],
-}
-
-
-def test_custom_function_that_is_not_called_raises(reel_args):
-    for name, fields in [(name, fields) for name, rows in UNUSED.items() for fields in rows]:
-        with pytest.raises(ConfigError, match=f"^{name} is called for"):
-            RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})
-
-
 @pytest.mark.parametrize("name", ["clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"])
 def test_term_that_is_not_one_number_raises(make_trainer, name):
     results = {r"a tensor of shape \(": lambda x, *_: x.flatten(1), "0.5": lambda *_: 0.5}

@@ -10,6 +10,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
 from rlhf_lab.config.conflicts import NEED_GROUPS
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, RLHFTrainer
 from rlhf_lab.training.objective import surrogate_per_token
 from rlhf_lab.training.phase_stats import clipped_fraction
@@ -201,8 +202,6 @@ CASES = {
     "max_log_ratio": ({"max_log_ratio": 0.15}, 0.1109903),
     "whitened": ({"normalize_advantages": True, "policy_loss": "cispo"}, -0.1226969),
 }
-
-
 MASK = torch.arange(3) < torch.tensor(LENGTHS)[:, None]  # the last slot does not count
 MINIBATCH = make_minibatch(torch.tensor(OLD), torch.tensor(ADVANTAGES), mask=MASK)
 
@@ -263,3 +262,38 @@ def test_clip_fraction_counts_what_the_loss_clips(reel_args):
     ):
         found = clipped_fraction(torch.tensor(NEW), MINIBATCH, reel_args(**fields))
         assert found.item() == pytest.approx(expected)
+
+
+# public functions with the name of a component, or like it, and other parameters
+UNFIT = {
+    "clipped_surrogate": F.ppo_surrogate,
+    "kl_penalty": F.kl_per_token,
+    "entropy_bonus": F.entropy_per_token,
+    "value_loss": F.explained_variance,
+    "logprobs": F.get_max_logprobs,
+    "normalize_reward": F.scale_rewards,
+}
+
+
+def test_functions_with_other_parameters_raise():
+    for name, function in UNFIT.items():
+        with pytest.raises(ConfigError, match=rf"^{name} is called with .*{function.__name__}\("):
+            Overrides.choose({name: function})
+    fit = {name: getattr(Overrides, name) for name in UNFIT}
+    assert Overrides.choose(fit) == Overrides()
+    # parameters may have other names, and torch's functions have no signature
+    custom = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
+    for name, function in {"clipped_surrogate": custom, "kl_penalty": torch.add}.items():
+        assert getattr(Overrides.choose({name: function}), name) is function
+
+
+def test_custom_function_that_is_not_called_raises(reel_args):
+    for name, fields in (
+        ("kl_penalty", {"kl_in": "reward"}),
+        ("kl_penalty", {"kl_estimator": "k1"}),
+        ("clipped_surrogate", {"policy_loss": "gspo"}),
+        ("clipped_surrogate", {"dual_clip": 3.0}),
+        ("clipped_surrogate", {"clip_coef_high": 0.3}),
+    ):
+        with pytest.raises(ConfigError, match=f"^{name} is called for"):
+            RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})
