@@ -1,11 +1,9 @@
-"""The ledger of one PPO step: what every token of a minibatch contributes to the objective."""
+"""Ledger of one PPO step: the contribution of every token of a minibatch to the objective."""
 
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
@@ -17,10 +15,8 @@ from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import ReplayMinibatch
-from rlhf_lab.views.color import color_of, rich_style
 from rlhf_lab.views.html import Html, formatted
 from rlhf_lab.views.html import table as html_table
-from rlhf_lab.views.tokens import largest
 
 LEDGER_COLUMNS = tuple(
     "old_logprob logprob ratio clipped advantage whitened return value kl entropy surrogate "
@@ -38,7 +34,7 @@ PARTS = ("surrogate", "value_loss", "share")
 
 @dataclass(frozen=True)
 class Ledger:
-    """Every token of one minibatch, under the policy as it was handed in.
+    """Every token of one minibatch, with its terms of the objective before the step.
 
     Args:
         tokens: prompt and response of each sequence, as they add to the text.
@@ -58,7 +54,7 @@ class Ledger:
     objective: float
 
     def rows(self, sequence: int = 0) -> list[list[object]]:
-        """One row per real token of a sequence: its text, then its entries."""
+        """Return a row per real token of a sequence: its text, then its entries."""
         texts, rows = self.tokens[sequence][self.prefix_len :], []
         for t in self.mask[sequence].nonzero().flatten().tolist():
             cells = {name: self.entries[name][sequence, t].item() for name in LEDGER_COLUMNS}
@@ -66,28 +62,15 @@ class Ledger:
             rows.append([texts[t].strip(), *cells.values()])
         return rows
 
-    def table(self, sequence: int = 0) -> Table:
-        """The rows of a sequence for the terminal; shares are coloured by sign and size."""
-        share = f"{self.entries['share'][sequence].sum().item():.5f}"
-        title = f"sequence {sequence}: {share} of the objective {self.objective:.5f}"
-        table = Table("token", *LEDGER_COLUMNS, title=title, box=None, padding=(0, 1))
-        for column in table.columns[1:]:
-            column.justify = "right"
-        limit = largest(self.entries["share"].flatten())
-        for row in self.rows(sequence):
-            *cells, last = _formatted(row)
-            table.add_row(*cells, Text(last, style=rich_style(color_of(row[-1], limit))))
-        return table
-
     def html(self, sequence: int = 0) -> Html:
-        """The rows of a sequence as a table, with their sum and the whole objective below."""
+        """Return the rows of a sequence as a table above their sum and the objective."""
         total = self.entries["share"][sequence].sum().item()
         columns = [name.replace("_", " ") for name in ("token", *LEDGER_COLUMNS)]
         body = html_table(columns, [_formatted(row) for row in self.rows(sequence)])
         note = (
             f"<p>Sequence {sequence} adds {total:.6f}; all {int(self.mask.sum())} tokens of the "
             f"minibatch together give the objective, {self.objective:.6f}. A large advantage need "
-            "not be a large gradient: it cannot make a token of log-probability 0 any likelier.</p>"
+            "not be a large gradient: a token of log-probability 0 cannot become more likely.</p>"
         )
         return Html(body + note)
 
@@ -100,7 +83,7 @@ def step_ledger(
     args: RLHFArgs,
     kl_coef: float | None = None,
 ) -> Ledger:
-    """Take the objective of a minibatch apart, token by token; see `ledger_entries`.
+    """Split the objective of a minibatch by token; see `ledger_entries`.
 
     Call it at before_minibatch or after_loss, before the step is taken. It follows the package's
     own functions: with a caller's own in the trainer, the shares sum to what these would have been.
@@ -117,10 +100,10 @@ def step_ledger(
 
 
 def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
-    """The ledger that a `StepLedger` stored in a phase.
+    """Return the ledger that a `StepLedger` stored in a phase.
 
     Raises:
-        RunError: it stored none then.
+        RunError: If it has no record of this phase.
     """
     tensors = run.tensors(probe, phase)
     record = next(record for record in run.records(probe) if record["phase"] == phase)
@@ -134,8 +117,6 @@ def stored_ledger(run: Run, phase: int, probe: str = "step_ledger") -> Ledger:
 
 
 def _formatted(row: list[object]) -> list[str]:
-    """A row in words: three decimals, five for the parts of the objective, which are small."""
-
     cells = [str(row[0])]
     for name, value in zip(LEDGER_COLUMNS, row[1:], strict=True):
         digits = 5 if name in PARTS else 3
@@ -145,7 +126,7 @@ def _formatted(row: list[object]) -> list[str]:
 
 
 def interval_of_terms(tensors: dict[str, Float[Tensor, "..."]], per_token: bool = True) -> Interval:
-    """The sums of a step's stored columns, one per term, with their intervals over sequences.
+    """Return the terms of a step, sums of its columns, with intervals over sequences.
 
     1. Sum each column over the tokens of each sequence; draw sequences with replacement.
     2. A term is a mean over real tokens: multiply by real tokens / drawn tokens. If the objective

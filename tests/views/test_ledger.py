@@ -1,10 +1,8 @@
-import io
 import math
 from html import escape
 
 import pytest
 import torch
-from rich.console import Console
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
@@ -101,15 +99,12 @@ def test_masked_tokens_have_no_entries_and_no_rows(tmp_path):
     assert len(ledger.rows(0)) == int(minibatch.mask[0].sum())
 
 
-def test_the_table_and_the_page_show_every_real_token_and_the_sum(step):
+def test_table_has_every_real_token_and_the_sum(step):
     ledger = step[0]
     rows = ledger.rows(0)
     assert len(rows) == 7 and all(len(row) == 1 + len(LEDGER_COLUMNS) for row in rows)
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(ledger.table(0))
-    shown = console.export_text()
     page = ledger.html(0).fragment
-    assert all(row[0] in shown and f">{escape(row[0])}<" in page for row in rows)
+    assert all(f">{escape(row[0])}<" in page for row in rows)
     assert page.count("<tr>") == 8
     assert f"{ledger.objective:.6f}" in page
 
