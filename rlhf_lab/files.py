@@ -12,10 +12,13 @@ PAGE_MARK = "<!-- written by rlhf_lab -->\n"  # the last line of pages and pictu
 
 
 @contextlib.contextmanager
-def beside(path: Path, is_ours: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def beside(
+    path: Path, is_ours: Callable[[Path], bool] | None = None, flush: bool = True
+) -> Iterator[Path]:
     """Yield a partial file that replaces `path` afterwards, so readers see the old or the new one.
 
-    The file gets the mode of any other new file; safetensors would allow only its owner to read it.
+    With `flush`, also after a power cut. The file gets the mode of any other new file; safetensors
+    would allow only its owner to read it.
     """
     refuse_foreign(path, is_ours)
     partial = path.with_name(f".{path.name}.partial")
@@ -24,8 +27,9 @@ def beside(path: Path, is_ours: Callable[[Path], bool] | None = None) -> Iterato
         partial.touch()
         mode = stat.S_IMODE(partial.stat().st_mode)
         yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
+        if flush:
+            with open(partial, "rb+") as file:
+                os.fsync(file.fileno())
         partial.chmod(mode)
         partial.replace(path)
     finally:

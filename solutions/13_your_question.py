@@ -427,8 +427,8 @@ print(
 #
 #
 # - *When they look.* A probe of the policy looks before the update of a phase, and once more after the last. Its phases are 0, 1, 2, 3, 5, 8, ...
-#   and the end, of which 0 is the policy before any training; `every=1` or `attach(..., record="every")` records each phase. `RunHealth`
-#   has a record of each phase. So has `capture`, which runs after the update by default.
+#   and the end, of which 0 is the policy before any training; `every=1` or `attach(..., record="every")` records each phase. `capture`
+#   runs in each phase, after the update by default.
 # - *Where it is kept.* `run.records(name)` has what a probe found (`run.records("direction_sentiment")`), `run.returned(name)` what your
 #   own function returned, `run.metrics()` rewards and KL.
 # - *What it costs.* `attach` returns an object whose `seconds` has the time of each probe; a larger `every` costs less.

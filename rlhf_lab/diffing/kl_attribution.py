@@ -26,7 +26,6 @@ class OutputKL(NamedTuple):
     rows: Float[Tensor, "component n"]
     read_out: Float[Tensor, " n"]
     kl: Float[Tensor, " n"]
-    nodes: Float[Tensor, "node component n"]
 
 
 class WeightKL(NamedTuple):
@@ -36,13 +35,11 @@ class WeightKL(NamedTuple):
         rows: of each group, in each batch of sequences, as sums over its sequences.
         nodes: the integrand of each row at each node.
         kl: of each sequence; its sums over batches are the sums of the rows.
-        node_kl: the mean KL per sequence at each node.
     """
 
     rows: Float[Tensor, "group part"]
     nodes: Float[Tensor, "node group part"]
     kl: Float[Tensor, " batch"]
-    node_kl: Float[Tensor, " node"]
 
 
 def kl_by_output(
@@ -80,9 +77,9 @@ def kl_by_output(
                 kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h
             )
         integrand.append(torch.einsum("cnd,nd->cn", change, gradient))
-    found = torch.stack(integrand)
-    rows = torch.einsum("jcn,j->cn", found, torch.tensor(weights).to(found))
-    return OutputKL(rows, of_read_out, whole, found)
+    weights = torch.tensor(weights).to(change)
+    rows = torch.einsum("jcn,j->cn", torch.stack(integrand), weights)
+    return OutputKL(rows, of_read_out, whole)
 
 
 def kl_by_weights(
@@ -111,14 +108,14 @@ def kl_by_weights(
         torch.ones_like(states) if attention_mask is None else attention_mask.to(line.text_device)
     )
     at, weights = quadrature(nodes)
-    parts, ends, node_kl = [], [], torch.zeros(nodes, dtype=torch.float64)
+    parts, ends = [], []
     for rows in torch.arange(len(tokens)).split(rows_at_once):
         text = tokens[rows], mask[rows]
         with torch.no_grad():
             reference = log_probs(line.logits(line.before, *text))
             ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
         found = []
-        for j, node in enumerate(at):
+        for node in at:
             along = {name: weight.requires_grad_() for name, weight in line.at(node).items()}
             with torch.enable_grad():
                 kl = _kl(line.logits(along, *text), reference, states[rows]).sum()
@@ -127,12 +124,11 @@ def kl_by_weights(
                 name: gradient.double() * line.delta[name].double()
                 for name, gradient in zip(along, gradients, strict=True)
             }
-            node_kl[j] += kl.item() / len(tokens)
             found.append(torch.stack([_group_sum(moved, groups, name) for name in groups.names]))
         parts.append(torch.stack(found))
     integrand = torch.stack(parts, -1).cpu()
     rows = torch.einsum("jgb,j->gb", integrand, torch.tensor(weights, dtype=torch.float64))
-    return WeightKL(rows, integrand, torch.cat(ends).cpu(), node_kl)
+    return WeightKL(rows, integrand, torch.cat(ends).cpu())
 
 
 def _kl(

@@ -13,7 +13,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
 
-BLOCK_INPUTS = ("blocks.*.hook_resid_pre", "blocks.*.hook_resid_mid")  # of attentions and MLPs
+BLOCK_INPUTS = "blocks.*.hook_resid_?[ir]?"  # pre and mid, which attentions and MLPs read
 
 
 class ModelEnd(NamedTuple):
@@ -123,6 +123,7 @@ def ends_of(
     tokens: Int[Tensor, "batch seq"],
     pos: int | Int[Tensor, " batch"],
     words: Words,
+    streams: Sequence[dict[str, Tensor]] | None = None,
 ) -> tuple[ModelEnd, ModelEnd]:
     """Return both models at one position, each also with its blocks reading the other's streams.
 
@@ -132,10 +133,11 @@ def ends_of(
         acts: of both, at `residual_parts.SITES` and that position: `[batch ...]`.
         tokens: padded on the right, if at all.
         pos: the column, or one for each row.
+        streams: of both, at `BLOCK_INPUTS` and all positions, where they are known.
     """
     pos = torch.as_tensor(pos).expand(len(tokens))
-    n_inputs = 1 + ("blocks.0.hook_resid_mid" in models[0].hook_dict)  # parallel blocks have one
-    streams = [_captured(model, tokens, BLOCK_INPUTS[:n_inputs]) for model in models]
+    if streams is None:
+        streams = [_captured(model, tokens, BLOCK_INPUTS) for model in models]
     found = []
     for model, own, others in zip(models, acts, reversed(streams), strict=True):
         fed = _captured(model, tokens, PART_SITES, others)
@@ -150,7 +152,7 @@ def ends_of(
 def _captured(
     model: HookedModel,
     tokens: Int[Tensor, "batch seq"],
-    sites: Sequence[str],
+    sites: str | Sequence[str],
     fed: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     parts = []

@@ -92,10 +92,10 @@ def build_graph(grammar: Grammar) -> Graph:
             chance[:, word], following[:, word] = 1.0, np.arange(len(chance))
             states.append(states[-1])
         else:
-            for s, state in enumerate(states[-1]):
-                for word, p, after in branches(state, slot, grammar):
-                    chance[s, WORD_IDS[word]] = p
-                    following[s, WORD_IDS[word]] = number.setdefault(after, len(number))
+            rows = [branches(state, slot, grammar) for state in states[-1]]
+            words = [WORD_IDS[branch.word] for branch in rows[0]]
+            chance[:, words] = [[branch.probability for branch in row] for row in rows]
+            following[:, words] = [[number.setdefault(x[2], len(number)) for x in r] for r in rows]
             states.append(tuple(number))
         probability.append(chance)
         successor.append(following)

@@ -13,6 +13,7 @@ from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift
+from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
@@ -28,7 +29,7 @@ EVAL_REVIEWS = 96
 SHIFT_TEXTS, KL_TEXTS = 16, 8
 MOST_COST = 0.03  # of the rows that a run's models read
 CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
-LEDGERS = 3
+LEDGERS = 2  # and one in the first phase
 EVAL_SEED = 20_231_015
 REMEMBERED, RECORD = "probes", "record_probes"
 WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
@@ -81,7 +82,8 @@ def default_suite(
     every probe has its exact truth. Elsewhere the eval text is the run's prompts, or samples of the
     first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows`, from
     16 to 32, the value lens predicts the returns, and there is no direction without labels.
-    ValueLens and Direction, which cost most, record the first phase and the end only.
+    On Reel, ValueLens, Direction and WeightDelta record only the end, since they cost most, and
+    policy and reference are equal in the first phase; elsewhere both.
     """
     phases = trainer.args.total_phases
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=KL_TEXTS)]
@@ -91,11 +93,11 @@ def default_suite(
         tokens, positive = truth.reviews(EVAL_REVIEWS, EVAL_SEED)
         verb = truth.grammar.slot("VERB") - 1
         probes += [LogitShift(word, other, pos=verb, n=SHIFT_TEXTS)]
-        probes += [WeightDelta(words=(word, other))]
-        probes += [Direction("sentiment", every=phases), ValueLens(every=phases)]
+        large = Direction("sentiment"), ValueLens(prefixes=0), WeightDelta(words=(word, other))
+        probes += map(_at_end, large)
         return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
     pair = _pair(trainer)
-    probes += [ValueLens(text="rollout", every=phases)]
+    probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
     probes += [WeightDelta(words=pair, every=phases)]
     why = reason_not_additive(trainer.policy.base_model)
     if pair is not None and why is None:
@@ -106,6 +108,11 @@ def default_suite(
     rows = min(MOST_TEXTS, max(SHIFT_TEXTS, affordable_rows(trainer.args)))
     tokens, mask = kept or text_of_the_run(trainer, rows)
     return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, record=record)
+
+
+def _at_end(probe: Probe) -> Probe:
+    probe.events = ("run_end",)
+    return probe
 
 
 def _pair(trainer: RLHFTrainer) -> tuple[str, str] | None:

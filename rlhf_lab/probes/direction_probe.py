@@ -98,7 +98,6 @@ class Direction(Probe):
         held, positive = ours.held, ours.held_labels
         moved = project(held, first.direction)
         halves, unequal = _by_halves(ours, self.method)
-        controls, controlled_by = _controls(ours, self.method)
         values = {
             "sites": list(seen.acts),
             "sequences": {"fitted": cut, "held": len(positive)},
@@ -108,7 +107,7 @@ class Direction(Probe):
             "accuracy_frozen": _accuracy(ours, first),
             "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
             **halves,
-            **controls,
+            **_controls(ours, self.method),
             "accuracy_lda": _accuracy(ours, fit_each_site(ours.x, ours.labels, "lda")),
             "positive_projection": decimals(moved[..., positive].mean(-1), 4),
             "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
@@ -123,9 +122,7 @@ class Direction(Probe):
             bayes, check = _against_bayes(seen, ours, fitted, cut)
             values |= bayes
             checks.append(check)
-        tensors = {"direction": fitted.direction, "reference_direction": first.direction}
-        tensors = {name: x.float() for name, x in tensors.items()} | controlled_by
-        return Record(values, tensors, checks)
+        return Record(values, {"direction": fitted.direction.float()}, checks)
 
 
 class Split(NamedTuple):
@@ -191,7 +188,7 @@ def _lda_accuracy(split: Split) -> list:
     return _accuracy(split, fit_direction(split.x, split.labels, "lda"))
 
 
-def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, Tensor]]:
+def _controls(split: Split, method: Method) -> dict[str, list]:
     x, labels = split.x, split.labels
     generator = torch.Generator().manual_seed(0)
     every = torch.cat([labels, split.held_labels])
@@ -203,11 +200,10 @@ def _controls(split: Split, method: Method) -> tuple[dict[str, list], dict[str, 
     random = noise.expand(*x.shape[:2], -1).double()
     along = project(x, random)
     threshold = (along[..., labels].mean(-1) + along[..., ~labels].mean(-1)) / 2
-    accuracies = {
+    return {
         "accuracy_shuffled": _accuracy(control, shuffled),
         "accuracy_random": _accuracy(split, Fitted(random, threshold)),
     }
-    return accuracies, {"control_labels": every, "random_direction": noise}
 
 
 def _against_bayes(

@@ -120,12 +120,11 @@ class FrozenProbe(Probe):
         labels = labels.to(x.device)
         frozen, refit = (fit_direction(acts[:, :cut], labels[:cut]) for acts in (first, x))
         projection, values = _read(x, first, labels, cut, (frozen, refit))
-        control, control_labels = _control(x, labels, cut)
         values |= {
             "sites": sites,
             "position": columns[0],
             "sequences": {"fitted": cut, "held": len(labels) - cut, "steered": self.steered},
-            "accuracy_control": control,
+            "accuracy_control": _control(x, labels, cut),
         }
         same = (frozen.direction * refit.direction).sum(-1)
         change = projection.mean(1) - project(first[:, cut:], frozen.direction).mean(1)
@@ -136,12 +135,7 @@ class FrozenProbe(Probe):
             there = torch.tensor(values["size"]) > LEAST_SIZE
             apart = max([0.0, *(1 - same.cpu()[there]).tolist(), *map(abs, values["gap"])])
             checks.append(Check.at_most("before learning both readers are one", apart, 1e-6))
-        tensors = {
-            "d0": frozen.direction,
-            "threshold": frozen.threshold,
-            "projection": projection,
-            "control_labels": control_labels,
-        }
+        tensors: _Tensors = {}
         if seen.truth_fits_labels:
             bayes, check = _bayes(seen, x[:, cut:], refit, cut, values["position"])
             values |= bayes
@@ -178,7 +172,7 @@ class FrozenProbe(Probe):
         )
         texts = seen.ctx.policy.base_model.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         values: dict = {"alphas": [0.0, *self.alphas], "random_alphas": sizes}
-        tensors: _Tensors = {"random": random}
+        tensors: _Tensors = {}
         scores = {
             "true_reward": true_reward(texts),
             "grammatical": grammatical(texts).float(),
@@ -188,7 +182,7 @@ class FrozenProbe(Probe):
             by_arm = score.reshape(len(added), -1)
             own, others = by_arm[: 1 + len(self.alphas)], by_arm[1 + len(self.alphas) :]
             others = others.reshape(len(sizes), self.randoms, -1)
-            tensors |= {name: own, f"{name}_random": others}
+            tensors[name] = own
             for what, rows in ((name, own), (f"{name}_random", others.mean(1))):
                 found = bootstrap_means(rows.T, resamples=RESAMPLES)
                 values |= {what: decimals(found.value, 4), **interval_fields(what, found)}
@@ -245,8 +239,8 @@ def halves_of(
 
 def _control(
     x: Float[Tensor, "site n d_model"], labels: Bool[Tensor, " n"], cut: int
-) -> tuple[list[float], Bool[Tensor, " n"]]:
-    """The accuracy on shuffled labels of a reader of shuffled ones, and these labels.
+) -> list[float]:
+    """The accuracy on shuffled labels of a reader of shuffled ones.
 
     It is fitted to a quarter of the sequences, at most 4 per dimension: where they are many, what
     leaks is faint.
@@ -256,7 +250,7 @@ def _control(
     few = control_rows(cut, x.shape[-1])
     reader = fit_direction(x[:, :few], shuffled[:few])
     found = accuracy(project(x[:, cut:], reader.direction), reader.threshold, shuffled[cut:])
-    return decimals(found, 4), shuffled
+    return decimals(found, 4)
 
 
 def control_rows(fitted: int, d_model: int) -> int:

@@ -17,20 +17,17 @@ ALARM_LEVEL = 0.05  # fraction of records with a false alarm, if estimates are n
 
 
 class Promoted(NamedTuple):
-    """The tokens that won most probability, and what they won in each text.
+    """The tokens that won most probability.
 
     Args:
         ids: from the most promoted on.
-        won, before: mean over the states of each text, of the policy's probability less the
+        mean_won, mean_before: means over all states of the policy's probability less the
             reference's, and of the reference's.
-        mean_won, mean_before: over all states.
         interval: of the mean won, over texts.
         z: standard errors by which the log of the ratio of probabilities lies above log 2.
     """
 
     ids: list[int]
-    won: Float[Tensor, "text word"]
-    before: Float[Tensor, "text word"]
     mean_won: Float[Tensor, " word"]
     mean_before: Float[Tensor, " word"]
     interval: Interval
@@ -78,7 +75,7 @@ def most_promoted(
     residual = share * (won + before - ratio * before)
     error = (residual.square().sum(0) * n / max(1, n - 1)).sqrt() / now.clamp(min=1e-300)
     z = (ratio.clamp(min=1e-300).log() - TWICE) / error.clamp(min=1e-300)
-    return Promoted(ids.tolist(), won, before, mean_won, mean_before, interval, z)
+    return Promoted(ids.tolist(), mean_won, mean_before, interval, z)
 
 
 def most_taken_up(

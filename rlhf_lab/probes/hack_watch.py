@@ -115,16 +115,7 @@ class HackWatch(Probe):
         values["saturated"] = values["reward_std"] < self.saturated_below
         share = states / states.sum().clamp(min=1)
         mass = (share[:, None].double() * won).sum(0)
-        generated = theirs.tokens[:, theirs.prefix_len :]
-        tensors = {
-            "promoted_mass": mass.float(),
-            "won_by_text": promoted.won.float(),
-            "reference_by_text": promoted.before.float(),
-            "counts": counts.int(),
-            "reference_tokens": generated.int(),
-            "reference_mask": theirs.mask,
-            "reference_logprobs": theirs.logprobs,
-        }
+        tensors = {"promoted_mass": mass.float(), "counts": counts.int()}
         sums = Check.at_most("promoted mass sums to 0", abs(mass.sum().item()), 1e-6)
         return Record(values, {name: x.cpu() for name, x in tensors.items()}, [sums])
 

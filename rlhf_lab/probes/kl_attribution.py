@@ -91,7 +91,6 @@ class KLAttribution(TextProbe):
         tensors = {
             "output": by_row.T,
             "by_position": _by_position(gained, rows),
-            "output_nodes": output.nodes.sum(3),
             "kl": kl,
         }
         same = same_weights(model, reference)
@@ -192,10 +191,8 @@ def _weights_found(weights: WeightKL, groups: Groups) -> Record:
     values = {
         "groups": list(groups.names),
         "weights": decimals(found.value),
-        "weight_parts": sizes,
-        "node_kl": decimals(weights.node_kl),
     } | interval_fields("weights", found, 6)
-    return Record(values, {"weights": weights.rows, "weight_nodes": weights.nodes})
+    return Record(values, {"weights": weights.rows})
 
 
 def _checks(

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
-from rlhf_lab.diffing.logit_shift import ends_of, logit_reader, split_shift
+from rlhf_lab.diffing.logit_shift import BLOCK_INPUTS, ends_of, logit_reader, split_shift
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
@@ -98,7 +98,8 @@ class LogitShift(WordPairProbe):
     name = "logit_shift"
     question = "Which components make one word more likely than another?"
     caveat = "Rows are direct effects on the logits: later components can undo or repeat them."
-    sites = (*SITES, "ln_final.hook_normalized")
+    sites = (*SITES, "ln_final.hook_normalized", BLOCK_INPUTS)
+    everywhere = (BLOCK_INPUTS,)
 
     def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError if the model's logits are not a sum over its components."""
@@ -134,7 +135,8 @@ class LogitShift(WordPairProbe):
         if not has_hooks(model):
             text = seen.text.first(self.n)
             tokens = text.tokens.to(next(models[0].parameters()).device)
-            ends = ends_of(models, acts, tokens, text.columns(self.pos), words)
+            streams = [{s: act for s, act in x.items() if "hook_resid" in s} for x in acts]
+            ends = ends_of(models, acts, tokens, text.columns(self.pos), words, streams)
             causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
             values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
         if seen.truth is not None and words.weights.tolist() == [1, -1]:

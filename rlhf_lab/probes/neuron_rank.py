@@ -137,10 +137,8 @@ class NeuronRank(WordPairProbe):
         }
         tensors = {
             "contribution": contribution,
-            "by_activation": by_activation.mean(1),
             "activation_shift": moved,
             "write": write,
-            "by_text": by_text,
         }
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
         checks = _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)

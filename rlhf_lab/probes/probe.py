@@ -94,6 +94,7 @@ class Probe:
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
+        everywhere: those of the sites with all positions nevertheless.
         rows: number of eval sequences whose activations are captured; all when None.
         step: step of the phase, at events of a step; all when None.
         every: period in phases; the suite's `record` when None. run_end is always observed.
@@ -109,6 +110,7 @@ class Probe:
     text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
+    everywhere: tuple[str, ...] = ()
     rows: int | None = None
     step: Literal["first", "last"] | None = None
     every: int | None = None

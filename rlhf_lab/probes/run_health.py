@@ -90,7 +90,6 @@ class RunHealth(Probe):
     )
     exact_reward = True
     events = ("after_phase",)
-    every = 1
 
     def observe(self, seen: Observation) -> Record:
         rollout: Rollout = seen.ctx.rollout

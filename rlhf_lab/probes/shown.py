@@ -38,6 +38,7 @@ class SharedActs:
         self.text = text
         self._reference: HookedModel | None = None
         self._of_reference: Acts = {}
+        self._rows = 0
 
     def of_policy(self, ctx: Context, probes: Sequence[Probe], text: str) -> Acts:
         """Return the policy's activations at all sites of these probes, on their text."""
@@ -47,22 +48,28 @@ class SharedActs:
         if text == "rollout":
             tokens, mask = text_at(ctx)
         else:
-            rows = max(len(self.text.tokens) if p.rows is None else p.rows for p in probes)
-            tokens, mask = self.text.tokens[:rows], self.text.attention_mask[:rows]
+            shown = self.text.first(self.most_rows(probes))
+            tokens, mask = shown.tokens, shown.attention_mask
         return capture_activations(ctx.policy, tokens, sites, attention_mask=mask)
 
     def of_reference(self, ctx: Context, probes: Sequence[Probe]) -> Acts:
         """Return the reference's activations at all sites of these probes, on the eval text."""
-        if self._reference is not ctx.reference:
-            self._reference, self._of_reference = ctx.reference, {}
+        rows = self.most_rows(probes)
+        if self._reference is not ctx.reference or rows > self._rows:
+            self._reference, self._of_reference, self._rows = ctx.reference, {}, rows
         sites = [site for probe in probes for site in probe.sites if site != "values"]
         wanted = resolve_sites(ctx.reference, sites) if sites else []
         missing = [site for site in wanted if site not in self._of_reference]
         if missing:
+            shown = self.text.first(self._rows)
             self._of_reference |= capture_activations(
-                ctx.reference, self.text.tokens, missing, attention_mask=self.text.attention_mask
+                ctx.reference, shown.tokens, missing, attention_mask=shown.attention_mask
             )
         return self._of_reference
+
+    def most_rows(self, probes: Sequence[Probe]) -> int:
+        """Return how many sequences of the eval text these probes read."""
+        return max((p.rows or len(self.text.tokens) for p in probes), default=0)
 
     def at(self, acts: Acts, model: HookedModel, probe: Probe) -> Acts:
         """Return a probe's sites among the activations, at its position or at all positions."""
@@ -70,6 +77,11 @@ class SharedActs:
         found = {site: acts[site][: probe.rows] for site in sites if site in acts}
         if probe.pos is None:
             return found
-        if probe.text == "rollout":
-            return {site: act[:, probe.pos] for site, act in found.items()}
-        return {site: self.text.first(len(act)).at(act, probe.pos) for site, act in found.items()}
+        whole = set(resolve_sites(model, probe.everywhere))
+        for site in found.keys() - whole:
+            act = found[site]
+            is_sampled = probe.text == "rollout"
+            found[site] = (
+                act[:, probe.pos] if is_sampled else self.text.first(len(act)).at(act, probe.pos)
+            )
+        return found

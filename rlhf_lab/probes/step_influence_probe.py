@@ -39,7 +39,6 @@ from rlhf_lab.probes.step_taken import (
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import RLHFTrainer
 
-READ_OUT = "unembed"
 # largest error of the sum over tokens, as a fraction of the effect of the tokens
 ROUNDING = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2}
 CANCELLED = 0.01  # rows may cancel to this fraction before rounding shows in their sum
@@ -136,8 +135,6 @@ class StepInfluence(Probe):
             "decay": by_group(gradient, step.decay, groups),
             "counterfactual": without,
         }
-        if READ_OUT in groups.names:
-            kept["read_out_terms"] = entries[:, groups.names.index(READ_OUT)]
         moved = moved_weights(ctx.policy, before.params)
         values = {
             "step": ctx.step,
@@ -146,14 +143,12 @@ class StepInfluence(Probe):
             "pos": self.pos,
             "n": min(self.n, len(seen.text.tokens)),
             "groups": groups.names,
-            "fine": self.fine,
             "term_names": list(OBJECTIVE_TERMS),
             "prefix_len": minibatch.prefix_len,
             "tokens": [spell_tokens(ctx.policy.base_model.tokenizer, x) for x in minibatch.tokens],
             **self._effects(target, before.params, moved, inner(gradient, step.delta)),
             "kappa": step.kappa,
             "grad_norm": step.norm,
-            "optimizer_step": before.number,
         }
         if self.target == "logit_difference":
             values |= {"word": self.word, "other": self.other}
@@ -179,16 +174,15 @@ class StepInfluence(Probe):
     def _effects(
         self, target: Target, params: ByWeight, moved: ByWeight, linear: float
     ) -> dict[str, float]:
-        f_before, f_half, f_after = (
+        f_before, f_after = (
             target({name: exact(x) + share * moved[name] for name, x in params.items()}).item()
-            for share in (0.0, 0.5, 1.0)
+            for share in (0.0, 1.0)
         )
         return {
             "f_before": f_before,
             "f_after": f_after,
             "linear": linear,
             "remainder": f_after - f_before - linear,
-            "remainder_half": f_half - f_before - linear / 2,
         }
 
     def _checks(

@@ -97,7 +97,8 @@ class ProbeStore:
                 name: t.detach().clone(memory_format=torch.contiguous_format)
                 for name, t in record.tensors.items()
             }
-            save_checkpoint(path, tensors, {"probe": probe, "phase": phase})
+            metadata = {"probe": probe, "phase": phase}
+            save_checkpoint(path, tensors, metadata, flush=False)  # 5 ms, more than the rest
         self.run.append(records_file(probe), [{"phase": phase, **record.values}])
         checks = [
             {"phase": phase, "probe": probe, **dataclasses.asdict(check)}

@@ -136,9 +136,9 @@ class TextHeatmap(Probe):
 
 def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
     """Return what each token adds to the decoded text; joined, the pieces are the text."""
-    ids, texts = tokens.tolist(), [""]
-    for end in range(1, len(ids) + 1):
-        texts.append(tokenizer.decode(ids[:end], skip_special_tokens=False))
+    ids = tokens.tolist()
+    prefixes = [ids[:end] for end in range(1, len(ids) + 1)]
+    texts = ["", *tokenizer.batch_decode(prefixes, skip_special_tokens=False)]
     return [
         text[len(before) :] if text.startswith(before) else text.rsplit(" ", 1)[-1]
         for before, text in zip(texts, texts[1:], strict=False)

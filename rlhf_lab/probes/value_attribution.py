@@ -18,14 +18,12 @@ class ValueRows(NamedTuple):
 
     Args:
         rows: what each part's deviation from the origin adds; they sum to value less base.
-        midway: the same with the slope half-way between origin and state alone.
         on: the hidden units that are on in each state; none in a dead head.
         value: of each state.
         base: of the origin.
     """
 
     rows: Float[Tensor, "component n"]
-    midway: Float[Tensor, "component n"]
     on: Bool[Tensor, "n hidden"]
     value: Float[Tensor, " n"]
     base: Float[Tensor, ""]
@@ -63,13 +61,9 @@ def secant_value_rows(
     step, rise = here - there, here.relu() - there.relu()
     moved = step.abs() > LEAST_STEP
     slopes = torch.where(moved, rise / torch.where(moved, step, 1.0), (there > 0).to(here))
-    half = ((here + there) / 2 > 0).to(slopes)
-    rows, midway = (
-        torch.einsum("cnd,nd->cn", parts - origin[:, None], (slope * out) @ weight)
-        for slope in (slopes, half)
-    )
+    rows = torch.einsum("cnd,nd->cn", parts - origin[:, None], (slopes * out) @ weight)
     value, base = (x.relu() @ out + constant for x in (here, there))
-    return ValueRows(rows, midway, here > 0, value, base)
+    return ValueRows(rows, here > 0, value, base)
 
 
 def refuse_other_heads(head: nn.Module) -> None:

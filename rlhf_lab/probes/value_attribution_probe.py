@@ -160,7 +160,7 @@ def _figures(
         "dead": round(1 - on.any(0).double().mean().item(), 6),
     }
     tensors = {"base": torch.stack([rows.base for rows in split]), "mask": masks}
-    for name in ("rows", "midway", "value"):
+    for name in ("rows", "value"):
         wide = [getattr(rows, name).cpu() for rows in split]
         padded = [torch.zeros(*x.shape[:-1], n_texts, dtype=x.dtype) for x in wide]
         for whole, x, mask in zip(padded, wide, masks, strict=True):

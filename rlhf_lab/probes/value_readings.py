@@ -82,7 +82,7 @@ def read_target(
         found = correlation_with(own, value, mask, resamples=RESAMPLES)
         fields |= {"head_correlation": decimals(found.value, 4), "head_n": len(value)}
         fields |= interval_fields("head_correlation", found)
-    return fields, tensors | {"r2": r2.float(), "r2_defined": defined}
+    return fields, tensors
 
 
 def read_translated(

@@ -1,7 +1,7 @@
 """Reading activations of the policy on finished sequences, without side effects on the run."""
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import filter as match_names
 from functools import partial
 from typing import Any, Literal
 
@@ -29,15 +29,15 @@ def resolve_sites(
     model: TransformerWithValueHead | HookedModel, hook_names: str | Sequence[str]
 ) -> list[str]:
     """Expand hook names with wildcards, and "logits" and "values", in the order of the model."""
-    known = [*model.hook_dict, *OUTPUTS]
-    hook_names = [hook_names] if isinstance(hook_names, str) else hook_names
-    for name in hook_names:
-        if not any(fnmatchcase(site, name) for site in known):
+    known, sites = [*model.hook_dict, *OUTPUTS], set()
+    for name in [hook_names] if isinstance(hook_names, str) else hook_names:
+        sites.update(found := match_names(known, name))
+        if not found:
             raise ConfigError(
                 f"hook_names has {name!r}, which the model does not have. Choose from "
                 "policy.hook_dict, such as 'blocks.0.hook_resid_post', or 'logits' or 'values'."
             )
-    return [site for site in known if any(fnmatchcase(site, name) for name in hook_names)]
+    return [site for site in known if site in sites]
 
 
 @torch.no_grad()

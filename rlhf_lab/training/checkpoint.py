@@ -31,12 +31,14 @@ CONTAINERS = {"list": list, "tuple": tuple, "dict": dict, "Counter": Counter}
 STATEFUL = ("optimizer", "scheduler", "kl_controller")
 
 
-def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any]) -> None:
+def save_checkpoint(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, Any], flush: bool = True
+) -> None:
     """Write tensors, and metadata as JSON in the header; an earlier file is intact on an error."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(metadata)
     header = {"metadata": text, "crc32": str(checksum(tensors, text))}
-    with replacing(path) as partial:
+    with replacing(path, flush) as partial:
         try:
             save_file(tensors, partial, metadata=header)
         except SafetensorError as error:

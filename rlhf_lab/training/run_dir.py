@@ -35,9 +35,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
     """Yield a draft that replaces the file; see `beside`."""
-    with writing(path), beside(path) as partial:
+    with writing(path), beside(path, flush=flush) as partial:
         yield partial
 
 

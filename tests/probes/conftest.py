@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
-from rlhf_lab.probes import Probe, ReelTruth, Run, Suite, attach, default_suite
+from rlhf_lab.probes import (
+    Direction,
+    Probe,
+    ReelTruth,
+    Run,
+    Suite,
+    ValueLens,
+    WeightDelta,
+    attach,
+    default_suite,
+)
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
@@ -90,10 +100,13 @@ def make_default_suite() -> Callable[[RLHFTrainer], Suite]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of three phases with the default suite, read back."""
+    """A run of three phases with the default suite, whose large probes see phase 0 too."""
     path = tmp_path_factory.mktemp("probed") / "run"
     trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"total_phases": 3, "gen_len": 26})), out=path)
-    attach(trainer, default_suite(trainer))
+    suite = default_suite(trainer)
+    large = Direction(every=3), ValueLens(every=3), WeightDelta(("loved", "hated"), every=3)
+    probes = [probe for probe in suite.probes if probe.events != ("run_end",)]
+    attach(trainer, *probes, *large, eval_tokens=suite.eval_tokens, labels=suite.labels)
     trainer.train()
     return Run(path)
 

@@ -42,6 +42,9 @@ def test_every_probe_stays_and_every_check_holds(make_trainer, settings):
     run = Run(trainer.run.path)
     assert attachment.notes == []
     assert len(run.probes()) == 8
+    for name in ("direction_sentiment", "value_lens", "weight_delta"):  # the largest
+        assert run.phases(name) == [3]
+    assert run.phases("logit_shift") == [0, 1, 2, 3]
     assert [check for check in run.checks() if not check.ok] == []
 
 

@@ -103,21 +103,8 @@ def test_before_learning_both_readers_are_one_and_the_reader_steers(recorded):
     true_reward = dict(zip(first["alphas"], first["true_reward"], strict=True))
     assert true_reward[1.0] > true_reward[0.0] > true_reward[-1.0]
     tensors = run.tensors("frozen_probe", 0)
-    assert tensors["true_reward"].shape == (7, 8) and tensors["true_reward_random"].shape == (
-        3,
-        3,
-        8,
-    )
+    assert tensors["true_reward"].shape == (7, 8)
     assert all(check.ok for check in run.checks())
-
-
-@pytest.mark.slow
-def test_stored_readers_read_stored_activations_again(recorded):
-    run, _, _ = recorded
-    record, tensors = run.records("frozen_probe")[-1], run.tensors("frozen_probe", 1)
-    called = tensors["projection"] > tensors["threshold"][:, None]
-    shares = called.double().mean(1).tolist()
-    assert record["called"] == pytest.approx(shares, abs=1e-4)
 
 
 @pytest.mark.slow

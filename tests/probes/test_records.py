@@ -135,7 +135,7 @@ class Faulty(Probe):
         super().__init__(1, probe.name)
         self.probe, self.faults = probe, [None, *faults]
         self.found: dict[str, Record | Exception] = {}
-        for field in ("events", "prepares", "text", "sites", "pos", "step", "needs_labels"):
+        for field in "events prepares text sites pos everywhere step needs_labels".split():
             setattr(self, field, getattr(probe, field))
         self.check_model, self.check_run = probe.check_model, probe.check_run
 

@@ -252,7 +252,7 @@ def test_it_runs_with_adapters_and_with_a_critic(make_trainer, truth, extra):
     checks = Run(probed.run.path).checks()
     assert [check for check in checks if not check.ok] == [] and checks
     first = Run(probed.run.path).records("kl_influence")[0]
-    assert "no sample decides" in first["note"] and first["optimizer_step"] == 1
+    assert "no sample decides" in first["note"]
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_a_run_stores_the_lens_and_what_can_be_read(finished):
     record = finished.records("value_lens")[0]
     assert record["phase"] == 0 and len(record["sites"]) == 5
     tensors = finished.tensors("value_lens", 0)
-    assert tensors["lens"].shape == (5, 4, 29) and tensors["r2"].shape == (5, 29)
+    assert tensors["lens"].shape == (5, 4, 29) and len(record["r2"]) == 5
 
 
 @pytest.mark.slow

@@ -13,16 +13,11 @@ from rlhf_lab.views import probe_pictures
 
 DEFAULT = ("RunHealth", "StepLedger", "TextHeatmap", "KLByPosition")
 DEFAULT += ("ValueLens", "Direction", "LogitShift", "WeightDelta")
-FOR_CHECKS = "stored so that checks and readers of the run can fit again; no number of its own"
 NOT_DRAWN = {
     "Direction": {
         "direction": "its cosines, projections and accuracies are drawn; 64 numbers per cell",
-        "reference_direction": "likewise",
-        "control_labels": FOR_CHECKS,
-        "random_direction": FOR_CHECKS,
     },
     "ValueLens": {
-        "r2_defined": "the record's `defined`, which is drawn, as a tensor",
         "ridge_errors": "errors of every penalty; the best one is `ridge`",
         "tuned_ridge_errors": "likewise",
     },
