@@ -110,13 +110,7 @@ def compare(
         raise ConfigError(f"ranks={list(ranks)} must be 0 or more.")
     if not all(abs(alpha) <= FARTHEST for alpha in alphas):
         raise ConfigError(f"alphas={list(alphas)} must be numbers from -{FARTHEST} to {FARTHEST}.")
-    model0, model1 = load_end(base), load_end(tuned)
-    weights_of_both(model0, model1)
-    if model0.tokenizer.get_vocab() != model1.tokenizer.get_vocab():
-        raise ConfigError(
-            "the two models have tokenizers with other words, so they read one text differently. "
-            "Compare a model with one that was trained from it."
-        )
+    model0, model1 = load_ends(base, tuned)
     contrast = make_contrast(model0, words)
     if len(text) < 2:
         raise ConfigError(f"text has {len(text)} rows. Pass at least 2, for intervals.")
@@ -128,12 +122,6 @@ def compare(
     truncated = dict(zip(ranks, map(read, models), strict=True))
     models = path(model0, model1, alphas)
     line = dict(zip(map(float, alphas), map(read, models), strict=True))
-    sums = {}
-    if 1.0 in line:
-        sums["the line ends at the shift"] = line[1.0], 1e-4
-    if "by weights" in effects:
-        allowed = 1e-3 * max(1.0, shift.abs().max().item())
-        sums["weights sum to the shift"] = effects["by weights"].sum(0), allowed
     return Comparison(
         words=contrast.sides(model0),
         n=len(text),
@@ -142,11 +130,31 @@ def compare(
         effects={name: bootstrap_means(rows.T) for name, rows in effects.items()},
         truncated={rank: bootstrap_means(row) for rank, row in truncated.items()},
         line={alpha: bootstrap_means(row) for alpha, row in line.items()},
-        checks=[
-            Check.at_most(name, (total - shift).abs().max(), allowed)
-            for name, (total, allowed) in sums.items()
-        ],
+        checks=_sum_checks(shift, effects.get("by weights"), line.get(1.0)),
     )
+
+
+def _sum_checks(shift: Tensor, by_weights: Tensor | None, line_end: Tensor | None) -> list[Check]:
+    checks, size = [], max(1.0, shift.abs().max().item())
+    if line_end is not None:
+        error = (line_end - shift).abs().max()
+        checks.append(Check.at_most("the line ends at the shift", error, 1e-4))
+    if by_weights is not None:
+        error = (by_weights.sum(0) - shift).abs().max()
+        checks.append(Check.at_most("weights sum to the shift", error, 1e-3 * size))
+    return checks
+
+
+def load_ends(base: Source, tuned: Source) -> tuple[HookedModel, HookedModel]:
+    """Load two models; raise ConfigError unless they have the same parameters and tokens."""
+    model0, model1 = load_end(base), load_end(tuned)
+    weights_of_both(model0, model1)
+    if model0.tokenizer.get_vocab() != model1.tokenizer.get_vocab():
+        raise ConfigError(
+            "the two models have tokenizers with other words, so they read one text differently. "
+            "Compare a model with one that was trained from it."
+        )
+    return model0, model1
 
 
 def load_end(source: Source) -> HookedModel:

@@ -25,8 +25,7 @@ from rlhf_lab.probes.step_influence_probe import StepInfluence
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
-from rlhf_lab.probes.value_attribution import secant_value_rows
-from rlhf_lab.probes.value_attribution_probe import ValueAttribution
+from rlhf_lab.probes.value_attribution import ValueAttribution, secant_value_rows
 from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import truth_of
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import MEGABYTE, ProbeStore, record_bytes, records_file
@@ -151,7 +151,7 @@ class Attachment:
 
     def _observe(self, probe: Probe, seen: Observation) -> Record:
         record = probe.observe(seen)
-        if not record.checks:
+        if not record.checks and not record.errors:
             raise ConfigError(f"{probe.name} returned a record without a check; add one.")
         return record
 
@@ -171,23 +171,25 @@ class Attachment:
             return
         self._store.write(probe.name, ctx.phase, record)
         self._stored += size
+        for error in record.errors:
+            self._say_once(ctx, probe.name, error, f"{error}. The record is kept without it.")
         for check in record.checks:
             if not check.ok:
-                self._say_failed(ctx, probe.name, check)
+                what = f"the check '{check.name}' misses by {check.value:.3g}, with "
+                what += f"{check.tolerance:.3g} allowed; do not rely on this record."
+                self._say_once(ctx, probe.name, check.name, what)
 
     def _say(self, ctx: Context, probe: str, note: str) -> None:
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
         self._store.note(ctx.phase, probe, note)
 
-    def _say_failed(self, ctx: Context, probe: str, check: Check) -> None:
-        if (probe, check.name) in self._failed:
+    def _say_once(self, ctx: Context, probe: str, sign: str, text: str) -> None:
+        if (probe, sign) in self._failed:
             return
-        self._failed.add((probe, check.name))
-        what = f"the check '{check.name}' misses by {check.value:.3g}, with {check.tolerance:.3g}"
-        text = f"{probe}: {what} allowed; do not rely on this record."
-        warnings.warn(f"phase {ctx.phase}: {text}", stacklevel=2)
-        self._remark(f"{probe}: {check.name}", ctx.phase, text)
+        self._failed.add((probe, sign))
+        warnings.warn(f"phase {ctx.phase}: {probe}: {text}", stacklevel=2)
+        self._remark(f"{probe}: {sign}", ctx.phase, f"{probe}: {text}")
 
 
 def _is_recorded(ctx: Context, probe: Probe, plan: dict[str, Schedule]) -> bool:

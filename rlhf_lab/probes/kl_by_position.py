@@ -125,13 +125,12 @@ class KLByPosition(Probe):
             values |= _truth(seen, samples.prefix_len, kl.shape[1])
         total = (by_position * mask.sum(0)).sum() / len(mask)
         gap = abs(total.item() - F.kl_per_sequence(kl, mask).mean().item())
-        missed = enumeration_error(logits[:4], ref_logits[:4], mask[:4])
-        checks = [
+        of_vocabulary = lambda: [
             Check.at_most(f"{kind} over the vocabulary gives the exact KL", miss, 1e-4)
-            for kind, miss in missed.items()
+            for kind, miss in enumeration_error(logits[:4], ref_logits[:4], mask[:4]).items()
         ]
-        checks.append(Check.at_most("positions sum to the KL per sequence", gap, 1e-4))
-        return Record(values, checks=checks)
+        summed = Check.at_most("positions sum to the KL per sequence", gap, 1e-4)
+        return Record(values, checks=[of_vocabulary, summed])
 
 
 def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, Tensor]:

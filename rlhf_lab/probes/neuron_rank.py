@@ -141,8 +141,8 @@ class NeuronRank(WordPairProbe):
             "write": write,
         }
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
-        checks = _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)
-        return Record(values, tensors, checks)
+        checks = lambda: _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)
+        return Record(values, tensors, [checks])
 
 
 def _sum_checks(

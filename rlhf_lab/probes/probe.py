@@ -1,5 +1,6 @@
 """The Probe interface: what a probe needs, what it is shown, the record and checks it returns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,12 +28,26 @@ class Record:
     Args:
         values: plain JSON values.
         tensors: by name; small on purpose.
-        checks: at least one.
+        checks: at least one; or functions that return a check or several. A function that raises
+            is left out, so that it never costs the record.
+        errors: what these functions raised.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Check | Callable[[], Check | list[Check]]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        checks, errors = [], [*self.errors]
+        for check in self.checks:
+            try:
+                found = check() if callable(check) else check
+                checks += found if isinstance(found, list) else [found]
+            except Exception as error:
+                errors.append(f"a check raised {type(error).__name__}: {error}")
+        object.__setattr__(self, "checks", checks)
+        object.__setattr__(self, "errors", errors)
 
 
 @dataclass(frozen=True)

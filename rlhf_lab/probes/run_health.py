@@ -105,7 +105,7 @@ class RunHealth(Probe):
             values |= interval_fields(name, interval, 6)
         if seen.truth is not None:
             values |= _optimum(beta, seen)
-        return Record(values, checks=_checks(rollout, report, seen.args.rounding))
+        return Record(values, checks=[lambda: _checks(rollout, report, seen.args.rounding)])
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:

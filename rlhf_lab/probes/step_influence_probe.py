@@ -158,7 +158,8 @@ class StepInfluence(Probe):
         if max(s.beta2 for s in before.settings.values()) ** before.number > FIRST_STEPS:
             values["note"] = SCALE_FREE
         tensors = {name: x.float().cpu() for name, x in kept.items()} | {"mask": minibatch.mask}
-        return Record(values, tensors, self._checks(seen, step, moved, values, tensors))
+        checks = lambda: self._checks(seen, step, moved, values, tensors)
+        return Record(values, tensors, [checks])
 
     def target_of(self, seen: Observation) -> Target:
         """The target as a function of the policy's weights, in float64."""

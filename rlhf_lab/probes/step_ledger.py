@@ -144,12 +144,9 @@ class StepLedger(Probe):
             "prefix_len": minibatch.prefix_len,
             "tokens": [spell_tokens(tokenizer, row) for row in minibatch.tokens],
         }
-        target = _objective(seen)
-        miss = abs(values["objective"] - target) / max(1.0, abs(target))
-        allowed = SHARES_GAP[seen.args.rounding]
-        checks = [Check.at_most("the shares sum to the objective", miss, allowed)]
         tensors = {name: column.float() for name, column in entries.items()}
-        return Record(values, tensors | {"mask": minibatch.mask}, checks)
+        summed = lambda: _sum_check(seen, values["objective"])
+        return Record(values, tensors | {"mask": minibatch.mask}, [summed])
 
 
 def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:
@@ -163,6 +160,13 @@ def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str,
         "kl_penalty": kl_coef * sums["kl"] / n,
         "objective": sums["share"],
     }
+
+
+def _sum_check(seen: Observation, objective: float) -> Check:
+    target = _objective(seen)
+    missed = abs(objective - target) / max(1.0, abs(target))
+    allowed = SHARES_GAP[seen.args.rounding]
+    return Check.at_most("the shares sum to the objective", missed, allowed)
 
 
 def _objective(seen: Observation) -> float:

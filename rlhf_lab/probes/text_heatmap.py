@@ -108,7 +108,7 @@ class TextHeatmap(Probe):
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         tokenizer = seen.ctx.policy.base_model.tokenizer
         tensors = self._numbers(seen, n) | {"mask": samples.mask[:n]}
-        checks = _checks(rollout, seen)
+        checks: list = [lambda: _checks(rollout, seen)]
         if seen.truth is not None:
             truth_tensors, check = _truth(rollout, n, seen)
             tensors |= truth_tensors

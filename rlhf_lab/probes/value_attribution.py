@@ -1,26 +1,39 @@
-"""Value attribution: what makes values of one slot differ, an exact sum over parts of the model."""
+"""ValueAttribution: which components make values of one slot differ, an exact sum."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.models import TransformerWithCritic
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel, has_hooks, is_centered, model_where_exact
+from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.models.value_head import ValueHead
+from rlhf_lab.probes.probe import (
+    RESAMPLES,
+    Check,
+    Observation,
+    Probe,
+    Record,
+    decimals,
+    interval_fields,
+)
+from rlhf_lab.training import RLHFTrainer
 
 LEAST_STEP = 1e-12  # of a hidden unit's input, in float64: below, the secant is the slope
 
 
 class ValueRows(NamedTuple):
-    """How the value of each state differs from that of an origin, part by part.
+    """Difference of the value of each state from that of an origin, by component.
 
     Args:
-        rows: what each part's deviation from the origin adds; they sum to value less base.
-        on: the hidden units that are on in each state; none in a dead head.
-        value: of each state.
-        base: of the origin.
+        rows: contribution of each component's deviation; they sum to value minus base.
+        on: hidden units that are active in each state; none in a dead head.
+        base: value of the origin.
     """
 
     rows: Float[Tensor, "component n"]
@@ -51,11 +64,10 @@ def secant_value_rows(
     Raises:
         ConfigError: If the head is not two linear layers with a ReLU between.
     """
-    refuse_other_heads(head)
+    validate_head(head)
     first, _, last = head
     weight, bias = exact(first.weight), exact(first.bias)
-    out = exact(last.weight)[0]
-    constant = exact(last.bias)[0]
+    out, constant = exact(last.weight)[0], exact(last.bias)[0]
     parts, origin = exact(parts), exact(origin)
     here, there = parts.sum(0) @ weight.T + bias, origin.sum(0) @ weight.T + bias
     step, rise = here - there, here.relu() - there.relu()
@@ -66,12 +78,138 @@ def secant_value_rows(
     return ValueRows(rows, here > 0, value, base)
 
 
-def refuse_other_heads(head: nn.Module) -> None:
+def validate_head(head: nn.Module) -> None:
     """Raise ConfigError for a value head that is not two linear layers with a ReLU between."""
     layers = [head[i] for i in range(3)] if isinstance(head, ValueHead) else []
-    kinds = (nn.Linear, nn.ReLU, nn.Linear)
-    if len(layers) != 3 or not all(map(isinstance, layers, kinds)):
+    if len(layers) != 3 or not all(map(isinstance, layers, (nn.Linear, nn.ReLU, nn.Linear))):
         raise ConfigError(
             f"value_head is a {type(head).__name__}, and value_attribution reads two linear layers "
-            "with a ReLU between; leave the probe out, or use make_value_head's."
+            "with a ReLU between. Leave the probe out, or use make_value_head's."
         )
+
+
+class ValueAttribution(Probe):
+    """Contribution of each component to the value of a text, against the mean state of the slot.
+
+    The value minus that of the mean state is split exactly over embedding, heads and MLPs (see
+    `secant_value_rows`), with the actual scale of the final norm. The standard deviation of a
+    component's rows over the texts measures how much it makes values differ.
+
+    Checks: the rows sum to the value's difference, and the value is the model's own.
+
+    Args:
+        slots: positions of the eval text; four evenly spaced ones when None.
+        n: number of texts.
+    """
+
+    name = "value_attribution"
+    question = "Which components make the values of a position differ between texts?"
+    caveat = "Rows split one state's value and do not show effects through later components."
+    text = "eval"
+    sites = (*PART_SITES, "ln_final.hook_scale", "values")
+    every = 5
+
+    def __init__(
+        self,
+        slots: tuple[int, ...] | None = None,
+        n: int = 64,
+        every: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(every, name)
+        self.slots, self.n = slots, n
+        if n < 2 or slots == ():
+            raise ConfigError(
+                f"n={n} and slots={slots} of {self.name} must be 2 or more texts and at least one "
+                "position."
+            )
+
+    def check_model(self, model: HookedModel) -> None:
+        validate_additive(model, self.name)
+
+    def check_run(self, trainer: RLHFTrainer) -> None:
+        if isinstance(trainer.policy, TransformerWithCritic):
+            raise ConfigError(
+                "value_head='separate' has values of another model's parts. Use 'shared' or "
+                "'detached', or leave out value_attribution."
+            )
+        validate_head(trainer.policy.value_head)
+
+    def observe(self, seen: Observation) -> Record:
+        policy = seen.ctx.policy
+        if has_hooks(policy):
+            raise ConfigError(
+                "the policy has hooks, whose changes belong to no component. Remove them, or leave "
+                "out value_attribution."
+            )
+        slots, split, masks, gaps = self._slots(seen), [], [], []
+        for pos in slots:
+            names, parts, own = normalized_parts(seen, pos, self.n)
+            real = seen.text.attention_mask[: len(own), pos].to(parts.device)
+            kept = parts[:, real]
+            split.append(secant_value_rows(policy.value_head, kept, kept.mean(1)))
+            gaps.append((split[-1].value - exact(own)[real]).abs().max().item())
+            masks.append(real.cpu())
+        fields, tensors = _summarize(split, torch.stack(masks))
+        values = {"components": names, "positions": slots, **fields}
+        if seen.truth is not None:
+            every = seen.truth.slot_names(seen.text.tokens.shape[1])
+            values["slots"] = [every[pos] for pos in slots]
+        missed = max((s.rows.sum(0) - (s.value - s.base)).abs().max().item() for s in split)
+        gap = max(gaps) / max(1.0, max(s.value.abs().max().item() for s in split))
+        allowed = seen.allowed(1e-4, half=5e-2)
+        checks = [
+            Check.at_most("the rows sum to the value less the mean state's", missed, 1e-9),
+            Check.at_most("the parts give the model's own value", gap, allowed),
+        ]
+        return Record(values, tensors, checks)
+
+    def _slots(self, seen: Observation) -> list[int]:
+        seq, slots = seen.text.tokens.shape[1], self.slots
+        if slots is None:
+            slots = torch.linspace(0, seq - 1, min(5, seq)).round().long().tolist()[-4:]
+        there = seen.text.attention_mask[: self.n].sum(0)
+        found = [pos % seq for pos in slots if there[pos % seq] >= 2]
+        if not found or not all(-seq <= pos < seq for pos in slots):
+            raise ConfigError(
+                f"slots={self.slots} of {self.name} are not all from {-seq} to {seq - 1}, or are "
+                "padding in all texts but one. Use other positions, or more texts."
+            )
+        return found
+
+
+def normalized_parts(
+    seen: Observation, pos: int, n: int
+) -> tuple[list[str], Float[Tensor, "component n d_model"], Float[Tensor, " n"]]:
+    """Return parts that sum to the head's input at a position of the first texts, and values."""
+    model = seen.ctx.policy.base_model
+    acts = {site: act[:n, pos] for site, act in seen.acts.items()}
+    where = model_where_exact(model)
+    names, parts = residual_components(where, {s: exact(act) for s, act in acts.items()})
+    if is_centered(model.ln_final):
+        parts = parts - parts.mean(-1, keepdim=True)
+    return names, parts / exact(acts["ln_final.hook_scale"]), acts["values"]
+
+
+def _summarize(
+    split: list[ValueRows], masks: Bool[Tensor, "slot text"]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    deviation = lambda mean, square: (square - mean.square()).clamp(min=0).sqrt()
+    options = {"statistic": deviation, "resamples": RESAMPLES}
+    spreads = [bootstrap_means(x.rows.T, x.rows.T.square(), **options) for x in split]
+    ends = [interval_fields("sd", each, 6) for each in spreads]
+    fields = {
+        "sd": [decimals(each.value) for each in spreads],
+        **{name: [each[name] for each in ends] for name in ends[0]},
+        "value_sd": [round(x.value.std(correction=0).item(), 6) for x in split],
+        "n": masks.sum(1).tolist(),
+        "dead": round(1 - torch.cat([x.on for x in split]).any(0).double().mean().item(), 6),
+    }
+    tensors = {"base": torch.stack([x.base for x in split]), "mask": masks}
+    for name in ("rows", "value"):
+        found = [getattr(x, name).cpu() for x in split]
+        padded = torch.zeros(len(split), *found[0].shape[:-1], masks.shape[1], dtype=torch.double)
+        for whole, x, mask in zip(padded, found, masks, strict=True):
+            whole[..., mask] = x
+        tensors[name] = padded
+    return fields, {name: x.cpu() for name, x in tensors.items()}

@@ -214,7 +214,7 @@ class ValueLens(TextProbe):
 
 
 def _with(record: Record, values: dict, tensors: dict[str, Tensor]) -> Record:
-    return Record(record.values | values, record.tensors | tensors, record.checks)
+    return replace(record, values=record.values | values, tensors=record.tensors | tensors)
 
 
 def _target(seen: Observation, text: str) -> ReadTarget | None:

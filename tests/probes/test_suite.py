@@ -130,6 +130,28 @@ def test_a_record_without_a_check_is_not_accepted(make_trainer):
     assert Run(trainer.run.path).probes() == []
 
 
+class Raising(Probe):
+    """One of its checks raises in every phase."""
+
+    name = "raising"
+
+    def observe(self, seen):
+        return Record({"x": 1}, checks=[lambda: 1 / 0, FINE])
+
+
+@pytest.mark.slow
+def test_record_is_kept_without_a_check_that_raises(make_trainer):
+    trainer = make_trainer()
+    attached = attach(trainer, Raising())
+    said = "raising: a check raised ZeroDivisionError: division by zero. The record is kept"
+    with pytest.warns(UserWarning, match=said) as warned:
+        trainer.train()
+    run = Run(trainer.run.path)
+    assert sum("raising" in str(warning.message) for warning in warned) == 1
+    assert attached.notes == [] and run.phases("raising") == [0, 1, 2]
+    assert [(c.phase, c.name) for c in run.checks()] == [(n, "fine") for n in range(3)]
+
+
 @pytest.mark.slow
 def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer):
     def probes():
