@@ -1,5 +1,6 @@
 """Ten questions about a run, each answered by one sentence computed from its files."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,12 +23,15 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
 )
 STALLED_KL = 0.01  # nats per sequence after three phases
 VALUE_ESTIMATORS = ("one_step", "gae")  # advantages that are computed from values
+LONGEST_WORDS = 80  # letters of a list of words in an answer
 HACKED_GAP = 0.5  # reward minus true reward of a sample
 
 
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
+    moved = answer_words(_records(run, "WordsMoved"))
+    places = {"logit_shift": "words_moved"} if moved else {}
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
@@ -35,7 +39,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_learning(lines),
             answer_cost(_records(run, "RunHealth"), lines),
             answer_kl(_records(run, "KLByPosition")) or _missing(run),
-            *(answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
+            *(moved or answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
             _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args),
@@ -43,7 +47,8 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             "One run is open. Train with another seed: python -m rlhf_lab train --seed "
             f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
         ]
-    return [(q, a, place) for (q, place), a in zip(QUESTIONS, answers, strict=True)]
+    pairs = zip(QUESTIONS, answers, strict=True)
+    return [(question, a, places.get(place, place)) for (question, place), a in pairs]
 
 
 def _records(run: Run, kind: str) -> list[dict[str, Any]]:
@@ -139,6 +144,24 @@ def answer_components(records: Sequence[Line]) -> tuple[str, str] | None:
         return which, f"The shift is 0; recorded in phases {phases}."
     half = next(r["phase"] for r in records if r["measured_shift"] / whole >= 0.5)
     return which, f"Half of the shift by phase {half}; recorded in phases {phases}."
+
+
+def answer_words(records: Sequence[Line]) -> tuple[str, str] | None:
+    """Return the words that moved most with their largest component, and the phase of half."""
+    moved = [record for record in records if record["contrasts"]]
+    if not moved:
+        return None
+    last = moved[-1]
+    first = max(last["contrasts"], key=lambda contrast: contrast["fraction"])
+    words = textwrap.shorten(first["words"], LONGEST_WORDS, placeholder=" ...")
+    which = (
+        f"{first['component']}, {first['part']:+.3f} of {first['shift']:+.3f} logits of {words} "
+        f"at {first['at']}; these words have {first['fraction']:.0%} of the moved probability in "
+        f"phase {last['phase']}."
+    )
+    half = next(r["phase"] for r in moved if r["moved_mass"] >= last["moved_mass"] / 2)
+    phases = ", ".join(str(record["phase"]) for record in records)
+    return which, f"Half of the moved probability by phase {half}; recorded in phases {phases}."
 
 
 def answer_causes(records: Sequence[Line]) -> str:

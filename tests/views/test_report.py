@@ -221,6 +221,20 @@ def test_answers_match_hand_computed():
     ]
     assert answers.answer_components(records)[1].startswith("Half of the shift by phase 2;")
     assert answers.answer_components(records[:1])[1].startswith("The shift is 0;")
+    contrast = {"words": "was - wasn't", "at": "COP 1", "component": "unembedding", "part": 2.4}
+    small, large = (
+        contrast | {"shift": 1, "fraction": 0.1},
+        contrast | {"shift": 3, "fraction": 0.6},
+    )
+    masses = [(0, 0.0, []), (1, 0.4, [small]), (2, 0.6, [large]), (5, 1.0, [small, large])]
+    records = [{"phase": p, "moved_mass": m, "contrasts": c} for p, m, c in masses]
+    which, when = answers.answer_words(records)
+    assert which.startswith("unembedding, +2.400 of +3.000 logits of was - wasn't at COP 1; these")
+    assert which.endswith("words have 60% of the moved probability in phase 5.")
+    assert when.startswith(
+        "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
+    )
+    assert answers.answer_words(records[:1]) is None
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
