@@ -84,16 +84,12 @@ def test_peft_and_this_package_load_exported_adapters(base, targets, tmp_path):
     assert len(trainable) == 2 * len(after) and all(".parametrizations." in n for n in trainable)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"r": 3, "lora_alpha": 7},
-        {"r": 4, "lora_alpha": 2, "use_rslora": True},
-        {"r": 2, "lora_alpha": 5, "layers_to_transform": [1]},
-        {"r": 3},
-    ],
-    ids=["plain", "rsLoRA", "one layer", "patterns"],
-)
+OF_PEFT = {"plain": {"r": 3, "lora_alpha": 7}, "patterns": {"r": 3}}
+OF_PEFT |= {"rsLoRA": {"r": 4, "lora_alpha": 2, "use_rslora": True}}
+OF_PEFT |= {"one layer": {"r": 2, "lora_alpha": 5, "layers_to_transform": [1]}}
+
+
+@pytest.mark.parametrize("settings", OF_PEFT.values(), ids=OF_PEFT)
 def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
     (kind, directory), ranks = base, {settings["r"]}
     names = PEFT_TARGETS[kind]

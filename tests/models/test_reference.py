@@ -24,9 +24,8 @@ def test_frozen_copy_is_separate_frozen_and_unhooked(policy):
     reference = frozen_copy(model)
     weights, copied = dict(model.named_parameters()), dict(reference.named_parameters())
     assert weights.keys() == copied.keys() and same_weights(model, reference)
-    assert {p.data_ptr() for p in copied.values()}.isdisjoint(
-        p.data_ptr() for p in weights.values()
-    )
+    owned = {p.data_ptr() for p in weights.values()}
+    assert owned.isdisjoint(p.data_ptr() for p in copied.values())
     assert not any(p.requires_grad for p in copied.values())
     assert not any(module.training for module in reference.modules())
     assert not has_hooks(reference) and not final_residuals(reference, TOKENS).requires_grad
@@ -41,9 +40,9 @@ def test_frozen_copy_is_separate_frozen_and_unhooked(policy):
 
 @pytest.mark.parametrize("change", ["replaced", "hooked"])
 def test_residuals_raise_if_the_forward_of_the_model_is_changed(policy, change):
-    model, double = policy.base_model, lambda module, inputs, outputs: 2 * outputs
+    model = policy.base_model
     if change == "hooked":
-        model.register_forward_hook(double)
+        model.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     else:
         model.forward = lambda *inputs, **options: torch.zeros(())
     for run in (policy, lambda tokens: final_residuals(model, tokens)):

@@ -1,5 +1,7 @@
 """Tests of the value head and its three kinds: values, hooks, gradients, padding, the critic."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ HEAD_SITES = {"value_head.hook_in": 16, "value_head.hook_hidden": 64, "value_hea
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
 PADDED = torch.tensor([[4, 9, 13, 7, 20, 5], [0, 0, 19, 6, 8, 10], [0, 0, 0, 0, 0, 11]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, 1]]).bool()
+assert_close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 KINDS = ("shared", "detached", "separate")
 
 
@@ -31,10 +34,6 @@ def apply_by_hand(head, x):
     """Compute W2 relu(W1 x + b1) + b2."""
     hidden = (x @ head[0].weight.T + head[0].bias).clamp(min=0)
     return hidden @ head[2].weight[0] + head[2].bias[0]
-
-
-def assert_close(actual, expected, atol=1e-5):
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
 
 
 def test_new_value_head_is_small_and_seeded():
@@ -64,13 +63,15 @@ def test_from_pretrained_loads_a_name_and_adds_a_head():
 
 
 @pytest.mark.usefixtures("no_type_checks")
-def test_policy_raises_on_a_name_or_without_final_norm():
+def test_policy_raises_on_a_name_a_wrong_kind_or_no_final_norm():
     sizes = {"n_layers": 1, "d_model": 8, "n_ctx": 4, "d_head": 8, "d_vocab": 5}
     without_norm = HookedTransformer(ModelConfig(**sizes))
     del without_norm.hook_dict["ln_final.hook_normalized"]
     for base_model in ("gpt2", without_norm):
         with pytest.raises(ConfigError, match=r"hook point 'ln_final.hook_normalized'.*pretrained"):
             TransformerWithValueHead(base_model)
+    with pytest.raises(ConfigError, match="value_head 'none'.*shared, detached or separate"):
+        make_policy(HookedTransformer(ModelConfig(**sizes)), "none")
 
 
 def test_logits_and_values_match_hand_computed(policy):
@@ -253,10 +254,8 @@ def test_critic_shares_frozen_weights_but_not_hooks(model_dir):
     assert all(layer.B.grad is not None for layer in lora_layers(policy.critic).values())
 
 
-def test_kinds_have_the_seeded_head_and_others_raise(gpt2_dir):
-    for kind in KINDS:
-        policy = make_policy(load_model(str(gpt2_dir), dtype=torch.float64), kind, seed=5)
-        expected = make_value_head(16, seed=5).double().state_dict()
-        assert all(torch.equal(expected[k], x) for k, x in policy.value_head.state_dict().items())
-    with pytest.raises(ConfigError, match="value_head 'none'.*shared, detached or separate"):
-        make_policy(load_model(str(gpt2_dir)), "none")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_have_the_seeded_head_in_the_dtype_of_the_model(gpt2_dir, kind):
+    policy = make_policy(load_model(str(gpt2_dir), dtype=torch.float64), kind, seed=5)
+    expected = make_value_head(16, seed=5).double().state_dict()
+    assert all(torch.equal(expected[k], x) for k, x in policy.value_head.state_dict().items())
