@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,18 @@ def test_only_the_package_is_installed():
     assert {"rlhf_lab", "tools", "benchmarks"} <= set(top)
     patterns = found.replace('"', "").split(", ")
     assert [name for name in top if any(fnmatch(name, p) for p in patterns)] == ["rlhf_lab"]
+
+
+def test_files_import_each_other_without_circles():
+    files = {}
+    for path in (ROOT / "rlhf_lab").rglob("*.py"):
+        files[".".join(path.relative_to(ROOT).with_suffix("").parts)] = ast.parse(
+            path.read_text(encoding="utf-8")
+        )
+    graph = {}
+    for module, tree in files.items():
+        names = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+        named = {node.module for node in names}
+        named |= {f"{node.module}.{alias.name}" for node in names for alias in node.names}
+        graph[module] = named & files.keys()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
