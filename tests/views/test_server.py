@@ -120,15 +120,16 @@ def test_job_is_stored_once_and_shown(tmp_path):
     trainer = RLHFTrainer(RLHFArgs(**TRAIN, total_phases=1), out=tmp_path / "run")
     trainer.train()
     run = Run(trainer.run.path)
-    jobs, request = Jobs(run), PATCH | {"tuned": "last", "length": 7}
+    jobs, request = Jobs(run, seconds=900), PATCH | {"tuned": "last", "length": 7}
     assert "interventions" in run_page(run) and "no-such" not in run_page(run)
     assert jobs.post(request) == {"status": "running"}
     with pytest.raises(ConfigError, match="A job is running"):
         jobs.post(request)
     while jobs.state["status"] == "running":
         time.sleep(0.05)
+    assert jobs.state["status"] == "done", jobs.state
     (result,) = stored_interventions(run)
-    assert jobs.state["status"] == "done" and result["request"] == request
+    assert result["request"] == request
     tokens = ReelTruth().reviews(32, 0)[0][:, :7]
     models = [run.policy(which) for which in (0, "last")]
     expected = compare(*models, tokens, ("loved", "hated"), -1, ("split", "patching"), (), ())
