@@ -1,0 +1,34 @@
+"""Helpers for pictures of records, compared with hand-computed ones."""
+
+from rlhf_lab.views.records import Snapshot, curves_over, record_bars, row_table, strip
+from tests.views.test_probe_views import drawn, made, titles
+
+
+def test_bars_keep_the_largest_and_sum_the_others():
+    at = made("Direction")[1]
+    picture = record_bars(at, "t", list("abc"), {"x": [1.0, -3.0, 2.0]}, top=2)
+    assert picture.labels == ["b", "c"] and picture.series == {"x": [-3.0, 2.0]}
+    assert "1 others sum to x +1." in picture.note
+
+
+def test_curves_have_the_bands_of_their_phases():
+    bands = {"mean_reward": {2: (0.0, 1.0), 3: (2.0, 3.0)}}
+    picture = curves_over(made("RunHealth"), "t", "mean_reward", bands=bands)
+    assert picture.ends == {"mean reward": ([0.0, 2.0], [1.0, 3.0])}
+
+
+def test_strips_and_tables_keep_the_largest_known():
+    record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
+    record["rows"] = [{"n": 1.0}, {"n": -3.0}]
+    at = Snapshot(made("Direction")[1].run, "probe", record)
+    (row,) = strip(at, "t", [[1.0], [-5.0]], top=1).rows
+    assert row[0] == "text 0" and row[2] == [None, 1.0]
+    assert row_table(at, "t", "rows", "n", 1).rows == [[-3.0]]
+
+
+def test_undefined_r2_is_blank_and_refitted_is_frozen_minus_gap():
+    pictures, at = drawn("ValueLens")
+    assert not [t for t in titles(pictures) if t.startswith(f"s0, B: {at['r2'][0][1]:.9g}")]
+    pictures, at = drawn("FrozenProbe")
+    refitted = at["accuracy_frozen"][1] - at["gap"][1]
+    assert f"refitted, phase 3: {refitted:.9g}" in titles(pictures)
