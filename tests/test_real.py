@@ -24,7 +24,7 @@ from rlhf_lab.training.restore import load_policy
 from tests.pages import page
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
-PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta logit_shift"
+PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta words_moved"
 FEW = ("--batch-size", 4, "--samples", 0)
 
 

@@ -12,7 +12,6 @@ from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.logit_shift import LogitShift
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
@@ -22,6 +21,7 @@ from rlhf_lab.probes.suite import Suite
 from rlhf_lab.probes.text_heatmap import TextHeatmap
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta
+from rlhf_lab.probes.words_moved import WordsMoved
 from rlhf_lab.training import Context, RLHFTrainer, RunDir
 from rlhf_lab.training.checkpoint import is_numbered
 
@@ -89,21 +89,19 @@ def default_suite(
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=KL_TEXTS)]
     probes += [StepLedger(every=-(-phases // LEDGERS))]
     if trainer.starts_as_grammar:
-        truth, (word, other) = ReelTruth(), WORD_PAIRS[0]
-        tokens, positive = truth.reviews(EVAL_REVIEWS, EVAL_SEED)
-        verb = truth.grammar.slot("VERB") - 1
-        probes += [LogitShift(word, other, pos=verb, n=SHIFT_TEXTS)]
-        large = Direction("sentiment"), ValueLens(prefixes=0), WeightDelta(words=(word, other))
+        tokens, positive = ReelTruth().reviews(EVAL_REVIEWS, EVAL_SEED)
+        probes.append(WordsMoved())
+        large = Direction("sentiment"), ValueLens(prefixes=0), WeightDelta(words=WORD_PAIRS[0])
         probes += map(_at_end, large)
         return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
     pair = _pair(trainer)
     probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
     probes += [WeightDelta(words=pair, every=phases)]
     why = reason_not_additive(trainer.policy.base_model)
-    if pair is not None and why is None:
-        probes.append(LogitShift(*pair, n=SHIFT_TEXTS))
-    elif pair is not None:
-        warnings.warn(f"the default suite leaves out logit_shift: {why}.", stacklevel=2)
+    if why is None:
+        probes.append(WordsMoved(SHIFT_TEXTS, text="rollout"))
+    else:
+        warnings.warn(f"the default suite leaves out words_moved: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
     rows = min(MOST_TEXTS, max(SHIFT_TEXTS, affordable_rows(trainer.args)))
     tokens, mask = kept or text_of_the_run(trainer, rows)

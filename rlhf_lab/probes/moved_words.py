@@ -102,12 +102,13 @@ def describe_moved_words(
     parts = torch.cat([parts, (tensors["measured"].double() @ weights)[None]])  # the shift is last
     rows, first = [], {"first": "", "parts": None}
     for i, x in enumerate(moved):
-        interval = t_interval(parts[:, :, x.positions[0], i + 1].T)
+        by_group = parts[:, :, x.positions[0], i + 1].T
+        interval = t_interval(by_group)
         largest = int(interval.value[:-1].abs().argmax())
         listed = {w: y for sign in (1, -1) for w, y in _listed(sign, x.weights, words)}
         sides = [", ".join(w for w, y in listed.items() if sign * y > 0) for sign in (1, -1)]
         if not rows:
-            first = {"first": " - ".join(sides)} | _ends("parts", interval[:-1])
+            first = {"first": " - ".join(sides)} | _ends("parts", t_interval(by_group[:, :-1]))
         rows.append(
             {"words": " - ".join(sides), "weights": listed}
             | {"at": ", ".join(slots[position] for position in x.positions)}

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -87,8 +86,9 @@ class WordsMoved(TextProbe):
         counts = where_exact(rows.states)[:n].unflatten(0, (groups, -1)).sum(1)
         pooled = pooled or not counts.amin(0).any()  # no position that all groups have
         columns = (counts.sum(0) if pooled else counts.amin(0)).nonzero()[:, 0]
-        states = where_exact(rows.states)[:n, columns]
-        mean = partial(_group_means, states=states, groups=groups, pooled=pooled)
+        states = where_exact(rows.states)[:n, columns].unflatten(0, (groups, -1))
+        weights = _group_weights(states, pooled)
+        mean = lambda x: weights.to(x) @ x.flatten(2).reshape(*weights.mT.shape[:2], -1)
         acts = [{site: where_exact(x)[:n, columns] for site, x in each.items()} for each in acts]
         hooked, temperature = has_hooks(seen.ctx.policy.base_model), seen.args.temperature
         before, after = (
@@ -124,13 +124,14 @@ class WordsMoved(TextProbe):
         return Record(values | describe_moved_words(tensors, values), tensors, [check])
 
 
-def _group_means(
-    x: Float[Tensor, "batch seq *n"], states: Bool[Tensor, "batch seq"], groups: int, pooled: bool
-) -> Float[Tensor, "group position n"]:
-    mask = states[..., None].double()
-    sums = [y.unflatten(0, (groups, -1)).sum(1) for y in (exact(x).flatten(2) * mask, mask)]
-    total, count = (y.sum(1, keepdim=True) if pooled else y for y in sums)
-    return total / count
+def _group_weights(
+    states: Bool[Tensor, "group row seq"], pooled: bool
+) -> Float[Tensor, "group position entry"]:
+    """Return the weight of each state of a group in each mean: of one position, or of all."""
+    mask = states[:, None].double()
+    if not pooled:
+        mask = mask * torch.eye(states.shape[2], device=mask.device).double()[:, None]
+    return (mask / mask.sum((2, 3), keepdim=True)).flatten(2)
 
 
 def _model_means(
@@ -150,7 +151,7 @@ def _model_means(
     parts[[name.endswith(" b_O") for name in names]] *= mean(inverse).flatten(0, 1)
     parts = parts - parts.mean(-1, keepdim=True) if is_centered(norm) else parts
     if hooked:  # what hooks changed after the components
-        rest = mean(acts[NORMALIZED]).flatten(0, 1) - parts.sum(0)
+        rest = mean(exact(acts[NORMALIZED])).flatten(0, 1) - parts.sum(0)
         names, parts = [*names, "hooks"], torch.cat([parts, rest[None]])
     if model.cfg.n_layers * model.cfg.n_heads > MOST_HEADS:  # sum the heads of a layer
         layers = [re.sub(r"(H\d+| b_O)$", " attn", name) for name in names]

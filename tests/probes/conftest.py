@@ -13,6 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
 from rlhf_lab.probes import (
     Direction,
+    LogitShift,
     Probe,
     ReelTruth,
     Run,
@@ -100,12 +101,13 @@ def make_default_suite() -> Callable[[RLHFTrainer], Suite]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run of three phases with the default suite, whose large probes see phase 0 too."""
+    """A run of three phases with LogitShift and the default suite, all of which see phase 0."""
     path = tmp_path_factory.mktemp("probed") / "run"
     trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"total_phases": 3, "gen_len": 26})), out=path)
     suite = default_suite(trainer)
     large = Direction(every=3), ValueLens(every=3), WeightDelta(("loved", "hated"), every=3)
     probes = [probe for probe in suite.probes if probe.events != ("run_end",)]
+    probes.append(LogitShift(pos=ReelTruth().grammar.slot("VERB") - 1, n=16))
     attach(trainer, *probes, *large, eval_tokens=suite.eval_tokens, labels=suite.labels)
     trainer.train()
     return Run(path)

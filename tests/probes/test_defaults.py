@@ -26,6 +26,7 @@ def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):
         "text_heatmap",
         "value_lens",
         "weight_delta",
+        "words_moved",
     ]
     assert [check for check in run.checks() if not check.ok] == []
     assert "optimal_reward" not in run.records("run_health")[0]
@@ -44,7 +45,7 @@ def test_every_probe_stays_and_every_check_holds(make_trainer, settings):
     assert len(run.probes()) == 8
     for name in ("direction_sentiment", "value_lens", "weight_delta"):  # the largest
         assert run.phases(name) == [3]
-    assert run.phases("logit_shift") == [0, 1, 2, 3]
+    assert run.phases("words_moved") == [0, 1, 2, 3]
     assert [check for check in run.checks() if not check.ok] == []
 
 
@@ -52,7 +53,7 @@ def test_custom_policy_has_no_truth_even_if_it_speaks_reel(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     trainer = make_trainer({"policy": policy})
     suite = default_suite(trainer)
-    assert "logit_shift" in [probe.name for probe in suite.probes]
+    assert "words_moved" in [probe.name for probe in suite.probes]
     assert "direction_sentiment" not in [probe.name for probe in suite.probes]
 
 
@@ -66,7 +67,7 @@ def test_a_run_remembers_from_its_very_start_that_it_has_the_default_suite(make_
     trainer.run_phase()
     assert told == [True, True]
     resumed = RLHFTrainer.resume(trainer.run.path)
-    assert attach_default_suite(resumed).plan["logit_shift"] == [0, 3]
+    assert attach_default_suite(resumed).plan["words_moved"] == [0, 3]
     other = make_trainer(total_phases=4)
     default_suite(other).attach(other)
     other.run_phase()

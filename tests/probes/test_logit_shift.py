@@ -190,6 +190,7 @@ def test_every_check_holds_while_an_intervention_changes_the_stream(
     trainer = make_trainer()
     trainer.intervene(site, lambda activation, where: activation * 0.5, name="half")
     suite = make_default_suite(trainer)
+    suite.probes.append(LogitShift(n=16))
     attach(trainer, suite)
     trainer.train()
     run = Run(trainer.run.path)

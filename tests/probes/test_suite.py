@@ -253,7 +253,7 @@ def test_everything_stored_is_json_lines_or_safetensors(finished):
 
 def test_every_probe_of_the_default_suite_stores_checks_that_hold(finished):
     checked = {check.probe for check in finished.checks()}
-    assert checked == set(finished.probes()) and len(checked) == 8
+    assert checked == set(finished.probes()) and len(checked) == 9
     assert [c for c in finished.checks() if not c.ok] == []
 
 

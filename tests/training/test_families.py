@@ -90,10 +90,10 @@ def test_logit_shift_rejects_models_whose_heads_do_not_add_up(architecture, make
         attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
     assert "\n" not in str(error.value)
     monkeypatch.setattr("rlhf_lab.probes.defaults.WORD_PAIRS", (("w1", "w2"),))
-    with pytest.warns(UserWarning, match="default suite leaves out logit_shift: its "):
+    with pytest.warns(UserWarning, match="default suite leaves out words_moved: its "):
         suite = default_suite(trainer)
-    assert "logit_shift" not in [probe.name for probe in suite.probes]
-    assert "logit_shift" in [p.name for p in default_suite(make_run("Qwen3ForCausalLM")).probes]
+    assert "words_moved" not in [probe.name for probe in suite.probes]
+    assert "words_moved" in [p.name for p in default_suite(make_run("Qwen3ForCausalLM")).probes]
 
 
 def test_capped_logits_are_not_additive(llama_tokenizer):

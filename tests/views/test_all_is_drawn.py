@@ -12,7 +12,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import probe_pictures
 
 DEFAULT = ("RunHealth", "StepLedger", "TextHeatmap", "KLByPosition")
-DEFAULT += ("ValueLens", "Direction", "LogitShift", "WeightDelta")
+DEFAULT += ("ValueLens", "Direction", "WeightDelta", "WordsMoved")
 NOT_DRAWN = {
     "Direction": {
         "direction": "its cosines, projections and accuracies are drawn; 64 numbers per cell",
@@ -20,6 +20,11 @@ NOT_DRAWN = {
     "ValueLens": {
         "ridge_errors": "errors of every penalty; the best one is `ridge`",
         "tuned_ridge_errors": "likewise",
+    },
+    "WordsMoved": {
+        name: "to split the shift of other contrasts: `parts_over_phases`, in the answers"
+        for name in ("ids", "words", "slots", "contrasts.weights", "won", "measured", "moved")
+        + ("stream", "columns", "constants")
     },
     "TextHeatmap": {"prefix_len": "the tokens drawn without colour are as many"},
 }
