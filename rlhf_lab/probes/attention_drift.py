@@ -93,7 +93,7 @@ class AttentionDrift(TextProbe):
     def observe(self, seen: Observation) -> Record:
         model, reference = seen.ctx.policy.base_model, seen.ctx.reference
         words = encode_contrast(model, self.word, self.other)
-        rows, at = self.rows(seen)
+        rows, at = self.select_rows(seen)
         capture = partial(_capture, rows=rows)
         both = capture(reference), capture(model)
         scales = [1 / exact(take_at(acts[SCALE], at)[:, 0]) for acts in both]
@@ -124,7 +124,7 @@ class AttentionDrift(TextProbe):
         values["query"] = ", ".join(places.query_names[place] for place in asked)
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
-    def rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
+    def select_rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
         """The rows that have a token at the position, and its column in each."""
         rows = text_rows(seen, self.text, self.n)
         if self.text == "eval":

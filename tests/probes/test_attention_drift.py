@@ -41,7 +41,7 @@ def check(kind: str, run: Trained) -> None:
     encode = models[0].tokenizer.encode
     ids = tuple(encode(word, add_special_tokens=False)[0] for word in (probe.word, probe.other))
     readers = [logit_reader(model, ids) for model in models]
-    rows, at = probe.rows(run.seen())
+    rows, at = probe.select_rows(run.seen())
     layers, distances = models[0].cfg.n_layers, torch.zeros_like(stored["tv"])
     counts = torch.zeros(distances.shape[2])
     assert stored["own"].abs().max() > 1e-3
