@@ -10,7 +10,16 @@ import torch
 from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.probes import Check, KLByPosition, Probe, Record, Run, attach, default_suite
+from rlhf_lab.probes import (
+    Check,
+    KLByPosition,
+    Probe,
+    Record,
+    Run,
+    ValueLens,
+    attach,
+    default_suite,
+)
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html, stored_ledger
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
@@ -69,7 +78,10 @@ class Links(HTMLParser):
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("report") / "run")
-    attach(trainer, default_suite(trainer))
+    suite = default_suite(trainer)
+    lens = ValueLens(prefixes=0, every=2)  # for the tokens of phase 1; the suite's sees the end
+    suite.probes = [lens if isinstance(probe, ValueLens) else probe for probe in suite.probes]
+    attach(trainer, suite)
     attach(trainer, Homemade())
     trainer.on("after_step")(grad_norm)
     trainer.train()
