@@ -80,7 +80,7 @@ FAULTS = [
     (TEST, "weight_line:shift_by_weights", "in groups.names]", "in groups.names[::-1]]"),
     (TEST, "weight_line:WeightLine.at", "lerp(self.before[name], self.after[name]",
      "lerp(self.after[name], self.before[name]"),
-    (TEST, "contrast:make_contrast", "[1, -1]", "[-1, 1]"),
+    (TEST, "contrast:make_contrast", "(1, -1)", "(-1, 1)"),
     (test_nodes_double_until_the_sum_is_complete, "weight_line:shift_by_weights",
      "nodes *= 2", "return total"),
     (test_two_nodes_match_hand_computed, "weight_line:quadrature", "weights / 2", "weights"),
