@@ -56,7 +56,8 @@ def make_contrast(model: HookedModel, words: Words) -> Contrast:
     entries = dict(zip(words, (1, -1), strict=True)) if is_pair else {}
     entries = words if isinstance(words, Mapping) else entries
     ids = [single_token(model.tokenizer, w) if isinstance(w, str) else w for w in entries]
-    weights, d_vocab = torch.tensor([*entries.values()]).double(), model.unembed.W_U.shape[1]
+    weights = torch.tensor([*entries.values()], dtype=torch.float64)
+    d_vocab = model.unembed.W_U.shape[1]
     is_known = len(set(ids)) == len(ids) and set(ids) <= set(range(d_vocab))
     if not (is_known and weights.any() and weights.isfinite().all()):
         raise ConfigError(

@@ -21,6 +21,7 @@ from rlhf_lab.diffing import (
     truncate,
 )
 from rlhf_lab.diffing.compare import load_end
+from rlhf_lab.diffing.contrast import make_contrast
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.diffing.logit_shift import ends_of
 from rlhf_lab.errors import ConfigError
@@ -126,6 +127,7 @@ def test_groups_of_words_are_weighted(base, far, reviews):
     pairs = [
         compare(base, far, reviews[:3], (word, "hated"), **options) for word in ("loved", "so")
     ]
+    assert make_contrast(base, {"loved": 0.1, "so": -0.7}).weights.tolist() == [0.1, -0.7]
     weights = {"loved": 0.5, "so": 0.5, "hated": -1.0}
     group = compare(base, far, reviews[:3], weights, **options)
     assert group.words == ("loved, so", "hated")
