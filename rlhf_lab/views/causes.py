@@ -69,7 +69,9 @@ def _result(result: Mapping[str, Any]) -> list[str]:
             if all(len(row) == 3 for row in rows):
                 ends[method] = [row[1] for row in rows], [row[2] for row in rows]
     where = f" after {request['length']} tokens" if request.get("length") else ""
-    title = f"{words}{where}, checkpoint {request['base']} to {request['tuned']}"
+    last = f"last (phase {result['last_phase']})" if "last_phase" in result else "last"
+    base, tuned = (last if x == "last" else x for x in (request["base"], request["tuned"]))
+    title = f"{words}{where}, checkpoint {base} to {tuned}"
     failed = [name for name, ok in result.get("checks", {}).items() if not ok]
     tags = [f'<p class="failed">Failed check: {escape(name)}</p>' for name in failed]
     note = f"{summarize_intervention(result)} n = {result['n']} texts: {result.get('text', '')}."

@@ -12,8 +12,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import Run
+from rlhf_lab.training.checkpoint import read_metadata
 
 INTERVENTIONS = "interventions"  # folder of a run
 SECONDS_PER_JOB = 120
@@ -61,10 +62,16 @@ class PatchRequest:
             raise ConfigError("length must be a number of tokens.")
         return cls(**fields)
 
-    @property
-    def file_name(self) -> str:
-        """The name of the result, equal for equal requests."""
-        digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+    def last_phase(self, run: Run) -> int | None:
+        """Return the learning phases before the checkpoint "last", or None if it is not used."""
+        if "last" not in (self.base, self.tuned):
+            return None
+        return read_metadata(run.directory.checkpoints / "last.safetensors")["phase"]
+
+    def file_name(self, last_phase: int | None) -> str:
+        """Return the name of the result, equal for equal requests of the same checkpoints."""
+        key = [asdict(self), last_phase]
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
         return f"patch-{self.base}-to-{self.tuned}-{digest[:12]}.json"
 
     def command(self, run: Path, out: Path | None = None) -> list[str]:
@@ -127,14 +134,14 @@ class Jobs:
         with self._lock:
             if self._process is not None:
                 raise ConfigError("A job is running. Wait, or cancel it.")
-            out = self.run.path / INTERVENTIONS / request.file_name
+            last = request.last_phase(self.run)
+            out = self.run.path / INTERVENTIONS / request.file_name(last)
             if out.is_file():
                 self.state = {"status": "done", "file": out.name}
                 return self.state
             out.parent.mkdir(exist_ok=True)
             draft = out.with_name(f".{out.name}")
             draft.unlink(missing_ok=True)
-            self.state = {"status": "running"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "rlhf_lab", *request.command(self.run.path, draft)],
                 stdin=subprocess.DEVNULL,
@@ -144,10 +151,11 @@ class Jobs:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 process_group=0,
             )
-        threading.Thread(target=self._wait, args=(request, draft, out), daemon=True).start()
+            self.state = {"status": "running"}
+        threading.Thread(target=self._wait, args=(request, last, draft, out), daemon=True).start()
         return self.state
 
-    def _wait(self, request: PatchRequest, draft: Path, out: Path) -> None:
+    def _wait(self, request: PatchRequest, last: int | None, draft: Path, out: Path) -> None:
         """Wait for the child process, and store its result with the request."""
         process, began, errors = self._process, monotonic(), ""
         os.setpriority(os.PRIO_PROCESS, process.pid, 10)
@@ -158,12 +166,18 @@ class Jobs:
             process.kill()
             process.communicate()
             state = {"status": "failed", "error": [f"The job took more than {self.seconds} s."]}
-        if draft.is_file() and process.returncode in (0, 1):  # 1: a check failed
-            result = json.loads(draft.read_text(encoding="utf-8"))
-            result |= {"request": asdict(request), "seconds": round(monotonic() - began, 1)}
-            draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
-            draft.replace(out)
-            state = {"status": "done", "file": out.name}
+        try:
+            if draft.is_file() and process.returncode in (0, 1):  # 1: a check failed
+                if request.last_phase(self.run) != last:
+                    raise ConfigError("The run has saved another 'last'. Choose a number.")
+                result = json.loads(draft.read_text(encoding="utf-8"))
+                result |= {"request": asdict(request), "last_phase": last}
+                result |= {"seconds": round(monotonic() - began, 1)}
+                draft.write_text(json.dumps(result) + "\n", encoding="utf-8")
+                draft.replace(out)
+                state = {"status": "done", "file": out.name}
+        except (LabError, OSError, ValueError) as error:
+            state = {"status": "failed", "error": [str(error)]}
         draft.unlink(missing_ok=True)
         with self._lock:
             self._process = None
