@@ -8,7 +8,7 @@ from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.errors import LabError
 from rlhf_lab.probes import Run
 from rlhf_lab.views.collect import collect_runs
 from rlhf_lab.views.jobs import Jobs
@@ -79,13 +79,19 @@ class PageServer(ThreadingHTTPServer):
     def __init__(
         self, pages: Mapping[str, Callable[[], Response]], jobs: Mapping[str, Jobs]
     ) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.pages, self.jobs, self.token = pages, jobs, secrets.token_urlsafe(24)
+        super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
     def address(self) -> str:
         """The address to open in a browser."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    def server_close(self) -> None:
+        """Close the server, and cancel its jobs, which would continue without a time limit."""
+        for jobs in self.jobs.values():
+            jobs.post({"cancel": True})
+        super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that close a connection or send nothing."""
@@ -135,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.send_error(413)
         try:
             state = jobs.post(json.loads(self.rfile.read(int(length))))
-        except (ConfigError, ValueError, RecursionError) as error:
+        except (LabError, OSError, ValueError, RecursionError) as error:
             return self._send(400, JSON, json.dumps({"error": str(error)}))
         self._send(202, JSON, json.dumps(dict(state)))
 

@@ -3,6 +3,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from html import unescape
@@ -15,6 +17,7 @@ from rlhf_lab.diffing import compare
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_lab.views.jobs import Jobs, stored_interventions
 from rlhf_lab.views.report import run_page
 from rlhf_lab.views.server import view_server
@@ -139,6 +142,23 @@ def test_job_is_stored_once_and_shown(tmp_path):
     page = run_page(run)
     assert f"patched in: {result['effects']['patched in'][2][0]:.9g} [" in page
     assert "loved - hated: " in page and jobs.post(request)["status"] == "done"
+    assert ", checkpoint 0 to last (phase 1)" in page
+    path = run.path / "checkpoints" / "last.safetensors"
+    tensors, metadata = load_checkpoint(path)
+    save_checkpoint(path, tensors, metadata | {"phase": 2})  # another one, later
+    assert jobs.post(request)["status"] == "running"
+    jobs.post({"cancel": True})
+    while jobs._process is not None:
+        time.sleep(0.02)
+
+
+@pytest.mark.process
+def test_closed_server_kills_its_job(started):
+    server = view_server([started[0].run.path])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    server.jobs["jobs"]._process = child
+    server.server_close()
+    assert child.wait(20) < 0
 
 
 @pytest.mark.slow
