@@ -16,7 +16,7 @@ Phases = Mapping[int, Snapshot]
 def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, Any]]:
     """Return the texts of each record of TextHeatmap by phase, with facts about their slots.
 
-    A fact comes from the latest record that is not after the phase.
+    A fact comes from the latest record that is not after the phase; it begins after the prompt.
     """
     heatmaps = _records(run, kinds, "TextHeatmap")
     others = [_records(run, kinds, kind) for kind in ("KLByPosition", "ValueLens")]
@@ -25,7 +25,7 @@ def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, An
         facts: list[dict[str, Any]] = []
         for records, read in zip(others, (_kl_facts, _value_facts), strict=True):
             earlier = [p for p in records if p <= phase]
-            facts += read(records[max(earlier)]) if earlier else []
+            facts += read(records[max(earlier)], at["prefix_len"]) if earlier else []
         found[phase] = {"probe": at.name, "facts": facts} | _texts(at)
     return found
 
@@ -54,21 +54,22 @@ def _texts(at: Snapshot) -> dict[str, Any]:
     }
 
 
-def _kl_facts(at: Snapshot) -> list[dict[str, Any]]:
+def _kl_facts(at: Snapshot, start: int) -> list[dict[str, Any]]:
     n, names = at["sequences"]["exact"], at.get("slots")
     names = names or [str(i) for i in range(len(at["kl"]))]
     return [_fact(f"mean KL in nats, n = {n}", at, names, at["kl"])]
 
 
-def _value_facts(at: Snapshot) -> list[dict[str, Any]]:
+def _value_facts(at: Snapshot, start: int) -> list[dict[str, Any]]:
     names, against = at.get("slots"), at.get("r2_against")
     if not names or not against:
         return []
     label = f"correlation of value and {against} after it"
-    facts = [_fact(label, at, names, at.get("head_correlation") or [])]
+    names = names[start:]
+    facts = [_fact(label, at, names, (at.get("head_correlation") or [])[start:])]
     r2, defined = at.get("r2") or [], at.get("defined") or []
     for site, row, is_defined in zip(at["sites"], r2, defined, strict=False):
-        values = [x if known else None for x, known in zip(row, is_defined, strict=True)]
+        values = [x if known else None for x, known in zip(row, is_defined, strict=True)][start:]
         facts.append(_fact(f"R2 of {against} at {short_site(site)} after it", at, names, values))
     return facts
 
