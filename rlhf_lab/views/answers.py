@@ -30,8 +30,8 @@ HACKED_GAP = 0.5  # reward minus true reward of a sample
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
-    moved = answer_words(_records(run, "WordsMoved"))
-    places = {"logit_shift": "words_moved"} if moved else {}
+    words, shifts = _records(run, "WordsMoved"), _records(run, "LogitShift")
+    places = {"logit_shift": "words_moved"} if words and not shifts or answer_words(words) else {}
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
@@ -39,7 +39,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_learning(lines),
             answer_cost(_records(run, "RunHealth"), lines),
             answer_kl(_records(run, "KLByPosition")) or _missing(run),
-            *(moved or answer_components(_records(run, "LogitShift")) or [_missing(run)] * 2),
+            *(answer_words(words) or answer_components(shifts) or [_unmoved(run, words)] * 2),
             _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args),
@@ -69,6 +69,13 @@ def _patched(run: Run) -> str:
 def _missing(run: Run) -> str:
     others = "This run's probes do not record this." if run.probes() else ""
     return others or "Not recorded: train with --probes."
+
+
+def _unmoved(run: Run, words: Sequence[Line]) -> str:
+    if not words:
+        return _missing(run)
+    phases = ", ".join(str(record["phase"]) for record in words)
+    return f"No word has moved beyond noise; recorded in phases {phases}."
 
 
 def _known(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
