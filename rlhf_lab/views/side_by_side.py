@@ -1,6 +1,7 @@
 """The page about several runs: one curve and one column per run, and pictures side by side."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -10,16 +11,18 @@ import torch
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.run_dir import METRICS, reading
 from rlhf_lab.views import html
-from rlhf_lab.views.answers import answer_questions
+from rlhf_lab.views.answers import LONGEST_WORDS, answer_questions
 from rlhf_lab.views.collect import RunData, page_data
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.pictures import Curves
+from rlhf_lab.views.probe_curves import shift_words
 from rlhf_lab.views.probe_pictures import fragment
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.report import REPORT_CURVES, samples_section, section
 
 FIRST_COMPONENTS = 3
+SHIFTS = {"WordsMoved": "parts", "LogitShift": "shift"}  # the field with a number per component
 
 
 def runs_page(runs: Sequence[RunData], version: str = "") -> str:
@@ -65,7 +68,11 @@ def _headline(runs: Sequence[RunData]) -> str:
         if any(x is not None for x in values):
             mean = [_mean_with_interval(values)] if are_seeds else []
             rows.append([name.replace("_", " "), *values, *mean])
-    rows += [[f"largest shift {i + 1}", *_components(runs, i)] for i in range(FIRST_COMPONENTS)]
+    shifts = [_shifts(data) for data in runs]
+    rows.append(["shift of the logits of", *(words for words, _ in shifts)])
+    for i in range(FIRST_COMPONENTS):
+        ranked = [parts[i] if i < len(parts) else None for _, parts in shifts]
+        rows.append([f"largest shift {i + 1}", *ranked])
     rows = [row for row in rows if any(x is not None for x in row[1:])]
     rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
     width = 1 + len(runs) + are_seeds
@@ -86,16 +93,20 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
     return bracketed(float(found.value), *ends)
 
 
-def _components(runs: Sequence[RunData], rank: int) -> list[str | None]:
-    """Return the component of a rank in the last record of LogitShift of each run."""
-    found: list[str | None] = []
-    for data in runs:
-        name = next((name for name, kind in data.kinds.items() if kind == "LogitShift"), None)
-        record = data.run.records(name)[-1] if name else {"shift": [], "components": []}
-        pairs = list(zip(record["shift"], record["components"], strict=True))
-        pairs.sort(key=lambda pair: -abs(pair[0]))
-        found.append("{1} {0:+.3f}".format(*pairs[rank]) if rank < len(pairs) else None)
-    return found
+def _shifts(data: RunData) -> tuple[str | None, list[str]]:
+    """Return the words in the last record of WordsMoved or LogitShift, and components by size."""
+    for kind, field in SHIFTS.items():
+        name = next((name for name, other in data.kinds.items() if other == kind), None)
+        record = data.run.records(name)[-1] if name else {}
+        if record.get(field):
+            at = Snapshot(data.run, name or "", record)
+            words = at.get("first") or shift_words(at)
+            pairs = sorted(
+                zip(record[field], record["components"], strict=True), key=lambda x: -abs(x[0])
+            )
+            parts = [f"{component} {shift:+.3f}" for shift, component in pairs]
+            return textwrap.shorten(words, LONGEST_WORDS, placeholder=" ..."), parts
+    return None, []
 
 
 def _curves(runs: Sequence[RunData]) -> str:
