@@ -208,17 +208,14 @@ def _probes(data: RunData) -> str:
     folds = []
     for name, (over, by_phase) in data.drawn.items():
         last = max(by_phase, default=None)
-        at = (
-            ""
-            if last is None
-            else f'<div class="at" data-side="a" data-probe="{escape(name)}" DATA'
-        )
-        at = at.replace("DATA", f'data-shown="0-{last}">{by_phase.get(last, "")}</div>')
-        note = '<p class="note"></p>' if at else ""
+        at = ""
+        if last is not None:
+            at = f'<p class="note"></p><div class="at" data-side="a" data-probe="{escape(name)}" '
+            at += f'data-shown="0-{last}">{by_phase[last]}</div>'
         question, about = _description(data.kinds[name])
         folds.append(
             f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
-            f'<div id="{escape(name)}">{about}{over}{note}{at}</div></details>'
+            f'<div id="{escape(name)}">{about}{over}{at}</div></details>'
         )
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
