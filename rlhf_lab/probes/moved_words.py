@@ -158,9 +158,10 @@ def parts_over_phases(
     for record in records:
         tensors = run.tensors(name, record["phase"])
         if record["ids"] != last["ids"]:
-            if readers["columns"][0].ne(readers["columns"][1]).any():
+            last_readers = {key: readers[key] for key in ("columns", "constants")}
+            if any(before.ne(after).any() for before, after in last_readers.values()):
                 continue
-            tensors |= {key: readers[key] for key in ("columns", "constants")}
+            tensors |= last_readers
         parts = shift_parts(tensors, weights)[:, :, record["slots"].index(slot)]
         shares = dict(zip(record["components"], map(t_interval, parts), strict=True))
         found.append({"phase": record["phase"], "shift": t_interval(parts.sum(0)), "parts": shares})
