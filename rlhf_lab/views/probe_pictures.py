@@ -1,4 +1,4 @@
-"""Pictures of a run's probes as HTML, by their declarations; other probes as a table."""
+"""Pictures of a run's probes as HTML; probes without pictures as a table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
