@@ -194,12 +194,10 @@ def _shift_curve(records: Snapshots) -> Pictures:
 
 
 def shift_words(at: Snapshot) -> str:
-    """Return the words whose logits are compared: a pair, or weights by word."""
+    """Return the words whose logits are compared, of both sides."""
     probes = at.run.store.read_suite()["probes"]
     settings = next((probe for probe in probes if probe["name"] == at.name), {})
     word, other = settings.get("word", "word"), settings.get("other", "other")
-    if isinstance(word, Mapping):
-        return "logits " + ", ".join(f"{weight:+.3g} {name}" for name, weight in word.items())
     return f"logit({word} - {other})"
 
 
