@@ -7,7 +7,6 @@ from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
-from rlhf_lab.views.collect import in_grids
 from rlhf_lab.views.jobs import (
     N_TEXTS,
     SECONDS_PER_JOB,
@@ -16,7 +15,7 @@ from rlhf_lab.views.jobs import (
     stored_interventions,
 )
 from rlhf_lab.views.pictures import Bars
-from rlhf_lab.views.probe_pictures import fragment
+from rlhf_lab.views.probe_pictures import fragment, in_grids
 
 METHODS = ("own weights", "patched in", "patched out")
 

@@ -3,10 +3,9 @@
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
 from string import ascii_uppercase
 from typing import Any
 
@@ -17,7 +16,7 @@ from rlhf_lab.probes.store import FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
 from rlhf_lab.views.html import plain
-from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
+from rlhf_lab.views.probe_pictures import draw_declared, fragment, in_grids, pictures_over
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.token_data import collect_tokens
 
@@ -51,23 +50,14 @@ def probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]
     for check in run.checks():
         if check.probe == name and not check.ok:
             failed.setdefault(check.phase, []).append(check.name)
-    over = in_grids(map(fragment, pictures_over(name, kind, records)))
+    over = plain(in_grids(map(fragment, pictures_over(name, kind, records))))
     by_phase: dict[int, str] = {}
     for at in records:
         phase = at.record["phase"]
         tags = [f'<p class="failed">Failed check: {escape(x)}</p>' for x in failed.get(phase, ())]
-        pictures = in_grids([*tags, *map(fragment, draw_declared(name, kind, at))])
+        pictures = plain(in_grids([*tags, *map(fragment, draw_declared(name, kind, at))]))
         by_phase[phase] = by_phase.get(phase, "") + pictures  # several events of one phase
     return over, by_phase if any(by_phase.values()) else {}
-
-
-def in_grids(fragments: Iterable[str]) -> str:
-    """Join fragments; neighboring drawings share a grid."""
-    parts = []
-    for is_drawn, group in groupby(map(plain, fragments), key=lambda x: x.startswith("<figure")):
-        part = "".join(group)
-        parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
-    return "".join(parts)
 
 
 def sample_rows(run: Run) -> tuple[list[str], SampleRows]:

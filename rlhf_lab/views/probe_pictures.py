@@ -1,6 +1,6 @@
 """Pictures of a run's probes as HTML; probes without pictures as a table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -65,8 +65,13 @@ def probe_html(run: Run, name: str) -> str:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    fragments, parts = map(fragment, probe_pictures(run, name)), [STYLE_ELEMENT]
-    for is_drawn, group in groupby(fragments, key=lambda part: part.startswith("<figure")):
+    return STYLE_ELEMENT + in_grids(map(fragment, probe_pictures(run, name)))
+
+
+def in_grids(fragments: Iterable[str]) -> str:
+    """Join fragments; neighboring drawings share a grid."""
+    parts = []
+    for is_drawn, group in groupby(fragments, key=lambda x: x.startswith("<figure")):
         part = "".join(group)
         parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
     return "".join(parts)
