@@ -1,6 +1,7 @@
 """WordsMoved: words that won and lost probability since the reference, and by which components."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -116,12 +117,20 @@ class WordsMoved(TextProbe):
         values = {
             "n": n,
             "ids": ids.tolist(),
-            "words": [models[1].tokenizer.decode([token]) for token in ids.tolist()],
+            "words": spell_ids(models[1], ids.tolist()),
             "slots": slots,
             "components": [*before.names, "unembedding"],
         }
         check = Check.at_most("parts sum to the measured shift", _error(tensors), allowed)
         return Record(values | describe_moved_words(tensors, values), tensors, [check])
+
+
+def spell_ids(model: HookedModel, ids: list[int]) -> list[str]:
+    """Return each token as text; tokens that decode to the same text also have their id."""
+    words = model.tokenizer.batch_decode([[token] for token in ids])
+    counts = Counter(words)
+    pairs = zip(words, ids, strict=True)
+    return [word if counts[word] == 1 else f"{word} (token {token})" for word, token in pairs]
 
 
 def _group_weights(

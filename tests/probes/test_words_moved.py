@@ -15,6 +15,7 @@ from rlhf_lab.probes import (
     parts_over_phases,
     shift_parts,
 )
+from rlhf_lab.probes.words_moved import spell_ids
 from tests.probes.looking import Trained, sound
 from tests.tiny_families import tiny_of
 from tests.transformer_lens_model import to_transformer_lens
@@ -158,6 +159,11 @@ def test_only_a_changed_component_has_a_part(trained_runs):
     assert contrast["component"] == "L1 mlp" and contrast["part"] == parts["L1 mlp"]
     assert parts["unembedding"] == 0
     assert sum(parts.values()) == pytest.approx(contrast["shift"], abs=1e-3)
+
+
+def test_tokens_with_one_text_are_distinguished():
+    names = spell_ids(load_model("reel-nano"), [5, 7, 5])
+    assert names == [". (token 5)", "it", ". (token 5)"]
 
 
 @pytest.mark.slow
