@@ -101,11 +101,11 @@ def _neurons(at: Snapshot) -> Pictures:
     yield record_bars(at, title, "neurons", series, "logits", note)
     groups = [f"{g} ({n})" for g, n in zip(at["groups"], at["group_size"], strict=True)]
     yield record_bars(
-        at, "shift by group of neurons", groups, {"contribution": "group_contribution"}
+        at, "shift by group of neurons", groups, {"contribution": "group_contribution"}, "logits"
     )
     layers = [f"L{i} mlp" for i in range(len(at["mlp"]))]
     series = {"its neurons": contribution.sum(1), "b_out": "b_out", "both": "mlp"}
-    yield record_bars(at, "shift by MLP", layers, series)
+    yield record_bars(at, "shift by MLP", layers, series, "logits")
     active = [
         ", ".join(f"{word!r} {x:.3g}" for word, x in zip(*pair, strict=True))
         for pair in zip(at["tokens"], at["token_activations"], strict=True)

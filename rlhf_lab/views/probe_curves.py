@@ -13,6 +13,7 @@ from rlhf_lab.views.pictures import Ends, Matrix, Table
 from rlhf_lab.views.records import Drawn, Snapshot, cell, curves_over, short_site, slots
 
 NATS = "nats per token"
+GRADIENT = "objective per unit of weight"
 Pictures = Iterable[Drawn | None]
 Snapshots = Sequence[Snapshot]
 
@@ -38,7 +39,7 @@ HEALTH = (
     ("reward", "mean_reward true_reward optimal_reward", "reward"),
     ("KL from the reference", "kl_per_sequence optimal_kl_per_sequence", "nats per sequence"),
     ("learning", "explained_variance clip_fraction", "fraction"),
-    ("norm of the gradient", "grad_norm", "objective per unit of weight"),
+    ("norm of the gradient", "grad_norm", GRADIENT),
 )
 
 
@@ -67,7 +68,7 @@ def _gradient_norms(records: Snapshots) -> Pictures:
     norm = lambda at, i: at.tensors["norms"][i, -1].item()
     terms = enumerate(named_terms(records[-1]))
     series = {term: lambda at, i=i: norm(at, i) for i, term in terms}
-    yield curves_over(records, "norm of each term's whole gradient", series)
+    yield curves_over(records, "norm of each term's whole gradient", series, GRADIENT)
 
 
 def _step_rows(records: Snapshots) -> Pictures:
@@ -190,7 +191,8 @@ def _shift_curve(records: Snapshots) -> Pictures:
     ends = [row_ends(at.tensors["measured"][None]) for at in records]
     ends = {at.phase: (low[0], high[0]) for at, (low, high) in zip(records, ends, strict=True)}
     series, bands = {"shift": "measured_shift"}, {"measured_shift": ends}
-    yield curves_over(records, f"shift of {shift_words(records[-1])}", series, bands=bands)
+    title = f"shift of {shift_words(records[-1])}"
+    yield curves_over(records, title, series, "logits", bands=bands)
 
 
 def shift_words(at: Snapshot) -> str:

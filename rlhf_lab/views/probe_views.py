@@ -8,7 +8,7 @@ from rlhf_lab.views.component_views import COMPONENT_VIEWS
 from rlhf_lab.views.intervals import HOW
 from rlhf_lab.views.ledger import stored_ledger
 from rlhf_lab.views.pictures import Curves
-from rlhf_lab.views.probe_curves import NATS, Pictures, named_terms
+from rlhf_lab.views.probe_curves import GRADIENT, NATS, Pictures, named_terms
 from rlhf_lab.views.records import (
     ENDS,
     MOST_SLOTS,
@@ -43,7 +43,7 @@ def _kl_bars(at: Snapshot) -> Pictures:
 def _gradient_terms(at: Snapshot) -> Pictures:
     terms = named_terms(at)
     title = f"norm of each term's gradient, step {at['step'] + 1} of {at['steps']}"
-    yield record_bars(at, title, "groups", dict(zip(terms, at["norms"], strict=True)))
+    yield record_bars(at, title, "groups", dict(zip(terms, at["norms"], strict=True)), GRADIENT)
     cosines, ends = at.tensors["cosines"][..., -1], (-1.0, 1.0)
     title = "cosines of the terms' whole gradients"
     yield matrix(at, title, cosines, terms, terms, kind="diverging", limits=ends)
