@@ -14,13 +14,8 @@ from rlhf_lab.views import probe_pictures
 DEFAULT = ("RunHealth", "StepLedger", "TextHeatmap", "KLByPosition")
 DEFAULT += ("ValueLens", "Direction", "WeightDelta", "WordsMoved")
 NOT_DRAWN = {
-    "Direction": {
-        "direction": "its cosines, projections and accuracies are drawn; 64 numbers per cell",
-    },
-    "ValueLens": {
-        "ridge_errors": "errors of every penalty; the best one is `ridge`",
-        "tuned_ridge_errors": "likewise",
-    },
+    "Direction": {"direction": "its cosines, projections and accuracies are drawn"},
+    "ValueLens": dict.fromkeys(("ridge_errors", "tuned_ridge_errors"), "the best is `ridge`"),
     "WordsMoved": {
         name: "to split the shift of other contrasts: `parts_over_phases`, in the answers"
         for name in ("ids", "words", "slots", "contrasts.weights", "won", "measured", "moved")
@@ -31,23 +26,18 @@ NOT_DRAWN = {
 
 
 def changed(stored: Any) -> Any:
-    """The same shape with other contents."""
     if isinstance(stored, dict):
         return {key: changed(value) for key, value in stored.items()}
     if isinstance(stored, list):
         return [changed(value) for value in stored]
-    if isinstance(stored, Tensor):
-        if stored.dtype != torch.bool:
-            return 1.7 * stored + 0.3
-        one = torch.zeros_like(stored)
-        one.view(-1)[0] = True
-        return stored ^ one
+    if isinstance(stored, Tensor) and stored.dtype == torch.bool:
+        return stored ^ (torch.arange(stored.numel()).view(stored.shape) == 0)
     if isinstance(stored, bool):
         return not stored
+    if isinstance(stored, Tensor | float):
+        return 1.7 * stored + 0.3
     if isinstance(stored, int):
         return stored - 1
-    if isinstance(stored, float):
-        return 1.7 * stored + 0.3
     return 0.5 if stored is None else f"~{stored}"
 
 
@@ -61,7 +51,6 @@ def names_in(record: dict[str, Any]) -> set[str]:
 
 
 def with_changed(record: dict[str, Any], which: str) -> dict[str, Any]:
-    """A record with other contents under one of the `names_in` it."""
     name, _, column = which.partition(".")
     value = record.get(name)
     if value is None:
@@ -89,15 +78,8 @@ class Changed(Run):
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    args = RLHFArgs(
-        preset="reel",
-        reward_fn="true_reward",
-        total_phases=3,
-        warmup_steps=1,
-        batch_size=8,
-        num_minibatches=2,
-        base_lr=1e-3,
-    )
+    sizes = {"total_phases": 3, "warmup_steps": 1, "batch_size": 8, "num_minibatches": 2}
+    args = RLHFArgs(preset="reel", reward_fn="true_reward", base_lr=1e-3, **sizes)
     trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("drawn") / "run")
     attach(trainer, default_suite(trainer))
     trainer.train()

@@ -53,18 +53,6 @@ def test_shares_add_up_to_the_objective_under_any_settings(tmp_path, overrides):
 
 
 @pytest.mark.slow
-def test_shares_add_up_to_the_objective_and_its_terms(step):
-    ledger, _, terms = step
-    assert ledger.objective == pytest.approx(terms.objective.item(), abs=1e-6)
-    sums = {name: ledger.entries[name].sum().item() for name in ("surrogate", "value_loss")}
-    assert sums["surrogate"] == pytest.approx(terms.clipped_surrogate.item(), abs=1e-6)
-    assert sums["value_loss"] == pytest.approx(terms.value_loss.item(), abs=1e-6)
-    n = ledger.mask.sum().item()
-    kl = 0.3 * ledger.entries["kl"].sum().item() / n
-    assert kl == pytest.approx(terms.kl_penalty.item(), abs=1e-6)
-
-
-@pytest.mark.slow
 def test_one_token_s_share_by_hand(step):
     ledger, minibatch, terms = step
     e = {name: column[1, 4].item() for name, column in ledger.entries.items()}
@@ -90,19 +78,11 @@ def test_the_clip_is_said_to_bind_exactly_where_it_lowers_the_surrogate(step):
     assert torch.equal(e["clipped"].bool(), outside)
 
 
-@pytest.mark.slow
-def test_masked_tokens_have_no_entries_and_no_rows(tmp_path):
-    ledger, minibatch, _ = last_step(tmp_path / "run", stop_at_eos=True, gen_len=26, total_phases=1)
-    masked = ~minibatch.mask
-    for column in ledger.entries.values():
-        assert bool((column[masked] == 0).all())
-    assert len(ledger.rows(0)) == int(minibatch.mask[0].sum())
-
-
 def test_table_has_every_real_token_and_the_sum(step):
     ledger = step[0]
     rows = ledger.rows(0)
     assert len(rows) == 7 and all(len(row) == 1 + len(LEDGER_COLUMNS) for row in rows)
+    assert [row[0] for row in rows] == [text.strip() for text in ledger.tokens[0][-7:]]
     page = ledger.html(0).fragment
     assert all(f">{escape(row[0])}<" in page for row in rows)
     assert page.count("<tr>") == 8
@@ -123,15 +103,3 @@ def test_the_coefficient_in_force_is_the_one_that_counts(tmp_path):
     assert weak.objective - strong.objective == pytest.approx(0.9 * kl, rel=1e-2)
     with pytest.raises(ConfigError, match="kl_controller='adaptive'.*give kl_coef=ctx.kl_coef"):
         step_ledger(*parts)
-
-
-@pytest.mark.slow
-def test_the_ledger_leaves_the_policy_alone(tmp_path):
-    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
-    minibatches = []
-    trainer.on("before_minibatch")(lambda ctx: minibatches.append(ctx.minibatch))
-    trainer.train()
-    before = {name: p.detach().clone() for name, p in trainer.policy.named_parameters()}
-    step_ledger(trainer.policy, trainer.reference, minibatches[-1], trainer.args)
-    for name, parameter in trainer.policy.named_parameters():
-        assert torch.equal(parameter, before[name])

@@ -3,6 +3,7 @@
 import re
 import sys
 from contextlib import nullcontext
+from html import unescape
 from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,7 +16,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table
-from rlhf_lab.views.probe_curves import HEALTH, OVER_PHASES
+from rlhf_lab.views.probe_curves import OVER_PHASES
 from rlhf_lab.views.probe_views import OF_RECORD
 from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import tokens_html
@@ -27,6 +28,9 @@ NAMES = {
     "groups": ["g0", "g1"],
     "components": ["c0", "c1"],
     "sites": ["s0", "s1"],
+    "heads": ["L0H0", "L0H1"],
+    "keys": ["A", "B"],
+    "queries": ["A", "B"],
 }
 # the fields of each record with their shapes, then those of its tensors; every number is distinct
 SHAPES = """
@@ -73,18 +77,9 @@ WordsMoved | n moved_mass parts:2* |
 SHAPES = dict(line.split(" | ", 1) for line in SHAPES.replace("\n ", " ").strip().splitlines())
 EXTRA = {
     "KLByPosition": {"sequences": {"exact": 7, "estimated": 5}},
-    "AttentionDrift": {
-        "heads": ["L0H0", "L0H1"],
-        "keys": ["A", "B"],
-        "queries": ["A", "B"],
-        "query": "B",
-    },
+    "AttentionDrift": {"query": "B"},
     "GradTerms": {"terms": ["kl_penalty", "value_loss"]},
-    "StepInfluence": {
-        "target": "logit difference",
-        "term_names": ["surrogate", "kl"],
-        "groups": ["g0", "g1"],
-    },
+    "StepInfluence": {"target": "logit difference", "term_names": ["surrogate", "kl"]},
     "HackWatch": {
         "promoted": [{"token": "fine", "won": 0.5, "low": 0.25, "high": 0.75, "reference": 0.125}],
         "taken_up": [{"token": "dull", "count": 3, "reference_count": 9, "log_odds": -1.5}],
@@ -124,32 +119,20 @@ EXTRA = {
     },
     "WeightDelta": {
         "rows": [
-            {
-                "name": "W",
-                "norm": 5.0,
-                "relative": 6.0,
-                "stable_rank": 7.0,
-                "k90": 8,
-                "unchanged": 9.0,
-                "unchanged_bf16": 10.0,
-                "s": [3.0, 2.0],
-            }
+            {"name": "W", "norm": 5.0, "relative": 6.0, "stable_rank": 7.0, "k90": 8}
+            | {"unchanged": 9.0, "unchanged_bf16": 10.0, "s": [3.0, 2.0]}
         ]
     },
 }
-# of the last record: a mark's label, and the field (T.: of a tensor) with the index of its number;
-# a star: with the ends of its interval
+# of the last record: a mark's label, if needed after the end of its picture's title, and the field
+# (T.: of a tensor) with the index of its number; a star: with the ends of its interval
 TITLES = """
-RunHealth | mean reward, phase 3 | mean_reward
-RunHealth | optimal reward, phase 3 | optimal_reward
-RunHealth | optimal kl per sequence, phase 3 | optimal_kl_per_sequence
-RunHealth | explained variance, phase 3 | explained_variance *
-RunHealth | clip fraction, phase 3 | clip_fraction
-RunHealth | grad norm, phase 3 | grad_norm
 KLByPosition | phase 3, B | kl 1
 KLByPosition | A, exact, n = 7 | kl 0 *
 KLByPosition | A, k1 | k1_mean 0 k1_low k1_high
+KLByPosition | B, k2 | k2_mean 1 k2_low k2_high
 KLByPosition | B, k3 | k3_mean 1 k3_low k3_high
+KLByPosition | A, k1 | k1_var 0 sqrt
 KLByPosition | B, k2 | k2_var 1 sqrt
 KLByPosition | B | information 1
 KLByPosition | A | tokens_at 0
@@ -157,7 +140,6 @@ AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | L0H1 | tv_here 1 *
-AttentionDrift | B, A | T.tv 0,0,1,0
 ComponentTransplant | g1, patched in | T.put_in 1
 ComponentTransplant | g0, patched out | T.taken_out 0
 ComponentTransplant | g1, Shapley | T.shapley 1
@@ -166,22 +148,24 @@ GradTerms | g0, kl penalty | T.norms 0,0
 GradTerms | kl penalty, value loss | T.cosines 0,1,1
 GradTerms | value loss, phase 3 | T.norms 1,-1
 StepInfluence | decay | T.decay sum
+StepInfluence | momentum | T.momentum sum
+StepInfluence | kl | T.terms 1,0 sum
 StepInfluence | surrogate | T.terms 0,0 sum
 StepInfluence | g1, B | T.rows 1,0,1
-HackWatch | reward, phase 3 | reward *
-HackWatch | true reward, phase 3 | true_reward *
-HackWatch | gap, phase 3 | gap *
-HackWatch | policy, n = | distinct_texts 0
-HackWatch | reference, n = | overlap_reference 0
 HackWatch | standard deviation, phase 3 | reward_std
+HackWatch | saturated below, phase 3 | saturated_below
+HackWatch | different n-grams > policy, n = | distinct_texts 0
+HackWatch | different n-grams > reference, n = | distinct_reference 0
+HackWatch | had before > policy, n = | repeated_texts 0
+HackWatch | another text has > reference, n = | overlap_reference 0
 KLAttribution | c1 | output 1 *
 KLAttribution | g0 | weights 0 *
 KLAttribution | c0, B | T.by_position 0,1
 ValueLens | s0, A | r2 0,0 *
 ValueLens | s1, B | r2 1,1 *
 ValueLens | B | head_correlation 1 *
-ValueLens | s1, A | T.lens_tuned 1,0,0
-ValueLens | s1, A | T.lens 1,0,0
+ValueLens | tuned lens > s1, A | T.lens_tuned 1,0,0
+ValueLens | raw lens > s1, A | T.lens 1,0,0
 ValueLens | text 64, policy | T.v_policy 0
 ValueLens | text 65, grammar | T.estimates 1,0
 ValueLens | grammar | correlation 0 *
@@ -189,19 +173,20 @@ ValueAttribution | c1, A, n = 8 | sd 0,1 *
 ValueAttribution | B, n = 9 | value_sd 1
 Direction | s1, A | accuracy 1,0 *
 Direction | Bayes' rule, B * | bayes_accuracy 1
-Direction | accuracy, phase 3 | accuracy 1,1 *
-Direction | accuracy frozen, phase 3 | accuracy_frozen 1,1 *
-Direction | split half cosine, phase 3 | split_half_cosine 1,1 *
-Direction | negative projection, phase 3 | negative_projection 1,1 *
 FrozenProbe | frozen in phase 0, phase 3 | accuracy_frozen 1 *
 FrozenProbe | called positive, phase 3 | called 1 *
 FrozenProbe | Bayes' rule, phase 3 | bayes_accuracy 0 *
-FrozenProbe | shift, phase 3 | shift 1 *
-FrozenProbe | frozen direction, alpha | true_reward 0 *
-FrozenProbe | random directions, alpha | surprise_random 1 *
+FrozenProbe | shuffled labels, phase 3 | accuracy_control 1 *
+FrozenProbe | frozen minus refitted, phase 3 | gap 1 *
+FrozenProbe | of both directions, phase 3 | cosine 1 *
+FrozenProbe | of two halves (floor), phase 3 | split_half 1 *
+FrozenProbe | true_reward, steered; n = 2 > frozen direction, alpha | true_reward 0 *
+FrozenProbe | grammatical, steered; n = 2 > random directions, alpha | grammatical_random 0 *
+FrozenProbe | surprise, steered; n = 2 > random directions, alpha | surprise_random 1 *
 LogitShift | c1, shift | shift 1
 LogitShift | c0, own weights | own_weights 0
 LogitShift | c1, inherited from earlier components | inherited 1
+LogitShift | c1, the scale of the norm | scale 1
 LogitShift | c1, unembedding | read_out 1
 LogitShift | c1, policy | policy 1
 LogitShift | c0, reference | reference 0
@@ -210,30 +195,68 @@ NeuronRank | L0N2, contribution | contribution 1 *
 NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b_out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
-WeightDelta | total norm, phase 3 | total_norm
+NeuronRank | L1 mlp, its neurons | T.neuron_contribution 1 sum
+NeuronRank | down (7.25) | group_contribution 1
 WeightDelta | W, direction, from 0 1 | rows 0,s,1
 WordsMoved | c1 | parts 1 *
-WordsMoved | moved mass, phase 3 | moved_mass
 """
+# unit (-: none) and titles of the pictures of each probe; {field}: of the record
+PICTURES = """
+RunHealth | reward | reward
+RunHealth | nats per sequence | KL from the reference
+RunHealth | fraction | learning
+RunHealth | objective per unit of weight | norm of the gradient
+KLByPosition | nats per token | KL from the reference, n = 7 /
+ phase 3: exact KL and its estimators / phase 3: standard deviation of the estimators
+KLByPosition | reward squared | phase 3: information about the reward
+KLByPosition | - | phase 3: sequences with a token
+AttentionDrift | logits | phase 3: change of the shift by head and cause, n = {n} /
+ phase 3: change of the shift by head and key, all causes
+AttentionDrift | - | phase 3: total variation of the pattern at B
+ComponentTransplant | reward | phase 3: reward by component, {gain:+} in all, n = {n}
+GradTerms | objective per unit of weight | norm of each term's whole gradient /
+ phase 3: norm of each term's gradient, step 4 of 9
+GradTerms | - | phase 3: cosines of the terms' whole gradients
+StepInfluence | - | phase 3: effect of step 4 on the logit difference by cause /
+ phase 3: change of the logit difference by component and by the token's slot
+StepInfluence | moved | phase 3: what each token did to the logit difference
+StepLedger | share | phase 3: step 4 of 9: what each token adds to the objective
+HackWatch | reward | reward minus true reward / spread of the rewards
+HackWatch | fraction | grammatical texts / distinct-n: different n-grams /
+ repeated-n: n-grams that their text has had before / overlap-n: n-grams that another text has
+KLAttribution | nats | phase 3: {kl:.3g} nats per sequence, through which output, n = {n} /
+ phase 3: {kl:.3g} nats per sequence, by whose weights, n = {n} /
+ phase 3: KL through outputs, by the next token
+ValueLens | - | phase 3: R2 of V of the grammar, linear probes, held out, n = 4 /
+ phase 3: correlation of the value head with V of the grammar, n = 6 /
+ phase 3: value by layer, sequence 1, raw lens / phase 3: value by layer, sequence 1, tuned lens /
+ phase 3: value after B, n = 2 prefixes / phase 3: correlation with V of the policy
+ValueAttribution | - | phase 3: standard deviation of each component's part of the value /
+ phase 3: standard deviation of the values
+Direction | - | accuracy of linear probes / accuracy of controls / AUC / cosine /
+ projection on the reference's direction / phase 3: accuracy of the direction, held out, n = 4
+FrozenProbe | - | accuracy of linear probes / cosine /
+ frozen probe minus refitted, and fraction called positive /
+ shift along the frozen direction (classes are 0.50 apart) / phase 3: true_reward, steered; n = 2 /
+ phase 3: grammatical, steered; n = 2 / phase 3: surprise, steered; n = 2
+LogitShift | logits | shift of logit(good - bad) / phase 3: logit difference by component /
+ phase 3: shift of logit(good - bad) by component, n = 1
+NeuronRank | logits | phase 3: shift by neuron, n = {n} / phase 3: shift by group of neurons /
+ phase 3: shift by MLP
+WeightDelta | - | distance of the weights from the reference
+WeightDelta | singular value | phase 3: singular values of the largest changes
+WordsMoved | logits | phase 3: shift of was - wasn't by component
+WordsMoved | probability | probability that words won per text
+""".replace("\n ", " ")
 CELLS = """
-RunHealth | beta eff | beta_eff
-RunHealth | reward std | reward_std
-RunHealth | explained variance | explained_variance *
 HackWatch | won | promoted 0,won
 HackWatch | reference count | taken_up 0,reference_count
 WordsMoved | mass | contrasts 0,mass
 WordsMoved | shift | contrasts 0,shift shift_low shift_high
 WordsMoved | won | word_table 0,won won_low won_high
 WeightDelta | stable rank | rows 0,stable_rank
-FrozenProbe | gap | gap 0 *
 ValueLens | raw lens | raw_r2 0 *
 ValueLens | tuned lens | tuned_r2 0 *
-ValueAttribution | dead | dead
-StepLedger | = objective | objective
-StepLedger | − value loss | value_loss
-NeuronRank | activation | activation 0
-NeuronRank | write | write 0
-StepInfluence | f before | f_before
 """
 
 
@@ -297,10 +320,7 @@ def made(kind):
         )
         if "step" in record:
             record |= {"step": phase, "steps": 9}
-        masks = {
-            "mask": torch.ones(1, 2, dtype=torch.bool),
-            "truth_mask": torch.ones(1, 2, dtype=torch.bool),
-        }
+        masks = dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
         tensors[phase] = {k: torch.tensor(v) for k, v in stored.items()} | masks
         tensors[phase]["states"] = torch.ones(1, 2)
         records.append(record)
@@ -316,10 +336,15 @@ def drawn(kind):
     return [*over, *pictures.draw_declared("probe", kind, records[-1])], records[-1]
 
 
-def titles(pictures):
-    kinds = [p for p in pictures if isinstance(p, Bars | Curves | Matrix | Picture)]
-    svg = "".join((p if isinstance(p, Picture) else draw_picture(p)).svg for p in kinds)
-    return [t.replace("&#x27;", "'") for t in re.findall("<title>([^<]*)</title>", svg)]
+def titles(pictures, is_whole=False):
+    """Titles of marks, after the titles of their pictures if `is_whole`."""
+    found = []
+    for p in pictures:
+        if isinstance(p, Bars | Curves | Matrix | Picture):
+            svg = unescape((p if isinstance(p, Picture) else draw_picture(p)).svg)
+            before = f"{getattr(p, 'title', '')} > " if is_whole else ""
+            found += [before + title for title in re.findall("<title>([^<]*)</title>", svg)]
+    return found
 
 
 def read_value(at, where):
@@ -356,10 +381,16 @@ def format_title(value, ends):
 
 def assert_titles_match(kind):
     pictures, at = drawn(kind)
-    found = titles(pictures)
+    found = titles(pictures, is_whole=True)
     for _, label, where in (row for row in split_rows(TITLES) if row[0] == kind):
         expected = format_title(*read_value(at, where))
-        assert any(t.startswith(label) and expected in t for t in found), (label, expected, found)
+        label = label if " > " in label else f" > {label}"
+        assert any(label in t and expected in t for t in found), (label, expected, found)
+    labels = {row[1] for row in split_rows(TITLES) if row[0] == kind}
+    for title in titles(pictures):  # curves that have the name of a field
+        label, _, number = title.partition(", phase 3")
+        if number and f"{label}, phase 3" not in labels and (found := last_number(at, label)):
+            assert number == format_title(*found), title
 
 
 def assert_cells_match(kind):
@@ -370,6 +401,28 @@ def assert_cells_match(kind):
         cells = [row[i] for t, i in found for row in t.rows]
         value, ends = read_value(at, where)
         assert any(_is_cell(cell, value, ends) for cell in cells), (column, value, ends, cells)
+    for table in tables:  # columns that have the name of a field
+        for label, cell in zip(table.columns, table.rows[-1], strict=True):
+            if label not in ("step", "tokens") and (found := last_number(at, label.lstrip("−+= "))):
+                assert _is_cell(cell, *found), (label, cell, found)
+
+
+def last_number(at, label):
+    """The last number of the field of a name, and the ends of its interval, or None."""
+    parts = [at.get(label.replace(" ", "_") + end) for end in ENDS]
+    for i, part in enumerate(parts):
+        while isinstance(part, list) and part:
+            part = part[-1]
+        parts[i] = part if isinstance(part, float | int) else None
+    return parts[0] and (parts[0], [x for x in parts[1:] if x is not None])
+
+
+def assert_pictures_match(kind):
+    pictures, at = drawn(kind)
+    kinds = [p for p in pictures if isinstance(p, Bars | Curves | Matrix | Strip)]
+    rows = [row for row in split_rows(PICTURES) if row[0] == kind]
+    expected = [(unit, t.format_map(at.record)) for _, unit, all in rows for t in all.split(" / ")]
+    assert sorted((p.unit or "-", p.title) for p in kinds) == sorted(expected)
 
 
 def _is_cell(cell, value, ends):
@@ -380,29 +433,17 @@ def _is_cell(cell, value, ends):
 
 FAULTS = {
     "deviation for variance": ("probe_views", "v**0.5 for v in", "v for v in"),
-    "reference and policy": (
-        "probe_curves",
-        '"policy"), ("reference", "ref',
-        '"reference"), ("reference", "pol',
-    ),
+    "reference and policy": ("probe_curves", '(("texts", "pol', '(("texts", "ref'),
     "tokens padded on the wrong side": ("records", "prompt + known", "known + prompt"),
     "refit for frozen": (
         "probe_curves",
-        '"frozen in phase 0": cell("accuracy_frozen", i)',
-        '"frozen in phase 0": lambda at: at["accuracy_frozen"][i] - at["gap"][i]',
+        'cell("accuracy_frozen", i)',
+        'lambda at: at["accuracy_frozen"][i] - at["gap"][i]',
     ),
-    "phase off by one": (
-        "records",
-        "curves, ends = [at.phase for",
-        "curves, ends = [at.phase + 1 for",
-    ),
+    "phase off by one": ("records", "ends = [at.phase for", "ends = [at.phase + 1 for"),
     "A and B": ("component_views", '"patched in": "put_in"', '"patched in": "taken_out"'),
     "low and high": ("records", '("", "_low", "_high")', '("", "_high", "_low")'),
-    "quantile for maximum": (
-        "probe_pictures",
-        "quantile_limit(values)",
-        "quantile_limit(values, 1.0)",
-    ),
+    "quantile for maximum": ("probe_pictures", "limit(values)", "limit(values, 1.0)"),
 }
 FAULTY = ("KLByPosition", "HackWatch", "FrozenProbe", "ComponentTransplant", "RunHealth")
 
@@ -429,18 +470,22 @@ def test_every_injected_fault_fails(fault, monkeypatch):
 def test_every_mark_shows_the_field_of_the_table(kind):
     assert_titles_match(kind)
     assert_cells_match(kind)
+    if kind != "TextHeatmap":
+        assert_pictures_match(kind)
 
 
 def test_the_table_covers_every_probe():
-    covered = {row[0] for row in split_rows(TITLES) + split_rows(CELLS)} | {"TextHeatmap"}
+    covered = {row[0] for row in split_rows(PICTURES)} | {"TextHeatmap"}
     assert covered == KINDS == set(SHAPES) and len(covered) == 18
-    assert all(unit for _, _, unit in HEALTH)
 
 
 def test_derived_numbers_match_hand_computed():
     pictures, at = drawn("AttentionDrift")
     causes = sum(at.tensors[name][0, 1, 0].mean() for name in ("qk", "ov", "wo"))
     assert f"L0H1, A: {causes.item():.9g}" in titles(pictures)
+    patterns = [float(t.split(": ")[1]) for t in titles(pictures[-1:])]
+    assert patterns == at.tensors["tv"].flatten().tolist()
+    assert "L0H0: 12.50, L0H1: 12.62" in pictures[-1].alt
     pictures, at = drawn("StepInfluence")
     (strip,) = (p for p in pictures if isinstance(p, Strip))
     rows = at.tensors["rows"]
@@ -450,10 +495,13 @@ def test_derived_numbers_match_hand_computed():
 def test_tokens_have_their_own_values_and_prompts_none():
     pictures, at = drawn("TextHeatmap")
     strips = {p.title: p for p in pictures if isinstance(p, Strip)}
-    assert set(FIELDS) <= {title.removeprefix("phase 3: ").replace(" ", "_") for title in strips}
-    for field, label in (("kl", "kl"), ("true_value", "exact value"), ("advantage", "advantage")):
+    assert len(strips) == 8 and set(FIELDS) <= at.tensors.keys()
+    for field in at.tensors.keys() - {"mask", "truth_mask", "states"}:
+        label = field.replace("true_", "exact ").replace("_", " ")
         (row,) = strips[f"phase 3: {label}"].rows
-        assert row[1] == ["<p>", "A", "B"] and row[2] == [None, *at.tensors[field][0].tolist()]
+        assert row[0] == f"text 0, reward {at['rewards'][0]:.4g}" and row[1] == ["<p>", "A", "B"]
+        assert row[2] == [None, *at.tensors[field][0].tolist()]
+        assert strips[f"phase 3: {label}"].unit == label
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
     page = module("probe_pictures").fragment(strips["phase 3: kl"])

@@ -23,9 +23,8 @@ from rlhf_lab.probes import (
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html, stored_ledger
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
-from rlhf_lab.views.collect import GAP, sample_picks
+from rlhf_lab.views.collect import GAP, sample_picks, sample_rows
 from rlhf_lab.views.pictures import Curves, Matrix, Table
-from rlhf_lab.views.probe_curves import optimum_note
 from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.report import REPORT_CURVES, write_report
@@ -192,65 +191,78 @@ def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert "rlhf_lab compare " in page.split('id="interventions"')[1].split("</section>")[0]
 
 
-def test_answers_match_hand_computed():
-    rewards = enumerate([0.0, 0.2, 0.6, 1.0])
-    lines = [{"phase": i, "mean_reward": x, "kl_per_sequence": 0.001} for i, x in rewards]
-    stalled = answers.answer_learning(lines)
-    assert "from 0.000 to 1.000; half of the gain by phase 2" in stalled and "hardly" in stalled
-    record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.6], "slots": ["A", "B", "C", "D"]}
-    record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
-    kl = "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
-    assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
-    pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
-    samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
-    hacked = answers.answer_hacking(samples)
-    assert (
-        hacked.startswith("1 of 2 samples of phase 1")
-        and "the first such sample of the run is in phase 0" in hacked
+def metric_lines(**columns):
+    """One line of metrics per phase."""
+    rows = zip(*columns.values(), strict=True)
+    return [{"phase": i} | dict(zip(columns, row, strict=True)) for i, row in enumerate(rows)]
+
+
+def test_answers_about_metrics_match_hand_computed():
+    stalled = metric_lines(mean_reward=[0.5, 0.6, 0.8, 1.0], kl_per_sequence=[0.0, 9.0, 0.2, 0.001])
+    answer = answers.answer_learning(stalled)
+    assert "from 0.500 to 1.000; half of the gain by phase 2" in answer and "hardly" in answer
+    (one,) = metric_lines(mean_reward=[0.5], true_reward=[None])
+    assert answers.answer_learning([one]) == (
+        "One phase is done: before learning, the mean reward is 0.500."
     )
-    pairs = ((0.1, 1.0), (0.3, 0.99999))
-    lines = [
-        {"phase": i, "clip_fraction": x, "ratio_first_minibatch": r}
-        for i, (x, r) in enumerate(pairs)
-    ]
+    health = metric_lines(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.5, 4.0])
+    assert answers.answer_cost(health, stalled) == (
+        "0.001 nats of KL per sequence in phase 3; in phase 1 the best policy at the same "
+        "beta_eff has a reward of 0.900 for 2.500 nats."
+    )
+    ratios, norms = [1.0, 0.99999, 1.0], [2.0, 0.5, 1.0]
+    lines = metric_lines(
+        clip_fraction=[0.1, 0.3, 0.2], ratio_first_minibatch=ratios, grad_norm=norms
+    )
     assert answers.answer_optimizer(lines) == (
-        "Largest clip fraction 0.3 (phase 1); ratio before the first step differs by -1.0e-05 "
-        "from 1 (phase 1)."
+        "Largest clip fraction 0.3 (phase 1); largest gradient norm 2 (phase 0); "
+        "ratio before the first step differs by -1.0e-05 from 1 (phase 1)."
     )
     line = {"phase": 1, "explained_variance": 0.5}
     values = "Values explain 50% of the variance of the returns in phase 1"
     assert answers.answer_critic(line, {"advantages": "gae"}) == f"{values}."
-    assert answers.answer_critic(line, {"advantages": "reinforce++"}).startswith(
-        f"{values}; advantages='rein"
-    )
+    reinforce = answers.answer_critic(line, {"advantages": "reinforce++"})
+    assert reinforce.startswith(f"{values}; advantages='rein")
     assert "vf_coef=0" in answers.answer_critic(line, {"vf_coef": 0})
-    one = {"phase": 0, "mean_reward": 0.5, "true_reward": None}
-    assert answers.answer_learning([one]) == (
-        "One phase is done: before learning, the mean reward is 0.500."
-    )
-    shifts = [(0, 0.0), (1, -1.0), (2, 1.5)]
-    records = [
-        {"phase": p, "measured_shift": x, "shift": [x], "components": ["a"]} for p, x in shifts
-    ]
-    assert answers.answer_components(records)[1].startswith("Half of the shift by phase 2;")
-    assert answers.answer_components(records[:1])[1].startswith("The shift is 0;")
-    contrast = {"words": "was - wasn't", "at": "COP 1", "component": "unembedding", "part": 2.4}
-    small, large = (
-        contrast | {"shift": 1, "fraction": 0.1},
-        contrast | {"shift": 3, "fraction": 0.6},
-    )
-    masses = [(0, 0.0, []), (1, 0.4, [small]), (2, 0.6, [large]), (5, 1.0, [small, large])]
-    records = [{"phase": p, "moved_mass": m, "contrasts": c} for p, m, c in masses]
-    which, when = answers.answer_words(records)
-    assert which.startswith("unembedding, +2.400 of +3.000 logits of was - wasn't at COP 1; these")
-    assert which.endswith("words have 60% of the moved probability in phase 5.")
-    assert when.startswith(
-        "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
-    )
-    assert answers.answer_words(records[:1]) is None
+    pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
+    samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
+    hacked = answers.answer_hacking(samples)
+    assert hacked.startswith("1 of 2 samples of phase 1")
+    assert "the first such sample of the run is in phase 0" in hacked
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
+
+
+def test_answers_about_records_match_hand_computed():
+    record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.6], "slots": ["A", "B", "C", "D"]}
+    record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
+    kl = "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
+    assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
+    shifts = [[0.0, 0.0], [-1.0, 0.0], [2.0, -3.5]]
+    components = [["a", "b"]] * 3
+    records = metric_lines(measured_shift=[0.0, -1.0, 1.5], shift=shifts, components=components)
+    which, when = answers.answer_components(records)
+    assert which == "b, -3.500 of +1.500 logits in phase 2."
+    assert when.startswith("Half of the shift by phase 2;")
+    assert answers.answer_components(records[:1])[1].startswith("The shift is 0;")
+    patched = {"groups": ["a", "b"], "put_in": [0.2, 0.5], "taken_out": [0.9, 0.3], "gain": 0.7}
+    assert answers.answer_causes([patched]) == (
+        "b patched into the reference adds +0.500 of a gain of +0.700 in reward; patched out, it "
+        "takes 0.300."
+    )
+    contrast = {"words": "was - wasn't", "at": "COP 1", "component": "unembedding", "part": 2.4}
+    small = contrast | {"shift": 1, "fraction": 0.1}
+    large = contrast | {"shift": 3, "fraction": 0.6}
+    masses = [(0, 0.0, []), (1, 0.4, [small]), (2, 0.6, [large]), (5, 1.0, [small, large])]
+    records = [{"phase": p, "moved_mass": m, "contrasts": c} for p, m, c in masses]
+    which, when = answers.answer_words(records)
+    assert which == (
+        "unembedding, +2.400 of +3.000 logits of was - wasn't at COP 1; these words have 60% of "
+        "the moved probability in phase 5."
+    )
+    assert when == "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
+    assert answers.answer_words(records[:1]) is None
 
 
 def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
@@ -263,23 +275,37 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
     assert "--seed 8." in found["Does another seed agree?"]
 
 
+def test_rows_of_samples_have_the_fields_of_their_columns(probed):
+    run, sample = Run(probed), {"phase": 2, "reward": 0.75, "true_reward": 0.5, "text": "a"}
+    run.samples = lambda: [sample | {"kl_per_sequence": 3.0, "response_length": 6}]
+    columns, (row,) = sample_rows(run)
+    assert columns == ["phase", "reward", "true reward", GAP, "KL", "tokens", "text"]
+    assert row == [2, 0.75, 0.5, 0.25, 3.0, 6, "a"]
+
+
 def test_picks_are_largest_gaps_then_quantiles():
     """The quantiles of 21 rewards are ranks 0, 2, 5, 10, 15, 18 and 20; gaps of phase 0 only."""
     columns = ["phase", "reward", GAP, "KL", "text"]
-    rows = [[0, x / 20, 0.9 if x in (3, 11) else 0.0, x / 100, ""] for x in range(20, -1, -1)]
+    rows = [[0, x / 20, 0.9 if x in (3, 11, 13) else 0.0, x / 100, ""] for x in range(20, -1, -1)]
     rows += [[1, 0.5, 2.0, 1.0, ""]]
     picks = sample_picks(columns, rows)
     rewards = [round(rows[i][1] * 20) for i in picks[0]]
-    assert rewards == [11, 3, 20, 0, 2, 5, 10, 15, 18] and picks[1] == [21]
+    assert rewards == [13, 11, 3, 0, 2, 5, 10, 15, 18, 20] and picks[1] == [21]
     without = [[phase, reward, kl, text] for phase, reward, _, kl, text in rows]
     picks = sample_picks(["phase", "reward", "KL", "text"], without)
     assert [round(rows[i][1] * 20) for i in picks[0]] == [20, 19, 18, 0, 2, 5, 10, 15]
 
 
-def test_a_check_that_failed_once_is_reported_as_failed(page):
+def test_checks_have_their_worst_value_and_say_if_they_failed(probed, page):
     assert "1 of " in page and "do not hold" in page
     row = re.search(r"<tr><td class=\"words\">homemade</td>(.*?)</tr>", page).group(1)
     assert "1 &lt; 2 &amp; so on" in row and ">3<" in row and ">no<" in row
+    worst = {}
+    for check in Run(probed).checks():
+        key = f'{check.probe}</td><td class="words">{escape(check.name)}</td><td>'
+        worst[key] = max(worst.get(key, 0.0), check.value)
+    assert len(worst) > 5
+    assert all(f"{key}{html.formatted(value)}<" in page for key, value in worst.items())
 
 
 def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
@@ -324,23 +350,6 @@ def test_a_map_of_zeros_is_put_in_words(probed, page):
     assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
     unknown = Matrix([[None, None]], ["a"], ["x", "y"], "R2")
     assert fragment(unknown) == "<p>R2: not defined.</p>"
-
-
-@pytest.mark.parametrize(
-    ("optima", "said"),
-    [
-        ([0.9, None], "It has no point in phase 1: beta_eff was not above 0.001 there"),
-        ([0.9, 0.8], "divided by."),
-    ],
-)
-def test_a_line_of_the_optimum_that_ends_is_explained(probed, optima, said):
-    run = Run(probed)
-    records = run.records("run_health")
-    changed = [r | {"optimal_reward": x} for r, x in zip(records, optima, strict=True)]
-    note = "".join(optimum_note([Snapshot(run, "run_health", r) for r in changed]))
-    assert said in note and ("no point" in note) == (None in optima)
-    without = [{k: v for k, v in r.items() if "optimal" not in k} for r in records]
-    assert not optimum_note([Snapshot(run, "run_health", r) for r in without])
 
 
 def test_every_curve_of_the_report_has_its_unit():
