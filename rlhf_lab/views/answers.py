@@ -1,6 +1,5 @@
 """Ten questions about a run, each answered by one sentence computed from its files."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
     ("Is it learning, and is the true reward rising too?", "curves"),
     ("What does it cost, compared with the best?", "curves"),
     ("Where is the KL?", "kl_by_position"),
-    ("Which component changed the most?", "logit_shift"),
+    ("Which words moved most, and by which component?", "logit_shift"),
     ("When did it change?", "logit_shift"),
     ("Is it causal?", "interventions"),
     ("Is the reward hacked?", "samples"),
@@ -23,7 +22,7 @@ QUESTIONS = (  # the question, and the section of the page that shows its number
 )
 STALLED_KL = 0.01  # nats per sequence after three phases
 VALUE_ESTIMATORS = ("one_step", "gae")  # advantages that are computed from values
-LONGEST_WORDS = 80  # letters of a list of words in an answer
+MOST_KL, MOST_WORDS = 0.8, 3  # fraction of the KL and words of a side in an answer
 HACKED_GAP = 0.5  # reward minus true reward of a sample
 
 
@@ -42,7 +41,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             *(answer_words(words) or answer_components(shifts) or [_unmoved(run, words)] * 2),
             _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
-            answer_critic(lines[-1], args),
+            answer_critic(lines[-1], args, _records(run, "RunHealth")),
             answer_optimizer(lines),
             "One run is open. Train with another seed: python -m rlhf_lab train --seed "
             f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
@@ -120,7 +119,7 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
 
 
 def answer_kl(records: Sequence[Line]) -> str | None:
-    """Return the three positions with the most KL and their fraction of all."""
+    """Return the positions that have most of the KL, and their fractions."""
     if not records:
         return None
     record = records[-1]  # its KL is per token, and late positions have fewer tokens
@@ -129,10 +128,12 @@ def answer_kl(records: Sequence[Line]) -> str | None:
     total = sum(kl)
     if total <= 0:
         return f"The KL is 0 at every position in phase {record['phase']}."
-    largest = sorted(range(len(kl)), key=lambda i: -kl[i])[:3]
-    slots = record.get("slots") or [f"position {i}" for i in range(len(kl))]
-    listed = ", ".join(f"{slots[i]} {kl[i] / total:.0%}" for i in largest)
-    return f"{listed} of {total:.3f} nats per sequence in phase {record['phase']}."
+    slots, listed, rest = record.get("slots"), [], total
+    for i in sorted(range(len(kl)), key=lambda i: -kl[i])[:8]:
+        if rest > (1 - MOST_KL) * total:
+            listed.append(f"{slots[i] if slots else f'position {i}'} {kl[i] / total:.0%}")
+            rest -= kl[i]
+    return f"{', '.join(listed)} of {total:.3f} nats per sequence in phase {record['phase']}."
 
 
 def answer_components(records: Sequence[Line]) -> tuple[str, str] | None:
@@ -154,21 +155,29 @@ def answer_components(records: Sequence[Line]) -> tuple[str, str] | None:
 
 
 def answer_words(records: Sequence[Line]) -> tuple[str, str] | None:
-    """Return the words that moved most with their largest component, and the phase of half."""
+    """Return the two largest contrasts of words with their component, and the phase of half."""
     moved = [record for record in records if record["contrasts"]]
     if not moved:
         return None
     last = moved[-1]
-    first = max(last["contrasts"], key=lambda contrast: contrast["fraction"])
-    words = textwrap.shorten(first["words"], LONGEST_WORDS, placeholder=" ...")
-    which = (
-        f"{first['component']}, {first['part']:+.3f} of {first['shift']:+.3f} logits of {words} "
-        f"at {first['at']}; these words have {first['fraction']:.0%} of the moved probability in "
-        f"phase {last['phase']}."
-    )
+    largest = sorted(last["contrasts"], key=lambda contrast: -contrast["fraction"])[:2]
+    which = f"{'; '.join(map(_contrast, largest))}; in phase {last['phase']}."
     half = next(r["phase"] for r in moved if r["moved_mass"] >= last["moved_mass"] / 2)
     phases = ", ".join(str(record["phase"]) for record in records)
     return which, f"Half of the moved probability by phase {half}; recorded in phases {phases}."
+
+
+def _contrast(contrast: Line) -> str:
+    weights, sides = contrast["weights"], []
+    for sign in (1, -1):
+        side = sorted((w for w in weights if sign * weights[w] > 0), key=lambda w: -abs(weights[w]))
+        more = ", ..." if len(side) > MOST_WORDS else ""
+        sides.append(", ".join(side[:MOST_WORDS]) + more or "others")
+    return (
+        f"{sides[0]} instead of {sides[1]} at {contrast['at']}, {contrast['fraction']:.0%} of the "
+        f"moved probability, {contrast['component']} {contrast['part']:+.3f} of "
+        f"{contrast['shift']:+.3f} logits"
+    )
 
 
 def answer_causes(records: Sequence[Line]) -> str:
@@ -195,25 +204,31 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     samples = [x for x in samples if x.get("true_reward") is not None]
     if not samples or samples[-1]["phase"] != last[0]["phase"]:
         return "The true reward is not known here: read the samples, highest rewards first."
-    gaps = [x["phase"] for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
-    n = gaps.count(last[0]["phase"])
-    since = f"; the first such sample of the run is in phase {gaps[0]}" if gaps else ""
+    hacked = [x for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
+    now = [x for x in hacked if x["phase"] == last[0]["phase"]]
+    n, zeros = len(now), sum(x["true_reward"] == 0 for x in now)
+    since = f" ({zeros} with a true reward of 0, as texts that are no reviews)" if zeros else ""
+    if hacked:
+        since += f"; the first such sample of the run is in phase {hacked[0]['phase']}"
     return (
         f"{n} of {len(last)} samples of phase {last[0]['phase']} have a reward more than "
         f"{HACKED_GAP:g} above the true reward{since}."
     )
 
 
-def answer_critic(line: Line, args: Line) -> str:
+def answer_critic(line: Line, args: Line, health: Sequence[Line] = ()) -> str:
     """Return the explained variance of the last phase, and whether values are trained and used."""
     value = line.get("explained_variance")
     if args.get("vf_coef") == 0 or value is None:
         return f"Not known: no values are trained (vf_coef={args.get('vf_coef')})."
     name = args.get("advantages", "gae")
     unused = "" if name in VALUE_ESTIMATORS else f"; advantages={name!r} ignores them"
+    same = [record for record in health[-1:] if record["phase"] == line["phase"]]
+    ends = [same[0].get(f"explained_variance_{end}") for end in ("low", "high")] if same else [None]
+    interval = "" if None in ends else f" [{ends[0]:.0%}, {ends[1]:.0%}]"
     return (
-        f"Values explain {value:.0%} of the variance of the returns in phase {line['phase']}"
-        f"{unused}."
+        f"Values explain {value:.0%}{interval} of the variance of the returns in phase "
+        f"{line['phase']}{unused}."
     )
 
 

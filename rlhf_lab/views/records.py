@@ -196,9 +196,11 @@ def record_table(at: Snapshot, title: str, series: Series, note: str = "") -> Ta
 def row_table(
     at: Snapshot, title: str, field: str, order: str = "", top: int = MOST_ROWS, note: str = ""
 ) -> Table | None:
-    """Return a list of dicts of a record as a table, by size of `order`; lists are left out."""
+    """Return a list of dicts of a record as a table, by size of `order`, without nested values."""
     found = at.get(field) or ()
-    names = dict.fromkeys(k for row in found for k, x in row.items() if not isinstance(x, list))
+    names = dict.fromkeys(
+        k for row in found for k, x in row.items() if not isinstance(x, list | dict)
+    )
     ranked = sorted(found, key=lambda row: -abs(row[order])) if order else found
     labels, rows = rows_of_dicts(ranked[:top], list(names))
     note += f" The {top} largest of {len(found)}." if len(found) > top else ""

@@ -224,11 +224,17 @@ def test_answers_about_metrics_match_hand_computed():
     reinforce = answers.answer_critic(line, {"advantages": "reinforce++"})
     assert reinforce.startswith(f"{values}; advantages='rein")
     assert "vf_coef=0" in answers.answer_critic(line, {"vf_coef": 0})
+    health = [{"phase": 1, "explained_variance_low": 0.25, "explained_variance_high": 0.75}]
+    assert "explain 50% [25%, 75%] of" in answers.answer_critic(line, {}, health)
+    assert answers.answer_critic(line | {"phase": 2}, {}, health) == f"{values[:-1]}2."
     pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
     samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
     hacked = answers.answer_hacking(samples)
     assert hacked.startswith("1 of 2 samples of phase 1")
     assert "the first such sample of the run is in phase 0" in hacked
+    none = [samples[0], samples[1] | {"true_reward": 0.0}]
+    assert answers.answer_hacking(none).startswith("1 of 1 samples of phase 1")
+    assert "(1 with a true reward of 0, as texts" in answers.answer_hacking(none)
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
@@ -237,7 +243,7 @@ def test_answers_about_metrics_match_hand_computed():
 def test_answers_about_records_match_hand_computed():
     record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.6], "slots": ["A", "B", "C", "D"]}
     record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
-    kl = "B 60%, D 30%, A 10% of 1.000 nats per sequence in phase 3."
+    kl = "B 60%, D 30% of 1.000 nats per sequence in phase 3."
     assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
     shifts = [[0.0, 0.0], [-1.0, 0.0], [2.0, -3.5]]
     components = [["a", "b"]] * 3
@@ -251,15 +257,18 @@ def test_answers_about_records_match_hand_computed():
         "b patched into the reference adds +0.500 of a gain of +0.700 in reward; patched out, it "
         "takes 0.300."
     )
-    contrast = {"words": "was - wasn't", "at": "COP 1", "component": "unembedding", "part": 2.4}
-    small = contrast | {"shift": 1, "fraction": 0.1}
+    contrast = {"at": "COP 1", "component": "unembedding", "part": 2.4}
+    contrast |= {"weights": {"was": 1.0, "wasn't": -1.0}}
+    adjectives = {"good": 0.1, "fine": 0.2, "fun": 0.3, "great": 0.4, "bad": -1.0}
+    small = contrast | {"shift": 1, "fraction": 0.1, "weights": adjectives, "at": "ADJ 2"}
     large = contrast | {"shift": 3, "fraction": 0.6}
     masses = [(0, 0.0, []), (1, 0.4, [small]), (2, 0.6, [large]), (5, 1.0, [small, large])]
     records = [{"phase": p, "moved_mass": m, "contrasts": c} for p, m, c in masses]
     which, when = answers.answer_words(records)
     assert which == (
-        "unembedding, +2.400 of +3.000 logits of was - wasn't at COP 1; these words have 60% of "
-        "the moved probability in phase 5."
+        "was instead of wasn't at COP 1, 60% of the moved probability, unembedding +2.400 of "
+        "+3.000 logits; great, fun, fine, ... instead of bad at ADJ 2, 10% of the moved "
+        "probability, unembedding +2.400 of +1.000 logits; in phase 5."
     )
     assert when == "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
     assert answers.answer_words(records[:1]) is None

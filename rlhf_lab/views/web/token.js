@@ -9,7 +9,6 @@ async function drawToken(ticket) {
   const panel = $("#token"), texts = state.token ? await storedTexts() : null;
   if (ticket !== latest) return;
   panel.hidden = !texts;
-  document.body.classList.toggle("has-token", !panel.hidden);
   if (!texts) return;
   const row = Math.min(state.token[0], texts.tokens.length - 1), tokens = texts.tokens[row];
   const at = Math.min(state.token[1], tokens.length - texts.start - 1);
