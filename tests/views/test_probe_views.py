@@ -248,6 +248,23 @@ WeightDelta | singular value | phase 3: singular values of the largest changes
 WordsMoved | logits | phase 3: shift of was - wasn't by component
 WordsMoved | probability | probability that words won per text
 """.replace("\n ", " ")
+# fields of each record that are curves, and those that are columns, under their own names
+NAMED = """
+RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_per_sequence
+ explained_variance clip_fraction grad_norm | beta_eff reward_std advantage_std entropy_per_token
+HackWatch | reward true_reward gap grammatical | saturated
+Direction | accuracy accuracy_frozen accuracy_lda accuracy_ablated accuracy_erased accuracy_shuffled
+ accuracy_random auc cosine_with_reference split_half_cosine positive_projection
+ negative_projection | phase
+FrozenProbe | shift | accuracy_frozen gap called shift cosine split_half moved_cosine
+ accuracy_control size
+StepLedger | - | clipped_surrogate value_loss entropy_bonus kl_penalty objective
+StepInfluence | - | f_before f_after linear remainder kappa
+NeuronRank | - | contribution by_activation activation activation_shift write
+ValueAttribution | - | dead
+WeightDelta | total_norm | total_norm
+WordsMoved | moved_mass | moved_mass
+""".replace("\n ", " ")
 CELLS = """
 HackWatch | won | promoted 0,won
 HackWatch | reference count | taken_up 0,reference_count
@@ -386,11 +403,13 @@ def assert_titles_match(kind):
         expected = format_title(*read_value(at, where))
         label = label if " > " in label else f" > {label}"
         assert any(label in t and expected in t for t in found), (label, expected, found)
-    labels = {row[1] for row in split_rows(TITLES) if row[0] == kind}
+    labels, named = {row[1] for row in split_rows(TITLES) if row[0] == kind}, {"-"}
     for title in titles(pictures):  # curves that have the name of a field
         label, _, number = title.partition(", phase 3")
         if number and f"{label}, phase 3" not in labels and (found := last_number(at, label)):
             assert number == format_title(*found), title
+            named.add(label.replace(" ", "_"))
+    assert all(set(row[1].split()) <= named for row in split_rows(NAMED) if row[0] == kind)
 
 
 def assert_cells_match(kind):
@@ -401,10 +420,14 @@ def assert_cells_match(kind):
         cells = [row[i] for t, i in found for row in t.rows]
         value, ends = read_value(at, where)
         assert any(_is_cell(cell, value, ends) for cell in cells), (column, value, ends, cells)
+    named = set()
     for table in tables:  # columns that have the name of a field
-        for label, cell in zip(table.columns, table.rows[-1], strict=True):
-            if label not in ("step", "tokens") and (found := last_number(at, label.lstrip("−+= "))):
+        for column, cell in zip(table.columns, table.rows[-1], strict=True):
+            label = column.lstrip("−+= ").lower()
+            if label not in ("step", "tokens") and (found := last_number(at, label)):
                 assert _is_cell(cell, *found), (label, cell, found)
+                named.add(label.replace(" ", "_"))
+    assert all(set(row[2].split()) <= named for row in split_rows(NAMED) if row[0] == kind)
 
 
 def last_number(at, label):
@@ -486,6 +509,10 @@ def test_derived_numbers_match_hand_computed():
     patterns = [float(t.split(": ")[1]) for t in titles(pictures[-1:])]
     assert patterns == at.tensors["tv"].flatten().tolist()
     assert "L0H0: 12.50, L0H1: 12.62" in pictures[-1].alt
+    pictures, at = drawn("ValueLens")
+    value, reach = at.tensors["v_policy"][0], 1.96 * at.tensors["v_policy_se"][0]
+    ends = [value.item(), [(value - reach).item(), (value + reach).item()]]
+    assert f"text 64, policy{format_title(*ends)}" in titles(pictures)
     pictures, at = drawn("StepInfluence")
     (strip,) = (p for p in pictures if isinstance(p, Strip))
     rows = at.tensors["rows"]

@@ -25,8 +25,8 @@ def test_strips_and_tables_keep_the_largest_known():
     record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
     record["rows"] = [{"n": 1.0}, {"n": -3.0}]
     at = Snapshot(made("Direction")[1].run, "probe", record)
-    (row,) = strip(at, "t", [[1.0], [-5.0]], top=1).rows
-    assert row[0] == "text 0" and row[2] == [None, 1.0]
+    (row,) = strip(at, "t", [[1.0], [-5.0]], top=1, rewards=(7.0, 9.0)).rows
+    assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
     assert row_table(at, "t", "rows", "n", 1).rows == [[-3.0]]
 
 
