@@ -182,7 +182,7 @@ FrozenProbe | of both directions, phase 3 | cosine 1 *
 FrozenProbe | of two halves (floor), phase 3 | split_half 1 *
 FrozenProbe | true_reward, steered; n = 2 > frozen direction, alpha | true_reward 0 *
 FrozenProbe | grammatical, steered; n = 2 > random directions, alpha | grammatical_random 0 *
-FrozenProbe | surprise, steered; n = 2 > random directions, alpha | surprise_random 1 *
+FrozenProbe | random directions, alpha, in differences of means 26.125 | surprise_random 1 *
 LogitShift | c1, shift | shift 1
 LogitShift | c0, own weights | own_weights 0
 LogitShift | c1, inherited from earlier components | inherited 1
