@@ -140,7 +140,7 @@ def test_probe_records_match_the_cpu(tmp_path, gpt2_dir, what):
     assert_same_runs(*trainers)
     on_cpu, on_device = (Run(trainer.run.path) for trainer in trainers)
     assert on_cpu.probes() == on_device.probes()
-    assert len(on_device.probes()) == (6 if elsewhere else 8)
+    assert len(on_device.probes()) == (7 if elsewhere else 8)
     assert [check for check in on_device.checks() if not check.ok] == []
     for name in on_cpu.probes():
         assert on_cpu.records(name) == on_device.records(name)

@@ -138,5 +138,5 @@ def test_torchrun_trains_shards_with_the_default_probes(tmp_path):
     info = RunDir.open(out).read_info()
     assert info["status"] == "finished" and info["processes"] == 2
     checks = lines(out / "probes/checks.jsonl")
-    assert len(checks) > 30 and all(check["ok"] for check in checks)
+    assert len(checks) > 20 and all(check["ok"] for check in checks)
     assert len(list((out / "probes/records").glob("*.jsonl"))) == 8

@@ -186,7 +186,7 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
     attached = attach(trainer, suite)
     trainer.train()
     run = Run(trainer.run.path)
-    assert attached.notes == [] and len(run.probes()) == 7
+    assert attached.notes == [] and len(run.probes()) == 8
     assert not [check for check in run.checks() if not check.ok]
 
 
