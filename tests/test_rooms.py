@@ -23,10 +23,10 @@ LINES = {
     "rlhf_lab/training": (3750, 5090),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2720),
     "rlhf_lab/probes": (4800, 7475),
-    "rlhf_lab/views": (1700, 4386),
-    "rlhf_lab/course": (3600, 4400),
-    "rlhf_lab/compat": (400, 470),
-    "rlhf_lab": (1900, 2651),  # the root and the commands
+    "rlhf_lab/views": (1700, 4350),
+    "rlhf_lab/course": (3600, 4390),
+    "rlhf_lab/compat": (400, 445),
+    "rlhf_lab": (1900, 2630),  # the root and the commands
     "tests": (28000, 37700),
     "solutions": (10500, 12180),
     "benchmarks": (3500, None),
