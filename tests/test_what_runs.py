@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.registry import all_exercises
-from rlhf_lab.probes import attach, default_suite
+from rlhf_lab.probes import LogitShift, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.pages import page, quoted, resolve, rows
 
@@ -192,7 +192,9 @@ def test_runs_call_each_exercise(tmp_path):
 
     def probed_run() -> None:
         trainer = RLHFTrainer(RLHFArgs(**SMALL | settings), out=tmp_path / "run")
-        attach(trainer, default_suite(trainer))
+        suite = default_suite(trainer)
+        suite.probes.append(LogitShift("loved", "hated"))
+        attach(trainer, suite)
         trainer.train()
 
     called = called_by(probed_run)

@@ -11,7 +11,7 @@ import torch
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.training.run_dir import METRICS, reading
 from rlhf_lab.views import html
-from rlhf_lab.views.answers import LONGEST_WORDS, answer_questions
+from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import RunData, page_data
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.page import assemble
@@ -21,7 +21,7 @@ from rlhf_lab.views.probe_pictures import fragment
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.report import REPORT_CURVES, samples_section, section
 
-FIRST_COMPONENTS = 3
+FIRST_COMPONENTS, LONGEST_WORDS = 3, 80  # components, and letters of a list of words
 SHIFTS = {"WordsMoved": "parts", "LogitShift": "shift"}  # the field with a number per component
 
 
