@@ -137,9 +137,8 @@ class Callbacks:
             ConfigError: If the event is unknown, or `every` is not an integer >= 1.
         """
         if event not in get_args(Event):
-            raise ConfigError(
-                f"Unknown event {event!r}. Choose one of: {', '.join(get_args(Event))}."
-            )
+            known = ", ".join(get_args(Event))
+            raise ConfigError(f"Unknown event {event!r}. Choose one of: {known}.")
         validate_every(every)
 
         def register(callback: Callback) -> Callback:

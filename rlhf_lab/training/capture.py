@@ -135,9 +135,7 @@ def _activations(
                 f"the site {site!r} did not fire; this model's cfg turns it off. Choose another."
             )
     # queries first, so they are rotated with the positions of all other activations
-    return tuple(
-        kept[site].transpose(1, 2) if site.endswith(SQUARE) else kept[site] for site in sites
-    )
+    return tuple(kept[s].transpose(1, 2) if s.endswith(SQUARE) else kept[s] for s in sites)
 
 
 def _rotate_keys(

@@ -168,14 +168,19 @@ def is_numbered(phase: int, keep: int | None = None) -> bool:
     return numbered == phase and (phase == 0 or keep != 0)
 
 
+def numbered_checkpoints(directory: Path) -> dict[int, Path]:
+    """Return the numbered checkpoints by their phase, the earliest first."""
+    paths = {path.stem[6:]: path for path in directory.glob("phase_*.safetensors")}
+    return {int(n): paths[n] for n in sorted(filter(str.isdecimal, paths), key=int)}
+
+
 def remove_outdated(directory: Path, keep: int | None, phase: int) -> None:
     """Remove numbered checkpoints up to `phase`, except that of phase 0 and the newest `keep`."""
     if keep is None:
         return
-    paths = {path.stem[6:]: path for path in directory.glob("phase_*.safetensors")}
-    older = sorted((n for n in paths if n.isdecimal() and 0 < int(n) <= phase), key=int)
-    for number in older[: max(0, len(older) - keep)]:
-        paths[number].unlink(missing_ok=True)
+    older = [path for n, path in numbered_checkpoints(directory).items() if 0 < n <= phase]
+    for path in older[: max(0, len(older) - keep)]:
+        path.unlink(missing_ok=True)
 
 
 def copied_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,9 +49,8 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
         dull = ~F.informative_groups(rewards, group)
     trainer.emit("after_rollout", samples=samples)
     scored = score_samples(trainer, samples, rewards)
-    rollout = dataclasses.replace(
-        scored, resampled_prompts=resampled_prompts, rewards_by_name=by_name
-    )
+    changes = {"resampled_prompts": resampled_prompts, "rewards_by_name": by_name}
+    rollout = dataclasses.replace(scored, **changes)
     trainer.emit("after_score", samples=samples, rollout=rollout)
     return rollout
 

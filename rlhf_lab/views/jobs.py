@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import Run
-from rlhf_lab.training.checkpoint import read_metadata
+from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
 
 INTERVENTIONS = "interventions"  # folder of a run
 SECONDS_PER_JOB = 120
@@ -86,9 +86,9 @@ class PatchRequest:
 
 def checkpoint_names(run: Run) -> list[str]:
     """Return the checkpoints of a run: numbers of learning phases, then "last" if it exists."""
-    folder = run.path / "checkpoints"
-    numbers = sorted(int(path.stem[6:]) for path in folder.glob("phase_*.safetensors"))
-    return [*map(str, numbers), *(["last"] if (folder / "last.safetensors").is_file() else [])]
+    folder = run.directory.checkpoints
+    has_last = (folder / "last.safetensors").is_file()
+    return [*map(str, numbered_checkpoints(folder)), *["last"] * has_last]
 
 
 def stored_interventions(run: Run) -> list[dict[str, Any]]:

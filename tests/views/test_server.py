@@ -18,7 +18,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.views.jobs import Jobs, stored_interventions
+from rlhf_lab.views.jobs import Jobs, checkpoint_names, stored_interventions
 from rlhf_lab.views.report import run_page
 from rlhf_lab.views.server import view_server
 from tests.views.page_blocks import read_header
@@ -94,7 +94,7 @@ def started(tmp_path_factory):
 
 
 def respond(server, line, headers, body="{}"):
-    """Send a request as it is, and return status, headers and content."""
+    """Send these lines without changes, and return status, headers and content."""
     fill = lambda text: text.replace("PORT", str(server.server_port)).replace("TOKEN", server.token)
     named = [x if ": " in x else f"Host: {x}" for x in headers]
     request = "\r\n".join(map(fill, [line, *named, ""]))
@@ -115,6 +115,15 @@ def test_server_rejects_posts(started, name):
     status, sent, _ = respond(started[1], POST, headers, body)
     assert 400 <= status < 500 and sent.items() >= SECURE.items()
     assert not (started[0].run.path / "interventions").exists()
+
+
+def test_checkpoints_are_numbers_then_last_without_other_files(started):
+    run = Run(started[0].run.path)
+    names = checkpoint_names(run)
+    other = run.directory.checkpoints / "phase_mine.safetensors"
+    other.touch()
+    assert names[0] == "0" and names[-1] == "last" and checkpoint_names(run) == names
+    other.unlink()
 
 
 @pytest.mark.slow
