@@ -101,6 +101,10 @@ class Run:
         """Return the names of probes with records."""
         return sorted(path.stem for path in self.store.path.glob("records/*.jsonl"))
 
+    def kinds(self) -> dict[str, str]:
+        """Return the class of each probe of the suite by its name, in the order of the suite."""
+        return {probe["name"]: probe["kind"] for probe in self.store.read_suite()["probes"]}
+
     def records(self, probe: str) -> list[dict[str, Any]]:
         """Return the records of a probe, in the order of phases.
 

@@ -30,18 +30,19 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
     words, shifts = _records(run, "WordsMoved"), _records(run, "LogitShift")
-    places = {"logit_shift": "words_moved"} if words and not shifts or answer_words(words) else {}
+    moved, health = answer_words(words), _records(run, "RunHealth")
+    places = {"logit_shift": "words_moved"} if words and not shifts or moved else {}
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
         answers = [
             answer_learning(lines),
-            answer_cost(_records(run, "RunHealth"), lines),
+            answer_cost(health, lines),
             answer_kl(_records(run, "KLByPosition")) or _missing(run),
-            *(answer_words(words) or answer_components(shifts) or [_unmoved(run, words)] * 2),
+            *(moved or answer_components(shifts) or [_unmoved(run, words)] * 2),
             _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
-            answer_critic(lines[-1], args, _records(run, "RunHealth")),
+            answer_critic(lines[-1], args, health),
             answer_optimizer(lines),
             "One run is open. Train with another seed: python -m rlhf_lab train --seed "
             f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
@@ -52,7 +53,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
 
 def _records(run: Run, kind: str) -> list[dict[str, Any]]:
     """Return the records of the first probe of a class under any name."""
-    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
+    kinds = run.kinds()
     return next((run.records(name) for name in run.probes() if kinds.get(name) == kind), [])
 
 
@@ -207,7 +208,9 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     hacked = [x for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
     now = [x for x in hacked if x["phase"] == last[0]["phase"]]
     n, zeros = len(now), sum(x["true_reward"] == 0 for x in now)
-    since = f" ({zeros} with a true reward of 0, as texts that are no reviews)" if zeros else ""
+    since = (
+        f" ({zeros} with a true reward of 0, as every text that is not a review)" if zeros else ""
+    )
     if hacked:
         since += f"; the first such sample of the run is in phase {hacked[0]['phase']}"
     return (

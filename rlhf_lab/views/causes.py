@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
+from rlhf_lab.views.html import failed_check
 from rlhf_lab.views.jobs import (
     N_TEXTS,
     SECONDS_PER_JOB,
@@ -72,7 +73,7 @@ def _result(result: Mapping[str, Any]) -> list[str]:
     base, tuned = (last if x == "last" else x for x in (request["base"], request["tuned"]))
     title = f"{words}{where}, checkpoint {base} to {tuned}"
     failed = [name for name, ok in result.get("checks", {}).items() if not ok]
-    tags = [f'<p class="failed">Failed check: {escape(name)}</p>' for name in failed]
+    tags = map(failed_check, failed)
     note = f"{summarize_intervention(result)} n = {result['n']} texts: {result.get('text', '')}."
     return [*tags, fragment(Bars(parts, series, title, "logits", ends, note))]
 
@@ -87,10 +88,10 @@ def summarize_intervention(result: Mapping[str, Any]) -> str:
     }
     if len(largest) < 2:
         return ""
-    own, patched = largest.values()
-    agree = "also" if own == patched else "not"
+    by_weights, patched = largest.values()
+    agree = "also" if by_weights == patched else "not"
     also = f"It is {agree} the largest by own weights"
-    also += "." if own == patched else f" ({parts[own]} is)."
+    also += "." if by_weights == patched else f" ({parts[by_weights]} is)."
     return (
         f"{parts[patched]} patched in brings {effects['patched in'][patched][0]:+.3f} of "
         f"{result['shift'][0]:+.3f} logits. {also}"

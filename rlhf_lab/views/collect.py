@@ -5,7 +5,6 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from string import ascii_uppercase
 from typing import Any
 
@@ -15,7 +14,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import FOLDER
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.html import plain
+from rlhf_lab.views.html import failed_check, plain
 from rlhf_lab.views.probe_pictures import draw_declared, fragment, in_grids, pictures_over
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.token_data import collect_tokens
@@ -36,8 +35,7 @@ def pack(value: Any) -> str:
 def probe_kinds(run: Run) -> dict[str, str]:
     """Return the class of each probe with records, by name, in the order of the suite."""
     names = run.probes()
-    listed = run.store.read_suite()["probes"]
-    return {probe["name"]: probe["kind"] for probe in listed if probe["name"] in names}
+    return {name: kind for name, kind in run.kinds().items() if name in names}
 
 
 def probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
@@ -54,7 +52,7 @@ def probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]
     by_phase: dict[int, str] = {}
     for at in records:
         phase = at.record["phase"]
-        tags = [f'<p class="failed">Failed check: {escape(x)}</p>' for x in failed.get(phase, ())]
+        tags = map(failed_check, failed.get(phase, ()))
         pictures = plain(in_grids([*tags, *map(fragment, draw_declared(name, kind, at))]))
         by_phase[phase] = by_phase.get(phase, "") + pictures  # several events of one phase
     return over, by_phase if any(by_phase.values()) else {}

@@ -105,6 +105,11 @@ def plain(fragment: str) -> str:
     return fragment.replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
 
 
+def failed_check(name: str) -> str:
+    """Return a paragraph about a check that failed."""
+    return f'<p class="failed">Failed check: {escape(name)}</p>'
+
+
 def formatted(value: object) -> str:
     """A value as a table shows it: a dash for None, four digits for a number."""
     if value is None:

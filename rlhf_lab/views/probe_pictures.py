@@ -52,8 +52,8 @@ def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
 
 def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
     """Yield the pictures of one probe: over phases, then of the last record."""
-    kinds = {probe["name"]: probe["kind"] for probe in run.store.read_suite()["probes"]}
-    kind, records = kinds.get(name), [Snapshot(run, name, record) for record in run.records(name)]
+    kind = run.kinds().get(name)
+    records = [Snapshot(run, name, record) for record in run.records(name)]
     yield from pictures_over(name, kind, records)
     for at in records[-1:]:
         yield from draw_declared(name, kind, at)

@@ -61,9 +61,8 @@ def _headline(runs: Sequence[RunData]) -> str:
         with reading(data.run.path / METRICS):
             lines = data.run.metrics()
         last.append((lines[-1] if lines else {}) | (data.run.info.get("final") or {}))
-    metrics = [m for _, _, fields in REPORT_CURVES for m in fields.split()]
     rows = []
-    for name in metrics:
+    for name in (m for _, _, fields in REPORT_CURVES for m in fields.split()):
         values = [metrics.get(name) for metrics in last]
         if any(x is not None for x in values):
             mean = [_mean_with_interval(values)] if are_seeds else []
@@ -111,15 +110,14 @@ def _shifts(data: RunData) -> tuple[str | None, list[str]]:
 
 def _curves(runs: Sequence[RunData]) -> str:
     """Return one picture per metric, with a curve per run."""
-    figures = []
+    figures, lines = [], {data.label: data.run.metrics() for data in runs}
     for title, unit, fields in REPORT_CURVES:
         for name in fields.split():
             series = {}
-            for data in runs:
-                lines = [Snapshot(data.run, "", line) for line in data.run.metrics()]
-                values = [line.get(name) for line in lines]
+            for run_label, metrics in lines.items():
+                values = [line.get(name) for line in metrics]
                 if any(x is not None for x in values):
-                    series[data.label] = [line.record["phase"] for line in lines], values
+                    series[run_label] = [line["phase"] for line in metrics], values
             label = f"{title}: {name.replace('_', ' ')}" if " " in fields else title
             figures += [fragment(Curves(series, label, unit))] if series else []
     grid = f'<div class="figures">{"".join(figures)}</div>'
