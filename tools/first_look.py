@@ -16,6 +16,7 @@ from rlhf_lab.files import write_marked
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.views.color import Number, color_of, css, ink_on
+from rlhf_lab.views.diagrams import arrow
 from rlhf_lab.views.marks import document, element, mark_with_title, text, text_width
 
 PREFIX, REVIEWS = 3, 64  # <bos> this movie; reviews to choose from
@@ -150,10 +151,12 @@ def _models(middles: Sequence[Number], reward: float) -> list[str]:
         parts.append(element("circle", "paper s5", cx=middles[0], cy=y, r=4))
         parts.append(text(LEFT - 12, y + 4, name, "soft", "end"))
     parts.append(_box(unembed, 80, 170, 32, "s1", "unembedding: π(next token)"))
-    parts += [_arrow(unembed + 60, 132, 113, "s1"), _arrow(unembed + 60, 80, 43, "s5")]
+    x = unembed + 60
+    parts += [arrow([(x, 132), (x, 113)], "s1"), arrow([(x, 80), (x, 43)], "s5")]
     parts.append(text(unembed + 70, 66, "KL(π ‖ reference), a price per token", "title"))
     parts.append(_box(head, 80, 200, 32, "s2", "value head, on a hook: V(state)"))
-    parts += [_arrow(head + 40, 142, 113, "s2"), _arrow(last, 288, 113, "s4")]
+    x = head + 40
+    parts += [arrow([(x, 142), (x, 113)], "s2"), arrow([(last, 288), (last, 113)], "s4")]
     parts.append(element("circle", "paper s2", cx=head + 40, cy=142, r=4))
     parts.append(_box(judge, 80, 220, 32, "s4", f"sentiment classifier: reward {reward:.3f}"))
     middle = (head + 200 + judge) / 2
@@ -170,11 +173,6 @@ def _box(x: Number, y: Number, width: Number, height: Number, kind: str, words: 
 def _line(x1: Number, y1: Number, x2: Number, y2: Number, kind: str, opacity: Number = 1) -> str:
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
     return element("line", kind, **ends, **{"stroke-opacity": opacity})
-
-
-def _arrow(x: Number, start: Number, end: Number, kind: str) -> str:
-    head = f"{x - 4:.1f},{end + 8} {x + 4:.1f},{end + 8} {x:.1f},{end}"
-    return _line(x, start, x, end + 6, kind) + element("polygon", f"f{kind[1:]}", points=head)
 
 
 if __name__ == "__main__":

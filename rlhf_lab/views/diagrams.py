@@ -36,17 +36,17 @@ def loop_diagram() -> Picture:
     parts = []
     for start, end, words in ARROWS:
         (x1, y1), (x2, y2) = _between(BOXES[start][0], BOXES[end][0])
-        parts.append(_arrow([(x1, y1), (x2, y2)], "s5"))
+        parts.append(arrow([(x1, y1), (x2, y2)], "s5"))
         if words:
             shift = 0 if y1 == y2 else 54  # next to a slanted arrow
             parts.append(text((x1 + x2) / 2 + shift, (y1 + y2) / 2 - 7, words, "soft", "middle"))
     kl = [(310.0, 98.0), (310.0, 222.0)]
-    parts += [_arrow(kl, "s1", "6 4"), _arrow(kl[::-1], "s1", "6 4")]
+    parts += [arrow(kl, "s1", "6 4"), arrow(kl[::-1], "s1", "6 4")]
     for i, line in enumerate(("KL penalty,", "a term of", "the objective")):
         parts.append(text(300, 150 + 15 * i, line, "", "end"))
     step = [(770.0, 290.0), (770.0, 330.0), (100.0, 330.0), (100.0, 98.0)]
     words = "gradient step (lesson 06), then the next phase with the changed policy"
-    parts += [_arrow(step, "s2"), text(435, 350, words, "", "middle")]
+    parts += [arrow(step, "s2"), text(435, 350, words, "", "middle")]
     for (x, y), words, lesson in BOXES.values():
         parts.append(_box(x, y, words.split("\n"), lesson))
     return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
@@ -75,7 +75,7 @@ def _between(start: Spot, end: Spot) -> tuple[Spot, Spot]:
     )
 
 
-def _arrow(points: list[Spot], kind: str, dashes: str = "") -> str:
+def arrow(points: list[Spot], kind: str, dashes: str = "") -> str:
     """Return a line with a head at its end."""
     (x1, y1), (x2, y2) = points[-2:]
     length = hypot(x2 - x1, y2 - y1)
