@@ -133,7 +133,7 @@ def ends_of(
         acts: of both, at `residual_parts.SITES` and that position: `[batch ...]`.
         tokens: padded on the right, if at all.
         pos: the column, or one for each row.
-        streams: of both, at `BLOCK_INPUTS` and all positions, where they are known.
+        streams: of both, at `BLOCK_INPUTS` and all positions, if they are known.
     """
     pos = torch.as_tensor(pos).expand(len(tokens))
     if streams is None:

@@ -172,19 +172,19 @@ class Attachment:
         self._store.write(probe.name, ctx.phase, record)
         self._stored += size
         for error in record.errors:
-            self._say_once(ctx, probe.name, error, f"{error}. The record is kept without it.")
+            self._warn_once(ctx, probe.name, error, f"{error}. The record is kept without it.")
         for check in record.checks:
             if not check.ok:
                 what = f"the check '{check.name}' misses by {check.value:.3g}, with "
                 what += f"{check.tolerance:.3g} allowed; do not rely on this record."
-                self._say_once(ctx, probe.name, check.name, what)
+                self._warn_once(ctx, probe.name, check.name, what)
 
     def _say(self, ctx: Context, probe: str, note: str) -> None:
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
         self._store.note(ctx.phase, probe, note)
 
-    def _say_once(self, ctx: Context, probe: str, sign: str, text: str) -> None:
+    def _warn_once(self, ctx: Context, probe: str, sign: str, text: str) -> None:
         if (probe, sign) in self._failed:
             return
         self._failed.add((probe, sign))

@@ -21,7 +21,7 @@ class Promoted(NamedTuple):
 
     Args:
         ids: from the most promoted on.
-        mean_won, mean_before: means over all states of the policy's probability less the
+        mean_won, mean_before: means over all states of the policy's probability minus the
             reference's, and of the reference's.
         interval: of the mean won, over texts.
         z: standard errors by which the log of the ratio of probabilities lies above log 2.

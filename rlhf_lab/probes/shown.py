@@ -48,8 +48,8 @@ class SharedActs:
         if text == "rollout":
             tokens, mask = text_at(ctx)
         else:
-            shown = self.text.first(self.most_rows(probes))
-            tokens, mask = shown.tokens, shown.attention_mask
+            text = self.text.first(self.most_rows(probes))
+            tokens, mask = text.tokens, text.attention_mask
         return capture_activations(ctx.policy, tokens, sites, attention_mask=mask)
 
     def of_reference(self, ctx: Context, probes: Sequence[Probe]) -> Acts:
@@ -61,9 +61,9 @@ class SharedActs:
         wanted = resolve_sites(ctx.reference, sites) if sites else []
         missing = [site for site in wanted if site not in self._of_reference]
         if missing:
-            shown = self.text.first(self._rows)
+            text = self.text.first(self._rows)
             self._of_reference |= capture_activations(
-                ctx.reference, shown.tokens, missing, attention_mask=shown.attention_mask
+                ctx.reference, text.tokens, missing, attention_mask=text.attention_mask
             )
         return self._of_reference
 

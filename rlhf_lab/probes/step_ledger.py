@@ -164,9 +164,9 @@ def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str,
 
 def _sum_check(seen: Observation, objective: float) -> Check:
     target = _objective(seen)
-    missed = abs(objective - target) / max(1.0, abs(target))
+    gap = abs(objective - target) / max(1.0, abs(target))
     allowed = SHARES_GAP[seen.args.rounding]
-    return Check.at_most("the shares sum to the objective", missed, allowed)
+    return Check.at_most("the shares sum to the objective", gap, allowed)
 
 
 def _objective(seen: Observation) -> float:

@@ -144,22 +144,22 @@ class ValueAttribution(Probe):
             )
         slots, split, masks, gaps = self._slots(seen), [], [], []
         for pos in slots:
-            names, parts, own = normalized_parts(seen, pos, self.n)
-            real = seen.text.attention_mask[: len(own), pos].to(parts.device)
+            names, parts, measured = normalized_parts(seen, pos, self.n)
+            real = seen.text.attention_mask[: len(measured), pos].to(parts.device)
             kept = parts[:, real]
             split.append(secant_value_rows(policy.value_head, kept, kept.mean(1)))
-            gaps.append((split[-1].value - exact(own)[real]).abs().max().item())
+            gaps.append((split[-1].value - exact(measured)[real]).abs().max().item())
             masks.append(real.cpu())
         fields, tensors = _summarize(split, torch.stack(masks))
         values = {"components": names, "positions": slots, **fields}
         if seen.truth is not None:
             every = seen.truth.slot_names(seen.text.tokens.shape[1])
             values["slots"] = [every[pos] for pos in slots]
-        missed = max((s.rows.sum(0) - (s.value - s.base)).abs().max().item() for s in split)
+        error = max((s.rows.sum(0) - (s.value - s.base)).abs().max().item() for s in split)
         gap = max(gaps) / max(1.0, max(s.value.abs().max().item() for s in split))
         allowed = seen.allowed(1e-4, half=5e-2)
         checks = [
-            Check.at_most("the rows sum to the value less the mean state's", missed, 1e-9),
+            Check.at_most("the rows sum to the value less the mean state's", error, 1e-9),
             Check.at_most("the parts give the model's own value", gap, allowed),
         ]
         return Record(values, tensors, checks)

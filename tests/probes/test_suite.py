@@ -143,8 +143,8 @@ class Raising(Probe):
 def test_record_is_kept_without_a_check_that_raises(make_trainer):
     trainer = make_trainer()
     attached = attach(trainer, Raising())
-    said = "raising: a check raised ZeroDivisionError: division by zero. The record is kept"
-    with pytest.warns(UserWarning, match=said) as warned:
+    message = "raising: a check raised ZeroDivisionError: division by zero. The record is kept"
+    with pytest.warns(UserWarning, match=message) as warned:
         trainer.train()
     run = Run(trainer.run.path)
     assert sum("raising" in str(warning.message) for warning in warned) == 1

@@ -108,7 +108,7 @@ class IntegralController:
 
 
 @pytest.mark.slow
-def test_custom_controller_sets_the_coefficient_also_when_resumed(make_trainer):
+def test_custom_controller_sets_the_coefficient_when_resumed_too(make_trainer):
     parts = [{"kl_controller": IntegralController()} for _ in range(3)]
     whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
     reports = whole.train()
