@@ -1,8 +1,7 @@
-"""Views of a run: live panel, coloured tokens, plots, the ledger of a step, HTML reports."""
+"""Views of a run: live panel, colored tokens, pictures, the page about a run."""
 
 from rlhf_lab.views.diagrams import loop_diagram
 from rlhf_lab.views.html import Html
-from rlhf_lab.views.ledger import Ledger, step_ledger, stored_ledger
 from rlhf_lab.views.live import RunView
 from rlhf_lab.views.pictures import Picture
 from rlhf_lab.views.plots import bars, curves, heatmap
@@ -14,7 +13,6 @@ from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 
 __all__ = [
     "Html",
-    "Ledger",
     "Picture",
     "RunView",
     "bars",
@@ -26,8 +24,6 @@ __all__ = [
     "sample_table",
     "short_site",
     "sparkline",
-    "step_ledger",
-    "stored_ledger",
     "tokens_html",
     "tokens_text",
     "write_report",

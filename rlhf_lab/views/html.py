@@ -1,34 +1,11 @@
-"""HTML fragments that show themselves in a notebook and stand alone as a page."""
+"""HTML fragments that a notebook shows, and tables."""
 
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
 from rlhf_lab.console import visible
-from rlhf_lab.files import write_marked
-from rlhf_lab.views.marks import STYLE_ELEMENT, SVG_STYLE
+from rlhf_lab.views.marks import STYLE_ELEMENT
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #b8b8b8;
-  --faint: #5f5f5f; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #ececec; --paper: #16181b; --line: #565656; --faint: #a8a8a8; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1, h2, h3 { line-height: 1.25; } h2 { margin-top: 2.4rem; border-bottom: 1px solid var(--line); }
-figure { margin: 1rem 0; min-width: 0; overflow-x: auto; }
-figure svg { max-width: 100%; height: auto; } figure.wide { grid-column: 1 / -1; }
-figure.wide svg { max-width: none; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
-  gap: 0 1rem; } figcaption { color: var(--faint); }
-img { max-width: 100%; }
-code { font-family: ui-monospace, monospace; }
-.scroll { overflow-x: auto; }
-"""
-POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'"
-)
 TABLE_STYLE = """<style scoped>
 table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
 table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
@@ -49,30 +26,6 @@ class Html:
 
     def _repr_html_(self) -> str:
         return visible(self.fragment)
-
-    def save(self, path: str | Path, title: str = "rlhf_lab") -> Path:
-        """Write the fragment as a page of its own.
-
-        Raises RunError where something that is no page of ours is.
-        """
-        path = Path(path)
-        write_marked(path, page(title, self.fragment))
-        return path
-
-
-def page(title: str, body: str) -> str:
-    """A whole document around a body, legible on light and dark.
-
-    It loads nothing and runs nothing, which a content security policy holds a browser to.
-    """
-    head = (
-        f'<meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f'<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(visible(title))}</title><style>{STYLE}{SVG_STYLE}</style>"
-    )
-    body = visible(body)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
 def table(

@@ -17,6 +17,13 @@ from rlhf_lab.views.pictures import Ends
 HOW = "95 %, bootstrap over sequences"
 # the ends of intervals, by metric and phase
 BandsByMetric = Mapping[str, Mapping[int, tuple[float | None, float | None]]]
+TERM_TENSORS = {  # the column whose sum each term is, up to its coefficient
+    "clipped_surrogate": "surrogate",
+    "value_loss": "value_loss",
+    "entropy_bonus": "entropy",
+    "kl_penalty": "kl",
+    "objective": "share",
+}
 METRIC_OF_COLUMN = {
     "reward": "mean_reward",
     "true_reward": "true_reward",
@@ -108,3 +115,20 @@ def _columns(samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> dict[
         ones = round(share * len(samples))
         columns["grammatical_fraction"] = [1.0] * ones + [0.0] * (len(samples) - ones)
     return {name: column for name, column in columns.items() if None not in column}
+
+
+def interval_of_terms(tensors: dict[str, Float[Tensor, "..."]], per_token: bool = True) -> Interval:
+    """Return the terms of a step, sums of its columns, with intervals over sequences.
+
+    1. Sum each column over the tokens of each sequence; draw sequences with replacement.
+    2. A term is a mean over real tokens: multiply by real tokens / drawn tokens. If the objective
+       averages over sequences, a term is the sum over the drawn sequences.
+    """
+    lengths = tensors["mask"].sum(1, keepdim=True)
+    sums = torch.stack([tensors[column].sum(1) for column in TERM_TENSORS.values()], 1)
+    n, tokens = len(lengths), lengths.sum().item()
+
+    def total(means: Tensor, length: Tensor) -> Tensor:
+        return means / length * tokens if per_token else means * n
+
+    return bootstrap_means(sums, lengths, statistic=total, resamples=RESAMPLES)

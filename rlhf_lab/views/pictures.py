@@ -4,10 +4,8 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from types import MappingProxyType
 
-from rlhf_lab.files import write_marked
 from rlhf_lab.views.color import Kind, Number
 from rlhf_lab.views.marks import STYLE_ELEMENT
 
@@ -124,16 +122,6 @@ class Picture:
         return self.svg.replace(STYLE_ELEMENT, "").replace(
             ' xmlns="http://www.w3.org/2000/svg"', ""
         )
-
-    def save(self, path: str | Path) -> Path:
-        """Write the SVG file.
-
-        Raises:
-            RunError: If the file exists and rlhf_lab did not write it.
-        """
-        path = Path(path)
-        write_marked(path, self.svg)
-        return path
 
 
 def is_number(x: Number | None) -> bool:

@@ -7,8 +7,14 @@ from types import MappingProxyType
 from torch import Tensor
 
 from rlhf_lab.probes.run_health import FREE_KL
-from rlhf_lab.views.intervals import HOW, bracketed, mean_of_rows, sample_bands, whisker_ends
-from rlhf_lab.views.ledger import interval_of_terms
+from rlhf_lab.views.intervals import (
+    HOW,
+    bracketed,
+    interval_of_terms,
+    mean_of_rows,
+    sample_bands,
+    whisker_ends,
+)
 from rlhf_lab.views.pictures import Ends, Matrix, Table
 from rlhf_lab.views.records import Drawn, Snapshot, cell, curves_over, short_site, slots
 

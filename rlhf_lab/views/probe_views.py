@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 from rlhf_lab.views.component_views import COMPONENT_VIEWS
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.ledger import stored_ledger
-from rlhf_lab.views.pictures import Curves
+from rlhf_lab.views.pictures import Curves, Table
 from rlhf_lab.views.probe_curves import GRADIENT, NATS, Pictures, named_terms
 from rlhf_lab.views.records import (
     ENDS,
@@ -67,8 +66,30 @@ def _step_influence(at: Snapshot) -> Pictures:
 def _step_shares(at: Snapshot) -> Pictures:
     title = f"step {at['step'] + 1} of {at['steps']}: what each token adds to the objective"
     yield strip(at, title, "share", "share", top=3)
-    ledger = stored_ledger(at.run, at.phase, at.name)
-    yield ledger.html(ledger.entries["share"].abs().sum(1).argmax().item()).fragment
+    yield _ledger(at)
+
+
+def _ledger(at: Snapshot) -> Table:
+    """Return every column of the tokens of the sequence that adds most to the objective."""
+    tensors, share = at.tensors, at.tensors["share"]
+    i = share.abs().sum(1).argmax().item()
+    texts, rows = at["tokens"][i][at["prefix_len"] :], []
+    for t in tensors["mask"][i].nonzero().flatten().tolist():
+        cells = [f"{tensors[name][i, t] + 0.0:z.{n}f}" for name, n in LEDGER.items()]
+        is_bound = "yes" if tensors["clipped"][i, t] else "no"
+        rows.append([texts[t].strip(), is_bound, *cells])
+    note = (
+        f"Sequence {i} adds {share[i].sum():.6f}; all {int(tensors['mask'].sum())} tokens of the "
+        f"minibatch together give the objective, {at['objective']:.6f}. A large advantage need "
+        "not be a large gradient: a token of log-probability 0 cannot become more likely."
+    )
+    columns = ["token", "clip binds", *(name.replace("_", " ") for name in LEDGER)]
+    return Table(columns, rows, note=note)
+
+
+# columns of a ledger, and their digits
+LEDGER = dict.fromkeys("old_logprob logprob ratio advantage whitened return value kl".split(), 3)
+LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
 
 
 def _text_strips(at: Snapshot) -> Pictures:

@@ -128,3 +128,22 @@ def test_masked_tokens_hold_nothing(make_trainer):
 def test_a_step_that_does_not_exist_is_refused():
     with pytest.raises(ConfigError, match="step='middle' of step_ledger must be 'first' or 'last'"):
         StepLedger("middle")
+
+
+@pytest.mark.slow
+def test_share_and_clip_of_a_token_match_hand_computed(make_trainer):
+    trainer = make_trainer(ent_coef=0.01, clip_coef=0.02, base_lr=3e-3, warmup_steps=0)
+    run, seen = run_with_ledger(trainer)
+    record, e = run.records("step_ledger")[-1], run.tensors("step_ledger", 1)
+    ratio, whitened, mask = e["ratio"], e["whitened"], e["mask"]
+    real = e["advantage"][mask].double()
+    expected = (e["advantage"].double() - real.mean()) / real.std()
+    torch.testing.assert_close(whitened[mask].double(), expected[mask], rtol=1e-4, atol=1e-5)
+    outside = ((ratio > 1.02) & (whitened > 0)) | ((ratio < 0.98) & (whitened < 0))
+    assert outside.any() and torch.equal(e["clipped"].bool(), outside & mask)
+    torch.testing.assert_close(ratio, (e["logprob"] - e["old_logprob"]).exp() * mask)
+    surrogate = torch.minimum(ratio * whitened, ratio.clip(0.98, 1.02) * whitened)
+    value_loss = trainer.args.vf_coef / 2 * (e["value"] - e["return"]) ** 2
+    share = surrogate - value_loss + 0.01 * e["entropy"] - record["kl_coef"] * e["kl"]
+    n = record["real_tokens"]
+    torch.testing.assert_close(e["share"], share * mask / n, rtol=1e-3, atol=1e-6)

@@ -7,13 +7,14 @@ from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.views.intervals import (
+    TERM_TENSORS,
     bracketed,
     final_bands,
+    interval_of_terms,
     mean_of_rows,
     sample_bands,
     whisker_ends,
 )
-from rlhf_lab.views.ledger import TERM_TENSORS, interval_of_terms
 
 GENERATOR = torch.Generator().manual_seed(0)
 REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]

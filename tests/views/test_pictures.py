@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from rlhf_lab import views
-from rlhf_lab.files import PAGE_MARK
 from rlhf_lab.views.marks import (
     COLOR_OF_NAME,
     DARK,
@@ -187,11 +186,6 @@ def test_hostile_numbers_and_names_give_valid_svg():
     ):
         ElementTree.fromstring(picture.svg)
         assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
-
-
-def test_picture_is_saved_as_it_is(tmp_path):
-    picture = draw_all()[1]
-    assert picture.save(tmp_path / "p.svg").read_text(encoding="utf-8") == picture.svg + PAGE_MARK
 
 
 def test_loop_diagram_describes_every_component():

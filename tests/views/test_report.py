@@ -21,7 +21,7 @@ from rlhf_lab.probes import (
     default_suite,
 )
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import answers, html, stored_ledger
+from rlhf_lab.views import answers, html
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.collect import GAP, sample_picks, sample_rows
 from rlhf_lab.views.pictures import Curves, Matrix, Table
@@ -321,7 +321,8 @@ def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, pa
     record = Run(probed).records("step_ledger")[-1]
     assert "phase 1: step 4 of 4: what each token adds to the objective" in page
     assert f"give the objective, {record['objective']:.6f}." in page
-    shares = stored_ledger(Run(probed), 1).entries["share"]
+    tensors = Run(probed).tensors("step_ledger", 1)
+    shares = tensors["share"]
     assert shares.sum().item() == pytest.approx(record["objective"], abs=1e-6)
     terms = record["clipped_surrogate"] - record["value_loss"] + record["entropy_bonus"]
     assert terms - record["kl_penalty"] == pytest.approx(record["objective"], abs=1e-6)
@@ -329,12 +330,7 @@ def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, pa
     table = page.split("= objective")[1].split("<table")[1].split("</table>")[0]
     cells = [re.findall("<td[^>]*>(.*?)</td>", row)[-1] for row in table.split("<tr>")[2:]]
     assert sum(map(float, cells)) == pytest.approx(shares[heaviest].sum().item(), abs=2e-4)
-    assert len(cells) == int(stored_ledger(Run(probed), 1).mask[heaviest].sum())
-
-
-def test_a_ledger_that_was_not_stored_is_refused(probed):
-    with pytest.raises(RunError):
-        stored_ledger(Run(probed), 7)
+    assert len(cells) == int(tensors["mask"][heaviest].sum())
 
 
 def test_the_page_shows_what_functions_on_events_returned(probed, page):
@@ -422,9 +418,3 @@ def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
 def test_tables_escape_and_set_numbers():
     table = html.table(["name", "x"], [["<a>", 0.123456], ["b", None], ["c", True]])
     assert "&lt;a&gt;" in table and ">0.1235<" in table and ">–<" in table and ">yes<" in table
-
-
-def test_a_fragment_is_saved_as_a_page_of_its_own(tmp_path):
-    path = html.Html("<p>hello</p>").save(tmp_path / "p.html", title="a < b")
-    text = path.read_text(encoding="utf-8")
-    assert "<p>hello</p>" in text and "<title>a &lt; b</title>" in text
