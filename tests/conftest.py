@@ -3,10 +3,12 @@
 Fixtures import transformers (5 seconds and more) themselves, so tests of the maths start without.
 """
 
+import multiprocessing.util
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,6 +105,19 @@ def _no_type_checks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def temporary_folder() -> Iterator[None]:
+    """Put all temporary files, also of processes and kernels, into a folder that is removed."""
+    multiprocessing.util.get_temp_dir()  # made before, since Python removes it only at exit
+    with (
+        tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk() -> Iterator[None]:
     """Skip fsync, which only matters in a power cut."""
     with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +189,9 @@ def policy(model_dir: Path, tiny_models: types.ModuleType) -> "TransformerWithVa
 
 
 @pytest.fixture(scope="session")
-def surroundings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def surroundings(
+    tmp_path_factory: pytest.TempPathFactory, temporary_folder: None
+) -> dict[str, str]:
     """The environment of a process: no credentials, network or real models, and one thread."""
     left_out = ("WANDB", "RLHF_LAB_REAL_MODELS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}

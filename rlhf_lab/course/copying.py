@@ -1,8 +1,10 @@
-"""Copies of the lessons, for use without a clone of the repository."""
+"""Copies of the lessons for use without a clone, and folders for their runs."""
 
+import atexit
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -65,3 +67,10 @@ def open_lessons(directory: Path) -> int:
     if not sorted(directory.glob("[0-9][0-9]_*.ipynb")):
         copy_lessons(directory)
     return subprocess.run([sys.executable, "-m", "jupyterlab", str(directory)]).returncode
+
+
+def new_run(name: str) -> Path:
+    """Return a new path in a temporary folder, which is removed when Python exits."""
+    folder = tempfile.TemporaryDirectory(prefix="rlhf_lab-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return Path(folder.name) / name

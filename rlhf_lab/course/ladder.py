@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.run_folders import new_run
+from rlhf_lab.course.copying import new_run
 from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import compute_gae, get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training.trainer import RLHFTrainer

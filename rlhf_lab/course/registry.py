@@ -9,14 +9,12 @@ from rlhf_lab.course.exercise import Exercise
 EXERCISE_FILES = (
     "start policy value_head credit kl objective ppo alarm breaks watch changed preferences real "
     "question"
-)
+).split()
 
 
 def all_exercises() -> tuple[Exercise, ...]:
     """Return every exercise, lesson by lesson."""
-    modules = (
-        import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES.split()
-    )
+    modules = (import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES)
     return tuple(exercise for module in modules for exercise in module.EXERCISES)
 
 

@@ -30,3 +30,17 @@ def test_building_an_unknown_lesson_or_in_the_wrong_folder_is_refused(
     (tmp_path / "solutions" / "01_one.py").write_text("# %%\n1\n")
     assert main(["build", "02_two", "--root", str(tmp_path)]) == 2
     assert "lesson '02_two' is unknown; choose from 01_one." in capsys.readouterr().err
+
+
+NEW_RUN = """
+from rlhf_lab.course import new_run
+path = new_run("mine")
+path.mkdir()
+print(path, path.is_dir())
+"""
+
+
+def test_new_run_is_removed_when_its_process_ends(warm_python) -> None:
+    path, was_kept = warm_python.run(["-c", NEW_RUN]).stdout.split()
+    assert path.endswith("/mine") and was_kept == "True"
+    assert not Path(path).parent.exists()
