@@ -18,20 +18,11 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
+from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import ReelTruth, Run
-from rlhf_lab.probes.off_principal import (
-    chance_share,
-    energy_blocks,
-    head_products,
-    matrices,
-    principal_spaces,
-    product_spaces,
-    random_factor_shares,
-    random_shares,
-)
 from rlhf_lab.training import RLHFTrainer
 
 HERE = Path(__file__).parent
@@ -94,20 +85,41 @@ def principal_shares(
     """Measure the fraction of each change in leading directions, by random changes, and the top."""
     before, after = weights_of_both(base, tuned)
     generator = torch.Generator().manual_seed(seed)
-    found, others = {}, matrices(after)
-    for name, matrix in matrices(before).items():
-        delta = others[name].double() - matrix.double()
-        share = energy_blocks(delta, principal_spaces(matrix, K))[0, 0].item()
-        draws = random_shares(delta, K, DRAWS, generator)
-        found[name] = share, chance_share(*matrix.shape, K), draws.max().item()
-    products = head_products(before, base), head_products(after, base)
-    for name, pair in products[0].items():
-        other, spaces = products[1][name], product_spaces(pair, K)
-        share = energy_blocks(other.product() - pair.product(), spaces)[0, 0].item()
-        draws = random_factor_shares(pair, other, spaces, DRAWS, generator)
-        found[name] = share, draws.mean().item(), draws.max().item()
+    noise = lambda x: torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    found = {}
+    for name, weight in before.items():
+        weight, other = (as_matrix(name, x).double() for x in (weight, after[name]))
+        if min(weight.shape) > 1:
+            draws = [_leading_fraction(other - weight, noise(weight)) for _ in range(DRAWS)]
+            share = _leading_fraction(other - weight, weight)
+            found[name] = share, K**2 / weight.numel(), max(draws)
+    others = _head_factors(tuned)
+    for name, old in _head_factors(base).items():
+        new, product, draws = others[name], old[0] @ old[1], []
+        for _ in range(DRAWS):  # Gaussian changes of both factors, as large as those of training
+            change = [x / x.norm() for x in map(noise, old)]
+            a, b = (x + d * (y - x).norm() for x, y, d in zip(old, new, change, strict=True))
+            draws.append(_leading_fraction(a @ b - product, product))
+        share = _leading_fraction(new[0] @ new[1] - product, product)
+        found[name] = share, sum(draws) / DRAWS, max(draws)
     keys = ("share", "chance", "high")  # words: ok
     return {n: {k: round(x, 5) for k, x in zip(keys, of, strict=True)} for n, of in found.items()}
+
+
+def _leading_fraction(delta: Tensor, weight: Tensor) -> float:
+    """Return ||U_k' D V_k||^2 / ||D||^2, with the weight's singular vectors."""
+    u, _, vh = torch.linalg.svd(weight, full_matrices=False)
+    return ((u[:, :K].T @ delta @ vh[:K].T).square().sum() / delta.square().sum()).item()
+
+
+def _head_factors(model: HookedModel) -> dict[str, list[Tensor]]:
+    """Return W_V, W_O and W_Q, W_K' of each head, in float64."""
+    found = {}
+    for layer, attn in enumerate(block.attn for block in model.blocks):
+        for kind, pair in (("OV", (attn.W_V, attn.W_O)), ("QK", (attn.W_Q, attn.W_K.mT))):
+            for head, factors in enumerate(zip(*pair, strict=True)):
+                found[f"L{layer}H{head} {kind}"] = [x.detach().double() for x in factors]
+    return found
 
 
 def write_docs() -> int:

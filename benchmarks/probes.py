@@ -28,7 +28,7 @@ from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.cpu_tuning import tune_for
 from rlhf_lab.probes import Attachment, attach
-from rlhf_lab.training import Context, Event, RLHFTrainer
+from rlhf_lab.training import Event, RLHFTrainer
 
 RESULTS = Path(__file__).parent / "results" / "probes.jsonl"
 PAGE = Path(__file__).parents[1] / "docs" / "probes_causal.md"
@@ -87,8 +87,6 @@ def measure(
     for name in probes:
         if name not in TIMED:
             raise ConfigError(f"Unknown probes={name!r}. Choose from: {', '.join(TIMED)}.")
-    if turns < 1:
-        raise ConfigError(f"turns must be 1 or greater, got {turns}.")
     disable_progress_bar()
     torch.set_num_threads(1)
     work = Work(shape=shape, device="cpu", threads=1)
@@ -165,19 +163,11 @@ def _attach_timed(
     trainer: RLHFTrainer, name: str, probe: Any, spent: Counter, options: dict[str, Any]
 ) -> Attachment:
     """Attach a probe between two callbacks that count the CPU seconds between them."""
-    start = [0.0]
-
-    def begin(ctx: Context) -> None:
-        start[0] = process_time()
-
-    def end(ctx: Context) -> None:
-        spent[name] += process_time() - start[0]
-
     for event in get_args(Event):
-        trainer.on(event)(begin)
+        trainer.on(event)(lambda ctx: spent.subtract({name: process_time()}))
     attached = attach(trainer, probe, **options)
     for event in get_args(Event):
-        trainer.on(event)(end)
+        trainer.on(event)(lambda ctx: spent.update({name: process_time()}))
     return attached
 
 
@@ -208,7 +198,6 @@ def _cost(result: Record, name: str) -> tuple[str, str, str]:
 
 
 def _plain_phases(result: Record, name: str) -> list[float]:
-    """Return the phases to compare with."""
     return result["plain"] or result["probes"][name]["rest"]
 
 

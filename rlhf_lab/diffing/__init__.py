@@ -13,11 +13,10 @@ from rlhf_lab.diffing.crosscoder import (
     latent_scaling,
     relative_norms,
 )
-from rlhf_lab.diffing.fisher import fisher_quadratic
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
-from rlhf_lab.diffing.lens import lens_divergence, logit_lens
+from rlhf_lab.diffing.lens import logit_lens
 from rlhf_lab.diffing.logit_shift import split_shift
 from rlhf_lab.diffing.patching import (
     Patched,
@@ -74,14 +73,12 @@ __all__ = [
     "compare",
     "find_latents",
     "fine_groups",
-    "fisher_quadratic",
     "fit_crosscoder",
     "graft",
     "graft_groups",
     "kl_by_output",
     "kl_by_weights",
     "latent_scaling",
-    "lens_divergence",
     "logit_lens",
     "part_places",
     "patch_activations",

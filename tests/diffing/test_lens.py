@@ -3,7 +3,7 @@
 import torch
 
 from rlhf_lab.course.exercises.toys import toy_transformer
-from rlhf_lab.diffing import lens_divergence, logit_lens
+from rlhf_lab.diffing import logit_lens
 
 
 def test_the_lens_of_the_last_residual_is_what_the_model_says(base, reviews):
@@ -37,19 +37,3 @@ def test_residuals_of_any_shape_are_read_one_by_one(base):
     found = logit_lens(base, residual)
     assert found.shape == (2, 3, 4, base.cfg.d_vocab)
     torch.testing.assert_close(logit_lens(base, residual[1, 2, 3]), found[1, 2, 3])
-
-
-@torch.no_grad()
-def test_divergence_by_hand():
-    """Both models are all zeros, but for their b_U: one gives word 0 ten times the weight of the
-    other ten, the other gives each of the eleven the same: 1/2 log(11/2) + 10/20 log(11/20).
-    """
-    models = [toy_transformer(), toy_transformer()]
-    for model in models:
-        for weight in model.parameters():
-            weight.zero_()
-    models[0].unembed.b_U[0] = 2.3025851
-    states = torch.tensor([[True, False, True]])
-    found = lens_divergence(*models, torch.randn(2, 1, 3, 8), torch.randn(2, 1, 3, 8), states)
-    expected = torch.tensor([[[0.5534566, 0.0, 0.5534566]]] * 2)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
