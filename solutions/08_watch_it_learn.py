@@ -205,7 +205,7 @@ suite = Suite(
     TextHeatmap(every=4),
     ValueLens(text="eval" if truth else "rollout", ridge=1e-6, prefixes=0, every=4),
     Direction("sentiment", "lda", every=4),
-    FrozenProbe(pos=verdict, steered=0, every=4),
+    FrozenProbe(pos=verdict, every=4),
     *of_steps,
     eval_tokens=text,
     labels=positive,

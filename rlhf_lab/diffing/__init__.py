@@ -7,7 +7,6 @@ from rlhf_lab.diffing.contrast import Contrast, make_contrast
 from rlhf_lab.diffing.crosscoder import (
     Crosscoder,
     LatentFiring,
-    check_crosscoder,
     find_latents,
     fit_crosscoder,
     latent_scaling,
@@ -28,7 +27,6 @@ from rlhf_lab.diffing.patching import (
 )
 from rlhf_lab.diffing.path_patching import patch_path
 from rlhf_lab.diffing.sae import SAEDictionary, load_sae
-from rlhf_lab.diffing.splicing import SplicedKL, spliced_kl
 from rlhf_lab.diffing.steering import (
     Steered,
     SteeringSweep,
@@ -62,12 +60,10 @@ __all__ = [
     "PatchPlace",
     "Patched",
     "Side",
-    "SplicedKL",
     "Transplant",
     "WeightLine",
     "ablate_heads",
     "attention_split",
-    "check_crosscoder",
     "coarse_groups",
     "collect_activations",
     "compare",
@@ -89,7 +85,6 @@ __all__ = [
     "relative_norms",
     "restrict",
     "shift_by_weights",
-    "spliced_kl",
     "split_shift",
     "transplant",
     "truncate",

@@ -8,14 +8,12 @@ from torch import Tensor, nn
 
 from rlhf_lab.diffing.activation_store import ActivationStore, TokenPlaces
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.identity import Check
 from rlhf_lab.supervised import fit
 
 DEAD_AFTER = 60  # batches without a firing
 AUX_WEIGHT, LEARNING_RATE = 1 / 32, 5e-3
 RIDGE = 1e-3  # of the whitening, in units of the mean variance
 ROWS = 4096  # tokens that are encoded at once
-TUNED_ONLY = 0.7  # relative norm above which a latent may belong to the second model only
 
 
 class Crosscoder(nn.Module):
@@ -181,16 +179,3 @@ def latent_scaling(coder: Crosscoder, store: ActivationStore) -> Float[Tensor, "
     left += squares[:, None] * torch.einsum("lmd,ld->lm", coder.W_dec.double(), tuned)
     sizes = (squares * tuned.square().sum(1))[:, None]
     return torch.where(sizes > 0, left / sizes, 0.0).float()
-
-
-def check_crosscoder(
-    coder: Crosscoder, control: Crosscoder, store: ActivationStore, k: int
-) -> list[Check]:
-    """Check latents per token, and the norms of a control fitted to the first model twice."""
-    per_token = find_latents(coder, store).freq.sum()
-    alive = find_latents(control, store.beside_itself(store.models[0])).freq > 0
-    above = (relative_norms(control)[alive] > TUNED_ONLY).float().sum()
-    return [
-        Check.at_most("latents per token differ from k", abs(per_token / k - 1), 0.25),
-        Check.at_most(f"control latents above {TUNED_ONLY}", above, 0),
-    ]

@@ -182,19 +182,6 @@ def _direction(at: Snapshot) -> Pictures:
 def _frozen_sites(at: Snapshot) -> Pictures:
     note = "With split half below 0.8, a change of the axis cannot be distinguished from noise."
     yield record_table(at, "all sites", FROZEN_COLUMNS, note)
-    for name in ("true_reward", "grammatical", "surprise") if "alphas" in at.record else ():
-        series, ends = {}, {}
-        for label, field, x in (
-            ("frozen direction", name, at["alphas"]),
-            ("random directions", f"{name}_random", at["random_alphas"]),
-        ):
-            order = sorted(range(len(x)), key=x.__getitem__)
-            found = [at.get(field + end) or [None] * len(x) for end in ENDS]
-            value, low, high = ([column[i] for i in order] for column in found)
-            series[label], ends[label] = ([x[i] for i in order], value), (low, high)
-        title = f"phase {at.phase}: {name}, steered; n = {at['sequences']['steered']}"
-        note = f"Added at {at['steered_at']} and this slot, to held-out prefixes."
-        yield Curves(series, title, "", ends, "alpha, in differences of means", note=note)
 
 
 FROZEN_COLUMNS = (

@@ -6,17 +6,14 @@ import torch
 from rlhf_lab.diffing import (
     ActivationStore,
     Crosscoder,
-    check_crosscoder,
     collect_activations,
     find_latents,
     fit_crosscoder,
     latent_scaling,
     relative_norms,
-    spliced_kl,
 )
 from rlhf_lab.diffing.activation_store import TokenPlaces
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import log_probs
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import ReelTruth
 from tests.diffing.faults import assert_fault_fails
@@ -59,12 +56,6 @@ def test_latents_match_hand_computed(monkeypatch):
     assert found.freq.tolist() == pytest.approx([2 / 3, 1])
     assert found.top_values.tolist() == [[3, 1], [3, 2]]
     assert found.top.ids.tolist() == [[6, 5], [7, 6]] and found.top.texts.tolist()[1] == [2, 1]
-    checks = check_crosscoder(two_latents(), two_latents(), store, k=2)
-    assert [check.value for check in checks] == pytest.approx([1 / 6, 0])  # base has latent 0 only
-    swapped = two_latents()
-    swapped.W_dec.data = swapped.W_dec.data.flip(0)
-    assert check_crosscoder(two_latents(), swapped, store, k=1)[0].value == pytest.approx(2 / 3)
-    assert check_crosscoder(two_latents(), swapped, store, k=1)[1].value == 1
 
 
 def test_latent_scaling_finds_a_latent_that_the_base_has_too():
@@ -75,27 +66,6 @@ def test_latent_scaling_finds_a_latent_that_the_base_has_too():
     in_both = latent_scaling(two_latents(), store_of([[0.0, t / 2] for _, t in tuned], tuned))
     assert in_both[1].tolist() == pytest.approx([1 / 3, 1 / 3])
     assert only_tuned[0].tolist() == [0.0, 0.0]  # never fires
-
-
-def test_spliced_kl_matches_forward_passes(base, tuned, reviews):
-    """A crosscoder that writes zeros, at one position of two texts."""
-    store, models = ActivationStore(mb=1), {"base": base, "tuned": tuned}
-    tokens, mask = reviews[:2, :9], torch.zeros(2, 9, dtype=torch.bool)
-    mask[:, 4] = True
-    collect_activations(store, models, tokens, SITE)
-    found = spliced_kl(Crosscoder(torch.ones(2), 64, 2), store, models, tokens, SITE, mask)
-    for i, model in enumerate(models.values()):
-        mean = store.activations[:, i].float().mean(0)
-        for kl, value in ((found.spliced[i], 0 * mean), (found.ablated[i], mean)):
-
-            def put(x, hook, value=value):
-                x[:, 4] = value
-                return x
-
-            logs = log_probs(model(tokens)).double()
-            other = log_probs(model.run_with_hooks(tokens, fwd_hooks=[(SITE, put)])).double()
-            expected = (logs.exp() * (logs - other)).sum((1, 2)).mean().item()
-            assert kl.item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_fitting_is_seeded_and_raises_on_zeros():
@@ -130,21 +100,20 @@ def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
         and norms[latent] > 0.9
         and abs(nu[latent] @ torch.tensor([1.0, -0.1])) < 0.1
     )
-    alive = find_latents(coder, store).freq > 0
+    freq = find_latents(coder, store).freq
+    assert abs(freq.sum() / K - 1) < 0.25
+    alive = freq > 0
     assert ((norms > 0.7) & alive).nonzero()[:, 0].tolist() == [latent]
     fires, places = coder.encode(store.activations)[:, latent] > 0, store.places
     truly = has_feature(reviews)[places.texts, places.positions]
     assert (fires & truly).sum() > 0.9 * max(fires.sum(), truly.sum())
     control = fit_crosscoder(store.beside_itself("base"), 128, K, 150, 0, 256, False)
-    checks = check_crosscoder(coder, control, store, K)
-    assert all(check.ok for check in checks), checks
-    kl = spliced_kl(coder, store, models, reviews[:32], SITE)
-    assert (kl.spliced / kl.ablated).max() < 0.01
+    alive = find_latents(control, store.beside_itself("base")).freq > 0
+    assert relative_norms(control)[alive].max() < 0.7
 
 
 HAND, CODER = test_latents_match_hand_computed, test_encoding_and_decoding_match_hand_computed
 SCALING = test_latent_scaling_finds_a_latent_that_the_base_has_too
-SPLICE = test_spliced_kl_matches_forward_passes
 FAULTS = [
     (CODER, "crosscoder:relative_norms", "norms[:, 1]", "norms[:, 0]"),
     (CODER, "crosscoder:Crosscoder.encode", "> self.threshold", "> 0"),
@@ -154,10 +123,6 @@ FAULTS = [
     (HAND, "crosscoder:find_latents", "dim=0)\n", "dim=0, largest=False)\n"),
     (HAND, "crosscoder:find_latents", "(f > 0)", "(f == 0)"),
     (HAND, "crosscoder:find_latents", "column[of]", "column[of - 1]"),
-    (HAND, "crosscoder:check_crosscoder", "relative_norms(control)", "relative_norms(coder)"),
-    (SPLICE, "splicing:spliced_kl", "put = patch_hook(value[:, :, i]",
-     "put = patch_hook(x[:, :, i]"),
-    (SPLICE, "splicing:spliced_kl", "(made, mean.expand_as(made))", "(mean.expand_as(made), made)"),
     (HAND, "activation_store:ActivationStore.add", "for name in self.models], 1)",
      "for name in self.models[::-1]], 1)"),
     (HAND, "activation_store:ActivationStore.add", ".int()[of]", ".int()[of].roll(1, 0)"),

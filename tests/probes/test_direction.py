@@ -230,7 +230,7 @@ def test_records_have_the_ends_and_pictures_the_best_of_how_many(finished, probe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("probe", [Direction("plot", every=1), FrozenProbe(steered=0, every=1)])
+@pytest.mark.parametrize("probe", [Direction("plot", every=1), FrozenProbe(every=1)])
 def test_labels_of_another_kind_raise_no_false_alarm(make_trainer, probe):
     """The noun of the first clause: a line reads it, and Bayes' rule for the sentiment does not."""
     tokens, sentiment = ReelTruth().reviews(192, seed=3)

@@ -35,7 +35,7 @@ MAKERS = {
     AttentionDrift: lambda: AttentionDrift(every=2, pos=-1),
     ComponentTransplant: lambda: ComponentTransplant(n=4),
     Direction: lambda: Direction(every=2),
-    FrozenProbe: lambda: FrozenProbe(every=2, pos=8, steered=4, randoms=2),
+    FrozenProbe: lambda: FrozenProbe(every=2, pos=8),
     GradTerms: lambda: GradTerms(every=2),
     HackWatch: lambda: HackWatch(n=6, every=2),
     KLAttribution: lambda: KLAttribution(every=2, n=4),

@@ -78,7 +78,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
         [
             lambda: AttentionDrift(pos=VERDICT),
             Direction,
-            lambda: FrozenProbe(pos=VERDICT, steered=4, randoms=2),
+            lambda: FrozenProbe(pos=VERDICT),
             lambda: GradTerms("last"),
             lambda: HackWatch(n=6),
             lambda: KLAttribution(n=4),
@@ -99,7 +99,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
         [
             lambda: AttentionDrift(text="rollout"),
             Direction,
-            lambda: FrozenProbe(pos=5, steered=4, randoms=2),
+            lambda: FrozenProbe(pos=5),
             lambda: KLAttribution(n=4, text="rollout"),
             lambda: KLByPosition(n=6),
             lambda: LogitShift(n=16),

@@ -62,9 +62,7 @@ Direction | accuracy:2,2* accuracy_frozen:2,2* accuracy_lda:2,2* accuracy_ablate
  cosine_with_reference:2,2* split_half_cosine:2,2* positive_projection:2,2*
  negative_projection:2,2* bayes_accuracy:2 |
 FrozenProbe | position positive size:2 accuracy_frozen:2* gap:2* called:2* shift:2* cosine:2*
- split_half:2* moved_cosine:2* accuracy_control:2* bayes_accuracy:2* true_reward:2* grammatical:2*
- surprise:2* true_reward_random:2* grammatical_random:2* surprise_random:2* alphas:2*
- random_alphas:2* |
+ split_half:2* moved_cosine:2* accuracy_control:2* bayes_accuracy:2* |
 LogitShift | measured_shift shift:2 policy:2 reference:2 own_weights:2 inherited:2 scale:2
  read_out:2 defined_sequences | shift:2,1 reference:2,1 own_weights:2,1 inherited:2,1 scale:2,1
  read_out:2,1 measured:1
@@ -98,8 +96,7 @@ EXTRA = {
     "ValueAttribution": {"positions": [3, 4], "n": [8, 9]},
     "Direction": {"sequences": {"fitted": 8, "held": 4}, "informed": [False, True]},
     "FrozenProbe": {
-        "sequences": {"fitted": 8, "held": 4, "steered": 2},
-        "steered_at": "s1",
+        "sequences": {"fitted": 8, "held": 4},
         "slot": "B",
     },
     "NeuronRank": {
@@ -180,9 +177,6 @@ FrozenProbe | shuffled labels, phase 3 | accuracy_control 1 *
 FrozenProbe | frozen minus refitted, phase 3 | gap 1 *
 FrozenProbe | of both directions, phase 3 | cosine 1 *
 FrozenProbe | of two halves (floor), phase 3 | split_half 1 *
-FrozenProbe | true_reward, steered; n = 2 > frozen direction, alpha | true_reward 0 *
-FrozenProbe | grammatical, steered; n = 2 > random directions, alpha | grammatical_random 0 *
-FrozenProbe | random directions, alpha, in differences of means 26.125 | surprise_random 1 *
 LogitShift | c1, shift | shift 1
 LogitShift | c0, own weights | own_weights 0
 LogitShift | c1, inherited from earlier components | inherited 1
@@ -237,8 +231,7 @@ Direction | - | accuracy of linear probes / accuracy of controls / AUC / cosine 
  projection on the reference's direction / phase 3: accuracy of the direction, held out, n = 4
 FrozenProbe | - | accuracy of linear probes / cosine /
  frozen probe minus refitted, and fraction called positive /
- shift along the frozen direction (classes are 0.50 apart) / phase 3: true_reward, steered; n = 2 /
- phase 3: grammatical, steered; n = 2 / phase 3: surprise, steered; n = 2
+ shift along the frozen direction (classes are 0.50 apart)
 LogitShift | logits | shift of logit(good - bad) / phase 3: logit difference by component /
  phase 3: shift of logit(good - bad) by component, n = 1
 NeuronRank | logits | phase 3: shift by neuron, n = {n} / phase 3: shift by group of neurons /
