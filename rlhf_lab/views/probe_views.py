@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from rlhf_lab.views.component_views import COMPONENT_VIEWS
 from rlhf_lab.views.intervals import HOW
-from rlhf_lab.views.pictures import Curves, Table
+from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.probe_curves import GRADIENT, NATS, Pictures, named_terms
 from rlhf_lab.views.records import (
     ENDS,
