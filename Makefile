@@ -19,7 +19,7 @@ ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 SMOKE := tests/test_smoke.py tests/test_requirements.py tests/functional tests/models/test_equality.py
 SMOKE += -m "not slow and not process" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
 
-.PHONY: train test lock lowest pinned newest smoke quick site test-browser lint course lessons reel reel-check bench bench-peers clean
+.PHONY: train test lock lowest pinned newest smoke quick faults site test-browser lint course lessons reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -31,6 +31,10 @@ test: $(DEVELOPED) lint
 # The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
 quick: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
+
+# Each line of tests/faults.txt changes the source, and a test must fail; FAULTS="functional/kl" chooses lines.
+faults: $(DEVELOPED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
 
 smoke: $(DEVELOPED)
 	$(PYTEST) --quiet $(SMOKE)

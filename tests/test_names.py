@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+from tests.faults import inject, read_faults
+
 PACKAGE = Path(__file__).parent.parent / "rlhf_lab"
 IN_EACH_FILE = {"EXERCISES"}  # the registry of the course collects them
 
@@ -28,3 +30,13 @@ def test_no_public_name_is_defined_in_two_files():
     repeated = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
     assert set(repeated) == IN_EACH_FILE, repeated
     assert len(homes) > 1000
+
+
+def test_lines_of_faults_fit_source_and_tests():
+    for fault in read_faults():
+        inject(fault)  # raises if the old text does not occur exactly once
+        for name in fault.tests:
+            file, *functions = name.split("::")
+            path = Path(__file__).parent / file
+            missing = [x for x in functions if f"def {x.split('[')[0]}(" not in path.read_text()]
+            assert path.exists() and not missing, f"{fault}: there is no test {name}"

@@ -16,7 +16,6 @@ from rlhf_lab.diffing.activation_store import TokenPlaces
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import ReelTruth
-from tests.diffing.faults import assert_fault_fails
 
 SITE, K = "blocks.1.hook_resid_mid", 6
 
@@ -110,28 +109,3 @@ def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
     control = fit_crosscoder(store.beside_itself("base"), 128, K, 150, 0, 256, False)
     alive = find_latents(control, store.beside_itself("base")).freq > 0
     assert relative_norms(control)[alive].max() < 0.7
-
-
-HAND, CODER = test_latents_match_hand_computed, test_encoding_and_decoding_match_hand_computed
-SCALING = test_latent_scaling_finds_a_latent_that_the_base_has_too
-FAULTS = [
-    (CODER, "crosscoder:relative_norms", "norms[:, 1]", "norms[:, 0]"),
-    (CODER, "crosscoder:Crosscoder.encode", "> self.threshold", "> 0"),
-    (CODER, "crosscoder:Crosscoder.normalized", "/ self.scale[:, None]", "* 1"),
-    (SCALING, "crosscoder:latent_scaling", "left += squares[:, None] *", "left += 0 *"),
-    (SCALING, "crosscoder:latent_scaling", "coder.W_dec[:, 1].double", "coder.W_dec[:, 0].double"),
-    (HAND, "crosscoder:find_latents", "dim=0)\n", "dim=0, largest=False)\n"),
-    (HAND, "crosscoder:find_latents", "(f > 0)", "(f == 0)"),
-    (HAND, "crosscoder:find_latents", "column[of]", "column[of - 1]"),
-    (HAND, "activation_store:ActivationStore.add", "for name in self.models], 1)",
-     "for name in self.models[::-1]], 1)"),
-    (HAND, "activation_store:ActivationStore.add", ".int()[of]", ".int()[of].roll(1, 0)"),
-    (test_fitting_is_seeded_and_raises_on_zeros, "crosscoder:fit_crosscoder",
-     ", generator=generator)]", ")]"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
-    assert_fault_fails(request, test, where, old, new)

@@ -29,7 +29,6 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.training.capture import capture_activations
-from tests.diffing.faults import assert_fault_fails
 
 WORDS, POS, HEAD = (5, 9), -3, "L0H2"
 
@@ -157,34 +156,3 @@ def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
     ):
         with pytest.raises(ConfigError, match=error):
             compare(base, base, reviews[:2], **options)
-
-
-COMPARE, EFFECTS = (
-    test_a_comparison_matches_the_models_logits,
-    test_effects_sum_and_patch_the_unembedding,
-)
-FAULTS = [
-    (COMPARE, "compare:compare", "zip(ranks, map(read, models)",
-     "zip((2, 0, 1, 8, 4), map(read, models)"),
-    (COMPARE, "compare:compare", "path(model0, model1, alphas)",
-     "path(model0, model1, alphas[::-1])"),
-    (COMPARE, "compare:compare", "layer_groups(model0).names", "layer_groups(model0).names[::-1]"),
-    (COMPARE, "compare:compare", "shift = read(model1)", "shift = read(model0)"),
-    (COMPARE, "compare:compare", "effects_of_parts(model0, model1",
-     "effects_of_parts(model1, model0"),
-    (COMPARE, "compare:compare", "logit_difference(Side(model, text), pos",
-     "logit_difference(Side(model, text), pos - 1"),
-    (EFFECTS, "effects:effects_of_parts", "out.patched[-1] - out.end",
-     "into.patched[-1] - out.end"),
-    (EFFECTS, "effects:effects_of_parts", "into.patched - into.start", "out.patched - into.start"),
-    (EFFECTS, "effects:_output_site", "hook_resid_pre", "hook_resid_mid"),
-    (test_orders_match_hand_computed, "effects:kendall_tau", "n * (n - 1)", "n * n"),
-    (test_groups_of_words_are_weighted, "contrast:make_contrast", "[*entries.values()]",
-     "[1] * (len(words) - 1) + [-1]"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
-    assert_fault_fails(request, test, where, old, new)

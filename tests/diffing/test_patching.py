@@ -17,7 +17,6 @@ from rlhf_lab.diffing import (
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_transformer import HookPoint
-from tests.diffing.faults import assert_fault_fails
 from tests.tiny_families import random_tokens, tiny_of
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -193,41 +192,3 @@ def test_patching_raises_on_unlike_texts_and_normalized_heads(base, reviews, lla
         patch_path(Side(base, reviews), Side(base, reviews), LAST, [], POS, WORDS)
     with pytest.raises(ConfigError, match="do not add up"):
         part_places(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
-
-
-SHARED = test_the_last_residual_brings_all_with_one_unembedding
-SAME, OUTPUT = (
-    test_a_patch_with_itself_changes_nothing,
-    test_the_output_of_a_head_includes_its_matrix,
-)
-DIRECT, PATHS = (
-    test_direct_paths_add_the_change_to_the_last_residual,
-    test_paths_lead_through_later_components_only,
-)
-FAULTS = [
-    (SHARED, "patching:hooks_to", "chosen[:, place.positions] = True", "chosen[:] = True"),
-    (SAME, "patching:hooks_to", "output + (value - now[0]).to(output)", "value.to(output)"),
-    (SHARED, "patching:patch_activations", "captured_at(source, chosen)",
-     "captured_at(to, chosen)"),
-    (test_patches_match_transformer_lens, "patching:patch_hook",
-     "of = to[:, :, head], of[:, :, head]", "of = to[:, :, head], of[:, :, head - 1]"),
-    (SHARED, "patching:patch_activations", "for side in (to, source)]",
-     "for side in (source, to)]"),
-    (OUTPUT, "patching:patch_activations", "Patched(list(places)", "Patched(list(places)[::-1]"),
-    (test_padding_and_chunks_change_nothing, "patching:hooks_to",
-     'rotate_padding(chosen, side.mask, "right")', "chosen"),
-    (PATHS, "path_patching:_fixed_places", "heads = [] if None in free else range",
-     "heads = range"),
-    (DIRECT, "path_patching:_fixed_places", "* all(place.site != mlp for place in through)", "* 0"),
-    (DIRECT, "path_patching:patch_path", "captured_at(source, [sender])",
-     "captured_at(to, [sender])"),
-    (DIRECT, "path_patching:patch_path", "captured_at(to, fixed)", "captured_at(source, fixed)"),
-    (DIRECT, "path_patching:patch_path", "captured_at(to, through, hooks)",
-     "captured_at(source, through)"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
-    assert_fault_fails(request, test, where, old, new)

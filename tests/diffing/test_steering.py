@@ -11,7 +11,6 @@ from rlhf_lab.organism import smoothed, true_reward
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training.capture import capture_activations
-from tests.diffing.faults import assert_fault_fails
 
 SITES = ("blocks.0.hook_resid_post", "blocks.1.hook_resid_mid")
 FIGURES = {"reward": smoothed, "true_reward": true_reward}
@@ -97,23 +96,3 @@ def test_steering_adds_the_vector_at_every_position(policy, vectors):
     with policy.base_model.hooks(fwd_hooks=steering_hooks(SITES[1], added)):
         moved = capture_activations(policy, tokens, [SITES[1]])[SITES[1]]
     assert torch.allclose(moved - plain, added.expand(1, 3, -1), atol=1e-4)
-
-
-SWEEP, STEER = "steering:steering_sweep", "steering:_sample_steered"
-KL = "kl_per_token(logprobs, _logprobs(policy, samples))"
-FAULTS = [
-    ("steering:steering_hooks", "[(site, lambda", '[(site.replace("1", "0"), lambda'),
-    ("steering:steering_hooks", "activation + added", "activation - added"),
-    (SWEEP, "noise / noise.norm() * vector.norm()", "noise / noise.norm()"),
-    (SWEEP, "Steered(site, float(alpha)", "Steered(site, 1.0"),
-    (STEER, KL, "kl_per_token(logprobs, logprobs)"),
-    (STEER, KL, "kl_per_token(_logprobs(policy, samples), logprobs)"),
-    (STEER, "figure in figures.items()", "figure in zip(figures, [*figures.values()][::-1])"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, where, old, new):
-    test = test_a_sweep_matches_samples_with_a_hook_by_hand
-    assert_fault_fails(request, test, where, old, new)

@@ -12,7 +12,6 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism import true_reward
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
-from tests.diffing.faults import assert_fault_fails
 
 N, SPEC = 8, SamplingSpec(gen_len=4, temperature=0.8)
 PROMPTS = [[0, 2], [0, 2, 8, 10]]
@@ -105,26 +104,3 @@ def test_samples_of_the_base_are_reviews_and_nothing_is_changed(base, wild, grou
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())
     with pytest.raises(ConfigError, match="leave out"):
         transplant(base, wild, Groups(groups.names[:1], groups.parts[:1]), count_letters, 2, 3)
-
-
-PLANT, PLAN = "transplant:transplant", "transplant:transplant_plan"
-FAULTS = [
-    (PLANT, "for part in groups.parts[g]]",
-     "for part in groups.parts[g] if part[0] != 'unembed.W_U']"),
-    (PLANT, "taken_from(after, before, parts)", "taken_from(before, after, parts)"),
-    (PLANT, "for g in chosen.nonzero()[:, 0]", "for g in chosen.nonzero()[:1, 0]"),
-    (PLANT, "torch.stack(rewards)", "torch.stack(rewards).roll(1, 0)"),
-    (PLAN, "math.factorial(n_groups - n - 1)", "math.factorial(n_groups - n)"),
-    ("transplant:Writer.write", "manual_seed(self.seed)", "manual_seed(self.seed + 1)"),
-    ("transplant:Writer.kl_from_base", "self.base, samples", "model, samples"),
-    ("transplant:Transplant.put_in", "self.row([g])", "self.row([len(self.groups) - 1 - g])"),
-    ("transplant:Transplant.taken_out", "[h for h in every if h != g]", "[g]"),
-    ("transplant:Transplant.shapley", "rewards[these] - rewards[rest]",
-     "rewards[rest] - rewards[these]"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, where, old, new):
-    assert_fault_fails(request, test_coalitions_match_grafts_by_name, where, old, new)

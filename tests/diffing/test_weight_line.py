@@ -9,7 +9,6 @@ from rlhf_lab.diffing import WeightLine, coarse_groups, restrict, shift_by_weigh
 from rlhf_lab.diffing.weight_line import quadrature
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, load_model
-from tests.diffing.faults import assert_fault_fails
 from tests.tiny_families import random_tokens, tiny_of
 
 WORDS, POS = (5, 9), -3
@@ -69,25 +68,3 @@ def test_adapters_of_other_architectures_sum_to_the_shift(architecture, llama_to
     shift = difference(tuned(tokens)) - difference(base(tokens))
     torch.testing.assert_close(found.sum(0), shift, atol=1e-3, rtol=0)
     assert not found[groups.names.index("unembed")].any()
-
-
-TEST = test_shift_matches_integral_of_gradients
-FAULTS = [
-    (TEST, "weight_line:shift_by_weights", "row += weight *", "row +="),
-    (TEST, "weight_line:shift_by_weights", "line.at(node)", "line.at(1.0)"),
-    (TEST, "weight_line:shift_by_weights", "[pos] + 1", "[pos]"),
-    (TEST, "weight_line:shift_by_weights", "restrict(line.delta, groups, name)", "line.delta"),
-    (TEST, "weight_line:shift_by_weights", "in groups.names]", "in groups.names[::-1]]"),
-    (TEST, "weight_line:WeightLine.at", "lerp(self.before[name], self.after[name]",
-     "lerp(self.after[name], self.before[name]"),
-    (TEST, "contrast:make_contrast", "(1, -1)", "(-1, 1)"),
-    (test_nodes_double_until_the_sum_is_complete, "weight_line:shift_by_weights",
-     "nodes *= 2", "return total"),
-    (test_two_nodes_match_hand_computed, "weight_line:quadrature", "weights / 2", "weights"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
-    assert_fault_fails(request, test, where, old, new)

@@ -9,7 +9,6 @@ from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, t
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
-from tests.diffing.faults import assert_fault_fails
 from tests.tiny_models import tiny_llama
 
 
@@ -136,28 +135,3 @@ def test_models_of_other_kinds_are_refused(base, llama_tokenizer):
     with torch.no_grad():
         grown.embed.W_E += 1
     assert same_weights(truncate(other, grown, 99), grown)
-
-
-HAND = test_a_change_of_two_directions_by_hand
-LINE = test_the_line_goes_through_both_models_bit_for_bit
-MATRICES = test_every_matrix_moves_by_the_rank_and_vectors_move_whole
-FAULTS = [
-    (test_a_graft_has_the_chosen_weights_and_no_others, "weights:graft", "if belongs(name)",
-     "if not belongs(name)"),
-    (HAND, "weights:_strongest_directions", "u[:, :most] * s[:most], vh[:most]",
-     "u[:, -most:] * s[-most:], vh[-most:]"),
-    (HAND, "weights:truncate_delta", "left[:, :rank] @", "0.5 * left[:, :rank] @"),
-    (HAND, "weights:_strongest_directions", "u[:, :most] * s[:most]", "u[:, :most]"),
-    (MATRICES, "weights:truncations", "if min(first.shape) > 1:", "if True:"),
-    (LINE, "weights:path", "torch.lerp(before[name], after[name]",
-     "torch.lerp(after[name], before[name]"),
-    (LINE, "weights:path", "float(alpha))", "float(alpha) ** 2)"),
-    (test_a_head_is_grafted_alone, "weights:graft_groups", "taken_from(after, before,",
-     "taken_from(before, after,"),
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("test", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(request, no_type_checks, test, where, old, new):
-    assert_fault_fails(request, test, where, old, new)

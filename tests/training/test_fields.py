@@ -271,14 +271,14 @@ def test_gen_len_min_samples_the_length_of_each_phase():
 
 
 def test_labels_column_subtracts_the_reward_of_the_label(tmp_path):
-    """The words "was" of prompt and response minus those of prompt and label: 2 and 3."""
+    """Each "was" of prompt and response minus those of prompt and label: (2 + 1) / 2 and 3."""
     path = tmp_path / "prompts.csv"
-    path.write_text("prompt,label\nthe film,was was\nthe script was,was was\n")
+    path.write_text("prompt,label\nthe film,was was\nthe film,was\nthe script was,was was\n")
     source = BASE | RAW | {"prompts": str(path), "reward_fn": "count:was"}
     trainer = RLHFTrainer(RLHFArgs(**source | {"labels_column": "label"}))
     rollout = trainer.rollout_phase()
-    labels = [3.0 if text.startswith("the script") else 2.0 for text in rollout.texts]
-    assert set(labels) == {2.0, 3.0}
+    labels = [3.0 if text.startswith("the script") else 1.5 for text in rollout.texts]
+    assert set(labels) == {1.5, 3.0}
     assert torch.equal(rollout.rewards, rollout.raw_rewards - torch.tensor(labels))
     with pytest.raises(LoadError, match="'lable'"):
         RLHFTrainer(RLHFArgs(**source | {"labels_column": "lable"}))
