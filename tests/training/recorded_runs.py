@@ -70,7 +70,9 @@ CONFIGURATIONS = {
         | {"gen_len": 26}
     ),
     "state": Configuration(
-        SCALED | {"kl_in": "reward", "kl_estimator": "k3", "kl_controller": "adaptive"}
+        SCALED
+        | {"kl_in": "reward", "kl_estimator": "k3", "kl_controller": "adaptive", "kl_target": 1e-3}
+        | {"kl_horizon": 100, "base_lr": 1e-3, "total_phases": 3}
     ),
     "dynamic sampling": Configuration(
         PAIRS | {"normalize_reward": True, "gen_len_min": 4, "total_phases": 3},

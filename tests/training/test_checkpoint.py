@@ -150,19 +150,6 @@ def test_remove_outdated_keeps_phase_0_and_the_newest(tmp_path, keep, left):
     assert stems == expected | {"best", "last", "phase_mine"}
 
 
-@pytest.mark.slow
-def test_run_keeps_the_newest_numbered_checkpoints(make_trainer):
-    trainer = make_trainer(total_phases=3, keep_checkpoints=1)
-    trainer.train()
-    stems = sorted(path.stem for path in trainer.run.checkpoints.iterdir())
-    assert stems == ["best", "last", "phase_000000", "phase_000003"]
-    policy, args = load_policy(trainer.run.path, 3)
-    assert args == trainer.args
-    assert is_equal(copy_weights(policy), copy_weights(trainer.policy))
-    with pytest.raises(RunError, match="No checkpoint .*Available: best, last, phase_000000, "):
-        load_policy(trainer.run.path, 2)
-
-
 PATIENCE = 60  # seconds
 
 
@@ -240,7 +227,7 @@ def test_run_continues_during_a_save_and_the_file_is_the_same(make_trainer, gate
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", [load_policy, RLHFTrainer.resume, ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("waits", [load_policy, RLHFTrainer.resume, KeyboardInterrupt])
 def test_loading_and_errors_wait_for_the_save(make_trainer, gate, monkeypatch, tmp_path, waits):
     """In a relative directory: the path of the save does not change with the working directory."""
     monkeypatch.chdir(tmp_path)

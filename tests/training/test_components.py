@@ -102,10 +102,11 @@ def halve_in_place(activation: Tensor, where: Any) -> None:
         activation.mul_(0.5)
 
 
-def test_policy_samples_and_learns_with_it_but_not_the_reference(make_trainer):
-    """Also after a callback has called reset_hooks."""
-    trainer = make_trainer()
+def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
+    """Also after a callback has called reset_hooks; the reference has none."""
+    trainer, seen, watched = make_trainer(), set(), "blocks.0.attn.hook_pattern"
     trainer.intervene(SITE, halve)
+    trainer.intervene(watched, lambda activation, where: seen.add(where), name="watch")
     trainer.on("after_rollout")(lambda ctx: ctx.policy.base_model.reset_hooks())
     first, second = trainer.train()
     for report in (first, second):
@@ -113,15 +114,9 @@ def test_policy_samples_and_learns_with_it_but_not_the_reference(make_trainer):
     assert not has_hooks(trainer.reference)
     plain = make_trainer().run_phase()
     assert plain.kl_per_token == 0 and plain.entropy_per_token != first.entropy_per_token
-
-
-def test_function_gets_phase_stage_and_site(make_trainer):
-    trainer, seen, site = make_trainer(), set(), "blocks.0.attn.hook_pattern"
-    trainer.intervene(site, lambda activation, where: seen.add(where), name="watch")
-    trainer.train()
     stages = [(phase, stage) for phase in (0, 1) for stage in ("rollout", "learning")]
-    expected = {(*stage, site) for stage in (*stages, (2, "rollout"))}  # the evaluation
-    assert {(w.phase, w.event, w.site) for w in seen} == expected
+    evaluation = (2, "rollout")
+    assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, evaluation)}
 
 
 def test_edit_in_place_equals_a_returned_tensor(make_trainer):
@@ -172,17 +167,17 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
 
 
 def test_probes_expect_no_kl_of_zero_with_it(make_trainer):
-    names = {}
-    for intervened in (False, True):
+    names = []
+    for sites in ([], [SITE]):
         trainer = make_trainer()
         attach(trainer, TextHeatmap())
-        if intervened:
-            trainer.intervene(SITE, halve)
-        trainer.train()
+        for site in sites:
+            trainer.intervene(site, halve)
+        trainer.run_phase()
         checks = Run(trainer.run.path).checks()
         assert all(check.ok for check in checks)
-        names[intervened] = {check.name for check in checks}
-    assert names[False] - names[True] == {"KL is 0 before learning"}
+        names.append({check.name for check in checks})
+    assert names[0] - names[1] == {"KL is 0 before learning"}
 
 
 def test_invalid_interventions_raise(make_trainer):
@@ -196,7 +191,3 @@ def test_invalid_interventions_raise(make_trainer):
     trainer.run_phase()
     with pytest.raises(ConfigError, match="The run has begun without the intervention"):
         trainer.intervene(SITE, halve, name="late")
-    plain = make_trainer()
-    plain.run_phase()
-    with pytest.raises(ConfigError, match="no intervention 'halve'"):
-        RLHFTrainer.resume(plain.run.path, interventions={"halve": halve})

@@ -40,14 +40,13 @@ def test_names_are_those_of_the_registry():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", get_args(Advantages))
-def test_estimator_trains_and_returns_fit_it(make_trainer, name):
+def test_returns_fit_the_estimator(make_trainer, name):
     """Without values, at gamma 1, the return of every real token is the reward at the end.
 
     tests/functional compares each estimator with hand-computed numbers.
     """
     fields = {"gen_len": 26, "temperature": 20.0, "stop_tokens": "and", "gae_lambda": 0.8}
-    fields |= GROUPS_OF_TWO
-    trainer = make_trainer(advantages=name, **fields)
+    trainer = make_trainer(advantages=name, **fields, **GROUPS_OF_TWO)
     rollout = trainer.rollout_phase()
     mask, values = rollout.samples.mask, rollout.samples.values
     token_rewards = F.token_rewards(rollout.rewards, mask)
@@ -57,13 +56,11 @@ def test_estimator_trains_and_returns_fit_it(make_trainer, name):
     found = F.estimate_advantages(*inputs, **settings, greedy_rewards=greedy)
     assert torch.equal(rollout.advantages, found) or name == "remax"
     if "values" in inspect.signature(F.ADVANTAGES[name]).parameters:
-        expected = rollout.advantages + rollout.samples.values
+        expected = rollout.advantages + values
     else:
         expected = rollout.rewards[:, None].expand(mask.shape)
     assert not mask.all() and (rollout.returns[~mask] == 0).all()
     torch.testing.assert_close(rollout.returns[mask], expected[mask])
-    trainer.learning_phase(rollout)
-    assert all(p.isfinite().all() for p in trainer.policy.parameters())
 
 
 def test_whitened_rewards_include_the_kl_and_exclude_padding(make_trainer):
@@ -134,8 +131,15 @@ def advantages_used(make_trainer, rewards, estimator, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 4}, {"normalize_advantages": False}])
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo"])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("grpo", {}),
+        ("dr_grpo", {"micro_batch_size": 4}),
+        ("rloo", {"normalize_advantages": False}),
+        ("opo", {}),
+    ],
+)
 def test_groups_of_equal_rewards_have_no_gradient(make_trainer, name, fields):
     """Groups of four, all right or all wrong: rounding once left a gradient of 0.18."""
     rewards = (0.7, 0.7, 0.7, 0.7, 1000.1, 1000.1, 1000.1, 1000.1)
@@ -147,8 +151,9 @@ def test_groups_of_equal_rewards_have_no_gradient(make_trainer, name, fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NEED_GROUPS)
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
+@pytest.mark.parametrize(
+    ("name", "micro_batch_size"), [*((name, None) for name in NEED_GROUPS), ("grpo", 2)]
+)
 def test_minibatches_that_mix_groups_keep_their_zeros(make_trainer, name, micro_batch_size):
     """A minibatch has part of a group, whose mean is not 0 and would move the others."""
     rewards = (0.7, 0.7, 0.7, 0.7, 0.0, 1.0, 2.0, 5.0)
@@ -174,12 +179,10 @@ def test_estimators_without_groups_are_whitened_over_all(make_trainer):
 @pytest.mark.slow
 def test_equal_rewards_with_unequal_kl_are_informative(make_trainer):
     """In the second phase the policy has left the reference, and responses differ in their KL."""
-    parts, fields = (
-        {"reward_fn": constant(*[0.7] * 8)},
-        {"kl_estimator": "k1", "base_lr": 1e-2},
-    )
-    fields |= {"advantages": "dr_grpo", "warmup_steps": 0, "ent_coef": 1.0}
-    trainer = make_trainer(parts, kl_in="reward", kl_coef=1.0, **MIXED | fields)
+    parts = {"reward_fn": constant(*[0.7] * 8)}
+    fields = {"advantages": "dr_grpo", "kl_estimator": "k1", "kl_in": "reward", "kl_coef": 1.0}
+    fields |= {"base_lr": 1e-2, "warmup_steps": 0, "ent_coef": 1.0}
+    trainer = make_trainer(parts, **MIXED | fields)
     trainer.learning_phase(trainer.rollout_phase())
     assert trainer.rollout_phase().teaching.all()
 
@@ -241,10 +244,8 @@ def test_registered_loss_as_a_function_equals_its_name(reel_args):
     args = reel_args(policy_loss="gspo", clip_coef=0.02)
     custom = Overrides(policy_loss=F.gspo_surrogate)
     assert torch.equal(gradient(args, Overrides()), gradient(args, custom))
-    args, custom = (
-        reel_args(policy_loss="policy_gradient"),
-        lambda advantages, logprobs: advantages * logprobs,
-    )
+    args = reel_args(policy_loss="policy_gradient")
+    custom = lambda advantages, logprobs: advantages * logprobs
     assert torch.equal(gradient(args, Overrides()), gradient(args, Overrides(policy_loss=custom)))
 
 

@@ -18,7 +18,9 @@ from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import ObjectiveTerms, RLHFTrainer, checkpoint
+from rlhf_lab.training.diagnostics import diagnose_batch
 from rlhf_lab.training.phase_stats import PhaseStats
+from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.views import write_report
 from rlhf_lab.views.live import RunView
 from tests.training.recorded_runs import make_minibatch
@@ -43,27 +45,49 @@ def strict(text: str) -> dict:
     return json.loads(text, parse_constant={}.__getitem__)
 
 
-@pytest.mark.parametrize(
-    ("sign", "words", "reward", "settings"),
-    [
-        ("reward_spread", "nothing is learned", equal, {}),
-        ("reward_spread", "scale them down", lambda t: [1e30, -1e30] * (len(t) // 2), {}),
-        ("reward_spread", "nothing is learned", lambda t: [1e-40, 0.0] * (len(t) // 2), {}),
-        ("alike", "all 16 responses are the same text", None, {"top_k": 1}),
-        ("entropy", "hardly explores", None, {"top_k": 1, "temperature": 1e-5}),
-        ("groups", "teaches nothing", equal, {"advantages": "grpo", "samples_per_prompt": 8}),
-        ("kl", "is far from it", None, {"base_lr": 0.05, "kl_coef": 0.0, "total_phases": 4}),
-    ],
+HEALTHY = RolloutStats(
+    mean_reward=0.5,
+    reward_std=0.1,
+    true_reward=None,
+    grammatical_fraction=None,
+    kl_per_token=0.1,
+    kl_per_sequence=0.6,
+    entropy_per_token=1.0,
+    response_length=6.0,
+    explained_variance=0.0,
 )
-def test_sign_is_reported_once_in_panel_report_and_run_json(
-    make, capsys, sign, words, reward, settings
-):
-    trainer = make(reward, **settings)
+ROLLOUT = {"texts": ["a", "b"], "rewards": torch.tensor([0.0, 1.0]), "compared": True}
+
+
+@pytest.mark.usefixtures("no_type_checks")  # the batch is a stand-in
+def test_signs_of_a_batch_match_hand_computed(reel_args):
+    for sign, words, stats, rollout in (
+        (None, None, {"uninformative_group_fraction": 0.9, "kl_per_token": 2.0}, {}),
+        (None, None, {"uninformative_group_fraction": 1.0}, {"compared": False}),
+        (None, None, {"reward_std": 0.0}, {"texts": ["a"]}),
+        ("reward_spread", "nothing is learned", {"reward_std": 0.0}, {}),
+        ("reward_spread", "scale them down", {"reward_std": math.inf}, {}),
+        ("reward_spread", "after penalties", {}, {"rewards": torch.ones(2)}),
+        ("alike", "all 2 responses are the same text", {}, {"texts": ["a", "a"]}),
+        ("entropy", "hardly explores", {"entropy_per_token": 0.9e-3}, {}),
+        ("groups", "teaches nothing", {"uninformative_group_fraction": 1.0}, {}),
+        ("kl", "is far from it", {"kl_per_token": 2.1}, {}),
+    ):
+        batch = SimpleNamespace(**ROLLOUT | rollout)
+        found = diagnose_batch(dataclasses.replace(HEALTHY, **stats), batch, reel_args())
+        assert found.keys() == ({sign} - {None}) and (words is None or words in found[sign])
+    still = reel_args(base_lr=0.0, head_lr=0.0)
+    assert diagnose_batch(HEALTHY, SimpleNamespace(**ROLLOUT), still).keys() == {"rates"}
+
+
+def test_sign_is_reported_once_in_panel_report_and_run_json(make, capsys):
+    """The spread of rewards of 1e-40 is 0 in single precision."""
+    trainer, words = make(lambda texts: [1e-40, 0.0] * (len(texts) // 2)), "nothing is learned"
     with RunView(trainer, Console(force_terminal=False)):
         trainer.train()
     assert " ".join(capsys.readouterr().out.split()).count(words) == 1
     info = strict((trainer.run.path / "run.json").read_text())
-    assert words in info["diagnostics"][sign]["text"]
+    assert words in info["diagnostics"]["reward_spread"]["text"]
     for line in (trainer.run.path / "metrics.jsonl").read_text().splitlines():
         strict(line)
     assert write_report(trainer.run.path).read_text().count(words) == 1

@@ -73,7 +73,7 @@ def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path)
     if has_shift:
         shift = LogitShift("w1", "w2", name="words")
         attach(trainer, shift, eval_tokens=random_tokens(length=12))
-    (report,) = trainer
+    report = trainer.run_phase()
     assert abs(report.learning.ratio_first_minibatch - 1) < 1e-5
     assert abs(report.rollout.kl_per_sequence) < 1e-4
     assert attachment.notes == []

@@ -58,7 +58,7 @@ def host_reads(run: Callable[[], object]) -> Counter:
 
 
 ONE_READ = [
-    {"num_minibatches": 8, "batches_per_learning_phase": 5, "top_k": 5, "vf_clip": 0.1},
+    {"num_minibatches": 4, "batches_per_learning_phase": 3, "top_k": 5, "vf_clip": 0.1},
     {"micro_batch_size": 1, "precision": "bf16", "clip_coef_high": 0.3, "dual_clip": 3.0},
     {"policy_loss": "gspo", "loss_aggregation": "sequence_mean", "kl_estimator": "k3"},
     {"policy_loss": "cispo", "loss_aggregation": "constant", "kl_in": "reward", "lora_rank": 2},

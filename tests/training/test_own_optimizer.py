@@ -45,16 +45,14 @@ def custom(reel_args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_torch_optimizers_maximize_the_objective(make_trainer, custom, name):
+def test_custom_optimizer_maximizes_the_objective(make_trainer, custom):
     """One phase on one rollout, with the mean reward dominating the objective."""
     fields = {"kl_coef": 0.0, "batch_size": 32, "batches_per_learning_phase": 6}
-    trainer = make_trainer(custom(OPTIMIZERS[name]), **fields)
+    trainer = make_trainer(custom(OPTIMIZERS["SGD"]), **fields)
     terms: list[float] = []
     trainer.on("after_step")(lambda ctx: terms.append(ctx.terms.clipped_surrogate.item()))
     trainer.run_phase()
     assert sum(terms[-2:]) > sum(terms[:2])
-    assert all(group["maximize"] for group in trainer.optimizer.param_groups)
 
 
 class Scale:
@@ -81,7 +79,8 @@ SCHEDULES = {
     "one cycle": partial(OneCycleLR, max_lr=1e-2, total_steps=5),
     "cyclic": partial(CyclicLR, base_lr=1e-3, max_lr=1e-2, step_size_up=2),
 }
-PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD", schedule) for schedule in SCHEDULES]
+PAIRS = [("SGD", None), ("SGD", "one cycle"), ("SGD", "cyclic"), ("Adagrad", "multi-step")]
+PAIRS += [("RMSprop", "stateful lambda"), ("NAdam", "sequential"), ("AdamW, amsgrad", "chained")]
 
 
 @pytest.mark.slow
@@ -89,9 +88,10 @@ PAIRS = [(name, None) for name in OPTIMIZERS] + [("SGD", schedule) for schedule 
 def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedule):
     parts = [custom(OPTIMIZERS[name], SCHEDULES.get(schedule)) for _ in range(3)]
     whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
-    whole.train()
-    again = RLHFTrainer.resume(train_partly(halved), **parts[2])
-    again.train()
+    train_partly(whole, 4)
+    again = RLHFTrainer.resume(train_partly(halved, 2), **parts[2])
+    train_partly(again, 2)
+    assert all(group["maximize"] for group in again.optimizer.param_groups)
     assert read_metrics(again.run.path) == read_metrics(whole.run.path)
     assert is_equal(copy_weights(again.policy), copy_weights(whole.policy))
 
@@ -194,17 +194,13 @@ def test_adaptive_coefficient_matches_hand_computed():
     assert controller.kl_coef == before
 
 
-@pytest.mark.slow
-def test_unit_is_nats_per_sequence(make_trainer):
+def test_adaptive_controller_reads_nats_per_sequence(runs):
     """With nats per token, a sixth of it, the coefficient would only fall."""
-    trainer = make_trainer(
-        kl_controller="adaptive", kl_target=0.001, kl_horizon=100, total_phases=4, base_lr=1e-3
-    )
-    reports = trainer.train()
-    expected = AdaptiveKLController(trainer.args.kl_coef, 0.001, 100)
-    for report in reports:
+    run = runs("state")
+    args = run.trainer.args
+    expected = AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)
+    for report in run.reports:
         assert report.kl_coef == expected.kl_coef
-        expected.update(report.kl_per_sequence, trainer.args.batch_size)
-    assert reports[1].kl_coef < reports[0].kl_coef
-    assert reports[-1].kl_per_sequence > 0.001
-    assert reports[-1].kl_coef > reports[1].kl_coef
+        expected.update(report.kl_per_sequence, args.batch_size)
+    assert expected.kl_coef == run.trainer.kl_controller.kl_coef > run.reports[1].kl_coef
+    assert run.reports[1].kl_coef < run.reports[0].kl_coef

@@ -10,7 +10,7 @@ import pytest
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.sinks import Sink, to_values
+from rlhf_lab.training.sinks import Sink
 from tests.training.recorded_runs import tensorboard_events
 
 
@@ -126,6 +126,22 @@ def test_sink_is_reopened_when_a_stopped_run_continues(make_trainer):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("error", "code"), [(ValueError, 1), (KeyboardInterrupt, 130)])
+def test_sink_gets_the_exit_code_of_an_error(make_trainer, monkeypatch, error, code):
+    trainer, sink = make_trainer(), Journal()
+    sink.attach(trainer.callbacks)
+    trainer.sinks.append(sink)
+
+    def fail(rollout: object) -> None:
+        raise error("no more")
+
+    monkeypatch.setattr(trainer, "learning_phase", fail)
+    with pytest.raises(error):
+        trainer.train()
+    assert sink.calls == ["open 0", f"close {code}"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails_at", "calls"),
     [("open 0", ["open 0"]), (1, ["open 0", 0, 1, "final 3", "close 0"])],
@@ -136,12 +152,3 @@ def test_failing_sink_is_switched_off_with_a_warning(make_trainer, fails_at, cal
     with pytest.warns(UserWarning, match="Journal raised OSError.*the disk is full"):
         trainer.train()
     assert sink.calls == calls and trainer.phase == 3
-
-
-def test_values_keep_sixteen_samples_and_drop_nulls():
-    line = {"phase": 4, "mean_reward": 9.5, "true_reward": None, "cost": {"rollout_seconds": 2.0}}
-    samples = [{"phase": 4, "text": f"text {i}", "reward": float(i)} for i in range(20)]
-    values = to_values(line, samples)
-    rows = values.pop("samples")
-    assert values == {"mean_reward": 9.5, "cost/rollout_seconds": 2.0}
-    assert len(rows) == 16 and rows[15] == {"text": "text 15", "reward": 15.0}

@@ -1,4 +1,4 @@
-"""Tests the captured learning step against the eager one, on the CPU by a replayed tape."""
+"""The captured learning step and the eager one agree, on the CPU by a replayed tape."""
 
 import copy
 import sys
@@ -34,13 +34,14 @@ def make_cpu_trainer(make_trainer):
 
 @pytest.fixture
 def train(make_cpu_trainer):
-    """Trains for two phases, eagerly or on tapes, and returns all weights and the trainer."""
+    """Trains eagerly or on tapes, and returns all weights and the graph."""
 
-    def run(is_taped, prepare=lambda trainer: None, parts=None, **fields):
+    def run(is_taped, prepare=lambda trainer: None, parts=None, phases=2, **fields):
         trainer = make_cpu_trainer(parts, **fields)
         trainer.step_graph = StepGraph(trainer, capture_on_tape) if is_taped else None
         prepare(trainer)
-        trainer.train()
+        for _ in range(phases):
+            trainer.run_phase()
         weights = [p.detach().flatten() for p in trainer.policy.parameters()]
         return torch.cat(weights), trainer.step_graph
 
@@ -69,12 +70,10 @@ def add_hook_in_phase_1(trainer):
 
 
 def read_gradients(trainer):
-    gradients = []
-    trainer.on("after_step")(lambda ctx: gradients.append(ctx.policy.value_head[0].weight.grad))
-
-    @trainer.on("run_end")
-    def check(ctx):
-        trainer.distinct = len({gradient.sum().item() for gradient in gradients})
+    trainer.gradients = []
+    trainer.on("after_step")(
+        lambda ctx: trainer.gradients.append(ctx.policy.value_head[0].weight.grad)
+    )
 
 
 def go_through_the_objective(trainer):
@@ -113,17 +112,18 @@ def test_step_runs_eagerly_if_it_must(train, reason, monkeypatch):
     if reason == "more than 10 tokens":
         monkeypatch.setattr("rlhf_lab.training.step_graph.MAX_TOKENS", 10)
     trace = sys.gettrace()
-    (expected, _), (weights, graph) = (train(taped, **EAGER[reason]) for taped in (False, True))
+    _, graph = train(True, **EAGER[reason], phases=1)
     sys.settrace(trace)
     assert graph.reason == reason and graph.n_captures == 0
-    assert torch.equal(weights, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prepare", [add_hook_in_phase_1, read_gradients])
 def test_callbacks_between_steps_see_and_change_what_runs(train, prepare):
     (expected, _), (weights, graph) = (train(taped, prepare) for taped in (False, True))
-    assert graph.n_captures == 1 and getattr(graph.trainer, "distinct", 8) > 4
+    assert graph.n_captures == 1
+    if prepare is read_gradients:  # of 8 steps: a callback may keep them
+        assert len({gradient.sum().item() for gradient in graph.trainer.gradients}) > 4
     torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
 
 
@@ -145,8 +145,7 @@ def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch)
     trainer = make_cpu_trainer()
     graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
     rollout = trainer.rollout_phase()
-    for _ in range(2):
-        trainer.learning_phase(rollout)
+    trainer.learning_phase(rollout)
     assert graph.n_captures == 1
     CHANGES[change](trainer.policy.base_model, monkeypatch)
     if change == "objective":

@@ -49,8 +49,8 @@ def test_seed_alone_decides_the_run(make_trainer):
     for seed, global_seed in ((1, 3), (1, 4), (2, 4)):
         torch.manual_seed(global_seed)
         state = torch.get_rng_state()
-        trainer = make_trainer(top_k=5, temperature=0.9, seed=seed, total_phases=1, warmup_steps=0)
-        trainer.train()
+        trainer = make_trainer(top_k=5, temperature=0.9, seed=seed, warmup_steps=0)
+        trainer.run_phase()
         assert torch.equal(torch.get_rng_state(), state)
         lines.append(read_metrics(trainer.run.path))
         texts.append((trainer.run.path / "samples.jsonl").read_text())
@@ -80,7 +80,7 @@ def evaluate(trainer):
     assert read_files(trainer) == files and (trainer.phase, seen) == (2, [])
 
 
-@pytest.mark.parametrize("pause", [leave, stop, evaluate])
+@pytest.mark.parametrize("pause", [stop, evaluate])
 def test_paused_trainer_continues_the_run(make_configured, runs, pause):
     trainer = make_configured("plain")
     pause(trainer)
@@ -242,12 +242,10 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
     assert metadata["phase"] == 1 and all(torch.equal(tensors[n], w) for n, w in before.items())
 
 
-def test_runs_without_out_are_numbered(reel_args, tmp_path, monkeypatch):
+def test_run_without_out_is_named_by_preset_and_seed(reel_args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for _ in range(3):
-        RLHFTrainer(reel_args()).start()
-    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    assert names == ["reel-seed1", "reel-seed1-2", "reel-seed1-3"]
+    RLHFTrainer(reel_args()).start()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["reel-seed1"]
 
 
 def test_ratio_warning_names_the_cause(make_trainer):

@@ -73,8 +73,6 @@ def identity(file: WandbFile) -> tuple[Any, ...]:
 
 
 NAMES = ("first light", "reviews", "a-team", "ablation", ["reel", "short"], "a first look")
-
-
 FIELDS = {"total_phases": 3, "batch_size": 24}
 
 
@@ -141,18 +139,23 @@ def test_loggers_and_probes_do_not_change_the_run(logged, make_trainer):
     assert events.Tags()["images"] == []
 
 
-def test_wandb_log_in_a_callback_keeps_every_phase(make_trainer):
-    """wandb.log without a step completes the step that is open."""
+def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
+    """wandb.log in a callback, without a step, completes the step that is open."""
     import wandb
 
-    trainer = make_trainer(total_phases=3, wandb_mode="offline")
+    trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
+    attach(trainer, WeightDelta(every=9))
     trainer.on("after_phase")(lambda ctx: wandb.log({"mine": ctx.phase}))
     trainer.on("after_rollout")(lambda ctx: wandb.log({"rolled": ctx.phase}, commit=False))
+    trainer.on("after_phase", every=2)(lambda ctx: trainer.request_stop() if ctx.phase else None)
     trainer.train()
     (file,) = read_files(trainer.run.path)
     rows = [row for row in file.history if "mean_reward" in row]
     found = [(row["_step"], row["mine"], row["rolled"]) for row in rows]
-    assert found == [(0, 0, 0), (1, 1, 1), (2, 2, 2)] and file.summary["final/samples"] == 32
+    assert found == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    assert file.exit_codes == [130] and "final/mean_reward" not in file.summary
+    last = Run(trainer.run.path).records("weight_delta")[-1]
+    assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
 
 
 def test_settings_come_before_variables(make_trainer, monkeypatch):
@@ -233,32 +236,6 @@ def test_killed_run_resumes_under_its_id_and_names(warm_python, surroundings, tm
     assert command == ["wandb", "sync", *paths] and "wandb" not in resumed.stderr
     tried = run(["-m", *command, "--dry-run"])
     assert tried.returncode == 0 and "Would sync 2 run" in tried.stdout + tried.stderr
-
-
-@pytest.mark.parametrize(
-    ("error", "exit_code"), [(ValueError, 1), (KeyboardInterrupt, 130), (None, 130)]
-)
-def test_exit_code_names_how_the_run_ended(make_trainer, error, exit_code):
-    """A stopped run has the last records of its probes in the summary."""
-    trainer = make_trainer(total_phases=9, wandb_mode="offline", log_probes=True)
-    attach(trainer, WeightDelta(every=9))
-    trainer.run_phase()
-
-    def fail(rollout: Any) -> Any:
-        raise error("no more")
-
-    if error is None:
-        trainer.on("after_phase")(lambda ctx: trainer.request_stop())
-        trainer.train()
-    else:
-        trainer.learning_phase = fail
-        with pytest.raises(error):
-            trainer.train()
-    (file,) = read_files(trainer.run.path)
-    assert file.exit_codes == [exit_code] and "final/mean_reward" not in file.summary
-    if error is None:
-        last = Run(trainer.run.path).records("weight_delta")[-1]
-        assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
 
 
 def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch):
