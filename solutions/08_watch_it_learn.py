@@ -203,7 +203,7 @@ if truth is not None:
 suite = Suite(
     RunHealth(),
     TextHeatmap(every=4),
-    ValueLens(text="eval" if truth else "rollout", ridge=1e-6, prefixes=0, every=4),
+    ValueLens(text="eval" if truth else "rollout", ridge=1e-6, every=4),
     Direction("sentiment", "lda", every=4),
     FrozenProbe(pos=verdict, every=4),
     *of_steps,

@@ -91,7 +91,7 @@ def default_suite(
     if trainer.starts_as_grammar:
         tokens, positive = ReelTruth().reviews(EVAL_REVIEWS, EVAL_SEED)
         probes.append(WordsMoved())
-        large = Direction("sentiment"), ValueLens(prefixes=0), WeightDelta(words=WORD_PAIRS[0])
+        large = Direction("sentiment"), ValueLens(), WeightDelta(words=WORD_PAIRS[0])
         probes += map(_at_end, large)
         return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
     pair = _pair(trainer)

@@ -1,4 +1,4 @@
-"""Value of the policy by its own continuations of a prefix, and correlation with an estimate."""
+"""Value of a prefix from the policy's own continuations, and the correlation of two values."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,19 +16,11 @@ from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
 
 ROWS_TOGETHER = 256  # continuations sampled at a time
-LEAST_VARIANCE = 1e-12
-"""What varies by no more than this does not vary: a value head that is new has some 1e-6."""
-
-
-TextReward = Callable[[list[str]], Float[Tensor, " batch"]]
+LEAST_VARIANCE = 1e-12  # below, the correlation is undefined; a new value head has some 1e-6
 
 
 class PolicyValues(NamedTuple):
-    """The mean reward of the policy's continuations of each prefix, and the mean's error.
-
-    Args:
-        standard_error: of the mean, by the spread of the rewards behind one prefix.
-    """
+    """Mean reward of the policy's continuations of each prefix, and the mean's standard error."""
 
     mean: Float[Tensor, " prefix"]
     standard_error: Float[Tensor, " prefix"]
@@ -50,12 +42,12 @@ def policy_values(
         prefixes: token ids.
         reward: of samples whose prompt is the prefix.
 
-    V(s) = E[r(text) | text begins with s, and the policy wrote the rest]
+    V(s) = E[r(text) | text begins with s, and the policy generates the rest]
     (from resets, as in Kazemnejad et al. 2024, "VinePPO", arXiv 2410.01679)
     """
     if continuations < 2:
         raise ConfigError(
-            f"continuations={continuations} gives no standard error; sample 2 or more, such as 16."
+            f"continuations={continuations} has no standard error. Use 2 or more, such as 16."
         )
     rows = [prefix for prefix in prefixes for _ in range(continuations)]
     samples = sample(policy, rows, spec, generator, part_size=ROWS_TOGETHER)
@@ -91,16 +83,3 @@ def correlation_with(
 
     moments = weight, x, y, x.square(), y.square(), x * y
     return bootstrap_means(*moments, statistic=statistic, resamples=resamples)
-
-
-def reliability(found: PolicyValues) -> float:
-    """The share of the variance of estimated values that is not their noise; 0 if there is none.
-
-    A perfect estimate correlates with them by its square root, on average (Spearman 1904, "The
-    Proof and Measurement of Association between Two Things").
-
-    1 - mean(error^2) / var(mean), from 2 prefixes on
-    """
-    variance = found.mean.var().item() if len(found.mean) > 1 else 0.0
-    noise = found.standard_error.square().mean().item()
-    return max(0.0, 1 - noise / variance) if variance > LEAST_VARIANCE else 0.0

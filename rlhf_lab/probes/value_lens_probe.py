@@ -1,21 +1,14 @@
-"""ValueLens: value by layer through head, tuned lens and linear readers; value of the policy."""
+"""ValueLens: the value by layer, through the value head, a tuned lens and linear probes."""
 
-from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithCritic
-from rlhf_lab.probes.policy_value import (
-    PolicyValues,
-    TextReward,
-    correlation_with,
-    policy_values,
-    reliability,
-)
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
+from rlhf_lab.probes.policy_value import correlation_with
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -25,15 +18,28 @@ from rlhf_lab.probes.probe import (
     interval_fields,
 )
 from rlhf_lab.probes.text_rows import TextProbe
-from rlhf_lab.probes.tuned_lens import Affine
-from rlhf_lab.probes.value_lens import RESIDUAL_SITES, value_lens
-from rlhf_lab.probes.value_readings import ReadTarget, read_target, read_translated
-from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.probes.tuned_lens import Affine, best_ridge, fit_translator, ridge_errors, spread_over
+from rlhf_lab.probes.value_lens import (
+    RESIDUAL_SITES,
+    HeldOutFit,
+    held_out_fits,
+    r2_interval,
+    r_squared,
+    value_lens,
+)
 from rlhf_lab.training.capture import capture_activations, text_at
-from rlhf_lab.training.random_streams import phase_generator
 
-FEWEST_SEQUENCES = 6
-"""Below them nothing is fitted: two thirds fit, and a quarter of those choose the penalty."""
+FEWEST_SEQUENCES = 6  # two thirds are fitted, and a quarter of these choose the penalty
+States = dict[str, Float[Tensor, "batch seq d_model"]]
+
+
+class ValueTarget(NamedTuple):
+    """Values that linear probes predict, where they are defined, and the names of the columns."""
+
+    value: Float[Tensor, "batch pos"]
+    mask: Bool[Tensor, "batch pos"]
+    names: list[str]
+    against: str
 
 
 class ValueLens(TextProbe):
@@ -45,9 +51,6 @@ class ValueLens(TextProbe):
     elsewhere, with `text="rollout"`, the phase's returns, all positions pooled. The layers are the
     policy's, or those of a separate critic.
 
-    After some prefixes of held-out eval texts, the policy's value is estimated by continuations,
-    with standard errors, and compared with head, lenses and grammar.
-
     Checks: the last layer's lens is the model's own value.
 
     Args:
@@ -55,14 +58,9 @@ class ValueLens(TextProbe):
         keep: sequences whose lens is stored token by token.
         ridge: penalty of all fits, as a fraction of the mean variance of the activations; chosen on
             held-out texts when None, separately for regressions and translators.
-        prefixes: number of prefixes to continue.
-        continuations: of each prefix.
-        prefix_end: last position of the prefixes; when None, the second connector on Reel, and else
-            the middle.
-        reward: of whole texts; the grammar's reward on Reel when None.
 
     Raises:
-        ConfigError: If the text is unknown, or a number is out of range.
+        ConfigError: If the text is unknown.
     """
 
     name = "value_lens"
@@ -77,154 +75,126 @@ class ValueLens(TextProbe):
         text: str = "eval",
         keep: int = 4,
         ridge: float | None = None,
-        prefixes: int = 16,
-        continuations: int = 16,
-        prefix_end: int | None = None,
-        reward: TextReward | None = None,
         every: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(text, every, name)
-        if prefixes < 0 or (prefixes and continuations < 2):
-            raise ConfigError(
-                f"prefixes={prefixes} and continuations={continuations} of {self.name} must be at "
-                "least 0 and 2; one continuation has no standard error."
-            )
         self.keep, self.ridge = keep, ridge
-        self.prefixes, self.continuations = prefixes, continuations
-        self.prefix_end, self.reward = prefix_end, reward
 
     def observe(self, seen: Observation) -> Record:
-        states = self._states(seen)
-        residuals, own = torch.stack(list(states.values())), seen.acts["values"]
-        _, real = self._text(seen)
-        lens = value_lens(seen.ctx.policy, residuals[:, : self.keep])
-        lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
-        gap = F.zero_masked(lens[-1] - own[: self.keep], real[: self.keep]).abs().max().item()
-        allowed = seen.allowed(1e-5, half=5e-3)
-        scale = max(1.0, own.abs().max().item())
-        checks = [Check.at_most("the last layer's lens is the value", gap / scale, allowed)]
-        record = Record({"sites": list(states)}, {"lens": lens.float()}, checks)
-        target, on_eval = _target(seen, self.text), self.text == "eval"
+        policy, on_eval = seen.ctx.policy, self.text == "eval"
+        text = (seen.text.tokens, seen.text.attention_mask) if on_eval else text_at(seen.ctx)
+        real, states, own = text[1], _states(seen, *text), seen.acts["values"]
+        residuals, shown = torch.stack(list(states.values())), real[: self.keep]
+        lens = value_lens(policy, residuals[:, : self.keep])
+        values, tensors = {"sites": list(states)}, {"lens": _real_tokens(lens, shown)}
         counts = slice(None) if on_eval else slice(seen.prefix_len - 1, -1)
         x, value = residuals[:, :, counts], own[:, counts]
+        target = _target(seen) if on_eval else _returns(seen)
         if target is not None:
-            record = _with(record, *read_target(x, value, target, self.ridge, not on_eval))
-        translators = {}
+            values |= _predict_target(x, value, target, self.ridge, not on_eval)
         if len(own) >= FEWEST_SEQUENCES:
             mask = real if on_eval else seen.ctx.rollout.samples.mask
-            read = read_translated(seen.ctx.policy, list(states), x, value, mask, self.ridge)
-            translators, *found = read
-            record = _with(record, *found)
-        if translators:
-            shown = [each(states[site][: self.keep]) for site, each in translators.items()]
-            lens = value_lens(seen.ctx.policy, torch.stack(shown))
-            lens = F.zero_masked(lens, real[: self.keep].expand_as(lens))
-            record = _with(record, {}, {"lens_tuned": lens.float()})
-        reward = seen.truth.reward if self.reward is None and seen.truth else self.reward
-        if on_eval and self.prefixes and reward is not None:
-            found = self._against_the_policy(seen, states, translators, reward)
-            record = _with(record, *found)
-        return record
+            translators, fields = _translate(policy, list(states), x, value, mask, self.ridge)
+            values |= fields
+            if translators:
+                moved = [each(states[site][: self.keep]) for site, each in translators.items()]
+                lens_tuned = value_lens(policy, torch.stack(moved))
+                tensors["lens_tuned"] = _real_tokens(lens_tuned, shown)
 
-    def _states(self, seen: Observation) -> dict[str, Float[Tensor, "batch seq d_model"]]:
-        sites = [site for site in seen.acts if site != "values"]
-        policy = seen.ctx.policy
-        if not isinstance(policy, TransformerWithCritic):
-            return {site: seen.acts[site] for site in sites}
-        tokens, mask = self._text(seen)
-        return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
+        def check_last() -> Check:
+            gap = F.zero_masked(lens[-1] - own[: self.keep], shown).abs().max().item()
+            gap /= max(1.0, own.abs().max().item())
+            allowed = seen.allowed(1e-5, half=5e-3)
+            return Check.at_most("the last layer's lens is the value", gap, allowed)
 
-    def _text(
-        self, seen: Observation
-    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        if self.text == "rollout":
-            return text_at(seen.ctx)
-        return seen.text.tokens, seen.text.attention_mask
-
-    def _against_the_policy(
-        self,
-        seen: Observation,
-        states: dict[str, Float[Tensor, "batch seq d_model"]],
-        translators: dict[str, Affine],
-        reward: TextReward,
-    ) -> tuple[dict, dict]:
-        tokens, policy = seen.text.tokens, seen.ctx.policy
-        pos = self._position(seen)
-        first = 2 * len(tokens) // 3
-        held_out = range(first, len(tokens))
-        real = seen.text.attention_mask[:, pos]
-        rows = [row for row in held_out if bool(real[row])][: self.prefixes]
-        if not rows:
-            raise ConfigError(
-                f"prefix_end={pos} of {self.name} is padding in every held-out text; give a later "
-                "position, or longer texts."
-            )
-        found = self._sampled(seen, rows, pos, reward)
-        there = {f"raw {site}": x[rows, pos] for site, x in states.items()}
-        there |= {f"tuned {s}": each(states[s][rows, pos]) for s, each in translators.items()}
-        read = value_lens(policy, torch.stack(list(there.values()))[:, None])[:, 0]
-        estimates = {"head": seen.acts["values"][rows, pos], **dict(zip(there, read, strict=True))}
-        if seen.truth is not None:
-            of_grammar, mask = seen.truth.values(tokens[rows])
-            estimates["grammar"] = of_grammar[:, pos].where(mask[:, pos], torch.nan)
-        columns = torch.stack([x.cpu().double() for x in estimates.values()], 1)
-        value = found.mean[:, None].expand_as(columns)
-        interval = correlation_with(columns, value, columns.isfinite(), resamples=RESAMPLES)
-        values = {
-            "prefix_rows": rows,
-            "prefix_pos": pos,
-            "continuations": self.continuations,
-            "estimates": list(estimates),
-            "correlation": decimals(interval.value, 4),
-            "correlation_against": "V of the policy",
-            "reliability": round(reliability(found), 4),
-            **interval_fields("correlation", interval),
-        }
-        tensors = {"v_policy": found.mean, "v_policy_se": found.standard_error}
-        return values, tensors | {"estimates": columns}
-
-    def _position(self, seen: Observation) -> int:
-        seq = seen.text.tokens.shape[1]
-        given = self.prefix_end
-        if given is None:
-            given = seq // 2 if seen.truth is None else seen.truth.grammar.slot("CONN", 1)
-        pos = given + seq if given < 0 else given
-        if not 0 <= pos < seq - 1:
-            raise ConfigError(
-                f"prefix_end={self.prefix_end} of {self.name} leaves nothing to continue in texts "
-                f"of {seq} tokens; choose from 0 to {seq - 2}."
-            )
-        return pos
-
-    def _sampled(
-        self, seen: Observation, rows: list[int], pos: int, reward: TextReward
-    ) -> PolicyValues:
-        tokens, real, args = seen.text.tokens, seen.text.attention_mask, seen.args
-        tokenizer = seen.ctx.policy.base_model.tokenizer
-        spec = replace(SamplingSpec.from_args(args, tokenizer), gen_len=tokens.shape[1] - 1 - pos)
-        return policy_values(
-            seen.ctx.policy,
-            [tokens[row, : pos + 1][real[row, : pos + 1]].tolist() for row in rows],
-            spec,
-            lambda samples: reward(samples.texts(tokenizer)),
-            self.continuations,
-            phase_generator(args.seed, seen.ctx.phase, "continuations", 0),
-        )
+        return Record(values, tensors, [check_last])
 
 
-def _with(record: Record, values: dict, tensors: dict[str, Tensor]) -> Record:
-    return replace(record, values=record.values | values, tensors=record.tensors | tensors)
+def _states(
+    seen: Observation, tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]
+) -> States:
+    sites, policy = [site for site in seen.acts if site != "values"], seen.ctx.policy
+    if not isinstance(policy, TransformerWithCritic):
+        return {site: seen.acts[site] for site in sites}
+    return capture_activations(policy.critic, tokens, sites, attention_mask=mask)
 
 
-def _target(seen: Observation, text: str) -> ReadTarget | None:
-    if text == "rollout":
-        rollout = seen.ctx.rollout
-        against = "returns of the policy's samples"
-        return ReadTarget(rollout.returns, rollout.samples.mask, ["all"], against)
+def _real_tokens(
+    lens: Float[Tensor, "site batch seq"], real: Bool[Tensor, "batch seq"]
+) -> Float[Tensor, "site batch seq"]:
+    return F.zero_masked(lens, real.expand_as(lens)).float()
+
+
+def _target(seen: Observation) -> ValueTarget | None:
     if seen.truth is None:
         return None
     tokens = seen.text.tokens
     values, mask = seen.truth.values(tokens)
     names = seen.truth.slot_names(tokens.shape[1])
-    return ReadTarget(values, mask & seen.text.attention_mask, names, "V of the grammar")
+    return ValueTarget(values, mask & seen.text.attention_mask, names, "V of the grammar")
+
+
+def _returns(seen: Observation) -> ValueTarget:
+    rollout = seen.ctx.rollout
+    against = "returns of the policy's samples"
+    return ValueTarget(rollout.returns, rollout.samples.mask, ["all"], against)
+
+
+def _predict_target(
+    residuals: Float[Tensor, "site batch seq d_model"],
+    own: Float[Tensor, "batch seq"],
+    target: ValueTarget,
+    ridge: float | None,
+    pooled: bool,
+) -> dict[str, Any]:
+    value, mask = target.value.to(residuals.device), target.mask.to(residuals.device)
+    cut = 2 * len(value) // 3
+    if ridge is None:
+        fit = value[:cut, :, None], mask[:cut], pooled
+        some = spread_over(len(residuals))
+        ridge = best_ridge(torch.stack([ridge_errors(residuals[i, :cut], *fit) for i in some]))
+    fits = held_out_fits(residuals, value, mask, ridge, pooled)
+    r2, defined = (torch.stack(p) for p in zip(*(r_squared(*fit) for fit in fits), strict=True))
+    held = len(value) - cut
+    fields = {
+        "slots": target.names,
+        "r2_against": target.against,
+        "ridge": ridge,
+        "r2": decimals(r2, 4),
+        "defined": defined.tolist(),
+        "held_out": held,
+        **interval_fields("r2", r2_interval(fits, held)),
+    }
+    if not pooled:
+        found = correlation_with(own, value, mask, resamples=RESAMPLES)
+        fields |= {"head_correlation": decimals(found.value, 4), "head_n": len(value)}
+        fields |= interval_fields("head_correlation", found)
+    return fields
+
+
+def _translate(
+    policy: TransformerWithValueHead,
+    sites: list[str],
+    residuals: Float[Tensor, "site batch seq d_model"],
+    own: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    ridge: float | None,
+) -> tuple[dict[str, Affine], dict[str, Any]]:
+    """Return translators by site, and R2 of both lenses with the model's own value, held out."""
+    cut = 2 * len(own) // 3
+    early = [i for i in spread_over(len(sites)) if i != len(sites) - 1]
+    fit = [(residuals[i, :cut], residuals[-1, :cut], mask[:cut]) for i in early]
+    if ridge is None:
+        ridge = best_ridge(torch.stack([ridge_errors(*rows, pooled=True) for rows in fit]))
+    found, held = [fit_translator(*rows, ridge) for rows in fit], residuals[early, cut:]
+    moved = torch.stack([each(x) for each, x in zip(found, held, strict=True)])
+    fields = {"tuned_sites": [sites[i] for i in early], "tuned_ridge": ridge}
+    fields |= {"lens_held_out": len(own) - cut}
+    whole = own[cut:].flatten()[None], mask[cut:].flatten()[None]
+    for name, states in (("raw_r2", held), ("tuned_r2", moved)):
+        fits = [HeldOutFit(lens.flatten()[None], *whole) for lens in value_lens(policy, states)]
+        ends = interval_fields(name, r2_interval(fits, len(own) - cut))
+        fields[name] = [decimals(r_squared(*fit)[0][0], 4) for fit in fits]
+        fields |= {end: [x[0] for x in xs] for end, xs in ends.items()}
+    return dict(zip(fields["tuned_sites"], found, strict=True)), fields

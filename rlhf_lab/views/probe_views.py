@@ -134,25 +134,6 @@ def _value_lens(at: Snapshot) -> Pictures:
     title = f"R2 of both lenses as a forecast of the value, n = {at.get('lens_held_out')}"
     columns = {"raw lens": "raw_r2", "tuned lens": "tuned_r2"}
     yield record_table(at, title, {"layer": tuned, **columns}) if tuned else None
-    if "correlation" in at.record:
-        yield from _prefix_values(at)
-
-
-def _prefix_values(at: Snapshot) -> Pictures:
-    value, error = at.tensors["v_policy"], 1.96 * at.tensors["v_policy_se"]
-    series = {"policy": (value, value - error, value + error)}
-    if "grammar" in at["estimates"]:
-        series["grammar"] = at.tensors["estimates"][:, at["estimates"].index("grammar")]
-    where = at["slots"][at["prefix_pos"]] if "slots" in at.record else at["prefix_pos"]
-    note = (
-        f"Each value is of {at['continuations']} continuations (whiskers: 1.96 standard errors). "
-        f"{at['reliability']:.0%} of the variance between prefixes is signal."
-    )
-    title, texts = f"value after {where}", [f"text {i}" for i in at["prefix_rows"]]
-    yield record_bars(at, f"{title}, n = {len(texts)} prefixes", texts, series, note=note, top=32)
-    labels = [" ".join(map(short_site, name.split(" "))) for name in at["estimates"]]
-    title = f"correlation with {at['correlation_against']}"
-    yield record_bars(at, title, labels, "correlation")
 
 
 def _value_parts(at: Snapshot) -> Pictures:

@@ -1,6 +1,4 @@
-"""V of the policy: exact by enumeration on a tiny model, and its correlation with estimates."""
-
-import itertools
+"""Value of a prefix, compared with enumeration on a tiny model; correlations with numpy's."""
 
 import numpy as np
 import pytest
@@ -9,12 +7,7 @@ import torch
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.probes.policy_value import (
-    PolicyValues,
-    correlation_with,
-    policy_values,
-    reliability,
-)
+from rlhf_lab.probes.policy_value import correlation_with, policy_values
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling_spec import SamplingSpec
 
@@ -28,70 +21,50 @@ def tiny() -> TransformerWithValueHead:
     return TransformerWithValueHead(toy_transformer()).eval()
 
 
-def pays(tokens: list[int]) -> float:
-    """Some number of a whole text, which depends on its order and on where it stops."""
-    return sum((place + 1) * (token % 5) for place, token in enumerate(tokens)) / 30
+def score(tokens: list[int]) -> float:
+    """A number of a whole text that depends on its order and on where it stops."""
+    return sum((i + 1) * (token % 5) for i, token in enumerate(tokens)) / 30
 
 
 def reward(samples: Samples) -> torch.Tensor:
-    rows = zip(samples.tokens.tolist(), samples.written_mask.tolist(), strict=True)
-    return torch.tensor([pays(list(itertools.compress(*row))) for row in rows])
+    rows = zip(samples.tokens, samples.written_mask, strict=True)
+    return torch.tensor([score(row[real].tolist()) for row, real in rows])
 
 
-def exact_value(
-    policy: TransformerWithValueHead, prefix: list[int], temperature: float, left: int
-) -> float:
-    """The expected reward over every continuation of the prefix, by recursion, in float64."""
-    if left == 0:
-        return pays(prefix)
-    with torch.no_grad():
-        logits = policy.base_model(torch.tensor([prefix]))[0, -1].double() / temperature
-    chances = logits.softmax(-1).tolist()
-    return sum(
-        chance * (pays([*prefix, token]) if token == STOP else value)
-        for token, chance in enumerate(chances)
-        if chance > 1e-9
-        for value in [
-            0.0 if token == STOP else exact_value(policy, [*prefix, token], temperature, left - 1)
-        ]
-    )
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+@torch.no_grad()
+def exact_value(policy: TransformerWithValueHead, prefix: list[int], left: int) -> float:
+    """The expected score over every continuation at temperature 0.7, by recursion."""
+    if left == 0 or (left < GEN_LEN and prefix[-1] == STOP):
+        return score(prefix)
+    probs = (policy.base_model(torch.tensor([prefix]))[0, -1].double() / 0.7).softmax(-1).tolist()
+    known = [(token, p) for token, p in enumerate(probs) if p > 1e-9]
+    return sum(p * exact_value(policy, [*prefix, token], left - 1) for token, p in known)
 
 
 @pytest.mark.slow
-def test_the_estimate_is_the_exact_value_within_its_error(tiny):
-    """All 10^3 continuations of three tokens, and those that stop, beside 4,000 samples of each."""
+def test_policy_values_match_enumeration_within_their_errors(tiny):
     spec = SamplingSpec(GEN_LEN, temperature=0.7, stop_tokens=(STOP,))
-    found = policy_values(tiny, PREFIXES, spec, reward, 4000, seeded())
-    exact = torch.tensor([exact_value(tiny, prefix, 0.7, GEN_LEN) for prefix in PREFIXES])
-    away = (found.mean - exact) / found.standard_error
-    assert away.abs().max() < 3.5
+    found = policy_values(tiny, PREFIXES, spec, reward, 4000, torch.Generator().manual_seed(0))
+    exact = torch.tensor([exact_value(tiny, prefix, GEN_LEN) for prefix in PREFIXES])
+    assert ((found.mean - exact) / found.standard_error).abs().max() < 3.5
     assert found.standard_error.max() < 0.1 * exact.std()
 
 
 @pytest.mark.slow
-def test_errors_are_those_of_repeated_estimates(tiny):
-    """The spread of 200 estimates of one prefix is their stated error."""
-    spec = SamplingSpec(GEN_LEN)
-    found = policy_values(tiny, [PREFIXES[0]] * 200, spec, reward, 16, seeded())
-    stated = found.standard_error.square().mean().sqrt()
-    assert found.mean.std() == pytest.approx(stated.item(), rel=0.15)
-
-
-def test_one_continuation_is_refused(tiny):
+def test_errors_are_the_spread_of_repeated_estimates(tiny):
+    seeded, spec = torch.Generator().manual_seed(0), SamplingSpec(GEN_LEN)
+    found = policy_values(tiny, [PREFIXES[0]] * 200, spec, reward, 16, seeded)
+    expected = found.standard_error.square().mean().sqrt().item()
+    assert found.mean.std() == pytest.approx(expected, rel=0.15)
     with pytest.raises(ConfigError, match="continuations=1"):
-        policy_values(tiny, PREFIXES, SamplingSpec(1), reward, 1, seeded())
+        policy_values(tiny, PREFIXES, spec, reward, 1, seeded)
 
 
-def test_correlations_are_numpy_s_where_the_mask_is_true():
+def test_correlations_match_numpy_where_the_mask_is_true():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(2, 40, 3, generator=generator, dtype=torch.float64)
     y = y + 0.8 * x
     mask = torch.rand(40, 3, generator=generator) < 0.7
-    mask[:, 2] = True
     x[:, 2] = 5.0
     found = correlation_with(x, 100 - 7 * y.where(mask, torch.nan), mask)
     for column in range(2):
@@ -100,11 +73,3 @@ def test_correlations_are_numpy_s_where_the_mask_is_true():
         assert found.value[column].item() == pytest.approx(expected, abs=1e-12)
         assert found.low[column] < expected < found.high[column]
     assert found.value[2].isnan() and found.low[2].isnan()
-
-
-def test_the_share_that_is_no_noise_by_hand():
-    """Means 1, 2, 3 have the variance 1; errors of .5 have .25 of it."""
-    even = PolicyValues(torch.tensor([1.0, 2.0, 3.0]), torch.full((3,), 0.5))
-    assert reliability(even) == pytest.approx(0.75)
-    assert reliability(PolicyValues(even.mean, torch.full((3,), 2.0))) == 0.0
-    assert reliability(PolicyValues(torch.ones(1), torch.zeros(1))) == 0.0

@@ -68,10 +68,6 @@ CLAUSE = "the plot was pretty good"
 SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather dull . i"
 
 
-def lens() -> Probe:
-    return ValueLens(prefixes=8, continuations=4)
-
-
 RUNS: dict[str, tuple[dict[str, Any], list]] = {
     "plain": (
         {"stop_tokens": "and"},  # rows of unequal length
@@ -90,7 +86,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             StepLedger,
             lambda: TextHeatmap(fields=FIELDS),
             lambda: ValueAttribution(slots=(5, 9, 24), n=24),
-            lens,
+            ValueLens,
             lambda: WeightDelta(words=("loved", "hated")),
         ],
     ),
@@ -115,7 +111,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
         {"lora_rank": 2},
         [StepLedger, WeightDelta],
     ),
-    "critic": ({"value_head": "separate"}, [lens, StepLedger, RunHealth]),
+    "critic": ({"value_head": "separate"}, [ValueLens, StepLedger, RunHealth]),
     "clipped": (
         {"max_grad_norm": 0.05, "stop_tokens": "and"},
         [lambda: StepInfluence(pos=VERDICT, n=4, fine=False)],

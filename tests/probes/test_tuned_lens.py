@@ -1,4 +1,4 @@
-"""Tuned lens: translators that are known, and penalties by texts that were held out."""
+"""Translators of the tuned lens, and ridge penalties chosen on held-out texts."""
 
 import pytest
 import torch
@@ -20,9 +20,8 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_a_path_of_penalties_is_one_regression_for_each_column_and_penalty():
-    x, y = normal(2, 30, 5), normal(2, 30, 3, seed=1)
-    mask = torch.rand(2, 30, generator=torch.Generator().manual_seed(2)) < 0.7
+def test_ridge_path_matches_fit_ridge_for_each_penalty():
+    x, y, mask = normal(2, 30, 5), normal(2, 30, 3, seed=1), normal(2, 30, seed=2) < 0.5
     for ridge, found in zip(PENALTIES, ridge_path(x, y, mask, PENALTIES), strict=True):
         for column in range(3):
             slope, intercept = fit_ridge(x, y[..., column], mask, ridge)
@@ -30,19 +29,16 @@ def test_a_path_of_penalties_is_one_regression_for_each_column_and_penalty():
             torch.testing.assert_close(found.bias[..., column], intercept)
 
 
-def test_a_translator_that_is_planted_is_found_off_the_mask_too():
+def test_translator_is_found_and_ignores_masked_rows():
     x, weight, bias = normal(60, 3, 4), normal(4, 4, seed=1), normal(4, seed=2)
-    last = x @ weight + bias
-    mask = EVERYWHERE.clone()
-    mask[::2, 1] = False
-    last[::2, 1] = 1e6
+    last, mask = x @ weight + bias, EVERYWHERE.clone()
+    mask[::2, 1], last[::2, 1] = False, 1e6
     found = fit_translator(x, last, mask, 1e-9)
     torch.testing.assert_close(found(x), x @ weight + bias, atol=1e-6, rtol=1e-6)
     assert found(x.float()).dtype == torch.float32
 
 
-def test_errors_are_of_later_texts_as_a_share_of_the_variance():
-    """By one regression and numpy's variance; a target that does not vary has none."""
+def test_errors_are_fractions_of_the_variance_of_later_texts():
     x, y = normal(60, 3, 4), normal(60, 3, 1, seed=1) + 5
     y[:, 0] += 3 * x[:, 0, :1]
     y[:, 2] = 1.0
@@ -51,23 +47,20 @@ def test_errors_are_of_later_texts_as_a_share_of_the_variance():
     left = y[45:, 0, 0] - x[45:, 0] @ slope - intercept
     expected = left.square().mean() / y[45:, 0, 0].var(correction=0)
     torch.testing.assert_close(errors[0, 3], expected)
-    assert errors[2].isnan().all()
+    assert errors[2].isnan().all()  # this target does not vary
     pooled = ridge_errors(x[:, :1].repeat(1, 3, 1), y[:, :1].repeat(1, 3, 1), EVERYWHERE, True)
     torch.testing.assert_close(pooled[0], errors[0])
 
 
 @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0, 1e-4), (30.0, 1.0, 100.0)])
-def test_noise_asks_for_a_large_penalty_and_a_sum_for_a_small_one(noise, low, high):
+def test_best_penalty_is_large_for_noise_only(noise, low, high):
     x = normal(60, 3, 40)
     y = x[..., :2].sum(-1, keepdim=True) + noise * normal(60, 3, 1, seed=1)
     assert low <= best_ridge(ridge_errors(x, y, EVERYWHERE)) <= high
 
 
-def test_the_choice_is_over_all_cells_that_are_defined():
+def test_best_penalty_ignores_undefined_cells_and_sites_are_spread():
     errors = torch.tensor([[0.1, 0.5], [0.9, 0.2], [torch.nan, torch.nan]])
     assert best_ridge(errors, (1.0, 2.0)) == 2.0
-
-
-def test_sites_are_spread_over_the_model():
     assert spread_over(5) == [0, 1, 2, 3, 4] and spread_over(1) == [0]
     assert spread_over(61) == [0, 8, 15, 22, 30, 38, 45, 52, 60]

@@ -15,7 +15,6 @@ DEFAULT = ("RunHealth", "StepLedger", "TextHeatmap", "KLByPosition")
 DEFAULT += ("ValueLens", "Direction", "WeightDelta", "WordsMoved")
 NOT_DRAWN = {
     "Direction": {"direction": "its cosines, projections and accuracies are drawn"},
-    "ValueLens": dict.fromkeys(("ridge_errors", "tuned_ridge_errors"), "the best is `ridge`"),
     "WordsMoved": {
         name: "to split the shift of other contrasts: `parts_over_phases`, in the answers"
         for name in ("ids", "words", "slots", "contrasts.weights", "won", "measured", "moved")

@@ -54,8 +54,7 @@ HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 re
  saturated_below saturated alarm_z | promoted_mass:2 counts:2,2
 KLAttribution | kl n output:2* weights:2* | by_position:2,2
 ValueLens | held_out head_n lens_held_out ridge r2:2,2* head_correlation:2* raw_r2:2* tuned_r2:2*
- continuations reliability correlation:2* | lens:2,1,2 lens_tuned:2,1,2 v_policy:2 v_policy_se:2
- estimates:2,2
+ | lens:2,1,2 lens_tuned:2,1,2
 ValueAttribution | sd:2,2* value_sd:2 dead |
 Direction | accuracy:2,2* accuracy_frozen:2,2* accuracy_lda:2,2* accuracy_ablated:2,2*
  accuracy_erased:2,2* accuracy_shuffled:2,2* accuracy_random:2,2* auc:2,2*
@@ -87,10 +86,6 @@ EXTRA = {
     "ValueLens": {
         "defined": [[True, False], [True, True]],
         "tuned_sites": ["s0", "s1"],
-        "estimates": ["grammar", "head"],
-        "prefix_rows": [64, 65],
-        "prefix_pos": 1,
-        "correlation_against": "V of the policy",
         "r2_against": "V of the grammar",
     },
     "ValueAttribution": {"positions": [3, 4], "n": [8, 9]},
@@ -163,9 +158,6 @@ ValueLens | s1, B | r2 1,1 *
 ValueLens | B | head_correlation 1 *
 ValueLens | tuned lens > s1, A | T.lens_tuned 1,0,0
 ValueLens | raw lens > s1, A | T.lens 1,0,0
-ValueLens | text 64, policy | T.v_policy 0
-ValueLens | text 65, grammar | T.estimates 1,0
-ValueLens | grammar | correlation 0 *
 ValueAttribution | c1, A, n = 8 | sd 0,1 *
 ValueAttribution | B, n = 9 | value_sd 1
 Direction | s1, A | accuracy 1,0 *
@@ -223,8 +215,7 @@ KLAttribution | nats | phase 3: {kl:.3g} nats per sequence, through which output
  phase 3: KL through outputs, by the next token
 ValueLens | - | phase 3: R2 of V of the grammar, linear probes, held out, n = 4 /
  phase 3: correlation of the value head with V of the grammar, n = 6 /
- phase 3: value by layer, sequence 1, raw lens / phase 3: value by layer, sequence 1, tuned lens /
- phase 3: value after B, n = 2 prefixes / phase 3: correlation with V of the policy
+ phase 3: value by layer, sequence 1, raw lens / phase 3: value by layer, sequence 1, tuned lens
 ValueAttribution | - | phase 3: standard deviation of each component's part of the value /
  phase 3: standard deviation of the values
 Direction | - | accuracy of linear probes / accuracy of controls / AUC / cosine /
@@ -504,10 +495,6 @@ def test_derived_numbers_match_hand_computed():
     patterns = [float(t.split(": ")[1]) for t in titles(pictures[-1:])]
     assert patterns == at.tensors["tv"].flatten().tolist()
     assert "L0H0: 12.50, L0H1: 12.62" in pictures[-1].alt
-    pictures, at = drawn("ValueLens")
-    value, reach = at.tensors["v_policy"][0], 1.96 * at.tensors["v_policy_se"][0]
-    ends = [value.item(), [(value - reach).item(), (value + reach).item()]]
-    assert f"text 64, policy{format_title(*ends)}" in titles(pictures)
     pictures, at = drawn("StepInfluence")
     (strip,) = (p for p in pictures if isinstance(p, Strip))
     rows = at.tensors["rows"]

@@ -78,7 +78,7 @@ class Links(HTMLParser):
 def probed(tmp_path_factory):
     trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("report") / "run")
     suite = default_suite(trainer)
-    lens = ValueLens(prefixes=0, every=2)  # for the tokens of phase 1; the suite's sees the end
+    lens = ValueLens(every=2)  # for the tokens of phase 1; the suite's sees the end
     suite.probes = [lens if isinstance(probe, ValueLens) else probe for probe in suite.probes]
     attach(trainer, suite)
     attach(trainer, Homemade())
