@@ -54,15 +54,16 @@ def test_batches_have_training_rows_without_repeats(batch_size, n_rows):
 
 
 def test_two_steps_match_hand_computed_adamw():
-    """w = 1 with loss 3 w: the gradient is clipped to 1, and AdamW's step of a constant gradient
-    is the learning rate. Of 2 steps the first is all of the warm-up, and half a cosine starts at
-    the second: both at .1. w = (1 - .1 * .01) 1 - .1 = .899; then .899 * .999 - .1 = .798101.
+    """w = 1 with losses 3 w and w / 2: gradients 1 (clipped) and 1/2. Of 2 steps, the first is all
+    of the warm-up and the second starts half a cosine: both have the learning rate .1.
+    w = (1 - .1 * .01) 1 - .1 = .899; then m / sqrt(v) = (.14 / .19) / sqrt(.0246 / .0396) = .93488,
+    w = .999 * .899 - .093488 = .804613.
     """
-    model = nn.Linear(1, 1, bias=False)
+    model, slopes = nn.Linear(1, 1, bias=False), iter([3.0, 0.5])
     model.weight.data.fill_(1.0)
-    losses = fit(model, lambda: 3 * model.weight.sum(), 2, 0.1, "", False)
-    assert losses.tolist() == pytest.approx([3.0, 3 * 0.899])
-    assert model.weight.item() == pytest.approx(0.798101, abs=1e-6)
+    losses = fit(model, lambda: next(slopes) * model.weight.sum(), 2, 0.1, "", False)
+    assert losses.tolist() == pytest.approx([3.0, 0.899 / 2])
+    assert model.weight.item() == pytest.approx(0.804613, abs=1e-6)
 
 
 def test_frozen_weights_stay_and_nan_raises():

@@ -169,6 +169,15 @@ def test_the_seed_and_columns_reach_the_loader(monkeypatch, tmp_path, command, o
     rejected([command, *options, "--out", tmp_path / "never"], "reel 9 7 True")
 
 
+def test_the_seed_reaches_the_adapters(monkeypatch, tmp_path):
+    def stop(base_model, adapters, device, seed):
+        raise ConfigError(f"{base_model} {adapters.lora_rank} {seed}.")
+
+    monkeypatch.setattr("rlhf_lab.models.build.load_with_adapters", stop)
+    options = ["--pairs", "reel", "--n-pairs", "9", "--lora-rank", "3", "--seed", "7"]
+    rejected(["dpo", *options, "--out", tmp_path / "never"], "reel-nano 3 7")
+
+
 def test_train_and_sample_render_a_chat(tmp_path):
     model = tiny_chat(tmp_path / "model")
     rows = [{"prompt": [ASK]}, {"prompt": "w4"}, {"prompt": [ASK, REPLY, ASK]}]

@@ -111,12 +111,15 @@ def test_healthy_run_has_no_diagnostics(make, capsys):
     assert "contains nan or inf" in capsys.readouterr().err
 
 
-def test_resumed_run_keeps_earlier_diagnostics(make):
+def test_resumed_run_keeps_earlier_diagnostics_only(make):
     first = make(equal)
     for _ in first:
         first.request_stop()
-    diagnostics = first.run.read_info()["diagnostics"]
+    info = first.run.read_info()
+    diagnostics = info["diagnostics"]
     assert diagnostics["reward_spread"]["phase"] == 0
+    lost = {"kl": {"phase": 1, "text": "of a phase that was killed"}}
+    first.run.write_info(info | {"diagnostics": diagnostics | lost})
     second = RLHFTrainer.resume(first.run.path, reward_fn=equal)
     second.train()
     assert second.run.read_info()["diagnostics"] == diagnostics

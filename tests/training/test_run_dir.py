@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RLHFTrainer, RunDir
@@ -134,12 +135,14 @@ def test_replacing_shows_the_old_file_until_the_end(tmp_path):
 
 def test_newest_lock_of_a_process_takes_over(tmp_path):
     older, newer = RunLock(), RunLock()
+    of_path = FileLock(tmp_path / LOCK, timeout=0, thread_local=False, is_singleton=True)
     assert [lock.hold(tmp_path) for lock in (older, older, newer)] == [True, False, True]
     with pytest.raises(RunError, match="Another trainer has taken over the run"):
         older.hold(tmp_path)
     older.release()
     assert not newer.hold(tmp_path) and (tmp_path / LOCK).exists()
     newer.release()
+    assert not of_path.is_locked  # the file is closed
     assert not (tmp_path / LOCK).exists() and newer.hold(tmp_path)
     newer.release()
 
