@@ -1,4 +1,4 @@
-"""Directions in the residual stream: how one is fitted to a label, read, and ablated."""
+"""Directions in the residual stream: fits to a label, projection, ablation, and Bayes' rule."""
 
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.functional.masks import at_least_float32
+from rlhf_lab.identity import Check
 from rlhf_lab.models.device import exact
 
 Method = Literal["mean", "lda"]
@@ -151,3 +152,15 @@ def paired_excess(
     n = gain.shape[-1]
     error = (gain.var(-1, unbiased=n > 1) / n).sqrt()
     return gain.mean(-1), error
+
+
+def check_bayes(
+    decided: Bool[Tensor, "*site n"],
+    best: Bool[Tensor, "*pos n"],
+    informed: Bool[Tensor, "*pos"],
+    labels: Bool[Tensor, " n"],
+) -> Check:
+    """Check that no decision beats Bayes' rule by more than 4 standard errors where it is known."""
+    excess, error = paired_excess(decided, best.expand_as(decided), labels)
+    beaten = (excess - 4 * error).masked_fill(~informed, 0.0).max().clamp(min=0).item()
+    return Check.at_most("Bayes' rule is not beaten", beaten, 0.0)

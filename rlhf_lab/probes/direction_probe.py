@@ -1,5 +1,6 @@
 """Direction: linear probe for a label in the residual stream, its controls, and its drift."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -14,12 +15,12 @@ from rlhf_lab.probes.direction import (
     Method,
     ablate,
     accuracy,
+    check_bayes,
     fit_direction,
     fit_each_site,
-    paired_excess,
     project,
 )
-from rlhf_lab.probes.erasure import Eraser, fit_leace
+from rlhf_lab.probes.erasure import fit_leace
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -43,13 +44,13 @@ class Direction(Probe):
     - the cosine with the reference's direction, and that of fits to two halves of the same
       activations (`split_half_cosine`), the floor of noise;
     - the projection of both classes on the reference's direction;
-    - controls: shuffled labels (Hewitt and Liang 2019, arXiv 1909.03368) and a random direction.
+    - a control: shuffled labels (Hewitt and Liang 2019, arXiv 1909.03368).
 
     Also the accuracy of Fisher's discriminant (`accuracy_lda`), on other sequences after ablation
     of the direction (`accuracy_ablated`) or erasure by LEACE (`accuracy_erased`); Bayes' on Reel.
 
-    Checks: nothing is left along an ablated direction; LEACE makes the class means equal; on Reel,
-    for the sentiment, Bayes' rule is not beaten by more than 4 standard errors.
+    Checks: LEACE makes the class means equal; on Reel, for the sentiment, Bayes' rule is not beaten
+    by more than 4 standard errors.
 
     Args:
         label: meaning of the eval labels; Bayes' rule is known for "sentiment" only.
@@ -107,19 +108,14 @@ class Direction(Probe):
             "accuracy_frozen": _accuracy(ours, first),
             "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
             **halves,
-            **_controls(ours, self.method),
+            "accuracy_shuffled": _shuffled_accuracy(ours, self.method),
             "accuracy_lda": _accuracy(ours, fit_each_site(ours.x, ours.labels, "lda")),
             "positive_projection": decimals(moved[..., positive].mean(-1), 4),
             "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
         }
-        left = project(ablate(held.double(), fitted.direction), fitted.direction)
-        miss = left.abs().max().item()
-        checks = [
-            Check.at_most("nothing is left along an ablated direction", miss, 1e-6),
-            Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6),
-        ]
+        checks = [lambda: Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6)]
         if self.label == "sentiment" and seen.truth_fits_labels:
-            bayes, check = _against_bayes(seen, ours, fitted, cut)
+            bayes, check = _bayes(seen, ours, fitted, cut)
             values |= bayes
             checks.append(check)
         return Record(values, {"direction": fitted.direction.float()}, checks)
@@ -140,7 +136,7 @@ def _accuracy(split: Split, fitted: Fitted) -> list:
 
 
 def accuracy_interval(split: Split, fitted: Fitted) -> Interval:
-    """The bootstrap interval of each site's and position's accuracy, over held-out sequences."""
+    """Return the accuracy of each site and position, with its interval over held-out sequences."""
     along = project(split.held, fitted.direction)
     is_right = (along > fitted.threshold[..., None]) == split.held_labels
     return bootstrap_means(is_right.movedim(-1, 0), resamples=RESAMPLES)
@@ -156,12 +152,8 @@ def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
     one, other = (split.labels[half] for half in rows)
     if any(bool(labels.all()) or not bool(labels.any()) for labels in (one, other)):
         return {}, 0.0
-    found: dict[str, list] = {
-        "split_half_cosine": [],
-        "accuracy_ablated": [],
-        "accuracy_erased": [],
-    }
-    unequal = 0.0
+    names, unequal = ("split_half_cosine", "accuracy_ablated", "accuracy_erased"), 0.0
+    found: dict[str, list] = {name: [] for name in names}
     for x, held in zip(split.x.double(), split.held.double(), strict=True):
         fitted, rest = x[..., rows[0], :], x[..., rows[1], :]
         axes = [fit_direction(*half, method).direction for half in ((fitted, one), (rest, other))]
@@ -169,57 +161,34 @@ def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
         eraser = fit_leace(fitted, one)
         ways = {"ablated": lambda acts, axis=axes[0]: ablate(acts, axis), "erased": eraser.erase}
         for name, erase in ways.items():
-            read = Split(erase(rest), other, erase(held), split.held_labels)
-            found[f"accuracy_{name}"].append(_lda_accuracy(read))
-        unequal = max(unequal, _left_by(eraser, fitted, one))
+            left = Split(erase(rest), other, erase(held), split.held_labels)
+            fisher = fit_direction(left.x, left.labels, "lda")
+            found[f"accuracy_{name}"].append(_accuracy(left, fisher))
+        erased, size = eraser.erase(fitted), eraser.axis.norm(dim=-1)
+        gap = (erased[..., one, :].mean(-2) - erased[..., ~one, :].mean(-2)).norm(dim=-1)
+        unequal = max(unequal, torch.where(size > 1e-6, gap / size, 0.0).max().item())
     return found, unequal
 
 
-def _left_by(
-    eraser: Eraser, x: Float[Tensor, "pos fit d_model"], labels: Bool[Tensor, " fit"]
-) -> float:
-    erased = eraser.erase(x)
-    gap = (erased[..., labels, :].mean(-2) - erased[..., ~labels, :].mean(-2)).norm(dim=-1)
-    size = eraser.axis.norm(dim=-1)
-    return (gap[size > 1e-6] / size[size > 1e-6]).max().item() if (size > 1e-6).any() else 0.0
-
-
-def _lda_accuracy(split: Split) -> list:
-    return _accuracy(split, fit_direction(split.x, split.labels, "lda"))
-
-
-def _controls(split: Split, method: Method) -> dict[str, list]:
-    x, labels = split.x, split.labels
+def _shuffled_accuracy(split: Split, method: Method) -> list:
     generator = torch.Generator().manual_seed(0)
-    every = torch.cat([labels, split.held_labels])
-    every = every[torch.randperm(len(every), generator=generator).to(labels.device)]
-    control = Split(x, every[: len(labels)], split.held, every[len(labels) :])
-    shuffled = fit_each_site(x, control.labels, method)
-    noise = torch.randn(x.shape[-1], generator=generator).to(x.device)
-    noise = noise / noise.norm()
-    random = noise.expand(*x.shape[:2], -1).double()
-    along = project(x, random)
-    threshold = (along[..., labels].mean(-1) + along[..., ~labels].mean(-1)) / 2
-    return {
-        "accuracy_shuffled": _accuracy(control, shuffled),
-        "accuracy_random": _accuracy(split, Fitted(random, threshold)),
-    }
+    every = torch.cat([split.labels, split.held_labels])
+    every = every[torch.randperm(len(every), generator=generator).to(every.device)]
+    n = len(split.labels)
+    control = Split(split.x, every[:n], split.held, every[n:])
+    return _accuracy(control, fit_each_site(control.x, control.labels, method))
 
 
-def _against_bayes(
+def _bayes(
     seen: Observation, split: Split, fitted: Fitted, cut: int
-) -> tuple[dict[str, list], Check]:
+) -> tuple[dict[str, list], Callable[[], Check]]:
     tokens, labels = seen.text.common().tokens, split.held_labels
-    decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
-    belief, mask = seen.truth.beliefs(tokens)
-    best = (belief[cut:] > 0.5).T.to(labels.device)
-    excess, error = paired_excess(decided, best.expand_as(decided), labels)
-    informed = ((belief[cut:] - 0.5).abs() > 1e-9).any(0) & mask[cut:].all(0)
-    beaten = ((excess - 4 * error)[:, informed.to(excess.device)]).max().clamp(min=0).item()
-    bayes = (best == labels).double().mean(-1)
+    belief, mask = (x[cut:].T.to(labels.device) for x in seen.truth.beliefs(tokens))
+    best, informed = belief > 0.5, ((belief - 0.5).abs() > 1e-9).any(1) & mask.all(1)
     values = {
-        "bayes_accuracy": decimals(bayes, 4),
+        "bayes_accuracy": decimals((best == labels).double().mean(-1), 4),
         "informed": informed.tolist(),
         "slots": seen.truth.slot_names(tokens.shape[1]),
     }
-    return values, Check.at_most("Bayes' rule is not beaten", beaten, 0.0)
+    decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
+    return values, lambda: check_bayes(decided, best, informed, labels)

@@ -1,5 +1,7 @@
 """FrozenProbe: persona drift, read at one slot by a linear probe that is fitted in phase 0 only."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -10,9 +12,9 @@ from rlhf_lab.models.device import where_exact
 from rlhf_lab.probes.direction import (
     Fitted,
     accuracy,
+    check_bayes,
     cosine_interval,
     fit_direction,
-    paired_excess,
     project,
 )
 from rlhf_lab.probes.direction_probe import LAYER_SITES
@@ -182,19 +184,15 @@ def _control(
 
 def _bayes(
     seen: Observation, held: Float[Tensor, "site held d_model"], refit: Fitted, cut: int, pos: int
-) -> tuple[dict, Check]:
+) -> tuple[dict, Callable[[], Check]]:
     tokens, labels = seen.text.tokens, seen.text.labels[cut:].to(held.device)
-    belief, mask = seen.truth.beliefs(tokens)
-    best = (belief[cut:, pos] > 0.5).to(held.device)
-    decided = project(held, refit.direction) > refit.threshold[:, None]
-    excess, error = paired_excess(decided, best.expand_as(decided), labels)
-    informed = bool(((belief[cut:, pos] - 0.5).abs() > 1e-9).any() and mask[cut:, pos].all())
-    beaten = (excess - 4 * error).max().clamp(min=0).item() if informed else 0.0
-    right = (best == labels).double()
-    found = bootstrap_means(right[:, None], resamples=RESAMPLES)
+    belief, mask = (x[cut:, pos].to(held.device) for x in seen.truth.beliefs(tokens))
+    best, informed = belief > 0.5, ((belief - 0.5).abs() > 1e-9).any() & mask.all()
+    found = bootstrap_means((best == labels).double()[:, None], resamples=RESAMPLES)
     values = {
         "slot": seen.truth.slot_names(tokens.shape[1])[pos],
         "bayes_accuracy": decimals(found.value, 4),
         **interval_fields("bayes_accuracy", found),
     }
-    return values, Check.at_most("Bayes' rule is not beaten", beaten, 0.0)
+    decided = project(held, refit.direction) > refit.threshold[:, None]
+    return values, lambda: check_bayes(decided, best, informed, labels)

@@ -153,7 +153,7 @@ def _drift(records: Snapshots) -> Pictures:
 
 DRIFT = {
     "accuracy of linear probes": "accuracy accuracy_frozen accuracy_lda",
-    "accuracy of controls": "accuracy_ablated accuracy_erased accuracy_shuffled accuracy_random",
+    "accuracy of controls": "accuracy_ablated accuracy_erased accuracy_shuffled",
     "AUC": "auc",
     "cosine": "cosine_with_reference split_half_cosine",
     "projection on the reference's direction": "positive_projection negative_projection",

@@ -95,14 +95,14 @@ LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
 def _text_strips(at: Snapshot) -> Pictures:
     for field in STRIPS:
         is_exact, kind = field.startswith("true_"), "diverging"
-        if field in ("kl", "entropy", "true_value"):
+        if field in ("kl", "true_value"):
             kind = "sequential"
         title = field.replace("true_", "exact ").replace("_", " ")
         mask, note = ("truth_mask", "In units of the reward.") if is_exact else ("mask", "")
         yield strip(at, title, field, title, kind, mask, rewards=at["rewards"], note=note)
 
 
-STRIPS = tuple("advantage true_advantage value true_value return kl log_ratio entropy".split())
+STRIPS = tuple("advantage true_advantage value true_value kl".split())
 
 
 def _moved_words(at: Snapshot) -> Pictures:

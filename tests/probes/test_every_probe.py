@@ -28,7 +28,6 @@ from rlhf_lab.probes import (
     WordsMoved,
     attach,
 )
-from rlhf_lab.probes.text_heatmap import FIELDS
 from tests.probes.test_eval_text import cut_reviews
 
 MAKERS = {
@@ -45,7 +44,7 @@ MAKERS = {
     RunHealth: RunHealth,
     StepInfluence: lambda: StepInfluence(every=2),
     StepLedger: lambda: StepLedger(every=2),
-    TextHeatmap: lambda: TextHeatmap(fields=FIELDS, every=2),
+    TextHeatmap: lambda: TextHeatmap(every=2),
     ValueAttribution: lambda: ValueAttribution(every=2, slots=(8,), n=8),
     ValueLens: lambda: ValueLens(every=2),
     WeightDelta: lambda: WeightDelta(words=("loved", "hated"), every=2),

@@ -16,7 +16,6 @@ from rlhf_lab.probes import (
     RunHealth,
     attach,
 )
-from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.training.capture import capture_activations
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -124,15 +123,6 @@ def test_one_name_of_a_site_is_as_good_as_a_list_of_it(reel_policy, text):
     at = "blocks.0.hook_mlp_out"
     found = [capture_activations(reel_policy, text, names)[at] for names in (at, [at])]
     assert torch.equal(*found)
-
-
-@pytest.mark.parametrize(
-    ("shape", "labels"),
-    [((6, 5, 4), [True, False] * 3), ((6, 4), [1.0, 0.0] * 3), ((6, 4), [True, False])],
-)
-def test_a_direction_needs_a_row_for_each_label(shape, labels):
-    with pytest.raises(ValueError, match=r"give activations at one position, \[n d_model\]"):
-        fit_direction(torch.randn(shape), torch.tensor(labels))
 
 
 def test_a_policy_stands_for_its_language_model(reel_policy, text):

@@ -42,7 +42,6 @@ from rlhf_lab.probes import (
     WeightDelta,
     attach,
 )
-from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.planting import Fault, planted
 from tests.training.test_safety_net import machine
@@ -84,7 +83,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             RunHealth,
             lambda: StepInfluence(pos=VERDICT, n=4, fine=False),
             StepLedger,
-            lambda: TextHeatmap(fields=FIELDS),
+            TextHeatmap,
             lambda: ValueAttribution(slots=(5, 9, 24), n=24),
             ValueLens,
             lambda: WeightDelta(words=("loved", "hated")),
@@ -102,7 +101,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: NeuronRank(n=6),
             lambda: StepInfluence(n=4, fine=False),
             StepLedger,
-            lambda: TextHeatmap(fields=FIELDS),
+            TextHeatmap,
             lambda: ValueAttribution(slots=(5, 9, 24), n=24),
             lambda: ValueLens("rollout"),
         ],

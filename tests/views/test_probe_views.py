@@ -48,7 +48,6 @@ StepLedger | step steps real_tokens kl_coef clipped_surrogate value_loss entropy
  objective | advantage:1,2 clipped:1,2 entropy:1,2 kl:1,2 logprob:1,2 old_logprob:1,2 ratio:1,2
  return:1,2 share:1,2 surrogate:1,2 value:1,2 value_loss:1,2 whitened:1,2
 TextHeatmap | rewards:1 | advantage:1,2 true_advantage:1,2 kl:1,2 value:1,2 true_value:1,2
- entropy:1,2 return:1,2 log_ratio:1,2
 HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 repeated_reference:1
  overlap_texts:1 overlap_reference:1 reward* true_reward* gap* grammatical* reward_std
  saturated_below saturated alarm_z | promoted_mass:2 counts:2,2
@@ -57,7 +56,7 @@ ValueLens | held_out head_n lens_held_out ridge r2:2,2* head_correlation:2* raw_
  | lens:2,1,2 lens_tuned:2,1,2
 ValueAttribution | sd:2,2* value_sd:2 dead |
 Direction | accuracy:2,2* accuracy_frozen:2,2* accuracy_lda:2,2* accuracy_ablated:2,2*
- accuracy_erased:2,2* accuracy_shuffled:2,2* accuracy_random:2,2* auc:2,2*
+ accuracy_erased:2,2* accuracy_shuffled:2,2* auc:2,2*
  cosine_with_reference:2,2* split_half_cosine:2,2* positive_projection:2,2*
  negative_projection:2,2* bayes_accuracy:2 |
 FrozenProbe | position positive size:2 accuracy_frozen:2* gap:2* called:2* shift:2* cosine:2*
@@ -238,7 +237,7 @@ RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_pe
  explained_variance clip_fraction grad_norm | beta_eff reward_std advantage_std entropy_per_token
 HackWatch | reward true_reward gap grammatical | saturated
 Direction | accuracy accuracy_frozen accuracy_lda accuracy_ablated accuracy_erased accuracy_shuffled
- accuracy_random auc cosine_with_reference split_half_cosine positive_projection
+ auc cosine_with_reference split_half_cosine positive_projection
  negative_projection | phase
 FrozenProbe | shift | accuracy_frozen gap called shift cosine split_half moved_cosine
  accuracy_control size
@@ -504,7 +503,7 @@ def test_derived_numbers_match_hand_computed():
 def test_tokens_have_their_own_values_and_prompts_none():
     pictures, at = drawn("TextHeatmap")
     strips = {p.title: p for p in pictures if isinstance(p, Strip)}
-    assert len(strips) == 8 and set(FIELDS) <= at.tensors.keys()
+    assert len(strips) == 5 and set(FIELDS) <= at.tensors.keys()
     for field in at.tensors.keys() - {"mask", "truth_mask", "states"}:
         label = field.replace("true_", "exact ").replace("_", " ")
         (row,) = strips[f"phase 3: {label}"].rows
