@@ -11,15 +11,15 @@ INSTALLED := .venv/installed
 DEVELOPED := .venv/developed
 PEERS := .cache/peers
 
-# What depends on the versions of other packages and of Python most.
+# What depends most on the versions of other packages and of Python.
 ELSEWHERE := tests/test_requirements.py tests/course/test_wheel.py tests/models tests/views
 ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 
 # What shows in a minute that the package works with a version of TransformerLens.
 SMOKE := tests/test_smoke.py tests/test_requirements.py tests/functional tests/models/test_equality.py
-SMOKE += -m "not slow and not process" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
+SMOKE += -m "not slow and not process and not nightly" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
 
-.PHONY: train test lock lowest pinned newest smoke quick faults site test-browser lint course lessons reel reel-check bench bench-peers clean
+.PHONY: train test lock lowest pinned newest smoke quick nightly faults site test-browser lint course lessons reel reel-check bench bench-peers clean
 
 train: $(INSTALLED)
 	$(BIN)/python -m rlhf_lab train
@@ -28,9 +28,17 @@ test: $(DEVELOPED) lint
 	# in the order of their names: the longest files would otherwise be the last, and run alone
 	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# The tests that take no time: neither what trains or solves for long nor what starts a process, a kernel or a browser.
+# The tests of at most 0.3 CPU seconds each: none trains or starts a process, a kernel or a browser.
 quick: $(DEVELOPED) lint
-	$(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not slow and not process and not kernel and not browser"
+	RLHF_LAB_QUICK=1 $(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not (slow or process or kernel or browser or nightly)"
+
+# Every test, with other versions of packages and of Python, and with a browser.
+nightly: $(DEVELOPED) lint
+	$(PIP) --constraint requirements.lock --editable ".[browser,docs]"
+	RLHF_LAB_NIGHTLY=1 $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder -rs
+	$(MAKE) faults
+	if command -v python3.12; then $(MAKE) lowest newest PYTHON=python3.12; fi
+	if command -v python3.13; then $(MAKE) pinned PYTHON=python3.13; fi
 
 # Each line of tests/faults.txt changes the source, and a test must fail; FAULTS="functional/kl" chooses lines.
 faults: $(DEVELOPED)
@@ -44,10 +52,10 @@ site: $(DEVELOPED)
 	$(PIP) --constraint requirements.lock --editable ".[docs]"
 	$(BIN)/python -m tools.site
 
-# Lessons, reports and the site in headless Chromium, which has to be on PATH; skipped, with a reason, without.
+# A lesson and a report in headless Chromium, which has to be on PATH; the tests are skipped without it.
 test-browser: $(DEVELOPED)
-	$(PIP) --constraint requirements.lock --editable ".[browser,docs]"
-	RLHF_LAB_BROWSER=1 $(PYTEST) -rs tests/browser
+	$(PIP) --constraint requirements.lock --editable ".[browser]"
+	$(PYTEST) -rs tests/browser
 
 # All extras, as new as the ranges of requirements.txt allow, beside the torch that is pinned; written down whole.
 lock:
@@ -58,15 +66,14 @@ lock:
 	.cache/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .cache/lock/written
 	mv .cache/lock/written requirements.lock
 
-# With PYTHON, in an environment of its own: the oldest packages that the ranges allow, which is what the lower bounds are
-# tested by, or the pinned ones, for another Python than that of .venv. On Linux, uv takes a torch that brings CUDA.
-# `rm -r .cache/lowest` or `.cache/pinned` goes before another PYTHON.
-lowest pinned: %: .cache/%/installed
-	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --numprocesses 2 --dist loadfile --quiet -m "not slow" $(ELSEWHERE)
+# The list of `smoke` in an environment for PYTHON with the oldest packages that requirements.txt allows, or with the newest
+# TransformerLens 4. On Linux, uv takes a torch with CUDA. Remove .cache/lowest or .cache/newest before another PYTHON.
+lowest newest: %: .cache/%/installed
+	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --quiet $(SMOKE)
 
-# The same list as `smoke`, in an environment with the newest TransformerLens 4.
-newest: .cache/newest/installed
-	$(subst $(BIN),.cache/newest/bin,$(PYTEST)) --quiet $(SMOKE)
+# A longer list with the pinned packages, for another Python than that of .venv.
+pinned: .cache/pinned/installed
+	$(subst $(BIN),.cache/$@/bin,$(PYTEST)) --numprocesses 2 --dist loadfile --quiet -m "not slow" $(ELSEWHERE)
 
 .cache/lowest/installed: VERSIONS := --resolution lowest-direct
 .cache/pinned/installed: VERSIONS := --constraint requirements.lock
@@ -86,7 +93,7 @@ course: $(DEVELOPED)
 
 # Every lesson whole, each cell twice over and from top to bottom in a fresh kernel; half an hour.
 lessons: $(DEVELOPED)
-	RLHF_LAB_SLOW=1 $(PYTEST) tests/course/test_lessons.py tests/course/test_lesson_again.py
+	RLHF_LAB_NIGHTLY=1 $(PYTEST) tests/course/test_lessons.py tests/course/test_lesson_again.py
 
 # The bundled models, made again from the grammar into runs/organism; and those that are shipped, measured.
 reel: $(DEVELOPED)

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: marks, tiny model directories, processes, and no network.
+"""Fixtures of all tests: tiers, tiny model directories, processes, and no network.
 
 Fixtures import transformers (5 seconds and more) themselves, so tests of the maths start without.
 """
@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("no time limit", deadline=None)
 hypothesis.settings.load_profile("no time limit")
 
+NIGHTLY = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
+QUICK = bool(os.environ.get("RLHF_LAB_QUICK"))
+QUICK_LIMIT = 0.3  # CPU seconds of a test of `make quick`
+SKIPPED = pytest.mark.skip(reason="RLHF_LAB_NIGHTLY is unset")
 MARKS = {  # fixtures that start a process or train, and the mark of the tests that use them
     **dict.fromkeys(("warm_python", "cold_python"), "process"),
     "chromium": "browser",
@@ -43,8 +48,10 @@ MARKS = {  # fixtures that start a process or train, and the mark of the tests t
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that are slow or start a process through a fixture."""
+    """Mark tests by their fixtures, and skip nightly ones in other tiers."""
     for item in items:
+        if not NIGHTLY and item.get_closest_marker("nightly"):
+            item.add_marker(SKIPPED)
         for fixture in MARKS.keys() & set(getattr(item, "fixturenames", ())):
             item.add_marker(MARKS[fixture])
 
@@ -66,7 +73,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if not {mark.name for mark in item.iter_markers()} & {"process", "kernel", "browser"}:
             patch.setattr(subprocess.Popen, "_execute_child", fail_on_process)
-        return (yield)
+        before = time.process_time()
+        result = yield
+        seconds = time.process_time() - before
+        if QUICK and seconds > QUICK_LIMIT:
+            pytest.fail(f"takes {seconds:.2f} s of CPU in `make quick`; mark it slow")
+        return result
 
 
 START = subprocess.Popen._execute_child

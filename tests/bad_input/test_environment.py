@@ -46,6 +46,7 @@ def warm(warm_python: WarmPython, here: Path) -> Callable[..., subprocess.Comple
     return run
 
 
+ONE_KIND = "no variable at all"  # of those below, in every run
 VARIABLES = {
     "dumb terminal": {"TERM": "dumb", "COLUMNS": "wide", "FORCE_COLOR": "1"},
     "one column": {"COLUMNS": "1", "NO_COLOR": "1"},
@@ -54,7 +55,9 @@ VARIABLES = {
 }
 
 
-@pytest.mark.parametrize("kind", VARIABLES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k == ONE_KIND else pytest.mark.nightly) for k in VARIABLES]
+)
 def test_run_works_with(kind: str, warm: Callable, here: Path) -> None:
     done = warm(PROGRAM, VARIABLES[kind])
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -70,7 +73,7 @@ def test_progress_is_shown_for_unusable_file(value: str, warm: Callable, here: P
     assert (done.returncode, done.stderr) == (0, "") and value in done.stdout
 
 
-@pytest.mark.parametrize("streams", ["<&-", "2>&-"])
+@pytest.mark.parametrize("streams", [pytest.param("<&-", marks=pytest.mark.nightly), "2>&-"])
 def test_closed_stream_is_ignored(streams: str, surroundings: dict[str, str], here: Path) -> None:
     command = f"{sys.executable} -m rlhf_lab report RUN --out new.html {streams}"
     env = surroundings | {"PYTHONPATH": ROOT}
@@ -99,6 +102,7 @@ def test_warnings_as_errors_change_nothing(cold: Callable, here: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1.0000")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "LANG": "C"}])
 def test_name_beyond_ascii_works_with(locale: dict[str, str], cold: Callable, here: Path) -> None:
     done = cold(["-m", "rlhf_lab", "report", "RUN", "--out", "größe 🎬.html"], locale)

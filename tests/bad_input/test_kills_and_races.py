@@ -50,7 +50,7 @@ sys.exit(main(sys.argv[4:]))
 
 
 def test_killed_runs_resume_bitwise(warm_python: WarmPython, tmp_path: Path) -> None:
-    kills = int(os.environ.get("RLHF_LAB_KILLS", "8"))
+    kills = 8 if os.environ.get("RLHF_LAB_NIGHTLY") else 1
     assert kill_runs(warm_python, tmp_path, kills).total() >= kills
 
 
@@ -104,7 +104,9 @@ def train(out: Path) -> list[Any]:
     return ["train", *TRAIN, "--out", str(out)]
 
 
-@pytest.mark.parametrize("moment", ["after_rollout 0", "after_step 2"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("after_rollout 0", marks=pytest.mark.nightly), "after_step 2"]
+)
 def test_run_in_progress_is_read_but_not_resumed(held, whole, tmp_path, monkeypatch, moment):
     monkeypatch.chdir(tmp_path)
     first = held(moment, *train(tmp_path / "RUN"))
@@ -116,6 +118,7 @@ def test_run_in_progress_is_read_but_not_resumed(held, whole, tmp_path, monkeypa
     assert_same_run(tmp_path / "RUN", whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_late_trainer_rejects_another_run(held, whole, tmp_path, is_finished) -> None:
     command = train(tmp_path / "RUN")
@@ -129,6 +132,7 @@ def test_late_trainer_rejects_another_run(held, whole, tmp_path, is_finished) ->
     assert_same_run(tmp_path / "RUN", whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_late_resume_rejects_a_run_that_was_continued(held, whole, tmp_path, is_finished) -> None:
     stopped = held("after_rollout 1", *train(tmp_path / "RUN"))

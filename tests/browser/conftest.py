@@ -78,9 +78,8 @@ def legible():
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator:
-    """A headless Chromium; the test is skipped where there is none."""
-    if not os.environ.get("RLHF_LAB_BROWSER"):
-        pytest.skip("a browser test; run `make test-browser`")
+    """A headless Chromium; the test is skipped if playwright or Chromium is missing."""
+    pytest.importorskip("playwright", reason="needs the extra browser; run `make test-browser`")
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
         pytest.skip("there is no chromium on PATH; install it (Debian: apt-get install chromium)")

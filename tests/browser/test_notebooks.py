@@ -45,6 +45,7 @@ def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, le
         lesson.picture(pictures / f"right_{theme.split()[1]}.png", "check(normalize_reward)")
 
 
+@pytest.mark.nightly
 def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
     open_notebook, solve, legible, pictures
 ):
@@ -80,6 +81,7 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
         lesson.picture(pictures / f"progress_{theme.split()[1]}.png", "predictions.show()")
 
 
+@pytest.mark.nightly
 def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pictures):
     serve(
         "tokens.ipynb",

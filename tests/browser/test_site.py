@@ -85,6 +85,7 @@ def faults(page, legible) -> list[str]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_whole_and_legible(chromium, site, legible, pictures, scheme):
     problems = []
@@ -102,6 +103,7 @@ def test_every_page_is_whole_and_legible(chromium, site, legible, pictures, sche
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.nightly
 def test_no_page_scrolls_sideways_on_a_telephone(chromium, site, legible):
     problems = []
     with served(site.html) as address, opened(chromium, address, "light", 400) as (page, wrong):
@@ -112,6 +114,7 @@ def test_no_page_scrolls_sideways_on_a_telephone(chromium, site, legible):
     assert not problems
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_search_finds_a_function_a_recipe_and_a_setting(chromium, site, pictures, scheme):
     found = {

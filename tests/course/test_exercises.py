@@ -119,6 +119,7 @@ def test_judging_leaves_the_global_random_state_alone() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", WITH_FORMS, ids=lambda e: e.name)
 def test_forms_of_a_reference_pass_and_carry_slips(exercise) -> None:

@@ -15,7 +15,15 @@ from tools.course.stub import used_names
 
 ROOT = Path(__file__).parents[2]
 MASTERS = builder.masters(ROOT)
-WHOLE = bool(os.environ.get("RLHF_LAB_SLOW"))
+WHOLE = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
+DAILY = ("00_start", "06_ppo")
+BY_LESSON = pytest.mark.parametrize(
+    "master",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in DAILY else pytest.mark.nightly)
+        for path in MASTERS
+    ],
+)
 SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
 SMALL |= {"n": 16, "controls": 2, "stride": 4}
 TEXTS = {"96|128|192": "32", "256|512|768|1024|3000": "64", "320": "128"}
@@ -76,7 +84,7 @@ def run(cells: Cells, place: Path, warm_python: WarmPython, surroundings: dict[s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("master", MASTERS, ids=lambda path: path.stem)
+@BY_LESSON
 def test_every_cell_can_be_run_again(
     master: Path, tmp_path: Path, warm_python: WarmPython, surroundings: dict[str, str]
 ) -> None:
@@ -86,7 +94,7 @@ def test_every_cell_can_be_run_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("master", MASTERS, ids=lambda path: path.stem)
+@BY_LESSON
 def test_exercises_need_the_set_up_and_the_exercises_that_they_use_only(
     master: Path, tmp_path: Path, warm_python: WarmPython, surroundings: dict[str, str]
 ) -> None:

@@ -81,6 +81,7 @@ def of_cells(*sources: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=cells)
 
 
+@pytest.mark.nightly
 def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_that_are_set(
     tmp_path, bare, monkeypatch
 ):
@@ -94,6 +95,7 @@ def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_t
     assert Path(file).is_relative_to(clone)
 
 
+@pytest.mark.nightly
 def test_first_cell_takes_the_wheel_that_its_error_names(tmp_path, bare, wheels):
     with pytest.raises(CellExecutionError) as raised:
         run(of_cells(FIRST_CELL, TRAINED), tmp_path / "lessons")

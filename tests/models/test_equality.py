@@ -1,11 +1,10 @@
 """Our model against transformers and against TransformerLens's HookedTransformer.
 
-All 39 models are compared nightly (RLHF_LAB_NIGHTLY=1), one per family in every run.
+All 39 models are compared nightly, one per family in every run.
 """
 
 import copy
 import importlib.metadata
-import os
 
 import pytest
 import torch
@@ -25,10 +24,7 @@ LOGITS = 6e-5  # largest difference of a logit
 GRADIENTS = 1e-12  # relative to the largest gradient of any parameter
 ACTIVATIONS = 1e-4
 ACTIVATIONS_OF_DEEP = 3e-4  # Gemma 3 of 7 layers
-NIGHTLY = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.environ.get("RLHF_LAB_NIGHTLY"), reason="RLHF_LAB_NIGHTLY is unset"),
-]
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 NAMES = ["reel-nano", *TINY, *VARIANTS]
 EACH = [pytest.param(n, id=n, marks=[] if n in TINY else NIGHTLY) for n in NAMES]
 HAS_TRANSFORMER_LENS_MODEL = int(importlib.metadata.version("transformer_lens").split(".")[0]) < 4

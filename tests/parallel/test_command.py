@@ -55,6 +55,7 @@ PolicyUpdate.step = dying
 """
 
 
+@pytest.mark.nightly
 def test_killed_run_resumes_with_other_numbers_of_processes(launch, tmp_path):
     """Killed in phase 2 of 4 with 2 processes; 1 continues it for a phase, then 4."""
     run = tmp_path / "run"
@@ -83,6 +84,7 @@ def test_killed_run_resumes_with_other_numbers_of_processes(launch, tmp_path):
         assert [line[name] for line in after] == pytest.approx(expected, abs=2e-5)
 
 
+@pytest.mark.nightly
 def test_remaining_processes_report_killed_ones(launch, tmp_path):
     """The main process and rank 3 are killed in a step of phase 1: within 20 s one line each."""
     train = f"{TRAIN} --total-phases 3 --parallel fsdp --out {tmp_path / 'run'}"

@@ -9,7 +9,7 @@ import pytest
 from tests.pages import ROOT
 
 pytest.importorskip("furo", reason="the site needs the extra docs; run `make site`")
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 BUILD = """
 import sys
 from pathlib import Path

@@ -12,7 +12,7 @@ from tests.pages import DOCS, ROOT, page, quoted, rows
 from tests.site_build import BuiltSite, build_repository
 from tools.site.public import rooms
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
