@@ -98,7 +98,7 @@ print("reviews that the grammar can tell apart:", len(chances))
 #
 # ## A hole that nobody planted
 #
-# The bundled classifier judges reviews as well as anybody can (the README has the figures). What happens if it
+# The bundled classifier judges reviews as well as anybody can (docs/running.md has the figures). What happens if it
 # pays, and nothing keeps the policy near the reference: `kl_coef=0`?
 #
 # Where will the true reward end, while the reward goes to its maximum?

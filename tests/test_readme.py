@@ -1,4 +1,4 @@
-"""The README's promises, kept by running them."""
+"""What README and docs/running.md promise, kept by running it."""
 
 import os
 import re
@@ -14,13 +14,14 @@ from tests.pages import page, quoted, rows
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = README + page("running")
 NEEDS_HUB_OR_FILES = ("gpt2-medium", "path/to")
 MAKERS = ("python -m tools.", "python -m benchmarks")
 """What is run from the repository's root."""
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", PAGES, flags=re.DOTALL)
 
 
 def commands() -> list[str]:
@@ -74,7 +75,7 @@ def test_the_breakpoint_of_the_readme_stops_where_the_metrics_page_says(tmp_path
     (command,) = [c for c in commands() if c.startswith("python -m pdb")]
     assert "](docs/metrics.md)" in README.split(command)[0]
     (where,) = [quoted(row[3])[0] for row in rows(page("metrics"), 4) if row[0] == "`kl_penalty`"]
-    assert f"`{where}`" in README.split(command)[0]
+    assert f"`kl_penalty`: `{where}`" in README.split(command)[0]
     words = shlex.split(command)[1:]
     begun = words.index("continue") + 1
     words[begun:begun] = ["-c", "where", "-c", "p kl.shape", "-c", "quit"]
@@ -128,20 +129,15 @@ def test_make_installs_what_a_target_needs(tmp_path, target, marks, order, absen
     assert absent not in plan.stdout
 
 
-def test_lessons_that_are_there_and_those_to_come_are_told_apart():
-    said = re.search(
-        r"Lessons ([\d, and]+) are there.*; ([\d, and]+)\s+(?:is|are) still to come", README, re.S
-    )
-    there, to_come = (re.findall(r"\d\d", numbers) for numbers in said.groups())
-    assert there == sorted(path.name[:2] for path in (ROOT / "notebooks").glob("*.ipynb"))
-    assert to_come and not set(to_come) & set(there)
-
-
 def test_true_reward_is_explained_before_it_is_printed():
     before, *rest = README.split("*true reward* is the exact")
     assert rest and "true reward 0" not in before
 
 
 def test_linked_files_exist():
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+    for link in re.findall(r"\]\(([^)#:]+)[)#]", README):
         assert (ROOT / link).is_file(), link
+
+
+def test_readme_is_one_page():
+    assert len(README.splitlines()) <= 120

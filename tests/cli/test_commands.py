@@ -32,11 +32,11 @@ def read_help(*arguments: str) -> str:
     return out.read()
 
 
-def test_readme_lists_the_commands_of_help(monkeypatch):
+def test_docs_list_the_commands_of_help(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     panel = read_help().split("╭─ subcommands")[1]
     listed = "\n".join(line.strip("│").rstrip() for line in panel.splitlines()[2:-1])
-    assert listed in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert listed in (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     assert re.findall(r"• (\S+)", listed) == list(COMMANDS)
 
 
