@@ -10,11 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights_of_both
-from rlhf_lab.functional import Interval, bootstrap_means, kl_per_sequence
-from rlhf_lab.models import TransformerWithValueHead, compare_with_reference, merged_copy
+from rlhf_lab.functional import Interval, bootstrap_means
+from rlhf_lab.models import TransformerWithValueHead, merged_copy
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.organism import grammatical
-from rlhf_lab.organism.tokenizer import speaks_reel
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
@@ -33,8 +31,6 @@ class Transplant:
         groups: names of the groups.
         members: True where a coalition takes the group from the tuned model.
         rewards: of the samples of each coalition, with the same noise in every row of a column.
-        grammatical: fraction of each coalition's texts that are reviews; None outside Reel.
-        kl: of each coalition from the base, in nats per sequence, on its own samples.
         pairs: coalitions with and without each group, whose weighted differences are its Shapley
             value.
     """
@@ -42,8 +38,6 @@ class Transplant:
     groups: list[str]
     members: Bool[Tensor, "coalition group"]
     rewards: Float[Tensor, "coalition n"]
-    grammatical: Float[Tensor, " coalition"] | None
-    kl: Float[Tensor, " coalition"]
     pairs: list[CoalitionPairs]
 
     @property
@@ -113,19 +107,12 @@ def transplant(
     check_partition(groups, before)
     members, pairs = transplant_plan(len(groups), seed)
     writer = Writer(model0, prompt_ids(model0, prompts, n), spec or SamplingSpec(gen_len=26), seed)
-    rewards, reviews, kl = [], [], []
+    rewards = []
     for chosen in members:
         parts = [part for g in chosen.nonzero()[:, 0] for part in groups.parts[g]]
-        samples = writer.write(taken_from(after, before, parts))
-        texts = samples.texts(writer.tokenizer)
+        texts = writer.write(taken_from(after, before, parts)).texts(writer.tokenizer)
         rewards.append(torch.as_tensor(reward(texts)).detach().cpu().float())
-        kl.append(writer.kl_from_base(samples))
-        if speaks_reel(writer.tokenizer):
-            reviews.append(grammatical(texts).float().mean().item())
-    fractions = torch.tensor(reviews) if reviews else None
-    return Transplant(
-        list(groups.names), members, torch.stack(rewards), fractions, torch.tensor(kl), pairs
-    )
+    return Transplant(list(groups.names), members, torch.stack(rewards), pairs)
 
 
 class Writer:
@@ -138,7 +125,7 @@ class Writer:
     def __init__(
         self, model: HookedModel, prompts: list[list[int]], spec: SamplingSpec, seed: int
     ) -> None:
-        self.base, self.prompts, self.spec, self.seed = model, prompts, spec, seed
+        self.prompts, self.spec, self.seed = prompts, spec, seed
         self.policy, self.tokenizer = TransformerWithValueHead(merged_copy(model)), model.tokenizer
 
     @torch.no_grad()
@@ -148,12 +135,6 @@ class Writer:
             parameter.copy_(weights[name])
         generator = torch.Generator().manual_seed(self.seed)
         return sample(self.policy, self.prompts, self.spec, generator, part_size=ROWS_WRITTEN)
-
-    def kl_from_base(self, samples: Samples) -> float:
-        """Return the exact KL from the base on these samples, in nats per sequence."""
-        model, temperature = self.policy.base_model, self.spec.temperature
-        kl = compare_with_reference(model, self.base, samples, temperature, ROWS_WRITTEN).kl
-        return kl_per_sequence(kl, samples.mask).mean().item()
 
 
 def transplant_plan(

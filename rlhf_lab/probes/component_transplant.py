@@ -1,4 +1,4 @@
-"""ComponentTransplant: which part's change of weights earns the reward, by grafts that write."""
+"""ComponentTransplant: the reward of each component's change of weights, by sampled grafts."""
 
 import torch
 from jaxtyping import Float
@@ -7,16 +7,14 @@ from torch import Tensor
 from rlhf_lab.diffing import Transplant, coarse_groups, transplant
 from rlhf_lab.diffing.transplant import MOST_EXACT
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import has_hooks
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.own_writing import (
-    refuse_hooks,
-    refuse_own_parts,
-    resolve_true_reward,
-    run_prompts,
-    run_sampling,
-)
+from rlhf_lab.organism import true_reward
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
+from rlhf_lab.rewards.load import load_reward
+from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.prompts import Prompts
 
 TRANSPLANT_EFFECTS = ("put_in", "taken_out", "shapley")
 
@@ -42,39 +40,53 @@ class ComponentTransplant(Probe):
     def __init__(self, n: int = 96, every: int | None = None, name: str | None = None) -> None:
         super().__init__(every, name)
         if n < 2:
-            raise ConfigError(f"n={n} is too small; sample at least 2 texts, such as 96.")
+            raise ConfigError(f"n={n} of {self.name} must be at least 2, such as 96.")
         self.n = n
 
     def check_model(self, model: HookedModel) -> None:
         groups = len(coarse_groups(model))
         if groups > MOST_EXACT:
             raise ConfigError(
-                f"{self.name} tries every coalition of parts, and this model has {groups} parts; "
-                "call diffing.transplant with groups of your own, or leave the probe out."
+                f"{self.name} tries every coalition of {MOST_EXACT} groups at most, and this model "
+                f"has {groups}. Call diffing.transplant with other groups, or leave out the probe."
             )
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        refuse_own_parts(trainer, self.name, "call diffing.transplant with them afterwards")
+        custom = {"prompts", "reward_fn"} & set(trainer.custom_components)
+        if "prompts" in custom or (custom and trainer.true_reward_fn is None):
+            raise ConfigError(
+                f"{self.name} takes prompts and reward from the settings, and this run has custom "
+                f"{' and '.join(sorted(custom))}. Call diffing.transplant with them afterwards."
+            )
 
     def observe(self, seen: Observation) -> Record:
-        ctx = seen.ctx
-        refuse_hooks(seen, "grafts")
-        groups = coarse_groups(ctx.reference)
-        how = {"prompts": run_prompts(seen), "spec": run_sampling(seen)}
-        how |= {"n": self.n, "seed": seen.args.seed, "reward": resolve_true_reward(seen)}
-        found = transplant(ctx.reference, ctx.policy.base_model, groups, **how)
-        tensors = {
-            "members": found.members.to(torch.uint8),
-            "rewards": found.rewards,
-            "kl": found.kl,
-            **{name: _ends(found, name) for name in TRANSPLANT_EFFECTS},
-        }
-        if found.grammatical is not None:
-            tensors["grammatical"] = found.grammatical
+        args, reference, policy = seen.args, seen.ctx.reference, seen.ctx.policy.base_model
+        if has_hooks(policy):
+            raise ConfigError(
+                f"the policy has hooks, and {self.name} samples without them. Remove them, or "
+                "leave out the probe."
+            )
+        found = transplant(
+            reference,
+            policy,
+            coarse_groups(reference),
+            true_reward if seen.truth is not None else load_reward(args),
+            self.n,
+            args.seed,
+            Prompts(args, None, reference).tokens,
+            SamplingSpec.from_args(args, reference.tokenizer),
+        )
+        tensors = {name: _ends(found, name) for name in TRANSPLANT_EFFECTS}
         means = {name: decimals(tensors[name][:, 0]) for name in TRANSPLANT_EFFECTS}
         values = {"groups": found.groups, "n": self.n, "gain": found.gain.mean().item(), **means}
-        summed = (tensors["shapley"][:, 0].sum() - found.gain.double().mean()).abs().item()
-        return Record(values, tensors, [Check.at_most("parts sum to the gain", summed, 1e-6)])
+
+        def check_sum() -> Check:
+            gap = tensors["shapley"][:, 0].sum() - found.gain.double().mean()
+            return Check.at_most("parts sum to the gain", gap.abs().item(), 1e-6)
+
+        members = found.members.to(torch.uint8)
+        tensors |= {"members": members, "rewards": found.rewards}
+        return Record(values, tensors, [check_sum])
 
 
 def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:

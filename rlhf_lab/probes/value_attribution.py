@@ -7,10 +7,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means
+from rlhf_lab.functional import bootstrap_means, zero_masked
 from rlhf_lab.models import TransformerWithCritic
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.hooked_model import HookedModel, has_hooks, is_centered, model_where_exact
+from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.models.value_head import ValueHead
 from rlhf_lab.probes.probe import (
@@ -118,11 +118,6 @@ class ValueAttribution(Probe):
     ) -> None:
         super().__init__(every, name)
         self.slots, self.n = slots, n
-        if n < 2 or slots == ():
-            raise ConfigError(
-                f"n={n} and slots={slots} of {self.name} must be 2 or more texts and at least one "
-                "position."
-            )
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)
@@ -136,45 +131,32 @@ class ValueAttribution(Probe):
         validate_head(trainer.policy.value_head)
 
     def observe(self, seen: Observation) -> Record:
-        policy = seen.ctx.policy
-        if has_hooks(policy):
-            raise ConfigError(
-                "the policy has hooks, whose changes belong to no component. Remove them, or leave "
-                "out value_attribution."
-            )
-        slots, split, masks, gaps = self._slots(seen), [], [], []
+        head, slots = seen.ctx.policy.value_head, self._slots(seen)
+        split, measured, masks, rows = [], [], [], []
         for pos in slots:
-            names, parts, measured = normalized_parts(seen, pos, self.n)
-            real = seen.text.attention_mask[: len(measured), pos].to(parts.device)
-            kept = parts[:, real]
-            split.append(secant_value_rows(policy.value_head, kept, kept.mean(1)))
-            gaps.append((split[-1].value - exact(measured)[real]).abs().max().item())
+            names, parts, values = normalized_parts(seen, pos, self.n)
+            real = seen.text.attention_mask[: self.n, pos].to(parts.device)
+            found = secant_value_rows(head, parts, parts[:, real].mean(1))
+            kept = (x[real] for x in (found.on, found.value))
+            split.append(ValueRows(found.rows[:, real], *kept, found.base))
+            measured.append(exact(values)[real])
             masks.append(real.cpu())
-        fields, tensors = _summarize(split, torch.stack(masks))
-        values = {"components": names, "positions": slots, **fields}
+            rows.append(zero_masked(found.rows, real.expand_as(found.rows)).cpu())
+        fields = {"components": names, "positions": slots, **_summarize(split)}
         if seen.truth is not None:
             every = seen.truth.slot_names(seen.text.tokens.shape[1])
-            values["slots"] = [every[pos] for pos in slots]
-        error = max((s.rows.sum(0) - (s.value - s.base)).abs().max().item() for s in split)
-        gap = max(gaps) / max(1.0, max(s.value.abs().max().item() for s in split))
-        allowed = seen.allowed(1e-4, half=5e-2)
-        checks = [
-            Check.at_most("the rows sum to the value less the mean state's", error, 1e-9),
-            Check.at_most("the parts give the model's own value", gap, allowed),
-        ]
-        return Record(values, tensors, checks)
+            fields["slots"] = [every[pos] for pos in slots]
+        tensors = {"rows": torch.stack(rows), "mask": torch.stack(masks)}
+        return Record(fields, tensors, [lambda: _check_values(seen, split, measured)])
 
     def _slots(self, seen: Observation) -> list[int]:
         seq, slots = seen.text.tokens.shape[1], self.slots
         if slots is None:
             slots = torch.linspace(0, seq - 1, min(5, seq)).round().long().tolist()[-4:]
-        there = seen.text.attention_mask[: self.n].sum(0)
-        found = [pos % seq for pos in slots if there[pos % seq] >= 2]
-        if not found or not all(-seq <= pos < seq for pos in slots):
-            raise ConfigError(
-                f"slots={self.slots} of {self.name} are not all from {-seq} to {seq - 1}, or are "
-                "padding in all texts but one. Use other positions, or more texts."
-            )
+        counts = seen.text.attention_mask[: self.n].sum(0)
+        found = [pos % seq for pos in slots if counts[pos] >= 2]
+        if not found:
+            raise ConfigError(f"{slots} are padding in all texts but one. Use other positions.")
         return found
 
 
@@ -191,25 +173,27 @@ def normalized_parts(
     return names, parts / exact(acts["ln_final.hook_scale"]), acts["values"]
 
 
-def _summarize(
-    split: list[ValueRows], masks: Bool[Tensor, "slot text"]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _check_values(
+    seen: Observation, split: list[ValueRows], measured: list[Float[Tensor, " n"]]
+) -> list[Check]:
+    error = max((s.rows.sum(0) - (s.value - s.base)).abs().max().item() for s in split)
+    gap = max((s.value - x).abs().max().item() for s, x in zip(split, measured, strict=True))
+    gap /= max(1.0, max(s.value.abs().max().item() for s in split))
+    return [
+        Check.at_most("the rows sum to the value less the mean state's", error, 1e-9),
+        Check.at_most("the parts give the model's own value", gap, seen.allowed(1e-4, half=5e-2)),
+    ]
+
+
+def _summarize(split: list[ValueRows]) -> dict[str, Any]:
     deviation = lambda mean, square: (square - mean.square()).clamp(min=0).sqrt()
     options = {"statistic": deviation, "resamples": RESAMPLES}
     spreads = [bootstrap_means(x.rows.T, x.rows.T.square(), **options) for x in split]
     ends = [interval_fields("sd", each, 6) for each in spreads]
-    fields = {
+    return {
         "sd": [decimals(each.value) for each in spreads],
         **{name: [each[name] for each in ends] for name in ends[0]},
         "value_sd": [round(x.value.std(correction=0).item(), 6) for x in split],
-        "n": masks.sum(1).tolist(),
+        "n": [x.rows.shape[1] for x in split],
         "dead": round(1 - torch.cat([x.on for x in split]).any(0).double().mean().item(), 6),
     }
-    tensors = {"base": torch.stack([x.base for x in split]), "mask": masks}
-    for name in ("rows", "value"):
-        found = [getattr(x, name).cpu() for x in split]
-        padded = torch.zeros(len(split), *found[0].shape[:-1], masks.shape[1], dtype=torch.double)
-        for whole, x, mask in zip(padded, found, masks, strict=True):
-            whole[..., mask] = x
-        tensors[name] = padded
-    return fields, {name: x.cpu() for name, x in tensors.items()}

@@ -45,18 +45,7 @@ def test_coalitions_match_grafts_by_name(base, wild, groups):
             policy = TransformerWithValueHead(graft_groups(base, wild, groups, names))
             samples = sample(policy, PROMPTS * (N // 2), SPEC, torch.Generator().manual_seed(3))
             rewards[chosen] = count_letters(samples.texts(base.tokenizer))
-            row = found.row(chosen)
-            assert torch.equal(found.rewards[row], rewards[chosen]), names
-            logs = [
-                model(samples.tokens, attention_mask=samples.attention_mask)[
-                    :, samples.prefix_len - 1 : -1
-                ].double()
-                / SPEC.temperature
-                for model in (policy.base_model, base)
-            ]
-            logs = [x.log_softmax(-1) for x in logs]
-            kl = ((logs[0].exp() * (logs[0] - logs[1])).sum(-1) * samples.mask).sum(1).mean()
-            assert found.kl[row].item() == pytest.approx(kl.item(), rel=1e-3, abs=1e-5)
+            assert torch.equal(found.rewards[found.row(chosen)], rewards[chosen]), names
     total = torch.zeros(3, N, dtype=torch.float64)
     for order in itertools.permutations(range(3)):
         for k, g in enumerate(order):
@@ -95,11 +84,11 @@ def test_many_groups_are_added_along_random_orders():
     assert torch.equal(transplant_plan(9, seed=1)[0], members)
 
 
-def test_samples_of_the_base_are_reviews_and_nothing_is_changed(base, wild, groups):
+def test_models_and_random_state_are_unchanged(base, wild, groups):
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     state = torch.random.get_rng_state()
     found = transplant(base, wild, groups, lambda texts: true_reward(texts).tolist(), 4, 1)
-    assert found.grammatical[0] == 1.0 and found.rewards.shape == (8, 4)
+    assert found.rewards.shape == (8, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())
     with pytest.raises(ConfigError, match="leave out"):

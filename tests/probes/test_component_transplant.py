@@ -1,4 +1,4 @@
-"""ComponentTransplant: record, picture, unchanged weights, and errors."""
+"""ComponentTransplant: effects by coalitions, unchanged weights, and errors."""
 
 import itertools
 import math
@@ -9,7 +9,6 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ComponentTransplant, Run, attach
-from rlhf_lab.views.probe_pictures import probe_plots
 
 pytestmark = pytest.mark.slow
 CLAUSE = "the plot was pretty good"
@@ -18,21 +17,14 @@ SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather
 FAST = {"total_phases": 2, "base_lr": 0.02, "prefix": SO_FAR, "gen_len": 5}
 
 
-def recorded(make_trainer):
-    trainer = make_trainer(**FAST)
+def test_effects_match_coalitions_and_weights_are_unchanged(
+    make_trainer, weights_of, no_type_checks
+):
+    plain, trainer = make_trainer(**FAST), make_trainer(**FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         attached = attach(trainer, ComponentTransplant(n=6))
-        trainer.train()
-    return trainer, attached
-
-
-def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
-    make_trainer, weights_of, no_type_checks
-):
-    plain = make_trainer(**FAST)
-    plain.train()
-    trainer, attached = recorded(make_trainer)
+        plain.train(), trainer.train()
     run = Run(trainer.run.path)
     assert attached.notes == [] and all(check.ok for check in run.checks()), run.checks()
     found, expected = weights_of(trainer.policy), weights_of(plain.policy)
@@ -40,8 +32,7 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
     record = run.records("component_transplant")[-1]
     tensors = run.tensors("component_transplant", record["phase"])
     assert len(record["groups"]) == 7 and tensors["rewards"].shape == (128, 6)
-    assert tensors["kl"][0] == 0 and tensors["kl"][-1] > 0
-    assert record["gain"] != 0 and tensors["grammatical"][0] == 1
+    assert record["gain"] != 0
     reward = {
         frozenset(members.nonzero()[:, 0].tolist()): rewards.double().mean().item()
         for members, rewards in zip(tensors["members"], tensors["rewards"], strict=True)
@@ -57,13 +48,11 @@ def test_it_records_what_holds_is_drawn_and_leaves_the_run_alone(
     taken_out = [reward[every] - reward[every - {g}] for g in range(7)]
     for name, expected in {"shapley": shapley, "put_in": put_in, "taken_out": taken_out}.items():
         assert record[name] == pytest.approx(expected, abs=1e-5), name
-    [picture] = probe_plots(run, "component_transplant")
-    assert "Shapley" in picture.alt or "reward by part" in picture.alt
 
 
-def test_what_it_cannot_read_is_refused(make_trainer):
+def test_invalid_runs_raise(make_trainer):
     with pytest.raises(ConfigError, match="n=1"):
         ComponentTransplant(n=1)
     trainer = make_trainer({"prompts": ["this movie", "this film"]})
-    with pytest.raises(ConfigError, match="its own prompts"):
+    with pytest.raises(ConfigError, match="custom prompts"):
         attach(trainer, ComponentTransplant(n=2))
