@@ -91,8 +91,6 @@ class Step(NamedTuple):
     """One step of a learning phase, as callbacks saw it."""
 
     phase: int
-    minibatch: Any
-    terms: Any
     grad_norm: float
     norm_before: float
     norm_after: float
@@ -132,7 +130,7 @@ class RecordedRun:
         elif ctx.event == "after_step":
             norms = ctx.grad_norm, self.norm, gradient_norm(ctx.policy)
             rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
-            self.steps.append(Step(ctx.phase, ctx.minibatch, ctx.terms, *norms, rates))
+            self.steps.append(Step(ctx.phase, *norms, rates))
 
 
 def make_minibatch(logprobs: Tensor, advantages: Tensor, **fields: Any) -> ReplayMinibatch:

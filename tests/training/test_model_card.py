@@ -132,12 +132,10 @@ def test_card_names_a_hub_id_and_no_private_directory(finished, tmp_path, reel_a
     assert settings["reward_fn"] in ("learned,json_schema:schema.json", "custom")
 
 
-@pytest.mark.slow
-def test_readme_from_elsewhere_is_kept(reel_args, tmp_path):
+def test_readme_from_elsewhere_is_kept(finished, tmp_path):
     """In a run's directory that was not empty, and next to a tuned model."""
     (tmp_path / "README.md").write_text("my notes on rlhf_lab")
-    RLHFTrainer(reel_args(total_phases=1, warmup_steps=0), out=tmp_path).train()
+    write_run_card(finished.run, tmp_path)
     notes = {"method": "sft", "base_model": "reel-nano", "texts": "reel"}
     write_tuning_card(tmp_path, notes, ["loss 2.0 -> 1.0"])
     assert card(tmp_path) == "my notes on rlhf_lab"
-    assert (tmp_path / "checkpoints" / "last.safetensors").exists()

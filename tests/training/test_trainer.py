@@ -293,15 +293,15 @@ def test_reference_keeps_its_weights(runs):
     assert not any(p.requires_grad for p in reference.values())
 
 
-def test_reward_rises_in_six_phases_of_reel(tmp_path):
+def test_reward_rises_in_four_phases_of_reel(tmp_path):
     """P(positive) starts near 0.52; 256 samples of deviation 0.49 have a standard error of 0.03, so
-    a rise to 0.75 is seven of them; seeds 1 to 3 reached 0.92 to 0.99 when this was set.
+    a rise to 0.7 is six of them; seeds 1 to 3 reached 0.83 to 0.85 when this was set.
     """
-    settings = {"total_phases": 6, "batch_size": 64, "num_minibatches": 4, "warmup_steps": 1}
+    settings = {"total_phases": 4, "batch_size": 64, "num_minibatches": 4, "warmup_steps": 0}
     args = RLHFArgs(preset="reel", base_lr=1e-3, kl_coef=0.2, **settings)
     trainer = RLHFTrainer(args, out=tmp_path / "run")
     reports = trainer.train()
     final = trainer.run.read_info()["final"]
     assert abs(reports[0].mean_reward - 0.52) < 4 * 0.49 / 8
-    assert final["mean_reward"] > 0.75 and final["true_reward"] > 0.75
+    assert final["mean_reward"] > 0.7 and final["true_reward"] > 0.7
     assert final["grammatical_fraction"] > 0.9
