@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import io
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,9 @@ def run(arguments: list[Any]) -> Outcome:
     """Run a command of `python -m rlhf_lab` in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _time_limit():
-        status = main([str(argument) for argument in arguments])
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # under `pytest -W ignore`, too
+            status = main([str(argument) for argument in arguments])
     return Outcome(status, out.getvalue(), err.getvalue())
 
 
