@@ -13,7 +13,6 @@ from rlhf_lab.probes.hack_watch import reference_texts
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import SHORT, Trained, sound, trained
-from tests.probes.planting import assert_fault_fails
 from tests.views.test_all_is_drawn import Changed, names_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
@@ -45,7 +44,7 @@ def runs(trained_runs, tmp_path_factory):
     truth, made = ReelTruth.of_reward("smoothed_popcorn"), {}
 
     def run(kind: str) -> Trained:
-        if kind not in ("hacked", "warm"):
+        if kind != "hacked":
             return trained_runs("adapted" if kind == "plain" else kind)
         if not made:
             trainer = into_the_loophole(tmp_path_factory.mktemp("hacked"))
@@ -119,27 +118,6 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])
 def test_numbers_are_those_of_the_texts(kind, runs):
     check(kind, runs(kind))
-
-
-WON, OBSERVE, REWARDS = (
-    "hack_watch:_won_by_text",
-    "hack_watch:HackWatch.observe",
-    "hack_watch:_rewards",
-)
-FAULTS = [
-    ("plain", WON, "samples.prefix_len - 1, -1", "samples.prefix_len, None"),
-    ("warm", WON, "ours[rows]).float() / temperature", "ours[rows]).float()"),
-    ("padded", OBSERVE, "share = states / states.sum().clamp(min=1)", "share = torch.ones(n) / n"),
-    ("padded", "hack_signs:most_promoted", "weight.expand_as(won)", "torch.ones_like(won)"),
-    ("plain", OBSERVE, "for each in (samples, theirs)]", "for each in (theirs, samples)]"),
-    ("plain", REWARDS, 'columns["reward"] - true_reward', 'true_reward - columns["reward"]'),
-]
-
-
-@pytest.mark.parametrize(("kind", "where", "old", "new"), FAULTS)
-def test_injected_fault_fails(kind, where, old, new, runs):
-    run = runs(kind)
-    assert_fault_fails(where, old, new, lambda: check(kind, run))
 
 
 def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(runs):

@@ -1,8 +1,7 @@
-"""Stored numbers of all probes in seven runs, and injected faults that must change them.
+"""Stored numbers of all probes in seven runs, which each fault of probes in `faults.txt` changes.
 
 A commit that changes numbers on purpose rewrites `records.json` with
-`python -m tests.probes.test_records`, and explains why. A row of `faults.jsonl` is a changed line:
-name, run, probe, function, old text, new text.
+`python -m tests.probes.test_records`, and explains why.
 """
 
 import hashlib
@@ -43,7 +42,6 @@ from rlhf_lab.probes import (
     attach,
 )
 from rlhf_lab.training import RLHFTrainer
-from tests.probes.planting import Fault, planted
 from tests.training.test_safety_net import machine
 
 STORED = Path(__file__).with_name("records.json")
@@ -123,52 +121,25 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
 }
 
 
-class Faulty(Probe):
-    """Another probe, whose last record is also made with each of some faults."""
+def keep_records(probe: Probe, records: dict[str, Record]) -> Probe:
+    """Return the probe, which then looks in every phase and keeps its last record by class."""
+    observe, probe.every = probe.observe, 1
 
-    def __init__(self, probe: Probe, faults: list[Fault]) -> None:
-        super().__init__(1, probe.name)
-        self.probe, self.faults = probe, [None, *faults]
-        self.found: dict[str, Record | Exception] = {}
-        for field in "events prepares text sites pos everywhere step needs_labels".split():
-            setattr(self, field, getattr(probe, field))
-        self.check_model, self.check_run = probe.check_model, probe.check_run
+    def kept(seen) -> Record:
+        records[type(probe).__name__] = record = observe(seen)
+        return record
 
-    def prepare(self, seen) -> dict[str, Any]:
-        return {fault: self._under(fault, self.probe.prepare, seen) for fault in self.faults}
-
-    def observe(self, seen) -> Record:
-        last = seen.ctx.event == self.events[-1] and seen.ctx.phase >= seen.args.total_phases - 1
-        for fault in self.faults if last else [None]:
-            prepared = seen.prepared and seen.prepared[fault]
-            view = type(seen)(**vars(seen) | {"prepared": prepared})
-            found = self._under(fault, self.probe.observe, view)
-            if fault is None:
-                whole = found
-            self.found[fault.name if fault else ""] = (
-                prepared if isinstance(prepared, Exception) else found
-            )
-        return whole
-
-    def _under(self, fault: Fault | None, look, seen) -> Any:
-        if fault is None:
-            return look(seen)
-        with planted(fault):
-            try:
-                return look(seen)
-            except Exception as error:
-                return error
+    probe.observe = kept
+    return probe
 
 
-def look(run: str, directory: Path, faults: list[Fault] = ()) -> dict[str, dict[str, Any]]:
-    """Train, and return the last record of each probe by fault; "" is the record without one."""
+def look(run: str, directory: Path) -> dict[str, Record]:
+    """Train, and return the last record of each probe."""
     settings, makers = RUNS[run]
     components = {"prompts": ["this movie", "this", "this film really"]} if run == "padded" else {}
     trainer = RLHFTrainer(RLHFArgs(**SETTINGS | settings), out=directory, **components)
-    made = [maker() for maker in makers]
-    probes = [
-        Faulty(probe, [f for f in faults if f.probe == type(probe).__name__]) for probe in made
-    ]
+    records: dict[str, Record] = {}
+    probes = [keep_records(maker(), records) for maker in makers]
     tokens, positive = ReelTruth().reviews(60, seed=5)
     mask = torch.ones_like(tokens).bool()
     if run == "padded":
@@ -179,7 +150,7 @@ def look(run: str, directory: Path, faults: list[Fault] = ()) -> dict[str, dict[
         warnings.simplefilter("ignore")
         trainer.train()
     assert attached.notes == []
-    return {type(probe.probe).__name__: probe.found for probe in probes}
+    return records
 
 
 def fingerprint(record: Record) -> dict[str, list]:
@@ -226,25 +197,11 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
 def test_records_have_the_stored_numbers(run, tmp_path, no_type_checks):
     stored = json.loads(STORED.read_text())
     tolerance = 1e-9 if machine() == stored["machine"] else 0.1
-    for probe, records in look(run, tmp_path / "run").items():
-        record = records[""]
+    records = look(run, tmp_path / "run")
+    assert len(records) == len(RUNS[run][1])
+    for probe, record in records.items():
         assert [check for check in record.checks if not check.ok] == [], probe
         assert differences(fingerprint(record), stored[run][probe], tolerance) == [], probe
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
-def test_records_change_with_each_fault(run, tmp_path, no_type_checks):
-    rows = [json.loads(line) for line in STORED.with_name("faults.jsonl").read_text().splitlines()]
-    faults = [Fault(name, probe, *where, at) for name, at, probe, *where in rows if at == run]
-    survivors = []
-    for by_fault in look(run, tmp_path / "run", faults).values():
-        whole = fingerprint(by_fault.pop(""))
-        for name, found in by_fault.items():
-            is_sound = isinstance(found, Record) and all(check.ok for check in found.checks)
-            if is_sound and not differences(fingerprint(found), whole, 1e-9):
-                survivors.append(name)
-    assert survivors == []
 
 
 if __name__ == "__main__":
@@ -252,7 +209,7 @@ if __name__ == "__main__":
     table: dict[str, Any] = {"machine": machine()}
     for run in RUNS:
         records = look(run, Path(tempfile.mkdtemp()) / "run")
-        table[run] = {probe: fingerprint(found[""]) for probe, found in records.items()}
+        table[run] = {probe: fingerprint(record) for probe, record in records.items()}
     lines = [
         f"  {json.dumps(run)}: {{\n"
         + ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in records.items())
