@@ -29,7 +29,9 @@ test: $(DEVELOPED) lint
 	$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests of at most 0.3 CPU seconds each: none trains or starts a process, a kernel or a browser.
-quick: $(DEVELOPED) lint
+quick: $(DEVELOPED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	RLHF_LAB_QUICK=1 $(PYTEST) --numprocesses 2 --dist loadfile --quiet -m "not (slow or process or kernel or browser or nightly)"
 
 # Every test, with other versions of packages and of Python, and with a browser.
@@ -86,6 +88,7 @@ pinned: .cache/pinned/installed
 lint: $(DEVELOPED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose
 
 course: $(DEVELOPED)
 	$(BIN)/python -m tools.course build

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.pages import ROOT
+from tools.prose import ROOT
 
 
 class BuiltSite(NamedTuple):

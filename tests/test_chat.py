@@ -13,8 +13,8 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.model_commands import prompt_and_spec
 from rlhf_lab.sampling import SamplingSpec
-from tests.pages import page
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
+from tools.prose import page
 
 ASK = {"role": "user", "content": "w1 w2"}
 SAY = {"role": "assistant", "content": "w3"}

@@ -1,98 +1,18 @@
-"""Pages in docs/: their names and tests exist, and their programs run."""
+"""Pages in docs/: their programs run, and those that are made are up to date."""
 
-import ast
-import contextlib
 import dataclasses
-import functools
-import io
-import json
 import re
 import runpy
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import torch
-from beartype.door import is_bearable
 
-from rlhf_lab.__main__ import parse
 from rlhf_lab.compat import trl_stats
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.families import FAMILIES
-from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
-from tests.pages import DOCS, ROOT, page, quoted, resolve, rows
-from tools.reel.__main__ import main as reel
+from tools.prose import DOCS, page, quoted, rows
 
-FEATURES = page("features")
-OUTSIDE = "## What does not fit this lab"
-COMMAND = "python -m "
-PROGRAMS = {"rlhf_lab": parse, "tools.reel": reel}
-
-
-HERE, THERE = FEATURES.split(OUTSIDE)
-FEATURE_ROWS = rows(HERE, 4)
-PRESENT = [row for row in FEATURE_ROWS if row[1] != "not yet"]
-
-
-def check_command(program: str, *words: str) -> None:
-    """Check that the help of a program has this command and its options."""
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit):
-        PROGRAMS[program]([*words, "--help"])
-    command = " ".join(word for word in words if not word.startswith("--"))
-    assert shown.getvalue().split("usage: ")[1].startswith(f"{program} {command} ")
-    assert all(word in shown.getvalue().split() for word in words if word.startswith("--"))
-
-
-def check_name(name: str) -> None:
-    """Check that a name is a command, a field with a valid value, or a path."""
-    if name.startswith(COMMAND):
-        check_command(*name.removeprefix(COMMAND).split())
-    elif name.startswith("RLHFArgs."):
-        field, _, value = name.removeprefix("RLHFArgs.").partition("=")
-        hints = get_type_hints(RLHFArgs)
-        assert field in {f.name for f in dataclasses.fields(RLHFArgs)}, name
-        assert not value or is_bearable(ast.literal_eval(value), hints[field]), name
-    else:
-        resolve(name)
-
-
-def names_of_ours() -> list[str]:
-    """Return all names of this package in features.md, each once."""
-    cells = [row[1] for row in PRESENT] + [row[2] for row in rows(THERE, 3)]
-    names = (name for cell in cells for name in quoted(cell) if "*" not in name)
-    return list(dict.fromkeys(names))
-
-
-@pytest.mark.parametrize("name", names_of_ours())
-def test_name_in_features_exists(name):
-    check_name(name)
-
-
-def test_each_capability_has_a_name_and_a_test_or_not_yet():
-    assert len(FEATURE_ROWS) > 120
-    for capability, here, shown, _ in FEATURE_ROWS:
-        if here == "not yet":
-            assert shown == "–", capability
-        else:
-            assert quoted(here) and quoted(shown), capability
-    capabilities = [row[0] for row in FEATURE_ROWS]
-    assert all(capabilities)
-
-
-@functools.cache
-def defined_tests(path: str) -> set[str]:
-    tree = ast.parse((ROOT / "tests" / path).read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def test_cited_tests_exist():
-    for name in {name for row in PRESENT for name in quoted(row[2])}:
-        path, _, test = name.partition("::")
-        assert test.startswith("test_") and test in defined_tests(path), name
-
-
-GUIDES = ("from_trl", "from_arena", "from_torchtune", "from_torchrl", "from_openrlhf")
 SHARED = ("from_torchtune", "from_openrlhf")
 TRL_HEADING = "## Statistics"
 
@@ -114,17 +34,6 @@ def run_page(tmp_path, monkeypatch):
         return defined
 
     return run
-
-
-@pytest.mark.parametrize("guide", GUIDES)
-def test_names_in_a_guide_exist(guide):
-    names = page(guide).split("## Names")[1].split(TRL_HEADING)[0].split("## Facts")[0]
-    cells = [row[1] for row in rows(names, 3)]
-    assert len(cells) > 15
-    for cell in cells:
-        assert quoted(cell)
-        for name in quoted(cell):
-            check_name(name)
 
 
 @pytest.mark.slow
@@ -184,23 +93,6 @@ def test_coming_from_torchrl(run_page):
     assert found["actions"].shape == found["logprobs"].shape == (16, 8)
 
 
-@pytest.mark.parametrize("name", ["features", "metrics", *GUIDES])
-def test_linked_pages_and_tests_exist(name):
-    for link in re.findall(r"\]\(([^)#]+)", page(name)):
-        assert (DOCS / link).is_file(), link
-    for path in re.findall(r"`(tests/[^`]+\.py)`", page(name)):
-        assert (ROOT / path).is_file(), path
-
-
-def test_linked_sections_of_lessons_exist():
-    linked = re.findall(r"\[(\d\d): ([^\]]+)\]\(([^)]+)\)", page("from_arena"))
-    assert len(linked) > 30
-    for number, heading, link in linked:
-        cells = json.loads((DOCS / link).read_text(encoding="utf-8"))["cells"]
-        lines = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
-        assert Path(link).name.startswith(number) and {f"## {heading}", f"### {heading}"} & {*lines}
-
-
 def test_page_of_settings_is_up_to_date():
     made = runpy.run_path(str(DOCS / "make_settings.py"))["page"]()
     assert page("settings") == made, "run: python docs/make_settings.py"
@@ -218,25 +110,6 @@ def test_page_of_models_is_up_to_date():
     assert figure.sub("", found) == figure.sub("", made["page"](nothing)), "run: docs.make_models"
     figures = [float(x) for x in figure.findall(found)]
     assert len(figures) == 2 * len(FAMILIES) and all(0 <= x < 1e-4 for x in figures)
-
-
-METRICS = {
-    "## The phase": PhaseReport,
-    "## The rollout": RolloutStats,
-    "## Learning": LearningStats,
-    "## Cost": Cost,
-}
-
-
-@pytest.mark.parametrize("heading", METRICS)
-def test_metrics_page_has_exactly_the_fields(heading):
-    table = rows(page("metrics").split(heading + "\n")[1].split("\n## ")[0], 4)
-    parts = {"rollout", "learning", "cost", "reward_means"}  # the last by the name of each reward
-    fields = [f.name for f in dataclasses.fields(METRICS[heading]) if f.name not in parts]
-    assert sorted(quoted(row[0])[0] for row in table) == sorted(fields)
-    for _, formula, unit, where in table:
-        assert formula and unit
-        check_name(quoted(where)[0])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.__main__ import parse
-from tests.pages import page, quoted, rows
+from tools.prose import page, quoted, rows
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -132,11 +132,6 @@ def test_make_installs_what_a_target_needs(tmp_path, target, marks, order, absen
 def test_true_reward_is_explained_before_it_is_printed():
     before, *rest = README.split("*true reward* is the exact")
     assert rest and "true reward 0" not in before
-
-
-def test_linked_files_exist():
-    for link in re.findall(r"\]\(([^)#:]+)[)#]", README):
-        assert (ROOT / link).is_file(), link
 
 
 def test_readme_is_one_page():

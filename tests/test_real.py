@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.restore import load_policy
-from tests.pages import page
+from tools.prose import page
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta words_moved"

@@ -20,7 +20,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.registry import all_exercises
 from rlhf_lab.probes import LogitShift, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
-from tests.pages import page, quoted, resolve, rows
+from tools.prose import page, quoted, resolve, rows
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)

@@ -26,8 +26,8 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.organism import REWARDS, Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit
 from tests.organism.oracles import optimum_by_programming
-from tests.pages import ROOT
-from tests.pages import page as docs_page
+from tools.prose import ROOT
+from tools.prose import page as docs_page
 
 STORED = ROOT / "benchmarks" / "results"
 

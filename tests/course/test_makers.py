@@ -10,8 +10,8 @@ import torch
 
 from rlhf_lab.organism import Grammar, true_reward
 from rlhf_lab.rewards import Pairs
-from tests.pages import ROOT
 from tools.course import preference_flaws, preference_policies, text_monitors
+from tools.prose import ROOT
 
 RECORDS = sorted(
     path for path in (files("rlhf_lab.course") / "records").iterdir() if path.name.endswith(".json")

@@ -1,32 +1,11 @@
-"""Numbers in the text of the lessons are printed by their cells, and figures are shown."""
-
-import ast
-import re
-from pathlib import Path
+"""The lint of prose finds numbers, plots and names."""
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tools.course import builder
 from tools.course.prose import unsupported_numbers
-
-ROOT = Path(__file__).parents[2]
-FROM_ELSEWHERE = {
-    "00_start": ["900"],  # comparisons, in the paper that the sentence cites
-    "02_the_value_head": ["20"],  # phases of a suggestion to try
-    "05_the_objective": ["10,000", "640"],  # the setting's default, and a suggestion to try
-    "07_what_breaks_it": ["0.02", "0.93"],  # on another kind of processor
-    "08_watch_it_learn": ["87"],  # the volume of a journal
-    "09_what_rlhf_changed": ["40"],  # a suggestion to try
-}
-
-
-@pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
-def test_every_number_in_the_text_stands_in_a_cell(master: Path) -> None:
-    notebook = nbformat.read(master.with_suffix(".ipynb"), as_version=4)
-    missing = set(unsupported_numbers(notebook))
-    assert missing <= set(FROM_ELSEWHERE.get(master.stem, []))
+from tools.prose import exists, unseen_plots
 
 
 def lesson(text: str, printed: str = "", source: str = "") -> nbformat.NotebookNode:
@@ -83,29 +62,25 @@ def test_unsupported_numbers_looks_for_results_near_the_text() -> None:
         assert unsupported_numbers(new_notebook(cells=cells)) == missing
 
 
-DRAWING = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
+def test_unseen_plots_are_those_before_the_last_statement() -> None:
+    assert unseen_plots("x = 1\ncurves(x)\nprint(x)") == ["curves(x)"]
+    assert unseen_plots("%magic\ndisplay(curves(x))\ncurves(x)") == []
 
 
-@pytest.mark.parametrize("master", builder.masters(ROOT), ids=lambda path: path.stem)
-def test_every_figure_of_a_cell_is_shown(master: Path) -> None:
-    """A notebook shows only a cell's last value: a figure before it needs `display`."""
-    unseen = [
-        line
-        for cell in nbformat.read(master.with_suffix(".ipynb"), as_version=4).cells
-        if cell.cell_type == "code"
-        for line in unseen_figures(cell.source)
-    ]
-    assert unseen == []
-
-
-def unseen_figures(source: str) -> list[str]:
-    """Return the calls before a cell's last statement that draw something unseen."""
-    statements = ast.parse(re.sub(r"^( *)%.*$", r"\1pass", source, flags=re.MULTILINE)).body
-    alone = [s.value for s in statements[:-1] if isinstance(s, ast.Expr)]
-    calls = [value for value in alone if isinstance(value, ast.Call)]
-    return [ast.unparse(c)[:60] for c in calls if ast.unparse(c.func).split(".")[-1] in DRAWING]
-
-
-def test_a_figure_in_the_middle_of_a_cell_is_found() -> None:
-    assert unseen_figures("x = 1\ncurves(x)\nprint(x)") == ["curves(x)"]
-    assert unseen_figures("%magic\ndisplay(curves(x))\ncurves(x)") == []
+@pytest.mark.parametrize(
+    ("name", "is_known"),
+    [
+        ("functional.kl_estimate", True),
+        ("functional.kl_guess", False),
+        ("nowhere.kl_estimate", False),
+        ("training.Rollout.ref_logprobs", True),
+        ('RLHFArgs.kl_in="reward"', True),
+        ('RLHFArgs.kl_in="rewards"', False),
+        ("RLHFArgs.kl_out", False),
+        ("python -m rlhf_lab sample --seed", True),
+        ("python -m rlhf_lab sample --weather", False),
+        ("python -m rlhf_lab sampel", False),
+    ],
+)
+def test_exists_is_true_for_commands_fields_and_paths(name, is_known) -> None:
+    assert exists(name) == is_known

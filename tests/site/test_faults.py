@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.pages import ROOT
+from tools.prose import ROOT
 
 pytest.importorskip("furo", reason="the site needs the extra docs; run `make site`")
 pytestmark = [pytest.mark.process, pytest.mark.nightly]

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tests.pages import DOCS, ROOT, page, quoted, rows
 from tests.site_build import BuiltSite, build_repository
+from tools.prose import DOCS, ROOT, page, quoted, rows
 from tools.site.public import rooms
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
