@@ -16,7 +16,7 @@ from benchmarks.sheet import Sheet
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
-from rlhf_lab.diffing.effects import effects_of_parts, kendall_tau, layer_groups
+from rlhf_lab.diffing.effects import effects_of_parts, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.weights import as_matrix
 from rlhf_lab.functional import bootstrap_means
@@ -176,7 +176,12 @@ def _tau_table(rows: list[dict]) -> list[list[str]]:
     for i, first in enumerate(methods[:-1]):
         cells = [""] * i
         for second in methods[i + 1 :]:
-            tau = bootstrap_means(kendall_tau(_values(rows, first), _values(rows, second)))
+            signs = [
+                x[:, :, None] - x[:, None] for x in (_values(rows, first), _values(rows, second))
+            ]
+            n = signs[0].shape[1]
+            agreement = (signs[0].sign() * signs[1].sign()).sum((1, 2)) / (n * (n - 1))
+            tau = bootstrap_means(agreement)
             cells.append(f"{tau.value:+.2f} [{tau.low:+.2f}, {tau.high:+.2f}]")
         lines.append([first, *cells])
     return lines

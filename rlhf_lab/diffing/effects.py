@@ -77,20 +77,6 @@ def effects_of_parts(
     return found
 
 
-def kendall_tau(
-    first: Float[Tensor, "*batch part"], second: Float[Tensor, "*batch part"]
-) -> Float[Tensor, "*batch"]:
-    """Compute the agreement of two orders: 1 if equal, -1 if reversed, 0 if unrelated.
-
-    Tied pairs count as neither. The result is nan for a single component.
-
-    tau = (concordant - discordant) / pairs   (Kendall 1938)
-    """
-    signs = [(x[..., :, None] - x[..., None, :]).sign() for x in (first, second)]
-    n = first.shape[-1]
-    return (signs[0] * signs[1]).sum((-1, -2)) / (n * (n - 1) or torch.nan)
-
-
 def _output_site(group: str) -> str:
     if group == "embed":
         return "blocks.0.hook_resid_pre"  # with the positions

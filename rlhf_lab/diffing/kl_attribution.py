@@ -20,7 +20,6 @@ class OutputKL(NamedTuple):
     Args:
         rows: of each component; with `read_out` they sum to `kl`.
         read_out: of the changed unembedding at the first model's residual.
-        nodes: the integrand of each row at each node.
     """
 
     rows: Float[Tensor, "component n"]
@@ -33,12 +32,10 @@ class WeightKL(NamedTuple):
 
     Args:
         rows: of each group, in each batch of sequences, as sums over its sequences.
-        nodes: the integrand of each row at each node.
         kl: of each sequence; its sums over batches are the sums of the rows.
     """
 
     rows: Float[Tensor, "group part"]
-    nodes: Float[Tensor, "node group part"]
     kl: Float[Tensor, " batch"]
 
 
@@ -68,17 +65,14 @@ def kl_by_output(
         of_read_out, whole = (
             kl_per_token(log_probs(read_out1(h)[None]), reference)[0] for h in (h0, parts1.sum(0))
         )
-    at, weights = quadrature(nodes)
-    integrand = []
-    for node in at:
+    rows = torch.zeros_like(change[..., 0])
+    for node, weight in zip(*quadrature(nodes), strict=True):
         with torch.enable_grad():
             h = (h0 + node * change.sum(0)).requires_grad_()
             (gradient,) = torch.autograd.grad(
                 kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h
             )
-        integrand.append(torch.einsum("cnd,nd->cn", change, gradient))
-    weights = torch.tensor(weights).to(change)
-    rows = torch.einsum("jcn,j->cn", torch.stack(integrand), weights)
+        rows += weight * torch.einsum("cnd,nd->cn", change, gradient)
     return OutputKL(rows, of_read_out, whole)
 
 
@@ -107,16 +101,15 @@ def kl_by_weights(
     mask = (
         torch.ones_like(states) if attention_mask is None else attention_mask.to(line.text_device)
     )
-    at, weights = quadrature(nodes)
     parts, ends = [], []
     for rows in torch.arange(len(tokens)).split(rows_at_once):
         text = tokens[rows], mask[rows]
         with torch.no_grad():
             reference = log_probs(line.logits(line.before, *text))
             ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
-        found = []
-        for node in at:
-            along = {name: weight.requires_grad_() for name, weight in line.at(node).items()}
+        total = torch.zeros(len(groups), dtype=torch.float64)
+        for node, weight in zip(*quadrature(nodes), strict=True):
+            along = {name: each.requires_grad_() for name, each in line.at(node).items()}
             with torch.enable_grad():
                 kl = _kl(line.logits(along, *text), reference, states[rows]).sum()
                 gradients = torch.autograd.grad(kl, list(along.values()), materialize_grads=True)
@@ -124,11 +117,10 @@ def kl_by_weights(
                 name: gradient.double() * line.delta[name].double()
                 for name, gradient in zip(along, gradients, strict=True)
             }
-            found.append(torch.stack([_group_sum(moved, groups, name) for name in groups.names]))
-        parts.append(torch.stack(found))
-    integrand = torch.stack(parts, -1).cpu()
-    rows = torch.einsum("jgb,j->gb", integrand, torch.tensor(weights, dtype=torch.float64))
-    return WeightKL(rows, integrand, torch.cat(ends).cpu())
+            sums = [_group_sum(moved, groups, name) for name in groups.names]
+            total += weight * torch.stack(sums).cpu()
+        parts.append(total)
+    return WeightKL(torch.stack(parts, 1), torch.cat(ends).cpu())
 
 
 def _kl(

@@ -180,7 +180,7 @@ def _check_values(
     gap = max((s.value - x).abs().max().item() for s, x in zip(split, measured, strict=True))
     gap /= max(1.0, max(s.value.abs().max().item() for s in split))
     return [
-        Check.at_most("the rows sum to the value less the mean state's", error, 1e-9),
+        Check.at_most("the rows sum to the value minus the mean state's", error, 1e-9),
         Check.at_most("the parts give the model's own value", gap, seen.allowed(1e-4, half=5e-2)),
     ]
 

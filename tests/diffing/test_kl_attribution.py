@@ -64,7 +64,7 @@ def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens):
             ends.append(kl_per_token(log_probs(line.logits(weights, tokens)), reference).sum())
         expected = ((ends[0] - ends[1]) / (2 * step)).item()
         at = groups.names.index(name)
-        assert found.nodes[0, at].sum().item() == pytest.approx(expected, rel=1e-5)
+        assert found.rows[at].sum().item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_left_padding_and_masked_states_do_not_count(base, far, tokens):
