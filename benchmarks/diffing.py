@@ -143,7 +143,6 @@ def _values(rows: list[dict], method: str) -> Float[Tensor, "seed part"]:
 
 
 def _parts_table(rows: list[dict]) -> list[list[str]]:
-    """Show mean and range over seeds of every component's effect by every method."""
     lines = [["method", *rows[0]["parts"]]]
     for method in rows[0]["effects"]:
         values = _values(rows, method)
@@ -156,8 +155,7 @@ def _orders_table(rows: list[dict]) -> list[list[str]]:
     """Show the order of components by seed, with ≈ between overlapping intervals."""
     lines = [["method", *(f"seed {row['seed']}" for row in rows)]]
     for method in rows[0]["effects"]:
-        orders = (_order(row["parts"], row["effects"][method]) for row in rows)
-        lines.append([method, *orders])
+        lines.append([method, *(_order(row["parts"], row["effects"][method]) for row in rows)])
     return lines
 
 
@@ -172,16 +170,13 @@ def _order(parts: list[str], found: list[list[float]]) -> str:
 def _tau_table(rows: list[dict]) -> list[list[str]]:
     """Show Kendall's tau of each two methods, with its interval over seeds."""
     methods = list(rows[0]["effects"])
+    pairs = torch.combinations(torch.arange(len(rows[0]["parts"])))
+    signs = [_values(rows, name)[:, pairs].diff().sign() for name in methods]
     lines = [["", *methods[1:]]]
     for i, first in enumerate(methods[:-1]):
         cells = [""] * i
-        for second in methods[i + 1 :]:
-            signs = [
-                x[:, :, None] - x[:, None] for x in (_values(rows, first), _values(rows, second))
-            ]
-            n = signs[0].shape[1]
-            agreement = (signs[0].sign() * signs[1].sign()).sum((1, 2)) / (n * (n - 1))
-            tau = bootstrap_means(agreement)
+        for other in signs[i + 1 :]:
+            tau = bootstrap_means((signs[i] * other).mean((1, 2)))
             cells.append(f"{tau.value:+.2f} [{tau.low:+.2f}, {tau.high:+.2f}]")
         lines.append([first, *cells])
     return lines

@@ -105,14 +105,6 @@ def test_every_matrix_moves_by_the_rank_and_vectors_move_whole(base, tuned):
     assert torch.equal(none.W_Q, base.W_Q) and torch.equal(none.ln_final.w, tuned.ln_final.w)
 
 
-def test_heads_are_put_back_where_they_were(base, tuned):
-    """At one rank below full, each head is near its own."""
-    cut = truncate(base, tuned, 63)
-    for name in ("W_Q", "W_O", "W_V"):
-        gap = (getattr(cut, name) - getattr(tuned, name)).abs().max()
-        assert gap < 0.05 * (getattr(tuned, name) - getattr(base, name)).abs().max()
-
-
 def test_the_line_goes_through_both_models_bit_for_bit(base, tuned, reviews):
     found = list(path(base, tuned, [0, 1, 0.25, 0.75, 2.0, -0.5]))
     assert same_weights(found[0], base) and same_weights(found[1], tuned)
@@ -131,7 +123,3 @@ def test_models_of_other_kinds_are_refused(base, llama_tokenizer):
     for diff in (lambda: truncate(base, other, 1), lambda: next(path(base, other, [0.5]))):
         with pytest.raises(ConfigError, match="the same weights"):
             diff()
-    grown = copy.deepcopy(other)
-    with torch.no_grad():
-        grown.embed.W_E += 1
-    assert same_weights(truncate(other, grown, 99), grown)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.organism import optimal_policy, state_values
+from rlhf_lab.organism import state_values
 from rlhf_lab.organism.beliefs import sentiment_belief
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
@@ -69,16 +69,6 @@ def test_information_sums_to_the_variance_of_the_reward(truth):
     assert information.sum().item() == pytest.approx(variance, rel=1e-5)
 
 
-def test_kl_of_a_gentle_optimum_is_spent_where_the_information_is(truth):
-    # Young 2026: KL_t -> I_t / (2 beta^2) as beta grows.
-    beta, information = 30.0, truth.information[1:].double()
-    kl = optimal_policy(truth.policy, truth.reward, beta).kl_by_position(truth.policy)
-    informative = information > 1e-3
-    ratio = kl[informative] * 2 * beta**2 / information[informative]
-    assert informative.sum() == 6
-    assert bool(((ratio > 0.99) & (ratio < 1.01)).all())
-
-
 def test_next_word_odds_are_the_grammar_s(truth, reviews):
     tokens, _ = reviews
     before_verb = truth.grammar.slot("VERB") - 1
@@ -92,14 +82,8 @@ def test_next_word_odds_are_the_grammar_s(truth, reviews):
 
 def test_slots_are_named_with_their_clause_and_go_on_past_the_review(truth):
     names = truth.slot_names(31)
-    assert [names[t] for t in (0, 9, 10, 24, 28, 29)] == [
-        "BOS",
-        "ADJ 1",
-        "CONN 2",
-        "VERB",
-        "EOS",
-        "+0",
-    ]
+    found = [names[t] for t in (0, 9, 10, 24, 28, 29)]
+    assert found == ["BOS", "ADJ 1", "CONN 2", "VERB", "EOS", "+0"]
 
 
 def test_an_unknown_reward_is_measured_against_true_reward():
