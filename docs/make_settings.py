@@ -9,6 +9,7 @@ import inspect
 from pathlib import Path
 
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
+from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
 
 HEAD = """\
 # Settings
@@ -17,13 +18,52 @@ Every field of `RLHFArgs`, in the groups of `python -m rlhf_lab train --help`, w
 `--batch-size`. A preset ({presets}) stands in for defaults; `train` takes `reel`.
 This page is written by `docs/make_settings.py` from the fields' own docstrings.
 """
+PAPERS = {
+    "ppo": "Schulman et al. 2017, 1707.06347; preset `reel` is this method",
+    "grpo": "Shao et al. 2024, 2402.03300",
+    "dr_grpo": "Liu et al. 2025, 2503.20783",
+    "rloo": "Ahmadian et al. 2024, 2402.14740",
+    "reinforce++": "Hu 2025, 2501.03262",
+    "remax": "Li et al. 2023, 2310.10505",
+    "opo": "Hao et al. 2025, 2505.23585",
+    "dapo": "Yu et al. 2025, 2503.14476",
+    "gspo": "Zheng et al. 2025, 2507.18071",
+    "cispo": "MiniMax 2025, 2506.13585",
+}
+METHODS_TEXT = """\
+## Methods
+
+`RLHFArgs(method="grpo")`, or `train --method grpo`, sets what the method of the paper needs,
+instead of the preset's values; fields that you give have priority. A run whose settings differ from
+those of its paper logs one warning that lists them: with `method`, and also with only
+`advantages="grpo"` or `policy_loss="gspo"`, which name the estimator or the loss. Any number of
+`samples_per_prompt` and `dynamic_sampling` is as published, and other numbers above 0 within a
+factor of 10. Learning rates, batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`,
+`gspo` and `cispo` were published without a KL penalty: on Reel, only the KL penalty keeps texts
+grammatical, so watch the KL. DAPO's filter of overlong responses is not here; its penalty is
+`overlong_buffer`. For CISPO, 5 is the upper clip of ScaleRL (2510.13786); 1
+sets no lower clip. All but `ppo` also set {no_critic}.
+
+| method | paper (arXiv) | sets |
+|---|---|---|
+"""
 TABLE = ["| field | values | default | in `reel` | meaning |", "|---|---|---|---|---|"]
 
 
 def page() -> str:
     """The whole page."""
     head = HEAD.format(presets=", ".join(f"`{name}`" for name in PRESETS))
-    return "\n".join([head, *("\n".join(_section(*item)) for item in GROUPS.items())])
+    no_critic = ", ".join(f"`{name}={value!r}`" for name, value in NO_CRITIC.items())
+    methods = METHODS_TEXT.format(no_critic=no_critic)
+    methods += "\n".join(map(_method_row, PAPER_METHODS)) + "\n"
+    return "\n".join([head, *("\n".join(_section(*item)) for item in GROUPS.items()), methods])
+
+
+def _method_row(name: str) -> str:
+    """A method, its paper, and the settings that it sets."""
+    specific = {k: v for k, v in PAPER_METHODS[name].items() if k not in NO_CRITIC}
+    settings = ", ".join(f"`{field}={value!r}`" for field, value in specific.items())
+    return f"| `{name}` | {PAPERS[name]} | {settings} |"
 
 
 def _section(title: str, group: type) -> list[str]:

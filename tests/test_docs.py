@@ -10,6 +10,7 @@ import torch
 
 from rlhf_lab.compat import trl_stats
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.methods import PAPER_METHODS
 from rlhf_lab.models.families import FAMILIES
 from tools.prose import DOCS, page, quoted, rows
 
@@ -96,8 +97,10 @@ def test_coming_from_torchrl(run_page):
 def test_page_of_settings_is_up_to_date():
     made = runpy.run_path(str(DOCS / "make_settings.py"))["page"]()
     assert page("settings") == made, "run: python docs/make_settings.py"
-    named = [quoted(row[0])[0] for row in rows(made, 5)]
+    fields, methods = made.split("## Methods")
+    named = [quoted(row[0])[0] for row in rows(fields, 5)]
     assert named == [field.name for field in dataclasses.fields(RLHFArgs)]
+    assert [quoted(row[0])[0] for row in rows(methods, 3)] == list(PAPER_METHODS)
 
 
 @pytest.mark.slow

@@ -125,7 +125,8 @@ def step(
                 f"{name} has {len(entries)} entries, but batch_size={args.batch_size}. "
                 "Pass one for each sequence of the batch."
             )
-    if args.dynamic_sampling is not None or trainer.overrides.wants_greedy(args):
+    is_remax = "greedy_rewards" in trainer.overrides.estimator_parameters(args)
+    if args.dynamic_sampling is not None or is_remax:
         raise ConfigError(
             "step() learns from the given responses only, but dynamic_sampling samples others and "
             "advantages='remax' needs scores of greedy responses. Choose other settings."

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlhf_lab.config import fields
+from rlhf_lab.config.methods import MethodName
 
 Advantages = Literal[
     "one_step", "gae", "reinforce", "reinforce++", "reinforce++_baseline",
@@ -14,12 +15,14 @@ Advantages = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class CreditArgs:
-    """From rewards to the advantages of tokens."""
+    """From rewards to the advantages of tokens, and the method of a paper that sets them."""
 
+    method: MethodName | None = None
+    """Set all that the method of a paper needs, see Methods below; given fields override it."""
     advantages: Advantages = "one_step"
-    """Advantage estimator. With the value head: one_step, gae. Against the batch: reinforce,
-    reinforce++. Against the greedy response: remax. Against the other responses to the prompt:
-    reinforce++_baseline, rloo, grpo, dr_grpo, opo.
+    """Advantage estimator only, see method. With the value head: one_step, gae. Against the batch:
+    reinforce, reinforce++. Against the greedy response: remax. Against the other responses to the
+    prompt: reinforce++_baseline, rloo, grpo, dr_grpo, opo.
     """
     samples_per_prompt: int = 1
     """Responses to each prompt, which are compared with each other; divides batch_size."""

@@ -9,12 +9,13 @@ from typing import Any
 from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.config.aliases import suggest_field
 from rlhf_lab.config.checks import check_args
+from rlhf_lab.config.methods import method_settings
 from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 
 
 def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """Return given fields and the preset's, with a warm-up and minibatches that fit them."""
+    """Return given fields, the method's and the preset's, with warm-up and minibatches to fit."""
     names = [field.name for field in dataclasses.fields(AllFields)]
     for name in given.keys() - names:
         remedy = suggest_field(name, names)
@@ -23,7 +24,7 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
     preset = given.get("preset", AllFields.preset)
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
-    fields = PRESETS[preset] | given
+    fields = PRESETS[preset] | method_settings(given.get("method")) | given
     value = lambda name: fields.get(name, getattr(AllFields, name))
     phases, batch = value("total_phases"), value("batch_size")
     if "warmup_steps" not in given and type(phases) is int and phases >= 1:
@@ -36,7 +37,7 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, init=False)
 class RLHFArgs(AllFields):
-    """The validated settings of one run. Fields that are not given have their preset's value."""
+    """The validated settings of one run. Other fields have the method's or preset's value."""
 
     __signature__ = inspect.signature(AllFields)  # for completion in notebooks
 

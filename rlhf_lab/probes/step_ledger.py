@@ -18,10 +18,10 @@ from rlhf_lab.models.outputs import PolicyOutputs
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, objective_terms
-from rlhf_lab.training.objective import surrogate_per_token
+from rlhf_lab.training.objective import surrogate_per_token, token_weights
 
+# tolerance of the sum over tokens, by format
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3})
-"""How far rounding may take the shares' sum from the objective, which another path computed."""
 BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
 Entries = dict[str, Float[Tensor, "minibatch gen"]]
 
@@ -36,8 +36,8 @@ def ledger_entries(
     """Split the objective of a minibatch by token; 0 where the mask is False.
 
     Each token gets its part of the four means; over the real tokens the parts sum to the objective.
-    With gradients on, the entries have them. The KL is the loss's: the run's estimate, or 0 if
-    the KL is part of the reward.
+    With gradients on, the entries have them. The KL is the loss's: the run's estimate, times the
+    token's weight in `loss_aggregation` over that in a token mean; or 0 if the reward has the KL.
 
     Args:
         kl_coef: current weight of the KL penalty, `ctx.kl_coef`; `args.kl_coef` when None.
@@ -90,8 +90,11 @@ def _penalized_kl(
         return out.kl
     if objective.args.kl_in == "reward":
         return torch.zeros_like(out.logprobs)
-    kind = objective.args.kl_estimator
-    return F.kl_estimate(out.logprobs, minibatch.ref_logprobs, kind, minibatch.mask)
+    kind, mask = objective.args.kl_estimator, minibatch.mask
+    kl = F.kl_estimate(out.logprobs, minibatch.ref_logprobs, kind, mask)
+    if objective.average_kl == "token_mean":
+        return kl
+    return kl * token_weights(mask, objective.average_kl, objective.args.gen_len) * mask.sum()
 
 
 def _value_losses(

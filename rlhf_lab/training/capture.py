@@ -14,7 +14,6 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
 from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.samples import Samples
 from rlhf_lab.training.callbacks import Callback, Context, Event
 from rlhf_lab.training.isolation import no_side_effects
 
@@ -153,12 +152,8 @@ def _rotate_keys(
 
 def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Return the sequences of the phase and their attention mask, at any event that has them."""
-    samples = _get_samples(ctx)
+    samples = ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
     return samples.tokens, samples.attention_mask
-
-
-def _get_samples(ctx: Context) -> Samples:
-    return ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
 
 
 def capturing(
@@ -202,7 +197,8 @@ def capturing(
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
                 position = -1 if isinstance(pos, str) else pos
                 if isinstance(pos, str) and tokens is None:  # the last token before the padding
-                    written = _get_samples(ctx).written_mask
+                    samples = ctx.samples if ctx.event == "after_rollout" else ctx.rollout.samples
+                    written = samples.written_mask
                     index = torch.arange(written.shape[1], device=written.device)
                     position = (index * written).amax(dim=1)
                 acts = capture_activations(ctx.policy, text, names, position, mask)

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.methods import method_warning
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
 from rlhf_lab.models.device import (
@@ -56,6 +57,13 @@ def split_components(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     """Return components by name, None if not passed, and the functions for `Overrides`."""
     functions = {name: part for name, part in parts.items() if name not in COMPONENTS}
     return {name: parts.get(name) for name in COMPONENTS}, functions
+
+
+def warn_about_method(args: RLHFArgs) -> None:
+    """Warn if settings differ from those of the paper of the run's method."""
+    message = method_warning(args)
+    if message is not None:
+        warnings.warn(message, stacklevel=3)
 
 
 def choose_device(args: RLHFArgs) -> torch.device:
@@ -115,6 +123,7 @@ def make_rewards(
 ) -> RewardPipeline:
     """Return the pipeline from samples to rewards, after a dry run of each reward function."""
     args, overrides, prompts = trainer.args, trainer.overrides, trainer.prompts
+    estimator_reads = overrides.estimator_parameters(args)
     if reward_fn is None:
         reward_fn = load_reward(args, trainer.device)
     else:
@@ -133,8 +142,8 @@ def make_rewards(
         stop_tokens=trainer.sampling_spec.stops(trainer.tokenizer),
         check_grammar=trainer.speaks_reel,
         normalize=overrides.normalize_reward,
-        sample_greedily=trainer.sample_greedily if overrides.wants_greedy(args) else None,
-        compares=overrides.compares_groups(args),
+        sample_greedily=trainer.sample_greedily if "greedy_rewards" in estimator_reads else None,
+        compares="group" in estimator_reads,
         score_by_rank=read_by_rank if is_grouped(args.parallel) else None,
     )
     rewards.try_on(prompts.tokens, prompts.texts, prompts.labels, prompts.answers, prompts.turns)

@@ -85,11 +85,8 @@ class HalfAdamW(Optimizer):
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
             foreach=False,
+            **{name: group[name] for name in ("lr", "weight_decay", "eps", "maximize")},
         )
         changed = {"exp_avg": first, "exp_avg_sq": second}
         changed = {name: x for name, x in changed.items() if state[name].dtype != x.dtype}

@@ -1,6 +1,6 @@
 """The objective's four terms with a run's settings bound to them."""
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -28,6 +28,7 @@ class Objective:
     Attributes:
         clips_plainly: True if the policy objective is `overrides.clipped_surrogate`.
         kl_estimator: estimates the KL from sampled tokens; None for the exact KL.
+        average_kl: aggregation of the KL in the loss.
         normalize: True if `surrogate` whitens the advantages.
         is_custom: True if a function is not the package's.
         rounding: largest error of a probability ratio that precision explains.
@@ -45,6 +46,7 @@ class Objective:
         self.clips_plainly = self.overrides.clips_plainly(args)
         self.kl_estimator = self.overrides.sampled_kl(args)
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
+        self.average_kl = "token_mean" if self.kl_estimator is None else args.loss_aggregation
 
     def run_policy(
         self,
@@ -104,7 +106,10 @@ class Objective:
         minibatch: ReplayMinibatch,
         kl_coef: float | Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, ""]:
-        """Compute `kl_coef` times the mean KL, exact or estimated; 0 if it is in the rewards."""
+        """Compute `kl_coef` times the mean KL; 0 if the rewards have the KL.
+
+        The exact KL is averaged over tokens; an estimate by `loss_aggregation`, as the surrogate.
+        """
         if isinstance(kl_coef, Tensor):  # on the device, for a CUDA graph
             return kl_coef * self.kl_penalty(out, minibatch, 1.0)
         kl_coef = self.args.kl_coef if kl_coef is None else kl_coef
@@ -112,9 +117,10 @@ class Objective:
             return self.overrides.kl_penalty(out.kl, kl_coef, minibatch.mask)
         if self.args.kl_in == "reward":
             return out.logprobs.new_zeros(())
-        return F.calc_sampled_kl_penalty(
-            out.logprobs, minibatch.ref_logprobs, self.kl_estimator, kl_coef, minibatch.mask
-        )
+        mask, how = minibatch.mask, self.average_kl
+        total = F.aggregation_denominator(mask, how, self.args.gen_len)
+        inputs = out.logprobs, minibatch.ref_logprobs, self.kl_estimator, kl_coef, mask
+        return F.calc_sampled_kl_penalty(*inputs, aggregation=how, denominator=total)
 
     def reference_logprobs(
         self,
@@ -168,8 +174,7 @@ def surrogate_per_token(
     """Compute what each token adds to the policy objective, by the package's functions.
 
     1. Compute the chosen loss of each token.
-    2. Multiply by its weight in the aggregation: one over the number of real tokens, over the
-       number of responses and the token's response, or over responses times gen_len.
+    2. Multiply by its weight in the aggregation (`token_weights`).
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages
@@ -177,18 +182,19 @@ def surrogate_per_token(
     weights = importance_weights(minibatch, args) if has_engine else None
     if args.max_log_ratio is not None:
         logprobs = limit_log_ratio(logprobs, old, args.max_log_ratio)
-    given = {
-        "logprobs": logprobs,
-        "old_logprobs": old,
-        "advantages": advantages if weights is None else weights * advantages,
-        "mask": mask,
-        "clip_coef": args.clip_coef,
-        "clip_coef_high": args.clip_coef_high,
-        "dual_clip": args.dual_clip,
-    }
+    advantages = advantages if weights is None else weights * advantages
+    given = {"logprobs": logprobs, "old_logprobs": old, "advantages": advantages, "mask": mask}
+    given |= {name: getattr(args, name) for name in ("clip_coef", "clip_coef_high", "dual_clip")}
     loss = F.look_up(args.policy_loss, F.POLICY_OBJECTIVES, "policy_loss")
     per_token = F.call_by_name(loss, given, "policy_loss")
-    weight = 1 / F.aggregation_denominator(mask, args.loss_aggregation, args.gen_len)
-    if args.loss_aggregation == "sequence_mean":
-        weight = weight / mask.sum(1, keepdim=True).clamp(min=1)
+    weight = token_weights(mask, args.loss_aggregation, args.gen_len)
     return F.zero_masked(per_token * weight, mask)
+
+
+def token_weights(
+    mask: Bool[Tensor, "batch gen"], aggregation: str, gen_len: int
+) -> Float[Tensor, "batch 1"]:
+    """Return the weight of each row's tokens in an aggregation of `functional.aggregate`."""
+    weights = 1 / F.aggregation_denominator(mask, aggregation, gen_len).expand(len(mask), 1)
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
+    return weights / lengths if aggregation == "sequence_mean" else weights

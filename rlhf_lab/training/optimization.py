@@ -51,7 +51,7 @@ class PolicyUpdate:
         def compute_part(part: ReplayMinibatch) -> "ObjectiveTerms":
             models = trainer.policy, trainer.reference
             terms = compute_terms(*models, part, objective, kl_coef)
-            return _weigh(terms, part.mask, mask, args.loss_aggregation)
+            return _weigh(terms, part.mask, mask, args.loss_aggregation, objective.average_kl)
 
         rows = torch.arange(len(mask), device=mask.device)
         world = trainer.world
@@ -118,17 +118,19 @@ def _weigh(
     terms: "ObjectiveTerms",
     part: Bool[Tensor, "part gen"],
     whole: Bool[Tensor, "minibatch gen"],
-    aggregation: str,
+    of_surrogate: str,
+    of_kl: str,
 ) -> "ObjectiveTerms":
     """Multiply the terms of a part by its fraction of the tokens or sequences."""
-    by_token, by_aggregation = (
+    of_part, of_tokens, of_kl = (
         F.aggregation_denominator(part, name) / F.aggregation_denominator(whole, name).clamp(min=1)
-        for name in ("token_mean", aggregation)
+        for name in (of_surrogate, "token_mean", of_kl)
     )
-    surrogate = by_aggregation * terms.clipped_surrogate
-    others = [by_token * x for x in (terms.value_loss, terms.entropy_bonus, terms.kl_penalty)]
-    total = surrogate - others[0] + others[1] - others[2]
-    return type(terms)(total, surrogate, *others, terms.logprobs, terms.values)
+    surrogate, kl = of_part * terms.clipped_surrogate, of_kl * terms.kl_penalty
+    value_loss, bonus = of_tokens * terms.value_loss, of_tokens * terms.entropy_bonus
+    total = surrogate - value_loss + bonus - kl
+    weighed = total, surrogate, value_loss, bonus, kl
+    return type(terms)(*weighed, terms.logprobs, terms.values)
 
 
 def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":

@@ -138,24 +138,17 @@ class Overrides:
         mask: Bool[Tensor, "batch gen"],
     ) -> PerToken:
         """Compute the value head's targets: advantages plus values, or rewards to go."""
-        parameters = self._parameters(args)
+        parameters = self.estimator_parameters(args)
         if "values" in parameters or any(p.kind == p.VAR_POSITIONAL for p in parameters.values()):
             return F.compute_returns(advantages, values, mask)
         return F.rewards_to_go(token_rewards, args.gamma, mask)
-
-    def wants_greedy(self, args: RLHFArgs) -> bool:
-        """Return True if the estimator uses the rewards of greedy responses."""
-        return "greedy_rewards" in self._parameters(args)
-
-    def compares_groups(self, args: RLHFArgs) -> bool:
-        """Return True if the estimator compares the responses to a prompt."""
-        return "group" in self._parameters(args)
 
     def _estimator(self, args: RLHFArgs) -> Callable[..., Tensor]:
         name = args.advantages if self.advantages is None else self.advantages
         return F.look_up(name, F.ADVANTAGES, "advantages")
 
-    def _parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
+    def estimator_parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
+        """Return the parameters of the advantage estimator by name, such as greedy_rewards."""
         return inspect.signature(self._estimator(args)).parameters
 
 

@@ -56,7 +56,9 @@ class StepGraph:
         ) -> "ObjectiveTerms":
             self._objective, self.reason = None, self._error or self.obstacle(minibatch)
             objects, values = self._snapshot
-            key = objects, (*values, compute, *minibatch_shapes(minibatch))
+            shapes = [(x.shape, x.dtype) for x in minibatch_tensors(minibatch)]
+            others = [x for x in vars(minibatch).items() if not isinstance(x[1], Tensor | Rows)]
+            key = objects, (*values, compute, *shapes, *others)
             if self.reason is None and not self.hold(key, minibatch, settings[-1]):
                 self.reason = self._error = self.recapture(key, compute, minibatch, settings[-1])
             if self.reason is None:
@@ -172,13 +174,6 @@ def minibatch_tensors(minibatch: ReplayMinibatch) -> list[Tensor]:
     tensors: list[Tensor] = []
     minibatch.map(lambda x: tensors.append(x) or x)
     return tensors
-
-
-def minibatch_shapes(minibatch: ReplayMinibatch) -> list[Any]:
-    """Return shapes and dtypes of a minibatch's tensors, and its fields that are not tensors."""
-    tensors = [(x.shape, x.dtype) for x in minibatch_tensors(minibatch)]
-    fields = vars(minibatch).items()
-    return [*tensors, *((name, x) for name, x in fields if not isinstance(x, Tensor | Rows))]
 
 
 def map_terms(terms: "ObjectiveTerms", function: Callable[[Tensor], Tensor]) -> "ObjectiveTerms":

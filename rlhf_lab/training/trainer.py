@@ -37,7 +37,7 @@ from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
+from rlhf_lab.training.reference_reset import kl_to_initial, reset_reference
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, summarize
@@ -77,6 +77,7 @@ class RLHFTrainer(RunLoop):
         given, functions = components.split_components(parts)
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)
         self.args, self.phase = args, 0
+        components.warn_about_method(args)
         self.overrides = Overrides.choose(functions, args)
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
@@ -269,11 +270,10 @@ class RLHFTrainer(RunLoop):
             start, saving = perf_counter(), self.recorder.seconds
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
             seconds = perf_counter() - start - (self.recorder.seconds - saving)
-            stats = dataclasses.replace(
-                summarize(rollout),
-                kl_to_initial_per_sequence=kl_to_initial(self, rollout),
-                reference_phase=age_of_reference(self),
-            )
+            kl, resets = kl_to_initial(self, rollout), self.args.reset_reference_every is not None
+            reset = {"reference_phase": self.reference_phase} if resets else {}
+            stats = summarize(rollout)
+            stats = dataclasses.replace(stats, kl_to_initial_per_sequence=kl, **reset)
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
             start = perf_counter()
             with self._learning():

@@ -123,7 +123,9 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "kl_horizon": (10, "controller", ADAPTIVE),
 }
 # tested below, or in a file of their topic
-ELSEWHERE = "preset device parallel cpu_tuning optimizer adapter_path answers_column save_every "
+ELSEWHERE = (
+    "preset method device parallel cpu_tuning optimizer adapter_path answers_column save_every "
+)
 ELSEWHERE += "keep_checkpoints micro_batch_size generation_batch_size activation_checkpointing "
 ELSEWHERE += "optimizer_in_backward reset_reference_every importance_correction loggers log_probes "
 ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags wandb_notes "

@@ -1,0 +1,71 @@
+"""Methods of papers: the settings that each needs, and those in which a run differs from it."""
+
+from types import MappingProxyType
+from typing import Any, Literal
+
+from rlhf_lab.errors import ConfigError
+
+MethodName = Literal[
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "remax", "opo", "dapo", "gspo", "cispo"
+]  # fmt: skip
+NO_CRITIC = dict(vf_coef=0.0, ent_coef=0.0, normalize_reward=False, normalize_advantages=False)
+GROUP = dict(NO_CRITIC, advantages="grpo", policy_loss="ppo", samples_per_prompt=8)
+KL_IN_REWARD = dict(NO_CRITIC, kl_in="reward", kl_estimator="k1", kl_coef=0.05)
+# A log pi of whole responses: the sum over their tokens; right for one pass over the samples
+REINFORCE = dict(policy_loss="policy_gradient", loss_aggregation="constant")
+REINFORCE |= dict(batches_per_learning_phase=1)
+TOKENS, RESPONSES = dict(loss_aggregation="token_mean"), dict(loss_aggregation="sequence_mean")
+# a float other than 0 is an order of magnitude; FREE may be any number
+PAPER_METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "ppo": dict(TOKENS, advantages="gae", policy_loss="ppo"),
+        "grpo": dict(GROUP, **RESPONSES, kl_in="loss", kl_estimator="k3"),
+        "dr_grpo": GROUP | dict(advantages="dr_grpo", loss_aggregation="constant", kl_coef=0.0),
+        "rloo": dict(KL_IN_REWARD, **REINFORCE, advantages="rloo", samples_per_prompt=8),
+        "reinforce++": dict(KL_IN_REWARD, **TOKENS, advantages="reinforce++", policy_loss="ppo"),
+        "remax": dict(KL_IN_REWARD, **REINFORCE, advantages="remax"),
+        "opo": GROUP | REINFORCE | dict(advantages="opo", num_minibatches=1, kl_coef=0.0),
+        "dapo": dict(GROUP, **TOKENS, kl_coef=0.0, clip_coef_high=0.28, dynamic_sampling=10),
+        "gspo": GROUP | RESPONSES | dict(policy_loss="gspo", kl_coef=0.0)
+        | dict(clip_coef=3e-4, clip_coef_high=4e-4),
+        "cispo": GROUP | TOKENS | dict(policy_loss="cispo", kl_coef=0.0)
+        | dict(clip_coef=1.0, clip_coef_high=5.0),  # no lower bound
+    }
+)  # fmt: skip
+FREE = ("samples_per_prompt", "dynamic_sampling")
+
+
+def method_settings(method: Any) -> dict[str, Any]:
+    """Return the settings of a method; none of None."""
+    if method is None:
+        return {}
+    if not isinstance(method, str) or method not in PAPER_METHODS:
+        raise ConfigError(f"Unknown method={method!r}. Choose one of: {', '.join(PAPER_METHODS)}.")
+    return PAPER_METHODS[method]
+
+
+def method_warning(args: Any) -> str | None:
+    """Return a sentence on the settings that differ from the method's; None if none differ.
+
+    Without `method`, the policy loss or the estimator names it, unless all settings of another
+    method are set.
+    """
+    loss = None if args.policy_loss == "ppo" else args.policy_loss  # the default
+    names = {"method": args.method, "policy_loss": loss, "advantages": args.advantages}
+    field, name = next(((k, v) for k, v in names.items() if v in PAPER_METHODS), ("", ""))
+    differing = _differing(args, name) if name else {}
+    others = [] if field == "method" else [m for m in PAPER_METHODS if m != "ppo"]
+    if not differing or not all(_differing(args, other) for other in others):
+        return None
+    listed = ", ".join(f"{k}={getattr(args, k)!r} (there {v!r})" for k, v in differing.items())
+    remedy = "Remove them" if field == "method" else f"Set method={name!r}"
+    return f"{field}={name!r} runs with other settings than its paper's: {listed}. {remedy}."
+
+
+def _differing(args: Any, method: str) -> dict[str, Any]:
+    """Return the values that a method needs and the settings do not have."""
+    needed = PAPER_METHODS[method].items()
+    needed = {k: v for k, v in needed if k not in FREE or getattr(args, k) is None}
+    numbers = {k: v for k, v in needed.items() if type(v) is float and v and getattr(args, k)}
+    fitting = {k for k, v in numbers.items() if v / 10 <= getattr(args, k) <= v * 10}
+    return {k: v for k, v in needed.items() if getattr(args, k) != v and k not in fitting}
