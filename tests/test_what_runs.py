@@ -49,6 +49,7 @@ OTHER_SETTINGS = {
         ),
         3.0,
     ),
+    "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
     "training.reference_reset.kl_to_initial": (dict(reset_reference_every=1), 3.0),
     # no two runs take the same time
     "training.report.compute_cost": ({}, 1e4),

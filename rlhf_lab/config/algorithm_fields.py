@@ -97,7 +97,7 @@ class OptimizerArgs:
     """The optimizer and its learning rates over the phases."""
 
     base_lr: float = 2e-5
-    """Peak learning rate of the transformer."""
+    """Peak learning rate of the transformer. Adapters: 1e-3 in preset reel, 3e-4 in others."""
     head_lr: float = 5e-4
     """Peak learning rate of the value head, which starts untrained."""
     weight_decay: float = 0.01

@@ -9,13 +9,13 @@ from typing import Any
 from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.config.aliases import suggest_field
 from rlhf_lab.config.checks import check_args
-from rlhf_lab.config.methods import method_settings
-from rlhf_lab.config.presets import PRESETS
+from rlhf_lab.config.methods import PAPER_METHODS
+from rlhf_lab.config.presets import ADAPTER_RATES, PRESETS
 from rlhf_lab.errors import ConfigError
 
 
 def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """Return given fields, the method's and the preset's, with warm-up and minibatches to fit."""
+    """Return given fields, the method's and the preset's; rates, warm-up and minibatches fit."""
     names = [field.name for field in dataclasses.fields(AllFields)]
     for name in given.keys() - names:
         remedy = suggest_field(name, names)
@@ -24,7 +24,9 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
     preset = given.get("preset", AllFields.preset)
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
-    fields = PRESETS[preset] | method_settings(given.get("method")) | given
+    method = given.get("method")
+    settings = PAPER_METHODS.get(method, {}) if isinstance(method, str) else {}
+    fields = PRESETS[preset] | settings | given
     value = lambda name: fields.get(name, getattr(AllFields, name))
     phases, batch = value("total_phases"), value("batch_size")
     if "warmup_steps" not in given and type(phases) is int and phases >= 1:
@@ -32,6 +34,8 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
     if "num_minibatches" not in given and type(batch) is int and batch >= 1:
         numbers = range(value("num_minibatches"), 0, -1)
         fields["num_minibatches"] = next(n for n in numbers if batch % n == 0)
+    if "base_lr" not in given and (value("lora_rank") or value("adapter_path")):
+        fields["base_lr"] = ADAPTER_RATES[preset]
     return fields
 
 

@@ -100,7 +100,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         (isinstance(x, bool) and hint is not bool) or not is_bearable(x, of_each, conf=WIDENING)
         for x in numbers  # beartype checks one item of a tuple
     ):
-        kind = getattr(hint, "__name__", str(hint).removeprefix("typing."))
+        kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
         raise ConfigError(f"{name}={value!r} has the wrong type. It must be {kind}.")
     if is_tuple or hint in (float, float | None):
         numbers = [float(x) if type(x) is int and abs(x) < 2**53 else x for x in numbers]

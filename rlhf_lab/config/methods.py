@@ -3,8 +3,6 @@
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rlhf_lab.errors import ConfigError
-
 MethodName = Literal[
     "ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "remax", "opo", "dapo", "gspo", "cispo"
 ]  # fmt: skip
@@ -33,15 +31,6 @@ PAPER_METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     }
 )  # fmt: skip
 FREE = ("samples_per_prompt", "dynamic_sampling")
-
-
-def method_settings(method: Any) -> dict[str, Any]:
-    """Return the settings of a method; none of None."""
-    if method is None:
-        return {}
-    if not isinstance(method, str) or method not in PAPER_METHODS:
-        raise ConfigError(f"Unknown method={method!r}. Choose one of: {', '.join(PAPER_METHODS)}.")
-    return PAPER_METHODS[method]
 
 
 def method_warning(args: Any) -> str | None:

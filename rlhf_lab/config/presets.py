@@ -4,6 +4,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Preset = Literal["reel", "smol", "gpt2-small", "gpt2-medium"]
+# learning rates of adapters (LoRA), which need about ten times the rate of all weights
+ADAPTER_RATES = MappingProxyType(
+    {"reel": 1e-3, "smol": 3e-4, "gpt2-small": 3e-4, "gpt2-medium": 3e-4}
+)
 # the fields that each preset sets; all others keep their defaults
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {

@@ -107,11 +107,10 @@ def draw_candidates(
         texts, given = drawn.texts(tokenizer), drawn.prompt_texts(tokenizer)
         responses += [text.removeprefix(p) for text, p in zip(texts, given, strict=True)]
         ended.append(F.has_stop(drawn.tokens[:, drawn.prefix_len :], stops, drawn.mask).cpu())
-        rewards.append(trainer.rewards.read(trainer.reward_fn, drawn, texts).rewards.cpu())
+        read = trainer.rewards.read
+        rewards.append(read(trainer.reward_fn, drawn, texts).rewards.cpu())
         if trainer.true_reward_fn is not None:
-            true_reward.append(
-                trainer.rewards.read(trainer.true_reward_fn, drawn, texts).rewards.cpu()
-            )
+            true_reward.append(read(trainer.true_reward_fn, drawn, texts).rewards.cpu())
     shape = n_prompts, samples
     return Candidates(
         prompts=[trainer.prompts.texts[i] for i in order],
@@ -132,11 +131,8 @@ def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, d
         return {}
     reference = grammar_policy(build_graph(Grammar()))
     points = best_of_n(reference, REWARDS[args.reward_fn], numbers)
+    names = "exact_reward", "exact_true_reward", "exact_kl"
     return {
-        p.n: {
-            "exact_reward": p.proxy,
-            "exact_true_reward": p.true_reward,
-            "exact_kl": p.kl_per_sequence,
-        }
+        p.n: dict(zip(names, (p.proxy, p.true_reward, p.kl_per_sequence), strict=True))
         for p in points
     }

@@ -12,18 +12,10 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.run_dir import RETURNED
 
-Event = Literal[
-    "run_start",
-    "after_rollout",
-    "after_score",
-    "before_minibatch",
-    "after_loss",
-    "after_backward",
-    "after_step",
-    "after_phase",
-    "checkpoint",
-    "run_end",
-]  # in the order in which they are emitted
+Event = Literal[  # in the order in which they are emitted
+    "run_start", "after_rollout", "after_score", "before_minibatch", "after_loss",
+    "after_backward", "after_step", "after_phase", "checkpoint", "run_end",
+]  # fmt: skip
 
 FIELD_AVAILABILITY = {
     "samples": "after_rollout and after_score",

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.methods import method_warning
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
 from rlhf_lab.models.device import (
@@ -59,13 +58,6 @@ def split_components(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     return {name: parts.get(name) for name in COMPONENTS}, functions
 
 
-def warn_about_method(args: RLHFArgs) -> None:
-    """Warn if settings differ from those of the paper of the run's method."""
-    message = method_warning(args)
-    if message is not None:
-        warnings.warn(message, stacklevel=3)
-
-
 def choose_device(args: RLHFArgs) -> torch.device:
     """Return the device of this process; raise ConfigError if settings do not fit to it."""
     device = pick_device(args.device)
@@ -97,6 +89,12 @@ def load_models(
         raise ConfigError(
             f"weight_precision={args.weight_precision!r} requires weights in bfloat16, and the "
             f"policy's are in {dtype}. Convert them, or set weight_precision='fp32'."
+        )
+    if args.weight_precision == "fp32" and dtype.itemsize < 4:
+        warnings.warn(
+            f"the policy's weights are in {dtype}, so most steps are too small to change them. Use "
+            "policy.float(), or weight_precision='bf16' with weights in bfloat16.",
+            stacklevel=4,
         )
     reference = make_reference(policy.base_model) if reference is None else reference
     validate_models(policy, reference)

@@ -1,8 +1,4 @@
-"""Signs that learning is dead or has exploded, and checks of weights and samples for nan.
-
-Learning is dead if the rewards do not differ, and has exploded if the policy is far from the
-reference. Each sign is reported once in a run.
-"""
+"""Signs, reported once in a run, that learning is dead or has exploded; checks for nan."""
 
 import math
 from typing import TYPE_CHECKING
@@ -21,11 +17,12 @@ if TYPE_CHECKING:
 
 MOST_KL_PER_TOKEN = 2.0  # nats; a token is then over seven times as likely as under the reference
 TOO_FAST = "Lower the learning rates or raise kl_coef"
+LEAST_KL_PER_TOKEN = 1e-4  # nats; fp32 rounds at 1e-6, and learning moves a token by 1e-3 a phase
 LEAST_ENTROPY = 1e-3  # nats per token; 39 of 40 samples of 26 tokens are then the same text
 
 
 def diagnose_batch(
-    stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None
+    stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None, phase: int = 0
 ) -> dict[str, str]:
     """Return a sentence for each sign of a batch, by name; most batches have none."""
     signs, several = {}, len(rollout.texts) > 1
@@ -67,6 +64,12 @@ def diagnose_batch(
         )
     if args is not None and not args.base_lr and not args.head_lr:
         signs["rates"] = "base_lr and head_lr are 0: nothing learns; raise one of them."
+    is_late = args is not None and phase > max(3, args.warmup_steps) and not signs
+    if is_late and not args.reset_reference_every and stats.kl_per_token < LEAST_KL_PER_TOKEN:
+        signs["unmoved"] = (
+            f"after {phase} phases the KL from the reference is {stats.kl_per_sequence:.2g} nats "
+            "per sequence: the policy has hardly moved; raise base_lr or lower kl_coef."
+        )
     return signs
 
 

@@ -29,8 +29,6 @@ class Objective:
         clips_plainly: True if the policy objective is `overrides.clipped_surrogate`.
         kl_estimator: estimates the KL from sampled tokens; None for the exact KL.
         average_kl: aggregation of the KL in the loss.
-        normalize: True if `surrogate` whitens the advantages.
-        is_custom: True if a function is not the package's.
         rounding: largest error of a probability ratio that precision explains.
     """
 

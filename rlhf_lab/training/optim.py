@@ -1,5 +1,6 @@
 """The optimizer with two learning rates, with 8-bit moments, and the schedule over the phases."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -112,6 +113,12 @@ def validate_custom_optimizer(
         raise ConfigError(
             "The optimizer's parameters are not the policy's. Build the policy first and pass "
             "both: RLHFTrainer(args, policy=policy, optimizer=AdamW(policy.parameters(), lr=1e-5))."
+        )
+    if args.vf_coef and learned.isdisjoint(map(id, policy.value_head.parameters())):
+        warnings.warn(
+            "the optimizer has no parameter of policy.value_head, which therefore learns nothing. "
+            "Add policy.value_head.parameters(), or set vf_coef=0.",
+            stacklevel=2,
         )
     if not all("maximize" in group for group in optimizer.param_groups):
         raise ConfigError(

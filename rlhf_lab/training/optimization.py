@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rlhf_lab import functional as F
@@ -85,6 +86,8 @@ class PolicyUpdate:
            otherwise by 1. The host reads nothing, so it does not wait for a GPU.
         """
         if self.trainer.step_in_backward is None:
+            if self._norm is None and self.trainer.phase == 0:
+                _warn_without_gradient(self.trainer.policy)
             gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
@@ -112,6 +115,18 @@ class PolicyUpdate:
                 del optimizer.found_inf
         elif finite:
             optimizer.step()
+
+
+def _warn_without_gradient(policy: nn.Module) -> None:
+    weights = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
+    weights = [(n, p) for n, p in weights if not n.startswith("critic.")]  # has unused ones
+    cut_off = [name for name, weight in weights if weight.grad is None]
+    if cut_off:
+        warnings.warn(
+            f"{len(cut_off)} of {len(weights)} trained weights get no gradient, such as "
+            f"{cut_off[0]}. Check interventions, hooks and custom functions for detach().",
+            stacklevel=4,
+        )
 
 
 def _weigh(

@@ -6,20 +6,9 @@ import numpy as np
 import torch
 
 Stream = Literal[
-    "sampling",
-    "minibatches",
-    "evaluation",
-    "prompts",
-    "lengths",
-    "generate",
-    "resampled_prompts",
-    "rounding",
-    "best_of_n",
-    "eval_text",
-    "continuations",
-    "subspaces",
-    "reference_texts",
-]
+    "sampling", "minibatches", "evaluation", "prompts", "lengths", "generate", "resampled_prompts",
+    "rounding", "best_of_n", "eval_text", "continuations", "subspaces", "reference_texts",
+]  # fmt: skip
 STREAMS = get_args(Stream)
 
 

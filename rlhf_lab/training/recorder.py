@@ -120,7 +120,8 @@ class Recorder:
         self._hold()
         self.run.append(METRICS, [ctx.report.to_dict()])
         self._log_samples(ctx.rollout)
-        for sign, text in diagnose_batch(ctx.report.rollout, ctx.rollout, ctx.args).items():
+        numbers = ctx.report.rollout, ctx.rollout, ctx.args, ctx.phase
+        for sign, text in diagnose_batch(*numbers).items():
             self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})

@@ -27,6 +27,11 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
         trainer.reference_phase = phase
 
 
+def age_of_reference(trainer: "RLHFTrainer") -> int | None:
+    """Return the phase in which the policy became the reference; None if it never does."""
+    return None if trainer.args.reset_reference_every is None else trainer.reference_phase
+
+
 def kl_to_initial(trainer: "RLHFTrainer", *rollouts: Rollout) -> float | None:
     """Compute the mean exact KL per sequence from the first reference; None without resets."""
     if trainer.args.reset_reference_every is None:

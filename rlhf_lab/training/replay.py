@@ -22,12 +22,9 @@ class ReplayMinibatch(Rows):
         mask: True on the real generated tokens.
         logprobs: of the generated tokens under the policy that sampled them.
         values: of the states before them, by the value head at that time.
-        advantages, returns: see `Rollout`.
-        ref_residuals: see `Rollout`; the reference's logits are computed from them.
+        advantages, returns, ref_residuals, ref_logprobs, teaching: see `Rollout`.
         support: the tokens that truncated sampling kept, if it was on.
-        ref_logprobs: see `Rollout`.
         padded: False if the attention mask hides nothing.
-        teaching: see `Rollout`; advantages are whitened over these.
         engine_logprobs: see `Samples`; `logprobs` over these are the importance ratios.
     """
 

@@ -4,6 +4,7 @@ The algorithm is in `ppo.py`, logs and checkpoints are in `recorder.py`.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.methods import method_warning
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, compare_with_reference
 from rlhf_lab.models.lora import merged_lora
@@ -37,7 +39,7 @@ from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import kl_to_initial, reset_reference
+from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, summarize
@@ -77,7 +79,8 @@ class RLHFTrainer(RunLoop):
         given, functions = components.split_components(parts)
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)
         self.args, self.phase = args, 0
-        components.warn_about_method(args)
+        if message := method_warning(args):
+            warnings.warn(message, stacklevel=2)
         self.overrides = Overrides.choose(functions, args)
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
@@ -199,11 +202,9 @@ class RLHFTrainer(RunLoop):
         spec: SamplingSpec | None = None,
         at_once: int | None = None,
     ) -> Samples:
-        """Continue prompts with the policy; each of several processes generates its rows.
+        """Continue prompts with the policy, `at_once` sequences at a time; each process its rows.
 
-        Args:
-            spec: this phase's sampling spec if None.
-            at_once: sequences to generate at a time; `args.generation_batch_size` if None.
+        By default, by this phase's sampling spec and `args.generation_batch_size`.
         """
         args, policy = self.args, self.policy
         spec = phase_spec(self.sampling_spec, args, self.phase) if spec is None else spec
@@ -270,10 +271,11 @@ class RLHFTrainer(RunLoop):
             start, saving = perf_counter(), self.recorder.seconds
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
             seconds = perf_counter() - start - (self.recorder.seconds - saving)
-            kl, resets = kl_to_initial(self, rollout), self.args.reset_reference_every is not None
-            reset = {"reference_phase": self.reference_phase} if resets else {}
-            stats = summarize(rollout)
-            stats = dataclasses.replace(stats, kl_to_initial_per_sequence=kl, **reset)
+            stats = dataclasses.replace(
+                summarize(rollout),
+                kl_to_initial_per_sequence=kl_to_initial(self, rollout),
+                reference_phase=age_of_reference(self),
+            )
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
             start = perf_counter()
             with self._learning():

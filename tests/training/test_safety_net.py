@@ -74,7 +74,7 @@ CONFIGURATIONS: dict[str, Callable[[Path], tuple[RLHFTrainer, list[dict[str, Any
     "in backward": lambda d: phases(d, optimizer_in_backward=True, max_grad_norm=None),
     "remax": lambda d: phases(d, advantages="remax", normalize_reward=False),
     "rloo, lora, k3": lambda d: phases(
-        d, advantages="rloo", samples_per_prompt=4, lora_rank=2, kl_estimator="k3"
+        d, advantages="rloo", samples_per_prompt=4, lora_rank=2, kl_estimator="k3", base_lr=3e-4
     ),
     "separate critic, bf16": lambda d: phases(d, value_head="separate", precision="bf16"),
     "own entropy bonus": lambda d: phases(
