@@ -5,6 +5,7 @@ Fixtures import transformers (5 seconds and more) themselves, so tests of the ma
 
 import multiprocessing.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -117,8 +118,15 @@ def _no_type_checks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def temporary_folder() -> Iterator[None]:
-    """Put all temporary files, also of processes and kernels, into a folder that is removed."""
+def temporary_folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Put all temporary files, also of processes and kernels, into a folder that is removed.
+
+    The folders of `tmp_path` are removed at the end, unless a test failed: threads and finalizers
+    of a test may still write to them in a later test.
+    """
+    basetemp = tmp_path_factory.getbasetemp()
     multiprocessing.util.get_temp_dir()  # made before, since Python removes it only at exit
     with (
         tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True) as folder,
@@ -127,6 +135,8 @@ def temporary_folder() -> Iterator[None]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+    if not request.session.testsfailed:
+        shutil.rmtree(basetemp, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

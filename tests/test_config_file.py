@@ -90,6 +90,8 @@ def test_default_warm_up_ends_before_last_phase(phases):
         RLHFArgs(preset="reel", total_phases=phases, warmup_steps=3)
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 @pytest.mark.parametrize(("batch", "parts"), [(1, 1), (12, 6), (13, 1), (256, 8)])
 def test_default_number_of_minibatches_divides_batch(batch, parts):
     args = train_args("--batch-size", batch, "--no-normalize-reward")

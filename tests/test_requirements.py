@@ -63,6 +63,7 @@ sys.exit(main(sys.argv[1:]))
     assert '"rlhf_lab": "' in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_no_file_installs_the_unregistered_name_rlhf_lab():
     """Anybody could register it on PyPI. The extra `dev` refers to the package's own extras."""
     by_name = re.compile(r"""\bpip install(\s+-\S+)*\s+[\\"'`]*rlhf[_-]lab\b(?!-)|rlhf_lab\[""")

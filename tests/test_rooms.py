@@ -75,6 +75,7 @@ def test_room_is_within_its_lines(room):
     assert ceiling is None or ceiling > budget
 
 
+@pytest.mark.slow
 def test_rooms_import_only_rooms_before_them():
     package, upward, roots = ROOT / "rlhf_lab", set(), set()
     assert {f"rlhf_lab/{room}" for room in ORDER} < set(LINES)
@@ -106,6 +107,7 @@ def test_shipped_code_imports_no_makers(room):
         assert MAKERS.isdisjoint(imported(file.read_text(encoding="utf-8"))), file
 
 
+@pytest.mark.slow
 def test_only_three_files_import_transformer_lens():
     sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlhf_lab").rglob("*.py")}
     importing = {path.name for path, x in sources.items() if "transformer_lens" in imported(x)}
@@ -121,6 +123,7 @@ def test_only_the_package_is_installed():
     assert [name for name in top if any(fnmatch(name, p) for p in patterns)] == ["rlhf_lab"]
 
 
+@pytest.mark.slow
 def test_files_import_each_other_without_circles():
     files = {}
     for path in (ROOT / "rlhf_lab").rglob("*.py"):

@@ -114,6 +114,7 @@ def test_model_without_tokenizer_samples_the_same(without_tokenizer):
     assert_matches_uncached(without_tokenizer, UNEQUAL, SamplingSpec(8, stop_tokens=(5,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_token_in_a_prompt_is_read(gpt2, side):
     """Token 0 is BOS, EOS and padding; after padding, [7] looks like [0, 7]."""
@@ -123,6 +124,7 @@ def test_padding_token_in_a_prompt_is_read(gpt2, side):
     assert_matches_uncached(gpt2, [[0, 4, 0, 9], [0, 7], [0], [0, 0]], SamplingSpec(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "spec"),
     [
@@ -158,6 +160,7 @@ def test_hooks_of_the_user_change_samples(gpt2):
     assert len(gpt2.base_model.hook_dict[VALUE_HOOK].fwd_hooks) == 1
 
 
+@pytest.mark.slow
 def test_generator_determines_the_samples(policy):
     """Without a generator, torch's global one does."""
     draw = lambda *seed: sample(policy, UNEQUAL, SamplingSpec(8), *map(seeded, seed)).tokens
@@ -181,6 +184,7 @@ def test_generator_advances_by_the_size_only(gpt2):
     assert all(torch.equal(state, states[0]) for state in states)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncation", [{}, {"top_k": 3}, {"top_p": 0.7}], ids=str)
 def test_noise_of_a_row_ignores_batch_parts(policy, truncation):
     spec, prompts = SamplingSpec(8, temperature=1.5, **truncation), UNEQUAL * 2

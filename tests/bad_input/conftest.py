@@ -14,6 +14,17 @@ import torch
 from rlhf_lab.training import RLHFTrainer
 from tests.bad_input.command_outcome import settings
 
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of this folder: nearly all train, and the type checks are part of them."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("slow"):
+            item.add_marker("slow")
+            item.add_marker("typed")
+
 
 @pytest.fixture(scope="session")
 def half_done(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -95,6 +95,7 @@ def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     assert "finished · 3 of 3 phases" in page
 
 
+@pytest.mark.slow
 def test_sample_prints_the_samples_of_its_seed_up_to_eos():
     policy = TransformerWithValueHead(load_model("reel-nano"))
     prompts = tokenize_prompts(policy.base_model.tokenizer, ["this movie"] * 4, True)

@@ -87,6 +87,7 @@ def test_run_raises_when_training_diverges(monkeypatch: pytest.MonkeyPatch) -> N
     assert not read_leaderboard()
 
 
+@pytest.mark.slow
 def test_run_replaces_the_row_with_the_same_fields(untrained: list[str], capsys) -> None:
     tuning = BlindTuning("Ada")
     tuning.run(**FIELDS)

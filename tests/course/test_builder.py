@@ -191,6 +191,7 @@ def test_emptied_removes_bodies_and_steps() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["kl_per_token", "get_logprobs", "ReplayMemory", "TransformerWithValueHead"]
 )
@@ -212,6 +213,7 @@ def test_stubs_import_what_is_unbound_and_public() -> None:
     assert "import" not in stub_source(find_exercise("calc_kl_penalty"), bound)
 
 
+@pytest.mark.slow
 def test_stubs_list_only_errors_that_the_check_tries() -> None:
     for exercise in all_exercises():
         definition = ast.parse(stub_source(exercise, set())).body[-1]

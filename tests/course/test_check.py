@@ -104,6 +104,7 @@ def test_check_shows_yours_expected_and_the_first_index(capsys: pytest.CaptureFi
     assert "advantages[3, 4]" in out
 
 
+@pytest.mark.slow
 def test_lists_differ_at_the_first_entry_or_by_their_lengths() -> None:
     def changed(change):
         def attribute_logits(model, acts, word, other):
@@ -191,6 +192,7 @@ def test_an_error_is_shown_with_the_line_of_the_cell(capsys: pytest.CaptureFixtu
     assert "IndexError" in out and "(line 3 of the cell)" in out and "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_an_error_in_a_package_has_the_line_of_the_cell() -> None:
     source = (
         "class TransformerWithValueHead(reference):\n"

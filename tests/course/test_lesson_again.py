@@ -133,6 +133,7 @@ def test_a_shuffled_order_keeps_what_is_used_in_front() -> None:
     assert order.index("f") < order.index("a")
 
 
+@pytest.mark.slow
 def test_the_exercises_of_all_lessons_are_found() -> None:
     found = [name for m in MASTERS for _, source in cells_of(m) if (name := name_of(source))]
     assert sorted(found) == sorted(exercise.name for exercise in all_exercises())

@@ -54,6 +54,7 @@ def test_line_through_matches_hand_computed() -> None:
     assert line == pytest.approx({"slope": 3.5 / 5, "R2": 3.5**2 / (5 * 3.5)})
 
 
+@pytest.mark.slow
 def test_probe_finds_gamed_texts() -> None:
     texts = Grammar().sample(600, np.random.default_rng(3)).texts()
     label = text_monitors.is_gamed(texts)

@@ -131,6 +131,7 @@ def test_a_record_of_real_models_needs_their_folder(
         record.record_lesson(Path("any.py"), tmp_path, 1, real_models=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     """Its settings, at least three seeds, and the very figures of the executed solution."""

@@ -48,6 +48,7 @@ def test_the_sample_depends_on_the_seed_and_not_on_batches():
     assert not torch.equal(kept(1, 600), kept(2, 600))
 
 
+@pytest.mark.slow
 def test_every_token_is_kept_equally_often():
     """4 of 12 tokens, 1,000 times: a third each, with standard deviation .0149."""
     often = torch.zeros(12)

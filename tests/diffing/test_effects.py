@@ -49,6 +49,7 @@ def test_a_changed_unembedding_gets_the_shift_by_every_method(base, far, reviews
             torch.testing.assert_close(rows[-1], shift, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_changed_head_gets_the_shift_by_three_methods(base, far, reviews):
     tokens, fine = reviews[:4], fine_groups(base)
     models = base, graft_groups(base, far, fine, [HEAD])
@@ -111,6 +112,7 @@ def test_a_comparison_matches_the_models_logits(base, far, reviews):
     assert stored["parts"] == layer_groups(base).names
 
 
+@pytest.mark.slow
 def test_groups_of_words_are_weighted(base, far, reviews):
     """Two words of weight 1/2 against one: the mean of the two pairs."""
     options = {"methods": ("split", "patching"), "ranks": (), "alphas": ()}

@@ -120,6 +120,7 @@ def test_patch_hook_leaves_its_input_unchanged():
     assert patch_hook(torch.ones(1, 2, 3))(x, hook).all() and not x.any()
 
 
+@pytest.mark.slow
 def test_padding_and_chunks_change_nothing(base, tuned, reviews):
     places = part_places(base, (POS, POS - 4)) | {"all": "blocks.0.hook_mlp_out"}
     each = [

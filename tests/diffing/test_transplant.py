@@ -35,6 +35,7 @@ def groups(base):
     return Groups(["lower", "upper", "last"], [sum(parts[a:b], []) for a, b in cuts])
 
 
+@pytest.mark.slow
 def test_coalitions_match_grafts_by_name(base, wild, groups):
     found = transplant(base, wild, groups, count_letters, N, 3, prompts=PROMPTS, spec=SPEC)
     assert found.members.shape == (8, 3) and found.gain.abs().max() > 0
@@ -60,6 +61,7 @@ def test_coalitions_match_grafts_by_name(base, wild, groups):
         torch.testing.assert_close(found.taken_out().value[g], lost.double().mean())
 
 
+@pytest.mark.slow
 def test_a_changed_head_gets_all_of_the_gain(base, make_tuned):
     """Unchanged groups get exactly 0 by each effect."""
     fine = fine_groups(base)
@@ -84,6 +86,7 @@ def test_many_groups_are_added_along_random_orders():
     assert torch.equal(transplant_plan(9, seed=1)[0], members)
 
 
+@pytest.mark.slow
 def test_models_and_random_state_are_unchanged(base, wild, groups):
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     state = torch.random.get_rng_state()

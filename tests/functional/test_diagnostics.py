@@ -36,6 +36,7 @@ def test_value_clip_fraction_matches_hand_computed():
 
 
 @seeds(40)
+@pytest.mark.slow
 def test_clip_fractions_count_the_tokens_without_gradient(seed):
     logprobs, old, advantages, mask = draw_rollout(seed)
     both = [f(logprobs, old, 0.2, mask) for f in (F.clip_fraction_low, F.clip_fraction_high)]

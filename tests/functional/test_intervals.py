@@ -98,6 +98,7 @@ def test_bootstrap_of_several_estimates_matches_each_alone():
         undefined.best()
 
 
+@pytest.mark.slow
 def test_bootstrap_leaves_out_or_reports_undefined_resamples():
     scores = torch.linspace(0, 1, 30)
     # three positives of 30 are missing in one resample of 24, one in a third of them

@@ -117,6 +117,7 @@ def test_seed_interval_ignores_what_pairs_share_and_swaps_sides(seed):
     assert found.low.item() == pytest.approx(-swapped.high.item())
 
 
+@pytest.mark.slow
 def test_seed_interval_contains_the_mean_as_often_as_stated():
     draws = torch.randn(1500, 3, generator=torch.Generator().manual_seed(1))
     found = [F.seed_interval(row, torch.zeros(3)) for row in draws]
@@ -124,6 +125,7 @@ def test_seed_interval_contains_the_mean_as_often_as_stated():
     assert fraction == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / len(found)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("level", "degrees"), TABLE)
 def test_t_two_sided_matches_the_tables(level, degrees):
     assert F.t_two_sided(level, degrees) == pytest.approx(TABLE[level, degrees], abs=6e-4)

@@ -73,6 +73,7 @@ def test_tf32_products_restores_the_precision(monkeypatch):
     assert products() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
 def test_phase_sets_the_precision_of_products(tmp_path, monkeypatch, precision):
     """In sampling, scoring and learning, also when they are called separately."""
@@ -163,6 +164,7 @@ def run_all_paths(policy, reference):
         ]
 
 
+@pytest.mark.slow
 def test_ids_and_masks_on_the_cpu_are_moved_to_the_policy():
     policy = random_policy()
     reference = frozen_copy(policy.base_model)

@@ -52,6 +52,7 @@ def learn(policy):
 PHASES = {"rollout": roll_out, "learning": learn}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(("kind", "name"), SITES)
 def test_hook_takes_effect(kind, name, phase):
@@ -80,6 +81,7 @@ def test_without_hooks_removes_and_restores_them():
         assert torch.equal(policy(TOKENS)[0], within) and not torch.equal(within, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), SITES)
 def test_backward_hook_gets_the_gradient(kind, name):
     policy, gradients = random_policy(**MODELS[kind]), []

@@ -134,6 +134,7 @@ def logits_at_once(request, monkeypatch):
         monkeypatch.setattr(token_stats, "MAX_LOGITS", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TransformerWithValueHead, TransformerWithCritic])
 @pytest.mark.parametrize("change", CHANGES)
 def test_paths_follow_a_changed_policy(change, kind, logits_at_once):
@@ -145,6 +146,7 @@ def test_paths_follow_a_changed_policy(change, kind, logits_at_once):
     check_paths(policy, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TransformerWithValueHead, TransformerWithCritic])
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_paths_agree_for_every_architecture(settings, kind, logits_at_once):

@@ -106,6 +106,7 @@ def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
     assert_peft_loads(directory, tmp_path / "b", logits(theirs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(set(TINY) - {"GPT2LMHeadModel"}))
 def test_adapters_of_all_architectures_match_peft(architecture, llama_tokenizer, tmp_path):
     directory = str(save(tiny_of(architecture), llama_tokenizer, tmp_path / "base"))
@@ -121,6 +122,8 @@ SETTINGS = [{"peft_type": "IA3"}, {"use_dora": True}, {"bias": "all"}, {"a_later
 SETTINGS += [{"init_lora_weights": "pissa"}, {"layer_replication": [[0]]}, {"modules_to_save": [1]}]
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_unsupported_settings_and_damaged_files_raise(base, tmp_path):
     _, directory = base
     export_adapter(make_adapted(directory, "W_O"), directory, tmp_path / "a")

@@ -81,6 +81,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
     """Several batches; the second has other weights, prompts and noise, the third another size."""
@@ -128,6 +129,7 @@ def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(monkeypatch):
     assert torch.equal(found.tokens, expected.tokens) and not found.values[:, 16:].any()
 
 
+@pytest.mark.slow
 def test_changed_policy_or_setting_is_captured_again(monkeypatch):
     captured, forward = [], Forward()
     record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)

@@ -87,6 +87,7 @@ def assert_equal(actual, expected):
     has_reference=st.booleans(),
     is_outside=st.sampled_from([None, False, True]),
 )
+@pytest.mark.slow
 def test_chunked_stats_match_the_readable_functions(
     shape, sizes, temperature, chunks, has_reference, is_outside
 ):

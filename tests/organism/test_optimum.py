@@ -79,6 +79,7 @@ def test_optima_have_zero_gradient_of_their_objective(mini, solve, charged):
     assert largest[charged] < 1e-12 and largest[not charged] > 1e-5
 
 
+@pytest.mark.slow
 def test_optimum_has_the_largest_objective(reel):
     final = true_reward.score(reel.graph.final_features())
     for beta in (1.0, 0.3, 0.1):
@@ -101,6 +102,7 @@ def test_slope_of_the_frontier_is_beta(reel):
         assert slope == pytest.approx(beta, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_best_at_budget_finds_beta(reel):
     def solve(beta):
         point = frontier(reel, true_reward, [beta])[0]

@@ -68,6 +68,7 @@ class Keeping(Probe):
         return Record(checks=[Check.at_most("fine", 0, 0)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos", [None, 3, -1])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side, pos):
@@ -148,6 +149,7 @@ def test_the_prompts_are_the_text_where_there_are_several(elsewhere_with):
     assert len(set(mask.sum(1).tolist())) > 1
 
 
+@pytest.mark.slow
 def test_texts_are_sampled_behind_one_prompt_from_the_first_reference(elsewhere_with):
     trainer = elsewhere_with()
     tokens, mask = text_of_the_run(trainer)

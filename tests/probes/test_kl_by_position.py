@@ -52,6 +52,7 @@ def test_a_run_stores_kl_and_information_by_slot(finished, truth):
     assert before["information"] == pytest.approx(truth.information[3:].tolist(), abs=1e-8)
 
 
+@pytest.mark.slow
 def test_kl_and_k1_match_the_distributions_of_both_models(make_trainer):
     trainer, found = make_trainer(temperature=0.7, base_lr=3e-3, warmup_steps=0), []
 

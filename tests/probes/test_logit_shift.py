@@ -146,6 +146,7 @@ def observed(run, probe):
     return probe.observe(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [LogitShift, AttentionDrift, NeuronRank])
 def test_weights_by_word_give_the_weighted_sum_of_pairs(kind, trained_runs, no_type_checks):
     """(0.7 loved + 0.3 so - hated) is 0.7 (loved - hated) + 0.3 (so - hated)."""

@@ -193,6 +193,7 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
     return sorted(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_records_have_the_stored_numbers(run, tmp_path, no_type_checks):
     stored = json.loads(STORED.read_text())

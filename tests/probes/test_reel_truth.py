@@ -37,6 +37,7 @@ def test_generated_values_stand_before_their_token_and_advantages_across_it(trut
         torch.testing.assert_close(advantages[:, t], at[:, 3 + t] - at[:, 2 + t])
 
 
+@pytest.mark.slow
 def test_advantages_end_where_the_grammar_is_left(truth, reviews):
     tokens = reviews[0].clone()
     tokens[:, 9] = WORD_IDS["."]

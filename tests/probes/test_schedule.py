@@ -44,6 +44,7 @@ def test_milestones_are_fibonacci_numbers():
     assert [n for n in range(60) if is_numbered(n)] == [0, 1, 2, 3, 5, 8, 13, 21, 34, 55]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "phases"),
     [("milestones", [0, 1, 2, 3, 5]), ("every", [0, 1, 2, 3, 4, 5, 6]), ([4], [4]), ([], [])],
@@ -99,6 +100,7 @@ def test_affordable_rows_cost_3_percent_of_a_run():
     assert rows * 8 * 1.5 <= 0.03 * 20 * 256 * (2 + 3 * 3) < (rows + 1) * 8 * 1.5
 
 
+@pytest.mark.slow
 def test_record_over_max_mb_switches_only_its_probe_off(make_trainer):
     trainer = make_trainer(total_phases=3)
     attachment = attach(trainer, Large(0.35), Large(0.01, "small"), max_mb=1)
@@ -110,6 +112,7 @@ def test_record_over_max_mb_switches_only_its_probe_off(make_trainer):
     assert "max_mb=1 with the 0.7" in run.notes()[0]["note"]
 
 
+@pytest.mark.slow
 def test_resumed_run_counts_what_it_has_stored(make_trainer):
     """0.7 MB in phases 0 and 1: no room for as much again, though either half alone would fit."""
     trainer = make_trainer(total_phases=4)

@@ -211,6 +211,8 @@ def test_a_run_splits_any_contrast_in_every_phase(make_trainer, reviews):
         parts_over_phases(run, {"nothing": 1.0})
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_one_text_and_models_without_sums_are_rejected(trained_runs, llama_tokenizer):
     with pytest.raises(ConfigError, match="Remove words_moved"):
         WordsMoved().check_model(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))

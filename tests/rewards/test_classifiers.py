@@ -268,6 +268,7 @@ def test_number_of_labels_chooses_reward(directory):
         LogitReward("reel-sentiment")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chat", [True, False])
 def test_run_is_rewarded_with_logit_of_prompt_and_response(directory, tmp_path, chat):
     base = tiny_chat(tmp_path / "base")

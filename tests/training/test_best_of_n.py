@@ -76,6 +76,7 @@ def test_samples_of_the_bundled_model_match_the_exact_rewards():
     assert drawn.ended.float().mean() > 0.98
 
 
+@pytest.mark.slow
 def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
     policy = grammar_policy(build_graph(Grammar()))
     one, many = best_of_n(policy, smoothed, (1, 10**6))

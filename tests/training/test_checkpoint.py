@@ -181,6 +181,7 @@ def train_two_phases(trainer: RLHFTrainer, gate: Gate) -> None:
     trainer.run_phase()
 
 
+@pytest.mark.slow
 def test_failed_save_is_raised_once_by_wait_or_warned_about(tmp_path):
     def fail() -> None:
         raise RunError("cannot write a: No space left.")

@@ -63,6 +63,7 @@ def test_returns_fit_the_estimator(make_trainer, name):
     torch.testing.assert_close(rollout.returns[mask], expected[mask])
 
 
+@pytest.mark.slow
 def test_whitened_rewards_include_the_kl_and_exclude_padding(make_trainer):
     fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "stop_at_eos": True}
     fields |= {"kl_in": "reward", "kl_coef": 0.7, "advantages": "reinforce"}

@@ -80,6 +80,7 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
     assert diagnose_batch(HEALTHY, SimpleNamespace(**ROLLOUT), still).keys() == {"rates"}
 
 
+@pytest.mark.slow
 def test_sign_is_reported_once_in_panel_report_and_run_json(make, capsys):
     """The spread of rewards of 1e-40 is 0 in single precision."""
     trainer, words = make(lambda texts: [1e-40, 0.0] * (len(texts) // 2)), "nothing is learned"
@@ -96,6 +97,7 @@ def test_sign_is_reported_once_in_panel_report_and_run_json(make, capsys):
     assert words in " ".join(console.export_text().split())
 
 
+@pytest.mark.slow
 def test_healthy_run_has_no_diagnostics(make, capsys):
     """Its policy with nan in a weight, or a temperature beyond fp32, is not sampled."""
     trainer = make()

@@ -52,6 +52,7 @@ def test_prompts_are_replaced_until_all_are_informative(make_trainer, runs):
         assert report.ratio_first_minibatch == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [1, 3])
 def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
     """One pair of four is informative from the start; the others never are."""
@@ -70,6 +71,7 @@ def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
     assert report.uninformative_group_fraction == 0.75 and report.mean_reward == 0.5
 
 
+@pytest.mark.slow
 def test_informative_batch_and_evaluation_stay_as_they_are(make_trainer):
     parts = {"prompts": PROMPTS, "reward_fn": reward_by_text}
     plain, same = (make_trainer(parts, **fields).rollout_phase() for fields in (WITHOUT, PAIRS))
@@ -136,6 +138,7 @@ def test_every_round_has_each_prompt_once_in_a_new_order():
     assert deal(5, 0, 40, seed=4) != order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_minibatches", "passes"), [(1, 1), (2, 3), (8, 2)])
 def test_minibatches_have_the_rows_of_a_new_order_per_pass(make_trainer, num_minibatches, passes):
     """The orders come from the generator only; with prompts and supports of unequal length."""

@@ -159,6 +159,7 @@ def test_run_in_bf16_is_saved_loaded_and_exported_as_it_is(runs, tmp_path, kind)
         assert (exact(tokens) - reloaded(tokens).logits).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_components_in_bf16(make_trainer, reward_dir):
     """Also a critic from a reward model; custom weights must be in bfloat16."""
     fields = {"value_head": "separate", "critic_path": str(reward_dir)}

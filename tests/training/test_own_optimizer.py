@@ -150,6 +150,8 @@ class Lion(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 1e-4})
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_trainer_rejects_unfit_components(make_trainer, custom):
     parts, other = custom(AdamW), custom(AdamW)
     policy, optimizer, foreign = parts["policy"], parts["optimizer"], other["optimizer"]

@@ -97,6 +97,7 @@ def test_greedy_responses_come_from_the_policy():
     assert torch.equal(greedy.tokens[:, greedy.prefix_len :], best)
 
 
+@pytest.mark.slow
 def test_responses_end_at_a_stop_after_prompts_of_unequal_length():
     """Tokens after the stop 5 are dropped; padding changes no log-probability."""
     engine = Double()
@@ -166,6 +167,8 @@ def test_surrogate_gradient_has_importance_weights(correction, weights, normaliz
     assert parts.sum().item() == pytest.approx(objective.item())
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_hooks_and_unfit_engines_are_reported():
     with pytest.raises(ConfigError, match="importance_correction='masked' requires a rollout_eng"):
         trainer_with(None, importance_correction="masked")

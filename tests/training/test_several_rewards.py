@@ -56,6 +56,7 @@ def test_weighted_sum_is_clipped(make_trainer):
     assert single.rollout_phase().raw_rewards.tolist() == [3.0] * 8
 
 
+@pytest.mark.slow
 def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
     sizes = set()
     spread = lambda prompts, responses: sizes.add(len(responses)) or [0.0] * len(responses)

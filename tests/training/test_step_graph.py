@@ -140,6 +140,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch):
     trainer = make_cpu_trainer()
@@ -159,6 +160,8 @@ def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch)
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 @pytest.mark.parametrize(
     ("capture", "message"),
     [
@@ -186,6 +189,7 @@ def fail():
     raise RuntimeError("no memory")
 
 
+@pytest.mark.slow
 def test_custom_loop_after_a_replayed_phase_uses_autograd(make_cpu_trainer):
     trainer = make_cpu_trainer()
     trainer.step_graph = StepGraph(trainer, capture_on_tape)

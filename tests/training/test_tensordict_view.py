@@ -56,6 +56,7 @@ KEYS = ["action", "input_ids", "attention_mask", "sample_log_prob"]
 NEXT = ["input_ids", "attention_mask", "done", "terminated", "reward", "reward_raw", "reward_kl"]
 
 
+@pytest.mark.slow
 def test_keys_shapes_actions_and_observations_match_torchrl(ours, theirs):
     """With two more keys: the mask, and `truncated`."""
     found = set(ours.keys(include_nested=True, leaves_only=True))

@@ -25,6 +25,8 @@ def make_gains(model: RewardModel) -> TokenReward:
     return TokenReward(gains, gains.tokenizer)
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_function_gets_prompt_and_response_with_their_mask(make_trainer):
     seen = []
 

@@ -113,6 +113,7 @@ def test_sft_on_praise_raises_true_reward(nano):
     assert drift.true_reward_after > drift.true_reward_before + 0.2 and drift.kl_per_sequence > 0.1
 
 
+@pytest.mark.slow
 def test_sft_trains_adapters_and_leaves_model_unchanged(nano):
     add_lora(nano, 2, 4.0)
     start = effective_weights(load_model("reel-nano"))
@@ -206,6 +207,7 @@ def test_pairs_of_reel_raise_true_reward(nano, loss):
     assert isinstance(loss, ORPOLoss) or values["margin"] > 0
 
 
+@pytest.mark.slow
 def test_adapters_have_base_model_as_reference(nano):
     add_lora(nano, 2, 4.0)
     below = {n: p.clone() for n, p in nano.named_parameters() if not p.requires_grad}
@@ -298,6 +300,7 @@ def test_kto_on_reel_raises_true_reward(nano):
     )
 
 
+@pytest.mark.slow
 def test_kto_reports_reference_point_of_last_steps(nano, monkeypatch):
     points = iter(torch.arange(20.0))
     monkeypatch.setattr("rlhf_lab.functional.kto_reference_point", lambda *_: next(points))
@@ -316,6 +319,7 @@ def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
     assert values["accuracy"] is values["good_reward"] is values["bad_reward"] is None
 
 
+@pytest.mark.slow
 def test_hooks_fire_at_every_step_of_each_method(nano):
     calls = []
     hooks = [("blocks.0.hook_resid_post", lambda x, hook: calls.append(x.requires_grad))]

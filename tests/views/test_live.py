@@ -172,6 +172,8 @@ def test_under_a_debugger_lines_are_printed(trainer, monkeypatch):
     assert view._live is None and "samples of phase 0" in out.file.getvalue()
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 @pytest.mark.parametrize("text", ["[red]x[/red]", "a [/] b", ":smile: [b]", "a\x1b[2Jb\u202ec"])
 def test_texts_and_names_are_shown_as_they_are(tmp_path, text):
     args = RLHFArgs(preset="reel", batch_size=4, num_minibatches=1, gen_len=4)

@@ -274,6 +274,7 @@ def test_answers_about_records_match_hand_computed():
     assert answers.answer_words(records[:1]) is None
 
 
+@pytest.mark.slow
 def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
     trainer = RLHFTrainer(RLHFArgs(**SMALL | {"warmup_steps": 0, "seed": 7}), out=tmp_path / "run")
     attach(trainer, KLByPosition(name="mine"))

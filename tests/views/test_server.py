@@ -207,6 +207,7 @@ def test_trainer_view_is_a_frame_without_rights(started, monkeypatch):
     assert "srcdoc" not in trainer.view().fragment and (trainer.run.path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_page_grows_with_the_run(started):
     trainer, server = started
     get = lambda name: respond(server, f"GET /TOKEN/{name} HTTP/1.1", ["localhost:PORT"])
