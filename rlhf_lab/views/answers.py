@@ -9,15 +9,15 @@ from rlhf_lab.views.jobs import stored_interventions
 
 Line = Mapping[str, Any]
 QUESTIONS = (  # the question, and the section of the page that shows its numbers
-    ("Is it learning, and is the true reward rising too?", "curves"),
-    ("What does it cost, compared with the best?", "curves"),
+    ("Is it learning, and is the true reward rising too?", "curve-mean_reward"),
+    ("What does it cost, compared with the best?", "run_health"),
     ("Where is the KL?", "kl_by_position"),
-    ("Which words moved most, and by which component?", "logit_shift"),
-    ("When did it change?", "logit_shift"),
+    ("Which words moved most, and by which component?", "words_moved"),
+    ("When did it change?", "words_moved"),
     ("Is it causal?", "interventions"),
     ("Is the reward hacked?", "samples"),
-    ("Is the critic right?", "value_lens"),
-    ("Is the optimizer healthy?", "curves"),
+    ("Is the critic right?", "curve-explained_variance"),
+    ("Is the optimizer healthy?", "curve-clip_fraction"),
     ("Does another seed agree?", "arguments"),
 )
 STALLED_KL = 0.01  # nats per sequence after three phases
@@ -29,9 +29,8 @@ HACKED_GAP = 0.5  # reward minus true reward of a sample
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
-    words, shifts = _records(run, "WordsMoved"), _records(run, "LogitShift")
-    moved, health = answer_words(words), _records(run, "RunHealth")
-    places = {"logit_shift": "words_moved"} if words and not shifts or moved else {}
+    words, health = _records(run, "WordsMoved"), _records(run, "RunHealth")
+    places = {} if _known(health, "optimal_reward") else {"run_health": "curve-kl_per_sequence"}
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
@@ -39,7 +38,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_learning(lines),
             answer_cost(health, lines),
             answer_kl(_records(run, "KLByPosition")) or _missing(run),
-            *(moved or answer_components(shifts) or [_unmoved(run, words)] * 2),
+            *(answer_words(words) or [_unmoved(run, words)] * 2),
             _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args, health),
@@ -114,8 +113,9 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
         return f"{answer}; no exact optimum is recorded (Reel with --probes has one)."
     record = next(r for r in health if r["phase"] == best[-1][0])
     return (
-        f"{answer}; in phase {best[-1][0]} the best policy at the same beta_eff has a reward of "
-        f"{best[-1][1]:.3f} for {record['optimal_kl_per_sequence']:.3f} nats."
+        f"{answer}; in phase {best[-1][0]} the best policy at the same beta_eff (kl_coef in units "
+        f"of the reward) has a reward of {best[-1][1]:.3f} for "
+        f"{record['optimal_kl_per_sequence']:.3f} nats."
     )
 
 
@@ -135,24 +135,6 @@ def answer_kl(records: Sequence[Line]) -> str | None:
             listed.append(f"{slots[i] if slots else f'position {i}'} {kl[i] / total:.0%}")
             rest -= kl[i]
     return f"{', '.join(listed)} of {total:.3f} nats per sequence in phase {record['phase']}."
-
-
-def answer_components(records: Sequence[Line]) -> tuple[str, str] | None:
-    """Return the component with the largest shift, and the phase of half of the shift."""
-    if not records:
-        return None
-    last = records[-1]
-    i = max(range(len(last["shift"])), key=lambda i: abs(last["shift"][i]))
-    whole = last["measured_shift"]
-    which = (
-        f"{last['components'][i]}, {last['shift'][i]:+.3f} of {whole:+.3f} logits in phase "
-        f"{last['phase']}."
-    )
-    phases = ", ".join(str(r["phase"]) for r in records)
-    if whole == 0:
-        return which, f"The shift is 0; recorded in phases {phases}."
-    half = next(r["phase"] for r in records if r["measured_shift"] / whole >= 0.5)
-    return which, f"Half of the shift by phase {half}; recorded in phases {phases}."
 
 
 def answer_words(records: Sequence[Line]) -> tuple[str, str] | None:

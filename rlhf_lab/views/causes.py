@@ -1,20 +1,14 @@
 """The section of interventions: own weights and patched effects, and the form for another one."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
 from rlhf_lab.views.html import failed_check
-from rlhf_lab.views.jobs import (
-    N_TEXTS,
-    SECONDS_PER_JOB,
-    PatchRequest,
-    checkpoint_names,
-    stored_interventions,
-)
+from rlhf_lab.views.jobs import PatchRequest, checkpoint_names, stored_interventions
 from rlhf_lab.views.pictures import Bars
 from rlhf_lab.views.probe_pictures import fragment, in_grids
 
@@ -22,39 +16,17 @@ METHODS = ("own weights", "patched in", "patched out")
 
 
 def interventions_html(run: Run, is_served: bool) -> str:
-    """Return the stored interventions, and a form on a served page or a command in a file."""
+    """Return the stored interventions, and a place for a form or, in a file, a command."""
     found = [in_grids(part for result in stored_interventions(run) for part in _result(result))]
     names = checkpoint_names(run)
     if len(names) < 2:
         return "".join(found) or "<p>The run has fewer than two checkpoints.</p>"
-    last = names[-1]
-    if not is_served:
-        words = PatchRequest(names[0], last, "loved", "hated").command(run.path)
-        command = escape(visible(shlex.join(["python", "-m", "rlhf_lab", *words])))
-        note = (
-            f"<p>Another one: <code>python -m rlhf_lab view</code>, or <code>{command}</code></p>"
-        )
-        return "".join(found) + note
-    return "".join(found) + _form(names)
-
-
-def _form(names: Sequence[str]) -> str:
-    option = lambda name, chosen: f"<option{' selected' * (name == chosen)}>{name}</option>"
-    select = lambda id, chosen: (
-        f'<select id="{id}">{"".join(option(name, chosen) for name in names)}</select>'
-    )
-    return (
-        f'<div id="job" class="js" hidden><label>from {select("job-base", names[0])}</label> '
-        f"<label>to {select('job-tuned', names[-1])}</label> "
-        '<label>word <input id="job-up" value="loved" size="9"></label> '
-        '<label>minus <input id="job-down" value="hated" size="9"></label> '
-        '<label>after tokens <input id="job-length" type="number" min="1" placeholder="all">'
-        '</label> <button id="job-start">Patch</button> '
-        '<button id="job-cancel" hidden>Cancel</button> <output id="job-state"></output>'
-        f'<p class="note">Price: two checkpoints, {N_TEXTS} texts, two forward passes per '
-        f"component (6 CPU seconds on Reel), at most {SECONDS_PER_JOB} s, in a process of low "
-        "priority. The result is stored in the run.</p></div>"
-    )
+    if is_served:
+        return "".join(found) + f'<div id="job" data-names="{" ".join(names)}"></div>'
+    words = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
+    command = escape(visible(shlex.join(["python", "-m", "rlhf_lab", *words])))
+    note = f"<p>Another one: <code>python -m rlhf_lab view</code>, or <code>{command}</code></p>"
+    return "".join(found) + note
 
 
 def _result(result: Mapping[str, Any]) -> list[str]:

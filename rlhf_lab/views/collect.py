@@ -21,8 +21,6 @@ from rlhf_lab.views.token_data import collect_tokens
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
-QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-LARGEST_GAPS = 3
 SampleRows = list[list[Any]]
 
 
@@ -85,47 +83,18 @@ def _rounded(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-def sample_picks(columns: Sequence[str], rows: SampleRows) -> dict[int, list[int]]:
-    """Return the rows of each phase to show first: extremes, then quantiles of the reward.
-
-    The extremes are the largest gaps between reward and true reward, or the largest KLs where the
-    true reward is not known.
-    """
-    by_phase: dict[int, list[int]] = {}
-    for i, row in enumerate(rows):
-        by_phase.setdefault(row[0], []).append(i)
-    column = {name: i for i, name in enumerate(columns)}
-    size = lambda i, name: rows[i][column[name]] or 0.0 if name in column else 0.0
-    extreme = GAP if GAP in column else "KL"
-    picks = {}
-    for phase, there in by_phase.items():
-        ranked = sorted(there, key=lambda i: (size(i, "reward"), size(i, "KL")))
-        largest = sorted(there, key=lambda i: -size(i, extreme))[:LARGEST_GAPS]
-        quantiles = [ranked[round(q * (len(ranked) - 1))] for q in QUANTILES]
-        picks[phase] = list(dict.fromkeys(largest * (extreme in column) + quantiles))
-    return picks
-
-
 @dataclass(frozen=True)
 class RunData:
     """Data and drawings of one run for the page.
 
-    Args:
-        run: the run.
-        label: the name of the run on the page, which no other run has.
-        columns: of all samples.
-        rows: all samples.
-        picks: the samples of each phase to show first.
-        kinds: the class of each probe.
-        drawn: pictures of each probe, over phases and by phase.
-        tokens: the stored texts with numbers per token, by phase.
+    `kinds` has the class of each probe; `drawn` its pictures over phases, and by phase; `tokens`
+    the stored texts by phase. No other run of the page has the same label.
     """
 
     run: Run
     label: str
     columns: list[str]
     rows: SampleRows
-    picks: dict[int, list[int]]
     kinds: dict[str, str]
     drawn: dict[str, tuple[str, dict[int, str]]]
     tokens: dict[int, dict[str, Any]]
@@ -138,14 +107,11 @@ def collect_run(run: Run, label: str = "") -> RunData:
         RunError: If a file of the run is damaged.
     """
     columns, rows = sample_rows(run)
-    with reading(run.path / SAMPLES):
-        picks = sample_picks(columns, rows)
     with reading(run.path / FOLDER):
         kinds = probe_kinds(run)
         drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
         tokens = collect_tokens(run, kinds)
-    name = label or visible(run.path.name)
-    return RunData(run, name, columns, rows, picks, kinds, drawn, tokens)
+    return RunData(run, label or visible(run.path.name), columns, rows, kinds, drawn, tokens)
 
 
 def collect_runs(runs: Sequence[Run]) -> list[RunData]:
@@ -162,9 +128,11 @@ def collect_runs(runs: Sequence[Run]) -> list[RunData]:
 
 def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header that the script of the page reads first, and the blocks by id."""
-    columns, rows, picks = merge_samples(runs)
-    phases, recorded, blocks, listed = set(picks), set(), {"s": rows}, []
+    columns, rows = merge_samples(runs)
+    phases, recorded, blocks, listed = set(), set(), {"s": rows}, []
     for i, data in enumerate(runs):
+        with reading(data.run.path / SAMPLES):
+            phases |= {row[0] for row in data.rows}
         with reading(data.run.path / METRICS):
             phases |= {line["phase"] for line in data.run.metrics()}
         records = {name: sorted(by_phase) for name, (_, by_phase) in data.drawn.items()}
@@ -175,31 +143,18 @@ def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
         for name, (_, by_phase) in data.drawn.items():
             for phase, pictures in by_phase.items():
                 blocks.setdefault(f"r{i}-p{phase}", {})[name] = pictures
-        if len(runs) == 1:
-            del blocks[f"r{i}-over"]  # a section has them
-    order = "largest gaps, then quantiles of the reward" if GAP in columns else "by quantiles"
-    header = {
-        "phases": sorted(phases | recorded),
-        "recorded": sorted(recorded),
-        "runs": listed,
-        "samples": {"columns": columns, "picks": picks, "order": order},
-    }
-    return header, blocks
+    header = {"phases": sorted(phases | recorded), "recorded": sorted(recorded), "runs": listed}
+    return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
 
 
-def merge_samples(
-    runs: Sequence[RunData],
-) -> tuple[list[str], SampleRows, dict[int, list[int]]]:
-    """Return columns, rows and picks of the samples of all runs; of several, with their label."""
+def merge_samples(runs: Sequence[RunData]) -> tuple[list[str], SampleRows]:
+    """Return columns and rows of the samples of all runs; of several, with the run's label."""
     if len(runs) == 1:
-        return runs[0].columns, runs[0].rows, runs[0].picks
+        return runs[0].columns, runs[0].rows
     names = list(dict.fromkeys(name for data in runs for name in data.columns[1:-1]))
     rows: SampleRows = []
-    picks: dict[int, list[int]] = {}
     for data in runs:
-        for phase, chosen in data.picks.items():
-            picks.setdefault(phase, []).extend(i + len(rows) for i in chosen)
         for row in data.rows:
             values = dict(zip(data.columns, row, strict=True))
             rows.append([row[0], data.label, *map(values.get, names), row[-1]])
-    return ["phase", "run", *names, "text"], rows, picks
+    return ["phase", "run", *names, "text"], rows

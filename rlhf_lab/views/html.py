@@ -1,5 +1,6 @@
 """HTML fragments that a notebook shows, and tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -28,34 +29,32 @@ class Html:
         return visible(self.fragment)
 
 
-def table(
-    columns: list[str] | None, rows: list[list[object]], words: tuple[int, ...] = (0,)
-) -> str:
-    """A table; numbers are set to the right with four significant digits.
+def table(columns: Sequence[str] | None, rows: Sequence[Sequence[object]]) -> str:
+    """Return a table without a header if `columns` is None; words are aligned left."""
+    words = {i for i, cells in enumerate(zip(*rows, strict=True)) if any(map(_is_word, cells))}
 
-    Args:
-        columns: what stands in the header; there is none when None.
-        words: the columns that hold words, which are set to the left.
-    """
-
-    def cell(tag: str, column: int, value: object) -> str:
-        kind = ' class="words"' if column in words else ""
-        return f"<{tag}{kind}>{escape(formatted(value))}</{tag}>"
-
-    def line(tag: str, values: list[object]) -> str:
-        return "<tr>" + "".join(cell(tag, i, value) for i, value in enumerate(values)) + "</tr>"
+    def line(tag: str, values: Sequence[object]) -> str:
+        kinds = (' class="words"' * (i in words) for i in range(len(values)))
+        pairs = zip(kinds, values, strict=True)
+        cells = (f"<{tag}{kind}>{escape(formatted(value))}</{tag}>" for kind, value in pairs)
+        return f"<tr>{''.join(cells)}</tr>"
 
     body = "\n".join(line("td", row) for row in rows)
-    head = "" if columns is None else f"<thead>{line('th', list(columns))}</thead>"
+    head = "" if columns is None else f"<thead>{line('th', columns)}</thead>"
     return (
         f'{TABLE_STYLE}<div class="scroll"><table class="lab">{head}'
         f"<tbody>{body}</tbody></table></div>"
     )
 
 
+def _is_word(x: object) -> bool:
+    return isinstance(x, str) and not x[:1].isdigit() and x[:1] not in "-–−"
+
+
 def plain(fragment: str) -> str:
-    """Return a fragment without its style elements, for a page that has their rules."""
-    return fragment.replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
+    """Return a fragment for the page, which has the rules and whose script sets the styles."""
+    fragment = visible(fragment).replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
+    return fragment.replace(' style="', ' data-style="')
 
 
 def failed_check(name: str) -> str:

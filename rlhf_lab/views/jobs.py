@@ -70,9 +70,9 @@ class PatchRequest:
 
     def file_name(self, last_phase: int | None) -> str:
         """Return the name of the result, equal for equal requests of the same checkpoints."""
-        key = [asdict(self), last_phase]
-        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-        return f"patch-{self.base}-to-{self.tuned}-{digest[:12]}.json"
+        key = json.dumps([asdict(self), last_phase])
+        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+        return f"patch-{self.base}-to-{self.tuned}-{digest}.json"
 
     def command(self, run: Path, out: Path | None = None) -> list[str]:
         """Return the arguments of `python -m rlhf_lab` that compute the result."""

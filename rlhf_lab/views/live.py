@@ -158,15 +158,19 @@ class RunView:
         reward = "custom" if "reward_fn" in trainer.custom_components else trainer.args.reward_fn
         title = f"rlhf_lab  {trainer.args.base_model}  reward {reward}  {trainer.device}"
         lines = [f"since phase {x['phase']}: {x['text']}" for x in self._diagnostics()]
-        diagnostics = [Text(visible(line), style="yellow") for line in lines]
-        curves = self._curves(width)
-        used = 3 + curves.row_count + sum(len(x.wrap(console, width)) for x in diagnostics)
-        samples = self._samples(console, width, options.size.height - used)
+        parts: list[RenderableType] = [self._progress(), self._curves(width)]
+        parts += [Text(visible(line), style="yellow") for line in lines]
+        if self.samples:
+            columns = zip(*self.samples, strict=True)
+            title_of = f"sample of phase {self.sampled_in}"
+            parts += [Text(), sample_table(*columns, trainer.args.prefix, title_of)]
+        rows = len(console.render_lines(Group(*parts), options.update(width=width)))
         yield Panel(
-            Group(self._progress(), curves, *samples, *diagnostics),
+            Group(*parts),
             title=Text(visible(title)),
             subtitle=Text(visible(str(trainer.run.path))) if trainer.run else None,
             border_style="blue",
+            height=min(rows + 2, options.size.height),
         )
 
     def _progress(self) -> Table:
@@ -201,19 +205,3 @@ class RunView:
                 named = Text(visible(label), no_wrap=True, overflow="ellipsis")
                 table.add_row(named, numbers, Text(curve, style="blue"))
         return table
-
-    def _samples(self, console: Console, width: int, height: int) -> list[RenderableType]:
-        """Return as many samples as fit, below a blank line, or nothing."""
-        number = max([len("reward"), *(len(f"{reward:.3f}") for _, reward in self.samples)])
-        fitting, height = [], height - 2
-        for text, reward in self.samples:
-            height -= len(
-                Text(visible(in_one_line(text))).wrap(console, max(width - number - 4, 1))
-            )
-            if height < 0:
-                break
-            fitting.append((text, reward))
-        if not fitting:
-            return []
-        title = f"sample of phase {self.sampled_in}"
-        return [Text(), sample_table(*zip(*fitting, strict=True), self.trainer.args.prefix, title)]

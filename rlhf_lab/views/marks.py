@@ -18,14 +18,16 @@ COLOR_OF_NAME = {  # one color per quantity on the whole page
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 SVG_STYLE = (
     'svg.lab{font:11px system-ui,"Segoe UI","DejaVu Sans",sans-serif;--ink:#1c1e21;--paper:#fff;'
-    "--line:#d9d9d4;--soft:#565b63}"
+    "--line:#d9d9d4;--soft:#565b63;--deep:#004e7c;--more:#0072b2;--less:#d55e00}"
     f"svg.lab{{{';'.join(f'--c{i}:{c}' for i, c in enumerate(LIGHT))}}}"
     "@media(prefers-color-scheme:dark){svg.lab{--ink:#ececec;--paper:#16181b;--line:#44484e;"
-    f"--soft:#aab0b8;{';'.join(f'--c{i}:{c}' for i, c in enumerate(DARK))}}}}}"
+    "--soft:#aab0b8;--deep:#a5d8ff;--more:#58b0ea;--less:#ff8c42;"
+    f"{';'.join(f'--c{i}:{c}' for i, c in enumerate(DARK))}}}}}"
     ".lab text{fill:var(--ink)}.lab .soft{fill:var(--soft)}.lab .title{font-weight:600}"
     ".lab .paper{fill:var(--paper)}.lab .axis{stroke:var(--line)}.lab polyline{fill:none}"
     ".lab .end{stroke:var(--ink);stroke-width:1.2}.lab .band{opacity:.17}"
     ".lab .far{stroke:var(--ink);stroke-dasharray:2 2}"
+    ".lab .deep{fill:var(--deep)}.lab .more{fill:var(--more)}.lab .less{fill:var(--less)}"
     + "".join(
         f".lab .f{i}{{fill:var(--c{i})}}.lab .s{i}{{stroke:var(--c{i});stroke-width:1.6}}"
         for i in range(len(LIGHT))
@@ -76,6 +78,23 @@ def text(x: Number, y: Number, words: str, kind: str = "", anchor: str = "", tur
         f' {k}="{v}"' if v else "" for k, v in (("class", kind), ("text-anchor", anchor))
     )
     return f"<text {place}{kind}{anchor}>{_escaped(words)}</text>"
+
+
+def moved(body: str, x: Number, y: Number) -> str:
+    """Return marks at another place."""
+    return f'<g transform="translate({x:.1f} {y:.1f})">{body}</g>'
+
+
+def labels_below(
+    labels: Sequence[str], left: Number, wide: Number, y: Number, is_turned: bool
+) -> tuple[float, str]:
+    """Return the height of labels below columns of a width, and the labels."""
+    parts = []
+    for i, label in enumerate(labels):
+        x = left + (i + 0.5) * wide
+        turned = (x + 4, y + 8, label, "", "end", -60)
+        parts.append(text(*turned) if is_turned else text(x, y + 13, label, "", "middle"))
+    return 0.87 * widest(labels) + 18 if is_turned else 22.0, "".join(parts)
 
 
 def shortened(label: str) -> str:

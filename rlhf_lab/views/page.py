@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -15,8 +14,6 @@ from rlhf_lab.views.collect import pack
 from rlhf_lab.views.marks import SVG_STYLE
 
 SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
-INLINE_STYLE = re.compile(r'style="([^"]*)"')
-BACKGROUND = re.compile(r"(background:#)(\w\w)(\w\w)(\w\w)")
 
 
 def read_source(name: str) -> str:
@@ -39,29 +36,6 @@ def policy(style: str, script: str, is_served: bool = False) -> str:
     )
 
 
-class StyleClasses:
-    """Replaces style attributes, which the policy forbids, by classes of one style sheet."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, str] = {}
-
-    def replace(self, html: str) -> str:
-        """Return a fragment whose style attributes are classes; colors have 33 levels."""
-        return INLINE_STYLE.sub(lambda match: f'class="{self._name(match[1])}"', html)
-
-    def _name(self, style: str) -> str:
-        style = BACKGROUND.sub(lambda m: m[1] + "".join(map(_coarse, m.groups()[1:])), style)
-        return self.names.setdefault(style, f"y{len(self.names)}")
-
-    def css(self) -> str:
-        """Return the rules of all classes."""
-        return "\n".join(f".{name}{{{style}}}" for style, name in self.names.items())
-
-
-def _coarse(channel: str) -> str:
-    return f"{min(255, round(int(channel, 16) / 8) * 8):02x}"
-
-
 def assemble(
     name: str, state: str, body: str, header: Mapping[str, Any], blocks: Mapping[str, Any]
 ) -> str:
@@ -74,14 +48,11 @@ def assemble(
         header: what the script reads first.
         blocks: what the script reads when it is shown, by id.
     """
-    classes = StyleClasses()
-    body = classes.replace(body)
     packed = [
-        f'<script type="text/plain" id="block-{escape(id)}">{pack(_replaced(block, classes))}'
-        "</script>"
+        f'<script type="text/plain" id="block-{escape(id)}">{pack(block)}</script>'
         for id, block in blocks.items()
     ]
-    style = "\n".join([read_source("page.css"), SVG_STYLE, classes.css()])
+    style = "\n".join([read_source("page.css"), SVG_STYLE])
     script = "\n".join(map(read_source, SCRIPTS))
     first = json.dumps(header, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return Template(read_source("page.html")).substitute(
@@ -95,10 +66,3 @@ def assemble(
         blocks="\n".join(packed),
         script=script,
     )
-
-
-def _replaced(block: Any, classes: StyleClasses) -> Any:
-    """Replace the styles of a block of pictures; other blocks have no markup."""
-    if not isinstance(block, Mapping) or not all(isinstance(x, str) for x in block.values()):
-        return block
-    return {name: visible(classes.replace(html)) for name, html in block.items()}

@@ -26,6 +26,10 @@ class Bars:
     ends: Mapping[str, Ends] = field(default_factory=dict)
     note: str = ""
 
+    def known_values(self) -> list[Number]:
+        """Return all values but None and nan."""
+        return [x for row in self.series.values() for x in row if x is not None and x == x]
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -39,20 +43,19 @@ class Curves:
     log_x: bool = False
     note: str = ""
 
+    def known_values(self) -> list[Number]:
+        """Return all values but None and nan."""
+        return [x for _, row in self.series.values() for x in row if x is not None and x == x]
+
 
 @dataclass(frozen=True)
 class Strip:
-    """Texts whose tokens are colored by a value each; rows of label, tokens and values.
-
-    The color ends at `limit`, by default the 99 % quantile of all sizes; larger values are marked.
-    """
+    """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
 
     rows: Sequence[tuple[str, Sequence[str], Optionals]]
     title: str = ""
     unit: str = ""
     kind: Kind = "diverging"
-    limit: float | None = None
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,18 @@ class Matrix:
         n = max(map(len, self.values), default=0)
         return self.cols if len(self.cols) == n else list(map(str, range(n)))
 
+    def known_values(self) -> list[Number]:
+        """Return all values but None and nan."""
+        return [x for row in self.values for x in row if x is not None and x == x]
+
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers and words; `words` are the columns that are set to the left."""
+    """Rows of numbers and words."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     title: str = ""
-    words: tuple[int, ...] = (0,)
     note: str = ""
 
 

@@ -113,8 +113,7 @@ def heatmaps(
 ) -> Picture:
     """Plot grids of the same rows and columns with one scale, at most `across` in a row.
 
-    Row labels are on the left, column labels at the bottom. The scale is from 0 to the largest
-    number if limits is None.
+    The scale is from 0 to the largest number if limits is None.
 
     Raises:
         ValueError: If there is no grid.
@@ -122,29 +121,22 @@ def heatmaps(
     if not grids:
         raise ValueError("grids is empty. Pass at least one.")
     grids = {name: [plain_numbers(row) for row in grid] for name, grid in grids.items()}
-    across = max(1, min(across, len(grids), WIDEST // (SIDE * len(cols) + 12)))
-    largest = max((x for grid in grids.values() for row in grid for x in row), default=0)
-    limits = limits or (0.0, largest or 1)
-    parts, x, y, lowest, widest = [], 0.0, 24.0, 0.0, 326.0
-    for i, (name, values) in enumerate(grids.items()):
-        is_left, is_last = not i % across, i + across >= len(grids)
-        labels = {(1, 1): "both", (1, 0): "rows", (0, 1): "cols"}.get((is_left, is_last), "none")
-        picture = Matrix(values, rows, cols, name, limits=limits)
-        if is_left and i:
-            x, y = 0.0, y + lowest + 10
-            lowest = 0.0
-        width, height, body = svg.matrix_grid(picture, limits, SIDE, labels)
-        parts.append(f'<g transform="translate({x:.1f} {y + 16:.1f})">{body}</g>')
-        left = width - 10 - SIDE * len(cols)
-        parts.append(marks.text(x + left, y + 10, name))
-        x += max(width, left + marks.text_width(name) + 12)
-        lowest = max(lowest, height + 16)
-        widest = max(widest, x)
-    head, top = marks.header(title, "", (), widest)
-    scale = svg.color_scale(picture, limits, 8, top)
-    body = f'{head}{scale}<g transform="translate(0 {top:.1f})">{"".join(parts)}</g>'
+    limits = limits or (
+        0.0,
+        max((x for g in grids.values() for row in g for x in row), default=0) or 1,
+    )
+    drawn = [svg.matrix_grid(Matrix(grid, rows, cols), limits, SIDE) for grid in grids.values()]
+    wide = max(max(width for width, *_ in drawn), marks.widest(list(grids)) + 12)
+    tall, across = drawn[0][1] + 26, max(1, min(across, len(grids), int(WIDEST // wide)))
+    whole = max(326.0, across * wide)
+    head, top = marks.header(title, "", (), whole)
+    parts = [head, svg.color_scale(limits, "sequential", top)]
+    for i, (name, (_, _, grid)) in enumerate(zip(grids, drawn, strict=True)):
+        x, y = i % across * wide, top + svg.SCALE_HEIGHT + i // across * tall
+        parts += [marks.text(x + 8, y + 10, name), marks.moved(grid, x, y + 16)]
+    height = top + svg.SCALE_HEIGHT + -(-len(grids) // across) * tall
     alt = f"{title}: {', '.join(grids)}"
-    return Picture(marks.document(widest, top + y + lowest + 6, body, alt), alt)
+    return Picture(marks.document(whole, height, "".join(parts), alt), alt)
 
 
 def _check_ends(series: Mapping[str, Optionals], intervals: Mapping[str, Ends]) -> None:

@@ -9,44 +9,41 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import html
+from rlhf_lab.views.declared import PICTURE_ROWS
+from rlhf_lab.views.drawings import OF_RECORD, OVER_PHASES
+from rlhf_lab.views.intervals import sample_bands
 from rlhf_lab.views.marks import STYLE_ELEMENT
-from rlhf_lab.views.pictures import (
-    Bars,
-    Curves,
-    Matrix,
-    Number,
-    Picture,
-    Strip,
-    Table,
-    quantile_limit,
-)
-from rlhf_lab.views.probe_curves import OVER_PHASES
-from rlhf_lab.views.probe_views import OF_RECORD
-from rlhf_lab.views.records import Drawn, Snapshot, rows_of_dicts
+from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table, quantile_limit
+from rlhf_lab.views.records import Drawn, Snapshot, curves_over, rows_of_dicts
 from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import color_key, tokens_html
 
-Records = Sequence[Mapping[str, Any]]
 LAST_RECORDS = 20
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
 def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Iterator[Drawn]:
     """Yield the pictures that take all records, then a table of their plain numbers."""
-    draw = OVER_PHASES.get(kind or "")
-    if draw and records:
-        with reading(records[-1].run.path / records_file(name)):
-            yield from filter(None, draw(records))
+    if records:
+        run = records[-1].run
+        with reading(run.path / records_file(name)):
+            bands = sample_bands(run)[0] if kind == "RunHealth" else None
+            for row in (row for row in PICTURE_ROWS if (row.probe, row.kind) == (kind, "curves")):
+                picture = curves_over(records, row.title, row.columns, row.unit, bands=bands)
+                yield from filter(None, [picture])
+            draw = OVER_PHASES.get(kind or "")
+            yield from filter(None, draw(records) if draw else ())
     numbers = number_table([at.record for at in records])
-    is_drawn = kind == "StepLedger" or isinstance(numbers, Table) and len(numbers.columns) == 1
-    if not is_drawn or not records:
+    if not isinstance(numbers, Table) or len(numbers.columns) > 1:
         yield numbers
 
 
 def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
     """Yield the pictures of one record."""
-    draw = OF_RECORD.get(kind or "")
+    rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind != "curves"]
     with reading(at.run.path / records_file(name)):
+        yield from filter(None, (row.draw(at) for row in rows))
+        draw = OF_RECORD.get(kind or "")
         yield from filter(None, draw(at) if draw else ())
 
 
@@ -83,17 +80,16 @@ def probe_plots(run: Run, name: str) -> list[Picture]:
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    parts = (
-        part for part in probe_pictures(run, name) if not isinstance(part, str | Table | Strip)
-    )
-    return [part if isinstance(part, Picture) else draw_picture(part) for part in parts]
+    parts = probe_pictures(run, name)
+    return [draw_picture(x) for x in parts if isinstance(x, Bars | Curves | Matrix | Picture)]
 
 
-def number_table(records: Records) -> Table | str:
+def number_table(records: Sequence[Mapping[str, Any]]) -> Table | str:
     """Return the plain numbers and words of the last records, with intervals in brackets."""
     if not records:
         return "<p>It recorded nothing.</p>"
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
+    keys = [key for key in keys if key != "prefix_len"]
     last = records[-LAST_RECORDS:]
     note = "" if len(last) == len(records) else f"The last {len(last)} of {len(records)}."
     return Table(*rows_of_dicts(last, keys), note=note)
@@ -103,40 +99,32 @@ def fragment(part: Drawn) -> str:
     """Return a picture as HTML: an inline drawing, a table or colored texts."""
     if isinstance(part, str):
         return part
-    note = "" if isinstance(part, Picture) else escape(part.note.strip())
     if isinstance(part, Table | Strip):
         title = f"<h4>{escape(part.title)}</h4>" * bool(part.title)
-        content = (
-            html.table(list(part.columns), list(map(list, part.rows)), part.words)
-            if isinstance(part, Table)
-            else strip_html(part)
-        )
-        return title + content + (f"<p>{note}</p>" if note else "")
-    if not isinstance(part, Picture) and not any(known := _known_values(part)):
+        if isinstance(part, Strip):
+            return title + strip_html(part)
+        note = f"<p>{escape(part.note)}</p>" * bool(part.note)
+        return title + html.table(part.columns, part.rows) + note
+    if not isinstance(part, Picture) and not any(known := part.known_values()):
         return f"<p>{escape(part.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
-    picture = part if isinstance(part, Picture) else draw_picture(part)
+    picture, note = draw_picture(part), escape(getattr(part, "note", "").strip())
     caption = f"<figcaption>{note}</figcaption>" if note else ""
     wide = ' class="wide"' if picture.width > WIDE_PIXELS else ""
     return f"<figure{wide}>{picture.inline()}{caption}</figure>"
 
 
 def strip_html(part: Strip) -> str:
-    """Return texts with their tokens colored, below the key of the colors."""
-    values = [x for _, _, row in part.rows for x in row]
-    limit = part.limit or quantile_limit(values)
-    unit = part.unit or part.title.partition(": ")[2]
+    """Return texts with their tokens colored, below the key of the colors.
+
+    The color ends at the 99 % quantile of all sizes; larger values are marked.
+    """
+    limit = quantile_limit([x for _, _, row in part.rows for x in row])
     if limit == 0:
-        return f"<p>{escape(unit)} is 0 on every token of these samples.</p>"
-    lines = [color_key(unit, limit, part.kind).fragment]
+        return f"<p>{escape(part.unit)} is 0 on every token of these samples.</p>"
+    lines = [color_key(part.unit, limit, part.kind).fragment]
     for label, tokens, row in part.rows:
         known = [x is not None for x in row]
         numbers = [0.0 if x is None else float(x) for x in row]
-        tiles = tokens_html(tokens, numbers, unit, known, limit, part.kind).fragment
+        tiles = tokens_html(tokens, numbers, part.unit, known, limit, part.kind).fragment
         lines.append(f"<small>{escape(label)}</small>{tiles}")
     return "".join(lines)
-
-
-def _known_values(part: Bars | Curves | Matrix) -> list[Number]:
-    rows = part.values if isinstance(part, Matrix) else part.series.values()
-    rows = [row[1] for row in rows] if isinstance(part, Curves) else rows
-    return [x for row in rows for x in row if x is not None and x == x]

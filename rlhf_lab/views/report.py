@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("entropy", "nats per token", "entropy_per_token"),
     ("variance of the returns that values explain", "fraction", "explained_variance"),
     ("samples that are grammatical", "fraction", "grammatical_fraction"),
+    ("clip fraction", "fraction", "clip_fraction"),
+    ("ratio before the first step", "ratio", "ratio_first_minibatch"),
+    ("norm of the gradient", "objective per unit of weight", "grad_norm"),
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
@@ -56,14 +60,13 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
 
 
 def run_page(run: Run, version: str = "") -> str:
-    """Return the page about a run; the pictures of its phases and all samples are packed.
+    """Return the page about a run.
 
     Args:
         version: of the run's files, if a server has later ones.
     """
     data = collect_run(run)
     header, blocks = page_data([data])
-    samples, probes = samples_section(data.columns, data.rows, data.picks), _probes(data)
     sections = []
     for read, file in (
         (_facts, INFO),
@@ -76,7 +79,7 @@ def run_page(run: Run, version: str = "") -> str:
             sections.append(read(run))
     facts, curves, *rest = sections
     causes = section("interventions", "Interventions", interventions_html(run, bool(version)))
-    body = [curves, samples, probes, causes, *rest]
+    body = [curves, samples_section(data.rows), probes_section([data]), causes, *rest]
     with reading(run.path / METRICS):
         body = [_failed(run), facts, _questions(run, "".join(body)), *body]
     header |= {"version": version}
@@ -133,7 +136,7 @@ def _failed(run: Run) -> str:
     rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
     columns = ["phase", "probe", "identity", "error", "tolerance"]
     title = "Failed checks: do not rely on these records"
-    return section("failed", title, html.table(columns, rows, words=(1, 2))) if rows else ""
+    return section("failed", title, html.table(columns, rows)) if rows else ""
 
 
 def section(id: str, title: str, content: str) -> str:
@@ -171,57 +174,55 @@ def _curves(run: Run) -> str:
     for title, unit, names in curves:
         series = {name.replace("_", " "): name for name in names}
         picture = curves_over(records, title, series, unit, bands=bands)
-        figures += [fragment(picture)] if picture else []
+        figure = f'<figure id="curve-{escape(names[0])}"'
+        figures += [fragment(picture).replace("<figure", figure, 1)] if picture else []
     of = "the sequences" if n is None else f"the {n} sequences"
     note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
     grid = f'<div class="figures">{"".join(figures)}</div>'
     return section("curves", "Curves", grid + note)
 
 
-def samples_section(columns: list[str], rows: list[list[Any]], picks: dict[int, list[int]]) -> str:
-    """Return the table of samples, which the script fills; without it, those of two phases."""
+def samples_section(rows: Sequence[object]) -> str:
+    """Return the table of samples, which the script fills."""
     if not rows:
         return section("samples", "Samples", "<p>Nothing is written yet.</p>")
-    chosen = [i for phase in dict.fromkeys((rows[0][0], rows[-1][0])) for i in picks[phase]]
-    table = html.table(columns, [rows[i] for i in chosen], words=(len(columns) - 1,))
-    table = table.replace('<table class="lab"', '<table class="lab" id="samples-table"')
-    tools = (
+    return section(
+        "samples",
+        "Samples",
         '<div id="tools" class="js" hidden><input id="find" type="search" placeholder="search" '
         'aria-label="search the samples"><label><input id="every" type="checkbox"> all phases'
         '</label><button id="selection">selection</button><span id="count" class="note"></span>'
-        "</div>"
+        '</div><div class="scroll"><table id="samples-table"><thead></thead><tbody></tbody></table>'
+        '</div><button id="more" hidden>more</button>',
     )
-    more = '<button id="more" hidden>more</button>'
-    return section("samples", "Samples", tools + table + more)
 
 
-def _probes(data: RunData) -> str:
-    """Return a fold per probe: its pictures over phases, and those of the last record."""
-    if not data.kinds:
-        return section(
-            "probes",
-            "Probes",
-            "<p>This run had no probes. Train with <code>--probes</code>, or attach "
-            "some in Python: <code>attach(trainer, default_suite(trainer))</code> of "
-            "<code>rlhf_lab.probes</code>.</p>",
-        )
+def probes_section(runs: Sequence[RunData]) -> str:
+    """Return a fold per probe with places for the pictures of one run, or of two."""
     folds = []
-    for name, (over, by_phase) in data.drawn.items():
-        last = max(by_phase, default=None)
-        at = ""
-        if last is not None:
-            at = f'<p class="note"></p><div class="at" data-side="a" data-probe="{escape(name)}" '
-            at += f'data-shown="0-{last}">{by_phase[last]}</div>'
-        question, about = _description(data.kinds[name])
+    for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
+        sides = "".join(
+            f'<div class="side"><p class="note"></p><div class="at" data-side="{side}" '
+            f'data-probe="{escape(name)}"></div></div>'
+            for side in "ab"[: len(runs)]
+        )
+        question, about = _description(kind)
         folds.append(
             f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
-            f'<div id="{escape(name)}">{about}{over}{at}</div></details>'
+            f'<div id="{escape(name)}">{about}<div class="sides">{sides}</div></div></details>'
+        )
+    if not folds:
+        folds.append(
+            "<p>This run had no probes. Train with <code>--probes</code>, or attach some in "
+            "Python: <code>attach(trainer, default_suite(trainer))</code> of "
+            "<code>rlhf_lab.probes</code>.</p>"
         )
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
+        for data in runs
         for note in data.run.notes()
     )
-    note = f"<h3>Thinned, refused or switched off</h3><ul>{notes}</ul>" if notes else ""
+    note = f"<h3>Refused or switched off</h3><ul>{notes}</ul>" if notes else ""
     return section("probes", "Probes", "".join(folds) + note)
 
 
@@ -252,7 +253,7 @@ def _checks(run: Run) -> str:
     failed = sum(not row[-1] for row in rows)
     note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
     columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
-    table = html.table(columns, rows, words=(0, 1))
+    table = html.table(columns, rows)
     return section("checks", "Identity checks", _folded(note, table))
 
 
@@ -274,6 +275,6 @@ def _arguments(run: Run) -> str:
     info = run.info
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
-    table = html.table(["argument", "value"], rows, words=(0, 1))
+    table = html.table(["argument", "value"], rows)
     table = _folded(f"{len(rows)} arguments", table)
     return section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

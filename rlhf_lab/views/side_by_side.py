@@ -16,13 +16,10 @@ from rlhf_lab.views.collect import RunData, page_data
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.pictures import Curves
-from rlhf_lab.views.probe_curves import shift_words
 from rlhf_lab.views.probe_pictures import fragment
-from rlhf_lab.views.records import Snapshot
-from rlhf_lab.views.report import REPORT_CURVES, samples_section, section
+from rlhf_lab.views.report import REPORT_CURVES, probes_section, samples_section, section
 
 FIRST_COMPONENTS, LONGEST_WORDS = 3, 80  # components, and letters of a list of words
-SHIFTS = {"WordsMoved": "parts", "LogitShift": "shift"}  # the field with a number per component
 
 
 def runs_page(runs: Sequence[RunData], version: str = "") -> str:
@@ -31,8 +28,8 @@ def runs_page(runs: Sequence[RunData], version: str = "") -> str:
     body = [
         _headline(runs),
         _curves(runs),
-        samples_section(header["samples"]["columns"], blocks["s"], header["samples"]["picks"]),
-        _probes(runs),
+        samples_section(blocks["s"]),
+        probes_section(runs),
         _answers(runs),
     ]
     state = " · ".join(
@@ -93,19 +90,14 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
 
 
 def _shifts(data: RunData) -> tuple[str | None, list[str]]:
-    """Return the words in the last record of WordsMoved or LogitShift, and components by size."""
-    for kind, field in SHIFTS.items():
-        name = next((name for name, other in data.kinds.items() if other == kind), None)
-        record = data.run.records(name)[-1] if name else {}
-        if record.get(field):
-            at = Snapshot(data.run, name or "", record)
-            words = at.get("first") or shift_words(at)
-            pairs = sorted(
-                zip(record[field], record["components"], strict=True), key=lambda x: -abs(x[0])
-            )
-            parts = [f"{component} {shift:+.3f}" for shift, component in pairs]
-            return textwrap.shorten(words, LONGEST_WORDS, placeholder=" ..."), parts
-    return None, []
+    """Return the words in the last record of WordsMoved, and components by size."""
+    name = next((name for name, kind in data.kinds.items() if kind == "WordsMoved"), None)
+    record = data.run.records(name)[-1] if name else {}
+    if not record.get("parts"):
+        return None, []
+    pairs = zip(record["parts"], record["components"], strict=True)
+    parts = [f"{component} {x:+.3f}" for x, component in sorted(pairs, key=lambda x: -abs(x[0]))]
+    return textwrap.shorten(record["first"], LONGEST_WORDS, placeholder=" ..."), parts
 
 
 def _curves(runs: Sequence[RunData]) -> str:
@@ -122,24 +114,6 @@ def _curves(runs: Sequence[RunData]) -> str:
             figures += [fragment(Curves(series, label, unit))] if series else []
     grid = f'<div class="figures">{"".join(figures)}</div>'
     return section("curves", "Curves", grid if figures else "<p>No phase is done yet.</p>")
-
-
-def _probes(runs: Sequence[RunData]) -> str:
-    """Return a fold per probe, with places for the pictures of two runs."""
-    names = dict.fromkeys(name for data in runs for name in data.drawn)
-    folds = []
-    for name in names:
-        sides = "".join(
-            f'<div class="side"><p class="note"></p><div class="at" data-side="{side}" '
-            f'data-probe="{escape(name)}"></div></div>'
-            for side in "ab"
-        )
-        folds.append(
-            f'<details class="probe"><summary><h3>{escape(name)}</h3></summary>'
-            f'<div id="{escape(name)}" class="sides">{sides}</div></details>'
-        )
-    note = "<p>No run has records of probes.</p>" if not folds else ""
-    return section("probes", "Probes", note + "".join(folds))
 
 
 def _answers(runs: Sequence[RunData]) -> str:

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rlhf_lab.views import marks as m
-from rlhf_lab.views.color import color_of, css, ink_on
 from rlhf_lab.views.pictures import (
     Bars,
     Curves,
@@ -17,12 +16,14 @@ from rlhf_lab.views.pictures import (
     is_number,
 )
 
-PLOT_HEIGHT = 150
+PLOT_HEIGHT, SCALE_HEIGHT = 150, 36
 MOST_MARKS = 600  # cells
 
 
-def draw_picture(picture: Bars | Curves | Matrix) -> Picture:
-    """Draw a picture as SVG that needs nothing from outside."""
+def draw_picture(picture: Bars | Curves | Matrix | Picture) -> Picture:
+    """Draw a picture as SVG that needs nothing from outside; a drawing stays unchanged."""
+    if isinstance(picture, Picture):
+        return picture
     draw = {Bars: draw_bars, Curves: draw_curves}.get(type(picture), draw_matrix)
     if isinstance(picture, Matrix):
         content = f"{len(picture.rows)} rows, {len(picture.names)} columns"
@@ -91,14 +92,8 @@ def draw_bars(picture: Bars) -> tuple[Number, Number, str]:
             axes.parts.append(
                 m.mark_with_title(mark, format_value(label, value, lows[at], highs[at]))
             )
-    for at, label in enumerate(labels):
-        x = axes.left + (at + 0.5) * slot
-        turned = (x + 4, axes.bottom + 8, label, "", "end", -60)
-        axes.parts.append(
-            m.text(*turned) if is_turned else m.text(x, axes.bottom + 13, label, "", "middle")
-        )
-    below = 0.87 * m.widest(labels) + 18 if is_turned else 22
-    return axes.whole, axes.bottom + below, "".join(axes.parts)
+    below, words = m.labels_below(labels, axes.left, slot, axes.bottom, is_turned)
+    return axes.whole, axes.bottom + below, "".join(axes.parts) + words
 
 
 def _reduced(points: list[tuple]) -> list[tuple]:
@@ -106,15 +101,10 @@ def _reduced(points: list[tuple]) -> list[tuple]:
     if len(points) <= m.MOST_POINTS:
         return points
     size = -(-2 * len(points) // m.MOST_POINTS)
-    kept = []
-    for start in range(0, len(points), size):
-        there = [p for p in points[start : start + size] if p[1] is not None]
-        kept += (
-            sorted({min(there, key=lambda p: p[1]), max(there, key=lambda p: p[1])})
-            if there
-            else []
-        )
-    return kept
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    known = filter(None, ([p for p in part if p[1] is not None] for part in parts))
+    pairs = ({pick(part, key=lambda p: p[1]) for pick in (min, max)} for part in known)
+    return [p for pair in pairs for p in sorted(pair)]
 
 
 def draw_curves(picture: Curves) -> tuple[Number, Number, str]:
@@ -179,94 +169,80 @@ def _points(points: Sequence[tuple[Number, Number]]) -> str:
 
 def draw_matrix(picture: Matrix) -> tuple[Number, Number, str]:
     """Draw a grid of colors below its title and its scale."""
-    limits = picture.limits or default_limits(picture.values, picture.kind)
+    limits = picture.limits or default_limits(picture.known_values(), picture.kind)
     width, height, grid = matrix_grid(picture, limits)
     width = max(width, 326.0)
     unit = [picture.unit] if picture.unit else []
-    unit += ["dashed: beyond the scale"] if 'class="far"' in grid else []
+    unit += ["dashed: beyond the scale"] if ' far"' in grid else []
     head, top = m.header(picture.title, "; ".join(unit), (), width)
-    scale = color_scale(picture, limits, 8, top)
-    return (
-        width,
-        top + 26 + height,
-        f'{head}{scale}<g transform="translate(0 {top + 26:.0f})">{grid}</g>',
-    )
+    body = head + color_scale(limits, picture.kind, top) + m.moved(grid, 0, top + SCALE_HEIGHT)
+    return width, top + SCALE_HEIGHT + height, body
 
 
-def default_limits(rows: Sequence[Optionals], kind: str) -> tuple[Number, Number]:
+def default_limits(values: Optionals, kind: str) -> tuple[Number, Number]:
     """Return the smallest and largest value, symmetric about 0 for a diverging scale."""
-    there = [x for row in rows for x in row if is_number(x)] or [0.0]
+    there = list(filter(is_number, values)) or [0.0]
     reach = max(map(abs, there)) or 1.0
     return (-reach, reach) if kind == "diverging" else (min(there), max(there))
 
 
-def _color(value: Number, limits: tuple[Number, Number], kind: str) -> tuple[int, int, int]:
+def _fill(value: Number, limits: tuple[Number, Number], kind: str) -> str:
+    """Return the attributes of a color: it is denser with the distance from the scale's zero."""
     low, high = limits
-    if kind == "sequential":
-        return color_of(value - low, (high - low) or 1.0, kind)
-    return color_of(value - (low + high) / 2, (high - low) / 2, kind)
+    zero = low if kind == "sequential" else (low + high) / 2
+    far = value - zero if kind == "sequential" else abs(value - zero)
+    size = min(1.0, max(0.0, far / ((high - zero) or 1.0)))
+    name = "deep" if kind == "sequential" else "more" if value >= zero else "less"
+    return f'fill-opacity="{0.06 + 0.94 * size:.2f}" class="{name}'
 
 
-def color_scale(picture: Matrix, limits: tuple[Number, Number], x: Number, y: Number) -> str:
-    """Return five tiles of the scale with their numbers."""
+def color_scale(limits: tuple[Number, Number], kind: str, y: Number) -> str:
+    """Return five tiles of the scale above their numbers."""
     parts, (low, high) = [], limits
     for i in range(5):
-        value = low + (high - low) * i / 4
-        color = _color(value, limits, picture.kind)
-        tile = f'x="{x + 62 * i:.0f}" y="{y:.0f}" width="62" height="16"'
-        parts.append(f'<rect fill="{css(color)}" {tile}/>')
-        place = f'x="{x + 62 * i + 31:.0f}" y="{y + 12:.0f}" text-anchor="middle"'
-        parts.append(f'<text {place}><tspan fill="{css(ink_on(color))}">{value:.3g}</tspan></text>')
+        value, x = low + (high - low) * i / 4, 8 + 62 * i
+        place = f'x="{x}" y="{y:.0f}" width="62" height="12"'
+        parts.append(f'<rect {_fill(value, limits, kind)}" {place}/>')
+        parts.append(m.text(x + 31, y + 23, f"{value:.3g}", "soft", "middle"))
     return "".join(parts)
 
 
 def matrix_grid(
-    picture: Matrix, limits: tuple[Number, Number], cell: Number = 0.0, labels: str = "both"
+    picture: Matrix, limits: tuple[Number, Number], cell: Number = 0.0
 ) -> tuple[Number, Number, str]:
-    """Return width, height and marks of a grid; `labels` are both, rows, cols or none.
+    """Return width, height and marks of a grid with labels of rows and columns.
 
     More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
     """
-    rows = [m.shortened(x) for x in picture.rows] if labels in ("both", "rows") else []
     names = picture.names
-    cols = [m.shortened(x) for x in names] if labels in ("both", "cols") else []
-    wide = cell or max(16.0, min(44.0, 420 / max(1, len(names))))
-    tall, parts = cell or 17.0, []
-    is_large, places = len(picture.rows) * len(names) > MOST_MARKS, defaultdict(list)
+    rows, cols = (list(map(m.shortened, found)) for found in (picture.rows, names))
+    wide, tall = cell or max(16.0, min(44.0, 420 / max(1, len(names)))), cell or 17.0
+    is_large, places, parts = len(rows) * len(names) > MOST_MARKS, defaultdict(list), []
     is_turned = m.widest(cols) > wide - 2
     overhang = [0.55 * m.text_width(x) - (i + 0.5) * wide for i, x in enumerate(cols)]
     left = max(m.widest(rows) + 12, *(overhang if is_turned else []), 6)
-    for at, name in enumerate(picture.rows):
+    for at, row in enumerate(picture.values):
         y = at * tall
-        if rows:
-            parts.append(m.text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
-        for i, value in enumerate(picture.values[at]):
+        parts.append(m.text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
+        ends = picture.ends if picture.ends and at < len(picture.ends[0]) else ()
+        for i, value in enumerate(row):
             if not is_number(value):
                 continue
-            color = _color(value, limits, picture.kind)
-            x = left + i * wide
+            fill, x = _fill(value, limits, picture.kind), left + i * wide
             if is_large:
-                places[color].append(
-                    f"M{x:.0f} {y:.0f}h{wide - 1:.0f}v{tall - 1:.0f}h{1 - wide:.0f}z"
-                )
+                path = f"M{x:.0f} {y:.0f}h{wide - 1:.0f}v{tall - 1:.0f}h{1 - wide:.0f}z"
+                places[fill].append(path)
                 continue
-            is_far = not limits[0] <= value <= limits[1]
-            far, beyond = (' class="far"', ", beyond the scale") if is_far else ("", "")
+            far, beyond = "", ""
+            if not limits[0] <= value <= limits[1]:
+                far, beyond = " far", ", beyond the scale"
             size = f'width="{wide - 1:.1f}" height="{tall - 1:.1f}"'
-            mark = f'<rect fill="{css(color)}"{far} x="{x:.1f}" y="{y:.1f}" {size}/>'
-            ends = picture.ends if picture.ends and at < len(picture.ends[0]) else ()
-            ends = [grid[at][i] for grid in ends]
-            title = format_value(f"{name}, {names[i]}", value, *ends) + beyond
-            parts.append(m.mark_with_title(mark, title))
-    parts += [
-        f'<path fill="{css(color)}" d="{"".join(found)}"/>' for color, found in places.items()
-    ]
-    for i, name in enumerate(cols):
-        x, y = left + (i + 0.5) * wide, tall * len(picture.rows)
-        parts.append(
-            m.text(x + 4, y + 9, name, "", "end", -60)
-            if is_turned
-            else m.text(x, y + 13, name, "", "middle")
-        )
-    below = 0.0 if not cols else 0.87 * m.widest(cols) + 20 if is_turned else 22.0
-    return left + wide * len(names) + 10, tall * len(picture.rows) + below, "".join(parts)
+            mark = f'<rect {fill}{far}" x="{x:.1f}" y="{y:.1f}" {size}/>'
+            title = format_value(
+                f"{picture.rows[at]}, {names[i]}", value, *(g[at][i] for g in ends)
+            )
+            parts.append(m.mark_with_title(mark, title + beyond))
+    parts += [f'<path {fill}" d="{"".join(found)}"/>' for fill, found in places.items()]
+    bottom = tall * len(rows)
+    below, labels = m.labels_below(cols, left, wide, bottom, is_turned)
+    return left + wide * len(names) + 10, bottom + below, "".join(parts) + labels

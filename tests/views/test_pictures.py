@@ -24,25 +24,23 @@ TWO = {"reward": ([0, 1, 2], [1.0, None, 2.0]), "b": ([0, 1], [0.125, 1.0])}
 
 
 def titles(picture):
-    root = ElementTree.fromstring(picture.svg)
-    return [title.text for title in root.iter(SVG + "title")]
+    return [x.text for x in ElementTree.fromstring(picture.svg).iter(SVG + "title")]
 
 
 def marks(picture, tag):
-    """Titles and attributes of the marks of a kind."""
-    root = ElementTree.fromstring(picture.svg)
-    groups = [g for g in root.iter(SVG + "g") if g.find(SVG + "title") is not None]
-    found = [(g.find(SVG + "title").text, g.find(SVG + tag)) for g in groups]
-    return {title: mark.attrib for title, mark in found if mark is not None}
+    """Attributes of the marks of a kind, in the order of their titles."""
+    groups = ElementTree.fromstring(picture.svg).iter(SVG + "g")
+    found = [g.find(SVG + tag) for g in groups if g.find(SVG + "title") is not None]
+    return [mark.attrib for mark in found if mark is not None]
 
 
-def draw_all():
+def draw_all(title="t", name=LONG):
     return (
-        curves(TWO, "two curves"),
-        bars(["x", LONG], {"a": [1.0, -2.0], "b": [0.5, 0.5]}, "bars", "nats"),
-        heatmap([[0.0, None], [1.0, 2.0]], ["a", LONG], ["x", LONG], "grid"),
-        heatmap(torch.tensor([[-1.0, 3.0]]), ["a"], ["x", "y"], "signed", kind="diverging"),
-        heatmaps({"one": [[0, 1]], "two": [[2, 3]], "three": [[1, 0]]}, ["a"], ["x", "y"], "3", 2),
+        curves({name: ([0, 1], [1.0, 2.0]), "b": ([0], [1.0])}, title),
+        bars(["x", name], {name: [1.0, -2.0], "b": [0.5, 0.5]}, title, "nats"),
+        heatmap([[0.0, None], [1.0, 2.0]], ["a", name], ["x", name], title),
+        heatmap(torch.tensor([[-1.0, 3.0]]), ["a"], [name, "y"], title, kind="diverging"),
+        heatmaps({name: [[0, 1]], "b": [[2, 3]], "c": [[1, 0]]}, [name], [name, "y"], title, 2),
         views.loop_diagram(),
     )
 
@@ -52,60 +50,59 @@ def test_drawings_repeat_and_refer_to_nothing_outside():
         assert one.svg == again.svg and "url(" not in one.svg and "href" not in one.svg
         bundle = one._repr_mimebundle_()
         assert bundle["image/svg+xml"] == one.svg and bundle["text/plain"] == one.alt
-        assert bundle["text/html"] == one._repr_html_() and bundle["text/html"].startswith(
-            "<img alt="
-        )
+        assert bundle["text/html"].startswith("<img alt=")
         assert "<style>" not in one.inline() and "xmlns" not in one.inline()
         assert "prefers-color-scheme:dark" in one.svg
 
 
 def test_marks_carry_label_value_and_interval():
     ends = {"a": ([0.5, None], [1.5, None])}
-    assert titles(bars(["x", "y"], {"a": [1.0, -2.123456789]}, "t", whiskers=ends)) == [
-        "x: 1 [0.5, 1.5]",
-        "y: -2.12345679",
-    ]
-    assert titles(curves(TWO, "t", bands={"b": ([0.1, 0.9], [0.2, 1.25])}))[2:] == [
-        "b, phase 0: 0.125 [0.1, 0.2]",
-        "b, phase 1: 1 [0.9, 1.25]",
-    ]
-    assert titles(
-        heatmap([[0.0, None], [1.0, 9.0]], ["a", "b"], ["x", "y"], "t", limits=(0, 2))
-    ) == [
-        "a, x: 0",
-        "b, x: 1",
-        "b, y: 9, beyond the scale",
-    ]
+    drawn = bars(["x", "y"], {"a": [1.0, -2.123456789]}, "t", whiskers=ends)
+    assert titles(drawn) == ["x: 1 [0.5, 1.5]", "y: -2.12345679"]
+    drawn = curves(TWO, "t", bands={"b": ([0.1, 0.9], [0.2, 1.25])})
+    expected = ["b, phase 0: 0.125 [0.1, 0.2]", "b, phase 1: 1 [0.9, 1.25]"]
+    assert titles(drawn)[2:] == expected
+    drawn = heatmap([[0.0, None], [1.0, 9.0]], ["a", "b"], ["x", "y"], "t", limits=(0, 2))
+    assert titles(drawn) == ["a, x: 0", "b, x: 1", "b, y: 9, beyond the scale"]
+    assert titles(heatmap([[5, 6]], ["a"], ["all"], "t")) == ["a, 0: 5", "a, 1: 6"]
+    assert heatmap([[5, 6]], ["a"], ["all"], "t").alt == "t: 1 rows, 2 columns"
+    drawn = heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t", limits=(0, 9))
+    assert titles(drawn) == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
+    assert drawn.svg.count(">9<") == 1
+
+
+@pytest.mark.parametrize(
+    "kind, limits, colors",
+    [
+        ("sequential", (0, 2), [("deep far", 0.06), ("deep", 0.06), ("deep", 0.53), ("deep", 1.0)]),
+        ("diverging", (-2, 2), [("less", 0.53), ("more", 0.06), ("more", 0.53), ("more", 1.0)]),
+    ],
+)
+def test_cells_are_denser_with_the_distance_from_zero(kind, limits, colors):
+    drawn = heatmap([[-1.0, 0.0, 1.0, 2.0]], ["a"], list("wxyz"), "t", kind, limits)
+    assert [(x["class"], float(x["fill-opacity"])) for x in marks(drawn, "rect")] == colors
+
+
+def test_large_grids_are_one_mark_per_color():
     large = heatmap([[0.0] * 30 + [1.0] * 30] * 30, ["r"] * 30, ["c"] * 60, "t")
     paths = [x.attrib["d"] for x in ElementTree.fromstring(large.svg).iter(SVG + "path")]
     assert titles(large) == [] and [d.count("z") for d in paths] == [900, 900]
     assert len(large.svg) < 50_000
-    assert titles(heatmap([[5, 6]], ["a"], ["all"], "t"))[:2] == ["a, 0: 5", "a, 1: 6"]
-    assert heatmap([[5, 6]], ["a"], ["all"], "t").alt == "t: 1 rows, 2 columns"
-    ragged = heatmap([[1], [2, 3]], ["a", "b"], ["x", "y"], "t")
-    assert titles(ragged)[:3] == ["a, x: 1", "b, x: 2", "b, y: 3"]
-    two = titles(heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t"))
-    assert heatmaps({"one": [[0, 1]]}, ["a"], ["x", "y"], "t", limits=(0, 9)).svg.count(">9<") == 1
-    assert two == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
 
 
 def test_bars_and_whiskers_match_their_values():
     ends = {"a": ([0.5, -3.0], [2.0, -1.0])}
     picture = bars(["x", "y"], {"a": [1.0, -2.0]}, "t", whiskers=ends)
-    one, two = marks(picture, "rect").values()
-    assert float(two["height"]) == pytest.approx(2 * float(one["height"]), abs=0.2)
-    zero = float(one["y"]) + float(one["height"])
+    one, two = marks(picture, "rect")
+    unit, zero = float(one["height"]), float(one["y"]) + float(one["height"])
+    assert float(two["height"]) == pytest.approx(2 * unit, abs=0.2)
     assert zero == pytest.approx(float(two["y"]), abs=0.2)
-    unit = float(one["height"])
-    whiskers = [(float(w["y1"]), float(w["y2"])) for w in marks(picture, "line").values()]
-    expected = [(zero - 0.5 * unit, zero - 2 * unit), (zero + 3 * unit, zero + unit)]
-    for found, at in zip(whiskers, expected, strict=True):
-        assert found == pytest.approx(at, abs=0.5)
+    found = [float(w[y]) for w in marks(picture, "line") for y in ("y1", "y2")]
+    assert found == pytest.approx([zero - x * unit for x in (0.5, 2, -3, -1)], abs=0.5)
 
 
 def test_curves_leave_gaps_and_long_ones_keep_their_extremes():
-    picture = curves(TWO, "t")
-    lines = ElementTree.fromstring(picture.svg).iter(SVG + "polyline")
+    lines = ElementTree.fromstring(curves(TWO, "t").svg).iter(SVG + "polyline")
     assert [len(line.attrib["points"].split()) for line in lines] == [1, 1, 2]
     values = [float(i % 100) for i in range(5000)]
     values[1234], values[4321] = 1e4, -1e4
@@ -118,41 +115,34 @@ def test_curves_leave_gaps_and_long_ones_keep_their_extremes():
     "x, has_fractions", [([0, 1], False), ([0, 1, 2], False), ([0.0, 1.0], True)]
 )
 def test_phases_have_no_fractional_ticks(x, has_fractions):
-    words = re.findall(
-        r'text-anchor="middle">([^<]*)<', curves({"a": (x, [1.0] * len(x))}, "t").svg
-    )
-    places = [float(word) for word in words if word != "phase"]
+    svg = curves({"a": (x, [1.0] * len(x))}, "t").svg
+    places = [float(w) for w in re.findall(r'"middle">([^<]*)<', svg) if w != "phase"]
     assert len(places) >= 2 and any(x % 1 for x in places) == has_fractions
 
 
 def test_logarithmic_axis_has_equal_steps_and_names_its_places():
     picture = curves({"a": ([64, 256, 1024], [0.1, 0.2, 0.3])}, "t", log_x=True)
-    x = [float(mark["cx"]) for mark in marks(picture, "circle").values()]
+    x = [float(mark["cx"]) for mark in marks(picture, "circle")]
     assert x[1] - x[0] == pytest.approx(x[2] - x[1], abs=0.2)
     assert ">64<" in picture.svg and ">256<" in picture.svg and ">1,024<" in picture.svg
 
 
 def test_labels_stay_on_the_drawing_and_are_whole():
     title = "Reward and true reward of each run, as a fraction of the best (lines: low to high)"
-    drawn = [
-        curves({LONG: ([0, 1], [1.0, 2.0]), "another": ([0], [1.0])}, title),
-        bars([LONG, "x", LONG], {LONG: [1.0, 2.0, 3.0], "b": [0.5] * 3}, title),
-        heatmap([[0.0, 1.0]], [LONG], [LONG, "y"], title),
-        heatmaps({LONG: [[0.0, 1.0]], "b": [[1.0, 0.0]]}, [LONG], [LONG, "y"], title),
-    ]
-    for picture in drawn:
+    for picture in draw_all(title)[:-1]:
         root = ElementTree.fromstring(picture.svg)
-        width = float(root.attrib["width"])
-        for node in root.iter(SVG + "text"):
+        nodes = list(root.iter(SVG + "text"))
+        for node in nodes:
             words, anchor = "".join(node.itertext()), node.attrib.get("text-anchor")
             if "transform" in node.attrib:
                 x = float(re.search(r"translate\(([\d.]+)", node.attrib["transform"])[1])
                 assert x - 0.5 * 0.9 * text_width(words) >= 0, words
                 continue
             x = float(node.attrib["x"])
-            before = {"end": 1.0, "middle": 0.5}.get(anchor, 0.0) * text_width(words)
-            assert x - before >= -1 and x - before + 0.9 * text_width(words) <= width + 1, words
-        whole = " ".join("".join(node.itertext()) for node in root.iter(SVG + "text"))
+            x -= {"end": 1.0, "middle": 0.5}.get(anchor, 0.0) * text_width(words)
+            assert x >= -1, words
+            assert x + 0.9 * text_width(words) <= float(root.attrib["width"]) + 1, words
+        whole = " ".join("".join(node.itertext()) for node in nodes)
         assert all(word in whole for word in title.split())
 
 
@@ -167,11 +157,11 @@ def test_known_quantities_keep_their_color_and_series_differ():
 def test_ticks_and_quantiles_match_hand_computed():
     assert ticks(0, 1) == pytest.approx([0, 0.5, 1]) and ticks(-2, 2) == [-2, -1, 0, 1, 2]
     assert ticks(0.101, 0.103) == pytest.approx([0.101, 0.1015, 0.102, 0.1025, 0.103])
-    assert quantile_limit([*range(100), None, float("nan")]) == 99
-    assert quantile_limit([1.0] * 200 + [50.0]) == 1.0 and quantile_limit([None]) == 0.0
     assert ticks(0.953, 1.042) == pytest.approx([0.96, 0.98, 1.0, 1.02, 1.04])
     assert tick_labels([0.0, 0.5]) == ["0", "0.5"]
     assert len(set(tick_labels([1.000001, 1.000002]))) == 2
+    assert quantile_limit([*range(100), None, float("nan")]) == 99
+    assert quantile_limit([1.0] * 200 + [50.0]) == 1.0 and quantile_limit([None]) == 0.0
     assert quantile_limit([0.0] * 200 + [50.0]) == 50.0
 
 
@@ -211,6 +201,5 @@ def test_plots_raise_on_invalid_input():
 def test_matplotlib_is_not_required():
     root = Path(views.__file__).parents[2]
     for path in [*root.glob("requirements*"), *root.glob("rlhf_lab/**/*.py")]:
-        assert not re.search(
-            r"^\s*(import |from )?matplotlib\b(?!-)", path.read_text("utf-8"), re.M
-        )
+        text = path.read_text("utf-8")
+        assert not re.search(r"^\s*(import |from )?matplotlib\b(?!-)", text, re.M)

@@ -7,9 +7,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import RunError
 from rlhf_lab.probes import (
     Check,
     KLByPosition,
@@ -23,11 +21,11 @@ from rlhf_lab.probes import (
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, html
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
-from rlhf_lab.views.collect import GAP, sample_picks, sample_rows
+from rlhf_lab.views.collect import GAP, sample_rows
 from rlhf_lab.views.pictures import Curves, Matrix, Table
 from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
 from rlhf_lab.views.records import Snapshot, curves_over
-from rlhf_lab.views.report import REPORT_CURVES, write_report
+from rlhf_lab.views.report import write_report
 from tests.views.page_blocks import read_blocks, read_header
 
 SMALL = {
@@ -97,7 +95,7 @@ def test_the_page_loads_nothing_and_is_well_formed(page):
     links = Links()
     links.feed(page)
     assert links.open == [] and links.scripts == 1
-    assert links.drawings >= 15 and "<title>mean reward, phase 1: " in page
+    assert links.drawings >= 6 and "<title>mean reward, phase 1: " in page
     assert all(link.startswith("#") for link in links.loaded)
     targets = [link[1:] for link in links.loaded if link.startswith("#")]
     assert len(targets) >= 8 and all(f'id="{target}"' in page for target in targets)
@@ -114,7 +112,7 @@ def test_policy_allows_one_script_and_one_style(page):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'" in policy
     blocks = read_blocks(page)
-    assert not [b for b in blocks.values() if "style=" in str(b) or "<style" in str(b)]
+    assert not [b for b in blocks.values() if " style=" in str(b) or "<style" in str(b)]
 
 
 @pytest.mark.slow
@@ -141,19 +139,15 @@ def test_blocks_have_all_records_and_samples(probed, page):
 
 
 @pytest.mark.slow
-def test_the_page_shows_arguments_samples_probes_and_checks(probed, page):
-    run = Run(probed)
+def test_the_page_shows_arguments_probes_and_checks(probed, page):
     assert 'words">kl_coef</td><td class="words">0.3<' in page
-    for phase in (0, 2):
-        ranked = sorted(run.samples(phase), key=lambda sample: sample["reward"])
-        assert all(escape(sample["text"]) in page for sample in (ranked[0], ranked[-1]))
-    for name in run.probes():
+    for name in Run(probed).probes():
         assert f"<h3>{name}</h3>" in page
     assert '<div id="run_health"><p>Metrics of a phase with intervals over sequences;' in page
-    assert '<h3>homemade</h3></summary><div id="homemade"><div' in page
-    assert re.search(r'title="exact advantage -?\d', page)
-    assert "parts sum to the measured shift" in page
-    assert "42.5" in page
+    assert '<h3>homemade</h3></summary><div id="homemade"><div class="sides">' in page
+    blocks = read_blocks(page)
+    assert re.search(r'title="exact advantage -?\d', blocks["r0-p1"]["text_heatmap"])
+    assert "parts sum to the measured shift" in page and "42.5" in blocks["r0-over"]["homemade"]
 
 
 def test_token_blocks_have_the_numbers_of_the_records(probed, page):
@@ -208,7 +202,7 @@ def test_answers_about_metrics_match_hand_computed():
     health = metric_lines(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.5, 4.0])
     assert answers.answer_cost(health, stalled) == (
         "0.001 nats of KL per sequence in phase 3; in phase 1 the best policy at the same "
-        "beta_eff has a reward of 0.900 for 2.500 nats."
+        "beta_eff (kl_coef in units of the reward) has a reward of 0.900 for 2.500 nats."
     )
     ratios, norms = [1.0, 0.99999, 1.0], [2.0, 0.5, 1.0]
     lines = metric_lines(
@@ -245,13 +239,6 @@ def test_answers_about_records_match_hand_computed():
     record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
     kl = "B 60%, D 30% of 1.000 nats per sequence in phase 3."
     assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
-    shifts = [[0.0, 0.0], [-1.0, 0.0], [2.0, -3.5]]
-    components = [["a", "b"]] * 3
-    records = metric_lines(measured_shift=[0.0, -1.0, 1.5], shift=shifts, components=components)
-    which, when = answers.answer_components(records)
-    assert which == "b, -3.500 of +1.500 logits in phase 2."
-    assert when.startswith("Half of the shift by phase 2;")
-    assert answers.answer_components(records[:1])[1].startswith("The shift is 0;")
     patched = {"groups": ["a", "b"], "put_in": [0.2, 0.5], "taken_out": [0.9, 0.3], "gain": 0.7}
     assert answers.answer_causes([patched]) == (
         "b patched into the reference adds +0.500 of a gain of +0.700 in reward; patched out, it "
@@ -293,19 +280,6 @@ def test_rows_of_samples_have_the_fields_of_their_columns(probed):
     assert row == [2, 0.75, 0.5, 0.25, 3.0, 6, "a"]
 
 
-def test_picks_are_largest_gaps_then_quantiles():
-    """The quantiles of 21 rewards are ranks 0, 2, 5, 10, 15, 18 and 20; gaps of phase 0 only."""
-    columns = ["phase", "reward", GAP, "KL", "text"]
-    rows = [[0, x / 20, 0.9 if x in (3, 11, 13) else 0.0, x / 100, ""] for x in range(20, -1, -1)]
-    rows += [[1, 0.5, 2.0, 1.0, ""]]
-    picks = sample_picks(columns, rows)
-    rewards = [round(rows[i][1] * 20) for i in picks[0]]
-    assert rewards == [13, 11, 3, 0, 2, 5, 10, 15, 18, 20] and picks[1] == [21]
-    without = [[phase, reward, kl, text] for phase, reward, _, kl, text in rows]
-    picks = sample_picks(["phase", "reward", "KL", "text"], without)
-    assert [round(rows[i][1] * 20) for i in picks[0]] == [20, 19, 18, 0, 2, 5, 10, 15]
-
-
 def test_checks_have_their_worst_value_and_say_if_they_failed(probed, page):
     assert "1 of " in page and "do not hold" in page
     row = re.search(r"<tr><td class=\"words\">homemade</td>(.*?)</tr>", page).group(1)
@@ -320,16 +294,15 @@ def test_checks_have_their_worst_value_and_say_if_they_failed(probed, page):
 
 def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
     record = Run(probed).records("step_ledger")[-1]
-    assert "phase 1: step 4 of 4: what each token adds to the objective" in page
-    assert f"give the objective, {record['objective']:.6f}." in page
+    section = read_blocks(page)["r0-p1"]["step_ledger"]
+    assert "phase 1: step 4 of 4: what each token adds to the objective" in section
+    assert f"give the objective, {record['objective']:.6f}." in section
     tensors = Run(probed).tensors("step_ledger", 1)
     shares = tensors["share"]
     assert shares.sum().item() == pytest.approx(record["objective"], abs=1e-6)
-    terms = record["clipped_surrogate"] - record["value_loss"] + record["entropy_bonus"]
-    assert terms - record["kl_penalty"] == pytest.approx(record["objective"], abs=1e-6)
     heaviest = shares.abs().sum(1).argmax().item()
-    table = page.split("= objective")[1].split("<table")[1].split("</table>")[0]
-    cells = [re.findall("<td[^>]*>(.*?)</td>", row)[-1] for row in table.split("<tr>")[2:]]
+    table = section.split(">clip binds<")[1].split("</table>")[0]
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row)[-1] for row in table.split("<tr>")[1:]]
     assert sum(map(float, cells)) == pytest.approx(shares[heaviest].sum().item(), abs=2e-4)
     assert len(cells) == int(tensors["mask"][heaviest].sum())
 
@@ -358,10 +331,6 @@ def test_a_map_of_zeros_is_put_in_words(probed, page):
     assert fragment(unknown) == "<p>R2: not defined.</p>"
 
 
-def test_every_curve_of_the_report_has_its_unit():
-    assert len(REPORT_CURVES) > 5 and all(unit for _, unit, _ in REPORT_CURVES)
-
-
 def test_names_of_rewards_may_have_dots(probed):
     records = [Snapshot(Run(probed), "", {"phase": 0, "reward/rm.v1": 0.5})]
     drawn = curves_over(records, "rewards", {"rm": "reward/rm.v1"})
@@ -375,12 +344,6 @@ def test_a_users_probe_gets_a_table_of_its_numbers(probed):
     assert isinstance(table, Table) and table.rows[:2] == [[0, 42.5], [1, 42.5]]
 
 
-def test_no_table_has_an_empty_header(page):
-    assert "<th></th>" not in page and '<th class="words"></th>' not in page
-    assert "<thead>" not in html.table(None, [["status", 1.0]])
-    assert "<td" in html.table(None, [["status", 1.0]])
-
-
 @pytest.mark.slow
 def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     trainer = RLHFTrainer(
@@ -392,30 +355,9 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     assert "None ran." in page and "Returned by" not in page
 
 
-def test_a_run_that_has_not_done_a_phase_can_be_reported(tmp_path):
-    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
-    trainer.start()
-    page = write_report(trainer.run.path).read_text(encoding="utf-8")
-    assert "No phase is done yet" in page
-
-
-@pytest.mark.slow
-def test_the_command_writes_where_it_is_told(probed, tmp_path, capsys):
-    assert main(["report", str(probed), "--out", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert "page.html" in capsys.readouterr().out
-
-
-def test_the_command_refuses_what_is_no_run(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "has no run.json" in capsys.readouterr().err
-    with pytest.raises(RunError, match="choose another --out"):
-        (tmp_path / "run.json").write_text('{"args": {"base_model": "m"}}')
-        trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path / "run")
-        trainer.start()
-        write_report(trainer.run.path, tmp_path / "nowhere" / "page.html")
-
-
-def test_tables_escape_and_set_numbers():
+def test_tables_escape_and_align_numbers():
     table = html.table(["name", "x"], [["<a>", 0.123456], ["b", None], ["c", True]])
     assert "&lt;a&gt;" in table and ">0.1235<" in table and ">–<" in table and ">yes<" in table
+    assert table.count('class="words"') == 4 and '<td class="words">b<' in table
+    table = html.table(None, [["status", 1.0], ["-0.5 [-1, 0]", "–"]])
+    assert "<thead>" not in table and table.count('<td class="words">') == 2

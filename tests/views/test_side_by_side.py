@@ -69,8 +69,6 @@ def test_page_has_samples_and_pictures_of_each_run(paths):
     ]
     column = header["samples"]["columns"].index("run")
     assert [(row[column], row[-1]) for row in blocks["s"]] == texts
-    picked = {blocks["s"][i][column] for i in header["samples"]["picks"]["0"]}
-    assert picked == {"A 2", "B 0", "C 1"}
     assert blocks["r1-p1"] != blocks["r2-p1"] and "r0-p1" not in blocks
     assert re.findall('data-side="(.)"', page) == ["a", "b"]
 

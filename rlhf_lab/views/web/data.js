@@ -26,6 +26,7 @@ function put(place, markup) {
   const parsed = new DOMParser().parseFromString(markup, "text/html");
   const nodes = [...parsed.body.childNodes].map((node) => document.importNode(node, true));
   place.replaceChildren(...nodes);
+  for (const element of $$("[data-style]", place)) element.style.cssText = element.dataset.style;
 }
 
 function make(tag, text, properties = {}) {

@@ -1,3 +1,14 @@
+/** Fill the form of interventions, which a served page has. */
+function drawJobForm() {
+  const place = $("#job"), names = place?.dataset.names.split(" ") ?? [];
+  if (!place) return;
+  place.replaceChildren($("#job-form").content.cloneNode(true));
+  for (const [id, chosen] of [["base", names[0]], ["tuned", names.at(-1)]]) {
+    $("#job-" + id).replaceChildren(...names.map((name) => make("option", name)));
+    $("#job-" + id).value = chosen;
+  }
+}
+
 /** Ask the server to compute an intervention, or to cancel the one that is running. */
 async function postJob(fields) {
   const answer = await fetch("jobs", {

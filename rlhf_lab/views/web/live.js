@@ -21,17 +21,15 @@ async function poll() {
 async function refresh() {
   const page = await fetch("./", { cache: "no-store" });
   if (!page.ok) throw new Error(String(page.status));
-  const text = await page.text(), [element, , css] = text.match(/<(style)>([^]*?)<\/style>/);
-  const next = new DOMParser().parseFromString(text.replace(element, ""), "text/html");
+  const next = new DOMParser().parseFromString(await page.text(), "text/html");
   const isLast = state.phase === header.phases.at(-1), place = scrollY;
   const open = new Set($$("details[open]").map(foldName));
   const { id, selectionStart } = document.activeElement;
   const typed = new Map($$("#job input, #job select").map((field) => [field.id, field.value]));
-  sheet.replaceSync(css);
-  document.adoptedStyleSheets = [sheet];
   for (const id of ["state", "main", "data"]) {
     document.getElementById(id).replaceWith(document.importNode(next.getElementById(id), true));
   }
+  drawJobForm();
   for (const [name, value] of typed) document.getElementById(name).value = value;
   for (const fold of $$("details")) fold.open = open.has(foldName(fold));
   readHeader();

@@ -1,4 +1,3 @@
-const sheet = new CSSStyleSheet();
 let latest = 0;
 
 /** Draw what depends on the state: the bar, the pictures of open sections, the samples. */
@@ -36,7 +35,7 @@ async function drawRecord(place, ticket) {
   note.classList.toggle("earlier", phase !== state.phase);
   const shown = `${index}-${phase}`;
   if (place.dataset.shown === shown) return;
-  const over = header.runs.length > 1 ? (await block(`r${index}-over`))[name] ?? "" : "";
+  const over = (await block(`r${index}-over`))[name] ?? "";
   const at = phase === undefined ? "" : (await block(`r${index}-p${phase}`))[name];
   if (ticket !== latest) return;
   put(place, over + at);
@@ -75,7 +74,7 @@ function step(by, everyPhase) {
 function show(id) {
   const target = document.getElementById(id);
   if (!target) return;
-  const fold = target.closest("details");
+  const fold = target.closest("details") ?? $("details.fold", target);
   if (fold) fold.open = true;
   state.open = id;
   target.scrollIntoView();
@@ -165,6 +164,7 @@ function start() {
   readState();
   $("#steps").hidden = false;
   for (const place of $$(".js")) place.hidden = false;
+  drawJobForm();
   showState();
   if (header.version) poll();
 }

@@ -1,13 +1,30 @@
-const FIRST_ROWS = 40, MORE_ROWS = 200;
+const FIRST_ROWS = 40, MORE_ROWS = 200, LARGEST_GAPS = 3;
+const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1];
 let shownRows = FIRST_ROWS;
+
+/** Return the rows of each run's phase with the largest gaps (or KLs) and quantiles of the reward. */
+function selectedRows(samples) {
+  const { columns, gap } = header.samples, extreme = columns.includes(gap) ? gap : "KL";
+  const value = (row, name) => row[columns.indexOf(name)] ?? 0;
+  const chosen = new Set();
+  for (const { label } of header.runs) {
+    const rows = samples.filter((row) => row[0] === state.phase
+      && (header.runs.length === 1 || value(row, "run") === label));
+    if (!rows.length) continue;
+    const largest = [...rows].sort((a, b) => value(b, extreme) - value(a, extreme));
+    const ranked = [...rows].sort((a, b) =>
+      value(a, "reward") - value(b, "reward") || value(a, "KL") - value(b, "KL"));
+    if (columns.includes(extreme)) largest.slice(0, LARGEST_GAPS).forEach((row) => chosen.add(row));
+    for (const q of QUANTILES) chosen.add(ranked[Math.round(q * (ranked.length - 1))]);
+  }
+  return [...chosen];
+}
 
 /** Return the rows of the table in the order of the state: the selected ones by default. */
 function orderedRows(samples) {
-  const { columns, picks } = header.samples, text = columns.length - 1;
+  const { columns } = header.samples, text = columns.length - 1;
   const find = state.find.toLowerCase(), column = columns.indexOf(state.sort);
-  if (column < 0 && !find && !state.every) {
-    return (picks[state.phase] ?? []).map((i) => samples[i]);
-  }
+  if (column < 0 && !find && !state.every) return selectedRows(samples);
   const rows = samples.filter((row) =>
     (state.every || row[0] === state.phase) && row[text].toLowerCase().includes(find));
   const key = column < 0 ? columns.indexOf("reward") : column, sign = state.up ? 1 : -1;
@@ -35,7 +52,8 @@ async function drawSamples() {
   const there = samples.filter((row) => state.every || row[0] === state.phase).length;
   const where = state.every ? "all phases" : "phase " + state.phase;
   const isSelection = !state.sort && !state.find && !state.every;
-  const order = isSelection ? `: ${header.samples.order}` : "";
+  const extreme = columns.includes(header.samples.gap) ? "gaps" : "KLs";
+  const order = isSelection ? `: largest ${extreme}, then quantiles of the reward` : "";
   $("#count").textContent = `${rows.length} of ${there} samples of ${where}${order}`;
   $("#more").hidden = rows.length <= shownRows;
   $("#selection").hidden = isSelection;
