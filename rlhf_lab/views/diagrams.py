@@ -7,22 +7,22 @@ from rlhf_lab.views.pictures import Number, Picture
 
 Spot = tuple[Number, Number]
 WIDTH, HEIGHT, BOX = 880, 380, (136.0, 48.0)
-BOXES: dict[str, tuple[Spot, str, str]] = {
-    "prompt": ((100, 70), "prompt\n“this movie”", ""),
-    "policy": ((310, 70), "policy\ngenerates a review", "00"),
-    "reward": ((540, 70), "reward\none number", "00"),
-    "credit": ((770, 70), "credit\nadvantage per token", "03"),
-    "reference": ((310, 250), "reference\nfrozen copy", "04"),
-    "value": ((540, 250), "value head\nexpected reward", "02"),
-    "objective": ((770, 250), "objective\nto be maximized", "05"),
-}
-ARROWS: tuple[tuple[str, str, str], ...] = (
-    ("prompt", "policy", ""),
-    ("policy", "reward", "text"),
-    ("reward", "credit", ""),
-    ("value", "credit", ""),
-    ("credit", "objective", ""),
-    ("policy", "value", "residual stream"),
+BOXES: tuple[tuple[Spot, str, str], ...] = (  # middle, words and lesson
+    ((100, 70), "prompt\n“this movie”", ""),
+    ((310, 70), "policy\ngenerates a review", "00"),
+    ((540, 70), "reward\none number", "00"),
+    ((770, 70), "credit\nadvantage per token", "03"),
+    ((310, 250), "reference\nfrozen copy", "04"),
+    ((540, 250), "value head\nexpected reward", "02"),
+    ((770, 250), "objective\nto be maximized", "05"),
+)
+ARROWS: tuple[tuple[Spot, Spot, str], ...] = (
+    ((172, 70), (238, 70), ""),
+    ((382, 70), (468, 70), "text"),
+    ((612, 70), (698, 70), ""),
+    ((575.8, 222), (734.2, 98), ""),
+    ((770, 98), (770, 222), ""),
+    ((345.8, 98), (504.2, 222), "residual stream"),
 )
 ALT = (
     "The loop of RLHF: the policy continues a prompt; the reward scores the text; the value head "
@@ -34,8 +34,7 @@ ALT = (
 def loop_diagram() -> Picture:
     """Draw the loop of RLHF, with the lesson of each component."""
     parts = []
-    for start, end, words in ARROWS:
-        (x1, y1), (x2, y2) = _between(BOXES[start][0], BOXES[end][0])
+    for (x1, y1), (x2, y2), words in ARROWS:
         parts.append(arrow([(x1, y1), (x2, y2)], "s5"))
         if words:
             shift = 0 if y1 == y2 else 54  # next to a slanted arrow
@@ -47,7 +46,7 @@ def loop_diagram() -> Picture:
     step = [(770.0, 290.0), (770.0, 330.0), (100.0, 330.0), (100.0, 98.0)]
     words = "gradient step (lesson 06), then the next phase with the changed policy"
     parts += [arrow(step, "s2"), text(435, 350, words, "", "middle")]
-    for (x, y), words, lesson in BOXES.values():
+    for (x, y), words, lesson in BOXES:
         parts.append(_box(x, y, words.split("\n"), lesson))
     return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
 
@@ -62,16 +61,6 @@ def _box(x: Number, y: Number, lines: list[str], lesson: str) -> str:
         + text(x, y - 4, lines[0], "title", "middle")
         + text(x, y + 13, lines[1], "", "middle")
         + (number if lesson else "")
-    )
-
-
-def _between(start: Spot, end: Spot) -> tuple[Spot, Spot]:
-    """Return the part of a line between two boxes that is outside both."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    out = min((BOX[0] / 2 + 4) / (abs(dx) or 1e-9), (BOX[1] / 2 + 4) / (abs(dy) or 1e-9))
-    return (
-        (start[0] + dx * out, start[1] + dy * out),
-        (end[0] - dx * out, end[1] - dy * out),
     )
 
 

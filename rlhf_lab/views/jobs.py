@@ -48,14 +48,13 @@ class PatchRequest:
         names = ("base", "tuned", "up", "down")
         if not isinstance(fields, dict) or not set(names) <= fields.keys() <= {*names, "length"}:
             raise ConfigError("Set base, tuned, up, down and, if wanted, length only.")
-        if not all(isinstance(fields[name], str) for name in names):
-            raise ConfigError("base, tuned, up and down must be texts.")
         for name in names[:2]:
             if fields[name] not in checkpoints:
                 raise ConfigError(f"{name} must be one of {', '.join(checkpoints)}.")
         for name in names[2:]:
             word = fields[name]
-            if not 0 < len(word) <= LONGEST_WORD or word.startswith("-") or not word.isprintable():
+            is_word = isinstance(word, str) and word.isprintable() and not word.startswith("-")
+            if not is_word or not 0 < len(word) <= LONGEST_WORD:
                 raise ConfigError(f"{name} must be one word of at most {LONGEST_WORD} letters.")
         length = fields.get("length")
         if length is not None and (type(length) is not int or not 0 < length <= LONGEST_TEXT):

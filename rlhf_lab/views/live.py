@@ -39,7 +39,6 @@ CURVES = (  # name in the report, and label
     ("head_lr", "learning rate, head"),
 )
 SMALL = ("approx KL nats/tok", "value loss", "learning rate", "learning rate, head")
-FORMATS = MappingProxyType(dict.fromkeys(SMALL, ".3g"))
 LABEL_WIDTH, NUMBERS_WIDTH = 19, 20
 
 
@@ -54,7 +53,7 @@ def format_metric(label: str, value: float | None) -> str:
     """Return a number of at most nine characters; a dash if it is unknown."""
     if value is None:
         return "–"
-    return format(value, FORMATS.get(label, "z.3f") if abs(value) < 1e5 else ".3g")
+    return format(value, ".3g" if label in SMALL or abs(value) >= 1e5 else "z.3f")
 
 
 def metrics_by_label(report: PhaseReport) -> dict[str, float | None]:

@@ -38,7 +38,7 @@ HOSTILE = {
 TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
 TAGS |= set("figure figcaption img code ul li section details summary br b small a".split())
 TAGS |= set("header main output button input label dialog form ol h4 script".split())
-TAGS |= {"aside", "select", "option"}
+TAGS |= {"aside", "select", "option", "template", "noscript"}
 TAGS |= set("svg g title text tspan rect line circle path polyline polygon".split())
 NAMES = {
     "line break": "new\nline",

@@ -82,6 +82,8 @@ def is_used_by_keyboard(page, run):
     pressed(page, "ArrowLeft", "ArrowLeft")
     assert page.locator("#phase").inner_text() == "0 of 2"
     assert "phase 0: exact KL" in pictures.text_content()
+    assert "No word has moved" in page.locator("#words_moved").text_content()
+    assert page.locator("#run_health .side .note").text_content() == ""
     assert page.locator("#curves .now").count() >= 4
     pressed(page, "/", *"movie")
     page.locator("button[data-sort=KL]").click()

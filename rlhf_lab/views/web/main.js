@@ -29,10 +29,11 @@ async function drawRecord(place, ticket) {
   const note = place.previousElementSibling, run = header.runs.length > 1 ? label + ": " : "";
   const listed = phases.length ? "records: phases " + phases.join(", ") : "no records";
   const earlier = phase === state.phase ? "" : `, the latest record before phase ${state.phase}`;
-  note.textContent = phase === undefined
+  const isOver = records[name]?.length === 0; // all pictures are over phases
+  note.textContent = isOver ? "" : phase === undefined
     ? `${run}Nothing is recorded by phase ${state.phase}; ${listed}.`
     : `${run}Phase ${phase}${earlier}; ${listed}.`;
-  note.classList.toggle("earlier", phase !== state.phase);
+  note.classList.toggle("earlier", !isOver && phase !== state.phase);
   const shown = `${index}-${phase}`;
   if (place.dataset.shown === shown) return;
   const over = (await block(`r${index}-over`))[name] ?? "";
