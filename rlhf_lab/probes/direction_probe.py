@@ -55,7 +55,6 @@ class Direction(Probe):
     Args:
         label: meaning of the eval labels; Bayes' rule is known for "sentiment" only.
         method: "mean" or "lda".
-        sites: hook names.
 
     Raises:
         ConfigError: If the method is unknown.
@@ -73,14 +72,13 @@ class Direction(Probe):
         self,
         label: str = "sentiment",
         method: str = "mean",
-        sites: tuple[str, ...] = LAYER_SITES,
         every: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(every, name or f"direction_{label}")
         if method not in ("mean", "lda"):
             raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
-        self.label, self.method, self.sites = label, method, sites
+        self.label, self.method = label, method
 
     def settings(self) -> dict:
         return super().settings() | {"method": self.method}

@@ -64,12 +64,11 @@ class FrozenProbe(Probe):
     def __init__(
         self,
         pos: int = -1,
-        sites: tuple[str, ...] = LAYER_SITES,
         every: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(every, name)
-        self.pos, self.sites = pos, sites
+        self.pos = pos
 
     def check_run(self, trainer: RLHFTrainer) -> None:
         if trainer.args.reset_reference_every is not None:

@@ -13,8 +13,9 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.rewards import RewardModel
 
+# before the first block, and mid and post of each; parallel blocks have no mid
 RESIDUAL_SITES = ("blocks.0.hook_resid_pre", "blocks.*.hook_resid_*[dt]")
-"""Before the first block, and mid and post of each; blocks that are parallel have no mid."""
+LEAST_VARIANCE = 1e-12  # below, a correlation is undefined; a new value head has some 1e-6
 
 
 def normalize_residual(
@@ -85,7 +86,7 @@ def fit_ridge(
 def r_squared(
     predicted: Float[Tensor, "*site n"], y: Float[Tensor, "*site n"], mask: Bool[Tensor, "*site n"]
 ) -> tuple[Float[Tensor, "*site"], Bool[Tensor, "*site"]]:
-    """The share of y's variance that is predicted, and where y varies at all.
+    """Return the fraction of y's variance that is predicted, and where y varies at all.
 
     R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2, over the rows where the mask is True; it
     is below 0 for a prediction that is worse than the mean.
@@ -116,14 +117,14 @@ def held_out_fits(
 ) -> list[HeldOutFit]:
     """Fit ridge regressions on the target by layer and position, and predict held-out sequences.
 
-    Each is fitted to the first two thirds of the sequences, site by site to save memory; for each
-    position or, if `pooled`, for all positions together.
+    Each is fitted to the first two thirds of the sequences, site by site to save memory, for each
+    position or, if `pooled`, for all together.
 
     Raises ValueError with fewer than 6 sequences.
     """
     batch = len(target)
     if batch < 6:
-        raise ValueError(f"batch is {batch}; give at least 6 sequences, two thirds to fit.")
+        raise ValueError(f"batch is {batch}. Pass at least 6 sequences, two thirds to fit.")
     cut = 2 * batch // 3
     target, mask = where_exact(target), where_exact(mask)
     found = []
@@ -140,10 +141,9 @@ def held_out_fits(
 
 
 def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
-    """The bootstrap interval of each site's and position's R2, over held-out sequences.
+    """Return R2 of each site and position, with its bootstrap interval over held-out sequences.
 
-    The fit is kept as it is. Tokens of one sequence are drawn together, also where all positions
-    are pooled.
+    The fit is not repeated. All tokens of a sequence are drawn together, also if pooled.
     """
 
     def of_sequences(x: Float[Tensor, "pos n"]) -> Float[Tensor, "sequence pos"]:
@@ -158,3 +158,33 @@ def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     y, weight = exact(fits[0].y), exact(fits[0].mask)
     shared = [of_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
     return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
+
+
+def correlation_with(
+    estimate: Float[Tensor, "*rows"],
+    value: Float[Tensor, "*rows"],
+    mask: Bool[Tensor, "*rows"] | None = None,
+    resamples: int = 2000,
+) -> Interval:
+    """Compute the correlation of estimates with values over sequences (axis 0), in every cell.
+
+    It is nan if one of the two does not vary.
+
+    Args:
+        mask: False where there is no value; all count when None.
+    """
+    weight = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
+    x, y = (exact(z).cpu().where(weight.cpu(), 0.0) for z in (estimate, value))
+    weight = exact(weight).cpu()
+    total = weight.sum(0).clamp(min=1)
+    x, y = ((z - z.sum(0) / total) * weight for z in (x, y))  # against rounding
+
+    def statistic(count: Tensor, *sums: Tensor) -> Tensor:
+        x, y, of_x, of_y, both = (each / count.clamp(min=1e-300) for each in sums)
+        spreads = of_x - x.square(), of_y - y.square()
+        defined = (spreads[0] > LEAST_VARIANCE) & (spreads[1] > LEAST_VARIANCE)
+        product = torch.where(defined, spreads[0] * spreads[1], 1.0)
+        return torch.where(defined, (both - x * y) / product.sqrt(), torch.nan)
+
+    moments = weight, x, y, x.square(), y.square(), x * y
+    return bootstrap_means(*moments, statistic=statistic, resamples=resamples)

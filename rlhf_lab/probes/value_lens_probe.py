@@ -8,7 +8,6 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
-from rlhf_lab.probes.policy_value import correlation_with
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -22,6 +21,7 @@ from rlhf_lab.probes.tuned_lens import Affine, best_ridge, fit_translator, ridge
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
     HeldOutFit,
+    correlation_with,
     held_out_fits,
     r2_interval,
     r_squared,
@@ -29,6 +29,7 @@ from rlhf_lab.probes.value_lens import (
 )
 from rlhf_lab.training.capture import capture_activations, text_at
 
+KEEP = 4  # sequences whose lens is stored token by token
 FEWEST_SEQUENCES = 6  # two thirds are fitted, and a quarter of these choose the penalty
 States = dict[str, Float[Tensor, "batch seq d_model"]]
 
@@ -55,7 +56,6 @@ class ValueLens(TextProbe):
 
     Args:
         text: "eval" for exact values on Reel, "rollout" for returns.
-        keep: sequences whose lens is stored token by token.
         ridge: penalty of all fits, as a fraction of the mean variance of the activations; chosen on
             held-out texts when None, separately for regressions and translators.
 
@@ -73,20 +73,19 @@ class ValueLens(TextProbe):
     def __init__(
         self,
         text: str = "eval",
-        keep: int = 4,
         ridge: float | None = None,
         every: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(text, every, name)
-        self.keep, self.ridge = keep, ridge
+        self.ridge = ridge
 
     def observe(self, seen: Observation) -> Record:
         policy, on_eval = seen.ctx.policy, self.text == "eval"
         text = (seen.text.tokens, seen.text.attention_mask) if on_eval else text_at(seen.ctx)
         real, states, own = text[1], _states(seen, *text), seen.acts["values"]
-        residuals, shown = torch.stack(list(states.values())), real[: self.keep]
-        lens = value_lens(policy, residuals[:, : self.keep])
+        residuals, shown = torch.stack(list(states.values())), real[:KEEP]
+        lens = value_lens(policy, residuals[:, :KEEP])
         values, tensors = {"sites": list(states)}, {"lens": _real_tokens(lens, shown)}
         counts = slice(None) if on_eval else slice(seen.prefix_len - 1, -1)
         x, value = residuals[:, :, counts], own[:, counts]
@@ -98,12 +97,12 @@ class ValueLens(TextProbe):
             translators, fields = _translate(policy, list(states), x, value, mask, self.ridge)
             values |= fields
             if translators:
-                moved = [each(states[site][: self.keep]) for site, each in translators.items()]
+                moved = [each(states[site][:KEEP]) for site, each in translators.items()]
                 lens_tuned = value_lens(policy, torch.stack(moved))
                 tensors["lens_tuned"] = _real_tokens(lens_tuned, shown)
 
         def check_last() -> Check:
-            gap = F.zero_masked(lens[-1] - own[: self.keep], shown).abs().max().item()
+            gap = F.zero_masked(lens[-1] - own[:KEEP], shown).abs().max().item()
             gap /= max(1.0, own.abs().max().item())
             allowed = seen.allowed(1e-5, half=5e-3)
             return Check.at_most("the last layer's lens is the value", gap, allowed)

@@ -32,7 +32,7 @@ def test_a_word_has_one_label_wherever_it_stands(row, share, seed):
 
 
 def test_labels_of_types_are_independent():
-    """If exactly half of all were True, held-out words would be read below chance."""
+    """If exactly half of all were True, held-out words would be read below one half."""
     generator = seeded(1)
     drawn = torch.stack([control_labels(torch.arange(6), generator, 0.3) for _ in range(3000)])
     probs = drawn.double().mean(0)

@@ -12,6 +12,7 @@ from rlhf_lab.probes import Run, ValueLens, attach
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
+    correlation_with,
     fit_ridge,
     held_out_fits,
     normalize_residual,
@@ -104,6 +105,21 @@ def test_interval_of_r2_resamples_whole_sequences(pooled):
     one = bootstrap_interval(*rows, statistic=of_rows, resamples=RESAMPLES)
     ends = torch.stack([found.low[0, 0], found.high[0, 0]])
     torch.testing.assert_close(ends, torch.stack([one.low, one.high]))
+
+
+def test_correlations_match_numpy_where_the_mask_is_true():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 40, 3, generator=generator, dtype=torch.float64)
+    y = y + 0.8 * x
+    mask = torch.rand(40, 3, generator=generator) < 0.7
+    x[:, 2] = 5.0
+    found = correlation_with(x, 100 - 7 * y.where(mask, torch.nan), mask)
+    for column in range(2):
+        kept = mask[:, column]
+        expected = -np.corrcoef(x[kept, column], y[kept, column])[0, 1]
+        assert found.value[column].item() == pytest.approx(expected, abs=1e-12)
+        assert found.low[column] < expected < found.high[column]
+    assert found.value[2].isnan() and found.low[2].isnan()
 
 
 def test_too_few_sequences_and_unknown_texts_raise():
