@@ -20,7 +20,7 @@ class Html:
     """A fragment of HTML.
 
     Args:
-        fragment: what goes into a page's body; it needs nothing from outside.
+        fragment: content of a page's body, without references to other files.
     """
 
     fragment: str
@@ -63,7 +63,7 @@ def failed_check(name: str) -> str:
 
 
 def formatted(value: object) -> str:
-    """A value as a table shows it: a dash for None, four digits for a number."""
+    """Return a value as text: a dash for None, a number with four digits."""
     if value is None:
         return "–"
     if isinstance(value, bool):

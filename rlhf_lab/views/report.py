@@ -41,19 +41,19 @@ LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its fil
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained HTML file about a run, and return its path.
 
-    It goes to `report.html` in the run's directory, or to `out`; an earlier page of ours that is
-    there is replaced, and nothing else is.
+    Args:
+        run_path: directory of the run.
+        out: the file, `report.html` in the run by default. Only an earlier page is replaced.
 
     Raises:
-        RunError: there is no run, one of its files is damaged, the page cannot be written, or
-            something that is no page of ours is in its place.
+        RunError: If there is no run, one of its files is damaged, or the page cannot be written.
     """
     run = Run(run_path)
     path = Path(out) if out is not None else run.path / "report.html"
     if path.is_dir():
-        raise RunError(f"--out {path} is a directory; name a file, such as {path / 'report.html'}.")
+        raise RunError(f"--out {path} is a directory. Use a file, such as {path / 'report.html'}.")
     if not path.parent.is_dir():
-        raise RunError(f"there is no directory {path.parent}; choose another --out.")
+        raise RunError(f"there is no directory {path.parent}. Choose another --out.")
     refuse_foreign(path, is_marked)
     write_marked(path, run_page(run))
     return path
@@ -154,10 +154,9 @@ def _questions(run: Run, page: str) -> str:
 
 
 def _reward_of(info: dict[str, Any]) -> str:
-    """The reward's name, with the class that is rewarded where there is one."""
-    paid = info.get("rewarded_class")
-    name = info["args"]["reward_fn"]
-    return f"{name}, the class {paid['label']}" if paid else name
+    """Return the name of the reward, with the class of a classifier."""
+    found, name = info.get("rewarded_class"), info["args"]["reward_fn"]
+    return f"{name}, the class {found['label']}" if found else name
 
 
 def _curves(run: Run) -> str:
@@ -239,7 +238,7 @@ def _description(kind: str) -> tuple[str, str]:
 
 
 def _checks(run: Run) -> str:
-    """Each identity once, with its worst value over the phases."""
+    """Return each identity once, with its worst value over the phases."""
     found: dict[tuple[str, str], list[StoredCheck]] = {}
     for check in run.checks():
         found.setdefault((check.probe, check.name), []).append(check)
@@ -250,11 +249,10 @@ def _checks(run: Run) -> str:
         missed = [check for check in checks if not check.ok]
         worst = missed[-1] if missed else max(checks, key=lambda check: check.value)
         rows.append([*key, worst.value, worst.tolerance, len(checks), not missed])
-    failed = sum(not row[-1] for row in rows)
-    note = "All hold." if not failed else f"{failed} of {len(rows)} do not hold."
-    columns = ["probe", "identity", "worst miss", "tolerance", "times", "holds"]
-    table = html.table(columns, rows)
-    return section("checks", "Identity checks", _folded(note, table))
+    n = sum(not row[-1] for row in rows)
+    note = f"{n} of {len(rows)} do not hold." if n else "All hold."
+    columns = ["probe", "identity", "largest error", "tolerance", "times", "holds"]
+    return section("checks", "Identity checks", _folded(note, html.table(columns, rows)))
 
 
 def _folded(summary: str, content: str) -> str:
@@ -262,7 +260,7 @@ def _folded(summary: str, content: str) -> str:
 
 
 def _returned(run: Run) -> str:
-    """The last dicts that functions on events returned."""
+    """Return the last dicts that functions on events returned."""
     parts = [
         f"<h3>{escape(name)}</h3>{fragment(number_table(run.returned(name)))}"
         for name in run.functions()
@@ -275,6 +273,5 @@ def _arguments(run: Run) -> str:
     info = run.info
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
-    table = html.table(["argument", "value"], rows)
-    table = _folded(f"{len(rows)} arguments", table)
+    table = _folded(f"{len(rows)} arguments", html.table(["argument", "value"], rows))
     return section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

@@ -1,22 +1,21 @@
 """Pictures of probes: every drawn number is the one that a hand-written table names."""
 
 import re
-import sys
-from contextlib import nullcontext
 from html import unescape
 from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlhf_lab import views
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
+from rlhf_lab.views import records
 from rlhf_lab.views.declared import PICTURE_ROWS
 from rlhf_lab.views.drawings import OF_RECORD, OVER_PHASES
 from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table
+from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
 from rlhf_lab.views.svg import draw_picture
 from rlhf_lab.views.tokens import tokens_html
 
@@ -254,10 +253,6 @@ class Given(Run):
         return []
 
 
-def module(name):
-    return sys.modules[f"rlhf_lab.views.{name}"]
-
-
 def fill(numbers, sizes):
     """Nested lists of the given sizes with the next distinct numbers."""
     return [fill(numbers, sizes[1:]) for _ in range(sizes[0])] if sizes else next(numbers) / 8
@@ -279,7 +274,7 @@ def spelled(kind, numbers):
 
 def made(kind):
     """Two records of a probe, phases 2 and 3, in a run that exists in memory only."""
-    numbers, records, tensors = count(1), [], {}
+    numbers, found, tensors = count(1), [], {}
     tokens = [["<p>", "A", "B"]]
     for phase in (2, 3):
         record, stored = spelled(kind, numbers)
@@ -292,17 +287,16 @@ def made(kind):
         masks = dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
         tensors[phase] = {k: torch.tensor(v) for k, v in stored.items()} | masks
         tensors[phase]["states"] = torch.ones(1, 2)
-        records.append(record)
-    run = Given(records, tensors, kind)
-    snapshot = module("records").Snapshot
-    return [snapshot(run, "probe", record) for record in records]
+        found.append(record)
+    run = Given(found, tensors, kind)
+    return [records.Snapshot(run, "probe", record) for record in found]
 
 
 def drawn(kind):
     """All pictures of the two records: over phases, and of the last one."""
-    records, pictures = made(kind), module("probe_pictures")
-    over = pictures.pictures_over("probe", kind, records)
-    return [*over, *pictures.draw_declared("probe", kind, records[-1])], records[-1]
+    found = made(kind)
+    over = pictures_over("probe", kind, found)
+    return [*over, *draw_declared("probe", kind, found[-1])], found[-1]
 
 
 def titles(pictures):
@@ -362,41 +356,7 @@ def format_title(value, ends):
 def is_cell(cell, value, ends):
     if isinstance(cell, float | int):
         return cell == pytest.approx(value) and not ends
-    return str(cell).startswith(f"{value:.4g}") and all(f"{end:.3g}" in cell for end in ends)
-
-
-FAULTS = {
-    "deviation for variance": ("declared", "[x**0.5 for x in", "[x for x in"),
-    "reference and policy": ("drawings", '(("texts", "pol', '(("texts", "ref'),
-    "tokens padded on the wrong side": ("records", "prompt + known", "known + prompt"),
-    "refit for frozen": (
-        "drawings",
-        'cell("accuracy_frozen", i)',
-        'lambda at: at["accuracy_frozen"][i] - at["gap"][i]',
-    ),
-    "phase off by one": ("records", "ends = [at.phase for", "ends = [at.phase + 1 for"),
-    "A and B": ("declared", "patched_in=put_in", "patched_in=taken_out"),
-    "low and high": ("records", '("", "_low", "_high")', '("", "_high", "_low")'),
-    "quantile for maximum": ("probe_pictures", "for x in row])", "for x in row], 1.0)"),
-}
-FAULTY = ("KLByPosition", "HackWatch", "FrozenProbe", "ComponentTransplant", "RunHealth")
-
-
-@pytest.mark.parametrize("fault", [*FAULTS, "none"])
-def test_every_injected_fault_fails(fault, monkeypatch):
-    where, old, new = FAULTS.get(fault, ("records", "class Snapshot", "class Snapshot"))
-    for name in ("records", "declared", "drawings", "probe_pictures"):
-        path = Path(views.__file__).with_name(f"{name}.py")
-        source, copy = path.read_text(encoding="utf-8"), ModuleType(f"rlhf_lab.views.{name}")
-        assert name != where or source.count(old) == 1
-        monkeypatch.setitem(sys.modules, copy.__name__, copy)
-        monkeypatch.setattr(views, name, copy, raising=False)
-        exec(compile(source.replace(old, new if name == where else old), name, "exec"), vars(copy))
-    with nullcontext() if fault == "none" else pytest.raises(AssertionError):
-        for kind in FAULTY:
-            assert_numbers_match(kind)
-        test_tokens_have_their_own_values_and_prompts_none()
-        test_large_values_do_not_set_the_color_scale()
+    return cell == (f"{value:.4g} [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else f"{value:.4g}")
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -445,7 +405,7 @@ def test_tokens_have_their_own_values_and_prompts_none():
         assert strips[f"phase 3: {label}"].unit == label
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
-    page = module("probe_pictures").fragment(strips["phase 3: kl"])
+    page = fragment(strips["phase 3: kl"])
     first, second = at.tensors["kl"][0].tolist()
     assert re.search(rf'title="kl {first:.9g}[^"]*">A<.*title="kl {second:.9g}[^"]*">B<', page)
 
@@ -463,7 +423,7 @@ def test_ledger_has_the_numbers_of_each_token():
 def test_large_values_do_not_set_the_color_scale():
     values = [1.0] * 200 + [50.0]
     strip = Strip([("text", ["a"] * 201, values)], "t", "kl", "sequential")
-    page = module("probe_pictures").fragment(strip)
+    page = fragment(strip)
     assert "kl 50, beyond the scale" in page and page.count("beyond") == 1
     assert 'title="kl 1"' in page
     assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
@@ -472,8 +432,7 @@ def test_large_values_do_not_set_the_color_scale():
 def test_matrix_notes_its_best_cell_and_how_many_were_compared():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
-    matrix = module("records").matrix
-    draw = lambda values: matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
+    draw = lambda values: records.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
     best = "Best of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
     assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(best)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
@@ -481,7 +440,7 @@ def test_matrix_notes_its_best_cell_and_how_many_were_compared():
 
 
 def test_pictures_keep_the_largest_and_say_so():
-    at, records = made("Direction")[1], module("records")
+    at = made("Direction")[1]
     picture = records.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
     assert picture.labels == ["b", "c"] and picture.series == {"x": [-3.0, 2.0]}
     assert "1 others sum to x +1." in picture.note
