@@ -17,7 +17,7 @@ ELSEWHERE += tests/test_sampling.py tests/training/test_trainer.py
 
 # What shows in a minute that the package works with a version of TransformerLens.
 SMOKE := tests/test_smoke.py tests/test_requirements.py tests/functional tests/models/test_equality.py
-SMOKE += -m "not slow and not process and not nightly" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
+SMOKE += -m "not process and not nightly" -k "not test_equality or GPT2LM or LlamaFor or Gemma3For"
 
 .PHONY: train test lock lowest pinned newest smoke quick nightly faults site test-browser lint course lessons reel reel-check bench bench-peers clean
 

@@ -36,7 +36,7 @@ hypothesis.settings.load_profile("no time limit")
 
 NIGHTLY = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
 QUICK = bool(os.environ.get("RLHF_LAB_QUICK"))
-QUICK_LIMIT = 0.3  # CPU seconds of a test of `make quick`
+QUICK_LIMIT = 0.45  # CPU seconds per test: 0.3, and half as much again on a busy machine
 SKIPPED = pytest.mark.skip(reason="RLHF_LAB_NIGHTLY is unset")
 MARKS = {  # fixtures that start a process or train, and the mark of the tests that use them
     **dict.fromkeys(("warm_python", "cold_python"), "process"),

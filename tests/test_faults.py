@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults import inject, read_faults
 
 
+@pytest.mark.slow
 def test_lines_of_faults_fit_source_and_tests():
     for fault in read_faults():
         inject(fault)  # raises if the old text does not occur exactly once

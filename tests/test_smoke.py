@@ -87,6 +87,7 @@ def test_logit_attributions_add_up_to_the_logit(model, cache):
     torch.testing.assert_close(attributions[:, 0, -1].sum(), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_of_two_phases_calls_hooks_in_rollout_and_learning():
     sizes = dict(total_phases=2, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=6)
     trainer = RLHFTrainer(RLHFArgs(preset="reel", **sizes))

@@ -144,6 +144,7 @@ def test_read_leaderboard_leaves_out_invalid_rows_and_files() -> None:
     assert leaderboard_path().with_name(leaderboard_path().name + ".unreadable").is_file()
 
 
+@pytest.mark.slow
 def test_run_is_shown_when_its_row_cannot_be_saved(untrained, capsys, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RLHF_LAB_PROGRESS", str(tmp_path / "file" / "progress.json"))

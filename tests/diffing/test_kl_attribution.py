@@ -34,6 +34,7 @@ def test_kl_by_output_matches_hand_computed():
     assert found.rows[:, 0].tolist() == pytest.approx([expected / 4, 3 * expected / 4], abs=1e-7)
 
 
+@pytest.mark.slow
 def test_weights_sum_to_the_kl_and_fine_groups_to_coarse_ones(base, far, tokens):
     line, fine, coarse = WeightLine(base, far), fine_groups(base), coarse_groups(base)
     by_fine = kl_by_weights(line, fine, tokens, everywhere(tokens), rows_at_once=2)
@@ -67,6 +68,7 @@ def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens):
         assert found.rows[at].sum().item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_left_padding_and_masked_states_do_not_count(base, far, tokens):
     groups, line = coarse_groups(base), WeightLine(base, far)
     plain = kl_by_weights(line, groups, tokens, everywhere(tokens))

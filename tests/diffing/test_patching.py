@@ -54,6 +54,7 @@ def test_the_last_residual_brings_all_with_one_unembedding(base, make_tuned, rev
         torch.testing.assert_close(found.start, difference(receiver.model(reviews)))
 
 
+@pytest.mark.slow
 def test_patches_match_transformer_lens(base, tuned, reviews):
     """Its own functions: MLPs by layer and position, z and patterns by layer and head."""
     from transformer_lens import patching

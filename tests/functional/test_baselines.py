@@ -81,6 +81,7 @@ def test_opo_matches_hand_computed():
 
 
 @seeds(40)
+@pytest.mark.slow
 def test_group_baselines_match_loops(seed):
     rewards, mask, group = draw_groups(seed)
     r, n = rewards.numpy(), mask.sum(dim=-1).numpy()

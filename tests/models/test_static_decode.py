@@ -44,6 +44,7 @@ def decoded_states(decoder, tokens):
 
 
 @MASKS
+@pytest.mark.slow
 @pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("settings", STATIC.values(), ids=STATIC.keys())
 def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):

@@ -3,6 +3,8 @@
 import importlib
 import inspect
 
+import pytest
+
 from tools.site.docstrings import readable_signature, to_rst, unknown_names
 from tools.site.public import public_names, rooms, text_after
 
@@ -42,6 +44,7 @@ def test_a_docstring_becomes_markup_with_links():
     )
 
 
+@pytest.mark.slow
 def test_a_name_that_is_nowhere_in_the_code_is_noticed():
     assert unknown_names("`masked_mean`, `RLHFArgs.top_k`, `a b`, ``raw_thing``, `fn(x)`") == []
     assert unknown_names("see `masked_mode` and `RLHFArgs.no_such_field`") == [

@@ -113,6 +113,7 @@ def test_healthy_run_has_no_diagnostics(make, capsys):
     assert "contains nan or inf" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resumed_run_keeps_earlier_diagnostics_only(make):
     first = make(equal)
     for _ in first:
@@ -149,6 +150,8 @@ def test_evaluation_raises_on_a_kl_of_nan(make):
         trainer.summarize_evaluation([rollout])
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 def test_error_names_the_setting(make):
     with pytest.raises(ConfigError, match="temperature=1e-20"):
         make(temperature=1e-20).train()

@@ -12,6 +12,8 @@ from rlhf_lab.views.collect import MOST_RUNS, collect_runs
 from rlhf_lab.views.side_by_side import _shifts, runs_page
 from tests.views.page_blocks import read_blocks, read_header
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(preset="reel", reward_fn="true_reward", total_phases=2, batch_size=8, warmup_steps=0)
 T_TWO_OF_TWO = 12.7062  # 97.5 % quantile of Student's t with one degree of freedom
 
