@@ -11,7 +11,7 @@ A run with other settings or bundled weights is repeated. Real models need
 """
 
 METHODS = """\
-## Seven methods on Reel
+## Methods on Reel
 
 Each row is the preset `reel`, 20 phases of 256 reviews, with the fields below, rewarded by the
 classifier. The *true reward* is the exact posterior that a review is positive, and 0 for a text
@@ -20,7 +20,9 @@ that is not a review, over 1,024 new samples after training: mean over seeds (lo
 *distance* the difference from it. The true reward is the product of *grammatical* and *of those,
 true reward*. *LoRA* trains adapters of rank 8 on all matrices; *adaptive* controls the KL
 coefficient, with a target of 1.2 nats per review. The number after it is the last coefficient,
-which takes effect when most steps are already made.
+which takes effect when most steps are already made. Rows in lower case are methods as published
+([settings](settings.md#methods)); an *estimator* has PPO's other settings (last column). Rows
+without a KL penalty have one seed. ReMax has no clip, and leaves the language at a higher rate.
 
 The classifier has never seen a text that is not a review, so only the KL penalty keeps the policy
 grammatical; and above the KL at which the frontier is flat, more KL does not increase the optimum.
@@ -64,12 +66,12 @@ ALGORITHMS_TEXT = """\
 PPO, GRPO, DPO and SFT from one base, compared at the same KL: 1.5 nats per review, plus or minus
 0.2, exact, on 1,024 samples. For PPO and GRPO these are the weights before the phase with the
 nearest KL; for DPO and SFT a complete run with the number of steps that reaches the KL. PPO and
-GRPO are rewarded by the classifier; SFT learns the best of 16 samples of the base by the same
-classifier, 512 times; DPO learns from reviews of the grammar, 5,000 pairs by a rater who knows the
-true reward, beta 0.5. The four columns after KL are the causes of the shift of logit(loved) -
-logit(hated) before the verdict, over 256 reviews of the grammar; their sum is the shift. *Stable
-rank* and the number of directions *for 90 %* of the energy are medians over the matrices. Means
-over seeds (lowest to highest).
+GRPO (its estimator only) are rewarded by the classifier; SFT learns the best of 16 samples of the
+base by the same classifier, 512 times; DPO learns from reviews of the grammar, 5,000 pairs by a
+rater who knows the true reward, beta 0.5. The four columns after KL are the causes of the shift of
+logit(loved) - logit(hated) before the verdict, over 256 reviews of the grammar; their sum is the
+shift. *Stable rank* and the number of directions *for 90 %* of the energy are medians over the
+matrices. Means over seeds (lowest to highest).
 """
 
 GRAFTS_TEXT = """\

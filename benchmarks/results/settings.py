@@ -12,24 +12,27 @@ SEEDS = (1, 2, 3, 4, 5)
 NO_VALUES = MappingProxyType({"vf_coef": 0.0})
 GROUPS = MappingProxyType({"samples_per_prompt": 8, **NO_VALUES})
 
-# every method on the preset `reel`; its own fields only
+# the KL in the reward, by k1, so that the objective is E[reward] - kl_coef KL itself
+IN_REWARD = MappingProxyType(
+    {"kl_in": "reward", "kl_estimator": "k1", "normalize_reward": False, "target_kl": 0.01}
+)
+
+# methods as published; ReMax, which has no clip, diverges at the preset's learning rate
+NAMES = "grpo rloo reinforce++ remax dr_grpo opo dapo gspo cispo".split()
+PUBLISHED = MappingProxyType(dict.fromkeys(NAMES, {}) | {"remax": {"base_lr": 1e-4}})
+
+# PPO, and estimators of other methods with PPO's other settings; their fields only
 METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "PPO, shared critic": {},
         "PPO, detached critic": {"value_head": "detached"},
         "PPO, separate critic": {"value_head": "separate"},
-        "GRPO": {"advantages": "grpo", **GROUPS},
-        "RLOO": {"advantages": "rloo", **GROUPS},
-        "REINFORCE++": {
-            "advantages": "reinforce++",
-            "kl_in": "reward",
-            "kl_estimator": "k1",
-            "normalize_reward": False,
-            "kl_coef": 0.05,
-            "target_kl": 0.01,
-            **NO_VALUES,
+        "GRPO estimator": {"advantages": "grpo", **GROUPS},
+        "RLOO estimator": {"advantages": "rloo", **GROUPS},
+        "REINFORCE++ estimator": {
+            **{"advantages": "reinforce++", "kl_coef": 0.05, **IN_REWARD, **NO_VALUES}
         },
-        "ReMax": {"advantages": "remax", "normalize_reward": False, **NO_VALUES},
+        "ReMax estimator": {"advantages": "remax", "normalize_reward": False, **NO_VALUES},
     }
 )
 
@@ -53,32 +56,20 @@ CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     }
 )
 
-# prices of a nat of KL at which the planted loophole is offered, as `kl_coef`
-PRICES = (0.1, 0.03)
+# `kl_coef` in the runs on the planted loophole, and on the learned one
+PRICES, LEARNED_PRICES = (0.1, 0.03), (0.5, 0.1)
 
-# the KL in the reward, by k1, so that the objective is E[reward] - kl_coef KL itself
 LOOPHOLE = MappingProxyType(
-    {
-        "reward_fn": "smoothed_popcorn",
-        "total_phases": 40,
-        "warmup_steps": 8,
-        "kl_in": "reward",
-        "kl_estimator": "k1",
-        "normalize_reward": False,
-        "target_kl": 0.01,
-    }
+    {"reward_fn": "smoothed_popcorn", "total_phases": 40, "warmup_steps": 8, **IN_REWARD}
 )
 
-LEARNED_PRICES = (0.5, 0.1)
 # rewards of a reward model have standard deviation 1, and are clipped there
 LEARNED = MappingProxyType({**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1.0})
 
 # the biased pairs, and how long a reward model is trained on them
 PREFERENCES = MappingProxyType({"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5})
 
-ALGORITHM_KL, ALGORITHM_SLACK = 1.5, 0.2
-"""At which KL algorithms are compared, in nats per review, and how far from it a model may be."""
-
+ALGORITHM_KL, ALGORITHM_SLACK = 1.5, 0.2  # nats per review at the comparison, and tolerance
 # what is compared at one KL; of DPO and SFT, `steps` is where the search for it begins
 ALGORITHMS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -124,8 +115,12 @@ class Row:
 
 
 def method_rows() -> list[Row]:
-    """Every method, with all weights and with adapters, with a constant and an adaptive KL."""
-    return [
+    """Methods as published; estimators with all weights or adapters, KL constant or adaptive."""
+    published = [
+        Row("methods", (name, "all", "constant"), {"method": name} | fields)
+        for name, fields in PUBLISHED.items()
+    ]
+    return published + [
         Row("methods", (method, weights, controller), fields | trained | steered)
         for controller, steered in CONTROLLERS.items()
         for weights, trained in WEIGHTS.items()

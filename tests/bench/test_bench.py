@@ -22,6 +22,7 @@ from benchmarks.results.reel import ExactCurve
 from benchmarks.results.settings import all_rows, command_line, method_rows
 from benchmarks.work import SHAPES, Work
 from rlhf_lab.__main__ import parse
+from rlhf_lab.config.methods import PAPER_METHODS
 from rlhf_lab.errors import RunError
 from rlhf_lab.organism import REWARDS, Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit
@@ -45,9 +46,11 @@ def test_results_page_matches_its_records(tmp_path):
 
 
 def test_results_resume_at_the_missing_run(tmp_path, monkeypatch):
-    options = ["--only", "rloo-all-constant", "--records", str(tmp_path)]
+    options = ["--only", "rloo-estimator-all-constant", "--records", str(tmp_path)]
     options += ["--docs", str(tmp_path / "page.md")]
-    stored = [r for r in read_results(STORED) if r["labels"] == ["RLOO", "all", "constant"]]
+    stored = [
+        r for r in read_results(STORED) if r["labels"] == ["RLOO estimator", "all", "constant"]
+    ]
     runs = []
 
     def train(row, seed):
@@ -205,7 +208,8 @@ def test_results_have_all_methods_weights_and_controllers():
     chosen = {
         (r.labels[0], r.args(1).lora_rank > 0, r.args(1).kl_controller) for r in method_rows()
     }
-    assert len(chosen) == len(method_rows()) == 7 * 2 * 2
+    assert len(chosen) == len(method_rows()) == 9 + 7 * 2 * 2
+    assert {r.args(1).method for r in method_rows()} | {"ppo"} == {None, *PAPER_METHODS}
     assert all(len(row.seeds) == 5 for row in method_rows())
 
 
