@@ -11,6 +11,8 @@ from rlhf_lab.diffing.groups import Groups, check_partition
 from rlhf_lab.diffing.weight_line import NODES, WeightLine, quadrature
 from rlhf_lab.functional import kl_per_token, log_probs
 
+TEXTS_PER_PASS = 8  # sequences in one backward pass
+
 ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]
 
 
@@ -83,7 +85,7 @@ def kl_by_weights(
     states: Bool[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     nodes: int = NODES,
-    rows_at_once: int = 8,
+    rows_at_once: int = TEXTS_PER_PASS,
 ) -> WeightKL:
     """Split KL(second || first) exactly by the groups of weights that changed.
 

@@ -123,7 +123,7 @@ class Attachment:
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
     ) -> Record | None:
-        """Return a probe's record; None if it prepares, or has not prepared, its next one."""
+        """Return a probe's record, or None before the event of its record."""
         acts, reference_acts = {}, {}
         if probe.text is not None:
             found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
@@ -147,9 +147,6 @@ class Attachment:
             self._prepared[probe.name] = probe.prepare(seen)
         if probe.prepares and seen.prepared is None:  # also where it was attached in between
             return None
-        return self._observe(probe, seen)
-
-    def _observe(self, probe: Probe, seen: Observation) -> Record:
         record = probe.observe(seen)
         if not record.checks and not record.errors:
             raise ConfigError(f"{probe.name} returned a record without a check; add one.")

@@ -1,4 +1,4 @@
-"""AttentionDrift: where heads look and what they carry, beside the reference; key by key."""
+"""AttentionDrift: change of heads since the reference, by pattern, values and W_O, by key."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,20 +17,12 @@ from rlhf_lab.diffing.attention import (
 from rlhf_lab.diffing.contrast import Word, Words
 from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
 from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
-from rlhf_lab.probes.probe import (
-    RESAMPLES,
-    Check,
-    Observation,
-    Record,
-    decimals,
-    interval_fields,
-)
+from rlhf_lab.probes.probe import Check, Observation, Record, mean_fields
 from rlhf_lab.probes.text_rows import TextProbe, TextRows, text_rows
 from rlhf_lab.probes.word_pair import encode_contrast
 from rlhf_lab.training.capture import capture_activations
@@ -114,18 +106,28 @@ class AttentionDrift(TextProbe):
         behind = tensors["own"] - sum(tensors[name] for name in AttentionSplit._fields).sum(2)
         if has_hooks(model):
             tensors["hooks"] = behind
-        checks = [
-            *_checks(tensors, both, rows),
-            *([] if has_hooks(model) else [_sum_check(seen, behind, tensors["own"])]),
-        ]
+        checks = [lambda: _range_check(tensors["tv"]), lambda: _causal_check(both, rows)]
+        if not has_hooks(model):
+            checks.append(lambda: _sum_check(seen, behind, tensors["own"]))
         here = [_distance_at(_patterns(both, layer), at) for layer in range(len(own))]
-        values = self._values(seen, tensors, places, torch.cat(here), model.cfg.n_heads)
-        asked = take_at(places.query, at).unique().tolist()
-        values["query"] = ", ".join(places.query_names[place] for place in asked)
+        queries = take_at(places.query, at).unique().tolist()
+        heads = range(model.cfg.n_heads)
+        values = {
+            "heads": [f"L{layer}H{head}" for layer in range(len(own)) for head in heads],
+            "keys": places.key_names,
+            "queries": places.query_names,
+            "n": len(at),
+            "query": ", ".join(places.query_names[place] for place in queries),
+            **mean_fields("tv_here", torch.cat(here).T),
+        }
+        if seen.truth is not None:
+            values["slots"] = places.key_names
+        for name in AttentionSplit._fields:
+            values |= mean_fields(name, tensors[name].sum(2).flatten(0, 1).T)
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
     def select_rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
-        """The rows that have a token at the position, and its column in each."""
+        """Return the rows that have a token at the position, and its column in each."""
         rows = text_rows(seen, self.text, self.n)
         if self.text == "eval":
             at = seen.text.first(self.n).columns(-1 if self.at is None else self.at)
@@ -138,40 +140,16 @@ class AttentionDrift(TextProbe):
             raise ConfigError(f"{self.name} looks at pos={self.at}, where no text has a token.")
         return rows.take(there), at[there]
 
-    def _values(
-        self,
-        seen: Observation,
-        tensors: dict[str, Tensor],
-        places: Places,
-        here: Float[Tensor, "head batch"],
-        n_heads: int,
-    ) -> dict[str, Any]:
-        layers = len(tensors["own"])
-        values = {
-            "heads": [f"L{layer}H{head}" for layer in range(layers) for head in range(n_heads)],
-            "keys": places.key_names,
-            "queries": places.query_names,
-            "n": tensors["own"].shape[-1],
-        }
-        if seen.truth is not None:
-            values["slots"] = places.key_names
-        for name in AttentionSplit._fields:
-            by_row = tensors[name].sum(2).flatten(0, 1).T
-            found = bootstrap_means(by_row, resamples=RESAMPLES)
-            values |= {name: decimals(found.value)} | interval_fields(name, found, 6)
-        moved = bootstrap_means(here.T, resamples=RESAMPLES)
-        return values | {"tv_here": decimals(moved.value)} | interval_fields("tv_here", moved, 6)
-
 
 def named_places(seen: Observation, rows: TextRows) -> Places:
-    """Slots on Reel; kinds of token and distances elsewhere."""
+    """Return slots on Reel, and kinds of token and distances elsewhere."""
     if seen.truth is not None:
         return slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
     return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
 
 
 def take_at(x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "*row"]:
-    """What `[batch seq ...]` has at one column of each row: `[batch ...]`."""
+    """Return `[batch ...]`, the entries of `[batch seq ...]` at one column of each row."""
     return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 
@@ -228,25 +206,21 @@ def _distance_at(
     return pattern_distance(*(take_at(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
 
 
-def _checks(tensors: dict[str, Tensor], both: Sequence[Captured], rows: TextRows) -> list[Check]:
-    distances = tensors["tv"].sum(-1)
-    later = rows.written[:, :, None] & rows.written[:, None, :]
-    later = later & torch.ones_like(later[0]).triu(1)
-    ahead = max(
-        (pattern * later[:, None].to(pattern.device)).abs().max().item()
-        for layer in range(len(distances))
-        for pattern in _patterns(both, layer)
-    )
-    outside = max(distances.max().item() - 1, -tensors["tv"].min().item(), 0.0)
-    return [
-        Check.at_most("total variation is between 0 and 1", outside, 1e-4),
-        Check.at_most("no head looks at later tokens", ahead, 0),
-    ]
+def _range_check(tv: Float[Tensor, "layer head query key"]) -> Check:
+    outside = max(tv.sum(-1).max().item() - 1, -tv.min().item(), 0.0)
+    return Check.at_most("total variation is between 0 and 1", outside, 1e-4)
+
+
+def _causal_check(both: Sequence[Captured], rows: TextRows) -> Check:
+    later = (rows.written[:, :, None] & rows.written[:, None, :]).triu(1)[:, None]
+    patterns = (x for acts in both for site, x in acts.items() if site.endswith("hook_pattern"))
+    ahead = max((x * later.to(x.device)).abs().max().item() for x in patterns)
+    return Check.at_most("no head looks at later tokens", ahead, 0)
 
 
 def _sum_check(
     seen: Observation, behind: Float[Tensor, "*shape"], own: Float[Tensor, "*shape"]
 ) -> Check:
-    missed = behind.abs().max().item() / max(own.abs().max().item(), 0.01)
+    gap = behind.abs().max().item() / max(own.abs().max().item(), 0.01)
     name = "pattern, values and W_O sum over keys to the head's own part"
-    return Check.at_most(name, missed, seen.allowed(1e-4, half=0.3))
+    return Check.at_most(name, gap, seen.allowed(1e-4, half=0.3))

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.residual_parts import reason_not_additive
-from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
@@ -32,7 +30,6 @@ CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
 LEDGERS = 2  # the first is of phase 0
 EVAL_SEED = 20_231_015
 REMEMBERED, RECORD = "probes", "record_probes"
-WORD_PAIRS = (("loved", "hated"), (" great", " terrible"), (" good", " bad"))
 
 
 def attach_default_suite(
@@ -91,12 +88,11 @@ def default_suite(
     if trainer.starts_as_grammar:
         tokens, positive = ReelTruth().reviews(EVAL_REVIEWS, EVAL_SEED)
         probes.append(WordsMoved())
-        large = Direction("sentiment"), ValueLens(), WeightDelta(words=WORD_PAIRS[0])
+        large = Direction("sentiment"), ValueLens(), WeightDelta()
         probes += map(_at_end, large)
         return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
-    pair = _pair(trainer)
     probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
-    probes += [WeightDelta(words=pair, every=phases)]
+    probes += [WeightDelta(every=phases)]
     why = reason_not_additive(trainer.policy.base_model)
     if why is None:
         probes.append(WordsMoved(SHIFT_TEXTS, text="rollout"))
@@ -111,14 +107,3 @@ def default_suite(
 def _at_end(probe: Probe) -> Probe:
     probe.events = ("run_end",)
     return probe
-
-
-def _pair(trainer: RLHFTrainer) -> tuple[str, str] | None:
-    for pair in WORD_PAIRS:
-        try:
-            for text in pair:
-                single_token(trainer.tokenizer, text)
-        except ConfigError:
-            continue
-        return pair
-    return None

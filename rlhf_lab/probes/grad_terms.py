@@ -16,8 +16,8 @@ from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.step_influence import ByWeight
 from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
 
+# fields of `ObjectiveTerms`, in the order of the stored rows
 GRADIENT_TERMS = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
-"""Fields of `ObjectiveTerms`, in the order of the stored rows."""
 TERM_SIGNS = (1.0, -1.0, 1.0, -1.0)  # of the terms in the objective
 SUM_ROUNDING = {"fp32": 3e-5, "tf32": 1e-2, "bf16": 5e-2}
 
@@ -29,9 +29,9 @@ def term_gradients(
     objective: Objective,
     kl_coef: float,
 ) -> list[dict[str, Tensor]]:
-    """The gradient of each term of the objective, with its sign in it, by all trained weights.
+    """Return the gradient of each signed term of the objective by all trained weights.
 
-    One forward pass and one backward pass for each term; 0 for weights that a term does not reach.
+    One forward pass, and one backward pass for each term.
     """
     weights = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     with torch.enable_grad():
@@ -52,7 +52,7 @@ def term_gradients(
 def gradient_products(
     gradients: list[dict[str, Tensor]], groups: Groups
 ) -> Float[Tensor, "term term group"]:
-    """<g_a, g_b> of every two terms within every group, in float64."""
+    """Return <g_a, g_b> of every two terms within every group, in float64."""
     products = []
     for name in groups.names:
         parts = [restrict(gradient, groups, name) for gradient in gradients]
@@ -62,7 +62,7 @@ def gradient_products(
 
 
 def cosines_of(products: Float[Tensor, "term term group"]) -> Float[Tensor, "term term group"]:
-    """Cosines between terms within groups; 0 where one of the two has no gradient."""
+    """Return cosines between terms within groups; 0 if one of the two has no gradient."""
     norms = products.diagonal(dim1=0, dim2=1).T.clamp(min=0).sqrt()
     size = norms[:, None] * norms[None]
     return torch.where(size > 0, products / size.clamp(min=1e-300), 0.0)
@@ -93,16 +93,13 @@ class GradTerms(Probe):
     def __init__(
         self, step: str = "first", every: int | None = None, name: str | None = None
     ) -> None:
-        super().__init__(every, name)
-        if step not in ("first", "last"):
-            raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
-        self.step = step
+        super().__init__(every, name, step)
 
     def check_run(self, trainer: Any) -> None:
         if trainer.args.optimizer_in_backward:
             raise ConfigError(
-                f"optimizer_in_backward=True leaves no gradient for {self.name} to look at; leave "
-                "it False, or the probe out."
+                f"optimizer_in_backward=True cannot be combined with {self.name}, which needs "
+                "whole gradients. Set optimizer_in_backward=False."
             )
 
     def observe(self, seen: Observation) -> Record:

@@ -9,26 +9,9 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead, final_residuals, unembed_residuals
-from rlhf_lab.probes.hack_signs import (
-    alarm_z,
-    most_promoted,
-    most_taken_up,
-    promoted_alarms,
-    promoted_table,
-    taken_up_alarms,
-    taken_up_table,
-)
-from rlhf_lab.probes.probe import (
-    RESAMPLES,
-    Check,
-    Observation,
-    Probe,
-    Record,
-    decimals,
-    interval_fields,
-)
+from rlhf_lab.probes.hack_signs import alarm_z, promoted_words, taken_up_words
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, mean_fields
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
@@ -37,6 +20,7 @@ from rlhf_lab.training.random_streams import phase_generator
 
 ORDERS = (1, 2, 3)
 LOGITS_AT_ONCE = 20_000_000
+SATURATED = 0.05  # standard deviation of rewards below which they carry no signal
 
 
 class HackWatch(Probe):
@@ -56,11 +40,7 @@ class HackWatch(Probe):
     Checks: promoted mass sums to 0.
 
     Args:
-        n: number of texts.
-        saturated_below: standard deviation of the rewards below which they carry no signal.
-
-    Raises:
-        ConfigError: If n is below 2, or the spread is negative.
+        n: number of texts, 2 or more.
     """
 
     name = "hack_watch"
@@ -71,20 +51,11 @@ class HackWatch(Probe):
     events = ("after_score",)
     every = 5
 
-    def __init__(
-        self,
-        n: int = 128,
-        saturated_below: float = 0.05,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, n: int = 128, every: int | None = None, name: str | None = None) -> None:
         super().__init__(every, name)
-        self.n, self.saturated_below = n, saturated_below
-        if n < 2 or saturated_below < 0:
-            raise ConfigError(
-                f"n={n} and saturated_below={saturated_below} of {self.name} must be 2 or more "
-                "texts, and 0 or more."
-            )
+        self.n = n
+        if n < 2:
+            raise ConfigError(f"n of {self.name} must be at least 2, got {n}.")
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
@@ -94,29 +65,28 @@ class HackWatch(Probe):
         d_vocab = seen.ctx.reference.cfg.d_vocab
         won, before = _won_by_text(seen, n)
         states = samples.mask.sum(1).cpu()
-        promoted = most_promoted(won, before, states)
         counts = torch.stack([_counts(each, d_vocab) for each in (samples, theirs)])
-        taken_up = most_taken_up(*counts)
         spell = seen.ctx.policy.base_model.tokenizer.decode
-        words_of = lambda ids: [spell([token]) for token in ids]
+        promoted, alarms_by_logits = promoted_words(won, before, states, spell)
+        taken_up, alarms_by_texts = taken_up_words(counts, spell)
         values = {
             "n": n,
             "orders": list(ORDERS),
             **_collapse(samples, "texts"),
             **_collapse(theirs, "reference"),
-            "promoted": promoted_table(promoted, words_of(promoted.ids)),
-            "taken_up": taken_up_table(taken_up, words_of(taken_up.ids), counts),
-            "alarms_by_logits": words_of(promoted_alarms(promoted, int(states.sum()), d_vocab)),
-            "alarms_by_texts": words_of(taken_up_alarms(taken_up, d_vocab)),
+            "promoted": promoted,
+            "taken_up": taken_up,
+            "alarms_by_logits": alarms_by_logits,
+            "alarms_by_texts": alarms_by_texts,
             "alarm_z": round(alarm_z(d_vocab), 6),
             **_rewards(rollout, n),
         }
-        values["saturated_below"] = self.saturated_below
-        values["saturated"] = values["reward_std"] < self.saturated_below
+        values["saturated_below"] = SATURATED
+        values["saturated"] = values["reward_std"] < SATURATED
         share = states / states.sum().clamp(min=1)
         mass = (share[:, None].double() * won).sum(0)
         tensors = {"promoted_mass": mass.float(), "counts": counts.int()}
-        sums = Check.at_most("promoted mass sums to 0", abs(mass.sum().item()), 1e-6)
+        sums = lambda: Check.at_most("promoted mass sums to 0", abs(mass.sum().item()), 1e-6)
         return Record(values, {name: x.cpu() for name, x in tensors.items()}, [sums])
 
 
@@ -177,6 +147,5 @@ def _rewards(rollout: Rollout, n: int) -> dict[str, Any]:
         columns["grammatical"] = rollout.grammatical[:n].float()
     values: dict[str, Any] = {"reward_std": round(columns["reward"].double().std().item(), 6)}
     for name, column in columns.items():
-        found = bootstrap_means(column, resamples=RESAMPLES)
-        values |= {name: decimals(found.value), **interval_fields(name, found, 6)}
+        values |= mean_fields(name, column)
     return values

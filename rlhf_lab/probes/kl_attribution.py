@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups
-from rlhf_lab.diffing.kl_attribution import OutputKL, WeightKL, kl_by_output, kl_by_weights
+from rlhf_lab.diffing.kl_attribution import TEXTS_PER_PASS, OutputKL, kl_by_output, kl_by_weights
 from rlhf_lab.diffing.weight_line import NODES, WeightLine
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import has_float64
@@ -23,6 +23,7 @@ from rlhf_lab.probes.probe import (
     Record,
     decimals,
     interval_fields,
+    mean_fields,
 )
 from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
@@ -48,7 +49,6 @@ class KLAttribution(TextProbe):
     Args:
         n: number of sequences.
         text: "eval" or "rollout".
-        by_weights: True for the second split, a forward and a backward pass per node.
         nodes: of the quadrature; increase them if a sum check fails.
     """
 
@@ -62,13 +62,12 @@ class KLAttribution(TextProbe):
         self,
         n: int = 64,
         text: TextName = "eval",
-        by_weights: bool = True,
         nodes: int = NODES,
         every: int | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(text, every, name)
-        self.n, self.by_weights, self.nodes = n, by_weights, nodes
+        self.n, self.nodes = n, nodes
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)
@@ -79,46 +78,53 @@ class KLAttribution(TextProbe):
         rows = text_rows(seen, self.text, self.n)
         names, output = _by_output(reference, model, rows, self.nodes)
         gained = torch.cat([output.rows, output.read_out[None]])
-        kl = output.kl.sum(1)
-        by_row = gained.sum(2).T
-        found = bootstrap_means(by_row, resamples=RESAMPLES)
+        by_row, kl = gained.sum(2), output.kl.sum(1)
+        line, groups = WeightLine(reference, model), weight_groups(reference)
+        text = rows.tokens, rows.states, rows.attention_mask
+        weights = kl_by_weights(line, groups, *text, self.nodes)
+        sizes = [len(part) for part in torch.arange(len(kl)).split(TEXTS_PER_PASS)]
+        counts = torch.tensor(sizes, dtype=torch.float64)[:, None]
+        found = bootstrap_means(
+            weights.rows.T, counts, statistic=lambda sums, n: sums / n, resamples=RESAMPLES
+        )
         values = {
             "components": [*names, OF_READ_OUT],
-            "output": decimals(found.value),
+            **mean_fields("output", by_row.T),
             "n": len(kl),
             "kl": round(kl.mean().item(), 6),
-        } | interval_fields("output", found, 6)
+            "groups": list(groups.names),
+            "weights": decimals(found.value),
+            **interval_fields("weights", found, 6),
+        }
+        if seen.truth is not None:
+            values["slots"] = seen.truth.slot_names(rows.tokens.shape[1] + 1)[1:]
         tensors = {
-            "output": by_row.T,
+            "output": by_row,
             "by_position": _by_position(gained, rows),
             "kl": kl,
+            "weights": weights.rows,
         }
-        same = same_weights(model, reference)
-        checks = _checks("outputs", by_row.sum(1), kl, seen, same)
-        checks.append(Check.at_most("the KL is not negative", -output.kl.min().item(), 1e-6))
-        if self.by_weights:
-            line, groups = WeightLine(reference, model), weight_groups(reference)
-            weights = kl_by_weights(
-                line, groups, rows.tokens, rows.states, rows.attention_mask, self.nodes
-            )
-            more = _weights_found(weights, groups)
-            values, tensors = values | more.values, tensors | more.tensors
-            total = weights.rows.sum()[None] / len(kl)
-            checks += _checks("weights", total, kl.mean()[None], seen, same)
-        if seen.truth is not None:
-            slots = seen.truth.slot_names(rows.tokens.shape[1] + 1)
-            values["slots"] = slots[1:]
+        total, mean = weights.rows.sum()[None] / len(kl), kl.mean()[None]
+        checks = [
+            lambda: _sum_check("outputs", by_row.sum(0), kl, seen),
+            lambda: Check.at_most("the KL is not negative", -output.kl.min().item(), 1e-6),
+            lambda: _sum_check("weights", total, mean, seen),
+        ]
+        if same_weights(model, reference):
+            of_equal = "outputs and weights of equal models have no KL"
+            ends = torch.cat([by_row.sum(0), total.to(by_row)])
+            checks.append(lambda: Check.at_most(of_equal, ends.abs().max(), 1e-6))
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
 
 def weight_groups(model: HookedModel) -> Groups:
-    """Heads apart in a small model; whole layers in a large one."""
+    """Return groups of single heads for a small model, and of whole layers for a large one."""
     heads = model.cfg.n_layers * model.cfg.n_heads
     return fine_groups(model) if heads <= MOST_HEADS else coarse_groups(model)
 
 
 def read_out_of(model: HookedModel) -> nn.Sequential:
-    """Final norm and unembedding, in float64, without hooks: logits of a last residual."""
+    """Copy the final norm and the unembedding in float64, without hooks."""
     with without_hooks(model.ln_final, model.unembed):
         copied = copy.deepcopy(nn.Sequential(model.ln_final, model.unembed))
     if hasattr(copied[0], "cfg"):  # a norm of TransformerLens casts to it
@@ -183,28 +189,8 @@ def _by_position(
     return out / gained.shape[1]
 
 
-def _weights_found(weights: WeightKL, groups: Groups) -> Record:
-    sizes = [len(part) for part in torch.arange(len(weights.kl)).split(8)]
-    counts = torch.tensor(sizes, dtype=torch.float64)[:, None]
-    ratio = lambda sums, counts: sums / counts
-    found = bootstrap_means(weights.rows.T, counts, statistic=ratio, resamples=RESAMPLES)
-    values = {
-        "groups": list(groups.names),
-        "weights": decimals(found.value),
-    } | interval_fields("weights", found, 6)
-    return Record(values, {"weights": weights.rows})
-
-
-def _checks(
-    what: str,
-    total: Float[Tensor, " n"],
-    kl: Float[Tensor, " n"],
-    seen: Observation,
-    same: bool,
-) -> list[Check]:
-    missed = (total - kl).abs().max().item() / max(1.0, kl.max().item())
-    checks = [Check.at_most(f"{what} sum to the KL", missed, seen.allowed(1e-3, half=0.05))]
-    if same:
-        largest = total.abs().max().item()
-        checks.append(Check.at_most(f"{what} of equal models have no KL", largest, 1e-6))
-    return checks
+def _sum_check(
+    what: str, total: Float[Tensor, " n"], kl: Float[Tensor, " n"], seen: Observation
+) -> Check:
+    gap = (total - kl).abs().max().item() / max(1.0, kl.max().item())
+    return Check.at_most(f"{what} sum to the KL", gap, seen.allowed(1e-3, half=0.05))

@@ -1,7 +1,6 @@
 """LogitShift: a logit difference by component of a model, and its shift by component and cause."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,13 +8,12 @@ from torch import Tensor
 
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
 from rlhf_lab.diffing.logit_shift import BLOCK_INPUTS, ends_of, logit_reader, split_shift
-from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
 from rlhf_lab.models.residual_parts import SITES, residual_components, validate_additive
 from rlhf_lab.models.tokenization import single_token  # noqa: F401 (lessons import it from here)
-from rlhf_lab.probes.probe import RESAMPLES, Check, Observation, Record, decimals, interval_fields
+from rlhf_lab.probes.probe import Check, Observation, Record, decimals
 from rlhf_lab.probes.word_pair import WordPairProbe
 
 
@@ -83,7 +81,7 @@ class LogitShift(WordPairProbe):
     """Shift of a logit difference of words since the reference, by component and cause.
 
     Causes: a component's own weights, its inheritance from earlier components, the final norm's
-    scale, and the unembedding (see `split_shift`). On Reel the record has the grammar's log odds.
+    scale, and the unembedding (see `split_shift`).
     With hooks on the policy, their effect is one more component, and there is no split by cause.
 
     Checks: each model's rows sum to its logit difference; the rows of the shift sum to the
@@ -139,40 +137,19 @@ class LogitShift(WordPairProbe):
             ends = ends_of(models, acts, tokens, text.columns(self.pos), words, streams)
             causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
             values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
-        if seen.truth is not None and words.weights.tolist() == [1, -1]:
-            values |= _truth(seen, self.pos, *words.ids.tolist(), self.n)
-        gap = (shift.sum(0) - measured).abs().max().item()
-        allowed = seen.allowed(1e-4, half=0.2)  # a logit of 8 is rounded by up to 0.03 in bf16
-        checks = [
-            Check.at_most("the policy's rows sum to its logit difference", now.error, allowed),
-            Check.at_most(
-                "the reference's rows sum to its logit difference", before.error, allowed
-            ),
-            Check.at_most("the rows of the shift sum to the measured shift", gap, allowed),
-        ]
-        if causes:
-            rest = (sum(causes.values()) - shift).abs().max().item()
-            checks.append(Check.at_most("the causes sum to the rows of the shift", rest, allowed))
         tensors = {"shift": shift, "measured": measured, "reference": before.rows} | causes
+        gaps = {
+            "the policy's rows sum to its logit difference": lambda: now.error,
+            "the reference's rows sum to its logit difference": lambda: before.error,
+            "the rows of the shift sum to the measured shift": lambda: _gap(shift.sum(0), measured),
+        }
+        if causes:
+            of_causes = lambda: _gap(sum(causes.values()), shift)
+            gaps["the causes sum to the rows of the shift"] = of_causes
+        allowed = seen.allowed(1e-4, half=0.2)  # a logit of 8 is rounded by up to 0.03 in bf16
+        checks = [lambda n=n, f=f: Check.at_most(n, f(), allowed) for n, f in gaps.items()]
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
 
-def _truth(seen: Observation, pos: int, word: int, other: int, n: int) -> dict[str, Any]:
-    text = seen.text.first(n)
-    columns = text.columns(pos).cpu()
-    odds, defined = torch.zeros(len(columns)), torch.zeros(len(columns), dtype=torch.bool)
-    for column in columns.unique().tolist():
-        rows = columns == column
-        odds[rows], defined[rows] = seen.truth.next_word_odds(
-            text.tokens[rows.to(text.tokens.device)], column, word, other
-        )
-    if not bool(defined.any()):
-        return {"grammar_log_odds": None, "reference_error": None}
-    logits = seen.reference_acts["logits"][:n]
-    gap = (logits[:, word] - logits[:, other]).cpu() - odds
-    found = {"grammar_log_odds": odds[defined], "reference_error": gap[defined].abs()}
-    values: dict[str, Any] = {"defined_sequences": int(defined.sum())}
-    for name, numbers in found.items():
-        interval = bootstrap_means(numbers, resamples=RESAMPLES)
-        values |= {name: round(numbers.mean().item(), 6), **interval_fields(name, interval)}
-    return values
+def _gap(found: Tensor, expected: Tensor) -> float:
+    return (found - expected).abs().max().item()

@@ -9,30 +9,16 @@ from torch import Tensor
 from rlhf_lab.diffing.contrast import Words
 from rlhf_lab.diffing.logit_shift import logit_reader
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact, without_hooks
 from rlhf_lab.models.residual_parts import SITES, validate_additive
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
-from rlhf_lab.probes.probe import (
-    RESAMPLES,
-    Check,
-    Observation,
-    Record,
-    decimals,
-    interval_fields,
-)
+from rlhf_lab.probes.probe import Check, Observation, Record, decimals, mean_fields
 from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
 
 NEURON_SITE = "blocks.*.mlp.hook_post"
-NEURON_GROUPS = (
-    "writes the word, more active",
-    "writes the other, less active",
-    "writes the word, less active",
-    "writes the other, more active",
-)
 TOP_NEURONS, TOP_TOKENS = 20, 3
 ACTIVATIONS_AT_ONCE = 20_000_000
 
@@ -59,10 +45,9 @@ class NeuronRank(WordPairProbe):
     A neuron adds its activation times its write: W_out along the difference of two columns of the
     unembedding, through the final norm's gain and scale, as in LogitShift. Its contribution to the
     shift is split by the change of the activation and that of the write; the neurons of a layer and
-    its b_out sum to LogitShift's row of that MLP. Four groups, by the signs of the write and of the
-    shift of the activation, show whether many neurons act in one direction. The neurons that
-    contribute most are listed with the tokens of the eval text at which they are most active.
-    Effects on later components do not count; hooks on the models are off.
+    its b_out sum to LogitShift's row of that MLP. The neurons that contribute most are listed with
+    the tokens of the eval text at which they are most active. Effects on later components do not
+    count; hooks on the models are off.
 
     Checks: the neurons of each layer sum to LogitShift's row, in both models.
 
@@ -95,51 +80,34 @@ class NeuronRank(WordPairProbe):
         with without_hooks(*models):
             acts = [_acts_at(model, text, self.pos) for model in models]
             before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
-            rows = [attribute_logits(m, x, words) for m, x in zip(models, acts, strict=True)]
+            mlp = [
+                _mlp_rows(attribute_logits(m, x, words)) for m, x in zip(models, acts, strict=True)
+            ]
             by_neuron, by_activation, b_out = neuron_shift(before, after)
             contribution = by_neuron.mean(1)
             top = contribution.abs().flatten().topk(min(TOP_NEURONS, contribution.numel())).indices
             at = torch.stack([top // contribution.shape[1], top % contribution.shape[1]])
             most_active = _most_active(models[1], text, at)
+        layer, index = at
         moved = (after.activation - before.activation).mean(1)
-        scale = [end.inverse_scale.mean() for end in (before, after)]
-        write = torch.stack([before.write * scale[0], after.write * scale[1]])
-        groups = neuron_groups(write[0], moved)
-        by_text = by_neuron[at[0], :, at[1]]
-        found = bootstrap_means(by_text.T, resamples=RESAMPLES)
-        mlp = [_mlp_rows(each) for each in rows]
-        fields = {
-            "layer": at[0],
-            "index": at[1],
-            "contribution": contribution[at[0], at[1]],
-            "by_activation": by_activation.mean(1)[at[0], at[1]],
-            "activation": before.activation.mean(1)[at[0], at[1]],
-            "activation_shift": moved[at[0], at[1]],
-            "write": write.mean(0)[at[0], at[1]],
+        write = torch.stack([end.write * end.inverse_scale.mean() for end in (before, after)])
+        columns = {
+            "by_activation": by_activation.mean(1),
+            "activation": before.activation.mean(1),
+            "activation_shift": moved,
+            "write": write.mean(0),
         }
         values = {
             "n": len(text.tokens),
             "neurons": [f"L{layer}N{index}" for layer, index in at.T.tolist()],
-            **{name: decimals(x) for name, x in fields.items() if name not in ("layer", "index")},
-            **interval_fields("contribution", found, 6),
-            "group": [
-                NEURON_GROUPS[g] if g >= 0 else "unmoved" for g in groups[at[0], at[1]].tolist()
-            ],
+            **mean_fields("contribution", by_neuron[layer, :, index].T),
+            **{name: decimals(x[layer, index]) for name, x in columns.items()},
             "tokens": [[tokenizer.decode([i]) for i in ids] for ids, _ in most_active],
             "token_activations": [decimals(x) for _, x in most_active],
-            "groups": list(NEURON_GROUPS),
-            "group_contribution": [
-                round(contribution[groups == g].sum().item(), 6) for g in range(4)
-            ],
-            "group_size": [int((groups == g).sum()) for g in range(4)],
             "mlp": decimals((mlp[1] - mlp[0]).mean(1)),
             "b_out": decimals(b_out.mean(1)),
         }
-        tensors = {
-            "contribution": contribution,
-            "activation_shift": moved,
-            "write": write,
-        }
+        tensors = {"contribution": contribution, "activation_shift": moved, "write": write}
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
         checks = lambda: _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)
         return Record(values, tensors, [checks])
@@ -245,19 +213,3 @@ def neuron_shift(
     a0, a1 = before.activation, after.activation
     b0, b1 = (end.bias[:, None] * end.inverse_scale for end in (before, after))
     return a1 * e1 - a0 * e0, (a1 - a0) * (e0 + e1) / 2, b1 - b0
-
-
-def neuron_groups(
-    write: Float[Tensor, "layer neuron"], moved: Float[Tensor, "layer neuron"]
-) -> Int[Tensor, "layer neuron"]:
-    """Return the index of each neuron's group in `NEURON_GROUPS`; -1 if a sign is 0.
-
-    Args:
-        write: of the model before.
-        moved: the shift of the mean activation.
-
-    (after Yang et al. 2024, arXiv 2411.06424)
-    """
-    raises = write * moved > 0
-    group = torch.where(raises, 0, 2) + torch.where(raises, moved < 0, moved > 0).long()
-    return group.masked_fill((write == 0) | (moved == 0), -1)

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import Interval
+from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
@@ -132,9 +132,14 @@ class Probe:
     needs_labels: bool = False
     exact_reward: bool = False
 
-    def __init__(self, every: int | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, every: int | None = None, name: str | None = None, step: str | None = None
+    ) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
+        self.step = type(self).step if step is None else step
+        if self.step not in (None, "first", "last"):
+            raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
         if self.every is not None:
             validate_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():
@@ -166,6 +171,12 @@ def interval_fields(name: str, interval: Interval, digits: int = 4) -> dict[str,
         return {}
     ends = {"low": interval.low, "high": interval.high}
     return {f"{name}_{end}": decimals(x, digits) for end, x in ends.items()}
+
+
+def mean_fields(name: str, x: Float[Tensor, "n ..."], digits: int = 6) -> dict[str, Any]:
+    """Return the mean over rows and both ends of its bootstrap interval, as fields of a record."""
+    found = bootstrap_means(x, resamples=RESAMPLES)
+    return {name: decimals(found.value, digits)} | interval_fields(name, found, digits)
 
 
 def decimals(x: Float[Tensor, "..."], digits: int = 6) -> Any:

@@ -151,22 +151,6 @@ class ReelTruth:
         best, kl = tilted(chances, rewards, beta)
         return Optimum(beta, float(best @ rewards), kl)
 
-    def next_word_odds(
-        self, tokens: Int[Tensor, "batch seq"], pos: int, word: int, other: int
-    ) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
-        """log P(word | prefix) - log P(other | prefix) by the grammar, behind position `pos`.
-
-        Not defined off the grammar, behind its end, or where it gives one of the words no chance.
-        """
-        if pos >= len(self.policy.probability):
-            return torch.zeros(len(tokens)), torch.zeros(len(tokens), dtype=torch.bool)
-        index, mask = self.graph.walk(tokens[:, : pos + 1])
-        rows = self.policy.probability[pos][index[:, pos]]
-        chances = torch.from_numpy(rows[:, [word, other]])
-        defined = torch.from_numpy(mask[:, pos]) & (chances > 0).all(-1)
-        odds = chances.clamp(min=1e-300).log()
-        return torch.where(defined, odds[:, 0] - odds[:, 1], 0.0).float(), defined
-
     def reviews(
         self, n: int, seed: int = 0
     ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import LabError, RunError
+from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
@@ -37,23 +37,6 @@ CHECK: Fields = MappingProxyType(
     PHASE
     | {"probe": str, "name": str, "value": float | int | None, "tolerance": float | int, "ok": bool}
 )
-
-
-class UnknownField(LabError, KeyError):
-    """A field that is not in a record."""
-
-    __str__ = Exception.__str__  # KeyError's would quote the sentence
-
-
-class StoredRecord(dict[str, Any]):
-    """A stored record of a probe, whose KeyError lists the fields."""
-
-    def __init__(self, probe: str, fields: Mapping[str, Any]) -> None:
-        super().__init__(fields)
-        self._probe = probe
-
-    def __missing__(self, name: str) -> Any:
-        raise UnknownField(f"a record of {self._probe} has no {name!r}; it has {', '.join(self)}.")
 
 
 class Run:
@@ -112,11 +95,11 @@ class Run:
             RunError: If no probe of this name has records.
         """
         if probe not in self.probes():
-            there = f"there are {', '.join(self.probes()) or 'none'}"
+            known = f"Available: {', '.join(self.probes()) or 'none'}."
             if probe in self.functions():
-                there = f"what that function returned is in returned({probe!r})"
-            raise RunError(f"{self.path} has no records of probe {probe!r}; {there}.")
-        return [StoredRecord(probe, fields) for fields in self.directory.read(records_file(probe))]
+                known = f"Use returned({probe!r}) for the dicts of that function."
+            raise RunError(f"{self.path} has no records of probe {probe!r}. {known}")
+        return self.directory.read(records_file(probe))
 
     def phases(self, probe: str) -> list[int]:
         """Return the phases of a probe's records."""
@@ -130,10 +113,9 @@ class Run:
         """
         path = self.store.tensor_path(probe, phase)
         if not path.is_file():
-            there = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
+            known = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
             raise RunError(
-                f"{path}, the tensors of probe {probe!r} in phase {phase}, is missing; restore it, "
-                f"or choose a phase that is there ({there or 'none is'})."
+                f"No tensors of probe {probe!r} in {path}. Available: {known or 'none'}."
             )
         return load_checkpoint(path)[0]
 
@@ -162,17 +144,14 @@ class Run:
         Raises:
             RunError: If no function of this name returned a dict.
         """
-        there = self.functions()
-        if function not in there:
+        if function not in self.functions():
             diagnostics = self.directory.read_info().get("diagnostics") or {}
             dropped = diagnostics.get(switched_off(function), {}).get("text")
+            known = f"Available: {', '.join(self.functions()) or 'none'}."
             raise RunError(
-                f"{self.path} has no dicts of a function {function!r}; "
-                f"{dropped or 'there are ' + (', '.join(there) or 'none')}."
+                f"{self.path} has no dicts of a function {function!r}. {dropped or known}"
             )
-        records = self.directory.read(f"{RETURNED}/{function}.jsonl")
-        # Runs of earlier versions have the event under "moment".
-        return [{"event" if key == "moment" else key: v for key, v in r.items()} for r in records]
+        return self.directory.read(f"{RETURNED}/{function}.jsonl")
 
     def policy(
         self, which: str | int = "last", interventions: Mapping[str, InterventionFn] | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import Progress
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
@@ -115,7 +115,7 @@ def runs(
             such as `default_suite`.
         out: directory of these runs only; when None, one below `runs`, named by a digest of the
             arguments, so the same call finds it again.
-        show_progress: show a bar with the phases of all seeds.
+        show_progress: show a bar with the phases of each seed.
         parts: components of the trainer without state, such as `reward_fn`.
 
     Raises:
@@ -136,25 +136,17 @@ def runs(
         for seed in range(args.seed, args.seed + seeds)
     }
     missing = {path: each for path, each in by_path.items() if not _is_finished(path)}
-    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, disable=not show_progress or not missing) as progress:
-        task = progress.add_task("", total=len(missing) * args.total_phases)
-        for number, (path, each) in enumerate(missing.items(), 1):
-            progress.update(task, description=f"seed {each.seed} ({number} of {len(missing)})")
+    with Progress(disable=not show_progress or not missing) as progress:
+        for path, each in missing.items():
             is_new = not (path / "run.json").exists()
             resume = RLHFTrainer.resume
             trainer = RLHFTrainer(each, out=path, **parts) if is_new else resume(path, **parts)
-            progress.advance(task, trainer.phase)
-            _make_suite(probes, trainer).attach(trainer)
-            for _ in trainer:
-                progress.advance(task)
+            made = probes(trainer) if callable(probes) else probes
+            (made if isinstance(made, Suite) else Suite(*made)).attach(trainer)
+            phases = args.total_phases - trainer.phase
+            for _ in progress.track(trainer, total=phases, description=f"seed {each.seed}"):
+                pass
     return Runs([Run(path) for path in by_path])
-
-
-def _make_suite(probes: Probes, trainer: RLHFTrainer) -> Suite:
-    if isinstance(probes, Suite):
-        return probes
-    return probes(trainer) if callable(probes) else Suite(*probes)
 
 
 def _is_finished(path: Path) -> bool:

@@ -12,10 +12,9 @@ from rlhf_lab.models.device import exact
 from rlhf_lab.torch_modes import differentiable_attention
 
 ByWeight = Mapping[str, Float[Tensor, "..."]]  # by name of the weight
+# from weights to the contribution of each token to the objective, by term
 Shares = Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]
-"""From weights to what each token adds to the objective, term by term."""
-NO_FORWARD_MODE = ("forward AD", "forward-mode", "functorch transforms")
-"""What torch says of an operation that has no forward mode."""
+NO_FORWARD_MODE = ("forward AD", "forward-mode", "functorch transforms")  # in torch's errors
 
 
 class AdamSettings(NamedTuple):
@@ -95,12 +94,9 @@ def adam_step(
 def row_direction(
     step: AdamStep, gradient: ByWeight, group_settings: Mapping[str, AdamSettings]
 ) -> dict[str, Tensor]:
-    """The direction p along which a token's share changes by what the token did to a target.
+    """Return p such that <p, g_token> is a token's part of a target's slope along the step.
 
-    p = (1 - b1) kappa D grad f, so that <p, g_token> is the token's part of <grad f, delta>.
-
-    Args:
-        gradient: of the target.
+    p = (1 - b1) kappa D grad f
     """
     return {
         name: (1 - group_settings[name].beta1) * step.kappa * step.D[name] * slope
@@ -125,17 +121,17 @@ def left_out_direction(step: AdamStep, gradient: ByWeight, grads: ByWeight) -> d
 
 
 def inner(one: ByWeight, other: ByWeight) -> float:
-    """<one, other> over the weights that the first has, in float64."""
+    """Return <one, other> over the weights of the first, in float64."""
     return sum((exact(x) * exact(other[name])).sum().item() for name, x in one.items())
 
 
 def token_influence(
     share_fn: Shares, params: ByWeight, p: ByWeight, groups: Groups
 ) -> Float[Tensor, "term group minibatch gen"]:
-    """What every token's share adds to <p, gradient>, by term of the objective and by group.
+    """Return <p, g> of each token's gradient g, by term of the objective and by group.
 
-    No gradient of a sample or token is needed: <p, g_token> is the derivative of the token's share
-    along p, and one pass in forward mode gives it for all terms and tokens.
+    It is the derivative of the token's contribution along p, for all tokens in one forward-mode
+    pass for each group.
     """
     parts = [derivative_along(share_fn, params, restrict(p, groups, name)) for name in groups.names]
     return torch.stack(parts, dim=1)
@@ -168,7 +164,7 @@ def derivative_along(
 def derivative_twice(
     share_fn: Shares, here: ByWeight, along: ByWeight
 ) -> Float[Tensor, "term minibatch gen"]:
-    """`derivative_along` without forward mode, for all weights that `here` has."""
+    """Compute `derivative_along` without forward mode, for all weights in `here`."""
     leaves = {name: x.detach().requires_grad_() for name, x in here.items()}
     with torch.enable_grad(), differentiable_attention():
         shares = share_fn(leaves)
@@ -185,11 +181,8 @@ def derivative_twice(
 
 
 def by_group(gradient: ByWeight, change: ByWeight, groups: Groups) -> Float[Tensor, " group"]:
-    """<gradient, change> within each group."""
+    """Return <gradient, change> within each group."""
     products = {name: slope * change[name] for name, slope in gradient.items()}
-
-    def of(name: str, head: int | None) -> float:
-        return (products[name] if head is None else products[name][head]).sum().item()
-
+    of = lambda name, head: products[name][... if head is None else head].sum().item()
     sums = [sum(of(*part) for part in parts if part[0] in products) for parts in groups.parts]
     return torch.tensor(sums, dtype=torch.float64)

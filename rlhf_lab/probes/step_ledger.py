@@ -2,7 +2,6 @@
 
 import dataclasses
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead
 from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.hooked_model import HookedModel
@@ -31,7 +29,7 @@ def ledger_entries(
     reference: HookedModel,
     minibatch: ReplayMinibatch,
     args: RLHFArgs,
-    kl_coef: float | None = None,
+    kl_coef: float,
 ) -> Entries:
     """Split the objective of a minibatch by token; 0 where the mask is False.
 
@@ -39,18 +37,10 @@ def ledger_entries(
     With gradients on, the entries have them. The KL is the loss's: the run's estimate, times the
     token's weight in `loss_aggregation` over that in a token mean; or 0 if the reward has the KL.
 
-    Args:
-        kl_coef: current weight of the KL penalty, `ctx.kl_coef`; `args.kl_coef` when None.
-
     share_t = (min(r_t A_t, clip(r_t) A_t) - vf_coef/2 (V - R)^2 + ent_coef H_t - kl_coef KL_t) / N
     (with PPO's plain loss; another one has its own first term)
     """
-    if kl_coef is None and args.kl_controller != "fixed":
-        raise ConfigError(
-            f"kl_controller={args.kl_controller!r} changes kl_coef as the run goes; "
-            "give kl_coef=ctx.kl_coef."
-        )
-    kl_coef, mask = args.kl_coef if kl_coef is None else kl_coef, minibatch.mask
+    mask = minibatch.mask
     objective = Objective(args, forward=Forward(product_dtype(args.precision)))
     out = objective.run_policy(minibatch, policy, reference)
     entries = _surrogate(out.logprobs, minibatch, args) | {
@@ -108,18 +98,14 @@ def _value_losses(
 
 
 class StepLedger(Probe):
-    """Every token of one step of a phase, and what it adds to the objective.
+    """Contribution of every token of one step of a phase to the objective.
 
-    With functions of the caller's own in the objective, it shows what the package's would have
-    given.
+    With custom functions in the objective, the record has the terms of the package's functions.
 
-    Check: the shares of all tokens sum to the objective that the trainer is about to climb.
+    Check: the contributions of all tokens sum to the trainer's objective.
 
     Args:
-        step: "first", where every ratio is still 1, or "last", where the clip may bind.
-
-    Raises:
-        ConfigError: another step.
+        step: "first", with ratios of 1, or "last".
     """
 
     name = "step_ledger"
@@ -131,19 +117,24 @@ class StepLedger(Probe):
     def __init__(
         self, step: str = "last", every: int | None = None, name: str | None = None
     ) -> None:
-        super().__init__(every, name)
-        if step not in ("first", "last"):
-            raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
-        self.step = step
+        super().__init__(every, name, step)
 
     def observe(self, seen: Observation) -> Record:
         ctx, minibatch = seen.ctx, seen.ctx.minibatch
         entries = ledger_entries(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
         tokenizer = ctx.policy.base_model.tokenizer
+        sums = {name: exact(column).sum().item() for name, column in entries.items()}
+        n, args = int(minibatch.mask.sum()), seen.args
         values = {
             "step": ctx.step,
-            "steps": seen.args.num_minibatches * seen.args.batches_per_learning_phase,
-            **_sums(entries, int(minibatch.mask.sum()), seen.args, ctx.kl_coef),
+            "steps": args.num_minibatches * args.batches_per_learning_phase,
+            "real_tokens": n,
+            "clipped_surrogate": sums["surrogate"],
+            "value_loss": sums["value_loss"],
+            "entropy_bonus": args.ent_coef * sums["entropy"] / n,
+            "kl_coef": ctx.kl_coef,
+            "kl_penalty": ctx.kl_coef * sums["kl"] / n,
+            "objective": sums["share"],
             "prefix_len": minibatch.prefix_len,
             "tokens": [spell_tokens(tokenizer, row) for row in minibatch.tokens],
         }
@@ -152,31 +143,12 @@ class StepLedger(Probe):
         return Record(values, tensors | {"mask": minibatch.mask}, [summed])
 
 
-def _sums(entries: Entries, n: int, args: RLHFArgs, kl_coef: float) -> dict[str, Any]:
-    sums = {name: exact(column).sum().item() for name, column in entries.items()}
-    return {
-        "real_tokens": n,
-        "clipped_surrogate": sums["surrogate"],
-        "value_loss": sums["value_loss"],
-        "entropy_bonus": args.ent_coef * sums["entropy"] / n,
-        "kl_coef": kl_coef,
-        "kl_penalty": kl_coef * sums["kl"] / n,
-        "objective": sums["share"],
-    }
-
-
-def _sum_check(seen: Observation, objective: float) -> Check:
-    target = _objective(seen)
-    gap = abs(objective - target) / max(1.0, abs(target))
-    allowed = SHARES_GAP[seen.args.rounding]
-    return Check.at_most("the shares sum to the objective", gap, allowed)
-
-
-def _objective(seen: Observation) -> float:
-    ctx = seen.ctx
+def _sum_check(seen: Observation, found: float) -> Check:
+    ctx, terms = seen.ctx, seen.ctx.terms
     replaceable = {field.name for field in dataclasses.fields(Overrides)}
-    if not (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.custom_components):
-        return ctx.terms.objective.item()
-    models = ctx.policy, ctx.reference
-    terms = objective_terms(*models, ctx.minibatch, Objective(seen.args), ctx.kl_coef)
-    return terms.objective.item()
+    if (replaceable - set(BEFORE_THE_OBJECTIVE)) & set(seen.custom_components):
+        settings = ctx.minibatch, Objective(seen.args), ctx.kl_coef
+        terms = objective_terms(ctx.policy, ctx.reference, *settings)
+    target = terms.objective.item()
+    gap = abs(found - target) / max(1.0, abs(target))
+    return Check.at_most("the shares sum to the objective", gap, SHARES_GAP[seen.args.rounding])

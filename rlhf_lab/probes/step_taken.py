@@ -16,7 +16,7 @@ from rlhf_lab.training import Overrides, RLHFTrainer
 
 
 class BeforeStep(NamedTuple):
-    """Copies of what a step starts from: weights, gradients before clipping, moments."""
+    """Weights, gradients before clipping, and moments before a step; arguments of `adam_step`."""
 
     params: dict[str, Tensor]
     grads: dict[str, Tensor]
@@ -27,10 +27,9 @@ class BeforeStep(NamedTuple):
 
 
 def before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) -> BeforeStep:
-    """Copy what a step of AdamW starts from, by the policy's names of its parameters.
+    """Copy the state before a step of AdamW, by the policy's names of its parameters.
 
-    torch keeps the first moment of what it minimizes; where it maximizes, that is of the gradient
-    with the other sign, which is turned here.
+    With maximize=True, torch's first moment has the other sign, which is undone here.
     """
     weights = dict(policy.named_parameters())
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -53,36 +52,28 @@ def before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) ->
 
 
 def moved_weights(policy: nn.Module, before: ByWeight) -> dict[str, Float[Tensor, "..."]]:
-    """By how much the weights have moved since, in float64."""
+    """Return the change of the weights, in float64."""
     now = dict(policy.named_parameters())
     return {name: exact(now[name].detach()) - exact(x) for name, x in before.items()}
 
 
-def refuse_other_steps(name: str, trainer: RLHFTrainer) -> None:
+def validate_adamw(name: str, trainer: RLHFTrainer) -> None:
     """Raise ConfigError for a run whose steps are not those of one AdamW in float32."""
     args, optimizer = trainer.args, trainer.optimizer
-    refused = {
+    replaceable = {f.name for f in dataclasses.fields(Overrides)} - set(BEFORE_THE_OBJECTIVE)
+    custom = sorted(replaceable & set(trainer.custom_components))
+    is_adamw = type(optimizer) is AdamW and not any(g["amsgrad"] for g in optimizer.param_groups)
+    unsupported = {
         "optimizer='adamw_8bit'": args.optimizer == "adamw_8bit",
         "optimizer_in_backward=True": args.optimizer_in_backward,
         "parallel='fsdp'": args.parallel == "fsdp",  # moments are shards
         f"weight_precision={args.weight_precision!r}": args.weight_precision != "fp32",
+        f"optimizer {type(optimizer).__name__}, or one with amsgrad,": not is_adamw,
+        f"custom {', '.join(custom)}": bool(custom),
     }
-    for setting, is_set in refused.items():
+    for setting, is_set in unsupported.items():
         if is_set:
             raise ConfigError(
-                f"{setting} makes steps that {name} cannot take apart; leave it at its default, or "
-                "the probe out."
+                f"{setting} cannot be combined with {name}, which splits steps of AdamW in fp32. "
+                "Use the default, or remove the probe."
             )
-    groups = optimizer.param_groups
-    if type(optimizer) is not AdamW or any(group["amsgrad"] for group in groups):
-        raise ConfigError(
-            f"{name} takes steps of AdamW apart, and the optimizer is {type(optimizer).__name__}, "
-            "or one with amsgrad; leave the probe out."
-        )
-    replaceable = {f.name for f in dataclasses.fields(Overrides)} - set(BEFORE_THE_OBJECTIVE)
-    given = sorted(replaceable & set(trainer.custom_components))
-    if given:
-        raise ConfigError(
-            f"{given[0]} is the caller's own, and {name} knows the shares of the package's "
-            "functions only; leave one of the two out."
-        )

@@ -37,8 +37,9 @@ class WordPairProbe(Probe):
         n: int = 64,
         every: int | None = None,
         name: str | None = None,
+        step: str | None = None,
     ) -> None:
-        super().__init__(every, name)
+        super().__init__(every, name, step)
         self.word, self.other, self.pos = word, other, pos
         self.n = self.rows = n
 

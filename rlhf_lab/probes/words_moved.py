@@ -121,7 +121,8 @@ class WordsMoved(TextProbe):
             "slots": slots,
             "components": [*before.names, "unembedding"],
         }
-        check = Check.at_most("parts sum to the measured shift", _error(tensors), allowed)
+        name = "parts sum to the measured shift"
+        check = lambda: Check.at_most(name, _error(tensors), allowed)
         return Record(values | describe_moved_words(tensors, values), tensors, [check])
 
 

@@ -76,9 +76,7 @@ WordsMoved | bars | shift of {first} by component | components | shift=parts | l
 WordsMoved | rows | words by probability won | | word_table |
 NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
 NeuronRank | table | neurons | neurons | contribution by_activation activation activation_shift
- write group most_active_at=active |
-NeuronRank | table | shift by group of neurons | groups | neurons=group_size
- contribution=group_contribution |
+ write most_active_at=active |
 NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_sums b_out both=mlp | logits
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """

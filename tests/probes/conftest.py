@@ -105,7 +105,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("probed") / "run"
     trainer = RLHFTrainer(RLHFArgs(**(SMALL | {"total_phases": 3, "gen_len": 26})), out=path)
     suite = default_suite(trainer)
-    large = Direction(every=3), ValueLens(every=3), WeightDelta(("loved", "hated"), every=3)
+    large = Direction(every=3), ValueLens(every=3), WeightDelta(every=3)
     probes = [probe for probe in suite.probes if probe.events != ("run_end",)]
     probes.append(LogitShift(pos=ReelTruth().grammar.slot("VERB") - 1, n=16))
     attach(trainer, *probes, *large, eval_tokens=suite.eval_tokens, labels=suite.labels)

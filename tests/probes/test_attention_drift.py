@@ -11,7 +11,6 @@ from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes import AttentionDrift, ReelTruth, Run, attach
 from rlhf_lab.probes.attention_places import distance_places, kind_of_token, slot_places
 from rlhf_lab.probes.text_rows import TextRows
-from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import Trained, row_alone, sound
 from tests.tiny_families import tiny_of
 
@@ -90,12 +89,10 @@ def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
 
 
 @pytest.mark.slow
-def test_a_run_with_it_ends_with_the_same_weights_and_is_drawn(run_with_and_without):
+def test_attention_drift_leaves_weights_on_both_texts(run_with_and_without):
     probes = AttentionDrift(every=1), AttentionDrift(text="rollout", name="own_text", every=1)
     run = run_with_and_without(*probes, reviews=8, lora_rank=0)
     assert run.phases("attention_drift") == [0, 1, 2] and run.phases("own_text") == [0, 1]
-    html = probe_html(run, "attention_drift")
-    assert html.count("<figure") == 3 and "total variation" in html
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, re
         Direction(every=2),
         LogitShift(pos=-1, every=2),
         LogitShift(pos=VERB - 1, every=2, name="at_verb"),
-        WeightDelta(words=("loved", "hated"), every=2),
+        WeightDelta(every=2),
     ]
     found = {}
     for side in ("left", "right"):

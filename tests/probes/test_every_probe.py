@@ -47,7 +47,7 @@ MAKERS = {
     TextHeatmap: lambda: TextHeatmap(every=2),
     ValueAttribution: lambda: ValueAttribution(every=2, slots=(8,), n=8),
     ValueLens: lambda: ValueLens(every=2),
-    WeightDelta: lambda: WeightDelta(words=("loved", "hated"), every=2),
+    WeightDelta: lambda: WeightDelta(every=2),
     WordsMoved: lambda: WordsMoved(every=2, n=8),
 }
 REJECTED = {"separate critic": {ValueAttribution}}

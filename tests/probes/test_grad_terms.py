@@ -6,7 +6,6 @@ from rlhf_lab.diffing import Groups
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import GradTerms, Run, attach
 from rlhf_lab.probes.grad_terms import cosines_of, gradient_products, term_gradients
-from rlhf_lab.views.probe_pictures import probe_html
 
 
 def test_products_and_cosines_by_hand():
@@ -62,7 +61,6 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     kl = record["terms"].index("kl_penalty")
     assert found["norms"][kl].max() < 1e-6 < run.tensors("late", 1)["norms"][kl].max()
     assert record["groups"][-2:] == ["value_head", "all"]
-    assert probe_html(run, "grad_terms").count("<figure") == 3
     weights, expected = weights_of(trainer.policy), weights_of(plain.policy)
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
@@ -80,9 +78,7 @@ def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, extra):
     assert [check for check in checks if not check.ok] == [] and checks
 
 
-def test_what_it_cannot_do_is_refused(make_trainer):
+def test_grad_terms_raises_on_step_in_backward(make_trainer):
     trainer = make_trainer(optimizer_in_backward=True, max_grad_norm=None)
     with pytest.raises(ConfigError, match="optimizer_in_backward=True"):
         attach(trainer, GradTerms())
-    with pytest.raises(ConfigError, match="step='mid'"):
-        GradTerms("mid")

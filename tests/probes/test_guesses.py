@@ -53,7 +53,7 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
     said = [str(one.message) for one in caught if "share" in str(one.message)]
     assert set(said) == {"share returned a float, which is not stored. Return a dict of it."}
     run = Run(trainer.run)
-    with pytest.raises(RunError, match=r"what that function returned is in returned\('look'\)"):
+    with pytest.raises(RunError, match=r"Use returned\('look'\) for the dicts of that function"):
         run.records("look")
     with pytest.raises(RunError, match="broken raised IndexError at after_score of phase 0 and is"):
         run.returned("broken")
@@ -103,8 +103,6 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
         (FrozenProbe(), {}, "frozen_probe requires a label per sequence. Pass labels="),
         (LogitShift("loved", "zzz"), {}, "'zzz' is not one token"),
         (NeuronRank("zzz"), {}, "'zzz' is not one token"),
-        (RunHealth(), {"tokens": 1}, "Unknown option 'tokens' of a suite. Use eval_tokens"),
-        (RunHealth(), {"horizon": 1}, "Unknown option 'horizon' of a suite. Use eval_mask"),
     ],
 )
 def test_what_a_probe_lacks_is_said_where_it_is_attached(make_trainer, text, probe, options, said):

@@ -8,12 +8,10 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.tokenization import single_token
-from rlhf_lab.probes import HackWatch, ReelTruth, Run, attach
+from rlhf_lab.probes import HackWatch, ReelTruth
 from rlhf_lab.probes.hack_watch import reference_texts
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views.probe_pictures import probe_html
 from tests.probes.looking import SHORT, Trained, sound, trained
-from tests.views.test_all_is_drawn import Changed, names_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 HACKED = {
@@ -141,27 +139,6 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
     assert all(abs(row["won"]) < 1e-6 for row in values["promoted"])
 
 
-@pytest.fixture(scope="module")
-def probed(tmp_path_factory) -> Run:
-    trainer = into_the_loophole(tmp_path_factory.mktemp("drawn"))
-    attachment = attach(trainer, HackWatch(every=1))
-    trainer.train()
-    assert attachment.notes == []
-    return Run(trainer.run.path)
-
-
-def test_a_run_shows_all_that_is_stored(probed):
-    assert all(check.ok for check in probed.checks())
-    first, last = probed.records("hack_watch")
-    assert "by the texts alone" in probe_html(probed, "hack_watch")
-    shown = probe_html(probed, "hack_watch")
-    stored = set.union(*map(names_in, (first, last)))
-    stored |= probed.tensors("hack_watch", last["phase"]).keys()
-    silent = {x for x in stored if probe_html(Changed(probed, x), "hack_watch") == shown}
-    assert silent == set()
-
-
-@pytest.mark.parametrize("given", [{"n": 1}, {"saturated_below": -0.1}])
-def test_settings_that_say_nothing_are_refused(given):
-    with pytest.raises(ConfigError, match="of hack_watch must be 2 or more texts, and 0 or more"):
-        HackWatch(**given)
+def test_hack_watch_raises_on_one_text():
+    with pytest.raises(ConfigError, match="n of hack_watch must be at least 2, got 1"):
+        HackWatch(n=1)

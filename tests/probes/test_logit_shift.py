@@ -91,30 +91,6 @@ def test_words_must_be_single_tokens(model):
 
 
 @pytest.mark.slow
-def test_a_model_with_rotary_positions_can_be_looked_at_too(elsewhere):
-    """It has no hook_pos_embed; the default suite takes this probe wherever it has two words."""
-    text = random_tokens(elsewhere.policy.base_model)
-    attach(elsewhere, LogitShift("w1", "w2"), eval_tokens=text)
-    elsewhere.train()
-    run = Run(elsewhere.run.path)
-    assert run.phases("logit_shift") == [0, 1, 2]
-    checks = run.checks()
-    assert all(check.ok for check in checks)
-    assert sum("sum" in check.name for check in checks) == 3 * 4
-
-
-@pytest.mark.slow
-def test_the_rows_of_a_run_sum_to_the_measured_shift(finished):
-    first, *_, last = finished.records("logit_shift")
-    assert first["phase"] == 0 and last["phase"] == 3
-    assert set(first["shift"]) == {0.0} and first["measured_shift"] == 0
-    assert sum(last["shift"]) == pytest.approx(last["measured_shift"], abs=1e-4)
-    tensors = finished.tensors("logit_shift", 3)
-    assert (tensors["shift"].sum(0) - tensors["measured"]).abs().max() < 1e-4
-    assert tensors["measured"].abs().max() > 1e-3
-
-
-@pytest.mark.slow
 def test_measured_shift_is_that_of_the_logits_of_both_models(make_trainer, reviews):
     trainer, tokens = make_trainer(base_lr=3e-3), reviews[0]
     attach(trainer, LogitShift(pos=-3, n=8), eval_tokens=tokens)
@@ -170,14 +146,6 @@ def test_weights_by_word_are_stored_and_validated(make_trainer, reviews):
     assert probe.settings()["word"] == "loved, so" and probe.settings()["other"] == "hated"
     with pytest.raises(ConfigError, match="other='hated' cannot be combined"):
         attach(trainer, LogitShift({"loved": 1.0}, "hated", name="two"), eval_tokens=reviews[0])
-
-
-def test_the_grammar_s_log_odds_stand_beside_the_reference(finished):
-    record = finished.records("logit_shift")[0]
-    reference = sum(record["reference"])
-    # The bundled policy knows the verdict's odds: on average within a quarter of a nat per review.
-    assert abs(reference - record["grammar_log_odds"]) < 0.25
-    assert 0 < record["reference_error"] < 0.5
 
 
 @pytest.mark.slow

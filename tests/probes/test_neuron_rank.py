@@ -10,12 +10,10 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.models.tokenization import single_token
-from rlhf_lab.probes import NeuronRank, Run, attach
-from rlhf_lab.probes.neuron_rank import NEURON_GROUPS, NeuronEnd, neuron_groups, neuron_shift
-from rlhf_lab.views.probe_pictures import probe_html
+from rlhf_lab.probes import NeuronRank
+from rlhf_lab.probes.neuron_rank import NeuronEnd, neuron_shift
 from tests.probes.looking import Trained, sound
 from tests.tiny_families import tiny_of
-from tests.views.test_all_is_drawn import Changed, names_in
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -34,12 +32,6 @@ def test_a_shift_is_split_by_hand():
     by_neuron, by_activation, b_out = neuron_shift(before, after)
     assert by_neuron.tolist() == [[[5.0, -2.0]]] and b_out.tolist() == [[1.5]]
     assert by_activation.tolist() == [[[2 * 1.5, -3 * 0.75]]]
-
-
-def test_groups_by_hand():
-    signs = torch.tensor([[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]])
-    moved = torch.tensor([[2.0, -2.0, -2.0, 2.0, 2.0, 0.0]])
-    assert neuron_groups(signs, moved).tolist() == [[0, 1, 2, 3, -1, -1]]
 
 
 @torch.no_grad()
@@ -77,8 +69,6 @@ def check(kind: str, run: Trained) -> None:
         assert values[name][0] == pytest.approx(column.mean().item(), abs=1e-4, rel=1e-3), name
     writes = torch.stack([x.mean() for x in e])
     torch.testing.assert_close(stored["neuron_write"][:, layer, index], writes)
-    group = neuron_groups(e[0].mean(), moved.mean()).item()
-    assert values["group"][0] == NEURON_GROUPS[group]
     for row, (at, number) in enumerate(places):
         site = f"blocks.{at}.mlp.hook_post"
         activations = torch.cat([cache[site][0, :, number] for cache in caches])
@@ -114,24 +104,6 @@ def test_a_planted_neuron_ranks_first(trained_runs):
     object.__setattr__(ctx, "policy", policy)
     values = NeuronRank(n=4).observe(seen.__class__(**{**vars(seen), "ctx": ctx})).values
     assert values["neurons"][0] == "L1N11" and values["contribution"][0] > 0
-    assert values["group"][0].endswith("more active")
-
-
-@pytest.mark.slow
-def test_a_run_shows_all_that_is_stored(make_trainer, reviews):
-    trainer = make_trainer(base_lr=3e-3)
-    attachment = attach(trainer, NeuronRank(every=1), eval_tokens=reviews[0])
-    trainer.train()
-    assert attachment.notes == []
-    run = Run(trainer.run.path)
-    assert all(check.ok for check in run.checks())
-    first, *_, last = run.records("neuron_rank")
-    assert set(first["contribution"]) == {0.0} and first["group_size"] == [0, 0, 0, 0]
-    assert "most active" in probe_html(run, "neuron_rank")
-    shown = probe_html(run, "neuron_rank")
-    stored = names_in(last) | run.tensors("neuron_rank", last["phase"]).keys()
-    silent = {x for x in stored if probe_html(Changed(run, x), "neuron_rank") == shown}
-    assert silent == {"neuron_activation_shift", "neuron_write"}  # of all neurons
 
 
 def test_models_without_single_neurons_are_refused(llama_tokenizer):

@@ -84,7 +84,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             TextHeatmap,
             lambda: ValueAttribution(slots=(5, 9, 24), n=24),
             ValueLens,
-            lambda: WeightDelta(words=("loved", "hated")),
+            WeightDelta,
         ],
     ),
     "padded": (
@@ -111,9 +111,8 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
     "critic": ({"value_head": "separate"}, [ValueLens, StepLedger, RunHealth]),
     "clipped": (
         {"max_grad_norm": 0.05, "stop_tokens": "and"},
-        [lambda: StepInfluence(pos=VERDICT, n=4, fine=False)],
+        [lambda: StepInfluence(pos=VERDICT, n=4)],
     ),
-    "kl": ({"stop_tokens": "and"}, [lambda: StepInfluence(target="kl", n=4)]),
     "clause": (
         {"prefix": SO_FAR, "gen_len": 5, "reward_fn": "true_reward"},
         [lambda: ComponentTransplant(n=4)],

@@ -8,7 +8,6 @@ from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth
 from tests.organism.oracles import optimum_by_programming
-from tools.reel.measures import next_probs
 
 
 @pytest.mark.slow
@@ -68,17 +67,6 @@ def test_information_sums_to_the_variance_of_the_reward(truth):
     information = truth.information
     assert information.shape == (29,) and information[0] == 0
     assert information.sum().item() == pytest.approx(variance, rel=1e-5)
-
-
-def test_next_word_odds_are_the_grammar_s(truth, reviews):
-    tokens, _ = reviews
-    before_verb = truth.grammar.slot("VERB") - 1
-    loved, hated, the = (WORD_IDS[word] for word in ("loved", "hated", "the"))
-    probs = next_probs(truth.policy, tokens[:, : before_verb + 1])[:, -1]
-    odds, defined = truth.next_word_odds(tokens, before_verb, loved, hated)
-    assert bool(defined.all())
-    torch.testing.assert_close(odds, (probs[:, loved] / probs[:, hated]).log().float())
-    assert not bool(truth.next_word_odds(tokens, before_verb, loved, the)[1].any())
 
 
 def test_slots_are_named_with_their_clause_and_go_on_past_the_review(truth):

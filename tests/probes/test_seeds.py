@@ -211,13 +211,3 @@ def test_parts_that_hold_no_state_are_those_of_each_run(tmp_path):
     found = ask(tmp_path, seeds=2, reward_fn=lambda texts: torch.full((len(texts),), 0.25))
     assert found.metrics()["mean_reward"].values == (0.25, 0.25)
     assert all(run.info["custom_components"] == ["reward_fn"] for run in found)
-
-
-@pytest.mark.slow
-def test_a_bar_says_which_seed_and_how_long(tmp_path, capsys):
-    quick = RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0, "seed": 3}))
-    runs(quick, seeds=2, out=tmp_path)
-    shown = capsys.readouterr().out
-    assert "seed 4 (2 of 2)" in shown and "2/2" in shown
-    runs(quick, seeds=2, out=tmp_path)
-    assert capsys.readouterr().out.strip() == ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Run, StepLedger, attach
+from rlhf_lab.probes import GradTerms, Run, StepInfluence, StepLedger, attach
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.training import Context
 
@@ -125,9 +125,10 @@ def test_masked_tokens_hold_nothing(make_trainer):
     assert all(torch.equal(x[masked], torch.zeros(int(masked.sum()))) for x in tensors.values())
 
 
-def test_a_step_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match="step='middle' of step_ledger must be 'first' or 'last'"):
-        StepLedger("middle")
+@pytest.mark.parametrize("kind", [StepLedger, GradTerms, StepInfluence])
+def test_probe_raises_on_unknown_step(kind):
+    with pytest.raises(ConfigError, match=f"step='mid' of {kind.name} must be 'first' or 'last'"):
+        kind(step="mid")
 
 
 @pytest.mark.slow

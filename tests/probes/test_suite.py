@@ -1,4 +1,3 @@
-import copy
 import json
 import warnings
 
@@ -88,19 +87,6 @@ def test_the_default_suite_leaves_the_final_weights_bit_for_bit(
         for trainer in (plain, probed)
     )
     assert plain_lines == probed_lines
-
-
-@pytest.mark.slow
-def test_a_probe_is_called_in_its_phases_and_at_the_end(make_trainer):
-    trainer = make_trainer(total_phases=4)
-    attach(trainer, Counter(every=3))
-    trainer.train()
-    records = Run(trainer.run.path).records("counter")
-    assert [(r["phase"], r["event"]) for r in records] == [
-        (0, "after_score"),
-        (3, "after_score"),
-        (4, "run_end"),
-    ]
 
 
 @pytest.mark.slow
@@ -226,18 +212,6 @@ def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer):
     run = Run(trainer.run.path)
     assert run.phases("counter") == [0, 1, 2] and "other" not in run.probes()
     attach(trainer, Counter(name="broken"))
-
-
-@pytest.mark.slow
-def test_the_name_of_a_probe_that_was_refused_is_free(make_trainer):
-    trainer = make_trainer()
-    attach(trainer, Counter(), max_mb=1e-6)
-    with pytest.warns(UserWarning, match="counter: switched off"):
-        trainer.run_phase()
-    assert Run(trainer.run.path).probes() == []
-    attach(trainer, Counter())
-    trainer.train()
-    assert Run(trainer.run.path).phases("counter") == [1, 2]
 
 
 def test_everything_stored_is_json_lines_or_safetensors(finished):
@@ -473,17 +447,3 @@ def test_exact_values_of_another_reward_are_noted(make_trainer):
     assert [reward for _, reward in told.values()] == ["true_reward", "smoothed", "true_reward"]
     (note,), *others = (notes for notes, _ in told.values())
     assert note.startswith("run_health: this run pays a reward of its own") and others == [[], []]
-
-
-@pytest.mark.slow
-def test_unknown_field_of_a_record_raises_with_the_known(make_trainer):
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
-    attach(trainer, [RunHealth()])
-    trainer.train()
-    (record,) = Run(trainer.run.path).records("run_health")
-    said = "a record of run_health has no 'kl'; it has phase, mean_reward, reward_std,"
-    with pytest.raises(KeyError) as caught:
-        record["kl"]
-    assert str(caught.value).startswith(said)
-    assert record.get("kl") is None and record == dict(record)
-    assert copy.deepcopy(record) == record

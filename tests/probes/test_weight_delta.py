@@ -38,9 +38,9 @@ def with_planted_delta(
     return planted, delta
 
 
-def describe(model, other, name, directions=None):
+def describe(model, other, name):
     before, after = (dict(m.named_parameters())[name].detach() for m in (model, other))
-    return describe_delta(name, before, after, directions or {})
+    return describe_delta(name, before, after)
 
 
 @pytest.mark.parametrize("rank, k90", [(1, 1), (3, 3)])
@@ -83,18 +83,6 @@ def test_rounding_hides_small_changes():
     assert unchanged_fraction(before, after) == (0.25, 0.5)
 
 
-def test_a_delta_that_writes_along_a_direction_overlaps_with_it_fully(model):
-    u = torch.randn(64, generator=torch.Generator().manual_seed(1))
-    v = torch.randn(64, generator=torch.Generator().manual_seed(2))
-    v = v - (v @ u) / (u @ u) * u
-    before = model.blocks[1].mlp.W_out.detach()
-    after = before + torch.outer(torch.randn(256), u)
-    row = describe_delta("blocks.1.mlp.W_out", before, after, {"u": u, "v": v})
-    assert row["overlap_u"] == pytest.approx(1, abs=1e-4)
-    assert row["energy_u"] == pytest.approx(1, abs=1e-4)
-    assert row["overlap_v"] < 1e-3 and row["energy_v"] < 1e-6
-
-
 def test_heads_are_laid_side_by_side():
     q = torch.arange(2 * 3 * 4.0).reshape(2, 3, 4)
     assert as_matrix("blocks.0.attn.W_Q", q)[1].tolist() == [4, 5, 6, 7, 16, 17, 18, 19]
@@ -109,8 +97,6 @@ def test_a_run_stores_nothing_changed_at_first_and_every_matrix_changed_later(fi
     assert first["total_norm"] == 0 and last["total_norm"] > 0
     names = {row["name"] for row in last["rows"]}
     assert "unembed.W_U" in names and "blocks.0.attn.W_Q" in names
-    moved = [row for row in last["rows"] if row["name"].endswith("W_out")]
-    assert all(0 < row["overlap_unembedding"] <= 1 for row in moved)
 
 
 @pytest.mark.slow

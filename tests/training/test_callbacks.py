@@ -200,7 +200,7 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
     _, cache = trainer.policy.base_model.run_with_cache(torch.tensor([[1, 2, 3]]))
     expected = cache["resid_post", 1][0, -1].norm().item()
     assert run.returned("norm")[-1]["norm"] == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(RunError, match="no dicts of a function 'kl'; there are .*reward_and_kl"):
+    with pytest.raises(RunError, match="no dicts of a function 'kl'. Available: .*reward_and_kl"):
         run.returned("kl")
 
 

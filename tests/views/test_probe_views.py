@@ -63,7 +63,7 @@ LogitShift | measured_shift shift:2 policy:2 reference:2 own_weights:2 inherited
  read_out:2 defined_sequences | shift:2,1 reference:2,1 own_weights:2,1 inherited:2,1 scale:2,1
  read_out:2,1 measured:1
 NeuronRank | n contribution:2* by_activation:2 activation:2 activation_shift:2 write:2
- group_contribution:2 group_size:2 mlp:2 b_out:2 | neuron_contribution:2,2
+ mlp:2 b_out:2 | neuron_contribution:2,2
  neuron_activation_shift:2,2 neuron_write:2,2,2
 WeightDelta | total_norm |
 WordsMoved | n moved_mass parts:2* |
@@ -93,8 +93,6 @@ EXTRA = {
     },
     "NeuronRank": {
         "neurons": ["L0N1", "L0N2"],
-        "group": ["up", "down"],
-        "groups": ["up", "down"],
         "tokens": [["a"], ["b"]],
         "token_activations": [[1.0], [2.0]],
     },
@@ -199,7 +197,6 @@ NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
 NeuronRank | L1 mlp, its neurons | T.neuron_contribution 1 sum
-NeuronRank | # contribution | group_contribution 1
 NeuronRank | # activation shift | activation_shift 1
 WeightDelta | W, direction, from 0 1 | rows 0,s,1
 WeightDelta | # stable rank | rows 0,stable_rank
