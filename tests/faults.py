@@ -40,7 +40,8 @@ class Fault(NamedTuple):
     in_copy: bool
 
     def __str__(self) -> str:
-        return f"faults.txt:{self.number} {self.file}::{self.function} {self.old} ==> {self.new}"
+        place = f"faults.txt:{self.number} {self.file}::{self.function}"
+        return f"{place} {self.old} ==> {self.new}".replace("\n", "\\n")
 
 
 def read_faults(texts: list[str] | None = None) -> list[Fault]:

@@ -102,6 +102,7 @@ def test_load_weights_copies_all_or_rejects_another_model(tmp_path):
     for tensors, words in (
         ({"weight": good["weight"]}, "'bias' is missing"),
         (good | {"bias": torch.zeros(4)}, r"'bias' is torch.float32 \(4,\), expected .*\(3,\)"),
+        (good | {"bias": torch.zeros(3).half()}, r"'bias' is torch.float16 \(3,\), expected"),
     ):
         with pytest.raises(RunError, match=f"x.safetensors is of another model: {words}"):
             load_weights(module, tensors, path)

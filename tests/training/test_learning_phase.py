@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlhf_lab.training.optimization import PolicyUpdate
+from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
 
 
 @pytest.mark.slow
@@ -29,7 +29,18 @@ def test_clip_scales_gradients_of_model_and_value_head():
     policy.base_model = policy["base_model"]
     for parameter in policy.parameters():
         parameter.grad = torch.ones_like(parameter)
-    update = PolicyUpdate(SimpleNamespace(step_in_backward=None, policy=policy))
+    update = PolicyUpdate(SimpleNamespace(step_in_backward=None, policy=policy, phase=1))
     assert update.clip(1.5).item() == pytest.approx(3)
     found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
     torch.testing.assert_close(found, torch.full((9,), 0.5))
+
+
+def test_step_in_backward_steps_while_it_climbs_only():
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0, maximize=True)
+    climber = StepInBackward(optimizer)
+    update = PolicyUpdate(SimpleNamespace(step_in_backward=climber, optimizer=optimizer))
+    assert climber.climb(3 * weight.sum(), update).item() == 3
+    assert weight.item() == pytest.approx(1.1) and weight.grad is None
+    (3 * weight.sum()).backward()
+    assert weight.item() == pytest.approx(1.1) and weight.grad.item() == 3

@@ -17,6 +17,7 @@ from rlhf_lab.views.marks import (
 )
 from rlhf_lab.views.pictures import quantile_limit
 from rlhf_lab.views.plots import bars, curves, heatmap, heatmaps
+from rlhf_lab.views.svg import default_limits
 
 SVG = "{http://www.w3.org/2000/svg}"
 LONG = "blocks.11.attn.hook_result of a component with a long name"
@@ -203,3 +204,8 @@ def test_matplotlib_is_not_required():
     for path in [*root.glob("requirements*"), *root.glob("rlhf_lab/**/*.py")]:
         text = path.read_text("utf-8")
         assert not re.search(r"^\s*(import |from )?matplotlib\b(?!-)", text, re.M)
+
+
+def test_default_limits_are_symmetric_if_diverging():
+    assert default_limits([-1.0, None, 3.0], "diverging") == (-3.0, 3.0)
+    assert default_limits([-1.0, None, 3.0], "sequential") == (-1.0, 3.0)
