@@ -185,4 +185,8 @@ def main(texts: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # a forked child ends without removing its temporary folders
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        status = main(sys.argv[1:])
+    sys.exit(status)
