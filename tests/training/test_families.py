@@ -17,6 +17,8 @@ from tests.tiny_families import TINY, WINDOW, random_tokens, tiny_of
 from tests.tiny_models import save
 
 NOT_ADDITIVE = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM")
+# learned positions, parallel blocks, rotary positions, and windows with norms after the parts
+DAILY = ("GPT2LMHeadModel", "GPTNeoXForCausalLM", "LlamaForCausalLM", "Gemma3ForCausalLM")
 WITHOUT_WORDS = ("Qwen2ForCausalLM",)  # its tokenizer has no token for the tests' words
 pytestmark = [
     pytest.mark.slow,
@@ -63,7 +65,9 @@ def exported_logits(trainer: RLHFTrainer, out) -> None:
     assert (ours - before).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("architecture", TINY)
+@pytest.mark.parametrize(
+    "architecture", [x if x in DAILY else pytest.param(x, marks=pytest.mark.nightly) for x in TINY]
+)
 def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path):
     """All checks of all probes hold, and the first minibatch is on policy."""
     trainer = make_run(architecture)

@@ -127,6 +127,8 @@ def test_resume_rejects_other_custom_components(make_trainer, custom):
     resume = partial(RLHFTrainer.resume, path)
     with pytest.raises(RunError, match="custom components: optimizer, policy"):
         resume()
+    with pytest.raises(RunError, match="without a custom true_reward_fn"):
+        resume(true_reward_fn=len, **custom(OPTIMIZERS["SGD"]))
     with pytest.raises(RunError, match="different number of parameter groups"):
         resume(**custom(lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)))
     with pytest.raises(RunError, match="trained with optimizer=SGD, and this trainer has Adagrad"):

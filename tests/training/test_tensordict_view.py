@@ -103,16 +103,13 @@ def test_other_numbers_match_torchrl_on_real_steps(ours, theirs):
         assert not found[~mask].any() and expected[~mask].all()
 
 
-def test_early_end_is_terminated_with_another_pad_token(tensordict):
+def test_ends_and_exact_kl_match_hand_computed(tensordict):
+    """An early end with another padding; without reference log-probs, 2.0 - 0.5 * 7."""
     ones, mask = torch.ones(1, 2), tensor([[True, False]])
     samples = Samples(tensor([[4, 9, 0]]), mask[:, :1], mask, -ones, values=ones, support=None)
     rollout = make_rollout(samples, rewards=tensor([2.0]), kl=ones)
     view = rollout.to_tensordict(stop_tokens=[9], pad_token=0)
     assert view["next", "terminated"].flatten().tolist() == [True, False]
-
-
-def test_exact_kl_is_used_without_reference_logprobs(tensordict):
-    """One row of one token: 2.0 - 0.5 * 7."""
     one = torch.ones(1, 1)
     samples = Samples(tensor([[4, 9]]), one.bool(), one.bool(), -one, values=one, support=None)
     rollout = make_rollout(samples, rewards=tensor([2.0]), kl=7 * one)
