@@ -101,7 +101,8 @@ NIGHTLY_KILLS = [
 SIGNALS = [
     ("SIGINT", "after_rollout", 2, 130, 3),
     ("SIGINT SIGINT", "after_backward", 2, 130, 2),
-    ("SIGHUP", "after_backward", 2, 128 + 1, 3),
+    ("SIGTERM", "after_rollout", 2, 128 + 15, 3),
+    ("SIGHUP SIGHUP", "after_backward", 2, 128 + 1, 3),
     ("SIGINT", "after_rollout", 4, 0, 5),
 ]
 
