@@ -47,17 +47,13 @@ def n_files(functions: set[tuple[str, int]]) -> int:
 
 
 @pytest.mark.slow
-def test_learning_phase_runs_few_functions(tmp_path):
-    trainer = RLHFTrainer(ARGS, out=tmp_path / "run")
+def test_learning_phase_and_train_run_few_functions(tmp_path):
+    trainer = RLHFTrainer(ARGS)
     rollout = trainer.rollout_phase()
-    functions = called(lambda: trainer.learning_phase(rollout))
-    assert len(functions) <= 45 and n_files(functions) <= 18
-
-
-@pytest.mark.slow
-def test_train_runs_few_functions(tmp_path):
-    functions = called(lambda: RLHFTrainer(ARGS, out=tmp_path / "run").train())
-    assert len(functions) <= 275 and n_files(functions) <= 65
+    learning = called(lambda: trainer.learning_phase(rollout))
+    assert len(learning) <= 45 and n_files(learning) <= 18
+    whole = called(lambda: RLHFTrainer(ARGS, out=tmp_path / "run").train())
+    assert len(whole) <= 275 and n_files(whole) <= 65
 
 
 @pytest.mark.slow

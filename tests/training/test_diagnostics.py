@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.__main__ import main
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import ObjectiveTerms, RLHFTrainer
 from rlhf_lab.training.diagnostics import diagnose_batch
@@ -24,16 +23,6 @@ from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.views import write_report
 from rlhf_lab.views.live import RunView
 from tests.training.recorded_runs import make_minibatch
-
-
-@pytest.fixture
-def make(tmp_path):
-    def build(reward=None, **settings) -> RLHFTrainer:
-        small = {"preset": "reel", "total_phases": 2, "batch_size": 16, "num_minibatches": 2}
-        small |= {"warmup_steps": 0, "gen_len": 6}
-        return RLHFTrainer(RLHFArgs(**small | settings), out=tmp_path / "run", reward_fn=reward)
-
-    return build
 
 
 def equal(texts: list[str]) -> list[float]:
@@ -81,9 +70,10 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
 
 
 @pytest.mark.slow
-def test_sign_is_reported_once_in_panel_report_and_run_json(make, capsys):
+def test_sign_is_reported_once_in_panel_report_and_run_json(make_trainer, capsys):
     """The spread of rewards of 1e-40 is 0 in single precision."""
-    trainer, words = make(lambda texts: [1e-40, 0.0] * (len(texts) // 2)), "nothing is learned"
+    reward_fn = lambda texts: [1e-40, 0.0] * (len(texts) // 2)
+    trainer, words = make_trainer({"reward_fn": reward_fn}), "nothing is learned"
     with RunView(trainer, Console(force_terminal=False)):
         trainer.train()
     assert " ".join(capsys.readouterr().out.split()).count(words) == 1
@@ -106,8 +96,8 @@ def test_healthy_run_has_no_diagnostics(runs, capsys):
 
 
 @pytest.mark.slow
-def test_resumed_run_keeps_earlier_diagnostics_only(make):
-    first = make(equal)
+def test_resumed_run_keeps_earlier_diagnostics_only(make_trainer):
+    first = make_trainer({"reward_fn": equal})
     for _ in first:
         first.request_stop()
     info = first.run.read_info()
@@ -126,16 +116,16 @@ def fill_nan(tensors: Iterable[Tensor]) -> None:
         tensor.fill_(math.nan)
 
 
-def test_error_names_the_cause_of_nan(make):
-    trainer = make()
+def test_error_names_the_cause_of_nan(make_trainer):
+    trainer = make_trainer()
     for role in ("reference", "policy"):
         fill_nan(getattr(trainer, role).parameters())
         with pytest.raises(RunError, match=f"the {role}'s weight .* contains nan or inf in phase"):
             trainer.evaluate()
 
 
-def test_evaluation_raises_on_a_kl_of_nan(make):
-    trainer = make()
+def test_evaluation_raises_on_a_kl_of_nan(make_trainer):
+    trainer = make_trainer()
     rollout = trainer.rollout_phase()
     fill_nan([rollout.kl])
     with pytest.raises(RunError, match="kl_per_sequence is nan in phase 0. Lower the learning"):
@@ -144,17 +134,17 @@ def test_evaluation_raises_on_a_kl_of_nan(make):
 
 @pytest.mark.slow
 @pytest.mark.typed
-def test_error_names_the_setting(make):
+def test_error_names_the_setting(make_trainer):
     with pytest.raises(ConfigError, match="temperature=1e-20"):
-        make(temperature=1e-20).train()
+        make_trainer(temperature=1e-20).train()
     with pytest.raises(RunError, match="Lower the learning rates"):
-        make(base_lr=1e30, total_phases=4).train()
+        make_trainer(base_lr=1e30, total_phases=4).train()
 
 
-def test_last_step_that_explodes_raises_when_sampling(make):
+def test_last_step_that_explodes_raises_when_sampling(make_trainer):
     single = {"num_minibatches": 1, "batches_per_learning_phase": 1, "top_k": 5}
     with pytest.raises(RunError, match="log-probs of samples are not finite in phase 1. Lower"):
-        make(base_lr=1e30, total_phases=1, **single).train()
+        make_trainer(base_lr=1e30, total_phases=1, warmup_steps=0, **single).train()
 
 
 EMPTY = torch.zeros(2, 2)
