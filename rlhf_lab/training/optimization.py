@@ -87,7 +87,11 @@ class PolicyUpdate:
         """
         if self.trainer.step_in_backward is None:
             if self._norm is None and self.trainer.phase == 0:
-                _warn_without_gradient(self.trainer.policy)
+                weights = self.trainer.policy.named_parameters()
+                trained = {name: weight for name, weight in weights if weight.requires_grad}
+                names = [n for n in trained if not n.startswith("critic.")]  # has unused ones
+                if any(trained[name].grad is None for name in names):
+                    _warn_without_gradient([(name, trained[name]) for name in names])
             gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
@@ -117,16 +121,13 @@ class PolicyUpdate:
             optimizer.step()
 
 
-def _warn_without_gradient(policy: nn.Module) -> None:
-    weights = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
-    weights = [(n, p) for n, p in weights if not n.startswith("critic.")]  # has unused ones
+def _warn_without_gradient(weights: list[tuple[str, nn.Parameter]]) -> None:
     cut_off = [name for name, weight in weights if weight.grad is None]
-    if cut_off:
-        warnings.warn(
-            f"{len(cut_off)} of {len(weights)} trained weights get no gradient, such as "
-            f"{cut_off[0]}. Check interventions, hooks and custom functions for detach().",
-            stacklevel=4,
-        )
+    warnings.warn(
+        f"{len(cut_off)} of {len(weights)} trained weights get no gradient, such as "
+        f"{cut_off[0]}. Check interventions, hooks and custom functions for detach().",
+        stacklevel=4,
+    )
 
 
 def _weigh(
