@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhf_lab.models import has_hooks, run_policy
+from rlhf_lab.models import has_hooks, load_model, run_policy
 from rlhf_lab.models.hooked_model import without_hooks
 from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import LLAMA, TOKENS, random_policy
@@ -88,3 +88,10 @@ def test_backward_hook_gets_the_gradient(kind, name):
     with policy.hooks(bwd_hooks=[(name, lambda grad, hook: gradients.append(grad))]):
         learn(policy)
     assert len(gradients) == 1 and gradients[0].isfinite().all() and gradients[0].any()
+
+
+def test_accumulated_bias_adds_the_attention_before_an_mlp(gpt2_dir):
+    model = load_model(str(gpt2_dir))
+    torch.nn.init.ones_(model.blocks[0].attn.b_O)
+    before, at_mlp = (model.accumulated_bias(0, mlp_input) for mlp_input in (False, True))
+    assert not before.any() and (at_mlp == 1).all()
