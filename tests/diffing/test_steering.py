@@ -14,7 +14,7 @@ from rlhf_lab.training.capture import capture_activations
 
 SITES = ("blocks.0.hook_resid_post", "blocks.1.hook_resid_mid")
 FIGURES = {"reward": smoothed, "true_reward": true_reward}
-PROMPTS, SPEC = [[0, 2, 8]] * 6, SamplingSpec(12, stop_at_eos=True)
+PROMPTS, SPEC = [[0, 2, 8]] * 6, SamplingSpec(12, stop_tokens=(19, 20, 21, 22))
 
 
 @pytest.fixture(scope="module")
