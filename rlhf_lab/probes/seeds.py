@@ -102,7 +102,7 @@ class Runs(Sequence[Run]):
 def runs(
     args: RLHFArgs,
     probes: Probes = (),
-    seeds: int = 5,
+    seeds: int | Sequence[int] = 5,
     out: str | Path | None = None,
     show_progress: bool = True,
     **parts: Any,
@@ -110,7 +110,8 @@ def runs(
     """Train with several seeds and the same probes, or read or resume these runs.
 
     Args:
-        args: the settings; seeds count from `args.seed`.
+        args: the settings.
+        seeds: the seeds, or how many; these count from `args.seed`.
         probes: probes, a suite with its eval text, or a function that makes one for a trainer,
             such as `default_suite`.
         out: directory of these runs only; when None, one below `runs`, named by a digest of the
@@ -122,7 +123,8 @@ def runs(
         ConfigError: If seeds is below 1, a part belongs to one run, or the directory holds runs of
             other settings, probes or parts.
     """
-    check_range(AT_LEAST_1, seeds=seeds)
+    check_range(AT_LEAST_1, seeds=seeds if isinstance(seeds, int) else len(seeds))
+    seeds = range(args.seed, args.seed + seeds) if isinstance(seeds, int) else seeds
     for name in OF_ONE_RUN:
         if parts.get(name) is not None:
             raise ConfigError(
@@ -131,10 +133,7 @@ def runs(
     common = _common_settings(args, probes, parts)
     folder = Path("runs", f"{args.preset}-seeds-{_digest(common)}") if out is None else Path(out)
     _store_common_settings(folder, common)
-    by_path = {
-        folder / f"seed_{seed}": dataclasses.replace(args, seed=seed)
-        for seed in range(args.seed, args.seed + seeds)
-    }
+    by_path = {folder / f"seed_{seed}": dataclasses.replace(args, seed=seed) for seed in seeds}
     missing = {path: each for path, each in by_path.items() if not _is_finished(path)}
     with Progress(disable=not show_progress or not missing) as progress:
         for path, each in missing.items():

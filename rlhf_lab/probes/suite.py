@@ -75,9 +75,12 @@ class Suite:
         """Register the probes on a trainer's events.
 
         Raises:
-            ConfigError: If a site is not in the model, eval text or labels do not fit, or a probe
-                of the same name is attached.
+            ConfigError: If it is not a trainer, a site is not in the model, eval text or labels do
+                not fit, or a probe of the same name is attached.
         """
+        if not isinstance(trainer, RLHFTrainer):
+            kind = type(trainer).__name__
+            raise ConfigError(f"{kind} is not a trainer. Pass RLHFTrainer(args) first.")
         text = self._read_eval_text(trainer)
         attachment = Attachment(self.probes, text, self.max_mb, self.record, trainer)
         if trainer.args.log_probes:

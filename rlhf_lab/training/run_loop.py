@@ -38,6 +38,8 @@ class RunLoop:
 
     def start(self) -> None:
         """Create the directory of a new run and emit run_start, once."""
+        if not torch.is_grad_enabled():
+            raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
         if self._started:
             return
         if self.args.activation_checkpointing:

@@ -76,6 +76,8 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "unknown tokens": (step(queries=[[1]] * 16, responses=[[10**6]] * 16), []),
     "nothing to learn from": (step(response_masks=[[0] * 3] * 16), []),
     "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),
+    "settings for a trainer": (lambda t: attach(t.args, Mine()), ["RLHFArgs is not a trainer"]),
+    "no gradients": (torch.no_grad()(lambda t: t.train()), ["no_grad"]),
     "a probe's event": (probe(Misspelled), ["after_scores"]),
     "a probe's site": (probe(Elsewhere), ["blocks.7"]),
     "a probe's path": (probe(Mine, "../../evil"), ["evil"]),

@@ -109,6 +109,9 @@ def test_finished_runs_are_read_and_more_seeds_are_added(tmp_path, trained):
     assert trained == [(3, 0), (4, 0)] and both.seeds == [3, 4]
     assert (tmp_path / "seed_3" / "metrics.jsonl").stat().st_mtime_ns == stamp
     assert ask(tmp_path, seeds=1).metrics() == first.metrics() and len(trained) == 2
+    named = ask(tmp_path, seeds=[4, 6])
+    assert trained[2:] == [(6, 0)] and named.seeds == [4, 6]
+    assert named[0].metrics() == both[1].metrics()
 
 
 @pytest.mark.slow
@@ -178,9 +181,9 @@ def test_a_part_that_each_run_needs_for_itself_is_refused(tmp_path, part):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("seeds", [0, -1])
-def test_no_seeds_are_refused(tmp_path, seeds):
-    with pytest.raises(ConfigError, match=f"seeds={seeds} "):
+@pytest.mark.parametrize(("seeds", "number"), [(0, 0), (-1, -1), ([], 0)])
+def test_no_seeds_are_refused(tmp_path, seeds, number):
+    with pytest.raises(ConfigError, match=f"seeds={number} "):
         ask(tmp_path / "none", seeds=seeds)
     assert not (tmp_path / "none").exists()
 
