@@ -10,10 +10,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
-from tyro.constructors import ConstructorRegistry
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
@@ -46,6 +47,8 @@ def parse_call(
     registry: ConstructorRegistry | None = None,
 ) -> Callable[[], int]:
     """Parse arguments into a partial of the function that they name, without calling it."""
+    registry = registry or ConstructorRegistry()
+    registry.primitive_rule(_path_from_home)
     options = {"config": (tyro.conf.OmitArgPrefixes,), "registry": registry}
     if not callable(program) and arguments and arguments[0] in program:
         name, *arguments = arguments
@@ -56,6 +59,15 @@ def parse_call(
             return tyro.cli(_bind(program), **options)
         functions = {name: _bind(function) for name, function in program.items()}
         return subcommand_cli_from_dict(functions, **options)
+
+
+def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Expand the `~` of a path, which a shell leaves alone in `--out=~/run`."""
+    if info.type is not Path:
+        return None
+    expand = lambda values: Path(os.path.expanduser(values[0]))
+    is_path = lambda value: isinstance(value, Path)
+    return PrimitiveConstructorSpec(1, "PATH", expand, is_path, lambda path: [str(path)])
 
 
 def _bind(function: Function) -> Callable[..., Callable[[], int]]:

@@ -26,7 +26,7 @@ LINES = {
     "rlhf_lab/views": (1700, 3775),
     "rlhf_lab/course": (3600, 4390),
     "rlhf_lab/compat": (400, 445),
-    "rlhf_lab": (1900, 2630),  # the root and the commands
+    "rlhf_lab": (1900, 2645),  # the root and the commands
     "tests": (28000, 37400),
     "solutions": (10500, 12180),
     "benchmarks": (3500, None),

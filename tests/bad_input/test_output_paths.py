@@ -110,6 +110,15 @@ def test_report_writes_one_new_file(place: Path, out: str) -> None:
     assert after.keys() - before.keys() == {path} and before.items() <= after.items()
 
 
+@pytest.mark.parametrize("out", [["--out", "~/new.html"], ["--out=~/new.html"]])
+def test_tilde_of_a_path_is_the_home_directory(
+    place: Path, monkeypatch: pytest.MonkeyPatch, out: list[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(place / "empty"))
+    accepted(["report", "RUN", *out])
+    assert (place / "empty" / "new.html").is_file() and not (place / "~").exists()
+
+
 def test_report_replaces_its_earlier_page_only(place: Path) -> None:
     (place / ".ours.html.partial").symlink_to("thesis.tex")
     accepted(["report", "RUN", "--out", "ours.html"])
