@@ -176,6 +176,8 @@ def _child_seconds() -> float:
 def main(texts: list[str]) -> int:
     """Run the faults and print the survivors."""
     faults = read_faults(texts)
+    for fault in faults:
+        compile(inject(fault), str(fault), "exec")  # a syntax error would count as a failing test
     loop = FaultLoop(faults)
     tests = {f"tests/{x}" for fault in faults if not fault.in_copy for x in fault.tests}
     status = pytest.main([*PYTEST, *sorted(tests)], plugins=[loop])

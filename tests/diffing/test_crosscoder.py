@@ -1,5 +1,7 @@
 """The crosscoder: latents by hand, and a feature that is added to one model and found."""
 
+from inspect import getclosurevars, unwrap
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from rlhf_lab.diffing import (
     latent_scaling,
     relative_norms,
 )
+from rlhf_lab.diffing import crosscoder as module
 from rlhf_lab.diffing.activation_store import TokenPlaces
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
@@ -75,6 +78,21 @@ def test_fitting_is_seeded_and_raises_on_zeros():
     assert torch.equal(torch.random.get_rng_state(), state)
     with pytest.raises(ConfigError, match="'tuned' are all 0"):
         fit_crosscoder(store_of([[1.0, 2.0]], [[0.0, 0.0]]), 4, 2, 1, 0, show_progress=False)
+
+
+def test_threshold_is_the_mean_over_the_last_fifth_of_the_steps(monkeypatch):
+    least = []
+
+    def take_no_steps(coder, batch_loss, steps, *settings):
+        for _ in range(steps):
+            batch_loss()
+        least.extend(getclosurevars(unwrap(batch_loss)).nonlocals["kept"])
+
+    monkeypatch.setattr(module, "fit", take_no_steps)
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    coder = fit_crosscoder(store_of(x.tolist(), (x * 3).tolist()), 4, 2, 10, 0, 16, False)
+    assert coder.threshold.item() == pytest.approx((least[8] + least[9]).item() / 2)
+    assert least[8] != least[9] and len(least) == 10
 
 
 @pytest.mark.slow
