@@ -88,12 +88,11 @@ def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path)
 
 
 @pytest.mark.parametrize("architecture", NOT_ADDITIVE)
-def test_logit_shift_rejects_models_whose_heads_do_not_add_up(architecture, make_run, monkeypatch):
+def test_logit_shift_rejects_models_whose_heads_do_not_add_up(architecture, make_run):
     trainer = make_run(architecture)
     with pytest.raises(ConfigError, match="are not a sum over its heads and MLPs") as error:
         attach(trainer, LogitShift("w1", "w2"), eval_tokens=random_tokens())
     assert "\n" not in str(error.value)
-    monkeypatch.setattr("rlhf_lab.probes.defaults.WORD_PAIRS", (("w1", "w2"),))
     with pytest.warns(UserWarning, match="default suite leaves out words_moved: its "):
         suite = default_suite(trainer)
     assert "words_moved" not in [probe.name for probe in suite.probes]
