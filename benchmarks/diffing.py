@@ -18,7 +18,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
-from rlhf_lab.diffing.weights import as_matrix
+from rlhf_lab.diffing.weights import as_matrix, leading_fraction
 from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.organism import true_reward
@@ -90,8 +90,8 @@ def principal_shares(
     for name, weight in before.items():
         weight, other = (as_matrix(name, x).double() for x in (weight, after[name]))
         if min(weight.shape) > 1:
-            draws = [_leading_fraction(other - weight, noise(weight)) for _ in range(DRAWS)]
-            share = _leading_fraction(other - weight, weight)
+            draws = [leading_fraction(other - weight, noise(weight), K) for _ in range(DRAWS)]
+            share = leading_fraction(other - weight, weight, K)
             found[name] = share, K**2 / weight.numel(), max(draws)
     others = _head_factors(tuned)
     for name, old in _head_factors(base).items():
@@ -99,17 +99,11 @@ def principal_shares(
         for _ in range(DRAWS):  # Gaussian changes of both factors, as large as those of training
             change = [x / x.norm() for x in map(noise, old)]
             a, b = (x + d * (y - x).norm() for x, y, d in zip(old, new, change, strict=True))
-            draws.append(_leading_fraction(a @ b - product, product))
-        share = _leading_fraction(new[0] @ new[1] - product, product)
+            draws.append(leading_fraction(a @ b - product, product, K))
+        share = leading_fraction(new[0] @ new[1] - product, product, K)
         found[name] = share, sum(draws) / DRAWS, max(draws)
     keys = ("share", "chance", "high")  # words: ok
     return {n: {k: round(x, 5) for k, x in zip(keys, of, strict=True)} for n, of in found.items()}
-
-
-def _leading_fraction(delta: Tensor, weight: Tensor) -> float:
-    """Return ||U_k' D V_k||^2 / ||D||^2, with the weight's singular vectors."""
-    u, _, vh = torch.linalg.svd(weight, full_matrices=False)
-    return ((u[:, :K].T @ delta @ vh[:K].T).square().sum() / delta.square().sum()).item()
 
 
 def _head_factors(model: HookedModel) -> dict[str, list[Tensor]]:

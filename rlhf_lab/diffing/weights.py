@@ -172,6 +172,18 @@ def spectrum(
     return values.clamp(min=0).sqrt().flip(0), vectors.flip(1)
 
 
+def leading_fraction(
+    delta: Float[Tensor, "rows cols"], weight: Float[Tensor, "rows cols"], k: int
+) -> float:
+    """Return the fraction of a change in the weight's first k singular vectors on both sides.
+
+    ||U_k' D V_k||^2 / ||D||^2   (nan for a change of 0)
+    """
+    u, _, vh = torch.linalg.svd(exact(weight), full_matrices=False)
+    inside = u[:, :k].T @ exact(delta) @ vh[:k].T
+    return (inside.square().sum() / exact(delta).square().sum()).item()
+
+
 def from_matrix(
     name: str, matrix: Float[Tensor, "rows cols"], like: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:

@@ -1,12 +1,13 @@
 """Grafts, truncated changes and the line between two models, with ends that hold bit for bit."""
 
 import copy
+import math
 
 import pytest
 import torch
 
 from rlhf_lab.diffing import fine_groups, graft, graft_groups, path, truncate, truncate_delta
-from rlhf_lab.diffing.weights import as_matrix
+from rlhf_lab.diffing.weights import as_matrix, leading_fraction
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import add_lora, effective_weights, load_model, same_weights
 from tests.tiny_models import tiny_llama
@@ -103,6 +104,16 @@ def test_every_matrix_moves_by_the_rank_and_vectors_move_whole(base, tuned):
     assert same_weights(truncate(base, tuned, 10_000), tuned)
     none = truncate(base, tuned, 0)
     assert torch.equal(none.W_Q, base.W_Q) and torch.equal(none.ln_final.w, tuned.ln_final.w)
+
+
+def test_leading_fraction_matches_hand_computed():
+    """The squares of the change sum to 91; singular vectors are the axes."""
+    weight = torch.tensor([[3.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    delta = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    for k, inside in ((1, 1), (2, 1 + 4 + 16 + 25)):
+        assert leading_fraction(delta, weight, k) == pytest.approx(inside / 91)
+        assert leading_fraction(delta.T, weight.T, k) == pytest.approx(inside / 91)
+    assert math.isnan(leading_fraction(0 * delta, weight, 1))
 
 
 def test_the_line_goes_through_both_models_bit_for_bit(base, tuned, reviews):
