@@ -64,7 +64,7 @@ def diagnose_batch(
         )
     if args is not None and not args.base_lr and not args.head_lr:
         signs["rates"] = "base_lr and head_lr are 0: nothing learns; raise one of them."
-    is_late = args is not None and phase > max(3, args.warmup_steps) and not signs
+    is_late = args is not None and args.base_lr and phase > max(3, args.warmup_steps) and not signs
     if is_late and not args.reset_reference_every and stats.kl_per_token < LEAST_KL_PER_TOKEN:
         signs["unmoved"] = (
             f"after {phase} phases the KL from the reference is {stats.kl_per_sequence:.2g} nats "
