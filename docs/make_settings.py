@@ -34,15 +34,16 @@ METHODS_TEXT = """\
 ## Methods
 
 `RLHFArgs(method="grpo")`, or `train --method grpo`, sets what the method of the paper needs,
-instead of the preset's values; fields that you give have priority. A run whose settings differ from
-those of its paper logs one warning that lists them: with `method`, and also with only
-`advantages="grpo"` or `policy_loss="gspo"`, which name the estimator or the loss. Any number of
-`samples_per_prompt` and `dynamic_sampling` is as published, and other numbers above 0 within a
-factor of 10. Learning rates, batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`,
-`gspo` and `cispo` were published without a KL penalty: on Reel, only the KL penalty keeps texts
-grammatical, so watch the KL. DAPO's filter of overlong responses is not here; its penalty is
-`overlong_buffer`. For CISPO, 5 is the upper clip of ScaleRL (2510.13786); 1
-sets no lower clip. All but `ppo` also set {no_critic}.
+instead of the preset's values; fields that you give have priority. `dataclasses.replace(args,
+method=...)` and `--config run.json` give every field, so another `method` changes no other setting
+there, and `lora_rank` no learning rate. A run whose settings differ from those of its paper logs
+one warning that lists them: with `method`, and also with only `advantages="grpo"` or
+`policy_loss="gspo"`, which name the estimator or the loss. Any number of `samples_per_prompt` and
+`dynamic_sampling` is as published, and other numbers above 0 within a factor of 10. Learning rates,
+batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were
+published without a KL penalty: on Reel, only the KL penalty keeps texts grammatical, so watch the
+KL. DAPO's filter of overlong responses is not here; its penalty is `overlong_buffer`. For CISPO, 5
+is the upper clip of ScaleRL (2510.13786); 1 sets no lower clip. All but `ppo` also set {no_critic}.
 
 | method | paper (arXiv) | sets |
 |---|---|---|
@@ -72,7 +73,7 @@ def _section(title: str, group: type) -> list[str]:
     plain, reel, meanings = RLHFArgs(), RLHFArgs(preset="reel"), _docstrings(group)
     for field in dataclasses.fields(group):
         name, kind = field.name, field.type
-        values = kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.")
+        values = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
         default, changed = getattr(plain, name), getattr(reel, name)
         in_reel = "" if changed == default else f"`{changed!r}`"
         values = " or ".join(f"`{value}`" for value in values.split(" | "))

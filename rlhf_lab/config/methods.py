@@ -7,23 +7,25 @@ MethodName = Literal[
     "ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "remax", "opo", "dapo", "gspo", "cispo"
 ]  # fmt: skip
 NO_CRITIC = dict(vf_coef=0.0, ent_coef=0.0, normalize_reward=False, normalize_advantages=False)
-GROUP = dict(NO_CRITIC, advantages="grpo", policy_loss="ppo", samples_per_prompt=8)
+NO_CRITIC |= dict(whiten_rewards=False)
+CLIPPED = dict(policy_loss="ppo", clip_coef_high=None, dual_clip=None)
+GROUP = dict(NO_CRITIC, **CLIPPED, advantages="grpo", samples_per_prompt=8)
 KL_IN_REWARD = dict(NO_CRITIC, kl_in="reward", kl_estimator="k1", kl_coef=0.05)
-# A log pi of whole responses: the sum over their tokens; right for one pass over the samples
+# A log pi of whole responses: the sum over their tokens; exact for the first step of the one pass
 REINFORCE = dict(policy_loss="policy_gradient", loss_aggregation="constant")
 REINFORCE |= dict(batches_per_learning_phase=1)
 TOKENS, RESPONSES = dict(loss_aggregation="token_mean"), dict(loss_aggregation="sequence_mean")
 # a float other than 0 is an order of magnitude; FREE may be any number
 PAPER_METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
-        "ppo": dict(TOKENS, advantages="gae", policy_loss="ppo"),
+        "ppo": dict(TOKENS, **CLIPPED, advantages="gae"),
         "grpo": dict(GROUP, **RESPONSES, kl_in="loss", kl_estimator="k3"),
         "dr_grpo": GROUP | dict(advantages="dr_grpo", loss_aggregation="constant", kl_coef=0.0),
         "rloo": dict(KL_IN_REWARD, **REINFORCE, advantages="rloo", samples_per_prompt=8),
-        "reinforce++": dict(KL_IN_REWARD, **TOKENS, advantages="reinforce++", policy_loss="ppo"),
+        "reinforce++": dict(KL_IN_REWARD, **TOKENS, **CLIPPED, advantages="reinforce++"),
         "remax": dict(KL_IN_REWARD, **REINFORCE, advantages="remax"),
         "opo": GROUP | REINFORCE | dict(advantages="opo", num_minibatches=1, kl_coef=0.0),
-        "dapo": dict(GROUP, **TOKENS, kl_coef=0.0, clip_coef_high=0.28, dynamic_sampling=10),
+        "dapo": GROUP | TOKENS | dict(kl_coef=0.0, clip_coef_high=0.28, dynamic_sampling=10),
         "gspo": GROUP | RESPONSES | dict(policy_loss="gspo", kl_coef=0.0)
         | dict(clip_coef=3e-4, clip_coef_high=4e-4),
         "cispo": GROUP | TOKENS | dict(policy_loss="cispo", kl_coef=0.0)

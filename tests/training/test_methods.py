@@ -340,6 +340,8 @@ WARNINGS = [  # settings, the method's field, and the fields that the warning li
     ({"method": "dapo", "dynamic_sampling": None}, "method='dapo'", "dynamic_sampling"),
     ({"method": "dapo", "kl_coef": 0.1}, "method='dapo'", "kl_coef"),
     ({"method": "gspo", "clip_coef": 0.2}, "method='gspo'", "clip_coef"),
+    ({"method": "grpo", "clip_coef_high": 0.28, "dual_clip": 3.0, "whiten_rewards": True},
+     "method='grpo'", "clip_coef_high dual_clip whiten_rewards"),
     ({"advantages": "grpo"}, "advantages='grpo'", "vf_coef normalize_reward "
      "normalize_advantages loss_aggregation kl_estimator"),
     ({"policy_loss": "cispo", "advantages": "grpo", "vf_coef": 0.0, "normalize_reward": False},
