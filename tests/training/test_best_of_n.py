@@ -85,7 +85,7 @@ def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
     assert (one.proxy, many.proxy) == pytest.approx((policy.mean(scores), scores.max()))
     (four,) = best_of_n(policy, true_reward, (4,))
     assert four.true_reward == four.proxy
-    for fields in ({"temperature": 0.5}, {"prefix": "the film"}, {"gen_len": 6}):
+    for fields in ({"temperature": 0.5}, {"top_k": 3}, {"prefix": "the film"}, {"gen_len": 6}):
         assert exact_figures(make_trainer(**fields), (2,)) == {}
 
 

@@ -240,6 +240,8 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path):
     train(args, tmp_path / "run", probes=False)
     resume(tmp_path / "run", total_phases=2)
     assert len(tuned) == 2
+    train(dataclasses.replace(args, cpu_tuning=False), tmp_path / "off", probes=False)
+    assert len(tuned) == 2
 
 
 def test_adapter_path_continues_an_exported_adapter(tmp_path):
