@@ -1,4 +1,4 @@
-"""What README and docs/running.md promise, kept by running it."""
+"""Programs and commands of README and docs/running.md run as promised."""
 
 import os
 import re

@@ -193,7 +193,7 @@ def lesson_problems() -> Iterator[str]:
 
 
 def unseen_plots(source: str) -> list[str]:
-    """Return the calls before a cell's last statement that draw something nobody sees."""
+    """Return the calls before a cell's last statement that return a plot without display."""
     statements = ast.parse(re.sub(r"^( *)%.*$", r"\1pass", source, flags=re.MULTILINE)).body
     alone = [s.value for s in statements[:-1] if isinstance(s, ast.Expr)]
     calls = [value for value in alone if isinstance(value, ast.Call)]
