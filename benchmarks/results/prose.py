@@ -21,8 +21,8 @@ that is not a review, over 1,024 new samples after training: mean over seeds (lo
 true reward*. *LoRA* trains adapters of rank 8 on all matrices; *adaptive* controls the KL
 coefficient, with a target of 1.2 nats per review. The number after it is the last coefficient,
 which takes effect when most steps are already made. Rows in lower case are methods as published
-([settings](settings.md#methods)); an *estimator* has PPO's other settings (last column). Rows
-without a KL penalty have one seed. ReMax has no clip, and leaves the language at a higher rate.
+([settings](settings.md#methods)); an *estimator* has PPO's other settings (last column). ReMax
+leaves the language at a higher rate (it has no clip), CISPO at this one (it has no KL penalty).
 
 The classifier has never seen a text that is not a review, so only the KL penalty keeps the policy
 grammatical; and above the KL at which the frontier is flat, more KL does not increase the optimum.
