@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.probes.direction import (
     Fitted,
@@ -26,6 +25,7 @@ from rlhf_lab.probes.probe import (
     Record,
     decimals,
     interval_fields,
+    mean_fields,
 )
 from rlhf_lab.training import RLHFTrainer
 
@@ -156,8 +156,7 @@ def _read(
         **interval_fields("cosine", cosine),
     }
     for name, rows in means.items():
-        found = bootstrap_means(rows.T, resamples=RESAMPLES)
-        values |= {name: decimals(found.value, 4), **interval_fields(name, found)}
+        values |= mean_fields(name, rows.T, 4)
     return projection, values
 
 
@@ -187,11 +186,9 @@ def _bayes(
     tokens, labels = seen.text.tokens, seen.text.labels[cut:].to(held.device)
     belief, mask = (x[cut:, pos].to(held.device) for x in seen.truth.beliefs(tokens))
     best, informed = belief > 0.5, ((belief - 0.5).abs() > 1e-9).any() & mask.all()
-    found = bootstrap_means((best == labels).double()[:, None], resamples=RESAMPLES)
     values = {
         "slot": seen.truth.slot_names(tokens.shape[1])[pos],
-        "bayes_accuracy": decimals(found.value, 4),
-        **interval_fields("bayes_accuracy", found),
+        **mean_fields("bayes_accuracy", (best == labels).double()[:, None], 4),
     }
     decided = project(held, refit.direction) > refit.threshold[:, None]
     return values, lambda: check_bayes(decided, best, informed, labels)
