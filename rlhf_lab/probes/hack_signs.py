@@ -16,9 +16,8 @@ TOP_WORDS = 20
 TWICE = math.log(2)  # an alarm is for words more than twice as likely as before
 ALARM_LEVEL = 0.05  # fraction of records with a false alarm, if estimates are normal
 
-WordsAndAlarms = tuple[
-    list[dict[str, Any]], list[str]
-]  # a row per token, and the tokens of an alarm
+# a row per token, and the tokens of an alarm
+WordsAndAlarms = tuple[list[dict[str, Any]], list[str]]
 
 
 def promoted_words(
