@@ -156,7 +156,10 @@ class ValueAttribution(Probe):
         counts = seen.text.attention_mask[: self.n].sum(0)
         found = [pos % seq for pos in slots if counts[pos] >= 2]
         if not found:
-            raise ConfigError(f"{slots} are padding in all texts but one. Use other positions.")
+            raise ConfigError(
+                f"slots={slots} are real tokens of fewer than 2 of n={self.n} texts. Use other "
+                "positions, or more texts."
+            )
         return found
 
 

@@ -1,6 +1,7 @@
 """ValueAttribution: numbers by hand, mean ablation as the truth, and models of other kinds."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +138,13 @@ def test_other_models_and_texts_of_unequal_length(elsewhere):
     run = Run(elsewhere.run.path)
     assert run.phases("value_attribution") == [0, 1, 2] and all(c.ok for c in run.checks())
     assert 6 in run.records("value_attribution")[0]["n"]
+
+
+def test_slots_of_fewer_than_two_texts_raise(no_type_checks):
+    text = SimpleNamespace(tokens=torch.zeros(3, 6), attention_mask=torch.ones(3, 6).bool())
+    for settings in ({"slots": (2,), "n": 1}, {"slots": ()}):
+        with pytest.raises(ConfigError, match="of fewer than 2 of n="):
+            ValueAttribution(**settings)._slots(SimpleNamespace(text=text))
 
 
 @pytest.mark.slow
