@@ -158,9 +158,13 @@ def _common_settings(args: RLHFArgs, probes: Probes, parts: Mapping[str, Any]) -
     suite = probes if isinstance(probes, Suite) or callable(probes) else Suite(*probes)
     if isinstance(suite, Suite):
         plain = str | int | float | bool | tuple | None
+        is_plain = lambda v: (
+            isinstance(v, plain)
+            or (isinstance(v, Mapping) and all(isinstance(x, plain) for x in v.values()))
+        )
         described: dict[str, Any] = {
             "probes": [
-                probe.settings() | {k: v for k, v in vars(probe).items() if isinstance(v, plain)}
+                probe.settings() | {k: v for k, v in vars(probe).items() if is_plain(v)}
                 for probe in suite.probes
             ],
             "record": suite.record,

@@ -11,6 +11,7 @@ from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import (
     Check,
     KLByPosition,
+    LogitShift,
     Probe,
     Record,
     Run,
@@ -102,7 +103,7 @@ def test_every_number_of_a_record_is_named_by_its_place(tmp_path):
 
 
 @pytest.mark.slow
-def test_finished_runs_are_read_and_more_seeds_are_added(tmp_path, trained):
+def test_finished_runs_are_read_and_more_seeds_are_added(tmp_path, trained, capsys):
     first = ask(tmp_path, seeds=1)
     stamp = (tmp_path / "seed_3" / "metrics.jsonl").stat().st_mtime_ns
     both = ask(tmp_path, seeds=2)
@@ -112,6 +113,11 @@ def test_finished_runs_are_read_and_more_seeds_are_added(tmp_path, trained):
     named = ask(tmp_path, seeds=[4, 6])
     assert trained[2:] == [(6, 0)] and named.seeds == [4, 6]
     assert named[0].metrics() == both[1].metrics()
+    capsys.readouterr()
+    runs(ARGS, (), [3, 7], tmp_path)
+    assert "seed 7" in (bar := capsys.readouterr().out) and "seed 3" not in bar and "100%" in bar
+    runs(ARGS, (), [3, 7], tmp_path)
+    assert capsys.readouterr().out.strip() == ""
 
 
 @pytest.mark.slow
@@ -172,6 +178,8 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
     """Its own settings name sites and phases alone."""
     settings = lambda n: module._common_settings(ARGS, [KLByPosition(n=n)], {})
     assert settings(4) == settings(4) and settings(4) != settings(8)
+    words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
+    assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
 
 
 @pytest.mark.parametrize("part", module.OF_ONE_RUN)
