@@ -39,6 +39,11 @@ CONTRASTS = """() => {
   const behind = el => { if (!el) return [255, 255, 255];
     const [rgb, a] = numbers(getComputedStyle(el).backgroundColor);
     return a >= 1 ? rgb : over(rgb, a, behind(el.parentElement)); };
+  const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+  const filtered = (rgb, el) => { const { filter } = getComputedStyle(el);
+    if (filter === 'none') return rgb;
+    Object.assign(pen, { filter, fillStyle: `rgb(${rgb.map(Math.round)})` }).fillRect(0, 0, 1, 1);
+    return [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3); };
   const opacity = el => el ? getComputedStyle(el).opacity * opacity(el.parentElement) : 1;
   const found = [];
   for (const root of document.querySelectorAll(ROOTS)) {
@@ -47,7 +52,8 @@ CONTRASTS = """() => {
       const node = walker.currentNode, el = node.parentElement, text = node.textContent.trim();
       if (!text || !el.getClientRects().length || el.closest('style,script')) continue;
       const low = behind(el), [rgb, a] = numbers(getComputedStyle(el).color);
-      const pair = [light(over(rgb, a * opacity(el), low)), light(low)].sort((x, y) => y - x);
+      const pair = [over(rgb, a * opacity(el), low), low].map(c => light(filtered(c, el)))
+        .sort((x, y) => y - x);
       found.push([text.slice(0, 40), (pair[0] + 0.05) / (pair[1] + 0.05)]);
     }
   }
