@@ -20,7 +20,8 @@ RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_se
  nats per sequence
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
  exact=kl k1=k1_mean,k1_low,k1_high | nats per token
-KLByPosition | table | estimators of the KL | slot=slots | sequences=tokens_at
+KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} |
+ slot=slots | sequences=tokens_at
  k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high sd_of_k1=k1_sd
  sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
 AttentionDrift | bars | shift by head and cause, n = {n} | heads |
@@ -80,7 +81,6 @@ NeuronRank | table | neurons | neurons | contribution by_activation activation a
 NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_sums b_out both=mlp | logits
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """
-STRIPS = "advantage true_advantage value true_value kl"
 SHIFTS = "shift own_weights inherited scale read_out"
 SCALES = {  # kind and ends of the scale of a matrix
     "matrix": ("sequential", None),

@@ -5,7 +5,6 @@ from html import escape
 from types import MappingProxyType
 
 from rlhf_lab.probes.run_health import FREE_KL
-from rlhf_lab.views.declared import STRIPS
 from rlhf_lab.views.pictures import Curves, Matrix, Table
 from rlhf_lab.views.plots import heatmaps
 from rlhf_lab.views.records import (
@@ -33,6 +32,9 @@ AT_A_CELL = (
     "auc cosine_with_reference split_half_cosine positive_projection "
     "negative_projection"
 )
+# numbers of tokens as colors, and their units if they have one
+STRIPS = dict.fromkeys("advantage true_advantage value true_value".split(), "") | {"kl": " in nats"}
+STRIPS |= dict.fromkeys(("true_advantage", "true_value"), " in units of the reward")
 # columns of a ledger, and their digits
 LEDGER = dict.fromkeys("old_logprob logprob ratio advantage whitened return value kl".split(), 3)
 LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
@@ -160,11 +162,11 @@ def _ledger(at: Snapshot) -> Pictures:
 
 
 def _texts(at: Snapshot) -> Pictures:
-    for name in STRIPS.split():
-        title = name.replace("true_", "exact ").replace("_", " ")
+    for name, unit in STRIPS.items():
+        label = name.replace("true_", "exact ").replace("_", " ")
         kind = "sequential" if name in ("kl", "true_value") else "diverging"
         mask = "truth_mask" if name.startswith("true_") else "mask"
-        yield strip(at, title, name, title, kind, mask)
+        yield strip(at, label + unit, name, label, kind, mask)
 
 
 def _singular_values(at: Snapshot) -> Pictures:

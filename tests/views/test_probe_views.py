@@ -392,17 +392,18 @@ def test_derived_numbers_match_hand_computed():
 
 def test_tokens_have_their_own_values_and_prompts_none():
     pictures, at = drawn("TextHeatmap")
-    strips = {p.title: p for p in pictures if isinstance(p, Strip)}
-    assert len(strips) == 5
+    strips = {p.unit: p for p in pictures if isinstance(p, Strip)}
+    assert len(strips) == 5 and strips["kl"].title == "phase 3: kl in nats"
+    assert strips["exact value"].title == "phase 3: exact value in units of the reward"
     for field in at.tensors.keys() - {"mask", "truth_mask", "states"}:
         label = field.replace("true_", "exact ").replace("_", " ")
-        (row,) = strips[f"phase 3: {label}"].rows
+        (row,) = strips[label].rows
         assert row[0] == f"text 0, reward {at['rewards'][0]:.4g}" and row[1] == ["<p>", "A", "B"]
         assert row[2] == [None, *at.tensors[field][0].tolist()]
-        assert strips[f"phase 3: {label}"].unit == label
+        assert strips[label].title.startswith(f"phase 3: {label}")
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
-    page = fragment(strips["phase 3: kl"])
+    page = fragment(strips["kl"])
     first, second = at.tensors["kl"][0].tolist()
     assert re.search(rf'title="kl {first:.9g}[^"]*">A<.*title="kl {second:.9g}[^"]*">B<', page)
 
