@@ -67,7 +67,8 @@ Direction | accuracy | accuracy of the direction, held out, n = {sequences[held]
 FrozenProbe | table | all sites | sites | accuracy_frozen gap called shift cosine split_half
  moved_cosine accuracy_control size |
 LogitShift | curves | shift of the logit difference | | shift=measured_rows | logits
-LogitShift | bars | shift by component | components | shift=shift_rows own_weights=own_weights_rows
+LogitShift | bars | shift of logit({word} - {other}) by component | components |
+ shift=shift_rows own_weights=own_weights_rows
  inherited_from_earlier_components=inherited_rows the_scale_of_the_norm=scale_rows
  unembedding=read_out_rows | logits
 LogitShift | table | sum over components | cause=causes | logits=cause_sums |

@@ -35,6 +35,12 @@ class Snapshot:
         """The tensors stored with the record."""
         return self.run.tensors(self.name, self.phase)
 
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the probe, such as the words that it compares."""
+        probes = self.run.store.read_suite()["probes"]
+        return next((probe for probe in probes if probe["name"] == self.name), {})
+
     def __getitem__(self, name: str) -> Any:
         """Return a field of the record, or a tensor as lists."""
         if name in self.record or not self.run.store.tensor_path(self.name, self.phase).is_file():
@@ -49,8 +55,8 @@ class Snapshot:
             return None
 
     def title(self, text: str) -> str:
-        """Return a title with the fields that it names in braces; {number} counts steps from 1."""
-        fields = {"number": self.record.get("step", 0) + 1, **self.record}
+        """Return a title with the fields or settings in braces; {number} counts steps from 1."""
+        fields = {"number": self.record.get("step", 0) + 1, **self.settings, **self.record}
         return f"phase {self.phase}: {text.format_map(fields)}"
 
 

@@ -184,7 +184,7 @@ FrozenProbe | of two halves, phase 3 | split_half 1 *
 FrozenProbe | # gap | gap 1 *
 FrozenProbe | # shift | shift 0 *
 FrozenProbe | # moved cosine | moved_cosine 0 *
-LogitShift | c1, shift | T.shift 1,0
+LogitShift | phase 3: shift of logit(good - bad) by component > c1, shift | T.shift 1,0
 LogitShift | c0, own weights | T.own_weights 0,0
 LogitShift | c1, inherited from earlier components | T.inherited 1,0
 LogitShift | c1, the scale of the norm | T.scale 1,0
