@@ -124,7 +124,7 @@ def matrix(
 ) -> Matrix | None:
     """Return a grid of a record, or None without the field; None in it stays blank.
 
-    If the values have intervals, a note names the best of all cells.
+    If the values have intervals, a note names the largest of all cells.
     """
     (grid, low, high), note = read_column(at, values), ""
     if grid is None:
@@ -132,9 +132,9 @@ def matrix(
     cells = [(x, i, j) for i, row in enumerate(grid) for j, x in enumerate(row) if x is not None]
     cells = [cell for cell in cells if low and cell[1] < len(low)]
     if cells:
-        best, i, j = max(cells)
-        note = f"Best of the {len(cells)} compared: {bracketed(best, low[i][j], high[i][j])} at "
-        note += f"{rows[i]}, {cols[j]} (95 % interval of this cell alone)."
+        largest, i, j = max(cells)
+        note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
+        note += f"at {rows[i]}, {cols[j]} (95 % interval of this cell alone)."
     ends = None if low is None else (low, high)
     return Matrix(grid, rows, cols, at.title(title), unit, kind, limits, note, ends)
 

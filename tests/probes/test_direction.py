@@ -194,7 +194,7 @@ def test_pictures_name_the_best_of_all_cells_with_its_interval(finished, probe, 
     n = record["sequences"]["held"] if "sequences" in record else record["held_out"]
     page = probe_html(finished, probe)
     assert f"n = {n}" in page and n >= 30
-    assert f"Best of the {len(cells)} compared: {max(x for x, *_ in cells):.4g} [" in page
+    assert f"Largest of the {len(cells)} compared: {max(x for x, *_ in cells):.4g} [" in page
 
 
 @pytest.mark.slow

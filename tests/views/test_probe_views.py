@@ -427,12 +427,12 @@ def test_large_values_do_not_set_the_color_scale():
     assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
 
 
-def test_matrix_notes_its_best_cell_and_how_many_were_compared():
+def test_matrix_notes_its_largest_cell_and_how_many_were_compared():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
     draw = lambda values: records.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
-    best = "Best of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
-    assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(best)
+    largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
+    assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(largest)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
     assert draw([[0.2]]).note == "" == draw(([[None, None]], *ends)).note
 
