@@ -38,7 +38,6 @@ def paths(tmp_path_factory):
     return [place / str(i) for i in range(3)]
 
 
-@pytest.mark.slow
 def test_seeds_have_mean_and_t_interval(paths):
     page = runs_page(collect_runs([Run(path) for path in paths[:2]]))
     reach = T_TWO_OF_TWO * 0.1  # the standard error of 0.2 and 0.4
