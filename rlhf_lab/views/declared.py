@@ -13,7 +13,7 @@ from rlhf_lab.views.intervals import mean_with_ends
 from rlhf_lab.views.records import ENDS, MOST_ROWS, MOST_SLOTS, Column, Drawn, Snapshot, slots
 
 # probe | kind | title | labels of rows, of columns | LABEL=FIELD ... | unit. In a label, _ is a
-# space; a field is one of the record, of its tensors or of COMPUTED; NAME,LOW,HIGH are three.
+# space, __ is _; a field is one of the record, its tensors or COMPUTED; NAME,LOW,HIGH are three.
 PICTURES = """
 RunHealth | curves | reward | | mean_reward true_reward optimal_reward | reward
 RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence |
@@ -25,7 +25,7 @@ KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} 
  k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high sd_of_k1=k1_sd
  sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
 AttentionDrift | bars | shift by head and cause, n = {n} | heads |
- pattern_(QK)=qk values_(OV)=ov W_O=wo | logits
+ pattern_(QK)=qk values_(OV)=ov W__O=wo | logits
 AttentionDrift | table | total variation of the pattern at {query} | head=heads |
  total_variation=tv_here |
 AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
@@ -79,10 +79,16 @@ WordsMoved | rows | words by probability won | | word_table |
 NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
 NeuronRank | table | neurons | neurons | contribution by_activation activation activation_shift
  write most_active_at=active |
-NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_sums b_out both=mlp | logits
+NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_sums b__out=b_out both=mlp | logits
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """
-SHIFTS = "shift own_weights inherited scale read_out"
+SHIFTS = {  # labels of the shift and of its causes
+    "shift": "shift",
+    "own_weights": "own weights",
+    "inherited": "inherited from earlier components",
+    "scale": "the scale of the norm",
+    "read_out": "unembedding",
+}
 SCALES = {  # kind and ends of the scale of a matrix
     "matrix": ("sequential", None),
     "fraction": ("sequential", (0.0, 1.0)),
@@ -98,7 +104,7 @@ def tensor(name: str, read: Callable[[Tensor], Any]) -> Callable[[Snapshot], Any
 
 
 def _cause_sums(at: Snapshot) -> tuple[Any, ...]:
-    known = [at.tensors[name].sum(0) for name in SHIFTS.split() if name in at.tensors]
+    known = [at.tensors[name].sum(0) for name in SHIFTS if name in at.tensors]
     return mean_with_ends(torch.stack(known))
 
 
@@ -141,10 +147,10 @@ COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = MappingProxyType(
     {
         **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
         **{x: tensor(x, lambda t: t.unbind(-1)) for x in ("put_in", "taken_out", "shapley")},
-        **{f"{x}_rows": tensor(x, mean_with_ends) for x in SHIFTS.split()},
+        **{f"{x}_rows": tensor(x, mean_with_ends) for x in SHIFTS},
         "measured_rows": tensor("measured", mean_with_ends),
         "cause_sums": _cause_sums,
-        "causes": lambda at: [x.replace("_", " ") for x in SHIFTS.split() if x in at.tensors],
+        "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
         "by_key": _shift_by_key,
         "slots": slots,
         "sites": lambda at: list(map(draw.short_site, at["sites"])),
@@ -215,7 +221,8 @@ def read_name(name: str) -> Column:
 def parse_columns(words: Iterable[str]) -> dict[str, Column]:
     """Return columns by label."""
     pairs = [word.partition("=") for word in words]
-    return {label.replace("_", " "): read_name(name or label) for label, _, name in pairs}
+    spaced = lambda label: label.replace("_", " ").replace("  ", "_")
+    return {spaced(label): read_name(name or label) for label, _, name in pairs}
 
 
 def parse_pictures(table: str) -> tuple[PictureRow, ...]:

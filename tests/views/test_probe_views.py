@@ -130,7 +130,7 @@ KLByPosition | # information about the reward | information 1
 KLByPosition | # sequences | tokens_at 0
 AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
-AttentionDrift | L0H1, W O | wo 1 *
+AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | # total variation | tv_here 1 *
 ComponentTransplant | g1, patched in | T.put_in 1
 ComponentTransplant | g0, patched out | T.taken_out 0
@@ -194,7 +194,7 @@ LogitShift | # measured shift | measured_shift
 LogitShift | shift, phase 3 | T.measured 0
 NeuronRank | L0N2, contribution | contribution 1 *
 NeuronRank | L0N1, by activation | by_activation 0
-NeuronRank | L1 mlp, b out | b_out 1
+NeuronRank | L1 mlp, b_out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
 NeuronRank | L1 mlp, its neurons | T.neuron_contribution 1 sum
 NeuronRank | # activation shift | activation_shift 1
@@ -381,6 +381,8 @@ def test_derived_numbers_match_hand_computed():
     assert "L0H0: 12.50, L0H1: 12.62" in pictures[-1].alt
     pictures, at = drawn("ValueLens")
     assert not any(f"> s0, B: {at['r2'][0][1]:.9g}" in title for title in titles(pictures))
+    (table,) = (p for p in drawn("LogitShift")[0] if isinstance(p, Table) and "cause" in p.columns)
+    assert [row[0] for row in table.rows[1:4:2]] == ["own weights", "the scale of the norm"]
     pictures, at = drawn("StepInfluence")
     (strip,) = (p for p in pictures if isinstance(p, Strip))
     rows = at.tensors["rows"]
