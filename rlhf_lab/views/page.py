@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.views.collect import pack
+from rlhf_lab.views.jobs import N_TEXTS, SECONDS_PER_JOB
 from rlhf_lab.views.marks import SVG_STYLE
 
 SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
@@ -65,4 +66,6 @@ def assemble(
         header=visible(first),
         blocks="\n".join(packed),
         script=script,
+        n_texts=N_TEXTS,
+        seconds=SECONDS_PER_JOB,
     )
