@@ -1,12 +1,19 @@
 """The recipes in docs/recipes: each program runs and prints the output on its page."""
 
+import copy
 import importlib.util
 import re
 import shlex
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+
+from rlhf_lab.course.exercises.toys import toy_transformer
+from rlhf_lab.diffing import WeightLine
+from rlhf_lab.models import load_model
+from tests.tiny_families import random_tokens, tiny_of
 
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
@@ -56,3 +63,38 @@ def test_a_recipe_runs_and_prints_what_its_page_shows(name, tmp_path, warm_pytho
         assert done.returncode == 0, done.stderr
         if step.shown is not None:
             assert without_numbers(done.stdout) == without_numbers(step.shown)
+
+
+def functions(name: str) -> dict[str, Any]:
+    """The functions of a recipe's program."""
+    source = dict(BLOCK.findall((RECIPES / f"{name}.md").read_text(encoding="utf-8")))["python"]
+    namespace = {"__name__": name}
+    exec(source, namespace)
+    return namespace
+
+
+@pytest.mark.slow
+def test_fisher_form_is_the_kl_of_a_small_step(llama_tokenizer):
+    model = load_model(tiny_of("GPT2LMHeadModel"), llama_tokenizer)
+    moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in moved.parameters():
+            weight += 0.1 * torch.randn(weight.shape, generator=generator)
+    recipe, tokens = functions("fisher_information"), random_tokens()[:, :10]
+    line = WeightLine(model, moved, in_float64=True)
+    whole = recipe["fisher_quadratic"](line, tokens, line.delta).sum()
+    small = recipe["kl_of_step"](line, tokens, line.delta, 1e-3).sum()
+    assert (small / 1e-6 / whole).item() == pytest.approx(1, abs=5e-3)
+
+
+@torch.no_grad()
+def test_lens_divergence_matches_hand_computed():
+    """Models of zeros: one gives word 0 ten times the weight of the other ten."""
+    models = [toy_transformer(), toy_transformer()]
+    for model in models:
+        for weight in model.parameters():
+            weight.zero_()
+    models[0].unembed.b_U[0] = 2.3025851
+    kl = functions("lens_by_layer")["lens_divergence"](*models, *torch.randn(2, 2, 1, 3, 8))
+    # 1/2 log(11/2) + 10/20 log(11/20)
+    torch.testing.assert_close(kl, torch.full((2, 1, 3), 0.5534566), atol=1e-6, rtol=1e-6)
