@@ -94,11 +94,9 @@ def answer_learning(lines: Sequence[Line]) -> str:
     if last > first:
         half = next(phase for phase, x in rewards if x >= (first + last) / 2)
         answer += f"; half of the gain by phase {half}"
-    if len(lines) > 3 and kl and abs(kl[-1][1]) < STALLED_KL:
-        answer += (
-            f". The policy has hardly moved (KL {kl[-1][1]:.4f} nats): base_lr is 2e-5 by "
-            "default, adapters need 3e-4 to 1e-3"
-        )
+    is_trained = len(lines) > 3 and any(line.get("base_lr") != 0 for line in lines)
+    if is_trained and kl and abs(kl[-1][1]) < STALLED_KL:
+        answer += f". The policy has hardly moved (KL {kl[-1][1]:.4f} nats): raise base_lr"
     return answer + "."
 
 

@@ -195,6 +195,8 @@ def test_answers_about_metrics_match_hand_computed():
     stalled = metric_lines(mean_reward=[0.5, 0.6, 0.8, 1.0], kl_per_sequence=[0.0, 9.0, 0.2, 0.001])
     answer = answers.answer_learning(stalled)
     assert "from 0.500 to 1.000; half of the gain by phase 2" in answer and "hardly" in answer
+    frozen = [line | {"base_lr": 0.0} for line in stalled]  # on purpose: the value head only
+    assert "hardly" not in answers.answer_learning(frozen)
     (one,) = metric_lines(mean_reward=[0.5], true_reward=[None])
     assert answers.answer_learning([one]) == (
         "One phase is done: before learning, the mean reward is 0.500."
