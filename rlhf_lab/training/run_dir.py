@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -68,7 +69,7 @@ class RunDir:
     """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = Path(os.path.expanduser(path))
         self.info_path, self.checkpoints = path / INFO, path / "checkpoints"
 
     @classmethod
