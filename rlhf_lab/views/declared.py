@@ -1,6 +1,6 @@
 """Pictures of the built-in probes: a table of the fields that go to each picture."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +21,7 @@ RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_se
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
  exact=kl k1=k1_mean,k1_low,k1_high | nats per token
 KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} |
- slot=slots | sequences=tokens_at
+ slot=kl_slots | sequences=tokens_at
  k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high sd_of_k1=k1_sd
  sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
 AttentionDrift | bars | shift by head and cause, n = {n} | heads |
@@ -152,7 +152,7 @@ COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = MappingProxyType(
         "cause_sums": _cause_sums,
         "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
         "by_key": _shift_by_key,
-        "slots": slots,
+        "kl_slots": lambda at: slots(at, len(at["kl"])),
         "sites": lambda at: list(map(draw.short_site, at["sites"])),
         "tuned_sites": lambda at: list(map(draw.short_site, at.get("tuned_sites") or ())),
         "terms": lambda at: [term.replace("_", " ") for term in at["terms"]],
@@ -197,20 +197,27 @@ class PictureRow:
 
     def draw(self, at: Snapshot) -> Drawn | None:
         """Return the picture of one record, or None without the fields."""
-        names = [label.partition("=")[2] or label for label in self.labels]
-        labels = [draw.read_column(at, read_name(name))[0] or () for name in names]
         (label, column), *_ = self.columns.items()
-        if self.kind == "bars":
-            most = MOST_SLOTS if names[0].endswith("slots") else MOST_ROWS
-            return draw.field_bars(at, self.title, labels[0], self.columns, self.unit, most)
         if self.kind == "table":
             return draw.field_table(at, self.title, parse_columns(self.labels) | self.columns)
         if self.kind == "rows":
             return draw.row_table(at, self.title, column, *self.labels)
         if self.kind == "strip":
             return draw.strip(at, self.title, column, label, top=3)
+        values = draw.read_column(at, column)[0] or [()]
+        if self.kind == "bars":
+            name, labels = self.labels[0], _read_labels(at, self.labels[0], len(values))
+            most = MOST_SLOTS if name.endswith("slots") else MOST_ROWS
+            return draw.field_bars(at, self.title, labels, self.columns, self.unit, most)
+        labels = [_read_labels(at, name, len(values[0])) for name in self.labels]
         kind, limits = SCALES[self.kind]
         return draw.matrix(at, self.title, column, *labels, self.unit, kind, limits)
+
+
+def _read_labels(at: Snapshot, name: str, positions: int) -> Sequence[str]:
+    if name == "slots":
+        return slots(at, positions)
+    return draw.read_column(at, read_name(name))[0] or ()
 
 
 def read_name(name: str) -> Column:

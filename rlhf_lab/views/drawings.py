@@ -91,7 +91,7 @@ def _drift(records: Snapshots) -> Pictures:
     first = records[0]
     cells = [(x, i, j) for i, row in enumerate(first["accuracy"]) for j, x in enumerate(row)]
     _, i, j = max(cells)
-    where, counts = f"{short_site(first['sites'][i])}, {slots(first)[j]}", first["sequences"]
+    where, counts = f"{short_site(first['sites'][i])}, {slots(first, j + 1)[j]}", first["sequences"]
     yield (
         f"<p>At {escape(where)}, the most accurate of {len(cells)} cells in the first record; "
         f"fitted to {counts['fitted']} sequences, evaluated on {counts['held']} others.</p>"

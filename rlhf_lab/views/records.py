@@ -65,7 +65,7 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
-def slots(at: Snapshot, n: int = MOST_SLOTS) -> list[str]:
+def slots(at: Snapshot, n: int) -> list[str]:
     """Return the names of the slots, or n positions."""
     return at.get("slots") or [str(i) for i in range(n)]
 

@@ -140,5 +140,6 @@ def test_torchrun_trains_shards_with_the_default_probes(tmp_path):
     info = RunDir.open(out).read_info()
     assert info["status"] == "finished" and info["processes"] == 2
     checks = lines(out / "probes/checks.jsonl")
-    assert len(checks) > 20 and all(check["ok"] for check in checks)
-    assert len(list((out / "probes/records").glob("*.jsonl"))) == 8
+    recorded = {path.stem for path in (out / "probes/records").glob("*.jsonl")}
+    assert len(recorded) == 8 and recorded == {check["probe"] for check in checks}
+    assert len(checks) == 20 and all(check["ok"] for check in checks)

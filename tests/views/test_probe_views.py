@@ -289,11 +289,22 @@ def made(kind):
     return [records.Snapshot(run, "probe", record) for record in found]
 
 
-def drawn(kind):
+def drawn(kind, without=()):
     """All pictures of the two records: over phases, and of the last one."""
     found = made(kind)
+    for name in without:
+        for at in found:
+            del at.record[name]
     over = pictures_over("probe", kind, found)
     return [*over, *draw_declared("probe", kind, found[-1])], found[-1]
+
+
+@pytest.mark.parametrize("kind", ["KLByPosition", "KLAttribution", "ValueLens", "Direction"])
+def test_slots_of_a_text_without_names_are_positions(kind):
+    named, positions = (drawn(kind, without)[0] for without in ((), ("slots",)))
+    assert len(titles(positions)) == len(titles(named))
+    columns = [p.cols for p in positions if isinstance(p, Matrix)]
+    assert all([x.strip(" *") for x in cols] == ["0", "1"] for cols in columns if cols), columns
 
 
 def titles(pictures):
