@@ -85,8 +85,13 @@ class Run:
         return sorted(path.stem for path in self.store.path.glob("records/*.jsonl"))
 
     def kinds(self) -> dict[str, str]:
-        """Return the class of each probe of the suite by its name, in the order of the suite."""
-        return {probe["name"]: probe["kind"] for probe in self.store.read_suite()["probes"]}
+        """Return the class of each probe with records by name, in the order of the suite."""
+        names, suite = self.probes(), self.store.read_suite()["probes"]
+        return {probe["name"]: probe["kind"] for probe in suite if probe["name"] in names}
+
+    def find_probe(self, kind: str) -> str | None:
+        """Return the name of the first probe of a class with records, None without one."""
+        return next((name for name, other in self.kinds().items() if other == kind), None)
 
     def records(self, probe: str) -> list[dict[str, Any]]:
         """Return the records of a probe, in the order of phases.

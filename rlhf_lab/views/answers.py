@@ -51,9 +51,8 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
 
 
 def _records(run: Run, kind: str) -> list[dict[str, Any]]:
-    """Return the records of the first probe of a class under any name."""
-    kinds = run.kinds()
-    return next((run.records(name) for name in run.probes() if kinds.get(name) == kind), [])
+    name = run.find_probe(kind)
+    return run.records(name) if name else []
 
 
 def _patched(run: Run) -> str:

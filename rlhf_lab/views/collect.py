@@ -30,12 +30,6 @@ def pack(value: Any) -> str:
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
-def probe_kinds(run: Run) -> dict[str, str]:
-    """Return the class of each probe with records, by name, in the order of the suite."""
-    names = run.probes()
-    return {name: kind for name, kind in run.kinds().items() if name in names}
-
-
 def probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
     """Return the pictures of a probe over phases, and those of each record by phase.
 
@@ -108,9 +102,9 @@ def collect_run(run: Run, label: str = "") -> RunData:
     """
     columns, rows = sample_rows(run)
     with reading(run.path / FOLDER):
-        kinds = probe_kinds(run)
+        kinds = run.kinds()
         drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
-        tokens = collect_tokens(run, kinds)
+        tokens = collect_tokens(run)
     return RunData(run, label or visible(run.path.name), columns, rows, kinds, drawn, tokens)
 
 

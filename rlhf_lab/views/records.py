@@ -141,12 +141,13 @@ def matrix(
 
 def field_table(at: Snapshot, title: str, columns: Columns) -> Table | None:
     """Return columns of a record as a table with intervals in brackets, or None."""
+    known = _known(at, columns)
     cells = [
         x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
-        for x, low, high in _known(at, columns).values()
+        for x, low, high in known.values()
     ]
     rows = list(zip(*cells, strict=True))
-    return Table(list(_known(at, columns)), rows, at.title(title)) if rows else None
+    return Table(list(known), rows, at.title(title)) if rows else None
 
 
 def row_table(at: Snapshot, title: str, field: str, order: str = "") -> Table | None:

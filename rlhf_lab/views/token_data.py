@@ -1,6 +1,6 @@
 """Numbers of each token of the stored texts, and of each slot, for the token panel."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rlhf_lab.console import visible
@@ -12,14 +12,14 @@ TOKEN_COLUMNS = {field: field.replace("_", " ") for field in FIELDS}
 TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact value"}
 
 
-def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, Any]]:
+def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
     """Return the texts of each record of TextHeatmap by phase, with facts about their slots.
 
     A fact comes from the latest record that is not after the phase; it begins after the prompt.
     """
-    kl, lens = (_records(run, kinds, kind) for kind in ("KLByPosition", "ValueLens"))
+    kl, lens = (_records(run, kind) for kind in ("KLByPosition", "ValueLens"))
     found = {}
-    for at in _records(run, kinds, "TextHeatmap"):
+    for at in _records(run, "TextHeatmap"):
         facts: list[dict[str, Any]] = []
         for records, read in ((kl, _kl_facts), (lens, _value_facts)):
             earlier = [other for other in records if other.phase <= at.phase]
@@ -30,9 +30,8 @@ def collect_tokens(run: Run, kinds: Mapping[str, str]) -> dict[int, dict[str, An
     return found
 
 
-def _records(run: Run, kinds: Mapping[str, str], kind: str) -> list[Snapshot]:
-    """Return the records of the first probe of a class."""
-    name = next((name for name, other in kinds.items() if other == kind), None)
+def _records(run: Run, kind: str) -> list[Snapshot]:
+    name = run.find_probe(kind)
     return [Snapshot(run, name, record) for record in run.records(name)] if name else []
 
 
