@@ -160,7 +160,7 @@ def check_bayes(
     informed: Bool[Tensor, "*pos"],
     labels: Bool[Tensor, " n"],
 ) -> Check:
-    """Check that no decision beats Bayes' rule by more than 4 standard errors where it is known."""
+    """Check that no informed decision beats Bayes' rule by more than 4 standard errors."""
     excess, error = paired_excess(decided, best.expand_as(decided), labels)
     beaten = (excess - 4 * error).masked_fill(~informed, 0.0).max().clamp(min=0).item()
     return Check.at_most("Bayes' rule is not beaten", beaten, 0.0)

@@ -164,5 +164,7 @@ def _checks(
             abs(total.item() - linear) / least,
             ROUNDING[seen.args.rounding],
         ),
-        Check.at_most("the step is that of the weights", apart / max(length, 1e-12), 1e-3),
+        Check.at_most(
+            "the formula gives the step of the weights", apart / max(length, 1e-12), 1e-3
+        ),
     ]

@@ -151,4 +151,6 @@ def _sum_check(seen: Observation, found: float) -> Check:
         terms = objective_terms(ctx.policy, ctx.reference, *settings)
     target = terms.objective.item()
     gap = abs(found - target) / max(1.0, abs(target))
-    return Check.at_most("the shares sum to the objective", gap, SHARES_GAP[seen.args.rounding])
+    return Check.at_most(
+        "the contributions of tokens sum to the objective", gap, SHARES_GAP[seen.args.rounding]
+    )

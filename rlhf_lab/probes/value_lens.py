@@ -171,7 +171,7 @@ def correlation_with(
     It is nan if one of the two does not vary.
 
     Args:
-        mask: False where there is no value; all count when None.
+        mask: True for rows that have a value; all when None.
     """
     weight = torch.ones_like(value, dtype=torch.bool) if mask is None else mask
     x, y = (exact(z).cpu().where(weight.cpu(), 0.0) for z in (estimate, value))

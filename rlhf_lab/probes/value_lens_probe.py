@@ -35,7 +35,7 @@ States = dict[str, Float[Tensor, "batch seq d_model"]]
 
 
 class ValueTarget(NamedTuple):
-    """Values that linear probes predict, where they are defined, and the names of the columns."""
+    """Values that linear probes predict, a mask of those that exist, and names of columns."""
 
     value: Float[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
@@ -83,27 +83,27 @@ class ValueLens(TextProbe):
     def observe(self, seen: Observation) -> Record:
         policy, on_eval = seen.ctx.policy, self.text == "eval"
         text = (seen.text.tokens, seen.text.attention_mask) if on_eval else text_at(seen.ctx)
-        real, states, own = text[1], _states(seen, *text), seen.acts["values"]
-        residuals, shown = torch.stack(list(states.values())), real[:KEEP]
+        real, states, head_values = text[1], _states(seen, *text), seen.acts["values"]
+        residuals, kept_mask = torch.stack(list(states.values())), real[:KEEP]
         lens = value_lens(policy, residuals[:, :KEEP])
-        values, tensors = {"sites": list(states)}, {"lens": _real_tokens(lens, shown)}
+        values, tensors = {"sites": list(states)}, {"lens": _real_tokens(lens, kept_mask)}
         counts = slice(None) if on_eval else slice(seen.prefix_len - 1, -1)
-        x, value = residuals[:, :, counts], own[:, counts]
+        x, value = residuals[:, :, counts], head_values[:, counts]
         target = _target(seen) if on_eval else _returns(seen)
         if target is not None:
             values |= _predict_target(x, value, target, self.ridge, not on_eval)
-        if len(own) >= FEWEST_SEQUENCES:
+        if len(head_values) >= FEWEST_SEQUENCES:
             mask = real if on_eval else seen.ctx.rollout.samples.mask
             translators, fields = _translate(policy, list(states), x, value, mask, self.ridge)
             values |= fields
             if translators:
                 moved = [each(states[site][:KEEP]) for site, each in translators.items()]
                 lens_tuned = value_lens(policy, torch.stack(moved))
-                tensors["lens_tuned"] = _real_tokens(lens_tuned, shown)
+                tensors["lens_tuned"] = _real_tokens(lens_tuned, kept_mask)
 
         def check_last() -> Check:
-            gap = F.zero_masked(lens[-1] - own[:KEEP], shown).abs().max().item()
-            gap /= max(1.0, own.abs().max().item())
+            gap = F.zero_masked(lens[-1] - head_values[:KEEP], kept_mask).abs().max().item()
+            gap /= max(1.0, head_values.abs().max().item())
             allowed = seen.allowed(1e-5, half=5e-3)
             return Check.at_most("the last layer's lens is the value", gap, allowed)
 
@@ -142,7 +142,7 @@ def _returns(seen: Observation) -> ValueTarget:
 
 def _predict_target(
     residuals: Float[Tensor, "site batch seq d_model"],
-    own: Float[Tensor, "batch seq"],
+    head_values: Float[Tensor, "batch seq"],
     target: ValueTarget,
     ridge: float | None,
     pooled: bool,
@@ -166,7 +166,7 @@ def _predict_target(
         **interval_fields("r2", r2_interval(fits, held)),
     }
     if not pooled:
-        found = correlation_with(own, value, mask, resamples=RESAMPLES)
+        found = correlation_with(head_values, value, mask, resamples=RESAMPLES)
         fields |= {"head_correlation": decimals(found.value, 4), "head_n": len(value)}
         fields |= interval_fields("head_correlation", found)
     return fields
@@ -176,12 +176,12 @@ def _translate(
     policy: TransformerWithValueHead,
     sites: list[str],
     residuals: Float[Tensor, "site batch seq d_model"],
-    own: Float[Tensor, "batch seq"],
+    head_values: Float[Tensor, "batch seq"],
     mask: Bool[Tensor, "batch seq"],
     ridge: float | None,
 ) -> tuple[dict[str, Affine], dict[str, Any]]:
     """Return translators by site, and R2 of both lenses with the model's own value, held out."""
-    cut = 2 * len(own) // 3
+    cut = 2 * len(head_values) // 3
     early = [i for i in spread_over(len(sites)) if i != len(sites) - 1]
     fit = [(residuals[i, :cut], residuals[-1, :cut], mask[:cut]) for i in early]
     if ridge is None:
@@ -189,11 +189,11 @@ def _translate(
     found, held = [fit_translator(*rows, ridge) for rows in fit], residuals[early, cut:]
     moved = torch.stack([each(x) for each, x in zip(found, held, strict=True)])
     fields = {"tuned_sites": [sites[i] for i in early], "tuned_ridge": ridge}
-    fields |= {"lens_held_out": len(own) - cut}
-    whole = own[cut:].flatten()[None], mask[cut:].flatten()[None]
+    fields |= {"lens_held_out": len(head_values) - cut}
+    whole = head_values[cut:].flatten()[None], mask[cut:].flatten()[None]
     for name, states in (("raw_r2", held), ("tuned_r2", moved)):
         fits = [HeldOutFit(lens.flatten()[None], *whole) for lens in value_lens(policy, states)]
-        ends = interval_fields(name, r2_interval(fits, len(own) - cut))
+        ends = interval_fields(name, r2_interval(fits, len(head_values) - cut))
         fields[name] = [decimals(r_squared(*fit)[0][0], 4) for fit in fits]
         fields |= {end: [x[0] for x in xs] for end, xs in ends.items()}
     return dict(zip(fields["tuned_sites"], found, strict=True)), fields

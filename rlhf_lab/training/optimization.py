@@ -87,11 +87,10 @@ class PolicyUpdate:
         """
         if self.trainer.step_in_backward is None:
             if self._norm is None and self.trainer.phase == 0:
-                weights = self.trainer.policy.named_parameters()
-                trained = {name: weight for name, weight in weights if weight.requires_grad}
-                names = [n for n in trained if not n.startswith("critic.")]  # has unused ones
-                if any(trained[name].grad is None for name in names):
-                    _warn_without_gradient([(name, trained[name]) for name in names])
+                weights = self.trainer.policy.named_parameters()  # a critic has unused ones
+                trained = [x for x in weights if x[1].requires_grad and x[0][:7] != "critic."]
+                if any(weight.grad is None for _, weight in trained):
+                    _warn_without_gradient(trained)
             gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself

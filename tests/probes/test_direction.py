@@ -134,7 +134,7 @@ def test_split_halves_are_the_floor_of_the_cosine(n, method, low, high):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_no_layer_beats_bayes_and_the_last_is_near_before_the_verb(name, truth):
+def test_no_layer_beats_bayes_and_the_last_is_near_it(name, truth):
     tokens, positive = truth.reviews(1800, seed=21)
     acts = capture_activations(load_model(name), tokens, LAYER_SITES)
     x = torch.stack(list(acts.values())).transpose(1, 2)

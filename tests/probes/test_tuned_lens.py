@@ -59,8 +59,11 @@ def test_best_penalty_is_large_for_noise_only(noise, low, high):
     assert low <= best_ridge(ridge_errors(x, y, EVERYWHERE)) <= high
 
 
-def test_best_penalty_ignores_undefined_cells_and_sites_are_spread():
+def test_best_penalty_ignores_undefined_cells():
     errors = torch.tensor([[0.1, 0.5], [0.9, 0.2], [torch.nan, torch.nan]])
     assert best_ridge(errors, (1.0, 2.0)) == 2.0
+
+
+def test_spread_sites_include_both_ends():
     assert spread_over(5) == [0, 1, 2, 3, 4] and spread_over(1) == [0]
     assert spread_over(61) == [0, 8, 15, 22, 30, 38, 45, 52, 60]

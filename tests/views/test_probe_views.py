@@ -440,7 +440,7 @@ def test_large_values_do_not_set_the_color_scale():
     assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
 
 
-def test_matrix_notes_its_largest_cell_and_how_many_were_compared():
+def test_matrix_notes_its_largest_cell_and_their_number():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
     draw = lambda values: records.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
