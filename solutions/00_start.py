@@ -62,7 +62,7 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-over_seeds = SeedFigures("00_start", SETTINGS)  # this run beside stored ones of other seeds
+over_seeds = SeedFigures("start", SETTINGS)  # this run beside stored ones of other seeds
 predictions = Predictions()
 
 # %% [markdown]
@@ -113,7 +113,7 @@ show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits
 
 # %% [markdown]
 # The reward here is a sentiment classifier: near 1 for a review that praises on the whole, near 0 for one
-# that does not. `learned` holds statistics of the gradient steps, which lesson 06 explains.
+# that does not. `learned` holds statistics of the gradient steps, which {lesson:ppo} explains.
 #
 # ## The words, on one review
 #
@@ -231,7 +231,7 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 # %% [markdown]
 # (No error is raised when padding counts in the numerator or in the denominator. The result is wrong, and the
 # more padding there is, the more it is wrong. `denominator` is for a minibatch that is cut
-# in pieces, *micro-batches*, to save memory; lesson 04 comes back to it.)
+# in pieces, *micro-batches*, to save memory; {lesson:the_kl_penalty} comes back to it.)
 #
 # ## A reward of yours
 #
@@ -369,20 +369,22 @@ predictions.recall("how it will be cheated", cheated_by)
 # "Specification gaming"; Gao et al. 2022, [2210.10760](https://arxiv.org/abs/2210.10760)).
 #
 # That was RLHF: text, reward, a step towards more of it, and a leash. The other lessons take it apart.
-# Each has its own notebook, and none needs the ones before it to be finished (12 is still to be written):
+# An evening:
+# - {Lesson:the_value_head}: the value head, on a hook,
+# - {Lesson:the_objective}: the objective, term by term,
+# - {Lesson:ppo}: PPO, from a batch to gradient steps.
 #
-# - 01 the policy and its hooks: from logits to a token, and a look inside while it is chosen,
-# - 02 the value head: what the policy expects, read off a hook,
-# - 03 rewards and credit: which token earned the reward, and the gradient that is climbed,
-# - 04 the leash and the optimum: how far to go, and where the best place is,
-# - 05 the objective: every term of what is climbed, and why,
-# - 06 PPO: credit, minibatches, optimiser, the two phases,
-# - 07 what breaks RLHF: where a reward and what was meant part, and how early one can see it,
-# - 08 watch it learn: probes inside the model, phase by phase,
-# - 09 what RLHF changed: two checkpoints, side by side,
-# - 10 preferences: a reward learned from comparisons, and a policy tuned on them,
-# - 11 a real model: what takes the place of exact truth,
-# - 13 a question of your own: a claim, what would refute it, and a report.
+# The rest of a weekend:
+#
+# - {Lesson:the_policy}: the policy and its hooks, from logits to a token,
+# - {Lesson:rewards_and_credit}: rewards and credit, and which token earned the reward,
+# - {Lesson:the_kl_penalty}: the KL penalty and the optimal policy,
+# - {Lesson:what_breaks_it}: what breaks RLHF, and how early one can see it,
+# - {Lesson:watch_it_learn}: probes inside the model, phase by phase,
+# - {Lesson:what_rlhf_changed}: two checkpoints, side by side,
+# - {Lesson:preferences}: a reward learned from comparisons, and a policy tuned on them,
+# - {Lesson:a_real_model}: a real model, where the truth is not known,
+# - {Lesson:your_question}: a question of your own.
 #
 # ## Where you are
 
@@ -439,4 +441,4 @@ progress()
 # - **What no program can count.** Choose something that you can recognise but not program. Which comparisons would you
 #   ask people for, and how many? Casper et al. 2023 ([2307.15217](https://arxiv.org/abs/2307.15217)) list what goes
 #   wrong with the answers. Hypothesis: two people agree more often on which of two texts is better than on a score, and
-#   their agreement is an upper limit for a reward model. Lesson 10 puts people's comparisons back.
+#   their agreement is an upper limit for a reward model. {Lesson:preferences} puts people's comparisons back.

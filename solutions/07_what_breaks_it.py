@@ -5,7 +5,7 @@
 # this lesson you let a policy find a hole in its reward, derive when optimizing a stand-in harms what it stands
 # for, measure how much KL a run has wasted, and compare three alarms.
 #
-# **Needs** lessons 04 (the tilted policy, the frontier) and 06 (a run, its dashboard).
+# **Needs** {lesson:the_kl_penalty} (the tilted policy, the frontier) and {lesson:ppo} (a run, its dashboard).
 #
 # **Afterwards you can**
 # - derive the slope of any score along the path of optimal policies, and say when the true reward falls as the proxy rises,
@@ -79,7 +79,7 @@ SETTINGS = dict(
     top_k=None,
     advantages="gae",
 )
-over_seeds = SeedFigures("07_what_breaks_it", SETTINGS)
+over_seeds = SeedFigures("what_breaks_it", SETTINGS)
 predictions = Predictions()
 by_phase = lambda numbers: (list(range(len(numbers))), numbers)  # a curve over phases 0, 1, ...
 grammar = Grammar()
@@ -222,7 +222,7 @@ predictions.compare("most variety is lost by", loses_most, min(shares, key=share
 #
 # ## Why the proxy rises and the true reward falls
 #
-# Lesson 04 derived the best policy at a price $\beta$. Write $\lambda = 1 / \beta$: how hard the reward pulls.
+# {Lesson:the_kl_penalty} derived the best policy at a price $\beta$. Write $\lambda = 1 / \beta$: how hard the reward pulls.
 #
 # $$\pi_\lambda(x) = \frac{\mathrm{ref}(x)\, e^{\lambda r(x)}}{Z(\lambda)}, \qquad Z(\lambda) = \sum_x \mathrm{ref}(x)\, e^{\lambda r(x)}$$
 #
@@ -363,7 +363,7 @@ from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
 # PPO on `smoothed_popcorn`, with the KL in the reward and no normalization, so that `kl_coef` is a price per nat as in
-# lesson 04. At its price the optimum says popcorn in most texts and has lost the true reward. Does PPO lose the true reward, too?
+# {lesson:the_kl_penalty}. At its price the optimum says popcorn in most texts and has lost the true reward. Does PPO lose the true reward, too?
 #
 # (18 s on one core)
 
@@ -753,7 +753,7 @@ over_seeds.compare(
     },
     largest=False,
 )
-of_seeds = stored_figures("07_what_breaks_it")
+of_seeds = stored_figures("what_breaks_it")
 both_alarms = of_seeds["tables"]["popcorn among five words, first in phase"]
 show_table(
     ["seed", *both_alarms],
@@ -826,7 +826,7 @@ predictions.compare(
 #
 # Most broken runs are broken by a setting. Eleven runs of 12 phases, ten of them with one setting changed, three seeds: what each
 # ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden. *Clipped* is the share of tokens whose ratio
-# was outside of what `clip_coef` allows (lesson 05). Explained variance is a share of the variance of the returns: where all
+# was outside of what `clip_coef` allows ({lesson:the_objective}). Explained variance is a share of the variance of the returns: where all
 # returns are nearly equal it is a share of almost nothing, and may be any negative number.
 
 # %%
@@ -939,4 +939,4 @@ predictions.show()
 # Pan et al. 2022, on larger policies that hack more ([2201.03544](https://arxiv.org/abs/2201.03544)); Moskovitz et al. 2023, on
 # stopping at a proxy point ([2310.04373](https://arxiv.org/abs/2310.04373)).
 #
-# Next: 08 Watch it learn, where the probes look inside while a run goes on.
+# Next: {lesson:watch_it_learn}, where the probes look inside while a run goes on.

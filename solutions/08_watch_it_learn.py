@@ -115,7 +115,7 @@ SETTINGS = dict(
     seed=1,
 )
 predictions = Predictions()
-over_seeds = SeedFigures("08_watch_it_learn", SETTINGS)
+over_seeds = SeedFigures("watch_it_learn", SETTINGS)
 
 args = RLHFArgs(**SETTINGS)
 trainer = RLHFTrainer(args)
@@ -639,7 +639,7 @@ bars(
 #
 # ### Which lambda?
 #
-# The run that you watched does not use one step. GAE adds the later surprises (lesson 03, with $\gamma = 1$):
+# The run that you watched does not use one step. GAE adds the later surprises ({lesson:rewards_and_credit}, with $\gamma = 1$):
 #
 # $$\hat A_t = \sum_k \lambda^k \delta_{t+k}, \qquad \delta_t = r_t + V(s_{t+1}) - V(s_t)$$
 #
@@ -1577,4 +1577,4 @@ predictions.show()
 # many bits: Voita and Titov 2020, [2003.12298](https://arxiv.org/abs/2003.12298). Control tasks: Hewitt and Liang 2019,
 # [1909.03368](https://arxiv.org/abs/1909.03368).
 #
-# Next: 09 what RLHF changed, where the run is over and the two ends of it are compared.
+# Next: {lesson:what_rlhf_changed}, where the run is over and the two ends of it are compared.

@@ -117,7 +117,7 @@ SETTINGS = dict(
     keep_checkpoints=None,  # all of them: several are looked at below
 )
 predictions = Predictions()
-over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)
+over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)
 
 # %% [markdown]
 # The line `SETTINGS` decides what all of this runs on: Reel, a tiny language of movie reviews. On a
@@ -587,7 +587,7 @@ print(f"with {blamed.mean(1)[worst]:+.2f}; own outputs are {own_part:.1f} on eve
 #    text.
 # 4. Patch sets of parts too: effects of single parts need not add up.
 # 5. Give an interval, and a fraction of an effect that is there at all: `recovered_fraction`, which
-#    you wrote in lesson 01, does both.
+#    you wrote in {lesson:the_policy}, does both.
 #
 # Both models read the same reviews; the fraction is of the shift at the verdict. Which single part
 # brings most of it into the old model, when it is patched at all positions? And how does that
@@ -1112,7 +1112,7 @@ predictions.compare("share of the way, at its best", how_far, third(of_vector[be
 #
 # ## A diff with a diagnosis
 #
-# One run of the bug hunt of lesson 06 is broken, and this time you are not shown its curves: only
+# One run of the bug hunt of {lesson:ppo} is broken, and this time you are not shown its curves: only
 # the last log line, and the two checkpoints. No steps and no check. Say from the *diff* what was
 # wrong, among three: the reference learns along, so that nothing holds the policy back; each text
 # is paid with the reward of another; the policy is paid for KL instead of charged. Then back your

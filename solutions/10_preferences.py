@@ -5,8 +5,8 @@
 # such answers become a reward model, the reward model is optimized until it misleads, and then DPO does without
 # it. On Reel the rater's taste is known exactly, so that each step can be held against the truth.
 #
-# **Needs** lessons 04 (the optimum $\pi^*$, the frontier, best-of-n) and 05 (the objective). What breaks when a
-# proxy is optimized is the subject of lesson 07; it helps, and is not needed here.
+# **Needs** {lesson:the_kl_penalty} (the optimum $\pi^*$, the frontier, best-of-n) and {lesson:the_objective}. What breaks when a
+# proxy is optimized is the subject of {lesson:what_breaks_it}; it helps, and is not needed here.
 #
 # **Afterwards you can**
 # - derive the Bradley-Terry loss and its gradient, and say what noise in the labels does to both,
@@ -103,7 +103,7 @@ SETTINGS = dict(
 )
 SEED = SETTINGS["seed"]
 predictions = Predictions()
-over_seeds = SeedFigures("10_preferences", SETTINGS)
+over_seeds = SeedFigures("preferences", SETTINGS)
 stored = stored_figures("preference_runs")
 grammar = Grammar()
 
@@ -521,7 +521,7 @@ predictions.compare(
 from rlhf_lab.functional import best_of_n_weights  # exercise
 
 # %% [markdown]
-# The *KL* of best-of-n is at most $\log n - \frac{n - 1}{n}$ (lesson 04). Take all 3,000 reviews of the fresh pairs as
+# The *KL* of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). Take all 3,000 reviews of the fresh pairs as
 # one pool, which both models have scored above. As n grows, the score of the best rises by construction. Its true reward need not. When the model of 64
 # pairs chooses, does the true reward still rise from the best of 16 to the best of 64? The answer is the 95 % interval of the difference,
 # over eight parts of the pool.
@@ -601,7 +601,7 @@ predictions.compare(
 # last token, $r = w \cdot x$. Either the verb stands in $x$ and $w$ pays no attention to it, or the verb is not in $x$.
 #
 # Take reviews, and the same reviews with one word replaced by its opposite, so that the two classes differ in that word alone. Let $a$ be
-# the difference of the class means of $x$, and $\rho$ the best linear reader of the class, with $\rho \cdot a = 1$ (LEACE, lesson 08).
+# the difference of the class means of $x$, and $\rho$ the best linear reader of the class, with $\rho \cdot a = 1$ (LEACE, {lesson:watch_it_learn}).
 # *Readable* is the share of reviews whose class $\rho$ tells, on reviews that it was not fitted to; a coin tells half. To *erase* the word is to
 # move every state along $a$ until $\rho$ reads nothing:
 #
@@ -826,7 +826,7 @@ predictions.compare(
 # of them moved, not a few.) Afterwards the policy came back.
 # That is one phase of one run. The last row of texts shows another place where the two
 # rewards part: a verdict that the model does not read. Over-optimization is no law of nature: it needs a reward that is
-# wrong where the policy goes, and a policy that goes there. Lesson 07 is about rewards with a hole.
+# wrong where the policy goes, and a policy that goes there. {Lesson:what_breaks_it} is about rewards with a hole.
 #
 # ## An ensemble, and what its disagreement warns of
 #
@@ -950,7 +950,7 @@ print("reference: 1,500 of 3,000 reviews; PPO: half of the texts of the last 6 p
 #
 # ## DPO: without a reward model
 #
-# Lesson 04 derived what RLHF is meant to end at: $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\, e^{r(x)/\beta}$. Solve it for
+# {Lesson:the_kl_penalty} derived what RLHF is meant to end at: $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\, e^{r(x)/\beta}$. Solve it for
 # the reward:
 #
 # $$r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$$
@@ -973,7 +973,7 @@ print("reference: 1,500 of 3,000 reviews; PPO: half of the texts of the last 6 p
 from rlhf_lab.functional import implicit_rewards  # exercise
 
 # %% [markdown]
-# Is it exact? The optimum for the rater's utility can be computed on the grammar (lesson 04). Its implicit reward must
+# Is it exact? The optimum for the rater's utility can be computed on the grammar ({lesson:the_kl_penalty}). Its implicit reward must
 # be the utility, up to a constant.
 
 # %%
@@ -1333,7 +1333,7 @@ predictions.show()
 #   Which of the two gives back the true reward of the best of 64?
 # - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
 #   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?
-# - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of lesson 03
+# - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of {lesson:rewards_and_credit}
 #   (Rafailov et al. 2024, [2404.12358](https://arxiv.org/abs/2404.12358)).
 #
 # **Read on.** Preferences to rewards: Christiano et al. 2017, [1706.03741](https://arxiv.org/abs/1706.03741); Ouyang et al. 2022,
@@ -1343,4 +1343,4 @@ predictions.show()
 # Noise in the labels: Zhu et al. 2024, [2401.16335](https://arxiv.org/abs/2401.16335). LoRA: Hu et al. 2021,
 # [2106.09685](https://arxiv.org/abs/2106.09685). Best-of-n: Nakano et al. 2021, [2112.09332](https://arxiv.org/abs/2112.09332).
 #
-# Next: 11, a real model, where no truth is at hand.
+# Next: {lesson:a_real_model}, where no truth is at hand.

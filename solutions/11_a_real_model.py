@@ -5,7 +5,7 @@
 # worth. No real language has a grammar that knows. What of the lessons before can still be claimed of
 # a real model, and what takes the place of the truth?
 #
-# **Needs** lessons 08 (probes and their controls), 09 (patching) and 10 (LoRA).
+# **Needs** {lesson:watch_it_learn} (probes and their controls), {lesson:what_rlhf_changed} (patching) and {lesson:preferences} (LoRA).
 #
 # **Afterwards you can**
 # - train a language model with LoRA against a classifier, beside a run whose reward means nothing,
@@ -142,7 +142,7 @@ MODELS = {}
 if SCALE == "local":
     found = {"base_model": "smollm2", "reward_model": "minilm-sentiment"}
     MODELS = {field: str(Path(folder) / name) for field, name in found.items()}
-RECORDS = ("11_a_real_model", "11_a_real_model_real")  # of the stand-in, and of the real model
+RECORDS = ("a_real_model", "a_real_model_real")  # of the stand-in, and of the real model
 over_seeds = SeedFigures(RECORDS[SCALE != "stand-in"], SETTINGS)
 print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 
@@ -150,7 +150,7 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 # ## Train, and train a placebo
 #
 # A full fine-tuning of a model needs memory for its gradients and for two moments of each weight. With
-# LoRA (lesson 10 has you write it), the weights stay as they are and $\frac{\alpha}{r} A B$ of rank $r$
+# LoRA ({lesson:preferences} has you write it), the weights stay as they are and $\frac{\alpha}{r} A B$ of rank $r$
 # is learned beside each chosen matrix. It has a second use here: with the adapters off, the very same
 # model *is* the reference, and one can switch them off layer by layer.
 #
@@ -370,7 +370,7 @@ print(f"pairs without an answer: {len(answers) - len(given)}")
 #
 # There is no exact frontier here. But there is a policy that costs no training: let the base write $n$
 # texts, and keep the one that the classifier likes best. Its KL is at most $\log n - \frac{n-1}{n}$, and
-# what it earns on average is known without bias from one pool of texts (`best_of_n_mean`, lesson 04).
+# what it earns on average is known without bias from one pool of texts (`best_of_n_mean`, {lesson:the_kl_penalty}).
 # It never leaves the base's language. A run that earns less at the same KL was not worth training; a run
 # that earns more *by the second rater* was. Where will the run be?
 
@@ -457,7 +457,7 @@ bars(
 )
 
 # %% [markdown]
-# And *what* does it choose? `promoted_mass` (lesson 07) averages over states what each word of the
+# And *what* does it choose? `promoted_mass` ({lesson:what_breaks_it}) averages over states what each word of the
 # vocabulary has won from the base. Take the base's texts for both models, so that they are asked about
 # the same states. Of the ten words that the run promotes most, how many does the placebo promote, too
 # (by at least a third as much)?
@@ -642,7 +642,7 @@ over_seeds.compare("accuracy of the tuned model less the base's", drift, largest
 # %% [markdown]
 # ## What causes it?
 #
-# Everything so far describes. Now intervene, as in lesson 09, with what exists at any size: prompts of one
+# Everything so far describes. Now intervene, as in {lesson:what_rlhf_changed}, with what exists at any size: prompts of one
 # form, and the difference of two words' logits behind them. How much has it shifted, and is the shift
 # more than the placebo's?
 

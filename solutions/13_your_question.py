@@ -5,9 +5,7 @@
 # say beforehand what would refute you, let runs over several seeds decide it, and write it down so that somebody else
 # can check it.
 #
-# (Number 12 is kept for verifiable rewards, which are planned.)
-#
-# **Needs** lesson 09, or 11 if your question is about a real model.
+# **Needs** {lesson:what_rlhf_changed}, or {lesson:a_real_model} if your question is about a real model.
 #
 # **Afterwards you can**
 # - turn a question into a claim that a pair of runs can refute,
@@ -109,7 +107,7 @@ text = text[:, : truth.grammar.slot("VERB")]  # up to the verdict, which is not 
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
 # where $t_{n-1}$ is the factor of Student's t. A standard deviation of three numbers is itself uncertain, and the factor
-# pays for that. (A bootstrap, as in lesson 01, resamples what there is. It is right for hundreds of reviews. With three
+# pays for that. (A bootstrap, as in {lesson:the_policy}, resamples what there is. It is right for hundreds of reviews. With three
 # numbers there is too little to resample.) `t_two_sided(level, degrees)` gives the factor.
 
 # %%
@@ -283,7 +281,7 @@ for seed, (reports, run) in watched.items():
 # %% [markdown]
 # ### 1. Does the same neuron lead, and from the same phase on?
 #
-# *Known*: an MLP's part in "loved against hated" grows in training (lesson 09). *Look in* `NeuronRank`, which charges each
+# *Known*: an MLP's part in "loved against hated" grows in training ({lesson:what_rlhf_changed}). *Look in* `NeuronRank`, which charges each
 # neuron with its share of the shift, in nats of "loved" less "hated": a negative share works for "hated". *Refuted* if over seeds other neurons
 # lead, or at other phases. All three runs start from one base model, so that the same neuron over seeds is weak evidence: take another
 # base (starter 4). Records are made every three phases, and say no more than that about "since". *Control*, which the program
@@ -302,7 +300,7 @@ show_table(["seed", "leads in the end", "since phase", "its share, nats"], rows)
 # %% [markdown]
 # ### 2. Is a sentiment direction that was fitted before training still the one that is read afterwards?
 #
-# *Known*: readers age (lesson 08). *Look in* `Direction`: the cosine of the axis that is fitted after training with the one fitted before. Two fits
+# *Known*: readers age ({lesson:watch_it_learn}). *Look in* `Direction`: the cosine of the axis that is fitted after training with the one fitted before. Two fits
 # to the two halves of the same texts do not agree fully either; their cosine says what chance alone does. *The claim*: it is
 # another direction now, so that the cosine with the old axis is below that of the halves. *Refuted* if it is not below in every seed.
 # *Control*: shuffled labels, whose accuracy stands in the record as `accuracy_shuffled`.
@@ -321,7 +319,7 @@ show_table(["seed, block 1, last position", "cosine with the old axis", "of two 
 # %% [markdown]
 # ### 3. Which part suffices to bring the change, and is it the same part over seeds?
 #
-# *Known*: patched into the old model, a part's new output brings a share of the shift (lesson 09). *Look in*
+# *Known*: patched into the old model, a part's new output brings a share of the shift ({lesson:what_rlhf_changed}). *Look in*
 # `patch_activations`. *Refuted* if no part brings nearly all of the shift (in these runs none does), or if the order of parts differs from seed to seed. The intervals below are
 # over the reviews of one run each: for "over seeds" take the largest part's share once per seed, and `seed_interval`. *Control*: the
 # part's output on other texts.
@@ -364,8 +362,8 @@ show_intervals(
 # %% [markdown]
 # ### 5. KL in the loss or in the reward: does a short run show the difference?
 #
-# *Known*: the two have other optima (lesson 04), and in short runs the order differs from seed to seed. *Look in* `kl_in`.
-# *Refuted* if the interval over seeds holds 0 at a size where lesson 04 predicts a difference that you can name.
+# *Known*: the two have other optima ({lesson:the_kl_penalty}), and in short runs the order differs from seed to seed. *Look in* `kl_in`.
+# *Refuted* if the interval over seeds holds 0 at a size where {lesson:the_kl_penalty} predicts a difference that you can name.
 # *Control*: the same seeds with the KL in the loss, which are the runs of above.
 #
 # (6 s on one core)
@@ -382,7 +380,7 @@ for measure in ("mean_reward", "kl_per_sequence"):
 # %% [markdown]
 # ### 6. A reward of your own: when does it part from what you meant?
 #
-# *Known*: praise words are said behind "wasn't", too (lesson 00). *Look in* `true_reward` beside `mean_reward`, phase by
+# *Known*: praise words are said behind "wasn't", too ({lesson:start}). *Look in* `true_reward` beside `mean_reward`, phase by
 # phase. *Refuted* if the true reward rises with the reward in every seed. *Control*: the classifier's reward.
 #
 # (4 s on one core)

@@ -1,4 +1,4 @@
-"""Broken training runs for the bug hunt of lesson 06, one wrong part each (with the answers)."""
+"""Broken training runs for the bug hunt, one wrong part each (with the answers)."""
 
 import inspect
 import textwrap

@@ -50,7 +50,7 @@ class Exercise:
     """One function or class that learners write.
 
     Args:
-        lesson: the name of the lesson's master, such as "05_the_objective".
+        lesson: the name of the lesson's master, such as "the_objective".
         reference: the package's own function or class, which is the solution.
         difficulty: from 1 to 5.
         minutes: for most people.

@@ -1,4 +1,4 @@
-"""Lesson 06's ladder of easy rewards, trainers with one wrong part, and the stored runs of both."""
+"""A ladder of easy rewards, trainers with one wrong part, and the stored runs of both."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import compute_gae, get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training.trainer import RLHFTrainer
 
-# changes of the settings of lesson 06: short texts, so that a climb takes seconds
+# changes of the settings of the lesson on PPO: short texts, so that a climb takes seconds
 LADDER_FIELDS = MappingProxyType(
     {"batch_size": 64, "num_minibatches": 2, "base_lr": 6e-4, "total_phases": 12, "gen_len": 10}
 )
@@ -127,7 +127,7 @@ def stored_climbs() -> dict[str, list[dict[str, float]]]:
 
 
 def stored_others() -> dict[str, list[dict[str, list[float]]]]:
-    """Return dashboards of healthy runs at other settings than lesson 06's, one per seed."""
+    """Return dashboards of healthy runs at other settings than the lesson's, one per seed."""
     return stored_figures("bug_hunt")["others"]
 
 

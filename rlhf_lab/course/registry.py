@@ -7,7 +7,7 @@ from typing import Any
 from rlhf_lab.course.exercise import Exercise
 
 EXERCISE_FILES = (
-    "start policy value_head credit kl objective ppo alarm breaks watch changed preferences real "
+    "start value_head objective ppo alarm policy credit kl breaks watch changed preferences real "
     "question"
 ).split()
 

@@ -15,12 +15,12 @@ CLOSE = 0.005  # largest difference from the stored run of the same seed that is
 class SeedFigures:
     """Shows the figures of one run next to those of runs that differ only in the seed.
 
-    `over_seeds = SeedFigures("09_what_rlhf_changed", SETTINGS)`, and in any later cell
+    `over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)`, and in any later cell
     `over_seeds.compare("patched in", {"L0 mlp": 0.45})`. The stored ones ship with the package;
     `python -m tools.course record LESSON` runs the lesson once per seed, and writes them.
 
     Args:
-        lesson: the name of its master, such as "09_what_rlhf_changed".
+        lesson: the name of its master, such as "what_rlhf_changed".
         settings: of the run, including `seed`; figures of other settings are not shown.
     """
 

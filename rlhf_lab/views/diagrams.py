@@ -44,7 +44,7 @@ def loop_diagram() -> Picture:
     for i, line in enumerate(("KL penalty,", "a term of", "the objective")):
         parts.append(text(300, 150 + 15 * i, line, "", "end"))
     step = [(770.0, 290.0), (770.0, 330.0), (100.0, 330.0), (100.0, 98.0)]
-    words = "gradient step (lesson 06), then the next phase with the changed policy"
+    words = "gradient step, then the next phase with the changed policy"
     parts += [arrow(step, "s2"), text(435, 350, words, "", "middle")]
     for (x, y), words, lesson in BOXES:
         parts.append(_box(x, y, words.split("\n"), lesson))

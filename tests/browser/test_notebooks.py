@@ -10,7 +10,7 @@ THEMES = ("JupyterLab Dark", "JupyterLab Light")
 
 
 def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, legible, pictures):
-    lesson = open_notebook("03_rewards_and_credit.ipynb")
+    lesson = open_notebook("05_rewards_and_credit.ipynb")
     for start in ("import importlib.util", "%load_ext jaxtyping", "def normalize_reward("):
         lesson.run(start)  # what lies between needs the exercise before it
     assert "○ normalize_reward  not written yet" in lesson.run("check(normalize_reward)")

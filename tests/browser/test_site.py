@@ -15,7 +15,7 @@ WIDTHS = (1280, 400)
 """A laptop, and a telephone."""
 LOOKED_AT = (
     "index",
-    "notebooks/05_the_objective",
+    "notebooks/02_the_objective",
     "docs/recipes/watch_activation",
     "docs/settings",
 )

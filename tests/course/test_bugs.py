@@ -1,4 +1,4 @@
-"""Lesson 06's broken runs are broken as they say."""
+"""The bug hunt's broken runs are broken as they say."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from tools.course import builder, gate
 from tools.course.stub import emptied, solution_source, stub_source
 
 MASTER = """# %% [markdown]
-# # A toy lesson
+# # 99 A toy lesson
 
 # %%
 from jaxtyping import Float
@@ -88,7 +88,7 @@ def test_the_first_cell_is_that_of_all_lessons_with_the_packages_version(root: P
     for notebook in (builder.learner_notebook(master), builder.solution_notebook(master)):
         assert [cell.cell_type for cell in notebook.cells[:3]] == ["markdown", "code", "code"]
         assert f"rlhf_lab-{__version__}-py3-none-any.whl" in notebook.cells[1].source
-        assert notebook.cells[0].source == "# A toy lesson"
+        assert notebook.cells[0].source == "# 99 A toy lesson"
 
 
 def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> None:
@@ -251,3 +251,15 @@ def test_choices_of_a_prediction_become_arguments(choices: str, among: str) -> N
 def test_a_prediction_that_would_ship_filled_in_raises(source: str) -> None:
     with pytest.raises(LoadError, match="99_toy"):
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
+
+
+def test_names_of_lessons_become_links(root: Path) -> None:
+    master = root / "solutions" / "03_ppo.py"
+    master.write_text(
+        "# %% [markdown]\n# # 03 PPO\n#\n# Needs {lesson:toy}. {Lesson:ppo} is this.\n"
+    )
+    text = builder.learner_notebook(master).cells[0].source
+    assert "Needs [lesson 99](99_toy.ipynb). [Lesson 03](03_ppo.ipynb) is this." in text
+    master.write_text("# %% [markdown]\n# See {lesson:toys}.\n")
+    with pytest.raises(LoadError, match="03_ppo.py links lesson 'toys'. Choose from toy, ppo"):
+        builder.learner_notebook(master)

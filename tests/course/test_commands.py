@@ -28,8 +28,8 @@ def test_building_an_unknown_lesson_or_in_the_wrong_folder_is_refused(
     assert "has no lesson" in capsys.readouterr().err
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "01_one.py").write_text("# %%\n1\n")
-    assert main(["build", "02_two", "--root", str(tmp_path)]) == 2
-    assert "lesson '02_two' is unknown; choose from 01_one." in capsys.readouterr().err
+    assert main(["build", "two", "--root", str(tmp_path)]) == 2
+    assert "lesson 'two' is unknown; choose from one." in capsys.readouterr().err
 
 
 NEW_RUN = """

@@ -1,4 +1,4 @@
-"""Lesson 06's ladder: what holds a rung, and what the stored climbs of wrong trainers show."""
+"""The ladder: what holds a rung, and what the stored climbs of wrong trainers show."""
 
 import json
 from importlib.resources import files

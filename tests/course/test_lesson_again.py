@@ -16,7 +16,7 @@ from tools.course.stub import used_names
 ROOT = Path(__file__).parents[2]
 MASTERS = builder.masters(ROOT)
 WHOLE = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
-DAILY = ("00_start", "06_ppo")
+DAILY = ("00_start", "03_ppo")
 BY_LESSON = pytest.mark.parametrize(
     "master",
     [
@@ -27,7 +27,7 @@ BY_LESSON = pytest.mark.parametrize(
 SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
 SMALL |= {"n": 16, "controls": 2, "stride": 4}
 TEXTS = {"96|128|192": "32", "256|512|768|1024|3000": "64", "320": "128"}
-"""Texts to write, patch or look at, and how many will do; lesson 01 puts 64 of 320 apart."""
+"""Texts to write, patch or look at, and how many will do; a lesson sets 64 of 320 apart."""
 
 RUN_CELLS = """
 import json, sys

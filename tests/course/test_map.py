@@ -34,4 +34,4 @@ def test_routes_name_lessons_that_are_there() -> None:
     routes = MAP.split("## Three ways through")[1]
     there = {number for number, *_ in ROW.findall(MAP)}
     assert len(re.findall(r"^- \*\*", routes, re.M)) == 3
-    assert set(re.findall(r"\b\d\d\b", routes)) == there
+    assert set(re.findall(r"\b\d\d\b", routes)) <= there

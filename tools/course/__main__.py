@@ -20,7 +20,7 @@ def build(
     """Write both notebooks of each lesson from its master; files that are up to date are kept.
 
     Args:
-        lessons: names of lessons, such as 05_the_objective; all by default.
+        lessons: names of lessons, such as the_objective; all by default.
         again: execute solutions even if their cells have not changed.
         root: root of the repository.
     """
@@ -43,7 +43,7 @@ def record(
     """Run lessons once per seed, and store the figures that they show next to other seeds.
 
     Args:
-        lessons: names of lessons, such as 09_what_rlhf_changed.
+        lessons: names of lessons, such as what_rlhf_changed.
         seeds: number of seeds.
         real_models: run with the models in the folder in RLHF_LAB_REAL_MODELS, and store
             LESSON_real.json.
@@ -57,9 +57,9 @@ def record(
 
 
 def _masters(root: Path, lessons: Sequence[str]) -> list[Path]:
-    from tools.course.builder import masters
+    from tools.course.builder import lesson_name, masters
 
-    known = {master.stem: master for master in masters(root)}
+    known = {lesson_name(master): master for master in masters(root)}
     for lesson in lessons:
         if lesson not in known:
             raise ConfigError(f"lesson {lesson!r} is unknown; choose from {', '.join(known)}.")

@@ -1,4 +1,4 @@
-"""Record of dashboards for lesson 06: healthy and broken runs, over seeds."""
+"""Record of dashboards for the lesson on PPO: healthy and broken runs, over seeds."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,10 +1,11 @@
 """Builder of lesson notebooks: the learner's and the solved one, from a master in solutions/.
 
-A master is a percent-format script. Three kinds of lines are replaced:
+A master is a percent-format script, `NN_NAME.py`. These are replaced:
 
 - `# first cell`, in its own cell, by the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, in its own cell, by a heading, the function as a stub (or
   whole, in the solution) and a call of `check`.
+- `{lesson:NAME}` in text, by a link to the lesson with its number.
 - `GUESS = VALUE  # predict: CHOICES` by a call of `predictions.guess`, without the value for the
   learner. CHOICES are literals (`"up" or "down"`), numbers (`a number from 0 to 6`), or
   `in words`.
@@ -31,6 +32,7 @@ EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
 PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
 MARKED = re.compile(r"#\s*predict:")
 LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
+LINK = re.compile(r"\{([Ll]esson):(\w+)\}")
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
@@ -53,6 +55,11 @@ def masters(root: Path) -> list[Path]:
             f"{root / 'solutions'} has no lesson. Run this in the repository's root, or set --root."
         )
     return found
+
+
+def lesson_name(master: Path) -> str:
+    """Return the name of a lesson, which exercises and records use: the file's, without number."""
+    return master.stem[3:]
 
 
 def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
@@ -89,7 +96,7 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
     is_set_up = True
     for cell in jupytext.read(master, fmt="py:percent").cells:
         if cell.cell_type != "code":
-            cells.append(new_markdown_cell(cell.source))
+            cells.append(new_markdown_cell(_with_links(cell.source, master)))
         elif name := _exercise_name(cell.source, master):
             cells += _exercise_cells(find_exercise(name), bound, solved)
             bound.add(name)  # later exercises use the learner's function
@@ -103,6 +110,18 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
     for number, cell in enumerate(cells):
         cell["id"] = f"c{number:03}"
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
+
+
+def _with_links(text: str, master: Path) -> str:
+    stems = {lesson_name(path): path.stem for path in master.parent.glob("[0-9][0-9]_*.py")}
+
+    def link(found: re.Match[str]) -> str:
+        word, name = found.groups()
+        if name not in stems:
+            raise LoadError(f"{master.name} links lesson {name!r}. Choose from {', '.join(stems)}.")
+        return f"[{word} {stems[name][:2]}]({stems[name]}.ipynb)"
+
+    return LINK.sub(link, text)
 
 
 def with_guesses(source: str, master: Path, solved: bool) -> str:

@@ -9,7 +9,7 @@ import nbformat
 
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import all_exercises
-from tools.course.builder import learner_notebook, masters, solution_notebook
+from tools.course.builder import learner_notebook, lesson_name, masters, solution_notebook
 from tools.course.stub import UNWRITTEN
 
 
@@ -34,6 +34,8 @@ def _one_lesson(master: Path, root: Path) -> Iterator[str]:
             yield f"{path.parent.name}/{path.name} is missing; run `make course`"
             return
     learner = learner_notebook(master)
+    if not learner.cells[0].source.startswith(f"# {master.stem[:2]} "):
+        yield "the title does not begin with the number of the file"
     if paths[0].read_text(encoding="utf-8") != nbformat.writes(learner) + "\n":
         yield "the notebook differs from its master; run `make course`"
     solution, expected = nbformat.read(paths[1], as_version=4), solution_notebook(master)
@@ -44,7 +46,7 @@ def _one_lesson(master: Path, root: Path) -> Iterator[str]:
         yield "the solution was not executed, or not without an error; run `make course`"
     code = [cell.source for cell in learner.cells if cell.cell_type == "code"]
     for exercise in all_exercises():
-        if exercise.lesson == master.stem:
+        if exercise.lesson == lesson_name(master):
             yield from _shipped_wrong(exercise, code)
 
 

@@ -1,4 +1,4 @@
-"""Record of lesson 06's bug hunt: climbs of the ladder, other healthy runs, and samples.
+"""Record of the bug hunt: climbs of the ladder, other healthy runs, and samples.
 
 `python -m tools.course.hunt_runs climbs` computes one part of three.
 """

@@ -1,4 +1,4 @@
-"""Parts of lesson 10's record: reward models of biased pairs, and ensembles of reward models."""
+"""Parts of the record on preferences: reward models of biased pairs, and ensembles."""
 
 from typing import Any
 

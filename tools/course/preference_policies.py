@@ -1,4 +1,4 @@
-"""Parts of lesson 10's record: PPO on the rater's utility, and DPO through LoRA adapters."""
+"""Parts of the record on preferences: PPO on the rater's utility, and DPO through LoRA adapters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

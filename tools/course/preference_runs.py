@@ -1,4 +1,4 @@
-"""Record of lesson 10: reward models of few and many pairs, and the parts of two other files.
+"""Record on preferences: reward models of few and many pairs, and the parts of two files.
 
 `python -m tools.course.preference_runs biased` computes one part of six.
 """

@@ -10,7 +10,7 @@ NOT_PROSE = re.compile(
     r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)]*\)|<[^>]+>|https?://\S+|"
     r"\[\d{4}\.\d{5}\]|\b(?:et al\.|equation|section|figure|table|lessons?|run)\s+\d+[\d, .and-]*|"
     r"\(\d+ s on one core\)|about \d+ minutes|About \d+ minutes[^.]*\.|All cells together[^.]*\.|"
-    r"^\s*\d+\. |^(?:#|-) \d\d ",
+    r"^\s*\d+\. |^(?:#|-) \d\d |\[[Ll]esson \d\d",
     re.DOTALL | re.MULTILINE,
 )
 COLOR = re.compile(r"\x1b\[[0-9;]*m")

@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from rlhf_lab.errors import ConfigError, LoadError
-from tools.course.builder import SET_UP, code_cells, solution_notebook
+from tools.course.builder import SET_UP, code_cells, lesson_name, solution_notebook
 from tools.course.runner import REAL_MODELS, run_lesson
 from tools.course.stored_parts import RECORDS
 
@@ -32,7 +32,7 @@ def record_lesson(master: Path, root: Path, seeds: int, real_models: bool = Fals
     found = [run_seed(master, seed, real_models) for seed in range(1, seeds + 1)]
     (settings, tables), option = found[0], " --real-models" * real_models
     record = {
-        "made_by": f"python -m tools.course record {master.stem} --seeds {seeds}{option}",
+        "made_by": f"python -m tools.course record {lesson_name(master)} --seeds {seeds}{option}",
         "made_on": platform.machine(),
         "settings": {name: value for name, value in settings.items() if name != "seed"},
         "seeds": list(range(1, seeds + 1)),
@@ -41,7 +41,7 @@ def record_lesson(master: Path, root: Path, seeds: int, real_models: bool = Fals
             for table, metrics in tables.items()
         },
     }
-    path = root / RECORDS / f"{master.stem}{'_real' * real_models}.json"
+    path = root / RECORDS / f"{lesson_name(master)}{'_real' * real_models}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Record of lesson 07's symptoms: runs with one setting changed, and their last metrics."""
+"""Record of symptoms: runs with one setting changed, and their last metrics."""
 
 from typing import Any
 

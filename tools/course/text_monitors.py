@@ -1,4 +1,4 @@
-"""Record of lesson 07's monitors: logistic probes of single texts that game a reward."""
+"""Record of monitors: logistic probes of single texts that game a reward."""
 
 import copy
 from collections.abc import Callable, Sequence

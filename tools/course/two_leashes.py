@@ -1,4 +1,4 @@
-"""Record of lesson 04: PPO with the KL penalty in loss or reward, and at other coefficients."""
+"""Record of PPO with the KL penalty in loss or reward, and at other coefficients."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 06, PPO: the learner's own alarm for broken trainers, checked on stored runs."""
+"""Exercises on PPO: the learner's own alarm for broken trainers, checked on stored runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 07, what breaks RLHF: slopes of a tilt, excess KL, distinct n-grams, promoted mass."""
+"""Exercises on what breaks RLHF: slopes of a tilt, excess KL, distinct n-grams, promoted mass."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 09, what RLHF changed: weights, logit shifts, grafts, truncated deltas."""
+"""Exercises on what RLHF changed: weights, logit shifts, grafts, truncated deltas."""
 
 from collections.abc import Mapping
 from typing import Any

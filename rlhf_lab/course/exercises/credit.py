@@ -1,4 +1,4 @@
-"""Lesson 03, rewards and credit: rewards, exact values, the policy gradient, advantages."""
+"""Exercises on rewards and credit: rewards, exact values, the policy gradient, advantages."""
 
 import functools
 from typing import Any

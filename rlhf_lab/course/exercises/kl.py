@@ -1,4 +1,4 @@
-"""Lesson 04, the KL penalty: KL divergence, its estimates, the optimal policy and its KL budget."""
+"""Exercises on KL divergence, its estimates, the optimal policy and its KL budget."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lesson 05, the objective: its four terms, the whole of it, and the adaptive KL controller."""
+"""Exercises on the objective: its four terms, the whole of it, and the adaptive KL controller."""
 
 from typing import Any
 

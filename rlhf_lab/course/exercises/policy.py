@@ -1,4 +1,4 @@
-"""Lesson 01, the policy: sampling, log-probabilities, the logit lens, heads ablated and patched."""
+"""Exercises on sampling, log-probabilities, the logit lens, heads ablated and patched."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 06, PPO: optimizer, learning-rate schedule, minibatches, rollout and learning phase."""
+"""Exercises on PPO: optimizer, learning-rate schedule, minibatches, rollout and learning phase."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Lesson 10, preferences: a rater, Bradley-Terry, calibration, best-of-n, DPO and LoRA."""
+"""Exercises on preferences: a rater, Bradley-Terry, calibration, best-of-n, DPO and LoRA."""
 
 from typing import Any
 

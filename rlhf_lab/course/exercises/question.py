@@ -1,4 +1,4 @@
-"""Lesson 13, a question of your own: an interval over seeds, and a claim that can be refuted."""
+"""Exercises on a question of your own: an interval over seeds, and a claim that can be refuted."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Lesson 11, a real model: a control task, a test of pairs, and a claim that could be refuted."""
+"""Exercises on a real model: a control task, a test of pairs, and a claim that could be refuted."""
 
 from typing import Any
 

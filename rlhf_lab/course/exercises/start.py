@@ -1,4 +1,4 @@
-"""Lesson 00, start: sums and means with a mask, and a reward of the learner's own."""
+"""Exercises on start: sums and means with a mask, and a reward of the learner's own."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 02, the value head: attach it by a hook, and read values off any layer."""
+"""Exercises on the value head: attach it by a hook, and read values off any layer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lesson 08, watch it learn: read values and directions out of layers, ablate and erase them."""
+"""Exercises on watch it learn: read values and directions out of layers, ablate and erase them."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 # %% [markdown]
-# # 06 PPO
+# # 03 PPO
 #
-# Lesson 05 was about one number, the objective. This one is about everything around it: how a batch
+# {Lesson:the_objective} was about one number, the objective. This one is about everything around it: how a batch
 # becomes steps, and the two phases that make up a run. At the end the trainer's phases are your
 # functions, and you debug broken ones from nothing but their dashboards.
 #
@@ -91,7 +91,7 @@ loop_diagram()
 # %% [markdown]
 # ## Who gets the credit?
 #
-# Lesson 03 has the answer, and the phases below call its three functions. Generalised advantage estimation is
+# {Lesson:rewards_and_credit} has the answer, and the phases below call its three functions. Generalised advantage estimation is
 # $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$, and the value
 # head is trained towards $\hat A_t + V(s_t)$, the return. A review of four tokens, once more:
 
@@ -267,7 +267,7 @@ from rlhf_lab.training.ppo import learning_phase  # exercise
 # ## Your trainer
 #
 # Both functions take the trainer as their first argument, and that makes them methods. Here is a
-# trainer whose phases, minibatches, optimiser and schedule are yours, with the advantages of lesson 03:
+# trainer whose phases, minibatches, optimiser and schedule are yours, with the advantages of {lesson:rewards_and_credit}:
 
 
 # %%
@@ -646,7 +646,7 @@ progress()
 # - `reveal` shows how a part is broken. Hand in one of the other suspects yourself, and see whether a
 #   friend finds it from the dashboard.
 # - Climb the ladder with `lam` 0 in `my_advantages`: at which rung does it fall, and what has to
-#   happen before it can pass? (The last table of "What the value head should have said" in lesson 03 has the answer.)
+#   happen before it can pass? (The last table of "What the value head should have said" in {lesson:rewards_and_credit} has the answer.)
 # - Give the constant reward to a trainer *with* normalised rewards. Every reward is 0 then. Why does
 #   the policy move all the same? (Look at what whitening does to advantages that are nearly 0.)
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 05 The objective
+# # 02 The objective
 #
 # For each minibatch, PPO with a KL leash computes one number, the objective, and takes a step up its
 # gradient:
@@ -81,7 +81,7 @@ SETTINGS = dict(
     seed=1,
 )
 predictions = Predictions()
-over_seeds = SeedFigures("05_the_objective", SETTINGS)  # this run beside stored ones of other seeds
+over_seeds = SeedFigures("the_objective", SETTINGS)  # this run beside stored ones of other seeds
 
 # %% [markdown]
 # `SETTINGS` decides what all of this runs on: Reel, a tiny language of movie reviews, a transformer of
@@ -89,7 +89,7 @@ over_seeds = SeedFigures("05_the_objective", SETTINGS)  # this run beside stored
 # write `preset="gpt2-medium"` instead. The text between the cells tells what came out on Reel; GPT-2
 # learns more slowly: raise `total_phases`, too.
 #
-# Notation, as in lesson 00: $s_t$ is the text before generated token $t$, $a_t$ that token, $\pi$ the
+# Notation, as in {lesson:start}: $s_t$ is the text before generated token $t$, $a_t$ that token, $\pi$ the
 # policy, $\pi_\mathrm{old}$ the policy that sampled, $\pi_\mathrm{ref}$ the reference, $R$ the reward of a
 # whole review, $V$ the value head, $A_t$ the advantage.
 #
@@ -131,7 +131,7 @@ show_table(["reward", "text"], rows, digits=2)
 
 # %%
 # deals the rollout out in minibatches, once (`passes`: how often each review is learned from);
-# lesson 06 writes it
+# the lesson on PPO writes it
 memory = ReplayMemory(rollout, args.num_minibatches, passes=1)
 minibatch = next(memory.get_minibatches(torch.Generator().manual_seed(0)))
 prefix_len, mask = minibatch.prefix_len, minibatch.mask
@@ -157,7 +157,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # distribution that was really drawn from. With `top_k=None` nothing is cut.)
 #
 # The advantages in the minibatch come from the rewards of the whole batch, which `normalize_reward` brought to mean 0 and
-# standard deviation 1 (lesson 03). This rollout before and after:
+# standard deviation 1 ({lesson:rewards_and_credit}). This rollout before and after:
 
 # %%
 raw = rollout.raw_rewards
@@ -174,7 +174,7 @@ show_table(
 # ## The log-probability of what was said
 #
 # PPO changes how likely the sampled tokens are. So first we need `log pi(a_t | s_t)`, one number per generated
-# token, which `get_logprobs` reads off the logits; you wrote it in lesson 01.
+# token, which `get_logprobs` reads off the logits; you wrote it in {lesson:the_policy}.
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T},
 # \qquad z = \text{the logits at the position before generated token } t$$
@@ -207,7 +207,7 @@ predictions.compare(
 #
 # ## The leash: KL from the reference
 #
-# The policy drifts away from the language it came from, and `kl_per_token` says how far (lesson 04): at each generated
+# The policy drifts away from the language it came from, and `kl_per_token` says how far ({lesson:the_kl_penalty}): at each generated
 # token, by how many nats the policy finds its own words likelier than the reference does, on average.
 
 # %%
@@ -274,7 +274,7 @@ print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 #
 # ### Whose gradient?
 #
-# A right *value* need not have the right *gradient*. Take k1 (lesson 04) over fixed tokens as a loss:
+# A right *value* need not have the right *gradient*. Take k1 ({lesson:the_kl_penalty}) over fixed tokens as a loss:
 # $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$. Its
 # gradient is 0 on average, whatever the KL is: as a loss, k1 adds nothing but noise.
 #
@@ -342,7 +342,7 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 # So the penalty's value is right, and its gradient is that of a somewhat different leash, one that does not look ahead.
 # In most toys the two gradients have nearly the same direction, in a few they do not. The trainer offers the other leash
 # as well: with `kl_in="reward"` the KL of each token is subtracted from its reward, and GAE hands it back to the words
-# that led there. (What each leash ends at is the subject of lesson 04.)
+# that led there. (What each leash ends at is the subject of {lesson:the_kl_penalty}.)
 #
 # ## Entropy
 #
@@ -387,10 +387,10 @@ print("by position:", sparkline(entropy.mean(0).tolist()))
 #
 # **1. The gradient of an expected reward.** $\nabla \mathbb{E}_{x \sim \pi}[R(x)] =
 # \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$, the policy gradient that you derived in
-# lesson 03: make the tokens of a review likelier in proportion to its reward.
+# {lesson:rewards_and_credit}: make the tokens of a review likelier in proportion to its reward.
 #
 # **2. Why an advantage and not the reward.** Subtracting a baseline such as $V(s_t)$ changes nothing on average and
-# takes noise away (lesson 03). What is left is the *advantage* $A_t$; the minibatch carries it.
+# takes noise away ({lesson:rewards_and_credit}). What is left is the *advantage* $A_t$; the minibatch carries it.
 #
 # **3. Samples from an older policy.** One rollout serves several steps, and after the first step the policy
 # is no longer the one that sampled. Weigh each token by how much likelier it has become,
@@ -706,7 +706,7 @@ for coef, policy_trainer in policies.items():
 # %% [markdown]
 # After eight phases nothing is broken yet: even without a leash nearly all reviews are grammatical, and all are
 # different. The policies differ in what they say. With the short leash the policy still writes bad reviews now and then, as
-# the reference does; without a leash it hardly ever does. In a short run a leash costs reward. Lesson 07 shows what a long
+# the reference does; without a leash it hardly ever does. In a short run a leash costs reward. {Lesson:what_breaks_it} shows what a long
 # run without a leash ends at.
 #
 # ### Why a clip *and* a KL penalty?
@@ -874,12 +874,12 @@ predictions.show()
 # Train with at least three seeds wherever you compare two runs.
 #
 # - **Does the KL's direction matter?** As a value k3 is unbiased, if the policy can produce every token that the
-#   reference can (with top-k sampling it is too small, lesson 04). As a loss on sampled tokens it has the gradient of
+#   reference can (with top-k sampling it is too small, {lesson:the_kl_penalty}). As a loss on sampled tokens it has the gradient of
 #   the *other* KL. Derive it (two lines), check it in the toy of `toy_gradients`, and then train with
 #   `kl_estimator="k3"`. (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477); GRPO, Shao et al. 2024,
 #   [2402.03300](https://arxiv.org/abs/2402.03300), uses k3 as a loss; Wang et al. 2023,
 #   [2309.16240](https://arxiv.org/abs/2309.16240), compare several divergences for DPO.) Hypothesis, from the two bumps
-#   of lesson 04: it keeps more variety at the same reward. Measure the number of different texts and the entropy at
+#   of {lesson:the_kl_penalty}: it keeps more variety at the same reward. Measure the number of different texts and the entropy at
 #   several `kl_coef`, and compare at equal *reward*.
 #
 #   <details><summary>What was found</summary>
@@ -893,7 +893,7 @@ predictions.show()
 #
 # - **The leash that looks ahead.** `kl_in="reward"` lets each token pay for the KL behind it, `kl_in="loss"` has the
 #   exact gradient at each state but not the term of `kl_of_later_states`. At equal KL per review, which earns more?
-#   What does the toy predict, and does Reel agree? Hypothesis: `kl_in="reward"` earns more, as lesson 04 computes for the
+#   What does the toy predict, and does Reel agree? Hypothesis: `kl_in="reward"` earns more, as {lesson:the_kl_penalty} computes for the
 #   end of training, but not by much.
 #
 #   <details><summary>What was found</summary>
@@ -923,4 +923,4 @@ predictions.show()
 #   lie on one curve? Points that do not are runs that paid more KL than they had to. Hypothesis:
 #   finished runs lie on one curve, and runs on a short leash that have not finished lie below it.
 #
-# Next: 06 PPO, where you write the phase around this objective.
+# Next: {lesson:ppo}, where you write the training loop around this objective.

@@ -1,11 +1,11 @@
 # %% [markdown]
-# # 04 The leash and the optimum
+# # 06 The KL penalty and the optimal policy
 #
 # How far from the reference is it worth going, and did PPO get to the best place? On Reel both questions
 # have exact answers: the best policy at a given price of KL can be computed, without a sample and without
 # training. In this lesson you derive it, compute it, and hold PPO to it.
 #
-# **Needs** lessons 00 to 03: reward, policy, advantage. What is new is explained here.
+# **Needs** {lesson:rewards_and_credit}: reward, policy, advantage. What is new is explained here.
 #
 # **Afterwards you can**
 # - say what exact KL, k1, k2 and k3 measure, and which of them you can trust on a single token,
@@ -419,7 +419,7 @@ print(f"{most} takes {by_slot[most] / kl:.0%} of the KL")
 # %% [markdown]
 # The leash is paid out where the reward is decided. For a high price one can see why: to second order
 # in $1 / \beta$, $\mathrm{KL}_t \approx I_t / 2\beta^2$, where $I_t$ is the variance of the reward that the token
-# settles (the right-hand column; lesson 03 computes it). The first adjective comes when all is still
+# settles (the right-hand column; {lesson:rewards_and_credit} computes it). The first adjective comes when all is still
 # open; a policy that has chosen it has less left to choose later.
 #
 # ## The frontier
@@ -489,7 +489,7 @@ print(f"one nat could buy a reward of {frontier_at(1.0):.3f}")
 #
 # PPO has two places for the KL. It can be taken off the reward of each token (`kl_in="reward"`), and then
 # credit is assigned for it as for any reward. Or it stands in the loss (`kl_in="loss"`, the default), as the
-# exact KL at the states of the batch. Lesson 05 derives the gradient of the latter: of
+# exact KL at the states of the batch. {Lesson:the_objective} derives the gradient of the latter: of
 # $\mathrm{KL} = \mathbb{E}_{x \sim \pi}[\sum_t \mathrm{KL}_t(s_t)]$ it has the first of two parts,
 #
 # $$\nabla \mathrm{KL} = \mathbb{E}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] +
@@ -735,17 +735,17 @@ predictions.show()
 # %% [markdown]
 # ## Try
 #
-# - The reward of your own from lesson 00: where does its optimum lie? Write three sentences first: what would
+# - The reward of your own from {lesson:start}: where does its optimum lie? Write three sentences first: what would
 #   $\pi^*$ write at a price of 0.3, and what at 0.01?
 # - Leave `normalize_reward` and `normalize_advantages` on, and draw that run beside the frontier. The spread of the
 #   rewards shrinks as the policy gets better. What does that do to the price of a nat, and does the curve show it?
 # - Give the `reward` run twice as many phases. Does it get to $\pi^*$, and if not, what is missing: grammar, or KL at some slot?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Draw its frontier with the true reward on the y axis: the true reward goes up,
-#   down and up again. Lesson 07 says why; `tilt_slopes` computes it.
+#   down and up again. {Lesson:what_breaks_it} says why; `tilt_slopes` computes it.
 #
 # Read on: Korbak, Perez and Buckley 2022, *RL with KL penalties is better viewed as Bayesian inference*
 # ([2205.11275](https://arxiv.org/abs/2205.11275)); Levine 2018, *Reinforcement learning and control as probabilistic inference* ([1805.00909](https://arxiv.org/abs/1805.00909));
 # Beirami et al. 2024, on the KL of best-of-n ([2401.01879](https://arxiv.org/abs/2401.01879)); Tang and Munos 2025, on gradients of KL penalties ([2506.09477](https://arxiv.org/abs/2506.09477));
 # Gao, Schulman and Hilton 2022, on what happens when the reward is only a proxy ([2210.10760](https://arxiv.org/abs/2210.10760)).
 #
-# Next: 05 The objective, where the KL is one of four terms.
+# Next: {lesson:what_breaks_it}, where the reward is no longer the goal.

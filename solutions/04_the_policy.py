@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 01 The policy and its hooks
+# # 04 The policy and its hooks
 #
 # How does a transformer choose the next token, and how does one look and reach inside while it does?
 #
@@ -8,7 +8,7 @@
 # places where one can look, read the choice off every layer, and find the attention head that carries
 # one fact, the difference between "was" and "wasn't", by putting activations of one text into another.
 #
-# **Needs** lesson 00 (policy, state, token), Python and PyTorch.
+# **Needs** {lesson:start} (policy, state, token), Python and PyTorch.
 #
 # **Afterwards you can**
 # - draw a token from logits with one random number, and score a text that somebody else has written,
@@ -219,7 +219,7 @@ print("tokens read, with a cache", seq - 1, "and without", sum(range(prefix_len,
 #
 # ### The log-probability of what was said
 #
-# PPO (proximal policy optimisation, the training method of lesson 06) changes how likely the sampled tokens are. So it
+# PPO (proximal policy optimisation, the training method of {lesson:ppo}) changes how likely the sampled tokens are. So it
 # has to know, for each token that was generated, its *log-probability* $\log \pi(a_t \mid s_t)$: the log-softmax of
 # the logits at the position *before* it, picked at the token's own number. The probability of the whole answer is the product over its tokens, its logarithm the sum:
 #
@@ -257,7 +257,7 @@ bracket = "about 1" if middle > 0.9 else "0.5 to 0.9" if middle > 0.5 else "belo
 predictions.compare("the quotient of a review, top 5", quotient_of_a_review, bracket)
 
 # %% [markdown]
-# Small factors multiply. In lesson 05 this quotient gets a name, the *ratio*, and a rule: before the first gradient
+# Small factors multiply. In {lesson:the_objective} this quotient gets a name, the *ratio*, and a rule: before the first gradient
 # step it is 1, or else the policy that is trained is not the one that sampled. (The trainer scores with the same
 # top-k that it samples with.)
 #
@@ -393,7 +393,7 @@ from rlhf_lab.diffing import logit_lens  # exercise
 #
 # $$\mathrm{KL}(p \,\|\, \mathrm{lens}) = \sum_v p(v \mid s) \, \big(\log p(v \mid s) - \log \mathrm{lens}(v)\big)$$
 #
-# It is 0 only where the two are equal (lesson 04 is about it). Add it up over the positions of a review. The
+# It is 0 only where the two are equal ({lesson:the_kl_penalty} is about it). Add it up over the positions of a review. The
 # embedding alone, which has seen no other word, is hundreds of nats away, and the last layer, which the model
 # was trained on, is nearly right. And behind the first of the two blocks?
 
@@ -905,7 +905,7 @@ if speaks_reel:
 #
 # ## A recorder of your own
 #
-# In lessons 06 to 09 you watch a model *while* it trains. Any function can be hung on an event of a run; a dict that it
+# In {lesson:watch_it_learn} you watch a model *while* it trains. Any function can be hung on an event of a run; a dict that it
 # returns is stored with the run. These are the events, in
 # their order within a run. `ctx` is what the function gets.
 #
@@ -1102,4 +1102,4 @@ progress()
 # - Read Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) on which metric to patch with, and
 #   Heimersheim and Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) on how to read a patch.
 #
-# Next: 02 the value head, where a hook reads what the policy expects.
+# Next: {lesson:rewards_and_credit}, where each token gets its share of the reward.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 02 The value head
+# # 01 The value head
 #
 # PPO needs to know, in the middle of a text, how well it is going: the *value* of a state is the reward
 # to be expected from here,
@@ -84,7 +84,7 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
-over_seeds = SeedFigures("02_the_value_head", SETTINGS)
+over_seeds = SeedFigures("the_value_head", SETTINGS)
 predictions = Predictions()
 
 # %% [markdown]
@@ -224,7 +224,7 @@ predictions.compare("the first values are", first_values, kind)
 #
 # The last layer of a fresh value head is drawn very small, so that all values begin near 0. What do the first
 # advantages look like then? With values of 0 there is no surprise anywhere but at the last token, where the reward
-# $R$ comes. How it is handed back to the tokens before it is derived in lesson 03: the token that stands $k$ places
+# $R$ comes. How it is handed back to the tokens before it is derived in {lesson:rewards_and_credit}: the token that stands $k$ places
 # before the last one gets $\lambda^k R$, with a setting $\lambda$ between 0 and 1 (`gae_lambda`). Only with
 # $\lambda = 1$ are the first advantages the rewards themselves. With an ordinary random last layer they would be
 # noise, and the policy would spend its first phases chasing it.
@@ -548,7 +548,7 @@ if speaks_reel:
 # that comes next is not the whole explanation. After the first adjective comes "and" or "but", which tells whether two
 # clauses agree, not whether they praise, and the value can be read at "adj 1" all the same, in all three models. Other
 # places, such as "conn 3", differ from model to model (with so few reviews, small differences mean nothing). What a probe
-# finds in one model need not be there in the next. (Lesson 08 looks at all places of a review.)
+# finds in one model need not be there in the next. ({Lesson:watch_it_learn} looks at all places of a review.)
 #
 # ### Fooling yourself
 #
@@ -739,7 +739,7 @@ progress()
 # - **Read is not used.** Take the direction that the reader found at "i" out of the residual stream, and see whether
 #   the verdict changes. A direction that can be read need not be one that the model reads (Elazar et al. 2021,
 #   [2006.00995](https://arxiv.org/abs/2006.00995)). Hypothesis: fewer verdicts agree with the review than after the removal
-#   of a random direction, but more than by chance, since the model can also read the value elsewhere. Lesson 08 does it
+#   of a random direction, but more than by chance, since the model can also read the value elsewhere. {Lesson:watch_it_learn} does it
 #   with controls.
 # - **Three models.** Repeat the shuffled control and the table by places for `reel-nano-b` and `reel-nano-c`. Which
 #   sentences of this lesson hold for all three? Write down those that do not. Hypothesis: what is said of the embedding and
@@ -766,4 +766,4 @@ progress()
 #
 #   </details>
 #
-# Next: 03 rewards and credit, where values become advantages.
+# Next: {lesson:the_objective}, where values and rewards become one objective.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 03 Rewards, advantages and credit
+# # 05 Rewards, advantages and credit
 #
 # One number comes at the end of a review. Which of its 26 tokens earned it, and how does one climb it?
 #
@@ -7,7 +7,7 @@
 # review was truly worth, and derive the gradient that RLHF climbs. In the second half the truth is taken away: you
 # estimate the credit, and measure what each estimator gets wrong, against the truth of the first half.
 #
-# **Needs** lessons 00 to 02 (policy, state, reward, value head).
+# **Needs** {lesson:start} and {lesson:the_value_head} (policy, state, reward, value head).
 #
 # **Afterwards you can**
 # - take a reward from a classifier without its depending on the other texts of a batch,
@@ -80,7 +80,7 @@ from rlhf_lab.views import bars, curves, tokens_html
 SETTINGS = dict(preset="reel", gen_len=26, top_k=None, seed=1)
 args = RLHFArgs(**SETTINGS)
 predictions = Predictions()
-over_seeds = SeedFigures("03_rewards_and_credit", SETTINGS)
+over_seeds = SeedFigures("rewards_and_credit", SETTINGS)
 
 # %% [markdown]
 # This lesson stays on Reel, because only there the truth is known that everything is compared with. A figure that
@@ -986,7 +986,7 @@ over_seeds.compare("old head, cosine on 1,024 reviews", of_old)
 # (the performance difference lemma, Kakade and Langford 2002). It is exact, but needs texts of $\pi$. On old texts the
 # ratio $r_t = \pi(a_t \mid s_t) / \pi_{old}(a_t \mid s_t)$ repairs the choice of the token, not the state in which it is
 # made. Near $\pi_{old}$ that is no matter: $\nabla (r A) = r A \nabla \log \pi$, and $r = 1$ there, which is the gradient
-# of this lesson. Further away it is, and lesson 05 is about what to do then.
+# of this lesson. Further away it is, and {lesson:the_objective} is about what to do then.
 #
 #
 # ## What transfers
@@ -1023,4 +1023,4 @@ progress()
 #   among the estimators. How much lower is its noise scale?
 # - Write a reward that can be paid at single tokens, and compare reward to go with the whole sum.
 #
-# Next: 04 the leash and the optimum, where going far has a price.
+# Next: {lesson:the_kl_penalty}, where a large KL costs reward.
