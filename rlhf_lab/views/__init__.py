@@ -1,9 +1,8 @@
 """Views of a run: live panel, colored tokens, pictures, the page about a run."""
 
 from rlhf_lab.views.diagrams import loop_diagram
-from rlhf_lab.views.html import Html
 from rlhf_lab.views.live import RunView
-from rlhf_lab.views.pictures import Picture
+from rlhf_lab.views.pictures import Html, Picture
 from rlhf_lab.views.plots import bars, curves, heatmap
 from rlhf_lab.views.probe_pictures import probe_html
 from rlhf_lab.views.records import short_site

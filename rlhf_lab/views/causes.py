@@ -7,29 +7,29 @@ from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.probes import Run
-from rlhf_lab.views.html import failed_check
 from rlhf_lab.views.jobs import PatchRequest, checkpoint_names, stored_interventions
-from rlhf_lab.views.pictures import Bars
-from rlhf_lab.views.probe_pictures import fragment, in_grids
+from rlhf_lab.views.pictures import Html, Picture, failed_check
+from rlhf_lab.views.plots import bars
+from rlhf_lab.views.probe_pictures import in_grids
 
 METHODS = ("own weights", "patched in", "patched out")
 
 
 def interventions_html(run: Run, is_served: bool) -> str:
     """Return the stored interventions, and a place for a form or, in a file, a command."""
-    found = [in_grids(part for result in stored_interventions(run) for part in _result(result))]
+    found = in_grids(part for result in stored_interventions(run) for part in _result(result))
     names = checkpoint_names(run)
     if len(names) < 2:
-        return "".join(found) or "<p>The run has fewer than two checkpoints.</p>"
+        return found or "<p>The run has fewer than two checkpoints.</p>"
     if is_served:
-        return "".join(found) + f'<div id="job" data-names="{" ".join(names)}"></div>'
+        return found + f'<div id="job" data-names="{" ".join(names)}"></div>'
     words = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
     command = escape(visible(shlex.join(["python", "-m", "rlhf_lab", *words])))
     note = f"<p>Another one: <code>python -m rlhf_lab view</code>, or <code>{command}</code></p>"
-    return "".join(found) + note
+    return found + note
 
 
-def _result(result: Mapping[str, Any]) -> list[str]:
+def _result(result: Mapping[str, Any]) -> list[Html | Picture]:
     """Return failed checks, and one picture with own weights and patched effects on one axis."""
     request, effects, parts = result["request"], result["effects"], result["parts"]
     words = " − ".join(map(str, result["words"]))
@@ -45,9 +45,8 @@ def _result(result: Mapping[str, Any]) -> list[str]:
     base, tuned = (last if x == "last" else x for x in (request["base"], request["tuned"]))
     title = f"{words}{where}, checkpoint {base} to {tuned}"
     failed = [name for name, ok in result.get("checks", {}).items() if not ok]
-    tags = map(failed_check, failed)
     note = f"{summarize_intervention(result)} n = {result['n']} texts: {result.get('text', '')}."
-    return [*tags, fragment(Bars(parts, series, title, "logits", ends, note))]
+    return [*map(failed_check, failed), bars(parts, series, title, "logits", ends, note)]
 
 
 def summarize_intervention(result: Mapping[str, Any]) -> str:

@@ -1,9 +1,6 @@
-"""Data of the page about a run: pictures per phase, samples, and which of them to show first."""
+"""Data of the page about runs: pictures per phase, samples, and numbers of tokens."""
 
-import base64
-import json
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any
@@ -12,69 +9,18 @@ from rlhf_lab.console import visible
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import FOLDER
+from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.html import failed_check, plain
-from rlhf_lab.views.probe_pictures import draw_declared, fragment, in_grids, pictures_over
-from rlhf_lab.views.records import Snapshot
-from rlhf_lab.views.token_data import collect_tokens
+from rlhf_lab.views.pictures import failed_check, plain
+from rlhf_lab.views.probe_pictures import in_grids, phase_pictures, record_pictures
+from rlhf_lab.views.records import Snapshot, read_snapshots, short_site
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
-SampleRows = list[list[Any]]
-
-
-def pack(value: Any) -> str:
-    """Return JSON, compressed, as base64."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
-    """Return the pictures of a probe over phases, and those of each record by phase.
-
-    Failed checks come first in their phase.
-    """
-    records = [Snapshot(run, name, record) for record in run.records(name)]
-    failed: dict[int, list[str]] = {}
-    for check in run.checks():
-        if check.probe == name and not check.ok:
-            failed.setdefault(check.phase, []).append(check.name)
-    over = plain(in_grids(map(fragment, pictures_over(name, kind, records))))
-    by_phase: dict[int, str] = {}
-    for at in records:
-        phase = at.record["phase"]
-        tags = map(failed_check, failed.get(phase, ()))
-        pictures = plain(in_grids([*tags, *map(fragment, draw_declared(name, kind, at))]))
-        by_phase[phase] = by_phase.get(phase, "") + pictures  # several events of one phase
-    return over, by_phase if any(by_phase.values()) else {}
-
-
-def sample_rows(run: Run) -> tuple[list[str], SampleRows]:
-    """Return the columns of the table of all samples, and its rows; unknown columns are left out.
-
-    The first column is the phase, the last one the text.
-    """
-    samples = run.samples()
-    named = [name for name in samples[-1] if name.startswith(reward_metric(""))] if samples else []
-    fields = {"phase": "phase", "reward": "reward", "true reward": "true_reward"}
-    fields |= {name.removeprefix(reward_metric("")): name for name in named}
-    fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}
-    rows = []
-    with reading(run.path / SAMPLES):
-        for sample in samples:
-            row = [_rounded(sample.get(field)) for field in fields.values()]
-            if row[2] is not None:
-                row[list(fields).index(GAP)] = round(sample["reward"] - sample["true_reward"], 4)
-            rows.append([*row, visible(sample["text"])])
-    known = [i for i in range(len(fields)) if any(row[i] is not None for row in rows)]
-    columns = [visible(name) for name in fields]
-    kept = [*known, len(fields)]
-    return [[*columns, "text"][i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+TOKEN_COLUMNS = {field: field.replace("_", " ") for field in FIELDS}
+TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact value"}
+Fact = tuple[str, list[str], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -87,46 +33,51 @@ class RunData:
 
     run: Run
     label: str
-    columns: list[str]
-    rows: SampleRows
     kinds: dict[str, str]
     drawn: dict[str, tuple[str, dict[int, str]]]
     tokens: dict[int, dict[str, Any]]
 
 
-def collect_run(run: Run, label: str = "") -> RunData:
-    """Read a run, and draw its probes.
-
-    Raises:
-        RunError: If a file of the run is damaged.
-    """
-    columns, rows = sample_rows(run)
-    with reading(run.path / FOLDER):
-        kinds = run.kinds()
-        drawn = {name: probe_fragments(run, name, kind) for name, kind in kinds.items()}
-        tokens = collect_tokens(run)
-    return RunData(run, label or visible(run.path.name), columns, rows, kinds, drawn, tokens)
-
-
 def collect_runs(runs: Sequence[Run]) -> list[RunData]:
-    """Read several runs, which get the letters A, B, ... before their names.
+    """Read runs and draw their probes; several get the letters A, B, ... before their names.
 
     Raises:
         RunError: If a file of a run is damaged, or there are more runs than letters.
     """
     if len(runs) > MOST_RUNS:
         raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most {MOST_RUNS}.")
-    letters = zip(ascii_uppercase, runs, strict=False)
-    return [collect_run(run, f"{letter} {visible(run.path.name)}") for letter, run in letters]
+    found = []
+    for letter, run in zip(ascii_uppercase, runs, strict=False):
+        with reading(run.path / FOLDER):
+            kinds = run.kinds()
+            drawn = {name: _probe_fragments(run, name, kind) for name, kind in kinds.items()}
+            tokens = collect_tokens(run)
+        label = f"{letter} " * (len(runs) > 1) + visible(run.path.name)
+        found.append(RunData(run, label, kinds, drawn, tokens))
+    return found
+
+
+def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
+    """Return the pictures of a probe over phases, and those of each record by phase.
+
+    Failed checks come first in their phase.
+    """
+    records = read_snapshots(run, name)
+    failed = [check for check in run.checks() if check.probe == name and not check.ok]
+    by_phase: dict[int, str] = {}
+    for at in records:
+        tags = [failed_check(check.name) for check in failed if check.phase == at.phase]
+        pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
+        by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of one phase
+    over = plain(in_grids(phase_pictures(kind, records)))
+    return over, by_phase if any(by_phase.values()) else {}
 
 
 def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header that the script of the page reads first, and the blocks by id."""
-    columns, rows = merge_samples(runs)
-    phases, recorded, blocks, listed = set(), set(), {"s": rows}, []
+    columns, rows = sample_rows(runs)
+    phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
     for i, data in enumerate(runs):
-        with reading(data.run.path / SAMPLES):
-            phases |= {row[0] for row in data.rows}
         with reading(data.run.path / METRICS):
             phases |= {line["phase"] for line in data.run.metrics()}
         records = {name: sorted(by_phase) for name, (_, by_phase) in data.drawn.items()}
@@ -141,14 +92,89 @@ def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
     return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
 
 
-def merge_samples(runs: Sequence[RunData]) -> tuple[list[str], SampleRows]:
-    """Return columns and rows of the samples of all runs; of several, with the run's label."""
-    if len(runs) == 1:
-        return runs[0].columns, runs[0].rows
-    names = list(dict.fromkeys(name for data in runs for name in data.columns[1:-1]))
-    rows: SampleRows = []
+def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of the table of all samples; unknown columns are left out.
+
+    The first column is the phase, of several runs the second one is the run; the last the text.
+    """
+    found, fields = [], {"phase": "phase", "run": "", "reward": "reward"}
+    fields |= {"true reward": "true_reward"}
     for data in runs:
-        for row in data.rows:
-            values = dict(zip(data.columns, row, strict=True))
-            rows.append([row[0], data.label, *map(values.get, names), row[-1]])
-    return ["phase", "run", *names, "text"], rows
+        samples = data.run.samples()
+        named = [name for name in (samples or [{}])[-1] if name.startswith(reward_metric(""))]
+        fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
+        found += [(data, sample) for sample in samples]
+    fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}
+    rows = []
+    for data, sample in found:
+        with reading(data.run.path / SAMPLES):
+            row = {name: _rounded(sample.get(field)) for name, field in fields.items()}
+            if row["true reward"] is not None:
+                row[GAP] = round(sample["reward"] - sample["true_reward"], 4)
+            row |= {"run": data.label if len(runs) > 1 else None, "text": visible(sample["text"])}
+            rows.append(row)
+    columns = [name for name in (*fields, "text") if any(row[name] is not None for row in rows)]
+    return columns or ["phase", "text"], [[row[name] for name in columns] for row in rows]
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
+    """Return the texts of each record of TextHeatmap by phase, with facts about their slots.
+
+    A fact comes from the latest record that is not after the phase; it begins after the prompt.
+    """
+    texts, kl, lens = (
+        read_snapshots(run, run.find_probe(kind))
+        for kind in ("TextHeatmap", "KLByPosition", "ValueLens")
+    )
+    found = {}
+    for at in texts:
+        facts: list[dict[str, Any]] = []
+        for records, read in ((kl, _kl_facts), (lens, _value_facts)):
+            for other in [other for other in records if other.phase <= at.phase][-1:]:
+                for label, names, values in read(other, at["prefix_len"]):
+                    fact = {"label": label, "phase": other.phase, "names": names}
+                    facts.append(fact | {"values": values})
+        found[at.phase] = {
+            "probe": at.name,
+            "facts": facts,
+            "tokens": [[visible(token) for token in row] for row in at["tokens"]],
+            "start": at["prefix_len"],
+            "rewards": at["rewards"],
+            "columns": _token_columns(at),
+        }
+    return found
+
+
+def _token_columns(at: Snapshot) -> dict[str, list[list[float | None]]]:
+    """Return columns by label; a token without a number has None."""
+    columns = {}
+    for field, label in TOKEN_COLUMNS.items():
+        values = at.get(field)
+        mask = at["truth_mask" if field.startswith("true_") else "mask"] if values else None
+        if mask:
+            columns[label] = [
+                [round(x, 5) if known else None for x, known in zip(row, real, strict=True)]
+                for row, real in zip(values, mask, strict=True)
+            ]
+    return columns
+
+
+def _kl_facts(at: Snapshot, start: int) -> Iterator[Fact]:
+    n = at["sequences"]["exact"]
+    yield f"mean KL in nats, n = {n}", at.slots(len(at["kl"])), at["kl"]
+
+
+def _value_facts(at: Snapshot, start: int) -> Iterator[Fact]:
+    names, against = (at.get("slots") or [])[start:], at.get("r2_against")
+    if names and against:
+        correlations = (at.get("head_correlation") or [])[start:]
+        yield f"correlation of value and {against} after it", names, correlations
+        r2, defined = at.get("r2") or [], at.get("defined") or []
+        for site, row, is_defined in zip(at["sites"], r2, defined, strict=False):
+            pairs = list(zip(row, is_defined, strict=True))[start:]
+            values = [x if known else None for x, known in pairs]
+            yield f"R2 of {against} at {short_site(site)} after it", names, values

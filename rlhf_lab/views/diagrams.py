@@ -2,8 +2,9 @@
 
 from math import hypot
 
+from rlhf_lab.views.color import Number
 from rlhf_lab.views.marks import document, element, text
-from rlhf_lab.views.pictures import Number, Picture
+from rlhf_lab.views.pictures import Picture
 
 Spot = tuple[Number, Number]
 WIDTH, HEIGHT, BOX = 880, 380, (136.0, 48.0)

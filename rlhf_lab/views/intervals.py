@@ -1,4 +1,4 @@
-"""Intervals of stored rows and samples, as whiskers, brackets and bands."""
+"""Intervals of stored rows and samples, as fields NAME_low and NAME_high, and as brackets."""
 
 from typing import Any
 
@@ -12,7 +12,6 @@ from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import SAMPLES, reading
 
-Band = tuple[float | None, float | None]
 METRIC_OF_COLUMN = {
     "reward": "mean_reward",
     "true_reward": "true_reward",
@@ -28,7 +27,7 @@ def mean_with_ends(rows: Float[Tensor, "*name n"]) -> tuple[Any, Any, Any]:
     return interval.value.tolist(), *(known(end.tolist()) for end in ends)
 
 
-def bracketed(value: float | None, low: float | None, high: float | None) -> str:
+def bracketed(value: float | None, low: float | None = None, high: float | None = None) -> str:
     """Return a number with its interval, as in 0.42 [0.31, 0.53]; a dash for None."""
     if value is None:
         return "–"
@@ -37,37 +36,40 @@ def bracketed(value: float | None, low: float | None, high: float | None) -> str
     return f"{value:.4g} [{low:.3g}, {high:.3g}]"
 
 
-def sample_bands(run: Run) -> tuple[dict[str, dict[int, Band]], int | None]:
-    """Return intervals of means over sequences by metric and phase, and the number of sequences.
+def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | None]:
+    """Return ends of intervals by phase, as fields NAME_low and NAME_high, and their sample size.
 
-    The number is None if phases differ in it.
+    The number of samples is None if phases differ in it.
     """
-    bands, counts, samples = {}, set(), run.samples()
+    ends, counts, by_phase = {}, set(), {}
     with reading(run.path / SAMPLES):
-        by_phase = {sample["phase"]: [] for sample in samples}
-        for sample in samples:
-            by_phase[sample["phase"]].append(sample)
+        for sample in run.samples():
+            by_phase.setdefault(sample["phase"], []).append(sample)
     for line in run.metrics():
-        if found := by_phase.get(line["phase"]):
-            counts.add(len(found))
-            for name, _, *ends in _intervals(run, found, line.get("grammatical_fraction")):
-                bands.setdefault(name, {})[line["phase"]] = tuple(ends)
-    return bands, counts.pop() if len(counts) == 1 else None
+        if samples := by_phase.get(line["phase"]):
+            counts.add(len(samples))
+            found = _intervals(run, samples, line.get("grammatical_fraction"))
+            ends[line["phase"]] = {
+                f"{name}_{end}": x
+                for name, _, *pair in found
+                for end, x in zip(("low", "high"), pair, strict=True)
+            }
+    return ends, counts.pop() if len(counts) == 1 else None
 
 
-def final_bands(run: Run) -> dict[str, Band]:
-    """Return the intervals of the final metrics, by name.
+def final_metrics(run: Run) -> dict[str, str | float]:
+    """Return the final metrics by name; those of samples as text with intervals.
 
     The metrics are over several batches, of which the samples of one are stored: its intervals are
     moved to the metric, and narrowed by the root of the fraction of sequences that is stored.
     """
-    final = run.info.get("final") or {}
+    final = dict(run.info.get("final") or {})
     samples = run.samples(run.info.get("phases_done", 0)) if final else []
     narrower = (len(samples) / final["samples"]) ** 0.5 if samples else 1.0
-    return {
-        name: tuple(None if end is None else final[name] + narrower * (end - mean) for end in pair)
-        for name, mean, *pair in _intervals(run, samples)
-    }
+    for name, mean, *pair in _intervals(run, samples):
+        moved = [end if end is None else final[name] + narrower * (end - mean) for end in pair]
+        final[name] = bracketed(final[name], *moved)
+    return final
 
 
 def _intervals(run: Run, samples: list[dict[str, Any]], grammatical: float | None = None) -> list:

@@ -34,7 +34,6 @@ SVG_STYLE = (
     )
 )
 STYLE_ELEMENT = f"<style>{SVG_STYLE}</style>"
-MOST_POINTS, LARGE_POINTS = 400, 30  # a longer curve is reduced to minima and maxima
 LONGEST_LABEL = 44  # letters; a longer one is cut in its middle, and is whole in the title
 
 
@@ -106,6 +105,19 @@ def shortened(label: str) -> str:
 def mark_with_title(mark: str, title: str) -> str:
     """Return a mark with its tooltip."""
     return f"<g><title>{_escaped(title)}</title>{mark}</g>"
+
+
+def is_number(x: Number | None) -> bool:
+    """Return True unless x is missing, infinite or not a number."""
+    return x is not None and x - x == 0
+
+
+def titled(
+    mark: str, label: str, value: Number, low: Number | None, high: Number | None, more: str = ""
+) -> str:
+    """Return a mark whose tooltip is its label, the stored number and the interval."""
+    ends = f" [{low:.9g}, {high:.9g}]" if is_number(low) and is_number(high) else ""
+    return mark_with_title(mark, f"{label}: {value:.9g}{ends}{more}")
 
 
 def series_colors(names: Sequence[str]) -> list[int]:

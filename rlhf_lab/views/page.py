@@ -1,8 +1,9 @@
-"""The page about a run as one file: template, style, script and data, under a strict policy."""
+"""The page about runs as one file: template, style, script and data, under a strict policy."""
 
 import base64
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
@@ -10,30 +11,29 @@ from string import Template
 from typing import Any
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.collect import pack
 from rlhf_lab.views.jobs import N_TEXTS, SECONDS_PER_JOB
 from rlhf_lab.views.marks import SVG_STYLE
 
 SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
 
 
-def read_source(name: str) -> str:
-    """Return a file of the folder `web`."""
-    return (files("rlhf_lab.views") / "web" / name).read_text(encoding="utf-8")
+def _read(*names: str) -> str:
+    folder = files("rlhf_lab.views") / "web"
+    return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 
-def hashed(text: str) -> str:
-    """Return the source expression of a content security policy for an inline element."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def policy(style: str, script: str, is_served: bool = False) -> str:
+def _policy(style: str, script: str, is_served: bool) -> str:
     """Return a content security policy that allows this style and this script only."""
-    connect = "connect-src 'self'; " if is_served else ""
+    digests = (hashlib.sha256(text.encode()).digest() for text in (script, style))
+    script, style = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    connect = "connect-src 'self'; " * is_served
     return (
-        f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
-        f"img-src data:; {connect}base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; {connect}"
+        "base-uri 'none'; form-action 'none'"
     )
 
 
@@ -47,23 +47,22 @@ def assemble(
         state: HTML that is shown next to the name.
         body: HTML of the sections.
         header: what the script reads first.
-        blocks: what the script reads when it is shown, by id.
+        blocks: what the script reads when it is shown, by id; they are compressed.
     """
     packed = [
-        f'<script type="text/plain" id="block-{escape(id)}">{pack(block)}</script>'
+        f'<script type="text/plain" id="block-{escape(id)}">'
+        f"{base64.b64encode(zlib.compress(_json(block).encode(), 9)).decode()}</script>"
         for id, block in blocks.items()
     ]
-    style = "\n".join([read_source("page.css"), SVG_STYLE])
-    script = "\n".join(map(read_source, SCRIPTS))
-    first = json.dumps(header, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return Template(read_source("page.html")).substitute(
-        policy=policy(style, script, bool(header.get("version"))),
+    style, script = f"{_read('page.css')}\n{SVG_STYLE}", _read(*SCRIPTS)
+    return Template(_read("page.html")).substitute(
+        policy=_policy(style, script, bool(header.get("version"))),
         title=escape(visible(name)),
         name=escape(visible(name)),
         style=style,
         state=visible(state),
         body=visible(body),
-        header=visible(first),
+        header=visible(_json(header).replace("<", "\\u003c")),
         blocks="\n".join(packed),
         script=script,
         n_texts=N_TEXTS,

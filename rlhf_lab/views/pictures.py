@@ -1,102 +1,66 @@
-"""Picture kinds as plain data: bars, curves, strips of tokens, matrices, tables; and drawings."""
+"""HTML fragments, tables and SVG drawings, for notebooks and for the page about a run."""
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-from types import MappingProxyType
 
-from rlhf_lab.views.color import Kind, Number
+from rlhf_lab.console import visible
+from rlhf_lab.views.color import Number
 from rlhf_lab.views.marks import STYLE_ELEMENT
 
-Optionals = Sequence[Number | None]
-Curve = tuple[Sequence[Number], Optionals]
-Ends = tuple[Optionals, Optionals]  # the lower and the upper ends of intervals
-NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
+TABLE_STYLE = """<style scoped>
+table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
+table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
+  font-variant-numeric: tabular-nums; white-space: nowrap; }
+table.lab th.words, table.lab td.words { text-align: left; }
+</style>"""
+WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
 @dataclass(frozen=True)
-class Bars:
-    """Groups of bars, one group per label and one bar per series; None leaves a gap."""
+class Html:
+    """A fragment of HTML.
 
-    labels: Sequence[str]
-    series: Mapping[str, Optionals]
-    title: str = ""
-    unit: str = ""
-    ends: Mapping[str, Ends] = field(default_factory=dict)
-    note: str = ""
-
-    def known_values(self) -> list[Number]:
-        """Return all values but None and nan."""
-        return [x for row in self.series.values() for x in row if x is not None and x == x]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Curves with bands, each with its own places along x; None leaves a gap."""
-
-    series: Mapping[str, Curve]
-    title: str = ""
-    unit: str = ""
-    ends: Mapping[str, Ends] = field(default_factory=dict)
-    x_label: str = "phase"
-    log_x: bool = False
-    note: str = ""
-
-    def known_values(self) -> list[Number]:
-        """Return all values but None and nan."""
-        return [x for _, row in self.series.values() for x in row if x is not None and x == x]
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
-
-    rows: Sequence[tuple[str, Sequence[str], Optionals]]
-    title: str = ""
-    unit: str = ""
-    kind: Kind = "diverging"
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """A grid of colors; `limits` are the ends of the scale, by default those of the values.
-
-    Columns are named by their numbers if `cols` has not one name for each.
+    Args:
+        fragment: content of a page's body, without references to other files.
     """
 
-    values: Sequence[Optionals]
-    rows: Sequence[str]
-    cols: Sequence[str]
-    title: str = ""
-    unit: str = ""
-    kind: Kind = "sequential"
-    limits: tuple[Number, Number] | None = None
-    note: str = ""
-    ends: tuple[Sequence[Optionals], Sequence[Optionals]] | None = None  # of the first rows
+    fragment: str
 
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the columns."""
-        n = max(map(len, self.values), default=0)
-        return self.cols if len(self.cols) == n else list(map(str, range(n)))
-
-    def known_values(self) -> list[Number]:
-        """Return all values but None and nan."""
-        return [x for row in self.values for x in row if x is not None and x == x]
+    def _repr_html_(self) -> str:
+        return visible(self.fragment)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of numbers and words."""
+    """Rows of numbers and words, without a header if `columns` is None; words are aligned left."""
 
-    columns: Sequence[str]
+    columns: Sequence[str] | None
     rows: Sequence[Sequence[object]]
     title: str = ""
     note: str = ""
 
+    @property
+    def fragment(self) -> str:
+        """The table as HTML, between its title and its note."""
+        columns = enumerate(zip(*self.rows, strict=True))
+        words = {i for i, cells in columns if any(map(_is_word, cells))}
 
-Kinds = Bars | Curves | Strip | Matrix | Table
+        def line(tag: str, values: Sequence[object]) -> str:
+            kinds = (' class="words"' * (i in words) for i in range(len(values)))
+            pairs = zip(kinds, values, strict=True)
+            cells = (f"<{tag}{kind}>{escape(formatted(value))}</{tag}>" for kind, value in pairs)
+            return f"<tr>{''.join(cells)}</tr>"
+
+        body = "\n".join(line("td", row) for row in self.rows)
+        head = "" if self.columns is None else f"<thead>{line('th', self.columns)}</thead>"
+        return (
+            f"<h4>{escape(self.title)}</h4>" * bool(self.title)
+            + f'{TABLE_STYLE}<div class="scroll"><table class="lab">{head}'
+            + f"<tbody>{body}</tbody></table></div>"
+            + f"<p>{escape(self.note)}</p>" * bool(self.note)
+        )
 
 
 @dataclass(frozen=True)
@@ -106,15 +70,16 @@ class Picture:
     Args:
         svg: the whole document.
         alt: the description for readers who do not see it.
+        note: the caption on a page.
+        values: the numbers; if all are 0 or missing, a page has a sentence instead.
     """
 
     svg: str
     alt: str
-
-    @property
-    def width(self) -> int:
-        """The width in pixels."""
-        return int(self.svg.partition(' width="')[2].partition('"')[0])
+    title: str = ""
+    unit: str = ""
+    note: str = ""
+    values: Sequence[Number | None] = (1,)
 
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
         return {"image/svg+xml": self.svg, "text/html": self._repr_html_(), "text/plain": self.alt}
@@ -123,25 +88,39 @@ class Picture:
         data = base64.b64encode(self.svg.encode()).decode()
         return f'<img alt="{escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
 
-    def inline(self) -> str:
-        """Return the drawing as part of a page that has `marks.SVG_STYLE`, with its tooltips."""
-        return self.svg.replace(STYLE_ELEMENT, "").replace(
-            ' xmlns="http://www.w3.org/2000/svg"', ""
-        )
+    @property
+    def fragment(self) -> str:
+        """The drawing as part of a page that has `marks.SVG_STYLE`, with its tooltips."""
+        known = [x for x in self.values if x is not None and x == x]
+        if not any(known):
+            return f"<p>{escape(self.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
+        width = int(self.svg.partition(' width="')[2].partition('"')[0])
+        wide, note = ' class="wide"' * (width > WIDE_PIXELS), escape(self.note.strip())
+        caption = f"<figcaption>{note}</figcaption>" * bool(note)
+        inline = self.svg.replace(STYLE_ELEMENT, "")
+        inline = inline.replace(' xmlns="http://www.w3.org/2000/svg"', "")
+        return f"<figure{wide}>{inline}{caption}</figure>"
 
 
-def is_number(x: Number | None) -> bool:
-    """Return True unless x is missing, infinite or not a number."""
-    return x is not None and x - x == 0
+def _is_word(x: object) -> bool:
+    return isinstance(x, str) and not x[:1].isdigit() and x[:1] not in "-–−"
 
 
-def format_value(label: str, value: Number, low: Number | None = None, high: Number | None = None):
-    """Return the title of a mark: its label, the stored number and the interval."""
-    ends = f" [{low:.9g}, {high:.9g}]" if is_number(low) and is_number(high) else ""
-    return f"{label}: {value:.9g}{ends}"
+def plain(fragment: str) -> str:
+    """Return a fragment for the page, which has the rules and whose script sets the styles."""
+    fragment = visible(fragment).replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
+    return fragment.replace(' style="', ' data-style="')
 
 
-def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:
-    """Return the quantile of the sizes of the finite values, or the largest if that is 0."""
-    sizes = sorted(abs(x) for x in values if is_number(x)) or [0.0]
-    return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])
+def failed_check(name: str) -> Html:
+    """Return a paragraph about a check that failed."""
+    return Html(f'<p class="failed">Failed check: {escape(name)}</p>')
+
+
+def formatted(value: object) -> str:
+    """Return a value as text: a dash for None, a number with four digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

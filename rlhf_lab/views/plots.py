@@ -1,31 +1,27 @@
-"""Functions that plot curves, bars and heatmaps as static pictures."""
+"""Bars, curves and heatmaps as static SVG, with the stored number in the title of each mark."""
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.views import marks, svg
-from rlhf_lab.views.color import Kind
-from rlhf_lab.views.pictures import (
-    NO_ENDS,
-    Bars,
-    Curve,
-    Curves,
-    Ends,
-    Matrix,
-    Number,
-    Optionals,
-    Picture,
-)
+from rlhf_lab.views import marks as m
+from rlhf_lab.views.color import Kind, Number
+from rlhf_lab.views.pictures import Picture
 
+Optionals = Sequence[Number | None]
+Curve = tuple[Sequence[Number], Optionals]
+Ends = tuple[Optionals, Optionals]  # the lower and the upper ends of intervals
+NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
 SIDE, WIDEST = 11, 1000  # pixels of a cell of several grids, and of all of them
-
-
-def plain_numbers(values: Iterable[Any]) -> list[Any]:
-    """Return numbers of a list, tensor or array as numbers of Python; None stays."""
-    return [x.item() if hasattr(x, "item") else x for x in values]
+PLOT_HEIGHT, SCALE_HEIGHT = 150, 36
+MOST_MARKS = 600  # cells
+MOST_POINTS, LARGE_POINTS = 400, 30  # a longer curve is reduced to minima and maxima
 
 
 def curves(
@@ -35,6 +31,7 @@ def curves(
     y_label: str = "",
     bands: Mapping[str, Ends] = NO_ENDS,
     log_x: bool = False,
+    note: str = "",
 ) -> Picture:
     """Plot curves over phases, each with its color, dashes and marks.
 
@@ -50,13 +47,50 @@ def curves(
     """
     if not series:
         raise ValueError("series is empty. Pass at least one curve.")
-    series = {name: tuple(map(plain_numbers, curve)) for name, curve in series.items()}
-    bands = {name: tuple(map(plain_numbers, ends)) for name, ends in bands.items()}
-    lowest = min(x for xs, _ in series.values() for x in xs)
-    if log_x and lowest <= 0:
-        raise ValueError(f"x is {lowest} on a logarithmic axis. Use numbers greater than 0.")
-    _check_ends({name: y for name, (_, y) in series.items()}, bands)
-    return svg.draw_picture(Curves(series, title, y_label, bands, x_label, log_x))
+    series = {name: tuple(map(_plain, curve)) for name, curve in series.items()}
+    places = sorted({x for xs, _ in series.values() for x in xs})
+    if log_x and places[0] <= 0:
+        raise ValueError(f"x is {places[0]} on a logarithmic axis. Use numbers greater than 0.")
+    bands, values, ends = _flat({name: y for name, (_, y) in series.items()}, bands)
+    axes = _Axes(title, y_label, list(series), [*values, *ends], 0, 370, is_padded=True)
+    scale = math.log if log_x else float
+    low, high = scale(places[0]), scale(places[-1])
+
+    def across(x: Number) -> float:
+        middle = 0.5 if low == high else (scale(x) - low) / (high - low)
+        return axes.left + 8 + middle * (axes.width - 16)
+
+    whole, free = all(isinstance(x, int) for x in places), 0.0
+    for x in places if log_x or len(places) == 1 else m.ticks(places[0], places[-1], 6):
+        words = f"{x:,g}" if log_x else m.round_number(x)
+        if (whole and x != round(x)) or across(x) - m.text_width(words) / 2 < free:
+            continue
+        free = across(x) + m.text_width(words) / 2 + 6
+        axes.parts.append(m.text(across(x), axes.bottom + 13, words, "soft", "middle"))
+    middle = axes.left + axes.width / 2
+    axes.parts.append(m.text(middle, axes.bottom + 27, x_label, "soft", "middle"))
+    for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
+        xs, ys = series[name]
+        known = [y if m.is_number(y) else None for y in ys]
+        ends = bands.get(name, ([None] * len(ys),) * 2)
+        points = _reduced(list(zip(xs, known, *ends, strict=True)))
+        band = [(across(x), *map(axes.y, ab)) for x, _, *ab in points if all(map(m.is_number, ab))]
+        if len(band) > 1:
+            outline = [(x, y) for x, _, y in band] + [(x, y) for x, y, _ in band[::-1]]
+            axes.parts.append(f'<polygon class="band f{color}" points="{_listed(outline)}"/>')
+        dashes = f' stroke-dasharray="{m.DASHES[i % 4]}"' if i % 4 else ""
+        for is_known, group in groupby(points, key=lambda point: point[1] is not None):
+            if is_known:
+                line = _listed([(across(x), axes.y(y)) for x, y, *_ in group])
+                axes.parts.append(f'<polyline class="s{color}"{dashes} points="{line}"/>')
+        size = 2.6 if len(points) <= LARGE_POINTS else 1.2
+        for x, y, *ab in points:
+            if y is not None:
+                mark = m.marker(i, across(x), axes.y(y), color, size)
+                axes.parts.append(m.titled(mark, f"{name}, {x_label} {x:g}", y, *ab))
+    alt = f"{title}: {', '.join(series)} over {x_label}"
+    svg = m.document(axes.whole, axes.bottom + 36, "".join(axes.parts), alt)
+    return Picture(svg, alt, title, y_label, note, values)
 
 
 def bars(
@@ -65,8 +99,9 @@ def bars(
     title: str,
     y_label: str = "",
     whiskers: Mapping[str, Ends] = NO_ENDS,
+    note: str = "",
 ) -> Picture:
-    """Plot groups of bars, one group per name.
+    """Plot groups of bars, one group per name; names wider than their group are turned.
 
     Args:
         whiskers: intervals of some of the series, by name.
@@ -74,15 +109,37 @@ def bars(
     Raises:
         ValueError: If a series has another length than the names, or an interval than its series.
     """
-    series = {name: plain_numbers(values) for name, values in series.items()}
-    whiskers = {name: tuple(map(plain_numbers, ends)) for name, ends in whiskers.items()}
-    _check_ends(series, whiskers)
-    for label, values in series.items():
-        if len(values) != len(names):
+    series, labels = {k: _plain(x) for k, x in series.items()}, list(map(m.shortened, names))
+    whiskers, values, ends = _flat(series, whiskers)
+    for label, row in series.items():
+        if len(row) != len(names):
             raise ValueError(
-                f"series {label!r} has {len(values)} values for {len(names)} names. Pass one each."
+                f"series {label!r} has {len(row)} values for {len(names)} names. Pass one each."
             )
-    return svg.draw_picture(Bars(names, series, title, y_label, whiskers))
+    bar = 7 if len(series) > 1 else 12
+    slot = max(bar * len(series) + 6, min(64.0, 320 / max(1, len(names))))
+    is_turned = m.widest(labels) > slot - 4
+    left = max([0.0, *(0.55 * m.text_width(x) - (i + 0.5) * slot for i, x in enumerate(labels))])
+    numbers, width = [0.0, *values, *ends], slot * len(names)
+    axes = _Axes(title, y_label, list(series), numbers, left * is_turned + 4, width)
+    for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
+        ends = whiskers.get(name, ([None] * len(names),) * 2)
+        for at, (value, *ab) in enumerate(zip(series[name], *ends, strict=True)):
+            if not m.is_number(value):
+                continue
+            x = axes.left + (at + 0.5) * slot + (i - len(series) / 2) * bar
+            place = {"x": x, "y": axes.y(max(value, 0)), "width": bar - 1}
+            height = max(abs(axes.y(value) - axes.y(0)), 0.6)
+            mark = m.element("rect", f"f{color}", **place, height=height)
+            if all(map(m.is_number, ab)):
+                middle, (y1, y2) = x + (bar - 1) / 2, map(axes.y, ab)
+                mark += m.element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
+            label = names[at] + (f", {name}" if len(series) > 1 else "")
+            axes.parts.append(m.titled(mark, label, value, *ab))
+    below, words = m.labels_below(labels, axes.left, slot, axes.bottom, is_turned)
+    alt = f"{title}: {', '.join(series)}"
+    svg = m.document(axes.whole, axes.bottom + below, "".join(axes.parts) + words, alt)
+    return Picture(svg, alt, title, y_label, note, values)
 
 
 def heatmap(
@@ -92,15 +149,32 @@ def heatmap(
     title: str,
     kind: Kind = "sequential",
     limits: tuple[Number, Number] | None = None,
+    unit: str = "",
+    ends: tuple[Sequence[Optionals], Sequence[Optionals]] = ((), ()),
+    note: str = "",
 ) -> Picture:
     """Plot a grid of colors with its scale; entries that are None stay blank.
+
+    Columns are named by their numbers if `cols` has not one name for each.
 
     Args:
         limits: the ends of the scale, by default those of the values, symmetric about 0 if
             diverging.
+        ends: lower and upper ends of the intervals of the first rows.
     """
-    grid = [plain_numbers(row) for row in values]
-    return svg.draw_picture(Matrix(grid, rows, cols, title, "", kind, limits))
+    grid = list(map(_plain, values))
+    numbers = [x for row in grid for x in row]
+    n = max(map(len, grid), default=0)
+    cols = cols if len(cols) == n else list(map(str, range(n)))
+    limits = limits or default_limits(numbers, kind)
+    width, height, marks = _grid(grid, rows, cols, kind, limits, ends)
+    beyond = ["dashed: beyond the scale"] if ' far"' in marks else []
+    width, legend = max(width, 326.0), "; ".join([unit] * bool(unit) + beyond)
+    head, top = m.header(title, legend, (), width)
+    body = head + _scale(limits, kind, top) + m.moved(marks, 0, top + SCALE_HEIGHT)
+    alt = f"{title}: {len(rows)} rows, {n} columns"
+    svg = m.document(width, top + SCALE_HEIGHT + height, body, alt)
+    return Picture(svg, alt, title, unit, note, numbers)
 
 
 def heatmaps(
@@ -120,29 +194,157 @@ def heatmaps(
     """
     if not grids:
         raise ValueError("grids is empty. Pass at least one.")
-    grids = {name: [plain_numbers(row) for row in grid] for name, grid in grids.items()}
-    limits = limits or (
-        0.0,
-        max((x for g in grids.values() for row in g for x in row), default=0) or 1,
-    )
-    drawn = [svg.matrix_grid(Matrix(grid, rows, cols), limits, SIDE) for grid in grids.values()]
-    wide = max(max(width for width, *_ in drawn), marks.widest(list(grids)) + 12)
+    grids = {name: list(map(_plain, grid)) for name, grid in grids.items()}
+    largest = max((x for g in grids.values() for row in g for x in row), default=0)
+    limits = limits or (0.0, largest or 1)
+    drawn = [_grid(g, rows, cols, "sequential", limits, cell=SIDE) for g in grids.values()]
+    wide = max(max(width for width, *_ in drawn), m.widest(list(grids)) + 12)
     tall, across = drawn[0][1] + 26, max(1, min(across, len(grids), int(WIDEST // wide)))
     whole = max(326.0, across * wide)
-    head, top = marks.header(title, "", (), whole)
-    parts = [head, svg.color_scale(limits, "sequential", top)]
+    head, top = m.header(title, "", (), whole)
+    parts = [head, _scale(limits, "sequential", top)]
     for i, (name, (_, _, grid)) in enumerate(zip(grids, drawn, strict=True)):
-        x, y = i % across * wide, top + svg.SCALE_HEIGHT + i // across * tall
-        parts += [marks.text(x + 8, y + 10, name), marks.moved(grid, x, y + 16)]
-    height = top + svg.SCALE_HEIGHT + -(-len(grids) // across) * tall
-    alt = f"{title}: {', '.join(grids)}"
-    return Picture(marks.document(whole, height, "".join(parts), alt), alt)
+        x, y = i % across * wide, top + SCALE_HEIGHT + i // across * tall
+        parts += [m.text(x + 8, y + 10, name), m.moved(grid, x, y + 16)]
+    height, alt = (
+        top + SCALE_HEIGHT + -(-len(grids) // across) * tall,
+        f"{title}: {', '.join(grids)}",
+    )
+    return Picture(m.document(whole, height, "".join(parts), alt), alt, title)
 
 
-def _check_ends(series: Mapping[str, Optionals], intervals: Mapping[str, Ends]) -> None:
+class _Axes:
+    """A plot area with horizontal grid lines at round numbers, below a header."""
+
+    def __init__(
+        self,
+        title: str,
+        unit: str,
+        names: Sequence[str],
+        values: Optionals,
+        left: Number,
+        width: Number,
+        is_padded: bool = False,
+    ) -> None:
+        finite = list(filter(m.is_number, values)) or [0.0]
+        low, high = min(finite), max(finite)
+        pad = (0.06 * (high - low) or abs(high) / 2 or 0.5) * is_padded
+        self.low, self.high = low - pad, high + pad + (low == high and not is_padded)
+        marks = m.ticks(self.low, self.high)
+        labels = m.tick_labels(marks)
+        self.left, self.width = max(left, m.widest(labels) + 12), width
+        end = self.left + width
+        self.whole = max(end + 10, 200.0, m.widest(names) + 34 if len(names) > 1 else 0.0)
+        head, self.top = m.header(title, unit, names, self.whole)
+        self.bottom, self.parts = self.top + PLOT_HEIGHT, [head]
+        for mark, label in zip(marks, labels, strict=True):
+            y = self.y(mark)
+            self.parts.append(m.element("line", "axis", x1=self.left, x2=end, y1=y, y2=y))
+            self.parts.append(m.text(self.left - 5, y + 4, label, "soft", "end"))
+
+    def y(self, value: Number) -> float:
+        return self.top + 4 + (self.high - value) / (self.high - self.low) * (PLOT_HEIGHT - 8)
+
+
+def _grid(
+    values: Sequence[Optionals],
+    rows: Sequence[str],
+    cols: Sequence[str],
+    kind: str,
+    limits: tuple[Number, Number],
+    ends: tuple[Sequence[Optionals], Sequence[Optionals]] = ((), ()),
+    cell: Number = 0.0,
+) -> tuple[Number, Number, str]:
+    """Return width, height and marks of a grid with labels of rows and columns.
+
+    More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
+    """
+    left_labels, below = (list(map(m.shortened, names)) for names in (rows, cols))
+    wide, tall = cell or max(16.0, min(44.0, 420 / max(1, len(cols)))), cell or 17.0
+    is_large, places, parts = len(rows) * len(cols) > MOST_MARKS, defaultdict(list), []
+    is_turned = m.widest(below) > wide - 2
+    overhang = [0.55 * m.text_width(x) - (i + 0.5) * wide for i, x in enumerate(below)]
+    left = max(m.widest(left_labels) + 12, *(overhang if is_turned else []), 6)
+    for at, row in enumerate(values):
+        y = at * tall
+        parts.append(m.text(left - 5, y + tall / 2 + 4, left_labels[at], "", "end"))
+        for i, value in enumerate(row):
+            if not m.is_number(value):
+                continue
+            fill, x = _fill(value, limits, kind), left + i * wide
+            if is_large:
+                path = f"M{x:.0f} {y:.0f}h{wide - 1:.0f}v{tall - 1:.0f}h{1 - wide:.0f}z"
+                places[fill].append(path)
+                continue
+            is_far, size = not limits[0] <= value <= limits[1], (wide - 1, tall - 1)
+            place = 'x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"'.format(x, y, *size)
+            mark = f'<rect {fill}{" far" * is_far}" {place}/>'
+            ab = [end[at][i] if at < len(end) else None for end in ends]
+            beyond = ", beyond the scale" * is_far
+            parts.append(m.titled(mark, f"{rows[at]}, {cols[i]}", value, *ab, beyond))
+    parts += [f'<path {fill}" d="{"".join(found)}"/>' for fill, found in places.items()]
+    height, labels = m.labels_below(below, left, wide, tall * len(rows), is_turned)
+    return left + wide * len(cols) + 10, tall * len(rows) + height, "".join(parts) + labels
+
+
+def default_limits(values: Optionals, kind: str) -> tuple[Number, Number]:
+    """Return the smallest and largest value, symmetric about 0 for a diverging scale."""
+    finite = list(filter(m.is_number, values)) or [0.0]
+    reach = max(map(abs, finite)) or 1.0
+    return (-reach, reach) if kind == "diverging" else (min(finite), max(finite))
+
+
+def _fill(value: Number, limits: tuple[Number, Number], kind: str) -> str:
+    """Return the attributes of a color: it is denser with the distance from the scale's zero."""
+    low, high = limits
+    zero = low if kind == "sequential" else (low + high) / 2
+    far = value - zero if kind == "sequential" else abs(value - zero)
+    size = min(1.0, max(0.0, far / ((high - zero) or 1.0)))
+    name = "deep" if kind == "sequential" else "more" if value >= zero else "less"
+    return f'fill-opacity="{0.06 + 0.94 * size:.2f}" class="{name}'
+
+
+def _scale(limits: tuple[Number, Number], kind: str, y: Number) -> str:
+    """Return five tiles of the scale above their numbers."""
+    parts, (low, high) = [], limits
+    for i in range(5):
+        value, x = low + (high - low) * i / 4, 8 + 62 * i
+        place = f'x="{x}" y="{y:.0f}" width="62" height="12"'
+        parts.append(f'<rect {_fill(value, limits, kind)}" {place}/>')
+        parts.append(m.text(x + 31, y + 23, f"{value:.3g}", "soft", "middle"))
+    return "".join(parts)
+
+
+def _plain(values: Iterable[Any]) -> list[Any]:
+    """Return numbers of a list, tensor or array as numbers of Python; None stays."""
+    return [x.item() if hasattr(x, "item") else x for x in values]
+
+
+def _flat(
+    series: Mapping[str, Optionals], intervals: Mapping[str, Ends]
+) -> tuple[dict[str, tuple[list[Any], ...]], list[Any], list[Any]]:
+    """Return the intervals as lists; the values of all series; all ends."""
     for name, ends in intervals.items():
         if name not in series or any(len(end) != len(series[name]) for end in ends):
             raise ValueError(
                 f"the intervals of {name!r} have {len(ends[0])} and {len(ends[1])} ends for "
                 f"{len(series.get(name, ()))} values. Pass one of each per value of a series."
             )
+    intervals = {name: tuple(map(_plain, ends)) for name, ends in intervals.items()}
+    ends = [x for pair in intervals.values() for end in pair for x in end]
+    return intervals, [x for row in series.values() for x in row], ends
+
+
+def _reduced(points: list[tuple]) -> list[tuple]:
+    """Return the points of a curve, of long ones the lowest and the highest of each stretch."""
+    if len(points) <= MOST_POINTS:
+        return points
+    size = -(-2 * len(points) // MOST_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    known = filter(None, ([p for p in part if p[1] is not None] for part in parts))
+    pairs = ({pick(part, key=lambda p: p[1]) for pick in (min, max)} for part in known)
+    return [p for pair in pairs for p in sorted(pair)]
+
+
+def _listed(points: Sequence[tuple[Number, Number]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -9,7 +9,8 @@ from rlhf_lab.probes import Run
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.checkpoint import is_numbered
 from rlhf_lab.training.sinks import Sink
-from rlhf_lab.views.probe_pictures import probe_plots
+from rlhf_lab.views.pictures import Picture
+from rlhf_lab.views.probe_pictures import probe_pictures
 
 
 class ProbeLogger:
@@ -45,7 +46,8 @@ class ProbeLogger:
                 values |= {f"probe/{name}/{k}": x for k, x in record.items() if _is_logged(k, x)}
             self._sent[name] = len(records)
             if (is_end or is_numbered(ctx.phase)) and len(records) > self._drawn[name]:
-                for number, plot in enumerate(probe_plots(run, name), 1):
+                plots = [x for x in probe_pictures(run, name) if isinstance(x, Picture)]
+                for number, plot in enumerate(plots, 1):
                     values[f"probe/{name}/picture_{number}"] = plot.svg, plot.alt
                 self._drawn[name] = len(records)
         for sink in self.sinks if values else ():

@@ -1,130 +1,397 @@
-"""Pictures of a run's probes as HTML; probes without pictures as a table."""
+"""Pictures of probes: a table of the fields that go to each, and what a table cannot declare."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.probes import Run
+from rlhf_lab.probes.run_health import FREE_KL
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
-from rlhf_lab.views import html
-from rlhf_lab.views.declared import PICTURE_ROWS
-from rlhf_lab.views.drawings import OF_RECORD, OVER_PHASES
-from rlhf_lab.views.intervals import sample_bands
+from rlhf_lab.views import drawings as draw
+from rlhf_lab.views.drawings import MOST_ROWS, Drawn
+from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.marks import STYLE_ELEMENT
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table, quantile_limit
-from rlhf_lab.views.records import Drawn, Snapshot, curves_over, rows_of_dicts
-from rlhf_lab.views.svg import draw_picture
-from rlhf_lab.views.tokens import color_key, tokens_html
+from rlhf_lab.views.pictures import Html, Table
+from rlhf_lab.views.plots import curves, heatmap, heatmaps
+from rlhf_lab.views.records import (
+    COMPUTED,
+    MOST_SLOTS,
+    Column,
+    Snapshot,
+    cell,
+    read_snapshots,
+    reduced,
+    short_site,
+)
 
+# probe | kind | title | labels of rows, of columns | LABEL=FIELD ... | unit. In a label, _ is a
+# space, __ is _; a field is one of the record, its tensors (TENSOR:HOW reduces one, see REDUCED)
+# or COMPUTED; NAME,LOW,HIGH are three. A strip has its scale, mask and number of texts as labels.
+PICTURES = """
+RunHealth | curves | reward | | mean_reward true_reward optimal_reward | reward
+RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence |
+ nats per sequence
+KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
+ exact=kl k1=k1_mean,k1_low,k1_high | nats per token
+KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} |
+ slot=kl_slots | sequences=tokens_at
+ k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high sd_of_k1=k1_sd
+ sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
+AttentionDrift | bars | shift by head and cause, n = {n} | heads |
+ pattern_(QK)=qk values_(OV)=ov W__O=wo | logits
+AttentionDrift | table | total variation of the pattern at {query} | head=heads |
+ total_variation=tv_here |
+AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
+ComponentTransplant | bars | reward by component, {gain:+.3f} in all, n = {n} | groups |
+ patched_in=put_in:ends patched_out=taken_out:ends Shapley=shapley:ends | reward
+GradTerms | cosine | cosines of the terms' whole gradients | terms terms | cosines:last |
+StepInfluence | bars | effect of step {number} on the {target} by cause | causes_of_step |
+ effect=effects |
+StepInfluence | strip | what each token did to the {target} | diverging mask 3 | moved=rows:sum0 |
+StepInfluence | diverging | change of the {target} by component and by the token's slot |
+ groups slots | rows:sum1 |
+StepLedger | strip | step {number} of {steps}: what each token adds to the objective |
+ diverging mask 3 |
+ share=share |
+TextHeatmap | strip | advantage | diverging mask | advantage |
+TextHeatmap | strip | exact advantage in units of the reward | diverging truth_mask |
+ exact_advantage=true_advantage |
+TextHeatmap | strip | value | diverging mask | value |
+TextHeatmap | strip | exact value in units of the reward | sequential truth_mask |
+ exact_value=true_value |
+TextHeatmap | strip | kl in nats | sequential mask | kl |
+HackWatch | curves | reward minus true reward | | reward true_reward gap | reward
+HackWatch | curves | grammatical texts | | grammatical | fraction
+HackWatch | table | tokens, and probability that words won | text=sides |
+ tokens=counts:sum1 won=promoted_mass:moved |
+HackWatch | rows | by the logits: probability won in states of the policy's texts | | promoted |
+HackWatch | rows | by the texts: log odds compared with the reference's texts | | taken_up |
+KLAttribution | bars | {kl:.3g} nats per sequence, through which output, n = {n} | components |
+ output | nats
+KLAttribution | bars | {kl:.3g} nats per sequence, by whose weights, n = {n} | groups |
+ weights | nats
+KLAttribution | diverging | KL through outputs, by the next token | components slots |
+ by_position | nats
+ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_out} | sites slots |
+ defined_r2 |
+ValueLens | bars | correlation of the value head with {r2_against}, n = {head_n} | slots |
+ correlation=head_correlation |
+ValueLens | diverging | value by layer, sequence 1, raw lens | sites slots | lens:first |
+ValueLens | diverging | value by layer, sequence 1, tuned lens | tuned_sites slots |
+ lens_tuned:first |
+ValueLens | table | R2 of both lenses as a forecast of the value | layer=tuned_sites |
+ raw_lens=raw_r2 tuned_lens=tuned_r2 |
+ValueAttribution | matrix | standard deviation of each component's part of the value |
+ counted_slots components | sd |
+ValueAttribution | bars | standard deviation of the values | counted_slots | value=value_sd |
+Direction | accuracy | accuracy of the direction, held out, n = {sequences[held]} (*: the text up to
+ there is informative) | sites_and_bayes informed_slots | accuracies |
+FrozenProbe | table | all sites | sites | accuracy_frozen gap called shift cosine split_half
+ moved_cosine accuracy_control size |
+LogitShift | curves | shift of the logit difference | | shift=measured:mean | logits
+LogitShift | bars | shift of logit({word} - {other}) by component | components |
+ shift=shift:mean own_weights=own_weights:mean
+ inherited_from_earlier_components=inherited:mean the_scale_of_the_norm=scale:mean
+ unembedding=read_out:mean | logits
+LogitShift | table | sum over components | cause=causes | logits=cause_sums |
+WordsMoved | curves | probability that words won per text | | moved_mass | probability
+WordsMoved | rows | words that moved together, n = {n} | | contrasts |
+WordsMoved | bars | shift of {first} by component | components | shift=parts | logits
+WordsMoved | rows | words by probability won | | word_table |
+NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
+NeuronRank | table | neurons | neurons | contribution by_activation activation activation_shift
+ write most_active_at=active |
+NeuronRank | bars | shift by MLP | layers |
+ its_neurons=neuron_contribution:sum1 b__out=b_out both=mlp | logits
+WeightDelta | rows | the largest changes of weights | norm | rows |
+"""
 LAST_RECORDS = 20
-WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
+SCALES = {  # kind and ends of the scale of a matrix
+    "matrix": ("sequential", None),
+    "fraction": ("sequential", (0.0, 1.0)),
+    "accuracy": ("sequential", (0.5, 1.0)),
+    "diverging": ("diverging", None),
+    "cosine": ("diverging", (-1.0, 1.0)),
+}
+GRADIENT = "objective per unit of weight"
+REPETITION = {
+    "distinct": "different n-grams",
+    "repeated": "n-grams that their text has had before",
+    "overlap": "n-grams that another text has",
+}
+AT_A_CELL = (
+    "accuracy accuracy_frozen accuracy_lda accuracy_ablated accuracy_erased accuracy_shuffled "
+    "auc cosine_with_reference split_half_cosine positive_projection "
+    "negative_projection"
+)
+# columns of a ledger, and their digits
+LEDGER = dict.fromkeys("old_logprob logprob ratio advantage whitened return value kl".split(), 3)
+LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
+Pictures = Iterable[Drawn | None]
 
 
-def pictures_over(name: str, kind: str | None, records: list[Snapshot]) -> Iterator[Drawn]:
+@dataclass(frozen=True)
+class PictureRow:
+    """One row of the table of pictures."""
+
+    probe: str
+    kind: str
+    title: str
+    labels: tuple[str, ...]
+    columns: Mapping[str, Column]
+    unit: str
+
+    def draw(self, at: Snapshot) -> Drawn | None:
+        """Return the picture of one record, or None without the fields."""
+        (label, column), *_ = self.columns.items()
+        if self.kind == "table":
+            return draw.field_table(at, self.title, parse_columns(self.labels) | self.columns)
+        if self.kind == "rows":
+            return draw.row_table(at, self.title, column, *self.labels)
+        if self.kind == "strip":
+            kind, mask, *top = self.labels
+            return draw.strip(at, self.title, column, label, kind, mask, *map(int, top))
+        values = at.read(column)[0] or [()]
+        sizes = [len(values)] if self.kind == "bars" else [len(values[0])] * 2
+        labels = [
+            at.slots(n) if name == "slots" else at.read(_column(name))[0] or ()
+            for name, n in zip(self.labels, sizes, strict=True)
+        ]
+        if self.kind == "bars":
+            most = MOST_SLOTS if self.labels[0].endswith("slots") else MOST_ROWS
+            return draw.field_bars(at, self.title, *labels, self.columns, self.unit, most)
+        kind, limits = SCALES[self.kind]
+        return draw.matrix(at, self.title, column, *labels, self.unit, kind, limits)
+
+
+def _column(name: str) -> Column:
+    if ":" in name:
+        return reduced(*name.split(":"))
+    return COMPUTED.get(name) or (tuple(name.split(",")) if "," in name else name)
+
+
+def parse_columns(words: Iterable[str]) -> dict[str, Column]:
+    """Return columns by label."""
+    pairs = [word.partition("=") for word in words]
+    spaced = lambda label: label.replace("_", " ").replace("  ", "_")
+    return {spaced(label): _column(name or label) for label, _, name in pairs}
+
+
+def _parse(line: str) -> PictureRow:
+    probe, kind, title, labels, columns, unit = (part.strip() for part in line.split("|"))
+    columns = parse_columns(columns.split())
+    return PictureRow(probe, kind, title, tuple(labels.split()), columns, unit)
+
+
+PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines()))
+
+
+def _optimum(records: Sequence[Snapshot]) -> Pictures:
+    if any("optimal_reward" in at.record for at in records):
+        missing = [str(at.phase) for at in records if at.get("optimal_reward") is None]
+        gaps = f" It has no point in phase {', '.join(missing)}: beta_eff was not above "
+        yield Html(
+            "<p>The exact optimum is the best policy at that phase's beta_eff, which is kl_coef "
+            "times the standard deviations that advantages and rewards were divided by."
+            + f"{gaps}{FREE_KL:g} there." * bool(missing)
+            + "</p>"
+        )
+
+
+def _kl_map(records: Sequence[Snapshot]) -> Pictures:
+    cols = max((at.get("slots") or () for at in records), key=len)
+    title = f"KL from the reference, n = {records[-1]['sequences']['exact']}"
+    phases = [f"phase {at.phase}" for at in records]
+    yield heatmap([at["kl"] for at in records], phases, cols, title, unit="nats per token")
+
+
+def _gradient_norms(records: Sequence[Snapshot]) -> Pictures:
+    norm = lambda i: lambda at: at.tensors["norms"][i, -1].item()
+    series = {term.replace("_", " "): norm(i) for i, term in enumerate(records[-1]["terms"])}
+    yield draw.curves_over(records, "norm of each term's whole gradient", series, GRADIENT)
+
+
+def _repetition(records: Sequence[Snapshot]) -> Pictures:
+    for name, title in REPETITION.items():
+        series = {
+            f"{label}, n = {n}": cell(f"{name}_{key}", i)
+            for i, n in enumerate(records[-1]["orders"])
+            for key, label in (("texts", "policy"), ("reference", "reference"))
+        }
+        yield draw.curves_over(records, f"{name}-n: {title}", series, "fraction")
+    by = ("alarms_by_logits", "alarms_by_texts")
+    rows = [
+        [at.phase, *(", ".join(at[x]) or "–" for x in by)] for at in records if any(map(at.get, by))
+    ]
+    note = (
+        "An alarm is a word that is twice as likely as in the reference, and "
+        f"{records[-1]['alarm_z']:.4g} standard errors more."
+    )
+    columns = ["phase", "by the logits", "by the texts alone"]
+    yield Table(columns, rows, "alarms", note) if rows else Html("<p>No alarm.</p>")
+
+
+def _drift(records: Sequence[Snapshot]) -> Pictures:
+    """Yield all fields at the most accurate cell of the first record, of equal ones the last."""
+    first = records[0]
+    cells = [(x, i, j) for i, row in enumerate(first["accuracy"]) for j, x in enumerate(row)]
+    (_, i, j), counts = max(cells), first["sequences"]
+    where = f"{short_site(first['sites'][i])}, {first.slots(j + 1)[j]}"
+    yield Html(
+        f"<p>At {escape(where)}, the most accurate of {len(cells)} cells in the first record; "
+        f"fitted to {counts['fitted']} sequences, evaluated on {counts['held']} others.</p>"
+    )
+    columns = {name.replace("_", " "): cell(name, i, j) for name in AT_A_CELL.split()}
+    rows = [[at.phase, *(bracketed(*at.read(x)) for x in columns.values())] for at in records]
+    yield Table(["phase", *columns], rows, "at this cell")
+    for label in ("accuracy", "cosine with reference") if len(records) > 1 else ():
+        yield draw.curves_over(records, f"{label} of the direction", {label: columns[label]})
+
+
+def _frozen_curves(records: Sequence[Snapshot]) -> Pictures:
+    """Yield the frozen and the refitted probe at the most accurate site of the first record."""
+    first = records[0]
+    pairs = zip(first["accuracy_frozen"], first["size"], strict=True)
+    known = [x if size > 1e-3 else 0.0 for x, size in pairs]
+    i = max(range(len(known)), key=known.__getitem__)
+    counts, where = first["sequences"], first.get("slot") or f"position {first['position']}"
+    yield Html(
+        f"<p>At {first['sites'][i]}, {where}, the most accurate of {len(known)} sites in the first "
+        f"record; fitted to {counts['fitted']} sequences, counted on {counts['held']} others, of "
+        f"which {first['positive']:.0%} are positive.</p>"
+    )
+    accuracies = {
+        "frozen in phase 0": cell("accuracy_frozen", i),
+        "refitted": lambda at: at["accuracy_frozen"][i] - at["gap"][i],
+        "shuffled labels": cell("accuracy_control", i),
+        "Bayes' rule": cell("bayes_accuracy", 0),
+    }
+    yield draw.curves_over(records, "accuracy of linear probes", accuracies)
+    note = "With halves below 0.8, a turn of the direction cannot be distinguished from noise."
+    cosines = {"of both directions": cell("cosine", i), "of two halves": cell("split_half", i)}
+    yield draw.curves_over(records, "cosine", cosines, note=note)
+
+
+def _gradient_bars(at: Snapshot) -> Pictures:
+    pairs = zip(at["terms"], at["norms"], strict=True)
+    series = {term.replace("_", " "): (lambda at, norms=norms: norms) for term, norms in pairs}
+    title = "norm of each term's gradient, step {number} of {steps}"
+    yield draw.field_bars(at, title, at["groups"], series, GRADIENT)
+
+
+def _patterns(at: Snapshot) -> Pictures:
+    """Yield the change of the patterns of the 16 heads whose patterns moved most."""
+    chosen = sorted(range(len(at["heads"])), key=lambda i: -at["tv_here"][i])[:16]
+    tv = at.tensors["tv"].flatten(0, 1)
+    grids = {f"{at['heads'][i]}: {at['tv_here'][i]:.2f}": tv[i].tolist() for i in sorted(chosen)}
+    title = at.title("half the mean difference of patterns, queries by keys")
+    yield heatmaps(grids, at["queries"], at["keys"], title)
+
+
+def _ledger(at: Snapshot) -> Pictures:
+    """Yield every column of the tokens of the sequence that adds most to the objective."""
+    tensors, share = at.tensors, at.tensors["share"]
+    i = share.abs().sum(1).argmax().item()
+    texts, rows = at["tokens"][i][at["prefix_len"] :], []
+    for t in tensors["mask"][i].nonzero().flatten().tolist():
+        cells = [f"{tensors[name][i, t] + 0.0:z.{n}f}" for name, n in LEDGER.items()]
+        rows.append([texts[t].strip(), "yes" if tensors["clipped"][i, t] else "no", *cells])
+    note = (
+        f"Sequence {i} adds {share[i].sum():.6f}; all {int(tensors['mask'].sum())} tokens of the "
+        f"minibatch together give the objective, {at['objective']:.6f}. A large advantage need "
+        "not be a large gradient: a token of log-probability 0 cannot become more likely."
+    )
+    columns = ["token", "clip binds", *(name.replace("_", " ") for name in LEDGER)]
+    yield Table(columns, rows, note=note)
+
+
+def _singular_values(at: Snapshot) -> Pictures:
+    rows = sorted(at["rows"], key=lambda row: -row["norm"])[:6]
+    series = {row["name"]: (list(range(len(row["s"]))), row["s"]) for row in rows}
+    title = at.title("singular values of the largest changes")
+    yield curves(series, title, "direction, from 0", "singular value") if rows else None
+
+
+def _no_words(at: Snapshot) -> Pictures:
+    yield None if at.get("contrasts") else Html("<p>No word has moved beyond noise.</p>")
+
+
+OVER_PHASES: Mapping[str, Callable[[Sequence[Snapshot]], Pictures]] = MappingProxyType(
+    {
+        "RunHealth": _optimum,
+        "KLByPosition": _kl_map,
+        "GradTerms": _gradient_norms,
+        "HackWatch": _repetition,
+        "Direction": _drift,
+        "FrozenProbe": _frozen_curves,
+    }
+)
+OF_RECORD: Mapping[str, Callable[[Snapshot], Pictures]] = MappingProxyType(
+    {
+        "GradTerms": _gradient_bars,
+        "AttentionDrift": _patterns,
+        "StepLedger": _ledger,
+        "WeightDelta": _singular_values,
+        "WordsMoved": _no_words,
+    }
+)
+
+
+def phase_pictures(kind: str | None, records: Sequence[Snapshot]) -> Iterator[Drawn]:
     """Yield the pictures that take all records, then a table of their plain numbers."""
     if records:
-        run = records[-1].run
-        with reading(run.path / records_file(name)):
-            bands = sample_bands(run)[0] if kind == "RunHealth" else None
-            for row in (row for row in PICTURE_ROWS if (row.probe, row.kind) == (kind, "curves")):
-                picture = curves_over(records, row.title, row.columns, row.unit, bands=bands)
-                yield from filter(None, [picture])
-            draw = OVER_PHASES.get(kind or "")
-            yield from filter(None, draw(records) if draw else ())
+        for row in (row for row in PICTURE_ROWS if (row.probe, row.kind) == (kind, "curves")):
+            yield from filter(None, [draw.curves_over(records, row.title, row.columns, row.unit)])
+        yield from filter(None, OVER_PHASES[kind](records) if kind in OVER_PHASES else ())
     numbers = number_table([at.record for at in records])
     if not isinstance(numbers, Table) or len(numbers.columns) > 1:
         yield numbers
 
 
-def draw_declared(name: str, kind: str | None, at: Snapshot) -> Iterator[Drawn]:
+def record_pictures(kind: str | None, at: Snapshot) -> Iterator[Drawn]:
     """Yield the pictures of one record."""
     rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind != "curves"]
-    with reading(at.run.path / records_file(name)):
-        yield from filter(None, (row.draw(at) for row in rows))
-        draw = OF_RECORD.get(kind or "")
-        yield from filter(None, draw(at) if draw else ())
+    yield from filter(None, (row.draw(at) for row in rows))
+    yield from filter(None, OF_RECORD[kind](at) if kind in OF_RECORD else ())
 
 
-def probe_pictures(run: Run, name: str) -> Iterator[Drawn]:
-    """Yield the pictures of one probe: over phases, then of the last record."""
-    kind = run.kinds().get(name)
-    records = [Snapshot(run, name, record) for record in run.records(name)]
-    yield from pictures_over(name, kind, records)
-    for at in records[-1:]:
-        yield from draw_declared(name, kind, at)
-
-
-def probe_html(run: Run, name: str) -> str:
-    """Return the pictures of one probe as a fragment of HTML.
+def probe_pictures(run: Run, name: str) -> list[Drawn]:
+    """Return the pictures of one probe: over phases, then of the last record.
 
     Raises:
         RunError: If no such probe recorded anything, or its records lack a field.
     """
-    return STYLE_ELEMENT + in_grids(map(fragment, probe_pictures(run, name)))
+    with reading(run.path / records_file(name)):
+        kind, records = run.kinds().get(name), read_snapshots(run, name)
+        last = [picture for at in records[-1:] for picture in record_pictures(kind, at)]
+        return [*phase_pictures(kind, records), *last]
 
 
-def in_grids(fragments: Iterable[str]) -> str:
-    """Join fragments; neighboring drawings share a grid."""
+def probe_html(run: Run, name: str) -> str:
+    """Return the pictures of one probe as a fragment of HTML; see `probe_pictures`."""
+    return STYLE_ELEMENT + in_grids(probe_pictures(run, name))
+
+
+def in_grids(pictures: Iterable[Drawn]) -> str:
+    """Join pictures as HTML; neighboring drawings share a grid."""
     parts = []
+    fragments = (picture.fragment for picture in pictures)
     for is_drawn, group in groupby(fragments, key=lambda x: x.startswith("<figure")):
         part = "".join(group)
         parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
     return "".join(parts)
 
 
-def probe_plots(run: Run, name: str) -> list[Picture]:
-    """Return the drawings among the pictures of one probe.
-
-    Raises:
-        RunError: If no such probe recorded anything, or its records lack a field.
-    """
-    parts = probe_pictures(run, name)
-    return [draw_picture(x) for x in parts if isinstance(x, Bars | Curves | Matrix | Picture)]
-
-
-def number_table(records: Sequence[Mapping[str, Any]]) -> Table | str:
+def number_table(records: Sequence[Mapping[str, Any]]) -> Table | Html:
     """Return the plain numbers and words of the last records, with intervals in brackets."""
     if not records:
-        return "<p>It recorded nothing.</p>"
+        return Html("<p>It recorded nothing.</p>")
     keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
     keys = [key for key in keys if key != "prefix_len"]
     last = records[-LAST_RECORDS:]
     note = "" if len(last) == len(records) else f"The last {len(last)} of {len(records)}."
-    return Table(*rows_of_dicts(last, keys), note=note)
-
-
-def fragment(part: Drawn) -> str:
-    """Return a picture as HTML: an inline drawing, a table or colored texts."""
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Table | Strip):
-        title = f"<h4>{escape(part.title)}</h4>" * bool(part.title)
-        if isinstance(part, Strip):
-            return title + strip_html(part)
-        note = f"<p>{escape(part.note)}</p>" * bool(part.note)
-        return title + html.table(part.columns, part.rows) + note
-    if not isinstance(part, Picture) and not any(known := part.known_values()):
-        return f"<p>{escape(part.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
-    picture, note = draw_picture(part), escape(getattr(part, "note", "").strip())
-    caption = f"<figcaption>{note}</figcaption>" if note else ""
-    wide = ' class="wide"' if picture.width > WIDE_PIXELS else ""
-    return f"<figure{wide}>{picture.inline()}{caption}</figure>"
-
-
-def strip_html(part: Strip) -> str:
-    """Return texts with their tokens colored, below the key of the colors.
-
-    The color ends at the 99 % quantile of all sizes; larger values are marked.
-    """
-    limit = quantile_limit([x for _, _, row in part.rows for x in row])
-    if limit == 0:
-        return f"<p>{escape(part.unit)} is 0 on every token of these samples.</p>"
-    lines = [color_key(part.unit, limit, part.kind).fragment]
-    for label, tokens, row in part.rows:
-        known = [x is not None for x in row]
-        numbers = [0.0 if x is None else float(x) for x in row]
-        tiles = tokens_html(tokens, numbers, part.unit, known, limit, part.kind).fragment
-        lines.append(f"<small>{escape(label)}</small>{tiles}")
-    return "".join(lines)
+    return draw.table_of_dicts(last, keys, note=note)

@@ -1,235 +1,87 @@
-"""Records of probes: their fields, what is computed from them, and pictures of both."""
+"""Records of probes: their fields, and what is computed from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.color import Kind
-from rlhf_lab.views.intervals import bracketed
-from rlhf_lab.views.pictures import Bars, Curves, Kinds, Matrix, Picture, Strip, Table
+from rlhf_lab.views.intervals import mean_with_ends, sample_ends
 
-MOST_ROWS, MOST_SLOTS = 24, 60  # of bars or a table; of positions
+MOST_SLOTS = 60
 ENDS = ("", "_low", "_high")
-Drawn = Kinds | Picture | str
 # the name of a field, whose interval is in NAME_low and NAME_high; three names; or a function
 Column = str | tuple[str, ...] | Callable[["Snapshot"], Any]
-Columns = Mapping[str, Column]
+SHIFTS = {  # labels of the shift and of its causes
+    "shift": "shift",
+    "own_weights": "own weights",
+    "inherited": "inherited from earlier components",
+    "scale": "the scale of the norm",
+    "read_out": "unembedding",
+}
 
 
 class Snapshot:
     """One record of a probe with its tensors."""
 
     def __init__(self, run: Run, name: str, record: Mapping[str, Any]) -> None:
-        self.run, self.name, self.record = run, name, record
-
-    @property
-    def phase(self) -> int:
-        """The phase of the record."""
-        return self.record["phase"]
+        self.run, self.name, self.record, self.phase = run, name, record, record["phase"]
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors stored with the record."""
-        return self.run.tensors(self.name, self.phase)
-
-    @cached_property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the probe, such as the words that it compares."""
-        probes = self.run.store.read_suite()["probes"]
-        return next((probe for probe in probes if probe["name"] == self.name), {})
+        """The tensors stored with the record, if it has some."""
+        has_file = self.run.store.tensor_path(self.name, self.phase).is_file()
+        return self.run.tensors(self.name, self.phase) if has_file else {}
 
     def __getitem__(self, name: str) -> Any:
         """Return a field of the record, or a tensor as lists."""
-        if name in self.record or not self.run.store.tensor_path(self.name, self.phase).is_file():
-            return self.record[name]
-        return self.tensors[name].tolist()
+        is_tensor = name not in self.record and name in self.tensors
+        return self.tensors[name].tolist() if is_tensor else self.record[name]
 
     def get(self, name: str) -> Any:
         """Return a field or tensor, or None if the record has neither."""
-        try:
-            return self[name]
-        except KeyError:
-            return None
+        return self[name] if name in self.record or name in self.tensors else None
+
+    def read(self, column: Column) -> tuple[Any, Any, Any]:
+        """Return the values of a column and the ends of their intervals, None if unknown."""
+        if callable(column):
+            found = column(self)
+        else:
+            names = [column + end for end in ENDS] if isinstance(column, str) else column
+            found = tuple(map(self.get, names))
+        parts = found if isinstance(found, tuple) else (found, None, None)
+        parts = [x.tolist() if isinstance(x, Tensor) else x for x in parts]
+        return tuple(parts) if None not in parts else (parts[0], None, None)
+
+    def slots(self, n: int) -> list[str]:
+        """Return the names of the slots, or n positions."""
+        return self.get("slots") or [str(i) for i in range(n)]
 
     def title(self, text: str) -> str:
         """Return a title with the fields or settings in braces; {number} counts steps from 1."""
-        fields = {"number": self.record.get("step", 0) + 1, **self.settings, **self.record}
+        probes = self.run.store.read_suite()["probes"] if "{" in text else []
+        settings = next((probe for probe in probes if probe["name"] == self.name), {})
+        fields = {"number": self.record.get("step", 0) + 1, **settings, **self.record}
         return f"phase {self.phase}: {text.format_map(fields)}"
+
+
+def read_snapshots(run: Run, name: str | None) -> list[Snapshot]:
+    """Return the records of a probe; metrics of RunHealth get intervals over the samples."""
+    records = run.records(name) if name else []
+    if records and run.kinds().get(name) == "RunHealth":
+        ends = sample_ends(run)[0]
+        for record in records:
+            found = ends.get(record["phase"], {})
+            record |= {k: x for k, x in found.items() if k.rpartition("_")[0] in record}
+    return [Snapshot(run, name, record) for record in records]
 
 
 def short_site(site: str) -> str:
     """Return a hook name as a label: blocks.1.hook_resid_post -> 1 post."""
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
-
-
-def slots(at: Snapshot, n: int) -> list[str]:
-    """Return the names of the slots, or n positions."""
-    return at.get("slots") or [str(i) for i in range(n)]
-
-
-def read_column(at: Snapshot, column: Column) -> tuple[Any, Any, Any]:
-    """Return the values of a column and the ends of their intervals, None if unknown."""
-    if callable(column):
-        found = column(at)
-    else:
-        names = [column + end for end in ENDS] if isinstance(column, str) else column
-        found = tuple(map(at.get, names))
-    parts = found if isinstance(found, tuple) else (found, None, None)
-    parts = [x.tolist() if isinstance(x, Tensor) else x for x in parts]
-    return tuple(parts) if None not in parts else (parts[0], None, None)
-
-
-def _known(at: Snapshot, columns: Columns) -> dict[str, tuple[Any, Any, Any]]:
-    found = {label: read_column(at, column) for label, column in columns.items()}
-    return {label: column for label, column in found.items() if column[0] is not None}
-
-
-def field_bars(
-    at: Snapshot,
-    title: str,
-    labels: Sequence[object],
-    columns: Columns,
-    unit: str = "",
-    top: int = MOST_ROWS,
-) -> Bars | None:
-    """Return bars of a record, of many those of the largest sizes; None without the fields."""
-    known, note = _known(at, columns), ""
-    if not known or not labels:
-        return None
-    sizes = [max(abs(x[i] or 0.0) for x, *_ in known.values()) for i in range(len(labels))]
-    kept = sorted(sorted(range(len(labels)), key=lambda i: -sizes[i])[:top])
-    pick = lambda values: [values[i] for i in kept]
-    ends = {name: (pick(a), pick(b)) for name, (_, a, b) in known.items() if a is not None}
-    if ends:
-        note = "Whiskers: 95 % intervals."
-    if rest := set(range(len(labels))) - set(kept):
-        sums = [f"{k} {sum(x[i] or 0.0 for i in rest):+.3g}" for k, (x, *_) in known.items()]
-        note += f" {len(rest)} others sum to {', '.join(sums)}."
-    drawn = {name: pick(x) for name, (x, *_) in known.items()}
-    return Bars(list(map(str, pick(labels))), drawn, at.title(title), unit, ends, note)
-
-
-def matrix(
-    at: Snapshot,
-    title: str,
-    values: Column,
-    rows: Sequence[str],
-    cols: Sequence[str],
-    unit: str = "",
-    kind: Kind = "sequential",
-    limits: tuple[float, float] | None = None,
-) -> Matrix | None:
-    """Return a grid of a record, or None without the field; None in it stays blank.
-
-    If the values have intervals, a note names the largest of all cells.
-    """
-    (grid, low, high), note = read_column(at, values), ""
-    if grid is None:
-        return None
-    cells = [(x, i, j) for i, row in enumerate(grid) for j, x in enumerate(row) if x is not None]
-    cells = [cell for cell in cells if low and cell[1] < len(low)]
-    if cells:
-        largest, i, j = max(cells)
-        note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
-        note += f"at {rows[i]}, {cols[j]} (95 % interval of this cell alone)."
-    ends = None if low is None else (low, high)
-    return Matrix(grid, rows, cols, at.title(title), unit, kind, limits, note, ends)
-
-
-def field_table(at: Snapshot, title: str, columns: Columns) -> Table | None:
-    """Return columns of a record as a table with intervals in brackets, or None."""
-    known = _known(at, columns)
-    cells = [
-        x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
-        for x, low, high in known.values()
-    ]
-    rows = list(zip(*cells, strict=True))
-    return Table(list(known), rows, at.title(title)) if rows else None
-
-
-def row_table(at: Snapshot, title: str, field: str, order: str = "") -> Table | None:
-    """Return a list of dicts of a record as a table, by size of `order`, without nested values."""
-    found = at.get(field) or ()
-    names = [k for row in found for k, x in row.items() if not isinstance(x, list | dict)]
-    ranked = sorted(found, key=lambda row: -abs(row[order])) if order else found
-    labels, rows = rows_of_dicts(ranked[:MOST_ROWS], list(dict.fromkeys(names)))
-    note = f"The {MOST_ROWS} largest of {len(found)}." if len(found) > MOST_ROWS else ""
-    return Table(labels, rows, at.title(title), note) if rows else None
-
-
-def rows_of_dicts(
-    dicts: Sequence[Mapping[str, Any]], names: Sequence[str]
-) -> tuple[list[str], list[list[object]]]:
-    """Return labels and rows of the named entries; ends of intervals become brackets."""
-    ends = {k: (f"{k}_low", f"{k}_high") for k in names if f"{k}_low" in names}
-    names = [k for k in names if not any(k in pair for pair in ends.values())]
-    read = lambda row, k: bracketed(*map(row.get, (k, *ends[k]))) if k in ends else row.get(k)
-    quoted = lambda x: repr(x) if isinstance(x, str) and x != x.strip() else x
-    rows = [[quoted(read(row, k)) for k in names] for row in dicts]
-    return [name.replace("_", " ") for name in names], rows
-
-
-def strip(
-    at: Snapshot,
-    title: str,
-    values: Column,
-    unit: str = "",
-    kind: Kind = "diverging",
-    mask: str = "mask",
-    top: int | None = None,
-) -> Strip | None:
-    """Return generated tokens with their values, or None without the field; prompts have none.
-
-    Args:
-        top: number of texts, those of the largest sums of sizes; all by default.
-    """
-    found, rewards, rows = read_column(at, values)[0], at.get("rewards"), []
-    if found is None:
-        return None
-    for i, (numbers, counts) in enumerate(zip(found, at[mask], strict=True)):
-        known = [x if real else None for x, real in zip(numbers, counts, strict=True)]
-        tokens = at["tokens"][i]
-        prompt = [None] * (len(tokens) - len(known))
-        label = f"text {i}" + (f", reward {rewards[i]:.4g}" if rewards else "")
-        rows.append((label, tokens, prompt + known))
-    if top is not None:
-        rows = sorted(rows, key=lambda row: -sum(abs(x or 0.0) for x in row[2]))[:top]
-    return Strip(rows, at.title(title), unit, kind)
-
-
-def curves_over(
-    records: Sequence[Snapshot],
-    title: str,
-    columns: Columns,
-    unit: str = "",
-    note: str = "",
-    bands: Mapping[str, Mapping[int, Any]] | None = None,
-) -> Curves | None:
-    """Return curves over phases of the columns that any record has, or None.
-
-    Args:
-        bands: intervals by field and phase, for fields without their own.
-    """
-    phases, curves, ends = [at.phase for at in records], {}, {}
-    for label, column in columns.items():
-        known = [read_column(at, column) for at in records]
-        if all(x is None for x, *_ in known):
-            continue
-        curves[label] = phases, [x for x, *_ in known]
-        given = (bands or {}).get(column, {}) if isinstance(column, str) else {}
-        pairs = [given.get(p, (a, b)) for p, (_, a, b) in zip(phases, known, strict=True)]
-        if any(None not in pair for pair in pairs):
-            ends[label] = tuple(map(list, zip(*pairs, strict=True)))
-    return Curves(curves, title, unit, ends, note=note) if curves else None
-
-
-def table_over(records: Sequence[Snapshot], title: str, columns: Columns) -> Table:
-    """Return columns over phases as a table with intervals in brackets."""
-    read = lambda at: [bracketed(*read_column(at, column)) for column in columns.values()]
-    return Table(["phase", *columns], [[at.phase, *read(at)] for at in records], title)
 
 
 def cell(field: str, *index: int) -> Callable[[Snapshot], tuple[Any, ...]]:
@@ -242,3 +94,91 @@ def cell(field: str, *index: int) -> Callable[[Snapshot], tuple[Any, ...]]:
         return tuple(found)
 
     return read
+
+
+def reduced(name: str, how: str) -> Callable[[Snapshot], Any]:
+    """Return a column: what `REDUCED` makes of a tensor, or None without the tensor."""
+    return lambda at: REDUCED[how](at.tensors[name]) if name in at.tensors else None
+
+
+REDUCED: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType(
+    {
+        "mean": mean_with_ends,
+        "ends": lambda t: t.unbind(-1),
+        "sum0": lambda t: t.sum(0),
+        "sum1": lambda t: t.sum(1),
+        "last": lambda t: t[..., -1],
+        "first": lambda t: t[:, 0, :MOST_SLOTS],
+        "moved": lambda t: [t.abs().sum().item() / 2, None],
+    }
+)
+
+
+def _cause_sums(at: Snapshot) -> tuple[Any, ...]:
+    known = [at.tensors[name].sum(0) for name in SHIFTS if name in at.tensors]
+    return mean_with_ends(torch.stack(known))
+
+
+def _effects(at: Snapshot) -> dict[str, float]:
+    sums = at.tensors["terms"].flatten(1).sum(1).tolist()
+    whole = {name: at.tensors[name].sum().item() for name in ("momentum", "decay")}
+    return dict(zip(at["term_names"], sums, strict=True)) | whole
+
+
+def _defined_r2(at: Snapshot) -> tuple[Any, ...] | None:
+    grid, *ends = (at.get(f"r2{end}") for end in ENDS)
+    if grid is None:
+        return None
+    pairs = (zip(*row, strict=True) for row in zip(grid, at["defined"], strict=True))
+    return [[x if is_defined else None for x, is_defined in row] for row in pairs], *ends
+
+
+def _accuracies(at: Snapshot) -> tuple[Any, ...]:
+    grid, *ends = (at.get(f"accuracy{end}") for end in ENDS)
+    return [*grid, *filter(None, [at.get("bayes_accuracy")])], *ends
+
+
+def _informed_slots(at: Snapshot) -> list[str]:
+    names = at.slots(len(at["accuracy"][0]))
+    flags = at.get("informed") or [False] * len(names)
+    return [name + " *" * flag for name, flag in zip(names, flags, strict=True)]
+
+
+def _active(at: Snapshot) -> list[str]:
+    pairs = zip(at["tokens"], at["token_activations"], strict=True)
+    named = (zip(*pair, strict=True) for pair in pairs)
+    return [", ".join(f"{word!r} {x:.3g}" for word, x in row) for row in named]
+
+
+def _sites(name: str) -> Callable[[Snapshot], Sequence[str]]:
+    return lambda at: list(map(short_site, at.get(name) or ()))
+
+
+COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = MappingProxyType(
+    {
+        **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
+        "cause_sums": _cause_sums,
+        "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
+        "by_key": lambda at: sum(at.tensors[x] for x in ("qk", "ov", "wo")).mean(-1).flatten(0, 1),
+        "kl_slots": lambda at: at.slots(len(at["kl"])),
+        "sites": _sites("sites"),
+        "tuned_sites": _sites("tuned_sites"),
+        "terms": lambda at: [term.replace("_", " ") for term in at["terms"]],
+        "causes_of_step": lambda at: list(_effects(at)),
+        "effects": lambda at: list(_effects(at).values()),
+        "sides": lambda at: ["policy", "reference"],
+        "defined_r2": _defined_r2,
+        "counted_slots": lambda at: [
+            f"{slot}, n = {n}"
+            for slot, n in zip(at.get("slots") or at["positions"], at["n"], strict=True)
+        ],
+        "sites_and_bayes": lambda at: [
+            *map(short_site, at["sites"]),
+            *["Bayes' rule"] * (at.get("bayes_accuracy") is not None),
+        ],
+        "informed_slots": _informed_slots,
+        "accuracies": _accuracies,
+        "active": _active,
+        "layers": lambda at: [f"L{i} mlp" for i in range(len(at["mlp"]))],
+    }
+)

@@ -1,28 +1,33 @@
-"""The page about a run: questions, curves, samples, probes and checks; no model is loaded."""
+"""The page about one or several runs: questions, curves, samples, probes and checks."""
 
 import inspect
 import json
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from rlhf_lab import probes
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import is_marked, refuse_foreign, write_marked
+from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
-from rlhf_lab.views import html
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.causes import interventions_html
-from rlhf_lab.views.collect import RunData, collect_run, page_data
-from rlhf_lab.views.intervals import bracketed, final_bands, sample_bands
+from rlhf_lab.views.collect import RunData, collect_runs, page_data
+from rlhf_lab.views.drawings import curves_over
+from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
 from rlhf_lab.views.page import assemble
-from rlhf_lab.views.probe_pictures import fragment, number_table
-from rlhf_lab.views.records import Snapshot, curves_over
+from rlhf_lab.views.pictures import Html, Table, formatted, plain
+from rlhf_lab.views.plots import curves
+from rlhf_lab.views.probe_pictures import number_table
+from rlhf_lab.views.records import Snapshot
 
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
@@ -36,6 +41,18 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
+FIRST_COMPONENTS, LONGEST_WORDS = 3, 80  # components, and letters of a list of words
+NO_PROBES = (
+    "<p>This run had no probes. Train with <code>--probes</code>, or attach some in Python: "
+    "<code>attach(trainer, default_suite(trainer))</code> of <code>rlhf_lab.probes</code>.</p>"
+)
+SAMPLES_TABLE = (
+    '<div id="tools" class="js" hidden><input id="find" type="search" placeholder="search" '
+    'aria-label="search the samples"><label><input id="every" type="checkbox"> all phases'
+    '</label><button id="selection">selection</button><span id="count" class="note"></span>'
+    '</div><div class="scroll"><table id="samples-table"><thead></thead><tbody></tbody></table>'
+    '</div><button id="more" hidden>more</button>'
+)
 
 
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
@@ -55,72 +72,84 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     if not path.parent.is_dir():
         raise RunError(f"there is no directory {path.parent}. Choose another --out.")
     refuse_foreign(path, is_marked)
-    write_marked(path, run_page(run))
+    write_marked(path, runs_page([run]))
     return path
 
 
-def run_page(run: Run, version: str = "") -> str:
-    """Return the page about a run.
-
-    Args:
-        version: of the run's files, if a server has later ones.
-    """
-    data = collect_run(run)
-    header, blocks = page_data([data])
-    sections = []
-    for read, file in (
-        (_facts, INFO),
-        (_curves, METRICS),
-        (_checks, CHECKS),
-        (_returned, RETURNED),
-        (_arguments, INFO),
-    ):
-        with reading(run.path / file):
-            sections.append(read(run))
-    facts, curves, *rest = sections
-    causes = section("interventions", "Interventions", interventions_html(run, bool(version)))
-    body = [curves, samples_section(data.rows), probes_section([data]), causes, *rest]
-    with reading(run.path / METRICS):
-        body = [_failed(run), facts, _questions(run, "".join(body)), *body]
-    header |= {"version": version}
-    return assemble(run.path.name, _state(run), "\n".join(body), header, blocks)
-
-
-def page_frame(run_path: str | Path | RunDir) -> html.Html:
+def page_frame(run_path: str | Path | RunDir) -> Html:
     """Return the page in a frame for a notebook; a large page is written to a file instead."""
     run = Run(run_path)
-    page = run_page(run)
+    page = runs_page([run])
     if len(page) > LARGEST_FRAME:
-        return html.Html(f"<p>The page is large. Open {escape(str(write_report(run.path)))}.</p>")
+        return Html(f"<p>The page is large. Open {escape(str(write_report(run.path)))}.</p>")
     style = "width:100%;height:820px;border:0"
-    return html.Html(
+    return Html(
         f'<iframe title="{escape(run.path.name)}" sandbox="allow-scripts" style="{style}" '
         f'srcdoc="{escape(page)}"></iframe>'
     )
 
 
-def _state(run: Run) -> str:
-    """Return the status, and how many checks hold, for the bar."""
-    info, checks = run.info, run.checks()
-    done = f"{info.get('phases_done', 0)} of {info['args']['total_phases']} phases"
-    n = sum(not check.ok for check in checks)
-    held = f"{len(checks) - n} of {len(checks)} checks hold" if checks else "no checks"
-    held = f'<a class="bad" href="#failed">{held}</a>' if n else held
-    return f"{escape(str(info.get('status', 'unknown')))} · {done} · {held}"
+def runs_page(runs: Sequence[Run], version: str = "") -> str:
+    """Return the page about one run, or about several with a curve and a column for each.
+
+    Args:
+        version: of the runs' files, if a server has later ones.
+    """
+    data = collect_runs(runs)
+    header, blocks = page_data(data)
+    samples = SAMPLES_TABLE if blocks["s"] else "<p>Nothing is written yet.</p>"
+    with reading(runs[0].path / METRICS if len(runs) == 1 else Path(METRICS)):
+        curves_of_metrics, answers = _curves(data), [answer_questions(run) for run in runs]
+    body = [curves_of_metrics, _section("samples", "Samples", samples), _probes(data)]
+    if len(runs) == 1:
+        name, (run,) = runs[0].path.name, runs
+        causes = interventions_html(run, bool(version))
+        body.append(_section("interventions", "Interventions", causes))
+        for read, file in ((_checks, CHECKS), (_returned, RETURNED), (_arguments, INFO)):
+            with reading(run.path / file):
+                body.append(read(run))
+        with reading(run.path / INFO):
+            body = [_failed(run), _facts(run), _questions(data, answers, body), *body]
+    else:
+        name = f"{len(runs)} runs"
+        body = [_headline(data), *body, _questions(data, answers, body)]
+    header |= {"version": version}
+    return assemble(name, _state(data, version), "\n".join(body), header, blocks)
+
+
+def _section(id: str, title: str, content: str) -> str:
+    return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{plain(content)}</section>'
+
+
+def _state(runs: Sequence[RunData], version: str) -> str:
+    """Return the status of each run, and how many checks hold, for the bar."""
+    parts = []
+    for i, data in enumerate(runs):
+        info, checks = data.run.info, data.run.checks()
+        status, n = (
+            escape(str(info.get("status", "unknown"))),
+            sum(not check.ok for check in checks),
+        )
+        if len(runs) > 1:
+            label = escape(data.label)
+            link = f'<a class="run" href="{i}/">{label}</a>' if version else label
+            parts.append(f"{link} {status}" + f", {n} checks failed" * bool(n))
+        else:
+            done = f"{info.get('phases_done', 0)} of {info['args']['total_phases']} phases"
+            held = f"{len(checks) - n} of {len(checks)} checks hold" if checks else "no checks"
+            parts += [status, done, f'<a class="bad" href="#failed">{held}</a>' if n else held]
+    return " · ".join(parts)
 
 
 def _facts(run: Run) -> str:
     """Return models, reward, device and final metrics, and the diagnostics of the run."""
     info = run.info
-    facts = {"policy": info["args"]["base_model"], "reward": _reward_of(info)}
-    facts["device"] = info.get("device")
-    final: dict[str, Any] = info.get("final") or {}
-    ends = final_bands(run)
-    for name, value in final.items():
-        text = bracketed(value, *ends[name]) if name in ends else html.formatted(value)
-        facts[f"final {name}"] = text
+    label, name = info.get("rewarded_class"), info["args"]["reward_fn"]
+    reward = f"{name}, the class {label['label']}" if label else name
+    facts = {"policy": info["args"]["base_model"], "reward": reward, "device": info.get("device")}
+    facts |= {f"final {name}": value for name, value in final_metrics(run).items()}
     listed = "".join(
-        f"<li><b>{escape(name)}</b> {escape(html.formatted(value))}</li>"
+        f"<li><b>{escape(name)}</b> {escape(formatted(value))}</li>"
         for name, value in facts.items()
     )
     diagnostics = "".join(
@@ -131,72 +160,114 @@ def _facts(run: Run) -> str:
     return f'{warning}<ul class="facts">{listed}</ul>'
 
 
+def _headline(runs: Sequence[RunData]) -> str:
+    """Return the last metrics of each run, their mean over seeds, and the settings that differ."""
+    args = [data.run.info["args"] for data in runs]
+    names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
+    last, rows, means = [], [], {}
+    for data in runs:
+        lines = data.run.metrics() or [{}]
+        last.append(lines[-1] | (data.run.info.get("final") or {}))
+    for name in (m for _, _, fields in REPORT_CURVES for m in fields.split()):
+        rows.append([name.replace("_", " "), *(metrics.get(name) for metrics in last)])
+        means[len(rows) - 1] = _mean_with_interval(rows[-1][1:])
+    shifts = [_shifts(data) for data in runs]
+    rows.append(["shift of the logits of", *(words for words, _ in shifts)])
+    for i in range(FIRST_COMPONENTS):
+        ranked = [parts[i] if i < len(parts) else None for _, parts in shifts]
+        rows.append([f"largest shift {i + 1}", *ranked])
+    rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
+    columns = ["", *(data.label for data in runs)]
+    if names == ["seed"]:
+        columns.append("mean [95 % t interval]")
+        rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
+    rows = [row for row in rows if any(x is not None for x in row[1:])]
+    note = "Final metrics of finished runs, those of the last phase of others; then the "
+    note += "components with the largest shift of logits, and the settings that differ."
+    content = f'{Table(columns, rows).fragment}<p class="note">{note}</p>'
+    return _section("headline", "Runs", content)
+
+
+def _mean_with_interval(values: Sequence[float | None]) -> str | None:
+    known = torch.tensor([x for x in values if x is not None])
+    if len(known) < len(values) or not known.isfinite().all():
+        return None
+    found = seed_interval(known, torch.zeros_like(known))
+    ends = (None if end is None else float(end) for end in (found.low, found.high))
+    return bracketed(float(found.value), *ends)
+
+
+def _shifts(data: RunData) -> tuple[str | None, list[str]]:
+    """Return the words in the last record of WordsMoved, and components by size."""
+    name = next((name for name, kind in data.kinds.items() if kind == "WordsMoved"), None)
+    record = data.run.records(name)[-1] if name else {}
+    if not record.get("parts"):
+        return None, []
+    pairs = zip(record["parts"], record["components"], strict=True)
+    parts = [f"{component} {x:+.3f}" for x, component in sorted(pairs, key=lambda x: -abs(x[0]))]
+    return textwrap.shorten(record["first"], LONGEST_WORDS, placeholder=" ..."), parts
+
+
 def _failed(run: Run) -> str:
     """List the identity checks that failed, which come before everything else."""
     rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
     columns = ["phase", "probe", "identity", "error", "tolerance"]
     title = "Failed checks: do not rely on these records"
-    return section("failed", title, html.table(columns, rows)) if rows else ""
+    return _section("failed", title, Table(columns, rows).fragment) if rows else ""
 
 
-def section(id: str, title: str, content: str) -> str:
-    """Return a section of the page with its heading."""
-    return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{html.plain(content)}</section>'
-
-
-def _questions(run: Run, page: str) -> str:
-    """Answer ten questions; each links to its section if the page has it."""
+def _questions(runs: Sequence[RunData], answers: Sequence[list], body: Sequence[str]) -> str:
+    """Return ten questions with the answers of each run and a link to their section."""
     rows = []
-    for i, (question, answer, place) in enumerate(answer_questions(run), 1):
-        link = f'<a href="#{place}">{question}</a>' if f'id="{place}"' in page else question
-        rows.append(f'<li id="q{i}">{link} {escape(answer)}</li>')
-    return section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
+    for i, of_runs in enumerate(zip(*answers, strict=True), 1):
+        question, text, place = of_runs[0]
+        has_place = any(f'id="{place}"' in section for section in body)
+        link, text = f'<a href="#{place}">{question}</a>' if has_place else question, escape(text)
+        if len(runs) > 1:
+            pairs = zip(runs, of_runs, strict=True)
+            lines = (f"<li>{escape(data.label)}: {escape(x)}</li>" for data, (_, x, _) in pairs)
+            text = f"<ul>{''.join(lines)}</ul>"
+        rows.append(f'<li id="q{i}">{link} {text}</li>')
+    return _section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
 
 
-def _reward_of(info: dict[str, Any]) -> str:
-    """Return the name of the reward, with the class of a classifier."""
-    found, name = info.get("rewarded_class"), info["args"]["reward_fn"]
-    return f"{name}, the class {found['label']}" if found else name
+def _curves(runs: Sequence[RunData]) -> str:
+    """Return curves of metrics with bands, or of several runs one picture per metric."""
+    metrics = [data.run.metrics() for data in runs]
+    if not any(metrics):
+        return _section("curves", "Curves", "<p>No phase is done yet.</p>")
+    groups, figures, note = [(x, unit, names.split()) for x, unit, names in REPORT_CURVES], [], ""
+    if len(runs) == 1:
+        by_name = [name for name in metrics[0][-1] if name.startswith(reward_metric(""))]
+        title = "several rewards, before they are weighted"
+        groups[1:1] = [(title, "reward", by_name)] if by_name else []
+        ends, n = sample_ends(runs[0].run)
+        records = [line | ends.get(line["phase"], {}) for line in metrics[0]]
+        records = [Snapshot(runs[0].run, "", line) for line in records]
+        of = "the sequences" if n is None else f"the {n} sequences"
+        note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
+    for title, unit, names in groups:
+        if len(runs) == 1:
+            columns = {name.replace("_", " "): name for name in names}
+            figures.append((names[0], curves_over(records, title, columns, unit)))
+            continue
+        for name in names:
+            label = f"{title}: {name.replace('_', ' ')}" if len(names) > 1 else title
+            series = {
+                data.label: ([x["phase"] for x in lines], [x.get(name) for x in lines])
+                for data, lines in zip(runs, metrics, strict=True)
+                if any(x.get(name) is not None for x in lines)
+            }
+            figures.append((name, curves(series, label, y_label=unit) if series else None))
+    parts = [
+        picture.fragment.replace("<figure", f'<figure id="curve-{escape(name)}"', 1)
+        for name, picture in figures
+        if picture
+    ]
+    return _section("curves", "Curves", f'<div class="figures">{"".join(parts)}</div>{note}')
 
 
-def _curves(run: Run) -> str:
-    metrics = run.metrics()
-    if not metrics:
-        return section("curves", "Curves", "<p>No phase is done yet.</p>")
-    by_name = [name for name in metrics[-1] if name.startswith(reward_metric(""))]
-    title = "several rewards, before they are weighted"
-    curves = [(name, unit, names.split()) for name, unit, names in REPORT_CURVES]
-    curves[1:1] = [(title, "reward", by_name)] if by_name else []
-    bands, n = sample_bands(run)
-    records = [Snapshot(run, "", line) for line in metrics]
-    figures = []
-    for title, unit, names in curves:
-        series = {name.replace("_", " "): name for name in names}
-        picture = curves_over(records, title, series, unit, bands=bands)
-        figure = f'<figure id="curve-{escape(names[0])}"'
-        figures += [fragment(picture).replace("<figure", figure, 1)] if picture else []
-    of = "the sequences" if n is None else f"the {n} sequences"
-    note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
-    grid = f'<div class="figures">{"".join(figures)}</div>'
-    return section("curves", "Curves", grid + note)
-
-
-def samples_section(rows: Sequence[object]) -> str:
-    """Return the table of samples, which the script fills."""
-    if not rows:
-        return section("samples", "Samples", "<p>Nothing is written yet.</p>")
-    return section(
-        "samples",
-        "Samples",
-        '<div id="tools" class="js" hidden><input id="find" type="search" placeholder="search" '
-        'aria-label="search the samples"><label><input id="every" type="checkbox"> all phases'
-        '</label><button id="selection">selection</button><span id="count" class="note"></span>'
-        '</div><div class="scroll"><table id="samples-table"><thead></thead><tbody></tbody></table>'
-        '</div><button id="more" hidden>more</button>',
-    )
-
-
-def probes_section(runs: Sequence[RunData]) -> str:
+def _probes(runs: Sequence[RunData]) -> str:
     """Return a fold per probe with places for the pictures of one run, or of two."""
     folds = []
     for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
@@ -210,19 +281,13 @@ def probes_section(runs: Sequence[RunData]) -> str:
             f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
             f'<div id="{escape(name)}">{about}<div class="sides">{sides}</div></div></details>'
         )
-    if not folds:
-        folds.append(
-            "<p>This run had no probes. Train with <code>--probes</code>, or attach some in "
-            "Python: <code>attach(trainer, default_suite(trainer))</code> of "
-            "<code>rlhf_lab.probes</code>.</p>"
-        )
     notes = "".join(
         f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
         for data in runs
         for note in data.run.notes()
     )
     note = f"<h3>Refused or switched off</h3><ul>{notes}</ul>" if notes else ""
-    return section("probes", "Probes", "".join(folds) + note)
+    return _section("probes", "Probes", ("".join(folds) or NO_PROBES) + note)
 
 
 def _description(kind: str) -> tuple[str, str]:
@@ -243,7 +308,7 @@ def _checks(run: Run) -> str:
     for check in run.checks():
         found.setdefault((check.probe, check.name), []).append(check)
     if not found:
-        return section("checks", "Identity checks", "<p>None ran.</p>")
+        return _section("checks", "Identity checks", "<p>None ran.</p>")
     rows = []
     for key, checks in found.items():
         missed = [check for check in checks if not check.ok]
@@ -252,7 +317,7 @@ def _checks(run: Run) -> str:
     n = sum(not row[-1] for row in rows)
     note = f"{n} of {len(rows)} do not hold." if n else "All hold."
     columns = ["probe", "identity", "largest error", "tolerance", "times", "holds"]
-    return section("checks", "Identity checks", _folded(note, html.table(columns, rows)))
+    return _section("checks", "Identity checks", _folded(note, Table(columns, rows).fragment))
 
 
 def _folded(summary: str, content: str) -> str:
@@ -262,16 +327,16 @@ def _folded(summary: str, content: str) -> str:
 def _returned(run: Run) -> str:
     """Return the last dicts that functions on events returned."""
     parts = [
-        f"<h3>{escape(name)}</h3>{fragment(number_table(run.returned(name)))}"
+        f"<h3>{escape(name)}</h3>{number_table(run.returned(name)).fragment}"
         for name in run.functions()
     ]
     title = "Returned by functions on events"
-    return section("returned", title, "".join(parts)) if parts else ""
+    return _section("returned", title, "".join(parts)) if parts else ""
 
 
 def _arguments(run: Run) -> str:
     info = run.info
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
-    table = _folded(f"{len(rows)} arguments", html.table(["argument", "value"], rows))
-    return section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")
+    table = _folded(f"{len(rows)} arguments", Table(["argument", "value"], rows).fragment)
+    return _section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

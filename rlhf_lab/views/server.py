@@ -10,10 +10,8 @@ from pathlib import Path
 
 from rlhf_lab.errors import LabError
 from rlhf_lab.probes import Run
-from rlhf_lab.views.collect import collect_runs
 from rlhf_lab.views.jobs import Jobs
-from rlhf_lab.views.report import run_page
-from rlhf_lab.views.side_by_side import runs_page
+from rlhf_lab.views.report import runs_page
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -51,11 +49,7 @@ class PageCache:
             version = runs_version(self.runs)
             if version != self.version:
                 try:
-                    if len(self.runs) == 1:
-                        self.text = run_page(self.runs[0], version)
-                    else:
-                        self.text = runs_page(collect_runs(self.runs), version)
-                    self.version = version
+                    self.text, self.version = runs_page(self.runs, version), version
                 except LabError:
                     if not self.text:
                         raise

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from jaxtyping import Bool, Float
@@ -9,8 +10,9 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.color import Kind, Rgb, color_of, css, ink_on, rich_style
-from rlhf_lab.views.html import Html
+from rlhf_lab.views.color import Kind, Number, Rgb, color_of, css, ink_on, rich_style
+from rlhf_lab.views.marks import is_number
+from rlhf_lab.views.pictures import Html
 
 Numbers = Sequence[float | int] | Float[Tensor, " seq"]
 Flags = Sequence[bool] | Bool[Tensor, " seq"]
@@ -75,6 +77,38 @@ def color_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
     labels = [f" {number:.3g} " for number in numbers]
     key = tokens_html(labels, numbers, name, limit=limit, kind=kind)
     return Html(f'<div style="margin-top:.6rem"><small>{escape(name)}</small>{key.fragment}</div>')
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
+
+    rows: Sequence[tuple[str, Sequence[str], Sequence[Number | None]]]
+    title: str = ""
+    unit: str = ""
+    kind: Kind = "diverging"
+
+    @property
+    def fragment(self) -> str:
+        """The texts as HTML below the key of their colors, which end at the 99 % quantile."""
+        limit, lines = quantile_limit([x for _, _, row in self.rows for x in row]), []
+        if self.title:
+            lines.append(f"<h4>{escape(self.title)}</h4>")
+        if limit == 0:
+            unit = escape(self.unit)
+            return f"{''.join(lines)}<p>{unit} is 0 on every token of these samples.</p>"
+        lines.append(color_key(self.unit, limit, self.kind).fragment)
+        for label, tokens, row in self.rows:
+            known, numbers = [x is not None for x in row], [float(x or 0) for x in row]
+            tiles = tokens_html(tokens, numbers, self.unit, known, limit, self.kind).fragment
+            lines.append(f"<small>{escape(label)}</small>{tiles}")
+        return "".join(lines)
+
+
+def quantile_limit(values: Sequence[Number | None], quantile: float = 0.99) -> float:
+    """Return the quantile of the sizes of the finite values, or the largest if that is 0."""
+    sizes = sorted(abs(x) for x in values if is_number(x)) or [0.0]
+    return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])
 
 
 def largest(values: Numbers, mask: Flags | None = None) -> float:

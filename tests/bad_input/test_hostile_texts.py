@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhf_lab.console import UNSEEN, visible
 from rlhf_lab.views import curves, heatmap, sample_table
-from rlhf_lab.views.html import table
+from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 from tests.bad_input.command_outcome import TRAIN, accepted, rejected, untouched
 from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
@@ -107,7 +107,7 @@ SURFACES = {
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_report_escapes_text(here, monkeypatch, name: str, surface: str) -> None:
-    monkeypatch.setattr("rlhf_lab.views.report._curves", lambda run: "")  # without user text
+    monkeypatch.setattr("rlhf_lab.views.report._curves", lambda runs: "")  # without user text
     text = HOSTILE[name]
     SURFACES[surface](text)
     accepted(["report", "RUN"])
@@ -124,7 +124,7 @@ def test_report_escapes_text(here, monkeypatch, name: str, surface: str) -> None
 def test_tokens_and_commands_show_text_as_it_is(here, name: str) -> None:
     text = HOSTILE[name]
     fragment = tokens_html([text, " fine"], [0.5, -1.0], name=text)._repr_html_()
-    fragment += color_key(text, 1.0)._repr_html_() + visible(table([text], [[text]]))
+    fragment += color_key(text, 1.0)._repr_html_() + visible(Table([text], [[text]]).fragment)
     assert not UNSEEN.search(fragment)
     assert Page(fragment).text.count(visible(text)) >= 3 or name == "breaks"
     console = Console(record=True, width=30_000, force_terminal=True, file=open("/dev/null", "w"))

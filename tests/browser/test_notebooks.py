@@ -87,7 +87,7 @@ def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pi
         "tokens.ipynb",
         "from rich.console import Console\n"
         "from rlhf_lab.views import Html, color_key, tokens_html, tokens_text\n"
-        "from rlhf_lab.views.html import table\n"
+        "from rlhf_lab.views.pictures import Table\n"
         "words = [f' w{i}' for i in range(-10, 11)]\n"
         "values = [i / 10 for i in range(-10, 11)]\n"
         "mask = [i > 1 for i in range(21)]\n"
@@ -95,7 +95,7 @@ def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pi
         "    display(color_key('share', 1.0, kind))\n"
         "    display(tokens_html(words, values, mask=mask, kind=kind))\n"
         "    Console().print(tokens_text(words, values, mask=mask, kind=kind))\n"
-        "Html(table(['word', 'value'], [[w, v] for w, v in zip(words[:4], values)]))",
+        "Html(Table(['word', 'value'], [[w, v] for w, v in zip(words[:4], values)]).fragment)",
     )
     notebook = open_notebook("tokens.ipynb")
     assert "w-8 w-7" in notebook.run("tokens_html(")

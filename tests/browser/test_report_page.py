@@ -10,9 +10,8 @@ import threading
 import pytest
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.collect import collect_runs
+from rlhf_lab.views.report import runs_page
 from rlhf_lab.views.server import view_server
-from rlhf_lab.views.side_by_side import runs_page
 
 RUNS = """
 from rlhf_lab import RLHFArgs, RLHFTrainer
@@ -191,7 +190,7 @@ def test_two_runs_are_shown_side_by_side(chromium, reports, tmp_path):
     page, messages = chromium.new_page(viewport={"width": 390, "height": 844}), []
     page.on("console", lambda message: messages.append(message.text))
     (tmp_path / "page.html").write_text(
-        runs_page(collect_runs([Run(path.parent) for path in reports.values()])), encoding="utf-8"
+        runs_page([Run(path.parent) for path in reports.values()]), encoding="utf-8"
     )
     page.goto((tmp_path / "page.html").as_uri() + "#open=kl_by_position&phase=1&a=1&b=7")
     page.wait_for_selector("html[data-drawn]")

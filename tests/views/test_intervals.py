@@ -6,7 +6,7 @@ import torch
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.views.intervals import bracketed, final_bands, mean_with_ends, sample_bands
+from rlhf_lab.views.intervals import bracketed, final_metrics, mean_with_ends, sample_ends
 
 GENERATOR = torch.Generator().manual_seed(0)
 REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
@@ -53,35 +53,34 @@ def make_samples(phase, rewards=REWARDS, **others):
 
 def test_a_band_is_the_interval_of_the_phases_samples():
     samples = [*make_samples(0), *make_samples(1, REWARDS[::-1], true_reward=0.5), *make_samples(2)]
-    found, n = sample_bands(given_run(samples, [{"phase": 0}, {"phase": 1}]))
+    found, n = sample_ends(given_run(samples, [{"phase": 0}, {"phase": 1}]))
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
-    assert n == 6 and found["mean_reward"].keys() == {0, 1}
-    ends = one.low.item(), one.high.item()
-    assert found["mean_reward"][0] == pytest.approx(ends)
-    assert found["true_reward"] == {1: pytest.approx((0.5, 0.5))}
-    assert "kl_per_sequence" not in found
+    reward = {"mean_reward_low": one.low.item(), "mean_reward_high": one.high.item()}
+    true = {"true_reward_low": 0.5, "true_reward_high": 0.5}
+    assert n == 6 and found[0] == pytest.approx(reward) and found.keys() == {0, 1}
+    assert found[1].keys() == reward.keys() | true.keys()
+    assert {name: found[1][name] for name in true} == pytest.approx(true)
 
 
 def test_a_share_is_so_many_ones():
     metrics = [{"phase": 0, "grammatical_fraction": 4 / 6}]
-    found, _ = sample_bands(given_run(make_samples(0), metrics))
+    found, _ = sample_ends(given_run(make_samples(0), metrics))
     ones = torch.tensor([1.0] * 4 + [0.0] * 2)
     one = bootstrap_interval(ones, resamples=RESAMPLES)
-    low, high = found["grammatical_fraction"][0]
-    assert (low, high) == pytest.approx((one.low.item(), one.high.item()))
+    ends = found[0]["grammatical_fraction_low"], found[0]["grammatical_fraction_high"]
+    assert ends == pytest.approx((one.low.item(), one.high.item()))
 
 
 def test_one_sample_has_no_band_and_several_sizes_no_number():
     samples = [*make_samples(0, [0.3]), *make_samples(1)]
-    found, n = sample_bands(given_run(samples, [{"phase": 0}, {"phase": 1}]))
-    assert found["mean_reward"][0] == (None, None) and n is None
+    found, n = sample_ends(given_run(samples, [{"phase": 0}, {"phase": 1}]))
+    assert set(found[0].values()) == {None} and n is None
 
 
 def test_the_interval_of_final_figures_is_narrowed_and_moved():
     info = {"phases_done": 2, "final": {"mean_reward": 0.7, "samples": 24}}
-    found = final_bands(given_run(make_samples(2), [], info))
+    found = final_metrics(given_run(make_samples(2), [], info))
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
-    low, high = found["mean_reward"]
-    assert (high - low) * 2 == pytest.approx((one.high - one.low).item(), rel=1e-5)
-    assert low - 0.7 == pytest.approx((one.low - one.value).item() / 2, abs=1e-6)
-    assert final_bands(given_run(make_samples(2), [], {"phases_done": 2})) == {}
+    low, high = (0.7 + (x - one.value).item() / 2 for x in (one.low, one.high))
+    assert found == {"mean_reward": f"0.7 [{low:.3g}, {high:.3g}]", "samples": 24}
+    assert final_metrics(given_run(make_samples(2), [], {"phases_done": 2})) == {}

@@ -15,9 +15,8 @@ from rlhf_lab.views.marks import (
     tick_labels,
     ticks,
 )
-from rlhf_lab.views.pictures import quantile_limit
-from rlhf_lab.views.plots import bars, curves, heatmap, heatmaps
-from rlhf_lab.views.svg import default_limits
+from rlhf_lab.views.plots import bars, curves, default_limits, heatmap, heatmaps
+from rlhf_lab.views.tokens import quantile_limit
 
 SVG = "{http://www.w3.org/2000/svg}"
 LONG = "blocks.11.attn.hook_result of a component with a long name"
@@ -52,7 +51,7 @@ def test_drawings_repeat_and_refer_to_nothing_outside():
         bundle = one._repr_mimebundle_()
         assert bundle["image/svg+xml"] == one.svg and bundle["text/plain"] == one.alt
         assert bundle["text/html"].startswith("<img alt=")
-        assert "<style>" not in one.inline() and "xmlns" not in one.inline()
+        assert "<style>" not in one.fragment and "xmlns" not in one.fragment
         assert "prefers-color-scheme:dark" in one.svg
 
 

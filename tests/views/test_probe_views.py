@@ -11,13 +11,17 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
-from rlhf_lab.views import records
-from rlhf_lab.views.declared import PICTURE_ROWS
-from rlhf_lab.views.drawings import OF_RECORD, OVER_PHASES
-from rlhf_lab.views.pictures import Bars, Curves, Matrix, Picture, Strip, Table
-from rlhf_lab.views.probe_pictures import draw_declared, fragment, pictures_over
-from rlhf_lab.views.svg import draw_picture
-from rlhf_lab.views.tokens import tokens_html
+from rlhf_lab.views import drawings
+from rlhf_lab.views.pictures import Picture, Table
+from rlhf_lab.views.probe_pictures import (
+    OF_RECORD,
+    OVER_PHASES,
+    PICTURE_ROWS,
+    phase_pictures,
+    record_pictures,
+)
+from rlhf_lab.views.records import Snapshot
+from rlhf_lab.views.tokens import Strip, tokens_html
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
 ENDS = ("", "_low", "_high")
@@ -286,7 +290,7 @@ def made(kind):
         tensors[phase]["states"] = torch.ones(1, 2)
         found.append(record)
     run = Given(found, tensors, kind)
-    return [records.Snapshot(run, "probe", record) for record in found]
+    return [Snapshot(run, "probe", record) for record in found]
 
 
 def drawn(kind, without=()):
@@ -295,26 +299,22 @@ def drawn(kind, without=()):
     for name in without:
         for at in found:
             del at.record[name]
-    over = pictures_over("probe", kind, found)
-    return [*over, *draw_declared("probe", kind, found[-1])], found[-1]
+    return [*phase_pictures(kind, found), *record_pictures(kind, found[-1])], found[-1]
 
 
 @pytest.mark.parametrize("kind", ["KLByPosition", "KLAttribution", "ValueLens", "Direction"])
 def test_slots_of_a_text_without_names_are_positions(kind):
     named, positions = (drawn(kind, without)[0] for without in ((), ("slots",)))
     assert len(titles(positions)) == len(titles(named))
-    columns = [p.cols for p in positions if isinstance(p, Matrix)]
-    assert all([x.strip(" *") for x in cols] == ["0", "1"] for cols in columns if cols), columns
+    assert not [x for x in titles(positions) if re.search(r"[:,>] [AB]( \*)?[,:]", x)]
 
 
 def titles(pictures):
     """Titles of marks, after the titles of their pictures."""
     found = []
     for p in pictures:
-        if isinstance(p, Bars | Curves | Matrix | Picture):
-            svg = unescape(draw_picture(p).svg)
-            before = f"{getattr(p, 'title', '')} > "
-            found += [before + title for title in re.findall("<title>([^<]*)</title>", svg)]
+        if isinstance(p, Picture):
+            found += [f"{p.title} > {x}" for x in re.findall("<title>([^<]*)<", unescape(p.svg))]
     return found
 
 
@@ -371,10 +371,10 @@ def is_cell(cell, value, ends):
 def test_every_mark_shows_the_field_of_the_table(kind):
     assert_numbers_match(kind)
     pictures = drawn(kind)[0]
-    units = [p.unit for p in pictures if isinstance(p, Bars | Curves | Matrix | Strip) and p.unit]
+    units = [p.unit for p in pictures if isinstance(p, Picture | Strip) and p.unit]
     if kind != "TextHeatmap":
         assert sorted(units) == UNITS.get(kind, [])
-    named = [p.title for p in pictures if isinstance(p, Bars | Curves | Matrix | Strip | Table)]
+    named = [p.title for p in pictures if isinstance(p, Picture | Strip | Table)]
     assert not [x for x in named if "{" in x or x.startswith("phase ") and "phase 3: " not in x]
 
 
@@ -416,7 +416,7 @@ def test_tokens_have_their_own_values_and_prompts_none():
         assert strips[label].title.startswith(f"phase 3: {label}")
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
-    page = fragment(strips["kl"])
+    page = strips["kl"].fragment
     first, second = at.tensors["kl"][0].tolist()
     assert re.search(rf'title="kl {first:.9g}[^"]*">A<.*title="kl {second:.9g}[^"]*">B<', page)
 
@@ -434,7 +434,7 @@ def test_ledger_has_the_numbers_of_each_token():
 def test_large_values_do_not_set_the_color_scale():
     values = [1.0] * 200 + [50.0]
     strip = Strip([("text", ["a"] * 201, values)], "t", "kl", "sequential")
-    page = fragment(strip)
+    page = strip.fragment
     assert "kl 50, beyond the scale" in page and page.count("beyond") == 1
     assert 'title="kl 1"' in page
     assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
@@ -443,7 +443,7 @@ def test_large_values_do_not_set_the_color_scale():
 def test_matrix_notes_its_largest_cell_and_their_number():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
-    draw = lambda values: records.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
+    draw = lambda values: drawings.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
     largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
     assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(largest)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
@@ -452,21 +452,21 @@ def test_matrix_notes_its_largest_cell_and_their_number():
 
 def test_pictures_keep_the_largest_and_say_so():
     at = made("Direction")[1]
-    picture = records.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
-    assert picture.labels == ["b", "c"] and picture.series == {"x": [-3.0, 2.0]}
+    picture = drawings.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
+    assert [x.split("> ")[1] for x in titles([picture])] == ["b: -3", "c: 2"]
     assert "1 others sum to x +1." in picture.note
     record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
     record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)], "rewards": [7.0, 9.0]}
-    at = records.Snapshot(at.run, "probe", record)
-    (row,) = records.strip(at, "t", lambda at: [[1.0], [-5.0]], top=1).rows
+    at = Snapshot(at.run, "probe", record)
+    (row,) = drawings.strip(at, "t", lambda at: [[1.0], [-5.0]], top=1).rows
     assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
-    table = records.row_table(at, "t", "rows", "n")
+    table = drawings.row_table(at, "t", "rows", "n")
     assert table.rows[0] == [-30.0] and table.note == "The 24 largest of 33."
 
 
 def test_a_line_of_the_optimum_that_ends_is_explained():
     first, last = made("RunHealth")
-    draw = lambda: "".join(OVER_PHASES["RunHealth"]([first, last]))
+    draw = lambda: "".join(x.fragment for x in OVER_PHASES["RunHealth"]([first, last]))
     assert draw().endswith("divided by.</p>")
     last.record["optimal_reward"] = None
     assert "no point in phase 3: beta_eff was not above 0.001" in draw()

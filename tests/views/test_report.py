@@ -19,12 +19,13 @@ from rlhf_lab.probes import (
     default_suite,
 )
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views import answers, html
+from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
-from rlhf_lab.views.collect import GAP, sample_rows
-from rlhf_lab.views.pictures import Curves, Matrix, Table
-from rlhf_lab.views.probe_pictures import fragment, number_table, pictures_over
-from rlhf_lab.views.records import Snapshot, curves_over
+from rlhf_lab.views.collect import GAP, RunData, sample_rows
+from rlhf_lab.views.drawings import curves_over
+from rlhf_lab.views.pictures import Table, formatted
+from rlhf_lab.views.probe_pictures import number_table, phase_pictures
+from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.report import write_report
 from tests.views.page_blocks import read_blocks, read_header
 
@@ -277,7 +278,7 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
 def test_rows_of_samples_have_the_fields_of_their_columns(probed):
     run, sample = Run(probed), {"phase": 2, "reward": 0.75, "true_reward": 0.5, "text": "a"}
     run.samples = lambda: [sample | {"kl_per_sequence": 3.0, "response_length": 6}]
-    columns, (row,) = sample_rows(run)
+    columns, (row,) = sample_rows([RunData(run, "", {}, {}, {})])
     assert columns == ["phase", "reward", "true reward", GAP, "KL", "tokens", "text"]
     assert row == [2, 0.75, 0.5, 0.25, 3.0, 6, "a"]
 
@@ -291,7 +292,7 @@ def test_checks_have_their_worst_value_and_say_if_they_failed(probed, page):
         key = f'{check.probe}</td><td class="words">{escape(check.name)}</td><td>'
         worst[key] = max(worst.get(key, 0.0), check.value)
     assert len(worst) > 5
-    assert all(f"{key}{html.formatted(value)}<" in page for key, value in worst.items())
+    assert all(f"{key}{formatted(value)}<" in page for key, value in worst.items())
 
 
 def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
@@ -318,31 +319,31 @@ def test_the_page_shows_what_functions_on_events_returned(probed, page):
 
 
 def test_long_records_are_cut_and_the_page_says_so():
-    text = fragment(number_table([{"phase": phase} for phase in range(30)]))
+    text = number_table([{"phase": phase} for phase in range(30)]).fragment
     assert "<p>The last 20 of 30.</p>" in text and text.count("<tr>") == 21
     assert ">10<" in text and ">9<" not in text
-    assert "recorded nothing" in number_table([])
+    assert "recorded nothing" in number_table([]).fragment
 
 
 def test_a_map_of_zeros_is_put_in_words(probed, page):
     zero = "<p>kl is 0 on every token of these samples.</p>"
     assert zero in read_blocks(page)["r0-p0"]["text_heatmap"]
-    zeros = Curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
-    assert fragment(zeros) == "<p>phase 0: KL: 0 everywhere.</p>"
-    unknown = Matrix([[None, None]], ["a"], ["x", "y"], "R2")
-    assert fragment(unknown) == "<p>R2: not defined.</p>"
+    zeros = curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
+    assert zeros.fragment == "<p>phase 0: KL: 0 everywhere.</p>"
+    unknown = heatmap([[None, None]], ["a"], ["x", "y"], "R2")
+    assert unknown.fragment == "<p>R2: not defined.</p>"
 
 
 def test_names_of_rewards_may_have_dots(probed):
     records = [Snapshot(Run(probed), "", {"phase": 0, "reward/rm.v1": 0.5})]
     drawn = curves_over(records, "rewards", {"rm": "reward/rm.v1"})
-    assert drawn.series == {"rm": ([0], [0.5])}
+    assert "<title>rm, phase 0: 0.5<" in drawn.svg
 
 
 def test_a_users_probe_gets_a_table_of_its_numbers(probed):
     run = Run(probed)
     records = [Snapshot(run, "homemade", record) for record in run.records("homemade")]
-    (table,) = pictures_over("homemade", "Homemade", records)
+    (table,) = phase_pictures("Homemade", records)
     assert isinstance(table, Table) and table.rows[:2] == [[0, 42.5], [1, 42.5]]
 
 
@@ -358,8 +359,8 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
 
 
 def test_tables_escape_and_align_numbers():
-    table = html.table(["name", "x"], [["<a>", 0.123456], ["b", None], ["c", True]])
+    table = Table(["name", "x"], [["<a>", 0.123456], ["b", None], ["c", True]]).fragment
     assert "&lt;a&gt;" in table and ">0.1235<" in table and ">–<" in table and ">yes<" in table
     assert table.count('class="words"') == 4 and '<td class="words">b<' in table
-    table = html.table(None, [["status", 1.0], ["-0.5 [-1, 0]", "–"]])
+    table = Table(None, [["status", 1.0], ["-0.5 [-1, 0]", "–"]]).fragment
     assert "<thead>" not in table and table.count('<td class="words">') == 2

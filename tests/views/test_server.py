@@ -19,7 +19,7 @@ from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_lab.views.jobs import Jobs, checkpoint_names, stored_interventions
-from rlhf_lab.views.report import run_page
+from rlhf_lab.views.report import runs_page
 from rlhf_lab.views.server import view_server
 from tests.views.page_blocks import read_header
 
@@ -133,7 +133,7 @@ def test_job_is_stored_once_and_shown(tmp_path):
     trainer.train()
     run = Run(trainer.run.path)
     jobs, request = Jobs(run, seconds=900), PATCH | {"tuned": "last", "length": 7}
-    assert "interventions" in run_page(run) and "no-such" not in run_page(run)
+    assert "interventions" in runs_page([run]) and "no-such" not in runs_page([run])
     assert jobs.post(request) == {"status": "running"}
     with pytest.raises(ConfigError, match="A job is running"):
         jobs.post(request)
@@ -148,7 +148,7 @@ def test_job_is_stored_once_and_shown(tmp_path):
     assert result["shift"] == pytest.approx(expected.to_dict()["shift"], abs=1e-6)
     expected = expected.to_dict()["effects"]["patched in"]
     torch.testing.assert_close(result["effects"]["patched in"], expected, atol=1e-6, rtol=0)
-    page = run_page(run)
+    page = runs_page([run])
     assert f"patched in: {result['effects']['patched in'][2][0]:.9g} [" in page
     assert "loved - hated: " in page and jobs.post(request)["status"] == "done"
     assert ", checkpoint 0 to last (phase 1)" in page

@@ -9,7 +9,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.probes import KLByPosition, Run, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.collect import MOST_RUNS, collect_runs
-from rlhf_lab.views.side_by_side import _shifts, runs_page
+from rlhf_lab.views.report import _shifts, runs_page
 from tests.views.page_blocks import read_blocks, read_header
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def paths(tmp_path_factory):
 
 
 def test_seeds_have_mean_and_t_interval(paths):
-    page = runs_page(collect_runs([Run(path) for path in paths[:2]]))
+    page = runs_page([Run(path) for path in paths[:2]])
     reach = T_TWO_OF_TWO * 0.1  # the standard error of 0.2 and 0.4
     row = re.search("mean reward</td>(.*?)</tr>", page)[1]
     cells = re.findall("<td>(.*?)</td>", row)
@@ -48,7 +48,7 @@ def test_seeds_have_mean_and_t_interval(paths):
 
 
 def test_runs_that_differ_in_more_than_the_seed_have_no_mean(paths):
-    page = runs_page(collect_runs([Run(path) for path in paths]))
+    page = runs_page([Run(path) for path in paths])
     assert "t interval" not in page
     row = re.search(">kl_coef</td>(.*?)</tr>", page)[1]
     assert re.findall("<td>(.*?)</td>", row) == ["0.3", "0.3", "0.9"]
@@ -56,7 +56,7 @@ def test_runs_that_differ_in_more_than_the_seed_have_no_mean(paths):
 
 def test_page_has_samples_and_pictures_of_each_run(paths):
     runs = [Run(paths[i]) for i in (2, 0, 1)]
-    page = runs_page(collect_runs(runs))
+    page = runs_page(runs)
     header, blocks = read_header(page), read_blocks(page)
     assert [run["records"] for run in header["runs"]] == [
         {},
