@@ -12,7 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.course.registry import all_exercises, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
-from tools.course.stub import emptied, solution_source, stub_source
+from tools.course.stub import emptied, function_source, stub_source
 
 MASTER = """# %% [markdown]
 # # 99 A toy lesson
@@ -33,7 +33,10 @@ guess = "up"  # predict: "up" or "down"
 print(policy_ratio.__name__, guess)
 """
 
-PLAIN = """# %%
+PLAIN = """# %% [markdown]
+# # 99 A toy lesson
+
+# %%
 import sys
 from pathlib import Path
 
@@ -98,6 +101,18 @@ def test_the_solution_has_the_packages_source_and_the_prediction(root: Path) -> 
     assert code[3] == 'guess = predictions.guess("up", among=["up", "down"])'
 
 
+def test_given_functions_are_whole_folded_and_without_a_check(root: Path) -> None:
+    master = root / "solutions" / "99_toy.py"
+    master.write_text(MASTER.replace("# exercise", "# given"))
+    learner, solution = builder.learner_notebook(master), builder.solution_notebook(master)
+    cell = learner.cells[2]
+    nbformat.validate(learner)
+    assert cell == solution.cells[2] and "check(" not in str(learner.cells)
+    assert cell.source.endswith(inspect.getsource(inspect.unwrap(F.policy_ratio)).strip())
+    assert cell.source.startswith("from rlhf_lab.functional.masks import ")
+    assert cell.metadata == {"jupyter": {"source_hidden": True}, "tags": ["given"]}
+
+
 @pytest.mark.kernel
 def test_what_a_cell_prints_and_shows_stays_in_its_order(root: Path) -> None:
     printed = """
@@ -137,10 +152,10 @@ def test_building_executes_once_and_building_again_changes_nothing(root: Path) -
     assert [path.read_bytes() for path in paths] == before
     assert gate.lesson_problems(root) == []
 
-    master.write_text(f"# %% [markdown]\n# A text.\n\n{PLAIN}")
+    master.write_text(PLAIN.replace("A toy lesson", "A text"))
     assert builder.build_lesson(master, root) == builder.Built("99_toy", tuple(paths), False)
     kept = nbformat.read(paths[1], as_version=4)
-    assert kept.cells[0].source == "A text." and kept.cells[-1].outputs == outputs
+    assert kept.cells[0].source == "# 99 A text" and kept.cells[-1].outputs == outputs
     assert gate.lesson_problems(root) == []
 
     paths[0].write_text(paths[0].read_text().replace("...", "0"))
@@ -168,9 +183,10 @@ def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
     for cell in (
         "import torch\nfrom rlhf_lab.functional import policy_ratio  # exercise",
         "from rlhf_lab.functional import policy_ratio, kl_per_token  # exercise",
+        "import torch\nfrom rlhf_lab.functional import policy_ratio  # given",
     ):
         master.write_text(f"# %%\n{cell}\n")
-        with pytest.raises(LoadError, match="give the line a cell of its own"):
+        with pytest.raises(LoadError, match="Put this line into a separate cell"):
             builder.learner_notebook(master)
 
 
@@ -197,7 +213,7 @@ def test_emptied_removes_bodies_and_steps() -> None:
 )
 def test_stubs_are_unsolved_and_solutions_run(name: str) -> None:
     exercise = find_exercise(name)
-    stub, solution = stub_source(exercise, set()), solution_source(exercise, set())
+    stub, solution = stub_source(exercise, set()), function_source(exercise.reference, set())
     assert gate.ships_unsolved(stub, exercise) and not gate.ships_unsolved(solution, exercise)
     namespace: dict = {}
     exec(solution, namespace)
@@ -207,7 +223,7 @@ def test_stubs_are_unsolved_and_solutions_run(name: str) -> None:
 
 def test_stubs_import_what_is_unbound_and_public() -> None:
     exercise = find_exercise("get_logprobs")
-    assert "_ListIndexAsTuple" in solution_source(exercise, set())
+    assert "_ListIndexAsTuple" in function_source(exercise.reference, set())
     assert "_ListIndexAsTuple" not in stub_source(exercise, set())
     bound = {"Bool", "Float", "Tensor", "Denominator", "masked_mean"}
     assert "import" not in stub_source(find_exercise("calc_kl_penalty"), bound)

@@ -16,7 +16,7 @@ from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.grading import Judge, verdict_on
 from rlhf_lab.course.mutants import known_mistakes, mutant
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from tools.course.stub import solution_source
+from tools.course.stub import function_source
 
 EXERCISES = all_exercises()
 WITH_FORMS = [exercise for exercise in EXERCISES if exercise.forms]
@@ -92,7 +92,7 @@ def test_a_slip_whose_edit_is_not_in_the_reference_is_refused_but_does_not_stop_
 @pytest.mark.parametrize("name", [e.name for e in EXERCISES if inspect.isclass(e.reference)])
 def test_no_method_of_a_class_is_annotated_with_the_class_itself(name: str) -> None:
     """A cell may be run twice, and the annotation would be held against the class of the first."""
-    source = solution_source(find_exercise(name), set())
+    source = function_source(find_exercise(name).reference, set())
     annotations = re.findall(r"(?:->|:) *[\"'](\w+)[\"']", source)
     assert name not in annotations
 
@@ -104,7 +104,9 @@ def test_a_policy_defined_twice_can_still_be_moved(tmp_path: Path) -> None:
         "import torch\nfrom jaxtyping import Bool, Float, Int\nfrom torch import Tensor, nn\n"
         "from rlhf_lab.course.exercises.toys import toy_transformer\n"
     )
-    policy = solution_source(find_exercise("TransformerWithValueHead"), {"torch", "nn", "Tensor"})
+    policy = function_source(
+        find_exercise("TransformerWithValueHead").reference, {"torch", "nn", "Tensor"}
+    )
     for cell in (imports, *2 * [policy, "TransformerWithValueHead(toy_transformer()).to('cpu')"]):
         shell.run_cell(cell).raise_error()
 

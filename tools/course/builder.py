@@ -5,6 +5,7 @@ A master is a percent-format script, `NN_NAME.py`. These are replaced:
 - `# first cell`, in its own cell, by the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, in its own cell, by a heading, the function as a stub (or
   whole, in the solution) and a call of `check`.
+- `from MODULE import NAME  # given`, in its own cell, by the whole function in a folded cell.
 - `{lesson:NAME}` in text, by a link to the lesson with its number.
 - `GUESS = VALUE  # predict: CHOICES` by a call of `predictions.guess`, without the value for the
   learner. CHOICES are literals (`"up" or "down"`), numbers (`a number from 0 to 6`), or
@@ -13,6 +14,7 @@ A master is a percent-format script, `NN_NAME.py`. These are replaced:
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import jupytext
@@ -26,9 +28,10 @@ from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.first_cell import FIRST_CELL, MARK
 from tools.course.runner import METADATA, execute
-from tools.course.stub import bound_names, solution_source, stub_source
+from tools.course.stub import bound_names, function_source, stub_source
 
-EXERCISE = re.compile(r"^from [\w.]+ import (\w+)  # exercise$", re.MULTILINE)
+FUNCTION = re.compile(r"from ([\w.]+) import (\w+)  # (exercise|given)")
+FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["given"]}  # metadata of a cell
 PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
 MARKED = re.compile(r"#\s*predict:")
 LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
@@ -97,9 +100,14 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
     for cell in jupytext.read(master, fmt="py:percent").cells:
         if cell.cell_type != "code":
             cells.append(new_markdown_cell(_with_links(cell.source, master)))
-        elif name := _exercise_name(cell.source, master):
-            cells += _exercise_cells(find_exercise(name), bound, solved)
-            bound.add(name)  # later exercises use the learner's function
+        elif marked := _marked_function(cell.source, master):
+            module, name, mark = marked
+            if mark == "given":
+                source = function_source(getattr(import_module(module), name), bound)
+                cells.append(new_code_cell(source, metadata=FOLDED))
+            else:
+                cells += _exercise_cells(find_exercise(name), bound, solved)
+            bound.add(name)  # later exercises use this function
         elif cell.source == MARK:
             cells.append(new_code_cell(FIRST_CELL))
         else:
@@ -153,16 +161,15 @@ def _choices(text: str, master: Path) -> str:
     return f"[{', '.join(found)}]"
 
 
-def _exercise_name(source: str, master: Path) -> str | None:
-    if not re.search(r"# exercise\b", source):
-        return None
-    line = EXERCISE.fullmatch(source.strip())
-    if line is None:
+def _marked_function(source: str, master: Path) -> tuple[str, ...] | None:
+    mark = re.search(r"# (?:exercise|given)\b", source)
+    line = FUNCTION.fullmatch(source.strip())
+    if mark and line is None:
         raise LoadError(
-            f"{master.name} has a cell with `# exercise` that is more than one line `from MODULE "
-            "import NAME  # exercise`; give the line a cell of its own."
+            f"{master.name} has a cell with `{mark[0]}` that is more than one line `from MODULE "
+            f"import NAME  {mark[0]}`. Put this line into a separate cell."
         )
-    return line[1]
+    return line and line.groups()
 
 
 def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[NotebookNode]:
@@ -171,7 +178,7 @@ def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[N
         f"difficulty {dots(exercise.difficulty)}, about {exercise.minutes} minutes; "
         f'stuck? run `hint("{exercise.name}")`'
     )
-    source = (solution_source if solved else stub_source)(exercise, bound)
+    source = function_source(exercise.reference, bound) if solved else stub_source(exercise, bound)
     check = f"check({exercise.name})"
     return [new_markdown_cell(heading), new_code_cell(source), new_code_cell(check)]
 
@@ -202,5 +209,5 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 def _keep_outputs(notebook: NotebookNode, path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
     for cell, executed in zip(code_cells(notebook), code_cells(stored), strict=True):
-        cell.outputs, cell.metadata = executed.outputs, executed.metadata
+        cell.outputs = executed.outputs
     notebook.metadata = stored.metadata

@@ -77,7 +77,6 @@ def environment(directory: str, real_models: bool) -> dict[str, str]:
 def clean(notebook: NotebookNode, directory: str) -> NotebookNode:
     """Remove counts, warnings, addresses and temporary paths, and join printed pieces."""
     for cell in notebook.cells:
-        cell.metadata = {}
         if cell.cell_type != "code":
             continue
         cell.execution_count = None

@@ -21,10 +21,10 @@ MISUSE = re.compile(  # errors and empty results that the check does not try
 )
 
 
-def solution_source(exercise: Exercise, bound: set[str]) -> str:
-    """Return the reference's source, preceded by imports of names that are not bound."""
-    source = source_of(exercise.reference)
-    return _with_imports(exercise.reference, source, used_names(source) - bound)
+def function_source(function: Callable[..., Any], bound: set[str]) -> str:
+    """Return the source of a function, preceded by imports of names that are not bound."""
+    source = source_of(function)
+    return _with_imports(function, source, used_names(source) - bound)
 
 
 def stub_source(exercise: Exercise, bound: set[str]) -> str:
