@@ -75,8 +75,10 @@ def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
         yield "prefix", "with prepend_bos=False is an empty prompt. Set prepend_bos=True."
     if a.system_prompt and not a.chat:
         yield "system_prompt", "is a chat message, but chat=False. Set chat=True (--chat)."
-    for name in _on(a, "labels_column", "answers_column") if not a.prompts else ():
-        yield name, "is a column of prompts, but prompts=None. Set prompts to a file with it."
+    of_file = _on(a, "labels_column", "answers_column", "prompt_words")
+    is_other = a.prompts_column != AllFields.prompts_column
+    for name in of_file + ["prompts_column"] * is_other if not a.prompts else ():
+        yield name, "is for a file of prompts, but prompts=None. Set prompts, or remove it."
     stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
     for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
         if not stops:
@@ -133,8 +135,8 @@ def validate_token_rewards(args: AllFields) -> None:
 
 def validate_whole_batch(args: AllFields, reward: str) -> None:
     """Raise ConfigError if a setting scores part of a batch, with a reward of the whole batch."""
-    greedy = ["advantages"] if args.advantages == "remax" else []
-    for name in [*_on(args, "dynamic_sampling", "labels_column"), *greedy]:
+    names = _on(args, "dynamic_sampling", "labels_column")
+    for name in names + ["advantages"] * (args.advantages == "remax"):
         raise ConfigError(
             f"{name}={getattr(args, name)!r} scores some texts alone, but {reward} scores whole "
             "batches. Remove one of them."

@@ -54,7 +54,6 @@ def method_warning(args: Any) -> str | None:
 
 
 def _differing(args: Any, method: str) -> dict[str, Any]:
-    """Return the values that a method needs and the settings do not have."""
     needed = PAPER_METHODS[method].items()
     needed = {k: v for k, v in needed if k not in FREE or getattr(args, k) is None}
     numbers = {k: v for k, v in needed.items() if type(v) is float and v and getattr(args, k)}

@@ -110,10 +110,11 @@ def opo_advantages(
     """
     check_mask(mask, mask)
     check_same_shape(mask.shape[:1], rewards=rewards, group=group)
-    rewards = at_least_float32(rewards)
-    same = (group[:, None] == group[None, :]).to(rewards.dtype)
+    rewards, same = at_least_float32(rewards), group[:, None] == group[None, :]
+    first, same = same.int().argmax(dim=-1), same.to(rewards.dtype)
     lengths = mask.sum(dim=-1).to(rewards.dtype)
     tokens = same @ lengths
+    rewards = rewards - torch.where(tokens > 0, rewards[first], 0.0)  # from the first of the group
     advantages = rewards - same @ (lengths * rewards) / tokens.clamp(min=1)
     return advantages.masked_fill(~informative_groups(rewards, group) & (tokens > 0), 0.0)
 

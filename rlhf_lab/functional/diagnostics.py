@@ -30,8 +30,7 @@ def clip_fraction_low(
     """Compute the fraction of real tokens with a ratio below 1 - clip_coef (and advantage < 0)."""
     ratio = policy_ratio(logprobs, old_logprobs)
     check_same_shape(logprobs=logprobs, advantages=advantages)
-    outside = ratio < 1 - clip_coef
-    outside = outside if advantages is None else outside & (advantages < 0)
+    outside = (ratio < 1 - clip_coef) & (True if advantages is None else advantages < 0)
     return masked_mean(outside.to(ratio.dtype), mask)
 
 
@@ -45,8 +44,7 @@ def clip_fraction_high(
     """Compute the fraction of real tokens with a ratio above 1 + clip_coef (and advantage > 0)."""
     ratio = policy_ratio(logprobs, old_logprobs)
     check_same_shape(logprobs=logprobs, advantages=advantages)
-    outside = ratio > 1 + clip_coef
-    outside = outside if advantages is None else outside & (advantages > 0)
+    outside = (ratio > 1 + clip_coef) & (True if advantages is None else advantages > 0)
     return masked_mean(outside.to(ratio.dtype), mask)
 
 

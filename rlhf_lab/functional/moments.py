@@ -19,6 +19,7 @@ from rlhf_lab.functional.masks import (
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 Denominator = int | float | Tensor | None
 Dims = int | tuple[int, ...] | None
+FAR = 8.0  # standard deviations; numbers whose mean is farther from 0 are centered twice
 
 
 def sequence_sum(
@@ -105,8 +106,11 @@ def whiten(
     x, unreal = zero_masked(at_least_float32(x), mask), ~real_entries(x, mask)
     if not x.numel():
         return x
-    mean = masked_mean(x, mask)
-    whitened = (x - mean) * torch.rsqrt(masked_var(x, mask) + eps)
+    mean, var = masked_mean(x, mask), masked_var(x, mask)
+    centered = x - mean
+    is_far = mean.abs() > FAR * var.sqrt()  # the rounding error of the mean matters
+    centered = centered - torch.where(is_far, masked_mean(centered, mask), 0.0)
+    whitened = centered * torch.rsqrt(var + eps)
     lowest = x.masked_fill(unreal, torch.inf).min()
     highest = x.masked_fill(unreal, -torch.inf).max()
     whitened = whitened.masked_fill(lowest == highest, 0.0)  # not rounding errors, scaled to 1

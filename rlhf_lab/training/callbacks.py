@@ -55,8 +55,7 @@ def to_json(value: Any, place: str) -> Any:
         size = math.prod(value.shape)
         if size > MOST_NUMBERS:
             raise ConfigError(
-                f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}. Return their mean or "
-                "norm."
+                f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}. Return their mean."
             )
         return to_json(value.tolist(), place)
     if isinstance(value, list | tuple):
@@ -149,7 +148,6 @@ class Callbacks:
         entries.sort(key=lambda entry: entry.last)  # stable
 
     def _name(self, callback: Callback) -> str:
-        """Return the callback's name, with a number if another callback has it."""
         first = name = function_name(callback)
         number = 1
         while self._names.setdefault(name.casefold(), callback) != callback:

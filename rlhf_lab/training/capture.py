@@ -101,7 +101,6 @@ def _positions(
 
 
 def _square_sites(sites: Sequence[str], pos: object) -> list[str]:
-    """Return the sites with positions of query and key; raise ConfigError if `pos` is given."""
     square = [site for site in sites if site.endswith(SQUARE)]
     if square and pos is not None:
         raise ConfigError(
@@ -140,7 +139,6 @@ def _activations(
 def _rotate_keys(
     activations: Sequence[Tensor], sites: Sequence[str], mask: Bool[Tensor, "batch seq"]
 ) -> tuple[Tensor, ...]:
-    """Rotate the keys of patterns and scores of left-padded rows; 0 for queries on padding."""
     rotated = []
     for site, x in zip(sites, activations, strict=True):
         if site.endswith(SQUARE):

@@ -59,9 +59,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("checksum differs")
         return tensors, json.loads(header["metadata"])
     except UNREADABLE as error:
-        raise RunError(
-            f"{path} is corrupt ({error}). Use another checkpoint or a backup."
-        ) from None
+        raise RunError(f"{path} is corrupt ({error}). Use another checkpoint.") from None
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

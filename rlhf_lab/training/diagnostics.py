@@ -42,10 +42,8 @@ def diagnose_batch(
             "penalize_no_eos, min_response_length and reward_clip."
         )
     if several and len(set(rollout.texts)) == 1:
-        signs["alike"] = (
-            f"all {len(rollout.texts)} responses are the same text; raise temperature, top_k or "
-            "ent_coef."
-        )
+        n = len(rollout.texts)
+        signs["alike"] = f"all {n} responses are the same text; raise temperature or ent_coef."
     if stats.uninformative_group_fraction == 1 and rollout.compared:
         signs["groups"] = (
             "all responses to each prompt have the same reward, so comparing them teaches nothing; "
@@ -61,6 +59,12 @@ def diagnose_batch(
             f"the KL from the reference is {stats.kl_per_token:.3g} nats per token "
             f"({stats.kl_per_sequence:.3g} per sequence), above {MOST_KL_PER_TOKEN:g}: the policy "
             "is far from it; lower the learning rates or raise kl_coef."
+        )
+    stops = args is not None and (args.stop_tokens or args.stop_token_ids)
+    if stops and not args.stop_at_eos and stats.response_length >= rollout.samples.mask.shape[1]:
+        signs["unended"] = (
+            f"no response ended at {stops!r}, and the end-of-sequence token is not a stop token; "
+            "set stop_at_eos=True or choose other stop tokens."
         )
     if args is not None and not args.base_lr and not args.head_lr:
         signs["rates"] = "base_lr and head_lr are 0: nothing learns; raise one of them."

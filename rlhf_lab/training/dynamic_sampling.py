@@ -25,7 +25,6 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
     2. Find the prompts whose responses all have the same raw reward (see `informative_groups`).
     3. Sample other prompts instead, with new noise, until each is informative or the limit is
        reached.
-    4. Continue as any rollout phase.
 
     Penalties and clips do not count, as in the paper. Callbacks and reward moments do not see
     replaced samples. Prompts and noise depend on seed, phase and draw only.

@@ -46,8 +46,13 @@ class Interventions:
     def __init__(
         self, policy: TransformerWithValueHead, progress: Callable[[], tuple[int, Stage]]
     ) -> None:
+        for other in getattr(policy, "interventions", ()):
+            raise ConfigError(
+                f"policy has the intervention {other['name']!r} of another trainer. Load another."
+            )
         self.policy, self.progress = policy, progress
         self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
+        policy.interventions = self.records  # of the trainer that was made last
 
     def add(
         self,

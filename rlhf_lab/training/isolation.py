@@ -76,7 +76,6 @@ def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _retained_graphs() -> Iterator[None]:
-    """Retain the graph in backward passes, since training goes through it afterwards."""
     backward, grad = torch.autograd.backward, torch.autograd.grad
     torch.autograd.backward = partial(_retain_graph, backward, 2)
     torch.autograd.grad = partial(_retain_graph, grad, 3)

@@ -84,7 +84,6 @@ def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str])
 def _write(
     directory: Path, settings: Mapping[str, Any], method: str, metrics: Sequence[str], program: str
 ) -> Path:
-    """Fill in the template, unless the directory has a README.md from elsewhere."""
     path, base = directory / "README.md", settings["base_model"]
     if path.exists() and SIGNATURE.encode() not in path.read_bytes():
         return path

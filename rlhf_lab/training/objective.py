@@ -75,15 +75,15 @@ class Objective:
         3. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
         """
         advantages, normalize = minibatch.advantages, self.normalize
-        has_engine = minibatch.engine_logprobs is not None
-        weights = importance_weights(minibatch, self.args) if has_engine else None
+        is_engine = minibatch.engine_logprobs is not None
+        weights = importance_weights(minibatch, self.args) if is_engine else None
         if normalize and (minibatch.teaching is not None or weights is not None):
             advantages, normalize = minibatch.whitened_advantages(), False
         if weights is not None:
             advantages = weights * advantages
         args, old, mask = self.args, minibatch.logprobs, minibatch.mask
         if args.max_log_ratio is not None:
-            logprobs = limit_log_ratio(logprobs, old, args.max_log_ratio)
+            logprobs = old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
         if self.clips_plainly:
             inputs = logprobs, old, advantages, args.clip_coef, mask, normalize
             return self.overrides.clipped_surrogate(*inputs)
@@ -146,19 +146,12 @@ class Objective:
         return F.kl_estimate(samples.logprobs, ref_logprobs, self.kl_estimator, samples.mask)
 
 
-def limit_log_ratio(
-    logprobs: MinibatchTokens, old: MinibatchTokens, limit: float
-) -> MinibatchTokens:
-    """Move log-probabilities to at most `limit` from the old ones."""
-    return old + (logprobs - old).clamp(-limit, limit)
-
-
 def importance_weights(minibatch: ReplayMinibatch, args: RLHFArgs) -> MinibatchTokens | None:
     """Return the weight of each token of a rollout engine; None without correction.
 
     Every policy objective is linear in the advantages for weights >= 0, so they are multiplied.
     """
-    if args.importance_correction == "none":
+    if minibatch.engine_logprobs is None or args.importance_correction == "none":
         return None
     is_masked = args.importance_correction == "masked"
     weigh = F.masked_importance_weights if is_masked else F.truncated_importance_weights
@@ -176,10 +169,9 @@ def surrogate_per_token(
     """
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages
-    has_engine = minibatch.engine_logprobs is not None
-    weights = importance_weights(minibatch, args) if has_engine else None
+    weights = importance_weights(minibatch, args)
     if args.max_log_ratio is not None:
-        logprobs = limit_log_ratio(logprobs, old, args.max_log_ratio)
+        logprobs = old + (logprobs - old).clamp(-args.max_log_ratio, args.max_log_ratio)
     advantages = advantages if weights is None else weights * advantages
     given = {"logprobs": logprobs, "old_logprobs": old, "advantages": advantages, "mask": mask}
     given |= {name: getattr(args, name) for name in ("clip_coef", "clip_coef_high", "dual_clip")}

@@ -136,7 +136,6 @@ def _weigh(
     of_surrogate: str,
     of_kl: str,
 ) -> "ObjectiveTerms":
-    """Multiply the terms of a part by its fraction of the tokens or sequences."""
     of_part, of_tokens, of_kl = (
         F.aggregation_denominator(part, name) / F.aggregation_denominator(whole, name).clamp(min=1)
         for name in (of_surrogate, "token_mean", of_kl)
@@ -149,7 +148,6 @@ def _weigh(
 
 
 def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":
-    """Add the scalars of all parts, and concatenate the tensors of tokens; without a graph."""
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     detached = [[x.detach() for x in column] for column in columns]
     return type(parts[0])(*(torch.cat(c) if c[0].ndim else sum(c) for c in detached))

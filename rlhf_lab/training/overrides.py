@@ -17,6 +17,11 @@ COMPONENTS = (
     *("policy", "reference", "prompts", "reward_fn", "true_reward_fn", "kl_controller"),
     *("optimizer", "scheduler", "rollout_engine"),
 )
+# names in TRL, and what replaces them
+ELSEWHERE = dict(model="policy", ref_model="reference", reward_model="reward_fn", dataset="prompts")
+ELSEWHERE |= dict(reward_funcs="reward_fn", lr_scheduler="scheduler", callbacks="trainer.on(event)")
+ELSEWHERE |= dict.fromkeys(("tokenizer", "processing_class"), "policy.base_model.set_tokenizer")
+ELSEWHERE |= dict(data_collator="prompts=[...], texts that the trainer tokenizes and pads")
 PerToken = Float[Tensor, "batch gen"]
 # functions that are called with positional arguments, and with which
 CALLED_WITH = {
@@ -68,9 +73,9 @@ class Overrides:
         names = [*COMPONENTS, *(field.name for field in dataclasses.fields(cls))]
         for name, function in given.items():
             if name not in names:
-                raise ConfigError(
-                    f"RLHFTrainer has no component {name!r}. Choose one of: {', '.join(names)}."
-                )
+                remedy = f"Use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+                remedy = remedy or f"Choose one of: {', '.join(names)}"
+                raise ConfigError(f"RLHFTrainer has no component {name!r}. {remedy}.")
             if name in CALLED_WITH and function is not None:
                 try:
                     F.check_order(function, CALLED_WITH[name].split(), name)

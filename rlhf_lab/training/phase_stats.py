@@ -45,7 +45,6 @@ class PhaseStats:
         1. "stop" if KL(old policy || policy), estimated by k3 over the real tokens, exceeds 1.5
            times `args.target_kl`: the rest of the phase would move it further.
         2. "skip" if the mean ratio exceeds `args.ratio_threshold`: this minibatch is an outlier.
-        3. "step" otherwise.
 
         Source: the early stop of OpenAI's Spinning Up, and the skip of TRL's PPO trainer, which
         there multiplies the loss by 0 and steps anyway.

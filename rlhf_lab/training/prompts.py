@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.chat import Message, read_turns, render_chat, with_system
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.hooked_model import HookedModel
@@ -48,6 +49,12 @@ def load_prompts(
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) -> list[Any]:
     """Return the texts or conversations: given, those of `args.prompts`, or the prefix."""
+    default = PRESETS[args.preset].get("prefix", RLHFArgs.prefix)
+    if (given or args.prompts) and args.prefix != default:
+        warnings.warn(
+            f"prefix={args.prefix!r} is ignored, since prompts are set. Remove one of them.",
+            stacklevel=4,
+        )
     if given is None and args.prompts is not None:
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
@@ -113,7 +120,6 @@ class Prompts:
         self.digest = zlib.crc32(json.dumps([self.texts, self.labels, self.answers]).encode())
 
     def _column(self, field: str, given: Sequence[Any] | None) -> list[str] | None:
-        """Return a column of the file of prompts; None if the setting is None."""
         column = getattr(self.args, field)
         if column is None:
             return None

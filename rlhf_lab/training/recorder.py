@@ -186,7 +186,6 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        """Write what waits, in the background unless a callback is registered for checkpoints."""
         files, self._waiting = self._waiting, []
         run = RunDir(self.run.path.absolute())  # the working directory may change meanwhile
         is_awaited = self.trainer.callbacks.has_callbacks("checkpoint")

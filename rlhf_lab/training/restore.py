@@ -59,6 +59,5 @@ def checkpoint_name(which: str | int) -> str:
     if isinstance(which, int) and 0 <= which < 10**18:
         return f"phase_{which:06d}"
     raise RunError(
-        f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number of learning "
-        "phases."
+        f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number of phases."
     )

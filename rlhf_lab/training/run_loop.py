@@ -40,6 +40,10 @@ class RunLoop:
         """Create the directory of a new run and emit run_start, once."""
         if not torch.is_grad_enabled():
             raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
+        if self.policy.interventions is not self.interventions.records:
+            raise ConfigError(
+                "Another trainer was made with this policy. Use that one, or copy.deepcopy(policy)."
+            )
         if self._started:
             return
         if self.args.activation_checkpointing:
@@ -54,7 +58,6 @@ class RunLoop:
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Context in which callbacks get the run's directory."""
         if self._recording:
             raise ConfigError("The run is within a phase. Begin the next one when it has ended.")
         self._recording = True

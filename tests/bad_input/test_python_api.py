@@ -70,6 +70,9 @@ def keep(activation: Any, where: Any) -> Any:
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "no prompts": (build(prompts=[]), ["prompts"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
+    "TRL's tokenizer": (build(tokenizer=1), ["Use policy.base_model.set_tokenizer."]),
+    "TRL's collator": (build(data_collator=1), ["Use prompts=[...], texts"]),
+    "TRL's reference": (build(ref_model=1), ["Use reference."]),
     "an unknown token": (lambda t: t.generate([[10**6]]), []),
     "texts and tokens": (lambda t: t.generate(["this movie", [1, 2]]), []),
     "a score of text": (step(scores=[1.0] * 15 + ["1"]), ["scores[15]"]),

@@ -73,6 +73,15 @@ def test_grpo_ignores_a_common_offset():
     assert torch.allclose(got.double(), expected, rtol=1e-6)
 
 
+def test_opo_ignores_a_common_offset():
+    rewards, group = tensor([0.1, 0.9, 0.3, 0.7]), tensor([0, 0, 1, 1])
+    mask = tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 0, 0]]).bool()
+    shifted = (rewards + 1000) - 1000
+    expected = F.opo_advantages(shifted.double(), group, mask)
+    got = F.opo_advantages(rewards + 1000, group, mask)
+    assert torch.allclose(got.double(), expected, rtol=1e-6)
+
+
 def test_opo_matches_hand_computed():
     # lengths 1 and 3: baseline (1 * 2 + 3 * 6) / 4 = 5; a group without a token keeps its rewards
     mask = tensor([[1, 0, 0], [1, 1, 1], [0, 0, 0]]).bool()

@@ -98,6 +98,23 @@ def test_whiten_matches_numpy(seed):
     np.testing.assert_allclose(shifted[mask].numpy(), expected + mean, atol=1e-9)
 
 
+@pytest.mark.parametrize("offset", [100.0, 1e3, -1e4])
+@pytest.mark.parametrize("shift_mean", [True, False])
+def test_whiten_ignores_a_common_offset(offset, shift_mean):
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(0)) + offset
+    mask = torch.ones_like(x, dtype=torch.bool)
+    mask[::2, 5:] = False
+    expected = F.whiten(x.double(), mask, shift_mean)
+    tolerance = 1e-6 if shift_mean else 1e-6 * abs(offset)
+    got = F.whiten(x, mask, shift_mean).double()
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+    pulled = (x - offset).requires_grad_()
+    (F.whiten(pulled + offset, mask) ** 3).sum().backward()
+    exact = (x - offset).double().requires_grad_()
+    (F.whiten(exact + offset, mask) ** 3).sum().backward()
+    torch.testing.assert_close(pulled.grad.double(), exact.grad, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("value", [0.1, 12.3, 100.1, 1000.1, 1e5, -1e30])
 @pytest.mark.parametrize("shift_mean", [True, False])
 def test_whiten_returns_zero_for_equal_entries(value, shift_mean):

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -177,6 +178,36 @@ def test_probes_expect_no_kl_of_zero_with_it(make_trainer):
         assert all(check.ok for check in checks)
         names.append({check.name for check in checks})
     assert names[0] - names[1] == {"KL is 0 before learning"}
+
+
+def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
+    """Both would train the same weights, and the record of each would be false."""
+    alone = make_trainer()
+    alone.train()
+    first = make_trainer()
+    second = make_trainer({"policy": first.policy})
+    second.train()
+    trained = zip(second.policy.parameters(), alone.policy.parameters(), strict=True)
+    assert all(map(torch.equal, *zip(*trained, strict=True)))
+    with pytest.raises(ConfigError, match="Another trainer was made with this policy"):
+        first.train()
+    assert first.run is None
+    copies = [make_trainer({"policy": deepcopy(make_trainer().policy)}) for _ in range(2)]
+    for _ in zip(*copies, strict=True):  # interleaved
+        pass
+    for weights in zip(*(x.policy.parameters() for x in (*copies, alone)), strict=True):
+        assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[2])
+
+
+def test_policy_with_interventions_of_another_trainer_raises(make_trainer):
+    first = make_trainer()
+    clean = deepcopy(first.policy)
+    first.intervene(SITE, halve)
+    for policy in (first.policy, deepcopy(first.policy)):
+        with pytest.raises(ConfigError, match="policy has the intervention 'halve' of another"):
+            make_trainer({"policy": policy})
+    first.run_phase()
+    make_trainer({"policy": clean}).run_phase()
 
 
 def test_invalid_interventions_raise(make_trainer):

@@ -67,6 +67,12 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
         assert found.keys() == ({sign} - {None}) and (words is None or words in found[sign])
     still = reel_args(base_lr=0.0, head_lr=0.0)
     assert diagnose_batch(HEALTHY, SimpleNamespace(**ROLLOUT), still).keys() == {"rates"}
+    whole = SimpleNamespace(**ROLLOUT, samples=SimpleNamespace(mask=torch.ones(2, 6)))
+    unended = reel_args(stop_at_eos=False, stop_tokens=".")
+    assert "end-of-sequence token is not" in diagnose_batch(HEALTHY, whole, unended)["unended"]
+    ended = dataclasses.replace(HEALTHY, response_length=5.5)
+    assert not diagnose_batch(ended, whole, unended)
+    assert not diagnose_batch(HEALTHY, whole, reel_args(stop_tokens="."))
     as_reference = dataclasses.replace(HEALTHY, kl_per_token=0.0), SimpleNamespace(**ROLLOUT)
     assert diagnose_batch(*as_reference, reel_args(), phase=4).keys() == {"unmoved"}
     assert not diagnose_batch(*as_reference, reel_args(base_lr=0.0), phase=4)  # the head only

@@ -49,6 +49,14 @@ def test_optimizer_without_the_value_head_warns(make_trainer, reel_args):
         make_trainer({"policy": policy, "optimizer": AdamW(policy.parameters(), lr=1e-4)})
 
 
+def test_prefix_next_to_prompts_warns(make_trainer):
+    with pytest.warns(UserWarning, match="prefix='the film' is ignored, since prompts are set"):
+        make_trainer({"prompts": ["this movie"]}, prefix="the film")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer({"prompts": ["this movie was"]})
+
+
 @pytest.mark.slow
 def test_detaching_intervention_is_reported_once(make_trainer):
     trainer = make_trainer()
