@@ -15,17 +15,16 @@ from rlhf_lab.extras import install_command
 VERSION_FILE = "version.txt"
 
 
-def lessons(kind: str) -> list[Path]:
-    """Return the "notebooks" or "solutions" of this version, from a wheel or from the clone.
+def lessons_folder(kind: str) -> Path:
+    """Return the folder of "notebooks" or "solutions", of a wheel or of the clone.
 
     Raises:
         LoadError: If the folder is missing.
     """
     package = Path(__file__).parents[1]
     for folder in (package / "course" / kind, package.parent / kind):
-        paths = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-        if paths:
-            return paths
+        if any(folder.glob("[0-9][0-9]_*.ipynb")):
+            return folder
     raise LoadError(f"The {kind} are missing next to the package in {package}. Install it again.")
 
 
@@ -41,9 +40,12 @@ def copy_lessons(directory: Path) -> list[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
             raise ConfigError(f"{str(directory)!r} is not empty. Choose another path.")
-        for kind, folder in (("notebooks", directory), ("solutions", directory / "solutions")):
-            folder.mkdir(exist_ok=True)
-            copied += [Path(shutil.copyfile(path, folder / path.name)) for path in lessons(kind)]
+        for kind, copies in (("notebooks", directory), ("solutions", directory / "solutions")):
+            folder = lessons_folder(kind)
+            for path in (*folder.glob("[0-9][0-9]_*.ipynb"), *folder.glob("more/*.ipynb")):
+                copy = copies / path.relative_to(folder)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copied.append(Path(shutil.copyfile(path, copy)))
         (directory / VERSION_FILE).write_text(f"rlhf_lab {__version__}\n", encoding="utf-8")
     except OSError as error:
         raise LoadError(f"cannot write {str(directory)!r} ({error.strerror}).") from None

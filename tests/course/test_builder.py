@@ -277,5 +277,22 @@ def test_names_of_lessons_become_links(root: Path) -> None:
     text = builder.learner_notebook(master).cells[0].source
     assert "Needs [lesson 99](99_toy.ipynb). [Lesson 03](03_ppo.ipynb) is this." in text
     master.write_text("# %% [markdown]\n# See {lesson:toys}.\n")
-    with pytest.raises(LoadError, match="03_ppo.py links lesson 'toys'. Choose from toy, ppo"):
+    with pytest.raises(LoadError, match="03_ppo.py links lesson 'toys'. Choose from ppo, toy"):
         builder.learner_notebook(master)
+
+
+def test_an_appendix_is_named_found_and_checked_like_a_lesson(root: Path) -> None:
+    more = root / "solutions" / "more" / "kl_facts.py"
+    more.parent.mkdir()
+    more.write_text(
+        "# %% [markdown]\n# # Facts\n# See {lesson:toy}, {lesson:kl_facts}.\n\n# %%\n# first cell\n"
+    )
+    lesson = root / "solutions" / "99_toy.py"
+    lesson.write_text("# %% [markdown]\n# # 99 Toy\n# {Lesson:kl_facts}.\n")
+    assert [builder.lesson_name(path) for path in builder.masters(root)] == ["toy", "kl_facts"]
+    text = builder.learner_notebook(lesson).cells[0].source
+    assert text == "# 99 Toy\n[more: kl facts](more/kl_facts.ipynb)."
+    cells = builder.learner_notebook(more).cells
+    assert "See [lesson 99](../99_toy.ipynb), [more: kl facts](kl_facts.ipynb)." in cells[0].source
+    assert 'if Path("../../rlhf_lab/__init__.py").is_file()' in cells[1].source
+    assert "more/kl_facts.ipynb is missing" in " ".join(gate.lesson_problems(root))

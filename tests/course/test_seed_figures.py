@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from rlhf_lab.course import SeedFigures, seed_figures
 from rlhf_lab.errors import ConfigError, LoadError
 from tools.course import record, runner
-from tools.course.builder import masters
+from tools.course.builder import lesson_name, masters
 from tools.course.runner import REAL_MODELS, environment
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ STORED = {
     "seeds": [1, 2, 3],
     "tables": {"true_reward": {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}},
 }
-LESSONS = {master.stem: master for master in masters(ROOT)}
+LESSONS = {lesson_name(master): master for master in masters(ROOT)}
 RECORDS = [path for path in (ROOT / record.RECORDS).glob("*.json") if path.stem in LESSONS]
 
 

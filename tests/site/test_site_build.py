@@ -33,7 +33,7 @@ def test_the_command_builds_without_a_warning(site):
 
 def test_every_page_of_the_repository_is_a_page_of_the_site(site):
     docs = [path.relative_to(ROOT) for path in DOCS.rglob("*.md") if path.name != "contents.md"]
-    lessons = [path.relative_to(ROOT) for path in ROOT.glob("notebooks/*.ipynb")]
+    lessons = [path.relative_to(ROOT) for path in ROOT.glob("notebooks/**/*.ipynb")]
     expected = {path.with_suffix(".html").as_posix() for path in [*docs, *lessons]}
     assert expected | {"index.html", "CONTRIBUTING.html", "api/index.html"} <= set(site.names())
 
@@ -66,10 +66,10 @@ def test_every_public_name_has_an_entry_with_its_docstring(site):
 
 def test_lessons_are_shown_as_they_are_to_be_worked_through(site):
     """Every code cell stands there as in the notebook, unsolved and without outputs."""
-    for path in ROOT.glob("notebooks/*.ipynb"):
+    for path in ROOT.glob("notebooks/**/*.ipynb"):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-        source = site.page(f"notebooks/{path.stem}")
+        source = site.page(path.relative_to(ROOT).with_suffix("").as_posix())
         blocks = re.findall(r'<div class="highlight-\w+ notranslate">(.*?)</pre>', source, re.S)
         text = [shown(block).strip() for block in blocks]
         assert [block for block in text if block in {c.strip() for c in code}] == [

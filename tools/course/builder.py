@@ -1,6 +1,7 @@
 """Builder of lesson notebooks: the learner's and the solved one, from a master in solutions/.
 
-A master is a percent-format script, `NN_NAME.py`. These are replaced:
+A master is a percent-format script, `NN_NAME.py`, or `more/NAME.py` for an appendix. These are
+replaced:
 
 - `# first cell`, in its own cell, by the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, in its own cell, by a heading, the function as a stub (or
@@ -12,6 +13,7 @@ A master is a percent-format script, `NN_NAME.py`. These are replaced:
   `in words`.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,18 +53,22 @@ class Built:
 
 
 def masters(root: Path) -> list[Path]:
-    """List the lesson masters of a repository, in order."""
-    found = sorted((root / "solutions").glob("*.py"))
+    """List the masters of a repository: lessons in order, then appendices."""
+    folder = root / "solutions"
+    found = [*sorted(folder.glob("*.py")), *sorted(folder.glob("more/*.py"))]
     if not found:
-        raise LoadError(
-            f"{root / 'solutions'} has no lesson. Run this in the repository's root, or set --root."
-        )
+        raise LoadError(f"{folder} has no lesson. Run this in the root, or set --root.")
     return found
 
 
 def lesson_name(master: Path) -> str:
     """Return the name of a lesson, which exercises and records use: the file's, without number."""
-    return master.stem[3:]
+    return master.stem.lstrip("0123456789_")
+
+
+def notebook_path(master: Path, root: Path, folder: str) -> Path:
+    """Return the path of a lesson's notebook in `notebooks` or `solutions`."""
+    return root / folder / master.relative_to(root / "solutions").with_suffix(".ipynb")
 
 
 def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
@@ -70,7 +76,7 @@ def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
 
     The solution is executed if its code has changed, or with `again`.
     """
-    paths = {name: root / name / f"{master.stem}.ipynb" for name in ("notebooks", "solutions")}
+    paths = {name: notebook_path(master, root, name) for name in ("notebooks", "solutions")}
     changed = [paths["notebooks"]] if write(learner_notebook(master), paths["notebooks"]) else []
     solution = solution_notebook(master)
     is_stale = again or not same_code(solution, paths["solutions"])
@@ -109,7 +115,8 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
                 cells += _exercise_cells(find_exercise(name), bound, solved)
             bound.add(name)  # later exercises use this function
         elif cell.source == MARK:
-            cells.append(new_code_cell(FIRST_CELL))
+            up = "../.." if master.parent.name == "more" else ".."
+            cells.append(new_code_cell(FIRST_CELL.replace("..", up)))
         else:
             cells.append(new_code_cell(with_guesses(cell.source, master, solved)))
             if is_set_up:
@@ -121,13 +128,16 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
 
 
 def _with_links(text: str, master: Path) -> str:
-    stems = {lesson_name(path): path.stem for path in master.parent.glob("[0-9][0-9]_*.py")}
+    solutions = master.parents[master.parent.name == "more"]
+    known = {lesson_name(path): path for path in masters(solutions.parent)}
 
     def link(found: re.Match[str]) -> str:
         word, name = found.groups()
-        if name not in stems:
-            raise LoadError(f"{master.name} links lesson {name!r}. Choose from {', '.join(stems)}.")
-        return f"[{word} {stems[name][:2]}]({stems[name]}.ipynb)"
+        if name not in known:
+            raise LoadError(f"{master.name} links lesson {name!r}. Choose from {', '.join(known)}.")
+        target, is_appendix = known[name].with_suffix(".ipynb"), known[name].stem == name
+        label = f"more: {name.replace('_', ' ')}" if is_appendix else f"{word} {target.name[:2]}"
+        return f"[{label}]({os.path.relpath(target, master.parent)})"
 
     return LINK.sub(link, text)
 

@@ -9,18 +9,24 @@ import nbformat
 
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import all_exercises
-from tools.course.builder import learner_notebook, lesson_name, masters, solution_notebook
+from tools.course.builder import (
+    learner_notebook,
+    lesson_name,
+    masters,
+    notebook_path,
+    solution_notebook,
+)
 from tools.course.stub import UNWRITTEN
 
 
 def lesson_problems(root: Path) -> list[str]:
     """List the problems of the lessons of a repository."""
     sources = masters(root)
-    known = {master.stem for master in sources}
+    known = {notebook_path(master, root, "notebooks") for master in sources}
     problems = [
-        f"notebooks/{path.name} has no master; delete it or write one"
-        for path in sorted((root / "notebooks").glob("*.ipynb"))
-        if path.stem not in known
+        f"{path.relative_to(root)} has no master; delete it or write one"
+        for pattern in ("notebooks/*.ipynb", "notebooks/more/*.ipynb")
+        for path in sorted({*root.glob(pattern)} - known)
     ]
     for master in sources:
         problems += [f"{master.stem}: {problem}" for problem in _one_lesson(master, root)]
@@ -28,13 +34,14 @@ def lesson_problems(root: Path) -> list[str]:
 
 
 def _one_lesson(master: Path, root: Path) -> Iterator[str]:
-    paths = [root / folder / f"{master.stem}.ipynb" for folder in ("notebooks", "solutions")]
+    paths = [notebook_path(master, root, folder) for folder in ("notebooks", "solutions")]
     for path in paths:
         if not path.exists():
-            yield f"{path.parent.name}/{path.name} is missing; run `make course`"
+            yield f"{path.relative_to(root)} is missing; run `make course`"
             return
     learner = learner_notebook(master)
-    if not learner.cells[0].source.startswith(f"# {master.stem[:2]} "):
+    number = "" if lesson_name(master) == master.stem else f"{master.stem[:2]} "
+    if not learner.cells[0].source.startswith(f"# {number}"):
         yield "the title does not begin with the number of the file"
     if paths[0].read_text(encoding="utf-8") != nbformat.writes(learner) + "\n":
         yield "the notebook differs from its master; run `make course`"

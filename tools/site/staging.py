@@ -18,7 +18,7 @@ FURTHER = ("CONTRIBUTING.md", "SECURITY.md")
 def page_files(root: Path) -> list[Path]:
     """List the pages: all of docs/, the lessons, and two files of the root."""
     pages = [path for path in sorted((root / "docs").rglob("*.md")) if path != root / CONTENTS]
-    lessons = sorted((root / "notebooks").glob("*.ipynb"))
+    lessons = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("notebooks/more/*.ipynb")])
     return [*(root / name for name in FURTHER), *pages, *lessons]
 
 
