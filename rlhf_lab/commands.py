@@ -188,11 +188,11 @@ def view(
     """Serve the page of `report` on this machine until Ctrl-C; it grows while the run continues.
     Several runs are shown side by side.
     """
-    from rlhf_lab.views.server import view_server
+    from rlhf_lab.views.server import PageServer
 
     if not directories:
         raise ConfigError("There is no run to view. Pass the directories of one or several runs.")
-    with view_server(directories) as server:
+    with PageServer(directories) as server:
         print_line(f"open {server.address} (Ctrl-C ends)")
         server.serve_forever()
     return 0

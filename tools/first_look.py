@@ -15,9 +15,18 @@ from rlhf_lab.cli_runner import run_program
 from rlhf_lab.files import write_marked
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training.rollout import Rollout
-from rlhf_lab.views.color import Number, color_of, css, ink_on
 from rlhf_lab.views.diagrams import arrow
-from rlhf_lab.views.marks import document, element, mark_with_title, text, text_width
+from rlhf_lab.views.marks import (
+    Number,
+    color_of,
+    css,
+    document,
+    element,
+    ink_on,
+    mark_with_title,
+    text,
+    text_width,
+)
 
 PREFIX, REVIEWS = 3, 64  # <bos> this movie; reviews to choose from
 LEFT, MARGIN = 190, 100  # left and right of the tokens

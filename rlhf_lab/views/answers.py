@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.causes import summarize_intervention
-from rlhf_lab.views.jobs import stored_interventions
+from rlhf_lab.views.interventions import stored_interventions, summarize_intervention
 
 Line = Mapping[str, Any]
 QUESTIONS = (  # the question, and the section of the page that shows its numbers
@@ -29,17 +28,21 @@ HACKED_GAP = 0.5  # reward minus true reward of a sample
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
-    words, health = _records(run, "WordsMoved"), _records(run, "RunHealth")
+    kinds = ("WordsMoved", "RunHealth", "KLByPosition", "ComponentTransplant")
+    names = map(run.find_probe, kinds)
+    words, health, kl, transplants = (run.records(name) if name else [] for name in names)
     places = {} if _known(health, "optimal_reward") else {"run_health": "curve-kl_per_sequence"}
+    missing = "Not recorded: train with --probes."
+    missing = "This run's probes do not record this." if run.probes() else missing
     if not lines:
         answers = ["No phase is done yet."] * len(QUESTIONS)
     else:
         answers = [
             answer_learning(lines),
             answer_cost(health, lines),
-            answer_kl(_records(run, "KLByPosition")) or _missing(run),
-            *(answer_words(words) or [_unmoved(run, words)] * 2),
-            _patched(run) or answer_causes(_records(run, "ComponentTransplant")),
+            answer_kl(kl) if kl else missing,
+            *(answer_words(words) if words else [missing] * 2),
+            answer_causes(stored_interventions(run), transplants),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args, health),
             answer_optimizer(lines),
@@ -48,32 +51,6 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
         ]
     pairs = zip(QUESTIONS, answers, strict=True)
     return [(question, a, places.get(place, place)) for (question, place), a in pairs]
-
-
-def _records(run: Run, kind: str) -> list[dict[str, Any]]:
-    name = run.find_probe(kind)
-    return run.records(name) if name else []
-
-
-def _patched(run: Run) -> str:
-    """Return a sentence about the stored intervention with the largest shift."""
-    found = stored_interventions(run)
-    largest = max(found, key=lambda result: abs(result["shift"][0]), default=None)
-    if largest is None:
-        return ""
-    return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
-
-
-def _missing(run: Run) -> str:
-    others = "This run's probes do not record this." if run.probes() else ""
-    return others or "Not recorded: train with --probes."
-
-
-def _unmoved(run: Run, words: Sequence[Line]) -> str:
-    if not words:
-        return _missing(run)
-    phases = ", ".join(str(record["phase"]) for record in words)
-    return f"No word has moved beyond noise; recorded in phases {phases}."
 
 
 def _known(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
@@ -101,32 +78,29 @@ def answer_learning(lines: Sequence[Line]) -> str:
 
 def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
     """Return the KL, and the reward of the best policy at that price if it is known."""
-    kl = _known(lines, "kl_per_sequence")
+    kl, best = _known(lines, "kl_per_sequence"), _known(health, "optimal_reward")
     if not kl:
         return "metrics.jsonl has no KL."
     answer = f"{kl[-1][1]:.3f} nats of KL per sequence in phase {kl[-1][0]}"
-    best = _known(health, "optimal_reward")
     if not best:
         return f"{answer}; no exact optimum is recorded (Reel with --probes has one)."
-    record = next(r for r in health if r["phase"] == best[-1][0])
+    phase, reward = best[-1]
     return (
-        f"{answer}; in phase {best[-1][0]} the best policy at the same beta_eff (kl_coef in units "
-        f"of the reward) has a reward of {best[-1][1]:.3f} for "
-        f"{record['optimal_kl_per_sequence']:.3f} nats."
+        f"{answer}; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the "
+        f"reward) has a reward of {reward:.3f} for "
+        f"{dict(_known(health, 'optimal_kl_per_sequence'))[phase]:.3f} nats."
     )
 
 
-def answer_kl(records: Sequence[Line]) -> str | None:
+def answer_kl(records: Sequence[Line]) -> str:
     """Return the positions that have most of the KL, and their fractions."""
-    if not records:
-        return None
     record = records[-1]  # its KL is per token, and late positions have fewer tokens
     n, tokens = record["sequences"]["exact"], record["tokens_at"]
     kl = [x * count / n for x, count in zip(record["kl"], tokens, strict=True)]
-    total = sum(kl)
+    slots, listed, total = record.get("slots"), [], sum(kl)
     if total <= 0:
         return f"The KL is 0 at every position in phase {record['phase']}."
-    slots, listed, rest = record.get("slots"), [], total
+    rest = total
     for i in sorted(range(len(kl)), key=lambda i: -kl[i])[:8]:
         if rest > (1 - MOST_KL) * total:
             listed.append(f"{slots[i] if slots else f'position {i}'} {kl[i] / total:.0%}")
@@ -134,17 +108,17 @@ def answer_kl(records: Sequence[Line]) -> str | None:
     return f"{', '.join(listed)} of {total:.3f} nats per sequence in phase {record['phase']}."
 
 
-def answer_words(records: Sequence[Line]) -> tuple[str, str] | None:
+def answer_words(records: Sequence[Line]) -> tuple[str, str]:
     """Return the two largest contrasts of words with their component, and the phase of half."""
     moved = [record for record in records if record["contrasts"]]
+    recorded = f"; recorded in phases {', '.join(str(record['phase']) for record in records)}."
     if not moved:
-        return None
+        return (f"No word has moved beyond noise{recorded}",) * 2
     last = moved[-1]
     largest = sorted(last["contrasts"], key=lambda contrast: -contrast["fraction"])[:2]
     which = f"{'; '.join(map(_contrast, largest))}; in phase {last['phase']}."
     half = next(r["phase"] for r in moved if r["moved_mass"] >= last["moved_mass"] / 2)
-    phases = ", ".join(str(record["phase"]) for record in records)
-    return which, f"Half of the moved probability by phase {half}; recorded in phases {phases}."
+    return which, f"Half of the moved probability by phase {half}{recorded}"
 
 
 def _contrast(contrast: Line) -> str:
@@ -160,14 +134,17 @@ def _contrast(contrast: Line) -> str:
     )
 
 
-def answer_causes(records: Sequence[Line]) -> str:
-    """Return the component that raises the reward most when it is patched into the reference."""
-    if not records:
+def answer_causes(interventions: Sequence[Line], transplants: Sequence[Line]) -> str:
+    """Return the intervention with the largest shift, or the best component of a transplant."""
+    if interventions:
+        largest = max(interventions, key=lambda result: abs(result["shift"][0]))
+        return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
+    if not transplants:
         return (
             "Not computed: attach ComponentTransplant, or patch between two checkpoints with "
             "python -m rlhf_lab view."
         )
-    record = records[-1]
+    record = transplants[-1]
     i = max(range(len(record["groups"])), key=lambda i: record["put_in"][i])
     return (
         f"{record['groups'][i]} patched into the reference adds {record['put_in'][i]:+.3f} of a "
@@ -178,35 +155,31 @@ def answer_causes(records: Sequence[Line]) -> str:
 
 def answer_hacking(samples: Sequence[Line]) -> str:
     """Return how many samples of the last phase have a reward far above the true reward."""
-    last = [x for x in samples if x["phase"] == samples[-1]["phase"]] if samples else []
-    if not last:
+    if not samples:
         return "No sample is stored yet."
-    samples = [x for x in samples if x.get("true_reward") is not None]
-    if not samples or samples[-1]["phase"] != last[0]["phase"]:
+    phase = samples[-1]["phase"]
+    true = [x for x in samples if x.get("true_reward") is not None]
+    if not true or true[-1]["phase"] != phase:
         return "The true reward is not known here: read the samples, highest rewards first."
-    hacked = [x for x in samples if x["reward"] - x["true_reward"] > HACKED_GAP]
-    now = [x for x in hacked if x["phase"] == last[0]["phase"]]
-    n, zeros = len(now), sum(x["true_reward"] == 0 for x in now)
-    since = (
-        f" ({zeros} with a true reward of 0, as every text that is not a review)" if zeros else ""
-    )
-    if hacked:
-        since += f"; the first such sample of the run is in phase {hacked[0]['phase']}"
+    hacked = [x for x in true if x["reward"] - x["true_reward"] > HACKED_GAP]
+    now = [x for x in hacked if x["phase"] == phase]
+    zeros = sum(x["true_reward"] == 0 for x in now)
+    more = f" ({zeros} with a true reward of 0, as every text that is not a review)" * bool(zeros)
+    more += f"; the first such sample of the run is in phase {hacked[0]['phase']}" if hacked else ""
     return (
-        f"{n} of {len(last)} samples of phase {last[0]['phase']} have a reward more than "
-        f"{HACKED_GAP:g} above the true reward{since}."
+        f"{len(now)} of {sum(x['phase'] == phase for x in samples)} samples of phase {phase} have "
+        f"a reward more than {HACKED_GAP:g} above the true reward{more}."
     )
 
 
 def answer_critic(line: Line, args: Line, health: Sequence[Line] = ()) -> str:
     """Return the explained variance of the last phase, and whether values are trained and used."""
-    value = line.get("explained_variance")
+    value, name = line.get("explained_variance"), args.get("advantages", "gae")
     if args.get("vf_coef") == 0 or value is None:
         return f"Not known: no values are trained (vf_coef={args.get('vf_coef')})."
-    name = args.get("advantages", "gae")
     unused = "" if name in VALUE_ESTIMATORS else f"; advantages={name!r} ignores them"
-    same = [record for record in health[-1:] if record["phase"] == line["phase"]]
-    ends = [same[0].get(f"explained_variance_{end}") for end in ("low", "high")] if same else [None]
+    same = health[-1] if health and health[-1]["phase"] == line["phase"] else {}
+    ends = [same.get(f"explained_variance_{end}") for end in ("low", "high")]
     interval = "" if None in ends else f" [{ends[0]:.0%}, {ends[1]:.0%}]"
     return (
         f"Values explain {value:.0%}{interval} of the variance of the returns in phase "

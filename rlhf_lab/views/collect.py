@@ -1,9 +1,8 @@
 """Data of the page about runs: pictures per phase, samples, and numbers of tokens."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlhf_lab.console import visible
 from rlhf_lab.errors import RunError
@@ -14,7 +13,7 @@ from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
 from rlhf_lab.views.pictures import failed_check, plain
 from rlhf_lab.views.probe_pictures import in_grids, phase_pictures, record_pictures
-from rlhf_lab.views.records import Snapshot, read_snapshots, short_site
+from rlhf_lab.views.records import Snapshot, defined_r2, read_snapshots, short_site, strip
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
@@ -23,38 +22,54 @@ TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact valu
 Fact = tuple[str, list[str], list[Any]]
 
 
-@dataclass(frozen=True)
-class RunData:
-    """Data and drawings of one run for the page.
-
-    `kinds` has the class of each probe; `drawn` its pictures over phases, and by phase; `tokens`
-    the stored texts by phase. No other run of the page has the same label.
-    """
+class RunData(NamedTuple):
+    """A run of the page with a label of its own, and the class of each probe by name."""
 
     run: Run
     label: str
-    kinds: dict[str, str]
-    drawn: dict[str, tuple[str, dict[int, str]]]
-    tokens: dict[int, dict[str, Any]]
+    kinds: Mapping[str, str]
 
 
 def collect_runs(runs: Sequence[Run]) -> list[RunData]:
-    """Read runs and draw their probes; several get the letters A, B, ... before their names.
+    """Return runs with labels; several get the letters A, B, ... before their names.
 
     Raises:
-        RunError: If a file of a run is damaged, or there are more runs than letters.
+        RunError: If there are more runs than letters, or the suite of a run is damaged.
     """
     if len(runs) > MOST_RUNS:
         raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most {MOST_RUNS}.")
     found = []
     for letter, run in zip(ascii_uppercase, runs, strict=False):
         with reading(run.path / FOLDER):
-            kinds = run.kinds()
-            drawn = {name: _probe_fragments(run, name, kind) for name, kind in kinds.items()}
-            tokens = collect_tokens(run)
-        label = f"{letter} " * (len(runs) > 1) + visible(run.path.name)
-        found.append(RunData(run, label, kinds, drawn, tokens))
+            label = f"{letter} " * (len(runs) > 1) + visible(run.path.name)
+            found.append(RunData(run, label, run.kinds()))
     return found
+
+
+def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw all probes, and return the header that the script reads first, and the blocks by id.
+
+    Raises:
+        RunError: If a file of a run is damaged.
+    """
+    columns, rows = sample_rows(runs)
+    phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
+    for i, data in enumerate(runs):
+        with reading(data.run.path / METRICS):
+            phases |= {line["phase"] for line in data.run.metrics()}
+        records, overs = {}, blocks.setdefault(f"r{i}-over", {})
+        with reading(data.run.path / FOLDER):
+            tokens = collect_tokens(data.run)
+            for name, kind in data.kinds.items():
+                overs[name], by_phase = _probe_fragments(data.run, name, kind)
+                records[name] = sorted(by_phase)
+                for phase, pictures in by_phase.items():
+                    blocks.setdefault(f"r{i}-p{phase}", {})[name] = pictures
+        recorded |= {phase for found in records.values() for phase in found}
+        blocks |= {f"r{i}-t{phase}": texts for phase, texts in tokens.items()}
+        listed.append({"label": data.label, "records": records, "tokens": sorted(tokens)})
+    header = {"phases": sorted(phases | recorded), "recorded": sorted(recorded), "runs": listed}
+    return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
 
 
 def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
@@ -62,34 +77,14 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
 
     Failed checks come first in their phase.
     """
-    records = read_snapshots(run, name)
+    records, by_phase = read_snapshots(run, name), {}
     failed = [check for check in run.checks() if check.probe == name and not check.ok]
-    by_phase: dict[int, str] = {}
     for at in records:
         tags = [failed_check(check.name) for check in failed if check.phase == at.phase]
         pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
         by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of one phase
     over = plain(in_grids(phase_pictures(kind, records)))
     return over, by_phase if any(by_phase.values()) else {}
-
-
-def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the header that the script of the page reads first, and the blocks by id."""
-    columns, rows = sample_rows(runs)
-    phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
-    for i, data in enumerate(runs):
-        with reading(data.run.path / METRICS):
-            phases |= {line["phase"] for line in data.run.metrics()}
-        records = {name: sorted(by_phase) for name, (_, by_phase) in data.drawn.items()}
-        listed.append({"label": data.label, "records": records, "tokens": sorted(data.tokens)})
-        blocks |= {f"r{i}-t{phase}": texts for phase, texts in data.tokens.items()}
-        recorded |= {phase for found in records.values() for phase in found}
-        blocks[f"r{i}-over"] = {name: over for name, (over, _) in data.drawn.items()}
-        for name, (_, by_phase) in data.drawn.items():
-            for phase, pictures in by_phase.items():
-                blocks.setdefault(f"r{i}-p{phase}", {})[name] = pictures
-    header = {"phases": sorted(phases | recorded), "recorded": sorted(recorded), "runs": listed}
-    return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
 
 
 def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
@@ -117,50 +112,35 @@ def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
     return columns or ["phase", "text"], [[row[name] for name in columns] for row in rows]
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 4) if isinstance(value, float) else value
+def _rounded(value: Any, digits: int = 4) -> Any:
+    return round(value, digits) if isinstance(value, float) else value
 
 
 def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
     """Return the texts of each record of TextHeatmap by phase, with facts about their slots.
 
-    A fact comes from the latest record that is not after the phase; it begins after the prompt.
+    A fact comes from the latest record that is not after the phase; it begins after the prompt. A
+    token without a number has None.
     """
-    texts, kl, lens = (
-        read_snapshots(run, run.find_probe(kind))
-        for kind in ("TextHeatmap", "KLByPosition", "ValueLens")
-    )
+    kinds = ("TextHeatmap", "KLByPosition", "ValueLens")
+    texts, kl, lens = (read_snapshots(run, run.find_probe(kind)) for kind in kinds)
     found = {}
     for at in texts:
-        facts: list[dict[str, Any]] = []
+        start, columns, facts = at["prefix_len"], {}, []
+        for field, label in TOKEN_COLUMNS.items():
+            mask = "truth_mask" if field.startswith("true_") else "mask"
+            if colored := strip(at, "", field, label, "diverging", mask):
+                rows = [row[start:] for _, _, row in colored.rows]
+                columns[label] = [[_rounded(x, 5) for x in row] for row in rows]
         for records, read in ((kl, _kl_facts), (lens, _value_facts)):
             for other in [other for other in records if other.phase <= at.phase][-1:]:
-                for label, names, values in read(other, at["prefix_len"]):
+                for label, names, values in read(other, start):
                     fact = {"label": label, "phase": other.phase, "names": names}
                     facts.append(fact | {"values": values})
-        found[at.phase] = {
-            "probe": at.name,
-            "facts": facts,
-            "tokens": [[visible(token) for token in row] for row in at["tokens"]],
-            "start": at["prefix_len"],
-            "rewards": at["rewards"],
-            "columns": _token_columns(at),
-        }
+        tokens = [[visible(token) for token in row] for row in at["tokens"]]
+        found[at.phase] = {"probe": at.name, "facts": facts, "tokens": tokens, "start": start}
+        found[at.phase] |= {"rewards": at["rewards"], "columns": columns}
     return found
-
-
-def _token_columns(at: Snapshot) -> dict[str, list[list[float | None]]]:
-    """Return columns by label; a token without a number has None."""
-    columns = {}
-    for field, label in TOKEN_COLUMNS.items():
-        values = at.get(field)
-        mask = at["truth_mask" if field.startswith("true_") else "mask"] if values else None
-        if mask:
-            columns[label] = [
-                [round(x, 5) if known else None for x, known in zip(row, real, strict=True)]
-                for row, real in zip(values, mask, strict=True)
-            ]
-    return columns
 
 
 def _kl_facts(at: Snapshot, start: int) -> Iterator[Fact]:
@@ -173,8 +153,5 @@ def _value_facts(at: Snapshot, start: int) -> Iterator[Fact]:
     if names and against:
         correlations = (at.get("head_correlation") or [])[start:]
         yield f"correlation of value and {against} after it", names, correlations
-        r2, defined = at.get("r2") or [], at.get("defined") or []
-        for site, row, is_defined in zip(at["sites"], r2, defined, strict=False):
-            pairs = list(zip(row, is_defined, strict=True))[start:]
-            values = [x if known else None for x, known in pairs]
-            yield f"R2 of {against} at {short_site(site)} after it", names, values
+        for site, row in zip(at["sites"], defined_r2(at)[0] or (), strict=False):
+            yield f"R2 of {against} at {short_site(site)} after it", names, row[start:]

@@ -2,8 +2,7 @@
 
 from math import hypot
 
-from rlhf_lab.views.color import Number
-from rlhf_lab.views.marks import document, element, text
+from rlhf_lab.views.marks import Number, document, element, text
 from rlhf_lab.views.pictures import Picture
 
 Spot = tuple[Number, Number]

@@ -1,7 +1,8 @@
 """Live panel of a run on a terminal: progress, curves and samples; elsewhere a line per phase."""
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +17,9 @@ from rich.text import Text
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.views.text import in_one_line, sample_table, sparkline
+from rlhf_lab.views.marks import BLUE, ORANGE, blend
 
+BARS = "▁▂▃▄▅▆▇█"
 PANEL_SAMPLES = 5
 LINE_WIDTH = 100  # columns of the line of a phase
 NEXT = MappingProxyType(
@@ -42,8 +44,52 @@ SMALL = ("approx KL nats/tok", "value loss", "learning rate", "learning rate, he
 LABEL_WIDTH, NUMBERS_WIDTH = 19, 20
 
 
+def sparkline(values: Sequence[float | None], width: int = 40) -> str:
+    """Return the last `width` values as bars between their minimum and maximum.
+
+    Values that are None or not finite are left out.
+    """
+    shown = [value for value in values if value is not None and math.isfinite(value)][-width:]
+    low, span = min(shown, default=0.0), max(shown, default=0.0) - min(shown, default=0.0)
+    return "".join(BARS[round((x - low) / (span or 1.0) * (len(BARS) - 1))] for x in shown)
+
+
+def reward_color(value: float, low: float, high: float) -> str:
+    """Return a color between orange (low) and blue (high); equal three decimals look equal."""
+    value, low, high = (round(number, 3) for number in (value, low, high))
+    share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
+    return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
+
+
+def sample_table(
+    texts: Sequence[str],
+    rewards: Sequence[float],
+    prompt: str = "",
+    title: str = "sample",
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> Table:
+    """Return a table of samples, colored by reward, with the prompt dimmed.
+
+    Args:
+        tokens: the token ids of each, for another column, such as `samples.tokens.tolist()`.
+    """
+    table = Table(box=None, padding=(0, 1), expand=True)
+    table.add_column("reward", justify="right", no_wrap=True)
+    table.add_column(title, ratio=1)
+    if tokens is not None:
+        table.add_column("token ids", ratio=1)
+    ids = [[]] * len(texts) if tokens is None else [[" ".join(map(str, row))] for row in tokens]
+    for text, reward, row in zip(texts, rewards, ids, strict=True):
+        shown = Text(visible(text.replace("\n", " ")))
+        if prompt and text.startswith(prompt):
+            shown.stylize("dim", 0, len(visible(prompt)))
+        color = reward_color(reward, min(rewards), max(rewards))
+        last = (Text(x, style="dim") for x in row)
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown, *last)
+    return table
+
+
 def format_duration(seconds: float) -> str:
-    """Return a duration as 0:42 or 1:03:20."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
@@ -73,8 +119,7 @@ class RunView:
     """
 
     def __init__(self, trainer: RLHFTrainer, console: Console | None = None) -> None:
-        self.trainer = trainer
-        self.console = console or Console()
+        self.trainer, self.console = trainer, console or Console()
         self.metrics: list[dict[str, float | None]] = []
         self.samples: list[tuple[str, float]] = []
         self.sampled_in, self.doing = 0, "starting"
@@ -102,10 +147,8 @@ class RunView:
     def remaining_seconds(self) -> float | None:
         """Return the time left at the mean pace, or None before the first phase is done."""
         done = len(self.metrics)
-        if done == 0:
-            return None
-        left = self.trainer.args.total_phases - self._first_phase - done
-        return (monotonic() - self._began) / done * max(left, 0)
+        left = max(self.trainer.args.total_phases - self._first_phase - done, 0)
+        return (monotonic() - self._began) / done * left if done else None
 
     def _update(self, ctx: Context) -> None:
         args = ctx.args
@@ -123,26 +166,25 @@ class RunView:
             self.metrics.append(metrics_by_label(ctx.report))
         if self._live is not None:
             return
-        if ctx.event == "after_score" and ctx.phase == self._first_phase:
-            self._print_samples(f"samples of phase {ctx.phase}, before learning")
-        elif ctx.event == "after_phase":
-            print_line(self._format_line(ctx.phase, self.metrics[-1]), self.console)
+        if ctx.event == "after_phase":
+            print_line(self._format_line(ctx.phase), self.console)
             for diagnostic in self._diagnostics():
                 if diagnostic["phase"] == ctx.phase:
                     print_line(f"phase {ctx.phase}: {diagnostic['text']}", self.console)
-            if ctx.phase + 1 == args.total_phases:
-                self._print_samples(f"samples of phase {ctx.phase}")
+        is_first = ctx.event == "after_score" and ctx.phase == self._first_phase
+        is_last = ctx.event == "after_phase" and ctx.phase + 1 == args.total_phases
+        if is_first or is_last:
+            when = ", before learning" * is_first
+            print_line(f"samples of phase {ctx.phase}{when}:", self.console)
+        for text, reward in self.samples if is_first or is_last else ():
+            line = text.replace("\n", " ")
+            print_line(f"  {reward:6.3f}  {line}", self.console)
 
-    def _print_samples(self, title: str) -> None:
-        print_line(f"{title}:", self.console)
-        for text, reward in self.samples:
-            print_line(f"  {reward:6.3f}  {in_one_line(text)}", self.console)
-
-    def _format_line(self, phase: int, metrics: dict[str, float | None]) -> str:
+    def _format_line(self, phase: int) -> str:
         """Return phase, the first metrics that fit, and the time left."""
         left = f"{format_duration(self.remaining_seconds() or 0.0)} left"
         parts = [f"phase {phase}"]
-        for label, value in metrics.items():
+        for label, value in self.metrics[-1].items():
             short = "true" if label == "true reward" else label.partition(" nats")[0]
             longer = [*parts, f"{short} {format_metric(label, value)}"]
             if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:

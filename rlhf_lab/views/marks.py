@@ -1,14 +1,19 @@
-"""SVG drawings of bars, curves and matrices, with the stored number in the title of each mark."""
+"""Colors and elements of SVG drawings; each mark has its stored number in its title."""
 
 import math
 import textwrap
 from collections.abc import Sequence
 from html import escape
+from typing import Literal
 from unicodedata import east_asian_width
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.color import Number
 
+Kind = Literal["diverging", "sequential"]
+Rgb = tuple[int, int, int]
+Number = float | int
+Names = Sequence[str]
+ORANGE, NEUTRAL, BLUE, DEEP = (213, 94, 0), (242, 242, 242), (0, 114, 178), (0, 78, 124)
 LIGHT = "#1c6fb0 #c44e00 #2a8a57 #8d4fa8 #a67500 #5b6470 #a3325c #0f7f81".split()
 DARK = "#6db3ee #ff9a57 #5cc48d #c792e0 #e0b341 #aab2bd #f08ab0 #4cc3c5".split()
 COLOR_OF_NAME = {  # one color per quantity on the whole page
@@ -37,8 +42,36 @@ STYLE_ELEMENT = f"<style>{SVG_STYLE}</style>"
 LONGEST_LABEL = 44  # letters; a longer one is cut in its middle, and is whole in the title
 
 
+def blend(low: Rgb, high: Rgb, fraction: float) -> Rgb:
+    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(low, high, strict=True))
+    return red, green, blue
+
+
+def color_of(value: Number, limit: Number, kind: Kind = "diverging") -> Rgb:
+    """Return the color of a number; beyond the limit it stays that of the limit, nan is 0.
+
+    Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).
+    Sequential: nearly white at 0, deep blue at limit.
+    """
+    size = 0.0 if limit <= 0 or math.isnan(value) else max(-1.0, min(1.0, value / limit))
+    if kind == "sequential":
+        return blend(NEUTRAL, DEEP, max(0.0, size))
+    return blend(NEUTRAL, BLUE if size > 0 else ORANGE, abs(size))
+
+
+def ink_on(background: Rgb) -> Rgb:
+    """Return black or white, whose contrasts are equal at a luminance of 0.179 (WCAG 2.2)."""
+    parts = [channel / 255 for channel in background]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
+
+
+def css(color: Rgb) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*color)
+
+
 def document(width: Number, height: Number, body: str, title: str) -> str:
-    """Return a whole SVG document."""
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="lab" {size} role="img" '
@@ -52,14 +85,11 @@ def _escaped(text: str) -> str:
 
 
 def text_width(text: str) -> float:
-    """Upper estimate of the width of a text at 11 pixels, in any of the fonts."""
+    """Return an upper estimate of the width of a text at 11 pixels, in any of the fonts."""
 
-    def width(letter: str) -> float:
-        if east_asian_width(letter) in "WF" or letter in "mwMW@%—":
-            return 11.2
-        return 4.6 if letter in "iljtfrI.,:;'|!()[] " else 8.2 if letter.isupper() else 7.1
-
-    return sum(map(width, text))
+    wide = lambda x: x in "mwMW@%—" or east_asian_width(x) in "WF"
+    thin = lambda x: x in "iljtfrI.,:;'|!()[] "
+    return sum(11.2 if wide(x) else 4.6 if thin(x) else 7.1 + 1.1 * x.isupper() for x in text)
 
 
 def element(tag: str, kind: str, **attributes: Number | str) -> str:
@@ -73,19 +103,16 @@ def text(x: Number, y: Number, words: str, kind: str = "", anchor: str = "", tur
     """Return a text; `anchor` is empty, middle or end."""
     place = f'x="{x:.1f}" y="{y:.1f}"'
     place = f'transform="translate({x:.1f} {y:.1f})rotate({turn})"' if turn else place
-    kind, anchor = (
-        f' {k}="{v}"' if v else "" for k, v in (("class", kind), ("text-anchor", anchor))
-    )
-    return f"<text {place}{kind}{anchor}>{_escaped(words)}</text>"
+    place += f' class="{kind}"' * bool(kind) + f' text-anchor="{anchor}"' * bool(anchor)
+    return f"<text {place}>{_escaped(words)}</text>"
 
 
 def moved(body: str, x: Number, y: Number) -> str:
-    """Return marks at another place."""
     return f'<g transform="translate({x:.1f} {y:.1f})">{body}</g>'
 
 
 def labels_below(
-    labels: Sequence[str], left: Number, wide: Number, y: Number, is_turned: bool
+    labels: Names, left: Number, wide: Number, y: Number, is_turned: bool
 ) -> tuple[float, str]:
     """Return the height of labels below columns of a width, and the labels."""
     parts = []
@@ -97,13 +124,11 @@ def labels_below(
 
 
 def shortened(label: str) -> str:
-    """Return a label without its middle if it is long."""
     half = LONGEST_LABEL // 2
     return label if len(label) <= LONGEST_LABEL else f"{label[:half]}…{label[-half:]}"
 
 
 def mark_with_title(mark: str, title: str) -> str:
-    """Return a mark with its tooltip."""
     return f"<g><title>{_escaped(title)}</title>{mark}</g>"
 
 
@@ -120,8 +145,7 @@ def titled(
     return mark_with_title(mark, f"{label}: {value:.9g}{ends}{more}")
 
 
-def series_colors(names: Sequence[str]) -> list[int]:
-    """Return the number of the color of each series; known quantities keep theirs."""
+def series_colors(names: Names) -> list[int]:
     known = [COLOR_OF_NAME.get(name.partition(",")[0]) for name in names]
     known = [color if color not in known[:i] else None for i, color in enumerate(known)]
     free = [i for i in range(len(LIGHT)) if i not in known] or [0]
@@ -130,7 +154,6 @@ def series_colors(names: Sequence[str]) -> list[int]:
 
 
 def ticks(low: Number, high: Number, n: int = 4) -> list[Number]:
-    """Return round numbers between two ends, about `n` of them."""
     rough = (high - low) / n or 1.0
     unit = 10 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough * (1 - 1e-9))
@@ -139,38 +162,29 @@ def ticks(low: Number, high: Number, n: int = 4) -> list[Number]:
     return found if len(found) > 1 or low == high else ticks(low, high, 2 * n)
 
 
-def round_number(x: Number) -> str:
-    """Return a number with at most four digits."""
-    return f"{x:.4g}".replace("-", "−")
-
-
 def tick_labels(marks: Sequence[Number]) -> list[str]:
-    """Return ticks as labels that differ, with more than four digits if they need them."""
-    labels = list(map(round_number, marks))
+    """Return labels of four digits, or of more if they would be equal."""
+    labels = [f"{x:.4g}".replace("-", "−") for x in marks]
     return labels if len(set(labels)) == len(marks) else [f"{x:.9g}" for x in marks]
 
 
-def header(title: str, unit: str, names: Sequence[str], width: Number) -> tuple[str, Number]:
-    """Title, unit and legend in as many lines as they need, and the height they take."""
-    parts, y, x = [], 16.0, 8.0
-    for line in textwrap.wrap(title, max(20, int((width - 16) / 7.4))) or [""]:
-        parts.append(text(8, y, line, "title"))
-        y += 14
+def header(title: str, unit: str, names: Names, width: Number) -> tuple[str, Number]:
+    """Return title, unit and legend in as many lines as they need, and the height they take."""
+    lines = textwrap.wrap(title, max(20, int((width - 16) / 7.4))) or [""]
+    parts = [text(8, 16.0 + 14 * i, line, "title") for i, line in enumerate(lines)]
+    y, x = 16.0 + 14 * len(lines), 8.0
     if unit:
         parts.append(text(8, y, unit, "soft"))
         y += 14
-    if len(names) > 1:
-        for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
-            if x > 8 and x + 24 + text_width(name) > width:
-                x, y = 8.0, y + 14
-            parts.append(marker(i, x + 5, y - 4, color, 4) + text(x + 14, y, name))
-            x += 30 + text_width(name)
-        y += 14
-    return "".join(parts), y - 4
+    for i, (name, color) in enumerate(zip(names, series_colors(names), strict=True)):
+        if x > 8 and x + 24 + text_width(name) > width:
+            x, y = 8.0, y + 14
+        parts.append(marker(i, x + 5, y - 4, color, 4) + text(x + 14, y, name))
+        x += 30 + text_width(name)
+    return "".join(parts), y - 4 + 14 * bool(names)
 
 
-def widest(names: Sequence[str]) -> float:
-    """Return the width of the widest text."""
+def widest(names: Names) -> float:
     return max(map(text_width, names), default=0.0)
 
 

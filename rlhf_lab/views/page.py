@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.jobs import N_TEXTS, SECONDS_PER_JOB
+from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB
 from rlhf_lab.views.marks import SVG_STYLE
 
 SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
@@ -27,7 +27,6 @@ def _json(value: Any) -> str:
 
 
 def _policy(style: str, script: str, is_served: bool) -> str:
-    """Return a content security policy that allows this style and this script only."""
     digests = (hashlib.sha256(text.encode()).digest() for text in (script, style))
     script, style = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     connect = "connect-src 'self'; " * is_served

@@ -1,13 +1,13 @@
 """HTML fragments, tables and SVG drawings, for notebooks and for the page about a run."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.color import Number
-from rlhf_lab.views.marks import STYLE_ELEMENT
+from rlhf_lab.views.marks import STYLE_ELEMENT, Number
 
 TABLE_STYLE = """<style scoped>
 table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
@@ -18,13 +18,8 @@ table.lab th.words, table.lab td.words { text-align: left; }
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
-@dataclass(frozen=True)
-class Html:
-    """A fragment of HTML.
-
-    Args:
-        fragment: content of a page's body, without references to other files.
-    """
+class Drawn:
+    """A picture, a table or a text with its HTML, content of a page's body."""
 
     fragment: str
 
@@ -33,7 +28,14 @@ class Html:
 
 
 @dataclass(frozen=True)
-class Table:
+class Html(Drawn):
+    """A fragment of HTML, without references to other files."""
+
+    fragment: str
+
+
+@dataclass(frozen=True)
+class Table(Drawn):
     """Rows of numbers and words, without a header if `columns` is None; words are aligned left."""
 
     columns: Sequence[str] | None
@@ -64,7 +66,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Picture(Drawn):
     """A drawing as SVG, legible on light and dark pages.
 
     Args:
@@ -102,6 +104,16 @@ class Picture:
         return f"<figure{wide}>{inline}{caption}</figure>"
 
 
+def in_grids(pictures: Iterable[Drawn]) -> str:
+    """Join pictures as HTML; neighboring drawings share a grid."""
+    parts = []
+    fragments = (picture.fragment for picture in pictures)
+    for is_drawn, group in groupby(fragments, key=lambda x: x.startswith("<figure")):
+        part = "".join(group)
+        parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
+    return "".join(parts)
+
+
 def _is_word(x: object) -> bool:
     return isinstance(x, str) and not x[:1].isdigit() and x[:1] not in "-–−"
 
@@ -113,7 +125,6 @@ def plain(fragment: str) -> str:
 
 
 def failed_check(name: str) -> Html:
-    """Return a paragraph about a check that failed."""
     return Html(f'<p class="failed">Failed check: {escape(name)}</p>')
 
 

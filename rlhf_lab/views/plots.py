@@ -11,12 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.views import marks as m
-from rlhf_lab.views.color import Kind, Number
+from rlhf_lab.views.marks import Kind, Names, Number
 from rlhf_lab.views.pictures import Picture
 
 Optionals = Sequence[Number | None]
 Curve = tuple[Sequence[Number], Optionals]
 Ends = tuple[Optionals, Optionals]  # the lower and the upper ends of intervals
+Limits = tuple[Number, Number]  # the ends of a scale
 NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
 SIDE, WIDEST = 11, 1000  # pixels of a cell of several grids, and of all of them
 PLOT_HEIGHT, SCALE_HEIGHT = 150, 36
@@ -52,7 +53,9 @@ def curves(
     if log_x and places[0] <= 0:
         raise ValueError(f"x is {places[0]} on a logarithmic axis. Use numbers greater than 0.")
     bands, values, ends = _flat({name: y for name, (_, y) in series.items()}, bands)
-    axes = _Axes(title, y_label, list(series), [*values, *ends], 0, 370, is_padded=True)
+    finite = list(filter(m.is_number, [*values, *ends])) or [0.0]
+    pad = 0.06 * (max(finite) - min(finite)) or abs(max(finite)) / 2 or 0.5
+    axes = _Axes(title, y_label, list(series), [min(finite) - pad, max(finite) + pad], 0, 370)
     scale = math.log if log_x else float
     low, high = scale(places[0]), scale(places[-1])
 
@@ -62,7 +65,7 @@ def curves(
 
     whole, free = all(isinstance(x, int) for x in places), 0.0
     for x in places if log_x or len(places) == 1 else m.ticks(places[0], places[-1], 6):
-        words = f"{x:,g}" if log_x else m.round_number(x)
+        words = f"{x:,g}" if log_x else m.tick_labels([x])[0]
         if (whole and x != round(x)) or across(x) - m.text_width(words) / 2 < free:
             continue
         free = across(x) + m.text_width(words) / 2 + 6
@@ -94,7 +97,7 @@ def curves(
 
 
 def bars(
-    names: Sequence[str],
+    names: Names,
     series: Mapping[str, Optionals],
     title: str,
     y_label: str = "",
@@ -144,11 +147,11 @@ def bars(
 
 def heatmap(
     values: Float[Tensor, "rows cols"] | Sequence[Optionals],
-    rows: Sequence[str],
-    cols: Sequence[str],
+    rows: Names,
+    cols: Names,
     title: str,
     kind: Kind = "sequential",
-    limits: tuple[Number, Number] | None = None,
+    limits: Limits | None = None,
     unit: str = "",
     ends: tuple[Sequence[Optionals], Sequence[Optionals]] = ((), ()),
     note: str = "",
@@ -179,11 +182,11 @@ def heatmap(
 
 def heatmaps(
     grids: Mapping[str, Sequence[Sequence[Number]]],
-    rows: Sequence[str],
-    cols: Sequence[str],
+    rows: Names,
+    cols: Names,
     title: str,
     across: int = 4,
-    limits: tuple[Number, Number] | None = None,
+    limits: Limits | None = None,
 ) -> Picture:
     """Plot grids of the same rows and columns with one scale, at most `across` in a row.
 
@@ -217,24 +220,16 @@ class _Axes:
     """A plot area with horizontal grid lines at round numbers, below a header."""
 
     def __init__(
-        self,
-        title: str,
-        unit: str,
-        names: Sequence[str],
-        values: Optionals,
-        left: Number,
-        width: Number,
-        is_padded: bool = False,
+        self, title: str, unit: str, names: Names, values: Optionals, left: Number, width: Number
     ) -> None:
-        finite = list(filter(m.is_number, values)) or [0.0]
-        low, high = min(finite), max(finite)
-        pad = (0.06 * (high - low) or abs(high) / 2 or 0.5) * is_padded
-        self.low, self.high = low - pad, high + pad + (low == high and not is_padded)
+        finite, names = list(filter(m.is_number, values)) or [0.0], names if len(names) > 1 else []
+        self.low, self.high = min(finite), max(finite)
+        self.high += self.low == self.high
         marks = m.ticks(self.low, self.high)
         labels = m.tick_labels(marks)
         self.left, self.width = max(left, m.widest(labels) + 12), width
         end = self.left + width
-        self.whole = max(end + 10, 200.0, m.widest(names) + 34 if len(names) > 1 else 0.0)
+        self.whole = max(end + 10, 200.0, m.widest(names) + 34 if names else 0.0)
         head, self.top = m.header(title, unit, names, self.whole)
         self.bottom, self.parts = self.top + PLOT_HEIGHT, [head]
         for mark, label in zip(marks, labels, strict=True):
@@ -248,10 +243,10 @@ class _Axes:
 
 def _grid(
     values: Sequence[Optionals],
-    rows: Sequence[str],
-    cols: Sequence[str],
+    rows: Names,
+    cols: Names,
     kind: str,
-    limits: tuple[Number, Number],
+    limits: Limits,
     ends: tuple[Sequence[Optionals], Sequence[Optionals]] = ((), ()),
     cell: Number = 0.0,
 ) -> tuple[Number, Number, str]:
@@ -294,7 +289,7 @@ def default_limits(values: Optionals, kind: str) -> tuple[Number, Number]:
     return (-reach, reach) if kind == "diverging" else (min(finite), max(finite))
 
 
-def _fill(value: Number, limits: tuple[Number, Number], kind: str) -> str:
+def _fill(value: Number, limits: Limits, kind: str) -> str:
     """Return the attributes of a color: it is denser with the distance from the scale's zero."""
     low, high = limits
     zero = low if kind == "sequential" else (low + high) / 2
@@ -304,8 +299,7 @@ def _fill(value: Number, limits: tuple[Number, Number], kind: str) -> str:
     return f'fill-opacity="{0.06 + 0.94 * size:.2f}" class="{name}'
 
 
-def _scale(limits: tuple[Number, Number], kind: str, y: Number) -> str:
-    """Return five tiles of the scale above their numbers."""
+def _scale(limits: Limits, kind: str, y: Number) -> str:
     parts, (low, high) = [], limits
     for i in range(5):
         value, x = low + (high - low) * i / 4, 8 + 62 * i
@@ -316,7 +310,6 @@ def _scale(limits: tuple[Number, Number], kind: str, y: Number) -> str:
 
 
 def _plain(values: Iterable[Any]) -> list[Any]:
-    """Return numbers of a list, tensor or array as numbers of Python; None stays."""
     return [x.item() if hasattr(x, "item") else x for x in values]
 
 

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.training import Context, RLHFTrainer
@@ -43,7 +42,9 @@ class ProbeLogger:
                 self._sent[name] = sum(record["phase"] < ctx.phase for record in records)
                 continue
             for record in records[self._sent[name] :]:
-                values |= {f"probe/{name}/{k}": x for k, x in record.items() if _is_logged(k, x)}
+                numbers = {k: x for k, x in record.items() if type(x) in (int, float)}
+                del numbers["phase"]
+                values |= {f"probe/{name}/{k}": x for k, x in numbers.items() if math.isfinite(x)}
             self._sent[name] = len(records)
             if (is_end or is_numbered(ctx.phase)) and len(records) > self._drawn[name]:
                 plots = [x for x in probe_pictures(run, name) if isinstance(x, Picture)]
@@ -52,9 +53,3 @@ class ProbeLogger:
                 self._drawn[name] = len(records)
         for sink in self.sinks if values else ():
             sink.offer(ctx.phase, values, is_end)
-
-
-def _is_logged(key: str, value: Any) -> bool:
-    """Return True for finite numbers; lists and words stay in the store."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return key != "phase" and is_number and math.isfinite(value)

@@ -1,24 +1,22 @@
 """Pictures of probes: a table of the fields that go to each, and what a table cannot declare."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
-from types import MappingProxyType
 from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run_health import FREE_KL
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
-from rlhf_lab.views import drawings as draw
-from rlhf_lab.views.drawings import MOST_ROWS, Drawn
+from rlhf_lab.views import records as draw
 from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.marks import STYLE_ELEMENT
-from rlhf_lab.views.pictures import Html, Table
+from rlhf_lab.views.pictures import Drawn, Html, Table, in_grids
 from rlhf_lab.views.plots import curves, heatmap, heatmaps
 from rlhf_lab.views.records import (
     COMPUTED,
+    MOST_ROWS,
     MOST_SLOTS,
     Column,
     Snapshot,
@@ -110,24 +108,19 @@ NeuronRank | bars | shift by MLP | layers |
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """
 LAST_RECORDS = 20
-SCALES = {  # kind and ends of the scale of a matrix
-    "matrix": ("sequential", None),
-    "fraction": ("sequential", (0.0, 1.0)),
-    "accuracy": ("sequential", (0.5, 1.0)),
-    "diverging": ("diverging", None),
-    "cosine": ("diverging", (-1.0, 1.0)),
-}
+# kind and ends of the scale of a matrix
+SCALES = {"matrix": ("sequential", None), "fraction": ("sequential", (0.0, 1.0))}
+SCALES |= {"accuracy": ("sequential", (0.5, 1.0)), "diverging": ("diverging", None)}
+SCALES |= {"cosine": ("diverging", (-1.0, 1.0))}
 GRADIENT = "objective per unit of weight"
 REPETITION = {
     "distinct": "different n-grams",
     "repeated": "n-grams that their text has had before",
     "overlap": "n-grams that another text has",
 }
-AT_A_CELL = (
-    "accuracy accuracy_frozen accuracy_lda accuracy_ablated accuracy_erased accuracy_shuffled "
-    "auc cosine_with_reference split_half_cosine positive_projection "
-    "negative_projection"
-)
+AT_A_CELL = "accuracy accuracy_frozen accuracy_lda accuracy_ablated accuracy_erased "
+AT_A_CELL += "accuracy_shuffled auc cosine_with_reference split_half_cosine positive_projection "
+AT_A_CELL += "negative_projection"
 # columns of a ledger, and their digits
 LEDGER = dict.fromkeys("old_logprob logprob ratio advantage whitened return value kl".split(), 3)
 LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
@@ -141,15 +134,14 @@ class PictureRow:
     probe: str
     kind: str
     title: str
-    labels: tuple[str, ...]
+    labels: Sequence[str]
     columns: Mapping[str, Column]
     unit: str
 
     def draw(self, at: Snapshot) -> Drawn | None:
-        """Return the picture of one record, or None without the fields."""
         (label, column), *_ = self.columns.items()
         if self.kind == "table":
-            return draw.field_table(at, self.title, parse_columns(self.labels) | self.columns)
+            return draw.field_table(at, self.title, _columns(self.labels) | self.columns)
         if self.kind == "rows":
             return draw.row_table(at, self.title, column, *self.labels)
         if self.kind == "strip":
@@ -164,8 +156,7 @@ class PictureRow:
         if self.kind == "bars":
             most = MOST_SLOTS if self.labels[0].endswith("slots") else MOST_ROWS
             return draw.field_bars(at, self.title, *labels, self.columns, self.unit, most)
-        kind, limits = SCALES[self.kind]
-        return draw.matrix(at, self.title, column, *labels, self.unit, kind, limits)
+        return draw.matrix(at, self.title, column, *labels, self.unit, SCALES[self.kind])
 
 
 def _column(name: str) -> Column:
@@ -174,8 +165,7 @@ def _column(name: str) -> Column:
     return COMPUTED.get(name) or (tuple(name.split(",")) if "," in name else name)
 
 
-def parse_columns(words: Iterable[str]) -> dict[str, Column]:
-    """Return columns by label."""
+def _columns(words: Iterable[str]) -> dict[str, Column]:
     pairs = [word.partition("=") for word in words]
     spaced = lambda label: label.replace("_", " ").replace("  ", "_")
     return {spaced(label): _column(name or label) for label, _, name in pairs}
@@ -183,8 +173,7 @@ def parse_columns(words: Iterable[str]) -> dict[str, Column]:
 
 def _parse(line: str) -> PictureRow:
     probe, kind, title, labels, columns, unit = (part.strip() for part in line.split("|"))
-    columns = parse_columns(columns.split())
-    return PictureRow(probe, kind, title, tuple(labels.split()), columns, unit)
+    return PictureRow(probe, kind, title, labels.split(), _columns(columns.split()), unit)
 
 
 PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines()))
@@ -192,13 +181,10 @@ PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines
 
 def _optimum(records: Sequence[Snapshot]) -> Pictures:
     if any("optimal_reward" in at.record for at in records):
-        missing = [str(at.phase) for at in records if at.get("optimal_reward") is None]
-        gaps = f" It has no point in phase {', '.join(missing)}: beta_eff was not above "
         yield Html(
             "<p>The exact optimum is the best policy at that phase's beta_eff, which is kl_coef "
-            "times the standard deviations that advantages and rewards were divided by."
-            + f"{gaps}{FREE_KL:g} there." * bool(missing)
-            + "</p>"
+            "times the standard deviations that advantages and rewards were divided by. A phase "
+            f"whose beta_eff is at most {FREE_KL:g} has no point.</p>"
         )
 
 
@@ -224,9 +210,8 @@ def _repetition(records: Sequence[Snapshot]) -> Pictures:
         }
         yield draw.curves_over(records, f"{name}-n: {title}", series, "fraction")
     by = ("alarms_by_logits", "alarms_by_texts")
-    rows = [
-        [at.phase, *(", ".join(at[x]) or "–" for x in by)] for at in records if any(map(at.get, by))
-    ]
+    alarms = [at for at in records if any(map(at.get, by))]
+    rows = [[at.phase, *(", ".join(at[x]) or "–" for x in by)] for at in alarms]
     note = (
         "An alarm is a word that is twice as likely as in the reference, and "
         f"{records[-1]['alarm_z']:.4g} standard errors more."
@@ -284,7 +269,6 @@ def _gradient_bars(at: Snapshot) -> Pictures:
 
 
 def _patterns(at: Snapshot) -> Pictures:
-    """Yield the change of the patterns of the 16 heads whose patterns moved most."""
     chosen = sorted(range(len(at["heads"])), key=lambda i: -at["tv_here"][i])[:16]
     tv = at.tensors["tv"].flatten(0, 1)
     grids = {f"{at['heads'][i]}: {at['tv_here'][i]:.2f}": tv[i].tolist() for i in sorted(chosen)}
@@ -320,40 +304,24 @@ def _no_words(at: Snapshot) -> Pictures:
     yield None if at.get("contrasts") else Html("<p>No word has moved beyond noise.</p>")
 
 
-OVER_PHASES: Mapping[str, Callable[[Sequence[Snapshot]], Pictures]] = MappingProxyType(
-    {
-        "RunHealth": _optimum,
-        "KLByPosition": _kl_map,
-        "GradTerms": _gradient_norms,
-        "HackWatch": _repetition,
-        "Direction": _drift,
-        "FrozenProbe": _frozen_curves,
-    }
-)
-OF_RECORD: Mapping[str, Callable[[Snapshot], Pictures]] = MappingProxyType(
-    {
-        "GradTerms": _gradient_bars,
-        "AttentionDrift": _patterns,
-        "StepLedger": _ledger,
-        "WeightDelta": _singular_values,
-        "WordsMoved": _no_words,
-    }
-)
+OVER_PHASES = {"RunHealth": _optimum, "KLByPosition": _kl_map, "GradTerms": _gradient_norms}
+OVER_PHASES |= {"HackWatch": _repetition, "Direction": _drift, "FrozenProbe": _frozen_curves}
+OF_RECORD = {"GradTerms": _gradient_bars, "AttentionDrift": _patterns, "StepLedger": _ledger}
+OF_RECORD |= {"WeightDelta": _singular_values, "WordsMoved": _no_words}
 
 
 def phase_pictures(kind: str | None, records: Sequence[Snapshot]) -> Iterator[Drawn]:
     """Yield the pictures that take all records, then a table of their plain numbers."""
-    if records:
-        for row in (row for row in PICTURE_ROWS if (row.probe, row.kind) == (kind, "curves")):
-            yield from filter(None, [draw.curves_over(records, row.title, row.columns, row.unit)])
-        yield from filter(None, OVER_PHASES[kind](records) if kind in OVER_PHASES else ())
+    rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind == "curves" and records]
+    pictures = [draw.curves_over(records, row.title, row.columns, row.unit) for row in rows]
+    pictures += OVER_PHASES[kind](records) if kind in OVER_PHASES and records else ()
+    yield from filter(None, pictures)
     numbers = number_table([at.record for at in records])
-    if not isinstance(numbers, Table) or len(numbers.columns) > 1:
+    if not records or len(numbers.columns) > 1:
         yield numbers
 
 
 def record_pictures(kind: str | None, at: Snapshot) -> Iterator[Drawn]:
-    """Yield the pictures of one record."""
     rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind != "curves"]
     yield from filter(None, (row.draw(at) for row in rows))
     yield from filter(None, OF_RECORD[kind](at) if kind in OF_RECORD else ())
@@ -376,22 +344,9 @@ def probe_html(run: Run, name: str) -> str:
     return STYLE_ELEMENT + in_grids(probe_pictures(run, name))
 
 
-def in_grids(pictures: Iterable[Drawn]) -> str:
-    """Join pictures as HTML; neighboring drawings share a grid."""
-    parts = []
-    fragments = (picture.fragment for picture in pictures)
-    for is_drawn, group in groupby(fragments, key=lambda x: x.startswith("<figure")):
-        part = "".join(group)
-        parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
-    return "".join(parts)
-
-
 def number_table(records: Sequence[Mapping[str, Any]]) -> Table | Html:
     """Return the plain numbers and words of the last records, with intervals in brackets."""
     if not records:
         return Html("<p>It recorded nothing.</p>")
-    keys = [k for k, v in records[-1].items() if isinstance(v, int | float | str | None)]
-    keys = [key for key in keys if key != "prefix_len"]
-    last = records[-LAST_RECORDS:]
-    note = "" if len(last) == len(records) else f"The last {len(last)} of {len(records)}."
-    return draw.table_of_dicts(last, keys, note=note)
+    cut = f"The last {LAST_RECORDS} of {len(records)}." * (len(records) > LAST_RECORDS)
+    return draw.dict_table(records[-LAST_RECORDS:], note=cut)

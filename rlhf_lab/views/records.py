@@ -1,20 +1,25 @@
-"""Records of probes: their fields, and what is computed from them."""
+"""Records of probes: their fields, what is computed from them, and pictures of both."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.intervals import mean_with_ends, sample_ends
+from rlhf_lab.views.intervals import bracketed, mean_with_ends, sample_ends
+from rlhf_lab.views.marks import Kind, Names
+from rlhf_lab.views.pictures import Picture, Table
+from rlhf_lab.views.plots import Limits, bars, curves, heatmap
+from rlhf_lab.views.tokens import Strip
 
-MOST_SLOTS = 60
+MOST_ROWS, MOST_SLOTS = 24, 60  # of bars or a table; of positions
 ENDS = ("", "_low", "_high")
 # the name of a field, whose interval is in NAME_low and NAME_high; three names; or a function
 Column = str | tuple[str, ...] | Callable[["Snapshot"], Any]
+Columns = Mapping[str, Column]
+Scale = tuple[Kind, Limits | None]
 SHIFTS = {  # labels of the shift and of its causes
     "shift": "shift",
     "own_weights": "own weights",
@@ -42,7 +47,6 @@ class Snapshot:
         return self.tensors[name].tolist() if is_tensor else self.record[name]
 
     def get(self, name: str) -> Any:
-        """Return a field or tensor, or None if the record has neither."""
         return self[name] if name in self.record or name in self.tensors else None
 
     def read(self, column: Column) -> tuple[Any, Any, Any]:
@@ -57,7 +61,6 @@ class Snapshot:
         return tuple(parts) if None not in parts else (parts[0], None, None)
 
     def slots(self, n: int) -> list[str]:
-        """Return the names of the slots, or n positions."""
         return self.get("slots") or [str(i) for i in range(n)]
 
     def title(self, text: str) -> str:
@@ -101,17 +104,15 @@ def reduced(name: str, how: str) -> Callable[[Snapshot], Any]:
     return lambda at: REDUCED[how](at.tensors[name]) if name in at.tensors else None
 
 
-REDUCED: Mapping[str, Callable[[Tensor], Any]] = MappingProxyType(
-    {
-        "mean": mean_with_ends,
-        "ends": lambda t: t.unbind(-1),
-        "sum0": lambda t: t.sum(0),
-        "sum1": lambda t: t.sum(1),
-        "last": lambda t: t[..., -1],
-        "first": lambda t: t[:, 0, :MOST_SLOTS],
-        "moved": lambda t: [t.abs().sum().item() / 2, None],
-    }
-)
+REDUCED: Mapping[str, Callable[[Tensor], Any]] = {
+    "mean": mean_with_ends,
+    "ends": lambda t: t.unbind(-1),
+    "sum0": lambda t: t.sum(0),
+    "sum1": lambda t: t.sum(1),
+    "last": lambda t: t[..., -1],
+    "first": lambda t: t[:, 0, :MOST_SLOTS],
+    "moved": lambda t: [t.abs().sum().item() / 2, None],
+}
 
 
 def _cause_sums(at: Snapshot) -> tuple[Any, ...]:
@@ -125,17 +126,21 @@ def _effects(at: Snapshot) -> dict[str, float]:
     return dict(zip(at["term_names"], sums, strict=True)) | whole
 
 
-def _defined_r2(at: Snapshot) -> tuple[Any, ...] | None:
-    grid, *ends = (at.get(f"r2{end}") for end in ENDS)
-    if grid is None:
-        return None
-    pairs = (zip(*row, strict=True) for row in zip(grid, at["defined"], strict=True))
-    return [[x if is_defined else None for x, is_defined in row] for row in pairs], *ends
+def defined_r2(at: Snapshot) -> tuple[Any, ...]:
+    """Return R2 by site and slot with its ends, None where it is not defined."""
+    grid, *ends = at.read("r2")
+    pairs = zip(grid or (), at.get("defined") or (), strict=True)
+    known = [[x if real else None for x, real in zip(*row, strict=True)] for row in pairs]
+    return known or None, *ends
 
 
 def _accuracies(at: Snapshot) -> tuple[Any, ...]:
-    grid, *ends = (at.get(f"accuracy{end}") for end in ENDS)
+    grid, *ends = at.read("accuracy")
     return [*grid, *filter(None, [at.get("bayes_accuracy")])], *ends
+
+
+def _sites_and_bayes(at: Snapshot) -> list[str]:
+    return [*map(short_site, at["sites"]), *["Bayes' rule"] * bool(at.get("bayes_accuracy"))]
 
 
 def _informed_slots(at: Snapshot) -> list[str]:
@@ -150,35 +155,146 @@ def _active(at: Snapshot) -> list[str]:
     return [", ".join(f"{word!r} {x:.3g}" for word, x in row) for row in named]
 
 
-def _sites(name: str) -> Callable[[Snapshot], Sequence[str]]:
-    return lambda at: list(map(short_site, at.get(name) or ()))
+def _counted_slots(at: Snapshot) -> list[str]:
+    slots = at.get("slots") or at["positions"]
+    return [f"{slot}, n = {n}" for slot, n in zip(slots, at["n"], strict=True)]
 
 
-COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = MappingProxyType(
-    {
-        **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
-        "cause_sums": _cause_sums,
-        "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
-        "by_key": lambda at: sum(at.tensors[x] for x in ("qk", "ov", "wo")).mean(-1).flatten(0, 1),
-        "kl_slots": lambda at: at.slots(len(at["kl"])),
-        "sites": _sites("sites"),
-        "tuned_sites": _sites("tuned_sites"),
-        "terms": lambda at: [term.replace("_", " ") for term in at["terms"]],
-        "causes_of_step": lambda at: list(_effects(at)),
-        "effects": lambda at: list(_effects(at).values()),
-        "sides": lambda at: ["policy", "reference"],
-        "defined_r2": _defined_r2,
-        "counted_slots": lambda at: [
-            f"{slot}, n = {n}"
-            for slot, n in zip(at.get("slots") or at["positions"], at["n"], strict=True)
-        ],
-        "sites_and_bayes": lambda at: [
-            *map(short_site, at["sites"]),
-            *["Bayes' rule"] * (at.get("bayes_accuracy") is not None),
-        ],
-        "informed_slots": _informed_slots,
-        "accuracies": _accuracies,
-        "active": _active,
-        "layers": lambda at: [f"L{i} mlp" for i in range(len(at["mlp"]))],
-    }
-)
+COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = {
+    **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
+    "cause_sums": _cause_sums,
+    "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
+    "by_key": lambda at: sum(at.tensors[x] for x in ("qk", "ov", "wo")).mean(-1).flatten(0, 1),
+    "kl_slots": lambda at: at.slots(len(at["kl"])),
+    "sites": lambda at: list(map(short_site, at["sites"])),
+    "tuned_sites": lambda at: list(map(short_site, at.get("tuned_sites") or ())),
+    "terms": lambda at: [term.replace("_", " ") for term in at["terms"]],
+    "causes_of_step": lambda at: list(_effects(at)),
+    "effects": lambda at: list(_effects(at).values()),
+    "sides": lambda at: ["policy", "reference"],
+    "defined_r2": defined_r2,
+    "counted_slots": _counted_slots,
+    "sites_and_bayes": _sites_and_bayes,
+    "informed_slots": _informed_slots,
+    "accuracies": _accuracies,
+    "active": _active,
+    "layers": lambda at: [f"L{i} mlp" for i in range(len(at["mlp"]))],
+}
+
+
+def _known(at: Snapshot, columns: Columns) -> dict[str, tuple[Any, Any, Any]]:
+    found = {label: at.read(column) for label, column in columns.items()}
+    return {label: column for label, column in found.items() if column[0] is not None}
+
+
+def field_bars(
+    at: Snapshot, title: str, labels: Names, columns: Columns, unit: str = "", top: int = MOST_ROWS
+) -> Picture | None:
+    """Return bars of a record, of many those of the largest sizes; None without the fields."""
+    known, note = _known(at, columns), ""
+    if not known or not labels:
+        return None
+    sizes = [max(abs(x[i] or 0.0) for x, *_ in known.values()) for i in range(len(labels))]
+    kept = sorted(sorted(range(len(labels)), key=lambda i: -sizes[i])[:top])
+    pick = lambda values: [values[i] for i in kept]
+    ends = {name: (pick(a), pick(b)) for name, (_, a, b) in known.items() if a is not None}
+    if ends:
+        note = "Whiskers: 95 % intervals."
+    if rest := set(range(len(labels))) - set(kept):
+        sums = [f"{k} {sum(x[i] or 0.0 for i in rest):+.3g}" for k, (x, *_) in known.items()]
+        note += f" {len(rest)} others sum to {', '.join(sums)}."
+    series = {name: pick(x) for name, (x, *_) in known.items()}
+    return bars(list(map(str, pick(labels))), series, at.title(title), unit, ends, note)
+
+
+def matrix(
+    at: Snapshot, title: str, values: Column, rows: Names, cols: Names, unit: str, scale: Scale
+) -> Picture | None:
+    """Return a grid of a record, or None without the field; None in it stays blank.
+
+    If the values have intervals, a note names the largest of all cells.
+    """
+    (grid, low, high), note = at.read(values), ""
+    if grid is None:
+        return None
+    first = enumerate(grid[: len(low or ())])
+    cells = [(x, i, j) for i, row in first for j, x in enumerate(row) if x is not None]
+    if cells:
+        largest, i, j = max(cells)
+        note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
+        note += f"at {rows[i]}, {cols[j]} (95 % interval of this cell alone)."
+    ends = (low or (), high or ())
+    return heatmap(grid, rows, cols, at.title(title), *scale, unit, ends, note)
+
+
+def field_table(at: Snapshot, title: str, columns: Columns) -> Table | None:
+    """Return columns of a record as a table with intervals in brackets, or None."""
+    known = _known(at, columns)
+    cells = [
+        x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
+        for x, low, high in known.values()
+    ]
+    rows = list(zip(*cells, strict=True))
+    return Table(list(known), rows, at.title(title)) if rows else None
+
+
+def row_table(at: Snapshot, title: str, field: str, order: str = "") -> Table | None:
+    """Return a list of dicts of a record as a table, by size of `order`, without nested values."""
+    found = at.get(field) or ()
+    ranked = sorted(found, key=lambda row: -abs(row[order])) if order else found
+    note = f"The {MOST_ROWS} largest of {len(found)}." if len(found) > MOST_ROWS else ""
+    return dict_table(ranked[:MOST_ROWS], at.title(title), note) if found else None
+
+
+def dict_table(dicts: Sequence[Mapping[str, Any]], title: str = "", note: str = "") -> Table:
+    """Return the numbers and words of dicts as a table; ends of intervals become brackets."""
+    cells = [(k, x) for row in dicts for k, x in row.items() if k != "prefix_len"]
+    nested = {k for k, x in cells if isinstance(x, list | dict)}
+    flat = dict.fromkeys(k for k, _ in cells if k not in nested)
+    ends = {k: (f"{k}_low", f"{k}_high") for k in flat if f"{k}_low" in flat}
+    names = [k for k in flat if not any(k in pair for pair in ends.values())]
+    read = lambda row, k: bracketed(*map(row.get, (k, *ends[k]))) if k in ends else row.get(k)
+    quoted = lambda x: repr(x) if isinstance(x, str) and x != x.strip() else x
+    rows = [[quoted(read(row, k)) for k in names] for row in dicts]
+    return Table([name.replace("_", " ") for name in names], rows, title, note)
+
+
+def strip(
+    at: Snapshot,
+    title: str,
+    values: Column,
+    unit: str,
+    kind: Kind,
+    mask: str,
+    top: int | None = None,
+) -> Strip | None:
+    """Return generated tokens with their values, or None without the field; prompts have none.
+
+    Args:
+        top: number of texts, those of the largest sums of sizes; all if 0.
+    """
+    found, rewards, rows = at.read(values)[0], at.get("rewards"), []
+    if found is None:
+        return None
+    for i, pairs in enumerate(zip(found, at[mask], strict=True)):
+        known = [x if real else None for x, real in zip(*pairs, strict=True)]
+        prompt = [None] * (len(at["tokens"][i]) - len(known))
+        label = f"text {i}" + (f", reward {rewards[i]:.4g}" if rewards else "")
+        rows.append((label, at["tokens"][i], prompt + known))
+    if top:
+        rows = sorted(rows, key=lambda row: -sum(abs(x or 0.0) for x in row[2]))[:top]
+    return Strip(rows, at.title(title), unit, kind)
+
+
+def curves_over(
+    records: Sequence[Snapshot], title: str, columns: Columns, unit: str = "", note: str = ""
+) -> Picture | None:
+    """Return curves over phases of the columns that any record has, or None."""
+    phases, series, bands = [at.phase for at in records], {}, {}
+    for label, column in columns.items():
+        values, low, high = zip(*(at.read(column) for at in records), strict=True)
+        if any(x is not None for x in values):
+            series[label] = phases, values
+            if any(None not in pair for pair in zip(low, high, strict=True)):
+                bands[label] = low, high
+    return curves(series, title, "phase", unit, bands, note=note) if series else None

@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -19,15 +18,14 @@ from rlhf_lab.probes.store import CHECKS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
-from rlhf_lab.views.causes import interventions_html
 from rlhf_lab.views.collect import RunData, collect_runs, page_data
-from rlhf_lab.views.drawings import curves_over
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
+from rlhf_lab.views.interventions import interventions_html
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.pictures import Html, Table, formatted, plain
 from rlhf_lab.views.plots import curves
 from rlhf_lab.views.probe_pictures import number_table
-from rlhf_lab.views.records import Snapshot
+from rlhf_lab.views.records import Snapshot, curves_over
 
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
@@ -40,19 +38,8 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("norm of the gradient", "objective per unit of weight", "grad_norm"),
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
+NO_PROBES = "<p>This run had no probes. Train with <code>--probes</code>, or attach some.</p>"
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
-FIRST_COMPONENTS, LONGEST_WORDS = 3, 80  # components, and letters of a list of words
-NO_PROBES = (
-    "<p>This run had no probes. Train with <code>--probes</code>, or attach some in Python: "
-    "<code>attach(trainer, default_suite(trainer))</code> of <code>rlhf_lab.probes</code>.</p>"
-)
-SAMPLES_TABLE = (
-    '<div id="tools" class="js" hidden><input id="find" type="search" placeholder="search" '
-    'aria-label="search the samples"><label><input id="every" type="checkbox"> all phases'
-    '</label><button id="selection">selection</button><span id="count" class="note"></span>'
-    '</div><div class="scroll"><table id="samples-table"><thead></thead><tbody></tbody></table>'
-    '</div><button id="more" hidden>more</button>'
-)
 
 
 def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
@@ -97,7 +84,7 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
     """
     data = collect_runs(runs)
     header, blocks = page_data(data)
-    samples = SAMPLES_TABLE if blocks["s"] else "<p>Nothing is written yet.</p>"
+    samples = '<div data-form="samples-form"></div>' if blocks["s"] else "<p>No sample yet.</p>"
     with reading(runs[0].path / METRICS if len(runs) == 1 else Path(METRICS)):
         curves_of_metrics, answers = _curves(data), [answer_questions(run) for run in runs]
     body = [curves_of_metrics, _section("samples", "Samples", samples), _probes(data)]
@@ -142,7 +129,6 @@ def _state(runs: Sequence[RunData], version: str) -> str:
 
 
 def _facts(run: Run) -> str:
-    """Return models, reward, device and final metrics, and the diagnostics of the run."""
     info = run.info
     label, name = info.get("rewarded_class"), info["args"]["reward_fn"]
     reward = f"{name}, the class {label['label']}" if label else name
@@ -171,19 +157,14 @@ def _headline(runs: Sequence[RunData]) -> str:
     for name in (m for _, _, fields in REPORT_CURVES for m in fields.split()):
         rows.append([name.replace("_", " "), *(metrics.get(name) for metrics in last)])
         means[len(rows) - 1] = _mean_with_interval(rows[-1][1:])
-    shifts = [_shifts(data) for data in runs]
-    rows.append(["shift of the logits of", *(words for words, _ in shifts)])
-    for i in range(FIRST_COMPONENTS):
-        ranked = [parts[i] if i < len(parts) else None for _, parts in shifts]
-        rows.append([f"largest shift {i + 1}", *ranked])
     rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
     columns = ["", *(data.label for data in runs)]
     if names == ["seed"]:
         columns.append("mean [95 % t interval]")
         rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
     rows = [row for row in rows if any(x is not None for x in row[1:])]
-    note = "Final metrics of finished runs, those of the last phase of others; then the "
-    note += "components with the largest shift of logits, and the settings that differ."
+    note = "Final metrics of finished runs, those of the last phase of others; then the settings "
+    note += "that differ."
     content = f'{Table(columns, rows).fragment}<p class="note">{note}</p>'
     return _section("headline", "Runs", content)
 
@@ -197,19 +178,7 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
     return bracketed(float(found.value), *ends)
 
 
-def _shifts(data: RunData) -> tuple[str | None, list[str]]:
-    """Return the words in the last record of WordsMoved, and components by size."""
-    name = next((name for name, kind in data.kinds.items() if kind == "WordsMoved"), None)
-    record = data.run.records(name)[-1] if name else {}
-    if not record.get("parts"):
-        return None, []
-    pairs = zip(record["parts"], record["components"], strict=True)
-    parts = [f"{component} {x:+.3f}" for x, component in sorted(pairs, key=lambda x: -abs(x[0]))]
-    return textwrap.shorten(record["first"], LONGEST_WORDS, placeholder=" ..."), parts
-
-
 def _failed(run: Run) -> str:
-    """List the identity checks that failed, which come before everything else."""
     rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
     columns = ["phase", "probe", "identity", "error", "tolerance"]
     title = "Failed checks: do not rely on these records"
@@ -269,37 +238,30 @@ def _curves(runs: Sequence[RunData]) -> str:
 
 def _probes(runs: Sequence[RunData]) -> str:
     """Return a fold per probe with places for the pictures of one run, or of two."""
-    folds = []
+    folds, is_note = [], ' class="note"'
+    tag = lambda tag, text, kind="": f"<{tag}{kind}>{escape(text)}</{tag}>" * bool(text)
     for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
+        known = getattr(probes, kind, None)
+        known = known if isinstance(known, type) and issubclass(known, probes.Probe) else None
+        doc = (inspect.getdoc(known) or "" if known else "").partition("\n\n")[0].replace("`", "")
+        caveat = f"Caveat: {known.caveat}" if known and known.caveat else ""
+        question = tag("span", known.question, is_note) if known else ""
         sides = "".join(
             f'<div class="side"><p class="note"></p><div class="at" data-side="{side}" '
             f'data-probe="{escape(name)}"></div></div>'
             for side in "ab"[: len(runs)]
         )
-        question, about = _description(kind)
         folds.append(
-            f'<details class="probe"><summary><h3>{escape(name)}</h3>{question}</summary>'
-            f'<div id="{escape(name)}">{about}<div class="sides">{sides}</div></div></details>'
+            f'<details class="probe"><summary>{tag("h3", name)}{question}</summary>'
+            f'<div id="{escape(name)}">{tag("p", doc)}{tag("p", caveat, is_note)}'
+            f'<div class="sides">{sides}</div></div></details>'
         )
-    notes = "".join(
-        f"<li>phase {note['phase']}: {escape(note['probe'])}: {escape(note['note'])}</li>"
-        for data in runs
-        for note in data.run.notes()
-    )
-    note = f"<h3>Refused or switched off</h3><ul>{notes}</ul>" if notes else ""
-    return _section("probes", "Probes", ("".join(folds) or NO_PROBES) + note)
-
-
-def _description(kind: str) -> tuple[str, str]:
-    """Return the question of a probe of the package; what it records, and its caveat."""
-    known = getattr(probes, kind, None)
-    if not isinstance(known, type):
-        return "", ""
-    first = (inspect.getdoc(known) or "").partition("\n\n")[0].replace("`", "")
-    question, caveat = getattr(known, "question", ""), getattr(known, "caveat", "")
-    about = f"<p>{escape(first)}</p>" * bool(first)
-    about += f'<p class="note">Caveat: {escape(caveat)}</p>' * bool(caveat)
-    return f'<span class="note">{escape(question)}</span>' * bool(question), about
+    notes = [note for data in runs for note in data.run.notes()]
+    lines = [f"phase {note['phase']}: {note['probe']}: {note['note']}" for note in notes]
+    listed = f"<ul>{''.join(tag('li', line) for line in lines)}</ul>" * bool(lines)
+    folds += ["<h3>Refused or switched off</h3>" * bool(lines) + listed]
+    without = "" if len(folds) > 1 else NO_PROBES
+    return _section("probes", "Probes", without + "".join(folds))
 
 
 def _checks(run: Run) -> str:
@@ -307,29 +269,24 @@ def _checks(run: Run) -> str:
     found: dict[tuple[str, str], list[StoredCheck]] = {}
     for check in run.checks():
         found.setdefault((check.probe, check.name), []).append(check)
-    if not found:
-        return _section("checks", "Identity checks", "<p>None ran.</p>")
     rows = []
     for key, checks in found.items():
-        missed = [check for check in checks if not check.ok]
-        worst = missed[-1] if missed else max(checks, key=lambda check: check.value)
-        rows.append([*key, worst.value, worst.tolerance, len(checks), not missed])
+        worst = max(checks, key=lambda check: (not check.ok, check.value))
+        rows.append([*key, worst.value, worst.tolerance, len(checks), worst.ok])
     n = sum(not row[-1] for row in rows)
     note = f"{n} of {len(rows)} do not hold." if n else "All hold."
     columns = ["probe", "identity", "largest error", "tolerance", "times", "holds"]
-    return _section("checks", "Identity checks", _folded(note, Table(columns, rows).fragment))
+    table = _folded(note, Table(columns, rows)) if rows else "<p>None ran.</p>"
+    return _section("checks", "Identity checks", table)
 
 
-def _folded(summary: str, content: str) -> str:
-    return f'<details class="fold"><summary>{summary}</summary>{content}</details>'
+def _folded(summary: str, table: Table) -> str:
+    return f'<details class="fold"><summary>{summary}</summary>{table.fragment}</details>'
 
 
 def _returned(run: Run) -> str:
-    """Return the last dicts that functions on events returned."""
-    parts = [
-        f"<h3>{escape(name)}</h3>{number_table(run.returned(name)).fragment}"
-        for name in run.functions()
-    ]
+    tables = {escape(name): number_table(run.returned(name)) for name in run.functions()}
+    parts = [f"<h3>{name}</h3>{table.fragment}" for name, table in tables.items()]
     title = "Returned by functions on events"
     return _section("returned", title, "".join(parts)) if parts else ""
 
@@ -338,5 +295,5 @@ def _arguments(run: Run) -> str:
     info = run.info
     rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
     versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
-    table = _folded(f"{len(rows)} arguments", Table(["argument", "value"], rows).fragment)
+    table = _folded(f"{len(rows)} arguments", Table(["argument", "value"], rows))
     return _section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")

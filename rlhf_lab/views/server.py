@@ -3,14 +3,14 @@
 import json
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from rlhf_lab.errors import LabError
 from rlhf_lab.probes import Run
-from rlhf_lab.views.jobs import Jobs
+from rlhf_lab.views.interventions import Jobs
 from rlhf_lab.views.report import runs_page
 
 HEADERS = {
@@ -39,12 +39,10 @@ class PageCache:
     """The page of one or several runs, drawn again only if a file of a run has changed."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.runs, self.version, self.text = runs, "", ""
+        self.runs, self.version, self.text, self._lock = runs, "", "", threading.Lock()
         self.jobs = Jobs(runs[0]) if len(runs) == 1 else None
-        self._lock = threading.Lock()
 
     def page(self) -> Response:
-        """Return the page; the last one while a file is being written."""
         with self._lock:
             version = runs_version(self.runs)
             if version != self.version:
@@ -56,29 +54,33 @@ class PageCache:
             return "text/html; charset=utf-8", self.text
 
     def state(self) -> Response:
-        """Return the version of the files, and the state of the job."""
         state = {} if self.jobs is None else self.jobs.state
         return JSON, json.dumps({"version": runs_version(self.runs), "job": dict(state)})
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server on 127.0.0.1 whose paths begin with a secret token.
+    """A server on 127.0.0.1 of the page about one or several runs, under a secret token.
 
-    Args:
-        pages: functions that return an answer, by the path after the token.
+    Raises:
+        RunError: If a path has no run, or one of its files is damaged.
     """
 
     daemon_threads = True
 
-    def __init__(
-        self, pages: Mapping[str, Callable[[], Response]], jobs: Mapping[str, Jobs]
-    ) -> None:
-        self.pages, self.jobs, self.token = pages, jobs, secrets.token_urlsafe(24)
+    def __init__(self, run_paths: Sequence[str | Path]) -> None:
+        runs = [Run(path) for path in run_paths]
+        caches = {"": PageCache(runs)}
+        caches[""].page()
+        if len(runs) > 1:
+            caches |= {f"{i}/": PageCache([run]) for i, run in enumerate(runs)}
+        self.jobs = {f"{path}jobs": cache.jobs for path, cache in caches.items() if cache.jobs}
+        self.pages = {path: cache.page for path, cache in caches.items()}
+        self.pages |= {f"{path}state.json": cache.state for path, cache in caches.items()}
+        self.token = secrets.token_urlsafe(24)
         super().__init__(("127.0.0.1", 0), _Handler)
 
     @property
     def address(self) -> str:
-        """The address to open in a browser."""
         return f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
     def server_close(self) -> None:
@@ -89,22 +91,6 @@ class PageServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that close a connection or send nothing."""
-
-
-def view_server(run_paths: Sequence[str | Path]) -> PageServer:
-    """Return a server of the page about one or several runs, which has been drawn once.
-
-    Raises:
-        RunError: If a path has no run, or one of its files is damaged.
-    """
-    runs = [Run(path) for path in run_paths]
-    caches = {"": PageCache(runs)}
-    caches[""].page()
-    if len(runs) > 1:
-        caches |= {f"{i}/": PageCache([run]) for i, run in enumerate(runs)}
-    pages = {path: cache.page for path, cache in caches.items()}
-    pages |= {f"{path}state.json": cache.state for path, cache in caches.items()}
-    return PageServer(pages, {f"{p}jobs": c.jobs for p, c in caches.items() if c.jobs})
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -10,11 +10,10 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.color import Kind, Number, Rgb, color_of, css, ink_on, rich_style
-from rlhf_lab.views.marks import is_number
-from rlhf_lab.views.pictures import Html
+from rlhf_lab.views.marks import Kind, Number, Rgb, color_of, css, ink_on, is_number
+from rlhf_lab.views.pictures import Drawn, Html
 
-Numbers = Sequence[float | int] | Float[Tensor, " seq"]
+Numbers = Sequence[Number] | Float[Tensor, " seq"]
 Flags = Sequence[bool] | Bool[Tensor, " seq"]
 TILE = "padding:1px 2px;margin:1px;border-radius:3px;white-space:pre;display:inline-block"
 LINE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
@@ -25,7 +24,7 @@ def tokens_html(
     values: Numbers,
     name: str = "value",
     mask: Flags | None = None,
-    limit: float | int | None = None,
+    limit: Number | None = None,
     kind: Kind = "diverging",
 ) -> Html:
     """Return one text with each token on a tile colored by its number, which is in the tooltip.
@@ -59,18 +58,20 @@ def tokens_text(
     tokens: Sequence[str],
     values: Numbers,
     mask: Flags | None = None,
-    limit: float | int | None = None,
+    limit: Number | None = None,
     kind: Kind = "diverging",
 ) -> Text:
     """Return one text for the terminal, each token colored by its number; see `tokens_html`."""
     text, limit = Text(), largest(values, mask) if limit is None else limit
     for token, number, background in _tiles(tokens, values, mask, limit, kind):
         style = "dim" if number is None else ""
-        text.append(visible(token), style=style if background is None else rich_style(background))
+        if background is not None:
+            style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
+        text.append(visible(token), style=style)
     return text
 
 
-def color_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
+def color_key(name: str, limit: Number, kind: Kind = "diverging") -> Html:
     """Return tiles with the colors of five numbers from one end of the scale to the other."""
     low = -limit if kind == "diverging" else 0.0
     numbers = [low + (limit - low) * step / 4 for step in range(5)]
@@ -80,25 +81,22 @@ def color_key(name: str, limit: float | int, kind: Kind = "diverging") -> Html:
 
 
 @dataclass(frozen=True)
-class Strip:
+class Strip(Drawn):
     """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
 
     rows: Sequence[tuple[str, Sequence[str], Sequence[Number | None]]]
-    title: str = ""
-    unit: str = ""
+    title: str
+    unit: str
     kind: Kind = "diverging"
 
     @property
     def fragment(self) -> str:
         """The texts as HTML below the key of their colors, which end at the 99 % quantile."""
-        limit, lines = quantile_limit([x for _, _, row in self.rows for x in row]), []
-        if self.title:
-            lines.append(f"<h4>{escape(self.title)}</h4>")
+        limit = quantile_limit([x for _, _, row in self.rows for x in row])
+        lines = [f"<h4>{escape(self.title)}</h4>", color_key(self.unit, limit, self.kind).fragment]
         if limit == 0:
-            unit = escape(self.unit)
-            return f"{''.join(lines)}<p>{unit} is 0 on every token of these samples.</p>"
-        lines.append(color_key(self.unit, limit, self.kind).fragment)
-        for label, tokens, row in self.rows:
+            lines[1:] = [f"<p>{escape(self.unit)} is 0 on every token of these samples.</p>"]
+        for label, tokens, row in self.rows if limit else ():
             known, numbers = [x is not None for x in row], [float(x or 0) for x in row]
             tiles = tokens_html(tokens, numbers, self.unit, known, limit, self.kind).fragment
             lines.append(f"<small>{escape(label)}</small>{tiles}")
@@ -124,7 +122,7 @@ def _plain(values: Numbers, mask: Flags | None) -> tuple[list[float], list[bool]
 
 
 def _tiles(
-    tokens: Sequence[str], values: Numbers, mask: Flags | None, limit: float | int, kind: Kind
+    tokens: Sequence[str], values: Numbers, mask: Flags | None, limit: Number, kind: Kind
 ) -> Iterator[tuple[str, float | None, Rgb | None]]:
     """Yield each token on one line, with its number and color, if it has them."""
     numbers, counts = _plain(values, mask)

@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views.report import runs_page
-from rlhf_lab.views.server import view_server
+from rlhf_lab.views.server import PageServer
 
 RUNS = """
 from rlhf_lab import RLHFArgs, RLHFTrainer
@@ -163,7 +163,7 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
         (run / name).write_text("".join(lines))
     page, messages = chromium.new_page(), []
     page.on("console", lambda message: messages.append(message.text))
-    with view_server([run]) as server:
+    with PageServer([run]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         page.goto(server.address)
         page.wait_for_selector("html[data-drawn]")

@@ -11,7 +11,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
-from rlhf_lab.views import drawings
+from rlhf_lab.views import records
 from rlhf_lab.views.pictures import Picture, Table
 from rlhf_lab.views.probe_pictures import (
     OF_RECORD,
@@ -24,6 +24,7 @@ from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.tokens import Strip, tokens_html
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
+SCALE = ("sequential", None)
 ENDS = ("", "_low", "_high")
 NAMES = {
     "slots": ["A", "B"],
@@ -443,7 +444,9 @@ def test_large_values_do_not_set_the_color_scale():
 def test_matrix_notes_its_largest_cell_and_their_number():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
-    draw = lambda values: drawings.matrix(at, "t", lambda at: values, ["a", "b"], ["A", "B"])
+    draw = lambda values: records.matrix(
+        at, "t", lambda at: values, ["a", "b"], ["A", "B"], "", SCALE
+    )
     largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
     assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(largest)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
@@ -452,23 +455,13 @@ def test_matrix_notes_its_largest_cell_and_their_number():
 
 def test_pictures_keep_the_largest_and_say_so():
     at = made("Direction")[1]
-    picture = drawings.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
+    picture = records.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
     assert [x.split("> ")[1] for x in titles([picture])] == ["b: -3", "c: 2"]
     assert "1 others sum to x +1." in picture.note
     record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
     record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)], "rewards": [7.0, 9.0]}
     at = Snapshot(at.run, "probe", record)
-    (row,) = drawings.strip(at, "t", lambda at: [[1.0], [-5.0]], top=1).rows
+    (row,) = records.strip(at, "t", lambda at: [[1.0], [-5.0]], "", "diverging", "mask", 1).rows
     assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
-    table = drawings.row_table(at, "t", "rows", "n")
+    table = records.row_table(at, "t", "rows", "n")
     assert table.rows[0] == [-30.0] and table.note == "The 24 largest of 33."
-
-
-def test_a_line_of_the_optimum_that_ends_is_explained():
-    first, last = made("RunHealth")
-    draw = lambda: "".join(x.fragment for x in OVER_PHASES["RunHealth"]([first, last]))
-    assert draw().endswith("divided by.</p>")
-    last.record["optimal_reward"] = None
-    assert "no point in phase 3: beta_eff was not above 0.001" in draw()
-    del first.record["optimal_reward"], last.record["optimal_reward"]
-    assert draw() == ""

@@ -22,10 +22,9 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.collect import GAP, RunData, sample_rows
-from rlhf_lab.views.drawings import curves_over
 from rlhf_lab.views.pictures import Table, formatted
 from rlhf_lab.views.probe_pictures import number_table, phase_pictures
-from rlhf_lab.views.records import Snapshot
+from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.report import write_report
 from tests.views.page_blocks import read_blocks, read_header
 
@@ -241,9 +240,9 @@ def test_answers_about_records_match_hand_computed():
     record = {"phase": 3, "kl": [0.1, 0.6, 0.0, 0.6], "slots": ["A", "B", "C", "D"]}
     record |= {"tokens_at": [8, 8, 4, 4], "sequences": {"exact": 8}}
     kl = "B 60%, D 30% of 1.000 nats per sequence in phase 3."
-    assert answers.answer_kl([record]) == kl and answers.answer_kl([]) is None
+    assert answers.answer_kl([record]) == kl
     patched = {"groups": ["a", "b"], "put_in": [0.2, 0.5], "taken_out": [0.9, 0.3], "gain": 0.7}
-    assert answers.answer_causes([patched]) == (
+    assert answers.answer_causes([], [patched]) == (
         "b patched into the reference adds +0.500 of a gain of +0.700 in reward; patched out, it "
         "takes 0.300."
     )
@@ -261,7 +260,8 @@ def test_answers_about_records_match_hand_computed():
         "probability, unembedding +2.400 of +1.000 logits; in phase 5."
     )
     assert when == "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
-    assert answers.answer_words(records[:1]) is None
+    none = "No word has moved beyond noise; recorded in phases 0."
+    assert answers.answer_words(records[:1]) == (none, none)
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
 def test_rows_of_samples_have_the_fields_of_their_columns(probed):
     run, sample = Run(probed), {"phase": 2, "reward": 0.75, "true_reward": 0.5, "text": "a"}
     run.samples = lambda: [sample | {"kl_per_sequence": 3.0, "response_length": 6}]
-    columns, (row,) = sample_rows([RunData(run, "", {}, {}, {})])
+    columns, (row,) = sample_rows([RunData(run, "", {})])
     assert columns == ["phase", "reward", "true reward", GAP, "KL", "tokens", "text"]
     assert row == [2, 0.75, 0.5, 0.25, 3.0, 6, "a"]
 

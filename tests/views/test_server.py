@@ -18,9 +18,9 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.views.jobs import Jobs, checkpoint_names, stored_interventions
+from rlhf_lab.views.interventions import Jobs, checkpoint_names, stored_interventions
 from rlhf_lab.views.report import runs_page
-from rlhf_lab.views.server import view_server
+from rlhf_lab.views.server import PageServer
 from tests.views.page_blocks import read_header
 
 TRAIN = dict(preset="reel", reward_fn="zero", batch_size=8, num_minibatches=2, warmup_steps=0)
@@ -86,7 +86,7 @@ def started(tmp_path_factory):
         RLHFArgs(**TRAIN, total_phases=2), out=tmp_path_factory.mktemp("run") / "a"
     )
     trainer.start()
-    server = view_server([trainer.run.path])
+    server = PageServer([trainer.run.path])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield trainer, server
     server.shutdown()
@@ -163,7 +163,7 @@ def test_job_is_stored_once_and_shown(tmp_path):
 
 @pytest.mark.process
 def test_closed_server_kills_its_job(started):
-    server = view_server([started[0].run.path])
+    server = PageServer([started[0].run.path])
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     server.jobs["jobs"]._process = child
     server.server_close()

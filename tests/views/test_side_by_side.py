@@ -1,6 +1,5 @@
 import json
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -9,7 +8,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.probes import KLByPosition, Run, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.collect import MOST_RUNS, collect_runs
-from rlhf_lab.views.report import _shifts, runs_page
+from rlhf_lab.views.report import runs_page
 from tests.views.page_blocks import read_blocks, read_header
 
 pytestmark = pytest.mark.slow
@@ -72,16 +71,6 @@ def test_page_has_samples_and_pictures_of_each_run(paths):
     assert [(row[column], row[-1]) for row in blocks["s"]] == texts
     assert blocks["r1-p1"] != blocks["r2-p1"] and "r0-p1" not in blocks
     assert re.findall('data-side="(.)"', page) == ["a", "b"]
-
-
-def test_components_are_ranked_with_their_words(paths, monkeypatch):
-    record = {"phase": 2, "first": "was - wasn't", "parts": [-0.5, 2.0], "components": ["a", "b"]}
-    monkeypatch.setattr(Run, "records", lambda run, name: [{"parts": [9.0]}, record])
-    (data,) = collect_runs([Run(paths[2])])
-    data = replace(data, kinds={"one": "RunHealth", "two": "WordsMoved"})
-    assert _shifts(data) == ("was - wasn't", ["b +2.000", "a -0.500"])
-    record["parts"] = None  # nothing has moved
-    assert _shifts(data) == (None, [])
 
 
 def test_too_many_runs_are_rejected(paths):

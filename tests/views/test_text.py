@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhf_lab.views import sample_table, sparkline
-from rlhf_lab.views.text import reward_color
+from rlhf_lab.views.live import reward_color
 
 ORANGE, MIDDLE, BLUE = "rgb(213,94,0)", "rgb(106,104,89)", "rgb(0,114,178)"
 

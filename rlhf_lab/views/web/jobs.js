@@ -1,9 +1,10 @@
-/** Fill the form of interventions, which a served page has. */
-function drawJobForm() {
-  const place = $("#job"), names = place?.dataset.names.split(" ") ?? [];
-  if (!place) return;
-  place.replaceChildren($("#job-form").content.cloneNode(true));
-  for (const [id, chosen] of [["base", names[0]], ["tuned", names.at(-1)]]) {
+/** Fill the form of samples, and that of interventions, which a served page has. */
+function fillForms() {
+  for (const place of $$("[data-form]")) {
+    place.replaceChildren(document.getElementById(place.dataset.form).content.cloneNode(true));
+  }
+  const names = $("#job")?.dataset.names.split(" ");
+  if (names) for (const [id, chosen] of [["base", names[0]], ["tuned", names.at(-1)]]) {
     $("#job-" + id).replaceChildren(...names.map((name) => make("option", name)));
     $("#job-" + id).value = chosen;
   }

@@ -29,12 +29,11 @@ async function refresh() {
   for (const id of ["state", "main", "data"]) {
     document.getElementById(id).replaceWith(document.importNode(next.getElementById(id), true));
   }
-  drawJobForm();
+  fillForms();
   for (const [name, value] of typed) document.getElementById(name).value = value;
   for (const fold of $$("details")) fold.open = open.has(foldName(fold));
   readHeader();
   if (isLast) state.phase = header.phases.at(-1) ?? 0;
-  for (const tool of $$(".js")) tool.hidden = false;
   const focused = document.getElementById(id);
   if (id === "find") $("#find").value = state.find;
   focused?.focus({ preventScroll: true });

@@ -164,8 +164,7 @@ function start() {
   readHeader();
   readState();
   $("#steps").hidden = false;
-  for (const place of $$(".js")) place.hidden = false;
-  drawJobForm();
+  fillForms();
   showState();
   if (header.version) poll();
 }

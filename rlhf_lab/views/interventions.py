@@ -3,23 +3,29 @@
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from rlhf_lab.console import visible
 from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
+from rlhf_lab.views.pictures import Drawn, failed_check, in_grids
+from rlhf_lab.views.plots import bars
 
 INTERVENTIONS = "interventions"  # folder of a run
 SECONDS_PER_JOB = 120
 N_TEXTS = 32
 LONGEST_WORD, LONGEST_TEXT = 40, 100_000
+METHODS = ("own weights", "patched in", "patched out")
 
 
 @dataclass(frozen=True)
@@ -45,20 +51,18 @@ class PatchRequest:
         Raises:
             ConfigError: If a field is unknown, missing or has an invalid value.
         """
-        names = ("base", "tuned", "up", "down")
-        if not isinstance(fields, dict) or not set(names) <= fields.keys() <= {*names, "length"}:
+        names = {"base", "tuned", "up", "down"}
+        if not isinstance(fields, dict) or not names <= fields.keys() <= {*names, "length"}:
             raise ConfigError("Set base, tuned, up, down and, if wanted, length only.")
-        for name in names[:2]:
-            if fields[name] not in checkpoints:
+        for name, value in fields.items():
+            if name in ("base", "tuned") and value not in checkpoints:
                 raise ConfigError(f"{name} must be one of {', '.join(checkpoints)}.")
-        for name in names[2:]:
-            word = fields[name]
-            is_word = isinstance(word, str) and word.isprintable() and not word.startswith("-")
-            if not is_word or not 0 < len(word) <= LONGEST_WORD:
+            is_word = isinstance(value, str) and value.isprintable() and not value.startswith("-")
+            if name in ("up", "down") and not (is_word and 0 < len(value) <= LONGEST_WORD):
                 raise ConfigError(f"{name} must be one word of at most {LONGEST_WORD} letters.")
-        length = fields.get("length")
-        if length is not None and (type(length) is not int or not 0 < length <= LONGEST_TEXT):
-            raise ConfigError("length must be a number of tokens.")
+            is_length = value is None or (type(value) is int and 0 < value <= LONGEST_TEXT)
+            if name == "length" and not is_length:
+                raise ConfigError("length must be a number of tokens.")
         return cls(**fields)
 
     def last_phase(self, run: Run) -> int | None:
@@ -74,7 +78,6 @@ class PatchRequest:
         return f"patch-{self.base}-to-{self.tuned}-{digest}.json"
 
     def command(self, run: Path, out: Path | None = None) -> list[str]:
-        """Return the arguments of `python -m rlhf_lab` that compute the result."""
         words = ["compare", str(run), str(run), "--base-checkpoint", self.base]
         words += ["--checkpoint", self.tuned, "--methods", "split", "patching"]
         words += ["--ranks", "0", "--alphas", "1"]
@@ -112,9 +115,8 @@ class Jobs:
     """
 
     def __init__(self, run: Run, seconds: float = SECONDS_PER_JOB) -> None:
-        self.run, self.seconds = run, seconds
+        self.run, self.seconds, self._lock = run, seconds, threading.Lock()
         self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
         self.state: Mapping[str, Any] = {"status": "idle"}
 
     def post(self, fields: Any) -> Mapping[str, Any]:
@@ -123,14 +125,13 @@ class Jobs:
         Raises:
             ConfigError: If the request is invalid, or a job is running.
         """
-        if fields == {"cancel": True}:
-            with self._lock:
+        with self._lock:
+            if fields == {"cancel": True}:
                 if self._process is not None:
                     self.state = {"status": "canceled"}
                     self._process.kill()
-            return self.state
-        request = PatchRequest.parse(fields, checkpoint_names(self.run))
-        with self._lock:
+                return self.state
+            request = PatchRequest.parse(fields, checkpoint_names(self.run))
             if self._process is not None:
                 raise ConfigError("A job is running. Wait, or cancel it.")
             last = request.last_phase(self.run)
@@ -155,16 +156,15 @@ class Jobs:
         return self.state
 
     def _wait(self, request: PatchRequest, last: int | None, draft: Path, out: Path) -> None:
-        """Wait for the child process, and store its result with the request."""
-        process, began, errors = self._process, monotonic(), ""
+        process, began = self._process, monotonic()
         os.setpriority(os.PRIO_PROCESS, process.pid, 10)
         try:
-            _, errors = process.communicate(timeout=self.seconds)
-            state = {"status": "failed", "error": errors.strip().splitlines()[-1:]}
+            errors = process.communicate(timeout=self.seconds)[1].strip().splitlines()[-1:]
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            state = {"status": "failed", "error": [f"The job took more than {self.seconds} s."]}
+            errors = [f"The job took more than {self.seconds} s."]
+        state = {"status": "failed", "error": errors}
         try:
             if draft.is_file() and process.returncode in (0, 1):  # 1: a check failed
                 if request.last_phase(self.run) != last:
@@ -182,3 +182,48 @@ class Jobs:
             self._process = None
             if self.state["status"] != "canceled":
                 self.state = state
+
+
+def interventions_html(run: Run, is_served: bool) -> str:
+    """Return the stored interventions, and a place for a form or, in a file, a command."""
+    found = in_grids(part for result in stored_interventions(run) for part in _drawn(result))
+    names = checkpoint_names(run)
+    if len(names) < 2:
+        return found or "<p>The run has fewer than two checkpoints.</p>"
+    if is_served:
+        return f'{found}<div id="job" data-form="job-form" data-names="{" ".join(names)}"></div>'
+    words = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
+    command = escape(visible(shlex.join(["python", "-m", "rlhf_lab", *words])))
+    another = f"Another one: <code>python -m rlhf_lab view</code>, or <code>{command}</code>"
+    return f"{found}<p>{another}</p>"
+
+
+def _drawn(result: Mapping[str, Any]) -> list[Drawn]:
+    """Return failed checks, and one picture with own weights and patched effects on one axis."""
+    request, effects = result["request"], result["effects"]
+    columns = {x: list(zip(*effects[x], strict=True)) for x in METHODS if effects.get(x)}
+    ends = {method: tuple(ab) for method, (_, *ab) in columns.items() if ab}
+    where = f" after {request['length']} tokens" if request.get("length") else ""
+    last = f"last (phase {result['last_phase']})" if "last_phase" in result else "last"
+    base, tuned = (last if x == "last" else x for x in (request["base"], request["tuned"]))
+    title = f"{' − '.join(map(str, result['words']))}{where}, checkpoint {base} to {tuned}"
+    failed = [name for name, ok in result.get("checks", {}).items() if not ok]
+    note = f"{summarize_intervention(result)} n = {result['n']} texts: {result.get('text', '')}."
+    series = {method: column[0] for method, column in columns.items()}
+    drawn = bars(result["parts"], series, title, "logits", ends, note)
+    return [*map(failed_check, failed), drawn]
+
+
+def summarize_intervention(result: Mapping[str, Any]) -> str:
+    effects, parts = result["effects"], result["parts"]
+    if not all(map(effects.get, METHODS[:2])):
+        return ""
+    sizes = ([abs(row[0]) for row in effects[method]] for method in METHODS[:2])
+    by_weights, patched = (x.index(max(x)) for x in sizes)
+    same = "also the largest by own weights"
+    if by_weights != patched:
+        same = f"not the largest by own weights ({parts[by_weights]} is)"
+    return (
+        f"{parts[patched]} patched in brings {effects['patched in'][patched][0]:+.3f} of "
+        f"{result['shift'][0]:+.3f} logits. It is {same}."
+    )
