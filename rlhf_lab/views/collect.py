@@ -23,7 +23,7 @@ Fact = tuple[str, list[str], list[Any]]
 
 
 class RunData(NamedTuple):
-    """A run of the page with a label of its own, and the class of each probe by name."""
+    """A run of the page, its label, and the class of each probe by name."""
 
     run: Run
     label: str

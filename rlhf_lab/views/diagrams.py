@@ -46,22 +46,17 @@ def loop_diagram() -> Picture:
     step = [(770.0, 290.0), (770.0, 330.0), (100.0, 330.0), (100.0, 98.0)]
     words = "gradient step, then the next phase with the changed policy"
     parts += [arrow(step, "s2"), text(435, 350, words, "", "middle")]
-    for (x, y), words, lesson in BOXES:
-        parts.append(_box(x, y, words.split("\n"), lesson))
-    return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
-
-
-def _box(x: Number, y: Number, lines: list[str], lesson: str) -> str:
     width, height = BOX
-    place = {"x": x - width / 2, "y": y - height / 2, "width": width, "height": height}
-    frame = element("rect", "paper s5", rx="6", **place)
-    number = text(x, y - 32 if y < 100 else y + 38, f"lesson {lesson}", "soft", "middle")
-    return (
-        frame
-        + text(x, y - 4, lines[0], "title", "middle")
-        + text(x, y + 13, lines[1], "", "middle")
-        + (number if lesson else "")
-    )
+    for (x, y), words, lesson in BOXES:
+        first, second = words.split("\n")
+        place = {"x": x - width / 2, "y": y - height / 2, "width": width, "height": height}
+        parts.append(element("rect", "paper s5", rx="6", **place))
+        parts.append(text(x, y - 4, first, "title", "middle"))
+        parts.append(text(x, y + 13, second, "", "middle"))
+        if lesson:
+            below = y - 32 if y < 100 else y + 38
+            parts.append(text(x, below, f"lesson {lesson}", "soft", "middle"))
+    return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
 
 
 def arrow(points: list[Spot], kind: str, dashes: str = "") -> str:

@@ -12,11 +12,8 @@ from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import SAMPLES, reading
 
-METRIC_OF_COLUMN = {
-    "reward": "mean_reward",
-    "true_reward": "true_reward",
-    "kl_per_sequence": "kl_per_sequence",
-}
+# columns of samples whose means are metrics
+MEANS = {"mean_reward": "reward"} | {x: x for x in ("true_reward", "kl_per_sequence")}
 
 
 def mean_with_ends(rows: Float[Tensor, "*name n"]) -> tuple[Any, Any, Any]:
@@ -48,12 +45,10 @@ def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | Non
     for line in run.metrics():
         if samples := by_phase.get(line["phase"]):
             counts.add(len(samples))
-            found = _intervals(run, samples, line.get("grammatical_fraction"))
-            ends[line["phase"]] = {
-                f"{name}_{end}": x
-                for name, _, *pair in found
-                for end, x in zip(("low", "high"), pair, strict=True)
-            }
+            fields = ends.setdefault(line["phase"], {})
+            grammatical = line.get("grammatical_fraction")
+            for name, _, low, high in _intervals(run, samples, grammatical):
+                fields |= {f"{name}_low": low, f"{name}_high": high}
     return ends, counts.pop() if len(counts) == 1 else None
 
 
@@ -76,11 +71,8 @@ def _intervals(run: Run, samples: list[dict[str, Any]], grammatical: float | Non
     """Return name, mean and ends of each metric of a phase that is known of all samples."""
     if not samples:
         return []
-    rewards = {name: name for name in samples[0] if name.startswith(reward_metric(""))}
-    columns = {
-        metric: [sample.get(column) for sample in samples]
-        for column, metric in (METRIC_OF_COLUMN | rewards).items()
-    }
+    fields = MEANS | {name: name for name in samples[0] if name.startswith(reward_metric(""))}
+    columns = {name: [x.get(field) for x in samples] for name, field in fields.items()}
     columns = {name: column for name, column in columns.items() if None not in column}
     if grammatical is not None:  # the fraction gives the number of grammatical samples
         ones = round(grammatical * len(samples))

@@ -49,9 +49,9 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
 
     Values that are None or not finite are left out.
     """
-    shown = [value for value in values if value is not None and math.isfinite(value)][-width:]
-    low, span = min(shown, default=0.0), max(shown, default=0.0) - min(shown, default=0.0)
-    return "".join(BARS[round((x - low) / (span or 1.0) * (len(BARS) - 1))] for x in shown)
+    finite = [value for value in values if value is not None and math.isfinite(value)][-width:]
+    low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
+    return "".join(BARS[round((x - low) / (span or 1.0) * (len(BARS) - 1))] for x in finite)
 
 
 def reward_color(value: float, low: float, high: float) -> str:
@@ -80,12 +80,12 @@ def sample_table(
         table.add_column("token ids", ratio=1)
     ids = [[]] * len(texts) if tokens is None else [[" ".join(map(str, row))] for row in tokens]
     for text, reward, row in zip(texts, rewards, ids, strict=True):
-        shown = Text(visible(text.replace("\n", " ")))
+        line = Text(visible(text.replace("\n", " ")))
         if prompt and text.startswith(prompt):
-            shown.stylize("dim", 0, len(visible(prompt)))
+            line.stylize("dim", 0, len(visible(prompt)))
         color = reward_color(reward, min(rewards), max(rewards))
         last = (Text(x, style="dim") for x in row)
-        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), shown, *last)
+        table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), line, *last)
     return table
 
 

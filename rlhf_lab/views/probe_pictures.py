@@ -31,16 +31,15 @@ from rlhf_lab.views.records import (
 # or COMPUTED; NAME,LOW,HIGH are three. A strip has its scale, mask and number of texts as labels.
 PICTURES = """
 RunHealth | curves | reward | | mean_reward true_reward optimal_reward | reward
-RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence |
- nats per sequence
+RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence | nats per
+ sequence
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
  exact=kl k1=k1_mean,k1_low,k1_high | nats per token
-KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} |
- slot=kl_slots | sequences=tokens_at
- k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high sd_of_k1=k1_sd
- sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
-AttentionDrift | bars | shift by head and cause, n = {n} | heads |
- pattern_(QK)=qk values_(OV)=ov W__O=wo | logits
+KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} | slot=kl_slots |
+ sequences=tokens_at k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high
+ sd_of_k1=k1_sd sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
+AttentionDrift | bars | shift by head and cause, n = {n} | heads | pattern_(QK)=qk values_(OV)=ov
+ W__O=wo | logits
 AttentionDrift | table | total variation of the pattern at {query} | head=heads |
  total_variation=tv_here |
 AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
@@ -50,11 +49,10 @@ GradTerms | cosine | cosines of the terms' whole gradients | terms terms | cosin
 StepInfluence | bars | effect of step {number} on the {target} by cause | causes_of_step |
  effect=effects |
 StepInfluence | strip | what each token did to the {target} | diverging mask 3 | moved=rows:sum0 |
-StepInfluence | diverging | change of the {target} by component and by the token's slot |
- groups slots | rows:sum1 |
-StepLedger | strip | step {number} of {steps}: what each token adds to the objective |
- diverging mask 3 |
- share=share |
+StepInfluence | diverging | change of the {target} by component and by the token's slot | groups
+ slots | rows:sum1 |
+StepLedger | strip | step {number} of {steps}: what each token adds to the objective | diverging
+ mask 3 | share=share |
 TextHeatmap | strip | advantage | diverging mask | advantage |
 TextHeatmap | strip | exact advantage in units of the reward | diverging truth_mask |
  exact_advantage=true_advantage |
@@ -64,16 +62,16 @@ TextHeatmap | strip | exact value in units of the reward | sequential truth_mask
 TextHeatmap | strip | kl in nats | sequential mask | kl |
 HackWatch | curves | reward minus true reward | | reward true_reward gap | reward
 HackWatch | curves | grammatical texts | | grammatical | fraction
-HackWatch | table | tokens, and probability that words won | text=sides |
- tokens=counts:sum1 won=promoted_mass:moved |
+HackWatch | table | tokens, and probability that words won | text=sides | tokens=counts:sum1
+ won=promoted_mass:moved |
 HackWatch | rows | by the logits: probability won in states of the policy's texts | | promoted |
 HackWatch | rows | by the texts: log odds compared with the reference's texts | | taken_up |
 KLAttribution | bars | {kl:.3g} nats per sequence, through which output, n = {n} | components |
  output | nats
-KLAttribution | bars | {kl:.3g} nats per sequence, by whose weights, n = {n} | groups |
- weights | nats
-KLAttribution | diverging | KL through outputs, by the next token | components slots |
- by_position | nats
+KLAttribution | bars | {kl:.3g} nats per sequence, by whose weights, n = {n} | groups | weights |
+ nats
+KLAttribution | diverging | KL through outputs, by the next token | components slots | by_position |
+ nats
 ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_out} | sites slots |
  defined_r2 |
 ValueLens | bars | correlation of the value head with {r2_against}, n = {head_n} | slots |
@@ -83,18 +81,17 @@ ValueLens | diverging | value by layer, sequence 1, tuned lens | tuned_sites slo
  lens_tuned:first |
 ValueLens | table | R2 of both lenses as a forecast of the value | layer=tuned_sites |
  raw_lens=raw_r2 tuned_lens=tuned_r2 |
-ValueAttribution | matrix | standard deviation of each component's part of the value |
- counted_slots components | sd |
+ValueAttribution | matrix | standard deviation of each component's part of the value | counted_slots
+ components | sd |
 ValueAttribution | bars | standard deviation of the values | counted_slots | value=value_sd |
 Direction | accuracy | accuracy of the direction, held out, n = {sequences[held]} (*: the text up to
  there is informative) | sites_and_bayes informed_slots | accuracies |
 FrozenProbe | table | all sites | sites | accuracy_frozen gap called shift cosine split_half
  moved_cosine accuracy_control size |
 LogitShift | curves | shift of the logit difference | | shift=measured:mean | logits
-LogitShift | bars | shift of logit({word} - {other}) by component | components |
- shift=shift:mean own_weights=own_weights:mean
- inherited_from_earlier_components=inherited:mean the_scale_of_the_norm=scale:mean
- unembedding=read_out:mean | logits
+LogitShift | bars | shift of logit({word} - {other}) by component | components | shift=shift:mean
+ own_weights=own_weights:mean inherited_from_earlier_components=inherited:mean
+ the_scale_of_the_norm=scale:mean unembedding=read_out:mean | logits
 LogitShift | table | sum over components | cause=causes | logits=cause_sums |
 WordsMoved | curves | probability that words won per text | | moved_mass | probability
 WordsMoved | rows | words that moved together, n = {n} | | contrasts |
@@ -103,8 +100,8 @@ WordsMoved | rows | words by probability won | | word_table |
 NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
 NeuronRank | table | neurons | neurons | contribution by_activation activation activation_shift
  write most_active_at=active |
-NeuronRank | bars | shift by MLP | layers |
- its_neurons=neuron_contribution:sum1 b__out=b_out both=mlp | logits
+NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_contribution:sum1 b__out=b_out
+ both=mlp | logits
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """
 LAST_RECORDS = 20

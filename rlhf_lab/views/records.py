@@ -127,7 +127,7 @@ def _effects(at: Snapshot) -> dict[str, float]:
 
 
 def defined_r2(at: Snapshot) -> tuple[Any, ...]:
-    """Return R2 by site and slot with its ends, None where it is not defined."""
+    """Return R2 by site and slot with its ends, None if it is not defined."""
     grid, *ends = at.read("r2")
     pairs = zip(grid or (), at.get("defined") or (), strict=True)
     known = [[x if real else None for x, real in zip(*row, strict=True)] for row in pairs]
@@ -287,14 +287,24 @@ def strip(
 
 
 def curves_over(
-    records: Sequence[Snapshot], title: str, columns: Columns, unit: str = "", note: str = ""
+    records: Sequence[Snapshot] | Mapping[str, Sequence[Snapshot]],
+    title: str,
+    columns: Columns,
+    unit: str = "",
+    note: str = "",
 ) -> Picture | None:
-    """Return curves over phases of the columns that any record has, or None."""
-    phases, series, bands = [at.phase for at in records], {}, {}
+    """Return curves over phases of the columns that any record has, or None.
+
+    Args:
+        records: those of all columns, or those of each column by label.
+    """
+    series, bands = {}, {}
     for label, column in columns.items():
-        values, low, high = zip(*(at.read(column) for at in records), strict=True)
+        lines = records[label] if isinstance(records, Mapping) else records
+        found = [at.read(column) for at in lines] or [(None, None, None)]
+        values, low, high = zip(*found, strict=True)
         if any(x is not None for x in values):
-            series[label] = phases, values
+            series[label] = [at.phase for at in lines], values
             if any(None not in pair for pair in zip(low, high, strict=True)):
                 bands[label] = low, high
     return curves(series, title, "phase", unit, bands, note=note) if series else None

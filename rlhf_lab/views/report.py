@@ -23,7 +23,6 @@ from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
 from rlhf_lab.views.interventions import interventions_html
 from rlhf_lab.views.page import assemble
 from rlhf_lab.views.pictures import Html, Table, formatted, plain
-from rlhf_lab.views.plots import curves
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 
@@ -202,37 +201,30 @@ def _questions(runs: Sequence[RunData], answers: Sequence[list], body: Sequence[
 
 def _curves(runs: Sequence[RunData]) -> str:
     """Return curves of metrics with bands, or of several runs one picture per metric."""
-    metrics = [data.run.metrics() for data in runs]
-    if not any(metrics):
+    records, counts, is_one = {}, set(), len(runs) == 1
+    for data in runs:
+        ends, n = sample_ends(data.run)
+        lines = [line | ends.get(line["phase"], {}) for line in data.run.metrics()]
+        records[data.label] = [Snapshot(data.run, "", line) for line in lines]
+        counts.add(n)
+    if not any(records.values()):
         return _section("curves", "Curves", "<p>No phase is done yet.</p>")
-    groups, figures, note = [(x, unit, names.split()) for x, unit, names in REPORT_CURVES], [], ""
-    if len(runs) == 1:
-        by_name = [name for name in metrics[0][-1] if name.startswith(reward_metric(""))]
-        title = "several rewards, before they are weighted"
-        groups[1:1] = [(title, "reward", by_name)] if by_name else []
-        ends, n = sample_ends(runs[0].run)
-        records = [line | ends.get(line["phase"], {}) for line in metrics[0]]
-        records = [Snapshot(runs[0].run, "", line) for line in records]
-        of = "the sequences" if n is None else f"the {n} sequences"
-        note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
+    groups, parts = [(title, unit, names.split()) for title, unit, names in REPORT_CURVES], []
+    if is_one:
+        last = records[runs[0].label][-1].record
+        by_name = [name for name in last if name.startswith(reward_metric(""))]
+        groups.insert(1, ("several rewards, before they are weighted", "reward", by_name))
     for title, unit, names in groups:
-        if len(runs) == 1:
-            columns = {name.replace("_", " "): name for name in names}
-            figures.append((names[0], curves_over(records, title, columns, unit)))
-            continue
-        for name in names:
-            label = f"{title}: {name.replace('_', ' ')}" if len(names) > 1 else title
-            series = {
-                data.label: ([x["phase"] for x in lines], [x.get(name) for x in lines])
-                for data, lines in zip(runs, metrics, strict=True)
-                if any(x.get(name) is not None for x in lines)
-            }
-            figures.append((name, curves(series, label, y_label=unit) if series else None))
-    parts = [
-        picture.fragment.replace("<figure", f'<figure id="curve-{escape(name)}"', 1)
-        for name, picture in figures
-        if picture
-    ]
+        for fields in filter(None, [names] if is_one else [[name] for name in names]):
+            columns = {name.replace("_", " "): name for name in fields}
+            label = f"{title}: {next(iter(columns))}" if len(fields) < len(names) else title
+            columns = columns if is_one else dict.fromkeys(records, fields[0])
+            lines = records[runs[0].label] if is_one else records
+            picture = curves_over(lines, label, columns, unit)
+            figure = f'<figure id="curve-{escape(fields[0])}"'
+            parts += [picture.fragment.replace("<figure", figure, 1)] if picture else []
+    of = f"the {n} sequences" if counts == {n} and n else "the sequences"
+    note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
     return _section("curves", "Curves", f'<div class="figures">{"".join(parts)}</div>{note}')
 
 

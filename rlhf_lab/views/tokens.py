@@ -10,7 +10,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import Kind, Number, Rgb, color_of, css, ink_on, is_number
+from rlhf_lab.views.marks import Kind, Names, Number, Rgb, color_of, css, ink_on, is_number
 from rlhf_lab.views.pictures import Drawn, Html
 
 Numbers = Sequence[Number] | Float[Tensor, " seq"]
@@ -20,7 +20,7 @@ LINE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
 
 
 def tokens_html(
-    tokens: Sequence[str],
+    tokens: Names,
     values: Numbers,
     name: str = "value",
     mask: Flags | None = None,
@@ -41,11 +41,10 @@ def tokens_html(
     Raises:
         ValueError: If tokens, values and mask differ in length.
     """
-    spans, limit = [], largest(values, mask) if limit is None else limit
-    for token, number, background in _tiles(tokens, values, mask, limit, kind):
+    spans = []
+    for token, number, background, is_far in _tiles(tokens, values, mask, limit, kind):
         style, title = f"{TILE};opacity:.7", ""
         if number is not None:
-            is_far = limit > 0 and abs(number) > limit * 1.0001
             style = TILE + ";text-decoration:underline dotted" * is_far
             title = f' title="{escape(name)} {number:.9g}{", beyond the scale" * is_far}"'
         if background is not None:
@@ -55,15 +54,15 @@ def tokens_html(
 
 
 def tokens_text(
-    tokens: Sequence[str],
+    tokens: Names,
     values: Numbers,
     mask: Flags | None = None,
     limit: Number | None = None,
     kind: Kind = "diverging",
 ) -> Text:
     """Return one text for the terminal, each token colored by its number; see `tokens_html`."""
-    text, limit = Text(), largest(values, mask) if limit is None else limit
-    for token, number, background in _tiles(tokens, values, mask, limit, kind):
+    text = Text()
+    for token, number, background, _ in _tiles(tokens, values, mask, limit, kind):
         style = "dim" if number is None else ""
         if background is not None:
             style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
@@ -84,7 +83,7 @@ def color_key(name: str, limit: Number, kind: Kind = "diverging") -> Html:
 class Strip(Drawn):
     """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
 
-    rows: Sequence[tuple[str, Sequence[str], Sequence[Number | None]]]
+    rows: Sequence[tuple[str, Names, Sequence[Number | None]]]
     title: str
     unit: str
     kind: Kind = "diverging"
@@ -109,30 +108,20 @@ def quantile_limit(values: Sequence[Number | None], quantile: float = 0.99) -> f
     return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])
 
 
-def largest(values: Numbers, mask: Flags | None = None) -> float:
-    """Return the largest size of a finite number of the mask, or 0."""
-    pairs = zip(*_plain(values, mask), strict=False)
-    return max((abs(x) for x, real in pairs if real and math.isfinite(x)), default=0.0)
-
-
-def _plain(values: Numbers, mask: Flags | None) -> tuple[list[float], list[bool]]:
-    numbers = values.tolist() if isinstance(values, Tensor) else [float(x) for x in values]
-    mask = [True] * len(numbers) if mask is None else mask
-    return numbers, mask.tolist() if isinstance(mask, Tensor) else list(mask)
-
-
 def _tiles(
-    tokens: Sequence[str], values: Numbers, mask: Flags | None, limit: Number, kind: Kind
-) -> Iterator[tuple[str, float | None, Rgb | None]]:
-    """Yield each token on one line, with its number and color, if it has them."""
-    numbers, counts = _plain(values, mask)
-    if not len(tokens) == len(numbers) == len(counts):
+    tokens: Names, values: Numbers, mask: Flags | None, limit: Number | None, kind: Kind
+) -> Iterator[tuple[str, float | None, Rgb | None, bool]]:
+    """Yield tokens on one line with number and color, if known, and True beyond the limit."""
+    numbers = values.tolist() if isinstance(values, Tensor) else [float(x) for x in values]
+    mask = [True] * len(numbers) if mask is None else list(map(bool, mask))
+    if not len(tokens) == len(numbers) == len(mask):
         raise ValueError(
-            f"tokens has {len(tokens)} entries, values {len(numbers)}, mask {len(counts)}. "
+            f"tokens has {len(tokens)} entries, values {len(numbers)}, mask {len(mask)}. "
             "Pass one of each per token."
         )
-    for token, number, real in zip(tokens, numbers, counts, strict=True):
+    known = [abs(x) for x, real in zip(numbers, mask, strict=True) if real and math.isfinite(x)]
+    limit = max(known, default=0.0) if limit is None else limit
+    for token, x, real in zip(tokens, numbers, mask, strict=True):
         text = token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
-        is_colored = real and not math.isnan(number)
-        background = color_of(number, limit, kind) if is_colored else None
-        yield text, number if real else None, background
+        color = color_of(x, limit, kind) if real and not math.isnan(x) else None
+        yield text, x if real else None, color, 0 < limit * 1.0001 < abs(x)
