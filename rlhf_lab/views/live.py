@@ -218,10 +218,8 @@ class RunView:
         total, left = self.trainer.args.total_phases, self.remaining_seconds()
         done = self._first_phase + len(self.metrics)
         grid = Table.grid(padding=(0, 2), expand=True)
-        grid.add_column(no_wrap=True)
-        grid.add_column(ratio=1)
-        grid.add_column(no_wrap=True)
-        grid.add_column(width=28, no_wrap=True)  # fixed, so that the bar keeps its length
+        for size in ({}, {"ratio": 1}, {}, {"width": 28}):  # fixed: the bar keeps its length
+            grid.add_column(no_wrap=True, **size)
         grid.add_row(
             f"{done} of {total} done",
             ProgressBar(total=total, completed=done),

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -107,15 +107,18 @@ def _section(id: str, title: str, content: str) -> str:
     return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{plain(content)}</section>'
 
 
+def _listed(lines: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<ul>{items}</ul>" * bool(items)
+
+
 def _state(runs: Sequence[RunData], version: str) -> str:
     """Return the status of each run, and how many checks hold, for the bar."""
     parts = []
     for i, data in enumerate(runs):
         info, checks = data.run.info, data.run.checks()
-        status, n = (
-            escape(str(info.get("status", "unknown"))),
-            sum(not check.ok for check in checks),
-        )
+        n = sum(not check.ok for check in checks)
+        status = escape(str(info.get("status", "unknown")))
         if len(runs) > 1:
             label = escape(data.label)
             link = f'<a class="run" href="{i}/">{label}</a>' if version else label
@@ -137,11 +140,9 @@ def _facts(run: Run) -> str:
         f"<li><b>{escape(name)}</b> {escape(formatted(value))}</li>"
         for name, value in facts.items()
     )
-    diagnostics = "".join(
-        f"<li>since phase {found['phase']}: {escape(found['text'])}</li>"
-        for found in (info.get("diagnostics") or {}).values()
-    )
-    warning = f'<h2 class="bad">To look at</h2><ul>{diagnostics}</ul>' if diagnostics else ""
+    found = (info.get("diagnostics") or {}).values()
+    lines = _listed(f"since phase {x['phase']}: {x['text']}" for x in found)
+    warning = f'<h2 class="bad">To look at</h2>{lines}' if lines else ""
     return f'{warning}<ul class="facts">{listed}</ul>'
 
 
@@ -162,10 +163,8 @@ def _headline(runs: Sequence[RunData]) -> str:
         columns.append("mean [95 % t interval]")
         rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
     rows = [row for row in rows if any(x is not None for x in row[1:])]
-    note = "Final metrics of finished runs, those of the last phase of others; then the settings "
-    note += "that differ."
-    content = f'{Table(columns, rows).fragment}<p class="note">{note}</p>'
-    return _section("headline", "Runs", content)
+    note = "Final metrics of finished runs, those of the last phase of others; other settings."
+    return _section("headline", "Runs", Table(columns, rows, note=note).fragment)
 
 
 def _mean_with_interval(values: Sequence[float | None]) -> str | None:
@@ -193,8 +192,7 @@ def _questions(runs: Sequence[RunData], answers: Sequence[list], body: Sequence[
         link, text = f'<a href="#{place}">{question}</a>' if has_place else question, escape(text)
         if len(runs) > 1:
             pairs = zip(runs, of_runs, strict=True)
-            lines = (f"<li>{escape(data.label)}: {escape(x)}</li>" for data, (_, x, _) in pairs)
-            text = f"<ul>{''.join(lines)}</ul>"
+            text = _listed(f"{data.label}: {answer}" for data, (_, answer, _) in pairs)
         rows.append(f'<li id="q{i}">{link} {text}</li>')
     return _section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
 
@@ -249,11 +247,9 @@ def _probes(runs: Sequence[RunData]) -> str:
             f'<div class="sides">{sides}</div></div></details>'
         )
     notes = [note for data in runs for note in data.run.notes()]
-    lines = [f"phase {note['phase']}: {note['probe']}: {note['note']}" for note in notes]
-    listed = f"<ul>{''.join(tag('li', line) for line in lines)}</ul>" * bool(lines)
-    folds += ["<h3>Refused or switched off</h3>" * bool(lines) + listed]
-    without = "" if len(folds) > 1 else NO_PROBES
-    return _section("probes", "Probes", without + "".join(folds))
+    lines = _listed(f"phase {note['phase']}: {note['probe']}: {note['note']}" for note in notes)
+    off = f"<h3>Refused or switched off</h3>{lines}" if lines else ""
+    return _section("probes", "Probes", ("".join(folds) or NO_PROBES) + off)
 
 
 def _checks(run: Run) -> str:
