@@ -1,7 +1,7 @@
 """Records of probes: their fields, what is computed from them, and pictures of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import torch
@@ -89,14 +89,8 @@ def short_site(site: str) -> str:
 
 def cell(field: str, *index: int) -> Callable[[Snapshot], tuple[Any, ...]]:
     """Return a column: one entry of a field of lists, and its ends."""
-
-    def read(at: Snapshot) -> tuple[Any, ...]:
-        found = [at.get(field + end) for end in ENDS]
-        for i in index:
-            found = [None if x is None else x[i] for x in found]
-        return tuple(found)
-
-    return read
+    pick = lambda x: reduce(lambda part, i: None if part is None else part[i], index, x)
+    return lambda at: tuple(pick(at.get(field + end)) for end in ENDS)
 
 
 def reduced(name: str, how: str) -> Callable[[Snapshot], Any]:

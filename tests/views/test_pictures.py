@@ -1,6 +1,5 @@
 import re
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import pytest
 import torch
@@ -196,13 +195,6 @@ def test_plots_raise_on_invalid_input():
     for wrong in ({"b": ([1.0], [2.0])}, {"a": ([1.0], [2.0, 3.0])}):
         with pytest.raises(ValueError, match="Pass one of each per value"):
             bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers=wrong)
-
-
-def test_matplotlib_is_not_required():
-    root = Path(views.__file__).parents[2]
-    for path in [*root.glob("requirements*"), *root.glob("rlhf_lab/**/*.py")]:
-        text = path.read_text("utf-8")
-        assert not re.search(r"^\s*(import |from )?matplotlib\b(?!-)", text, re.M)
 
 
 def test_default_limits_are_symmetric_if_diverging():
