@@ -37,7 +37,7 @@ def patch_heads(
     heads: list[int],
     positions: slice,
 ) -> Float[Tensor, "batch seq head d_head"]:
-    """Put what some heads have read in another run in place of what they read in this one.
+    """Replace the outputs z of some heads by those of another run.
 
     1. Copy z, which belongs to the caller.
     2. In the copy, overwrite these heads at these positions with the donor's.

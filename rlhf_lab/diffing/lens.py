@@ -10,7 +10,7 @@ from rlhf_lab.models.hooked_model import HookedModel, unembed_residuals
 def logit_lens(
     model: HookedModel, residual: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site d_vocab"]:
-    """What the model would say if this were the residual stream behind its last block.
+    """Log-probabilities of the model if this were the residual stream after its last block.
 
     1. Apply the final norm and the unembedding.
     2. Take the log-softmax over the vocabulary.

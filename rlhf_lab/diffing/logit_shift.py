@@ -53,15 +53,15 @@ class ShiftCauses(NamedTuple):
 def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCauses:
     """Split what each component adds to the shift of a logit difference exactly by its causes.
 
-    1. A component adds <k, q> s: its output (less its mean where the norm is a LayerNorm), the
+    1. A component adds <k, q> s: its output (minus its mean if the norm is a LayerNorm), the
        reader, and one over the scale. Three factors change at once, so each gets its Shapley value,
        which is also the integral along the straight line between the two models. No factor goes
        first.
     2. What the output itself gets depends on the component's weights and on what it reads: the
-       Shapley value of these two, from what each model's component makes of the other's streams,
-       along `own_reader`.
-    3. The constants, norm bias and b_U, belong to the read-out; they are the last two rows, which
-       the other causes have as 0.
+       Shapley value of these two, from the outputs of each model's component on the other's
+       streams, along `own_reader`.
+    3. The constants, norm bias and b_U, belong to the unembedding; they are the last two rows,
+       which the other causes have as 0.
 
     Args:
         centered: whether the final norm subtracts the mean.

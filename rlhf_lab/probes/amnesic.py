@@ -17,13 +17,13 @@ from rlhf_lab.training.interventions import InterventionFn, Where
 
 
 class Decided(NamedTuple):
-    """What held-out sequences come to at one position.
+    """Decisions and readings of held-out sequences at one position.
 
     Args:
         lean: logit(word) - logit(other), in nats.
         positive: the label.
-        read_there: whether a reader fitted anew at the site tells the label.
-        read_last: the same behind the last block.
+        read_there: whether a reader fitted again at the site finds the label.
+        read_last: the same after the last block.
     """
 
     lean: Float[Tensor, " judged"]
@@ -33,13 +33,13 @@ class Decided(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """What is left after an erasure, each with its bootstrap interval over sequences.
+    """Effects of an erasure, each with its bootstrap interval over sequences.
 
     Args:
-        gap: how much further positive sequences lean than negative ones, as a share of what it was.
-        flipped: the share of sequences that decide for the other word.
-        read_there: the accuracy of a reader fitted anew at the site.
-        read_last: the same behind the last block.
+        gap: how much further positive sequences lean than negative ones, as a fraction of before.
+        flipped: the fraction of sequences that decide for the other word.
+        read_there: the accuracy of a reader fitted again at the site.
+        read_last: the same after the last block.
     """
 
     gap: Interval
@@ -103,7 +103,7 @@ def _refit(
 
 
 def forgotten(without: Decided, before: Decided) -> Forgotten:
-    """Compare what is decided after an erasure with what was decided before it."""
+    """Compare the decisions after an erasure with those before it."""
     gap = bootstrap_interval(
         without.lean,
         before.lean,

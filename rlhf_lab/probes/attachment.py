@@ -9,7 +9,7 @@ from time import perf_counter
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Observation, Probe, Record
-from rlhf_lab.probes.reel_truth import truth_of
+from rlhf_lab.probes.reel_truth import exact_values
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import MEGABYTE, ProbeStore, record_bytes, records_file
 from rlhf_lab.training import Context, RLHFTrainer
@@ -38,14 +38,14 @@ class Attachment:
         record: Schedule,
         trainer: RLHFTrainer,
     ) -> None:
-        _refuse_taken_names(probes, trainer)
+        _reject_taken_names(probes, trainer)
         self.probes = {probe.name: probe for probe in probes}
         self.plan = {probe.name: probe.every or record for probe in probes}
         self.text, self._max_bytes = text, max_mb * MEGABYTE
-        own = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
+        custom = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
         self.truth, self._of_true_reward = None, ""
         if trainer.starts_as_grammar:
-            self.truth, self._of_true_reward = truth_of(trainer.args.reward_fn, own)
+            self.truth, self._of_true_reward = exact_values(trainer.args.reward_fn, custom)
         self.prefix_len, self.custom_components = len(trainer.prompt), trainer.custom_components
         self.notes: list[str] = []
         self.seconds: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class Attachment:
             probe.check_run(trainer)
             events |= dict.fromkeys((*probe.events, *probe.prepares))
         registers = [trainer.on(event) for event in events]
-        for register in registers:  # all, or none where an event is refused
+        for register in registers:  # all, or none if an event is rejected
             register(self._at)
 
     def _at(self, ctx: Context) -> None:
@@ -145,7 +145,7 @@ class Attachment:
         )
         if ctx.event in probe.prepares:
             self._prepared[probe.name] = probe.prepare(seen)
-        if probe.prepares and seen.prepared is None:  # also where it was attached in between
+        if probe.prepares and seen.prepared is None:  # also if it was attached in between
             return None
         record = probe.observe(seen)
         if not record.checks and not record.errors:
@@ -198,12 +198,12 @@ def _is_recorded(ctx: Context, probe: Probe, plan: dict[str, Schedule]) -> bool:
     return is_numbered(ctx.phase) if schedule == "milestones" else ctx.phase in schedule
 
 
-def _refuse_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:
+def _reject_taken_names(probes: Sequence[Probe], trainer: RLHFTrainer) -> None:
     owners = [getattr(listener, "__self__", None) for listener in trainer.callbacks.listeners()]
     taken = {name for owner in owners if isinstance(owner, Attachment) for name in owner.plan}
     for probe in probes:
         if probe.name in taken:
             raise ConfigError(
-                f"a probe named {probe.name!r} is attached to this run already; give one of them "
+                f"a probe named {probe.name!r} is attached to this run already. Give one of them "
                 "name=."
             )

@@ -88,11 +88,11 @@ class AttentionDrift(TextProbe):
         rows, at = self.select_rows(seen)
         capture = partial(_capture, rows=rows)
         both = capture(reference), capture(model)
-        scales = [1 / exact(take_at(acts[SCALE], at)[:, 0]) for acts in both]
+        scales = [1 / exact(gather_columns(acts[SCALE], at)[:, 0]) for acts in both]
         readers = [logit_reader(m, words) for m in (reference, model)]
         reader = own_reader(scales, readers, is_centered(model.ln_final))
         places = named_places(seen, rows)
-        to_keys = _one_hot(take_at(places.key, at), len(places.key_names)).to(reader.device)
+        to_keys = _one_hot(gather_columns(places.key, at), len(places.key_names)).to(reader.device)
         parts, own, distances = [], [], []
         for layer in range(model.cfg.n_layers):
             split, written = _layer(layer, (reference, model), both, at, reader)
@@ -109,8 +109,8 @@ class AttentionDrift(TextProbe):
         checks = [lambda: _range_check(tensors["tv"]), lambda: _causal_check(both, rows)]
         if not has_hooks(model):
             checks.append(lambda: _sum_check(seen, behind, tensors["own"]))
-        here = [_distance_at(_patterns(both, layer), at) for layer in range(len(own))]
-        queries = take_at(places.query, at).unique().tolist()
+        here = [_compute_distance(_patterns(both, layer), at) for layer in range(len(own))]
+        queries = gather_columns(places.query, at).unique().tolist()
         heads = range(model.cfg.n_heads)
         values = {
             "heads": [f"L{layer}H{head}" for layer in range(len(own)) for head in heads],
@@ -135,7 +135,7 @@ class AttentionDrift(TextProbe):
             column = rows.prefix_len - 1 if self.at is None else self.at % rows.tokens.shape[1]
             at = torch.full((len(rows.tokens),), column, device=rows.tokens.device)
         there = (at >= 0) & (at < rows.tokens.shape[1])
-        there &= take_at(rows.written, at.clamp(0, rows.tokens.shape[1] - 1))
+        there &= gather_columns(rows.written, at.clamp(0, rows.tokens.shape[1] - 1))
         if not there.any():
             raise ConfigError(f"{self.name} looks at pos={self.at}, where no text has a token.")
         return rows.take(there), at[there]
@@ -148,7 +148,9 @@ def named_places(seen: Observation, rows: TextRows) -> Places:
     return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
 
 
-def take_at(x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "*row"]:
+def gather_columns(
+    x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]
+) -> Shaped[Tensor, "*row"]:
     """Return `[batch ...]`, the entries of `[batch seq ...]` at one column of each row."""
     return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
@@ -173,13 +175,14 @@ def _layer(
     site = f"blocks.{layer}.attn.hook_"
     caches = [
         HeadCache(
-            exact(take_at(acts[site + "pattern"].transpose(1, 2), at)), exact(acts[site + "v"])
+            exact(gather_columns(acts[site + "pattern"].transpose(1, 2), at)),
+            exact(acts[site + "v"]),
         )
         for acts in both
     ]
     W_O = [exact(model.blocks[layer].attn.W_O) for model in models]
     before, after = (
-        torch.einsum("bhd,hdm,bm->hb", exact(take_at(acts[site + "z"], at)), weight, reader)
+        torch.einsum("bhd,hdm,bm->hb", exact(gather_columns(acts[site + "z"], at)), weight, reader)
         for acts, weight in zip(both, W_O, strict=True)
     )
     return attention_split(*caches, *W_O, reader), after - before
@@ -200,10 +203,10 @@ def _by_place(
     return summed / to_query.sum((0, 1)).clamp(min=1)[:, None]
 
 
-def _distance_at(
+def _compute_distance(
     patterns: Sequence[Float[Tensor, "batch head query key"]], at: Int[Tensor, " batch"]
 ) -> Float[Tensor, "head batch"]:
-    return pattern_distance(*(take_at(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
+    return pattern_distance(*(gather_columns(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
 
 
 def _range_check(tv: Float[Tensor, "layer head query key"]) -> Check:

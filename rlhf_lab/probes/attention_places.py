@@ -22,8 +22,8 @@ class Places(NamedTuple):
     """Names of places, and which of them each query and each key has.
 
     Args:
-        query: index of its name; -1 where there is no token.
-        key: as seen from each query; -1 where there is no token, or behind the query.
+        query: index of its name; -1 without a token.
+        key: as seen from each query; -1 without a token, or after the query.
     """
 
     query_names: list[str]
@@ -40,7 +40,7 @@ def slot_places(rows: TextRows, slots: Sequence[str]) -> Places:
 
 
 def distance_places(rows: TextRows, tokenizer: PreTrainedTokenizerBase) -> Places:
-    """Queries by the kind of their token, keys by how far back they stand; the first by itself.
+    """Queries by the kind of their token, keys by their distance; the first token by itself.
 
     Distances are 1, 2, 3 to 4, 5 to 8, and so on: each twice as wide as the one before.
     """

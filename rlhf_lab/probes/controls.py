@@ -12,12 +12,12 @@ def control_labels(
 ) -> Bool[Tensor, "*shape"]:
     """Label every token by its word type alone, at random: the labels of a control task.
 
-    1. Find the different tokens (the word types), and which of them stands at each place.
+    1. Find the different tokens (the word types), and which of them is at each place.
     2. Toss a coin for each type, with the `generator` (of the CPU) and no other random state: it is
        True with probability `share`.
     3. Give each place the label of its type.
 
-    A word has the same label wherever it stands, in rows that a probe is fitted to and in rows that
+    A word has the same label everywhere, in rows that a probe is fitted to and in rows that
     it is judged on: call this once, on all of them. What a probe reads of these labels is what it
     can memorise of the words; its accuracy on the real labels less this one is its selectivity.
 
@@ -25,15 +25,15 @@ def control_labels(
     seen. If exactly half of the types were True, it would be right less often: the more of the
     words that were fitted are True, the fewer of the others are.
 
-    Raises ValueError for a share outside 0 to 1.
+    Raises ValueError unless `share` is between 0 and 1.
 
     Source: Hewitt and Liang 2019, arXiv 1909.03368, section 2
 
     Args:
-        share: the chance of True: that of the real labels.
+        share: the probability of True: that of the real labels.
     """
     if not 0 < share < 1:
-        raise ValueError(f"share is {share}; give a number between 0 and 1, such as 0.5.")
+        raise ValueError(f"share is {share}. Use a number between 0 and 1, such as 0.5.")
     types, inverse = tokens.unique(return_inverse=True)
     coins = torch.rand(len(types), generator=generator) < share
     return coins.to(tokens.device)[inverse]

@@ -31,24 +31,24 @@ def fit_direction(
     """The direction that separates two classes, at each site by itself.
 
     1. "mean": the difference of the class means.
-    2. "lda": that difference divided by the covariance within the classes (with a ridge of a share
-       of its mean variance): the best direction for two Gaussians of one covariance.
+    2. "lda": that difference divided by the covariance within the classes (with a ridge, a
+       fraction of its mean variance): the best direction for two Gaussians of one covariance.
     3. Scale to length 1; put the threshold half-way between the class means.
     4. Where all activations are one vector, the direction is 0: clamp the mean variance of step 2,
        and the length of step 3, to at least 1e-12.
 
-    Raises ValueError unless both labels occur, and where there is not one label for each of the n.
+    Raises ValueError unless both labels occur and each of the n has one.
 
     d = mu+ - mu-  (Marks and Tegmark 2024, arXiv 2310.06824);  d = S^-1 (mu+ - mu-)  (Fisher 1936)
     """
     if x.shape[-2] != len(labels) or labels.dtype != torch.bool:
         raise ValueError(
-            f"x has shape {tuple(x.shape)}, labels {tuple(labels.shape)} of {labels.dtype}; give "
+            f"x has shape {tuple(x.shape)}, labels {tuple(labels.shape)} of {labels.dtype}. Pass "
             "activations at one position, [n d_model], and n labels that are True or False."
         )
     if bool(labels.all()) or not bool(labels.any()):
-        raise ValueError(f"labels are all {bool(labels[0])}; give sequences of both classes.")
-    x = x.double()  # the covariance's inverse makes much of what float32 rounds away
+        raise ValueError(f"labels are all {bool(labels[0])}. Use sequences of both classes.")
+    x = x.double()  # the covariance's inverse amplifies float32's rounding
     positive, negative = x[..., labels, :].mean(-2), x[..., ~labels, :].mean(-2)
     direction = positive - negative
     if method == "lda":
@@ -101,7 +101,7 @@ def accuracy(
     threshold: Float[Tensor, "*site"],
     labels: Bool[Tensor, " n"],
 ) -> Float[Tensor, "*site"]:
-    """The share of sequences on the right side of the threshold."""
+    """The fraction of sequences on the right side of the threshold."""
     return ((projection > threshold[..., None]) == labels).double().mean(-1)
 
 

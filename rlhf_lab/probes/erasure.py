@@ -1,4 +1,4 @@
-"""LEACE: erasure of a label from activations, so that no linear reader tells it from chance."""
+"""LEACE: erasure of a label from activations, so that no linear reader can predict it."""
 
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ class Eraser(NamedTuple):
         """Erase from sequences by an eraser with a row per position, in the precision of x.
 
         Args:
-            start: the position of the first state of x; states behind the eraser's last position
-                stay as they are.
+            start: the position of the first state of x; states after the eraser's last position
+                are not changed.
         """
         there = Eraser(*(part[start : start + x.shape[1]].to(x.device) for part in self))
         within = len(there.mean)
@@ -54,13 +54,13 @@ def fit_leace(
     """The smallest change of activations after which both classes have one mean.
 
     1. Take the difference of the class means, and the covariance of all activations (with a ridge
-       of a share of its mean variance, since a token that is always the same varies in nothing).
+       of a fraction of its mean variance, since a token that is always the same varies in nothing).
     2. The reader is that difference divided by the covariance, scaled to read the difference as 1.
     3. Where the means are equal there is nothing to erase: the reader is 0.
 
     Difference-of-means ablation takes the same
-    axis away as far as activations *lie along* it, which leaves a label that is correlated with
-    other directions; LEACE takes away what a reader *reads*.
+    axis away where activations *vary along* it, which leaves a label that is correlated with
+    other directions; LEACE removes what a reader *reads*.
 
     r(x) = x - (x - mu)' w d, d = mu+ - mu-, w = S^-1 d / (d' S^-1 d)
     (Belrose et al. 2023, arXiv 2306.03819, theorem 4.3, for one binary label)

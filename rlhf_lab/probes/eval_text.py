@@ -57,11 +57,11 @@ class EvalText:
         return self.attention_mask.sum(1)
 
     def columns(self, pos: int) -> Int[Tensor, " batch"]:
-        """Where each sequence has its position `pos`, which counts from its end when negative."""
+        """Index of position `pos` in each sequence; a negative one counts from its end."""
         return pos + self.lengths if pos < 0 else torch.full_like(self.lengths, pos)
 
     def at(self, x: Shaped[Tensor, "*rows"], pos: int) -> Shaped[Tensor, "*row"]:
-        """What `[batch seq ...]` has at position `pos` of each sequence: `[batch ...]`."""
+        """Values of `[batch seq ...]` at position `pos` of each sequence: `[batch ...]`."""
         return x[torch.arange(len(x), device=x.device), self.columns(pos).to(x.device)]
 
     def first(self, n: int) -> "EvalText":

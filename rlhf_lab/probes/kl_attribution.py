@@ -123,7 +123,7 @@ def weight_groups(model: HookedModel) -> Groups:
     return fine_groups(model) if heads <= MOST_HEADS else coarse_groups(model)
 
 
-def read_out_of(model: HookedModel) -> nn.Sequential:
+def make_read_out(model: HookedModel) -> nn.Sequential:
     """Copy the final norm and the unembedding in float64, without hooks."""
     with without_hooks(model.ln_final, model.unembed):
         copied = copy.deepcopy(nn.Sequential(model.ln_final, model.unembed))
@@ -137,7 +137,7 @@ def _by_output(
     reference: HookedModel, model: HookedModel, rows: TextRows, nodes: int
 ) -> tuple[list[str], OutputKL]:
     models = [model_where_exact(each) for each in (reference, model)]
-    read = [_of_states(read_out_of(each)) for each in models]
+    read = [_make_state_fn(make_read_out(each)) for each in models]
     shape = (len(rows.tokens), rows.tokens.shape[1])
     names, parts, where = [], [], []
     for some, at in _batches(rows, models[0]):
@@ -160,7 +160,7 @@ def _by_output(
     return names, OutputKL(*(_placed(x, place, shape) for x in spread))
 
 
-def _of_states(read: nn.Sequential) -> Any:
+def _make_state_fn(read: nn.Sequential) -> Any:
     return lambda h: read(h[:, None])[:, 0]
 
 

@@ -48,12 +48,12 @@ def attribute_logits(
     2. LayerNorm is linear once its scale is known: subtract each vector's mean (RMSNorm: do not),
        divide by the scale that the forward used, multiply by the gain.
     3. Project on u = W_U[:, word] - W_U[:, other].
-    4. Add the two constants as last rows: "norm bias", the norm's bias along u (0 where it has
+    4. Add the two constants as last rows: "norm bias", the norm's bias along u (0 if it has
        none), and "b_U", the difference of b_U.
     5. Read the logit difference off `acts["logits"]`. That the rows sum to it is then a proof.
 
     With a trainable norm the gain and the bias are part of the answer; attributions that take them
-    as folded away are wrong after the first optimiser step.
+    as folded away are wrong after the first optimizer step.
 
     Args:
         acts: at `SITES`, at one position: `[batch ...]`.

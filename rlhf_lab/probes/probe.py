@@ -23,7 +23,7 @@ RESAMPLES = 400  # of a record's intervals: enough for two digits; 20 ms for 150
 
 @dataclass(frozen=True)
 class Record:
-    """What a probe found in one phase.
+    """Results of a probe in one phase.
 
     Args:
         values: plain JSON values.
@@ -65,7 +65,7 @@ class Observation:
         truth: Reel's exact truth, when the policy speaks Reel.
         gradients: of the policy's parameters by name, before clipping; at after_backward only.
         optimizer: the run's; a probe copies what it keeps of its state.
-        objective: the terms of the objective as the run asks for them.
+        objective: the terms of the objective with the settings of the run.
         prepared: what the probe's `prepare` returned earlier in the same step.
     """
 
@@ -84,11 +84,11 @@ class Observation:
 
     @property
     def truth_fits_labels(self) -> bool:
-        """Whether the truth is known of the eval text's labels: they can be its sentiment."""
+        """True if the labels of the eval text can be its sentiment."""
         return self.truth is not None and self.truth.fits(self.text.tokens, self.text.labels)
 
     def allowed(self, whole: float, half: float) -> float:
-        """How far rounding may take an identity of activations: in fp32, or with bf16 weights."""
+        """Tolerance of identities of activations: for fp32, or for bf16 weights."""
         return whole if self.args.weight_precision == "fp32" else half
 
 
@@ -160,13 +160,13 @@ class Probe:
         raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
 
     def settings(self) -> dict[str, Any]:
-        """What describes the probe in the run's store."""
+        """Description of the probe in the run's store."""
         kept = {"events": list(self.events), "sites": list(self.sites), "pos": self.pos}
         return {"name": self.name, "kind": type(self).__name__, "every": self.every} | kept
 
 
 def interval_fields(name: str, interval: Interval, digits: int = 4) -> dict[str, Any]:
-    """What a record holds of an interval beside its value: both ends; nothing if it has none."""
+    """Both ends of an interval, as fields of a record; empty without an interval."""
     if interval.low is None or interval.high is None:
         return {}
     ends = {"low": interval.low, "high": interval.high}

@@ -96,7 +96,7 @@ class ReelTruth:
     def values(
         self, tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """The exact value of the state behind every token, and where it is defined.
+        """The exact value of the state after each token, and a mask of defined ones.
 
         It is not defined from the first token on that the grammar does not allow.
         """
@@ -105,7 +105,7 @@ class ReelTruth:
     def beliefs(
         self, tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """P(sentiment is positive | prefix) behind every token, and where it is defined."""
+        """P(sentiment is positive | prefix) after each token, and a mask of defined ones."""
         return self._look_up(self.state_beliefs, tokens)
 
     def fits(self, tokens: Int[Tensor, "batch seq"], labels: Bool[Tensor, " batch"]) -> bool:
@@ -115,7 +115,7 @@ class ReelTruth:
         """
         belief, mask = (x.cpu() for x in self.beliefs(tokens))
         if not mask.any(1).all():
-            return True  # a text that is no review: nothing is known of it
+            return True  # not a review of the grammar: nothing is known
         last = mask.long().cumsum(1).argmax(1, keepdim=True)
         positive = belief.gather(1, last)[:, 0]
         expected = torch.maximum(positive, 1 - positive)
@@ -128,19 +128,19 @@ class ReelTruth:
     ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
         """Exact values and advantages in the trainer's shapes, and where both are defined.
 
-        1. The value before generated token t stands behind position prefix_len - 1 + t.
-        2. Its advantage is the value behind the token less the value before it.
+        1. The value before generated token t is that after position prefix_len - 1 + t.
+        2. Its advantage is the value after the token minus the value before it.
         """
         values, mask = self.values(tokens)
-        before, behind = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
+        before, after = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
         defined = mask[:, prefix_len:]
-        return zero_masked(before, defined), zero_masked(behind - before, defined), defined
+        return zero_masked(before, defined), zero_masked(after - before, defined), defined
 
     @cached_property
     def information(self) -> Float[Tensor, " seq"]:
         """I_t, the variance of the reward that the token at each position settles; 0 for <bos>."""
-        behind_bos = token_information(self.policy, self.reward).float()
-        return torch.cat([torch.zeros(1), behind_bos])
+        after_bos = token_information(self.policy, self.reward).float()
+        return torch.cat([torch.zeros(1), after_bos])
 
     def optimum(self, beta: float) -> Optimum:
         """The policy that is best at this price of KL: its reward and its KL per sequence.
@@ -154,7 +154,7 @@ class ReelTruth:
     def reviews(
         self, n: int, seed: int = 0
     ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
-        """Fresh reviews, and whether each one's hidden sentiment is positive."""
+        """Fresh reviews, and True where the hidden sentiment is positive."""
         drawn = self.grammar.sample(n, np.random.default_rng(seed))
         return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.latents.sentiment > 0)
 
@@ -167,18 +167,18 @@ class ReelTruth:
         return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)
 
 
-def truth_of(reward_fn: str, own: object = None) -> tuple[ReelTruth, str]:
-    """The exact values of a run's reward, and what to say where they are another reward's.
+def exact_values(reward_fn: str, custom: object = None) -> tuple[ReelTruth, str]:
+    """The exact values of a run's reward, and a note if they are those of another reward.
 
     Args:
         reward_fn: the reward's name in the settings.
-        own: the reward that was handed in instead, if one was.
+        custom: the reward function that was passed instead of a name, or None.
     """
-    if own is None:
+    if custom is None:
         return ReelTruth.of_reward(reward_fn), ""
-    if isinstance(own, Reward):
-        return ReelTruth(own), ""
+    if isinstance(custom, Reward):
+        return ReelTruth(custom), ""
     return ReelTruth(), (
-        "this run pays a reward of its own, whose exact values are not known; what is called exact "
-        "here is of true reward, the grammar's posterior that a review is positive."
+        "this run has a custom reward, whose exact values are not known. The exact values "
+        "here are those of the true reward, the grammar's posterior that a review is positive."
     )

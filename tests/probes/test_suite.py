@@ -446,4 +446,4 @@ def test_exact_values_of_another_reward_are_noted(make_trainer):
         told[name] = attached.notes, attached.truth.reward.name
     assert [reward for _, reward in told.values()] == ["true_reward", "smoothed", "true_reward"]
     (note,), *others = (notes for notes, _ in told.values())
-    assert note.startswith("run_health: this run pays a reward of its own") and others == [[], []]
+    assert note.startswith("run_health: this run has a custom reward") and others == [[], []]
