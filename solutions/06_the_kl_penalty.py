@@ -508,15 +508,6 @@ print(f"one nat could buy a reward of {frontier_at(1.0):.3f}")
 from rlhf_lab.organism import mean_backup  # exercise
 
 # %% [markdown]
-# What the trainer takes off the objective is one number for a minibatch: the mean of your `kl_per_token` over the real
-# tokens, times the coefficient. `masked_mean` takes the mean. Its `denominator` is for when a minibatch is cut into
-# pieces to save memory: each piece then divides by the number of tokens of the whole minibatch, so the pieces add up.
-# Pass it on.
-
-# %%
-from rlhf_lab.functional import calc_kl_penalty  # exercise
-
-# %% [markdown]
 # At the same price, does the penalty in the loss end with more KL at the first adjective than $\pi^*$, or with
 # less? And can its $J$ be as high?
 

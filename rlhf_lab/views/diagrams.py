@@ -11,10 +11,10 @@ BOXES: tuple[tuple[Spot, str, str], ...] = (  # middle, words and lesson
     ((100, 70), "prompt\n“this movie”", ""),
     ((310, 70), "policy\ngenerates a review", "00"),
     ((540, 70), "reward\none number", "00"),
-    ((770, 70), "credit\nadvantage per token", "03"),
-    ((310, 250), "reference\nfrozen copy", "04"),
-    ((540, 250), "value head\nexpected reward", "02"),
-    ((770, 250), "objective\nto be maximized", "05"),
+    ((770, 70), "credit\nadvantage per token", "05"),
+    ((310, 250), "reference\nfrozen copy", "06"),
+    ((540, 250), "value head\nexpected reward", "01"),
+    ((770, 250), "objective\nto be maximized", "02"),
 )
 ARROWS: tuple[tuple[Spot, Spot, str], ...] = (
     ((172, 70), (238, 70), ""),

@@ -50,13 +50,6 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
     open_notebook, solve, legible, pictures
 ):
     lesson = open_notebook("00_start.ipynb")
-    solve(lesson, "sequence_sum", "return zero_masked(x, mask).sum()")
-    lesson.run_until("check(sequence_sum)")
-    shown = lesson.shown("check(sequence_sum)")
-    assert "Type-check error" in shown and "Traceback" not in shown
-
-    summed = lesson.source("def sequence_sum(").replace(".sum()", ".sum(dim=1)")
-    lesson.write("def sequence_sum(", summed)
     solve(
         lesson,
         "masked_mean",
@@ -65,15 +58,22 @@ def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
         "count = torch.as_tensor(counted if denominator is None else denominator)\n"
         "return zero_masked(x, mask).sum(dim) / count.masked_fill(count == 0, 1)",
     )
-    solve(lesson, "my_reward", "return torch.tensor([1.0 * t.count('superb') for t in texts])")
+    solve(lesson, "my_reward", "return torch.zeros(len(texts), 1)")
+    lesson.run_until("check(my_reward)")
+    output = lesson.shown("check(my_reward)")
+    assert "Type-check error" in output and "Traceback" not in output
+
+    counts = "torch.tensor([1.0 * t.count('superb') for t in texts])"
+    zeros = lesson.source("def my_reward(").replace("torch.zeros(len(texts), 1)", counts)
+    lesson.write("def my_reward(", zeros)
     asked = lesson.source("which_mean = predictions")
     lesson.write("which_mean = predictions", asked.replace("...", '"38 / 9"'))
     lesson.run_all()
     progress = lesson.done("predictions.show()")
-    for name in ("sequence_sum", "masked_mean", "my_reward"):
+    for name in ("masked_mean", "my_reward"):
         assert re.search(rf"{name} .* ✓ passed", progress)
     assert "as you predicted" in lesson.shown("nearest = ")
-    assert re.search(r"on a leash: reward \d", lesson.shown("for report in trainer"))
+    assert re.search(r"with penalty: reward \d", lesson.shown("for report in trainer"))
     for theme in THEMES:
         lesson.theme(theme)
         legible(lesson.page, ".jp-OutputArea-output")

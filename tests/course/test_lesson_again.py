@@ -102,7 +102,12 @@ def test_exercises_need_the_set_up_and_the_exercises_that_they_use_only(
     checks = {name: i for i, source in cells.items() if (name := name_of(source))}
     until = next(i for i, source in cells.items() if builder.SET_UP.search(source))
     order = shuffled({name: used_names(without_magic(cells[i - 1])) for name, i in checks.items()})
-    wanted = [(i, source) for i, source in cells.items() if i <= until]
+    given = {
+        i
+        for i, cell in enumerate(builder.solution_notebook(master).cells)
+        if "given" in cell.metadata.get("tags", [])
+    }
+    wanted = [(i, source) for i, source in cells.items() if i <= until or i in given]
     for name in order:
         wanted += [(i, cells[i]) for i in (checks[name] - 1, checks[name])]
     printed = run(wanted, tmp_path, warm_python, surroundings)

@@ -15,7 +15,7 @@ from rlhf_lab.course.cases import (
     with_log_probs,
 )
 from rlhf_lab.course.exercise import Answer, make_exercise
-from rlhf_lab.functional import calc_kl_penalty, kl_estimate, kl_per_token, tilt
+from rlhf_lab.functional import kl_estimate, kl_per_token, tilt
 from rlhf_lab.organism import best_at_budget, mean_backup, soft_backup
 
 Solve = Callable[[float], tuple[float, float]]
@@ -29,10 +29,6 @@ def _kl_cases() -> Cases:
         | filtered(fn, *names)
         | filtered(fn, "ref_logprobs")
     )
-
-
-def _penalty_cases() -> Cases:
-    return standard_cases(calc_kl_penalty, large={"kl": 1e3}, spoil=("kl",), kl_coef=0.7)
 
 
 def _estimate_cases() -> Cases:
@@ -124,7 +120,6 @@ def _observe_budget(fn: Answer, solve: Solve, kl: float) -> dict[str, Any]:
 
 EXERCISES = (
     make_exercise(kl_per_token, _kl_cases),
-    make_exercise(calc_kl_penalty, _penalty_cases),
     make_exercise(kl_estimate, _estimate_cases),
     make_exercise(tilt, _tilt_cases),
     make_exercise(soft_backup, _backup_cases, _observe_backup),

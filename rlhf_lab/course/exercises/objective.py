@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -23,8 +24,16 @@ from rlhf_lab.functional import (
     entropy_per_token,
     kl_of_later_states,
     policy_ratio,
+    sequence_sum,
 )
 from rlhf_lab.training import AdaptiveKLController
+
+
+def _sum_cases() -> Cases:
+    x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
+    x[1, 2] = torch.nan
+    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
+    return cases | {"nan at a real token": {"x": x}}
 
 
 def _entropy_cases() -> Cases:
@@ -90,6 +99,10 @@ def whole_objective(
     return surrogate - value_loss + entropy_bonus - kl_penalty
 
 
+def _penalty_cases() -> Cases:
+    return standard_cases(calc_kl_penalty, large={"kl": 1e3}, spoil=("kl",), kl_coef=0.7)
+
+
 def _whole_cases() -> Cases:
     coefs = {"clip_coef": 0.2, "vf_coef": 0.7, "ent_coef": 0.5, "kl_coef": 0.3}
     return standard_cases(whole_objective, **coefs)
@@ -116,15 +129,17 @@ def _observe_controller(build: Answer, kls: tuple[float, ...], **fields: Any) ->
 
 
 EXERCISES = (
-    make_exercise(entropy_per_token, _entropy_cases),
-    make_exercise(calc_entropy_bonus, _bonus_cases),
-    make_exercise(policy_ratio, _ratio_cases),
+    make_exercise(calc_kl_penalty, _penalty_cases),
     make_exercise(calc_clipped_surrogate_objective, _surrogate_cases),
-    make_exercise(calc_value_function_loss, _value_loss_cases),
+    make_exercise(whole_objective, _whole_cases),
     make_exercise(
         kl_of_later_states,
         lambda: standard_cases(kl_of_later_states, spoil=("logprobs", "kl")),
     ),
-    make_exercise(whole_objective, _whole_cases),
     make_exercise(AdaptiveKLController, _controller_cases, _observe_controller),
+    make_exercise(sequence_sum, _sum_cases),
+    make_exercise(entropy_per_token, _entropy_cases),
+    make_exercise(calc_entropy_bonus, _bonus_cases),
+    make_exercise(policy_ratio, _ratio_cases),
+    make_exercise(calc_value_function_loss, _value_loss_cases),
 )

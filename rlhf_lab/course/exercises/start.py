@@ -1,4 +1,4 @@
-"""Exercises on start: sums and means with a mask, and a reward of the learner's own."""
+"""Exercises on start: a mean with a mask, and a reward that the learner writes."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.course.cases import Cases, draw, standard_cases
+from rlhf_lab.course.cases import Cases, draw
 from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.functional import masked_mean, sequence_sum
 from rlhf_lab.organism import Grammar
@@ -30,13 +30,6 @@ def _masked_mean_cases() -> Cases:
         "large numbers": {"x": x * 1e30},
         "half precision": {"x": x.half()},
     }
-
-
-def _sum_cases() -> Cases:
-    x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
-    x[1, 2] = torch.nan
-    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
-    return cases | {"nan at a real token": {"x": x}}
 
 
 def my_reward(texts: list[str]) -> Float[Tensor, " batch"]:
@@ -78,7 +71,6 @@ def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
 
 
 EXERCISES = (
-    make_exercise(sequence_sum, _sum_cases),
     make_exercise(masked_mean, _masked_mean_cases),
     make_exercise(my_reward, _review_cases, _observe_reward),
 )
