@@ -319,5 +319,5 @@ progress()
 #
 #   </details>
 #
-# Next: {lesson:the_objective}, in which values and rewards become one objective. After which word, and in which layer, the
-# value can first be read is the subject of the appendix `more/where_values_are_read`.
+# Next: {lesson:the_objective}, in which values and rewards become one objective. The appendix
+# {lesson:where_values_are_read} finds the first layer and word at which the value can be read.

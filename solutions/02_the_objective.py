@@ -196,8 +196,7 @@ penalty = calc_kl_penalty(kl, args.kl_coef, mask)
 print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 
 # %% [markdown]
-# (Whose gradient this penalty has, and a controller that adjusts `kl_coef`, are the subject of the appendix
-# `more/kl_placements`.)
+# (The gradient of this penalty, and a controller that adjusts `kl_coef`, are in {lesson:kl_placements}.)
 #
 # ## Entropy
 #

@@ -1,0 +1,62 @@
+# %% [markdown]
+# # Write the rest
+#
+# By the end of this lesson you can write the functions that the evening gives you.
+#
+# Each exercise is independent of the others. The formulas are in the docstrings, and the lessons show the functions in use.
+
+# %%
+# first cell
+
+# %% [markdown]
+# About 40 minutes of work. The cells run in a few seconds.
+
+# %%
+# %load_ext jaxtyping
+# %jaxtyping.typechecker beartype.beartype
+import rlhf_lab
+
+rlhf_lab.check_shapes()  # before anything else is imported from the package
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlhf_lab.course import check, hint, progress
+
+SETTINGS = dict(preset="reel", gen_len=26, top_k=None, advantages="gae", kl_coef=0.3)
+
+# %% [markdown]
+# ## From {lesson:start}
+#
+# Add the real scores of each sequence.
+
+# %%
+from rlhf_lab.functional import sequence_sum  # exercise
+
+# %% [markdown]
+# ## From {lesson:the_objective}
+#
+# The entropy of the policy at each token, and the bonus for it. The input is the output of `log_probs`.
+
+# %%
+from rlhf_lab.functional import entropy_per_token  # exercise
+
+# %%
+from rlhf_lab.functional import calc_entropy_bonus  # exercise
+
+# %% [markdown]
+# The ratio of new to old probability. `MAX_LOG_RATIO` limits the difference from above only: the exponential of a very
+# negative number is 0, which does no harm.
+
+# %%
+from rlhf_lab.functional import policy_ratio  # exercise
+
+# %% [markdown]
+# The loss of the value head. With a `clip`, a value cannot make its error small by jumping away from its old value.
+
+# %%
+from rlhf_lab.functional import calc_value_function_loss  # exercise
+
+# %%
+progress()
