@@ -273,7 +273,7 @@ show_intervals("R2 of the last layer at", of_model, "reviews")
 #
 # ## Overfitting
 #
-# The probe has 64 slopes, and was scored on reviews that it had not seen. Give it a target that cannot be read: the values
+# The probe has a slope per dimension, and was scored on reviews that it had not seen. Give it a target that cannot be read: the values
 # of the reviews in a random order. What R2 does it have on the reviews that it was fitted to?
 
 # %%
@@ -293,7 +293,7 @@ kind = "below 0" if high < 0 else "above 0" if low > 0 else "about 0"
 predictions.compare("R2 of nonsense on seen reviews", nonsense_on_seen, kind)
 
 # %% [markdown]
-# 64 slopes for 341 reviews explain about 64 / 341 of anything. On new reviews the same slopes are worse than the mean. A
+# d slopes for n reviews explain about d / n of anything. On new reviews the same slopes are worse than the mean. A
 # probe is evidence only with the reviews that it was scored on.
 #
 # ## The ceiling

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -31,7 +30,7 @@ from rlhf_lab.training import AdaptiveKLController
 
 def _sum_cases() -> Cases:
     x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
-    x[1, 2] = torch.nan
+    x[1, 2] = float("nan")
     cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
     return cases | {"nan at a real token": {"x": x}}
 

@@ -40,8 +40,7 @@ def my_reward(texts: list[str]) -> Float[Tensor, " batch"]:
 
 
 def _review_cases() -> Cases:
-    reviews = Grammar().sample(64, np.random.default_rng(0)).texts()
-    return {"64 reviews of Reel": {"texts": reviews}}
+    return {"64 reviews of Reel": {"texts": Grammar().sample(64, np.random.default_rng(0)).texts()}}
 
 
 def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
