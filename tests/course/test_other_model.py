@@ -22,6 +22,7 @@ from tools.course import builder
 
 ROOT = Path(__file__).parents[2]
 ON_REEL = (
+    *(path.stem for path in builder.masters(ROOT) if path.parent.name == "more"),
     "05_rewards_and_credit",
     "06_the_kl_penalty",
     "07_what_breaks_it",
@@ -29,11 +30,7 @@ ON_REEL = (
     "13_your_question",
 )
 """Lessons that compare with exact values throughout, which no other language has."""
-LESSONS = [
-    path
-    for path in builder.masters(ROOT)
-    if path.stem not in ON_REEL and path.parent.name != "more"
-]
+LESSONS = [path for path in builder.masters(ROOT) if path.stem not in ON_REEL]
 DAILY = ("00_start", "02_the_objective")
 RUN = [path for path in LESSONS if os.environ.get("RLHF_LAB_NIGHTLY") or path.stem in DAILY]
 SMALL = {"total_phases": 6, "batch_size": 16, "num_minibatches": 2, "gen_len": 12}
