@@ -24,8 +24,9 @@ from rlhf_lab.__main__ import parse
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Cost, LearningStats, PhaseReport, RolloutStats
-from tools.course.builder import lesson_name, masters
+from tools.course.builder import masters
 from tools.course.prose import unsupported_numbers
+from tools.course.size import lesson_name
 from tools.reel.__main__ import main as reel
 
 ROOT = Path(__file__).parent.parent
@@ -50,12 +51,8 @@ FROM_ELSEWHERE = {  # numbers of a lesson's text that its cells do not print
     "what_rlhf_changed": ["40"],  # a suggestion to try
 }
 PLOTS = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
+ROOMS = ("rlhf_lab", "benchmarks", "tools")
 IN_EACH_FILE = {"EXERCISES"}  # the registry of the course collects them
-MANNERED = re.compile(
-    r"\b(somebody|nobody|someone|whoever|mend(s|ed)?|so asked|"  # words: ok
-    r"who listens|what there is|complaints?)\b",
-    re.IGNORECASE,
-)
 QUESTION = re.compile(r"(What|Who|Whether|How|Where|Which|From|One way|Small) ")
 
 
@@ -204,18 +201,12 @@ def unseen_plots(source: str) -> list[str]:
 def source_problems() -> Iterator[str]:
     """Check first lines and messages of modules, and that a public name is in one file only."""
     homes = defaultdict(set)
-    for path in (
-        p for room in ("rlhf_lab", "benchmarks", "tools") for p in (ROOT / room).rglob("*.py")
-    ):
+    for path in (p for room in ROOMS for p in (ROOT / room).rglob("*.py")):
         tree, where = ast.parse(path.read_text("utf-8")), path.relative_to(ROOT).as_posix()
         first = (ast.get_docstring(tree) or "").split("\n")[0]
-        if not re.match(r"[A-Z`].*[.]$", first) or QUESTION.match(first) or MANNERED.search(first):
+        if not re.match(r"[A-Z`].*[.]$", first) or QUESTION.match(first):
             yield f"{where}: the first line is not a plain sentence: {first!r}"
         if path.is_relative_to(PACKAGE):
-            for node in ast.walk(tree):
-                text = node.value if isinstance(node, ast.Constant) else None
-                if isinstance(text, str) and MANNERED.search(text):
-                    yield f"{where}:{node.lineno}: {MANNERED.search(text)[0]!r}"
             for name in _public_names(tree):
                 homes[name].add(where)
     for name, files in homes.items():

@@ -10,8 +10,7 @@ from typing import Any
 
 from rlhf_lab.course.cases import Cases
 
-# what a learner writes: a function or a class
-Answer = Callable[..., Any]
+Answer = Callable[..., Any]  # what a learner writes: a function or a class
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Exercise:
     Args:
         lesson: the name of the lesson's master, such as "the_objective".
         reference: the package's own function or class, which is the solution.
-        difficulty: from 1 to 5.
+        difficulty, importance: from 1 to 5; an importance of 0 is not stated.
         minutes: for most people.
         hints: three: the idea, the shapes, the line.
         cases: a function that returns the seeded cases.
@@ -80,6 +79,7 @@ class Exercise:
     observe: Callable[..., Any] = call
     step_free: bool = False
     forms: tuple[Mapping[str, str], ...] = ()
+    importance: int = 0
 
     @property
     def name(self) -> str:

@@ -29,7 +29,8 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     exercise: Exercise,
 ) -> None:
     assert len(exercise.slips) >= 2
-    assert 1 <= exercise.difficulty <= 5 and 1 <= exercise.minutes <= 40
+    assert exercise.difficulty in range(1, 6) and exercise.importance in range(6)
+    assert 1 <= exercise.minutes <= 40
     assert len({hint.strip() for hint in exercise.hints} - {""}) == 3
     judge = Judge(exercise)
     assert [outcome.error for outcome in judge.expected] == [None] * len(judge.cases)

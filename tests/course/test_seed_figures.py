@@ -11,8 +11,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from rlhf_lab.course import SeedFigures, seed_figures
 from rlhf_lab.errors import ConfigError, LoadError
 from tools.course import record, runner
-from tools.course.builder import lesson_name, masters
+from tools.course.builder import masters
 from tools.course.runner import REAL_MODELS, environment
+from tools.course.size import lesson_name
 
 ROOT = Path(__file__).parents[2]
 STORED = {

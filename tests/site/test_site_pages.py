@@ -3,9 +3,7 @@
 import importlib
 import inspect
 
-import pytest
-
-from tools.site.docstrings import readable_signature, to_rst, unknown_names
+from tools.site.docstrings import readable_signature, to_rst
 from tools.site.public import public_names, rooms, text_after
 
 PACKAGES = ("compat", "config", "course", "functional", "models", "organism", "probes", "rewards")
@@ -42,15 +40,6 @@ def test_a_docstring_becomes_markup_with_links():
         "Raises:\n    ConfigError: see\n        there.\n    LoadError: see\n        there.\n"
         "    RunError: x\n"
     )
-
-
-@pytest.mark.slow
-def test_a_name_that_is_nowhere_in_the_code_is_noticed():
-    assert unknown_names("`masked_mean`, `RLHFArgs.top_k`, `a b`, ``raw_thing``, `fn(x)`") == []
-    assert unknown_names("see `masked_mode` and `RLHFArgs.no_such_field`") == [
-        "masked_mode",
-        "RLHFArgs.no_such_field",
-    ]
 
 
 def test_signatures_are_shown_as_they_are_written():

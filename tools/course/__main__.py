@@ -27,10 +27,10 @@ def build(
     from tools.course.builder import build_lesson
 
     for master in _masters(root, lessons):
-        built = build_lesson(master, root, again)
-        files = ", ".join(str(path.relative_to(root)) for path in built.changed)
-        ran = "executed" if built.executed else "solution is up to date"
-        print_line(f"{built.lesson}: {ran}; {f'wrote {files}' if files else 'nothing has changed'}")
+        changed, is_executed = build_lesson(master, root, again)
+        files = ", ".join(str(path.relative_to(root)) for path in changed) or "nothing"
+        ran = "executed" if is_executed else "solution is up to date"
+        print_line(f"{master.stem}: {ran}; changed {files}")
     return 0
 
 
@@ -57,7 +57,8 @@ def record(
 
 
 def _masters(root: Path, lessons: Sequence[str]) -> list[Path]:
-    from tools.course.builder import lesson_name, masters
+    from tools.course.builder import masters
+    from tools.course.size import lesson_name
 
     known = {lesson_name(master): master for master in masters(root)}
     for lesson in lessons:

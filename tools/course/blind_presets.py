@@ -8,19 +8,14 @@ from rlhf_lab.course.blind_tuning import (
     TUNING_SETTINGS,
     tuned_figures,
 )
-from tools.course.stored_parts import SEEDS, make_record
-
-
-def preset_runs() -> dict[str, list[dict[str, float | None]]]:
-    """Train with the fields of the preset, once per reward and seed."""
-    return {name: [tuned_figures(name, PRESET_FIELDS, seed) for seed in SEEDS] for name in HIDDEN}
-
+from tools.course.stored_parts import SEEDS, make_record, over_seeds
 
 if __name__ == "__main__":
+    run = lambda name, seed: tuned_figures(name, PRESET_FIELDS, seed)
     make_record(
         "blind_tuning",
         "blind_presets",
-        {"runs": preset_runs},
+        {"runs": lambda: over_seeds(run, *HIDDEN)},
         settings={**TUNING_SETTINGS, **PRESET_FIELDS},
         budget=REVIEWS,
         fresh_reviews=FRESH_REVIEWS,

@@ -3,11 +3,13 @@
 A master is a percent-format script, `NN_NAME.py`, or `more/NAME.py` for an appendix. These are
 replaced:
 
+- `{minutes}` in text, by the minutes that the lesson takes.
 - `# first cell`, in its own cell, by the set-up that all lessons share (first_cell.py).
 - `from MODULE import NAME  # exercise`, in its own cell, by a heading, the function as a stub (or
   whole, in the solution) and a call of `check`.
 - `from MODULE import NAME  # given`, in its own cell, by the whole function in a folded cell.
 - `{lesson:NAME}` in text, by a link to the lesson with its number.
+- `# expected`, as a code cell's first line, by its stored outputs in a fold below the cell.
 - `GUESS = VALUE  # predict: CHOICES` by a call of `predictions.guess`, without the value for the
   learner. CHOICES are literals (`"up" or "down"`), numbers (`a number from 0 to 6`), or
   `in words`.
@@ -15,7 +17,6 @@ replaced:
 
 import os
 import re
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
@@ -30,26 +31,19 @@ from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.first_cell import FIRST_CELL, MARK
 from tools.course.runner import METADATA, execute
+from tools.course.size import FUNCTION, PREDICTION, lesson_name, lesson_size, stored_cells
 from tools.course.stub import bound_names, function_source, stub_source
 
-FUNCTION = re.compile(r"from ([\w.]+) import (\w+)  # (exercise|given)")
 FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["given"]}  # metadata of a cell
-PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)
 MARKED = re.compile(r"#\s*predict:")
 LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
 LINK = re.compile(r"\{([Ll]esson):(\w+)\}")
+EXPECTED = "# expected\n"
+FOLD = "<details><summary>Expected output</summary>\n\n{}\n\n</details>"
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
-
-
-@dataclass(frozen=True)
-class Built:
-    """Result of a build: the files that changed, and True if the solution was executed."""
-
-    lesson: str
-    changed: tuple[Path, ...]
-    executed: bool
 
 
 def masters(root: Path) -> list[Path]:
@@ -61,32 +55,27 @@ def masters(root: Path) -> list[Path]:
     return found
 
 
-def lesson_name(master: Path) -> str:
-    """Return the name of a lesson, which exercises and records use: the file's, without number."""
-    return master.stem.lstrip("0123456789_")
-
-
 def notebook_path(master: Path, root: Path, folder: str) -> Path:
     """Return the path of a lesson's notebook in `notebooks` or `solutions`."""
     return root / folder / master.relative_to(root / "solutions").with_suffix(".ipynb")
 
 
-def build_lesson(master: Path, root: Path, again: bool = False) -> Built:
-    """Write both notebooks of a lesson, and leave files that are up to date.
+def build_lesson(master: Path, root: Path, again: bool = False) -> tuple[list[Path], bool]:
+    """Write both notebooks of a lesson; returns those that changed, and True if it was executed.
 
     The solution is executed if its code has changed, or with `again`.
     """
-    paths = {name: notebook_path(master, root, name) for name in ("notebooks", "solutions")}
-    changed = [paths["notebooks"]] if write(learner_notebook(master), paths["notebooks"]) else []
+    learner, solved = (notebook_path(master, root, name) for name in ("notebooks", "solutions"))
+    before = [path.exists() and path.read_bytes() for path in (learner, solved)]
+    is_stale = again or not same_code(solution_notebook(master), solved)
+    if is_stale:  # first, since minutes and folds are computed from its outputs
+        write(execute(solution_notebook(master), master.stem), solved)
     solution = solution_notebook(master)
-    is_stale = again or not same_code(solution, paths["solutions"])
-    if is_stale:
-        solution = execute(solution, master.stem)
-    else:
-        _keep_outputs(solution, paths["solutions"])
-    if write(solution, paths["solutions"]):
-        changed.append(paths["solutions"])
-    return Built(master.stem, tuple(changed), is_stale)
+    _keep_outputs(solution, solved)
+    write(solution, solved)
+    write(learner_notebook(master), learner)
+    pairs = zip(before, (learner, solved), strict=True)
+    return [path for old, path in pairs if path.read_bytes() != old], is_stale
 
 
 def learner_notebook(master: Path) -> NotebookNode:
@@ -101,11 +90,13 @@ def solution_notebook(master: Path) -> NotebookNode:
 
 def _notebook(master: Path, solved: bool) -> NotebookNode:
     cells: list[NotebookNode] = []
+    minutes = lesson_size(master)["minutes"]
     bound: set[str] = set()  # by the set-up, which is always run; later cells may be skipped
-    is_set_up = True
+    is_set_up, expected = True, []
     for cell in jupytext.read(master, fmt="py:percent").cells:
         if cell.cell_type != "code":
-            cells.append(new_markdown_cell(_with_links(cell.source, master)))
+            text = cell.source.replace("{minutes}", str(minutes))
+            cells.append(new_markdown_cell(_with_links(text, master)))
         elif marked := _marked_function(cell.source, master):
             module, name, mark = marked
             if mark == "given":
@@ -118,12 +109,19 @@ def _notebook(master: Path, solved: bool) -> NotebookNode:
             up = "../.." if master.parent.name == "more" else ".."
             cells.append(new_code_cell(FIRST_CELL.replace("..", up)))
         else:
-            cells.append(new_code_cell(with_guesses(cell.source, master, solved)))
+            source = cell.source.removeprefix(EXPECTED)
+            expected += [len(cells)] * (source != cell.source)
+            cells.append(new_code_cell(with_guesses(source, master, solved)))
             if is_set_up:
                 bound |= bound_names(cell.source)
                 is_set_up = not SET_UP.search(cell.source)
     for number, cell in enumerate(cells):
         cell["id"] = f"c{number:03}"
+    stored = {} if solved else stored_cells(master)
+    for number in reversed(expected if stored else []):
+        name = cells[number].id
+        markdown = "\n\n".join(map(_as_markdown, stored[name].outputs))
+        cells.insert(number + 1, new_markdown_cell(FOLD.format(markdown), id=f"{name}-expected"))
     return nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
 
 
@@ -140,6 +138,13 @@ def _with_links(text: str, master: Path) -> str:
         return f"[{label}]({os.path.relpath(target, master.parent)})"
 
     return LINK.sub(link, text)
+
+
+def _as_markdown(output: NotebookNode) -> str:
+    data = output.get("data", {})
+    html, text = data.get("text/html", "<pre"), data.get("text/plain", output.get("text", ""))
+    lines = [line.rstrip() for line in COLOR.sub("", text).splitlines() if line.strip()]
+    return "\n".join(["```text", *lines, "```"]) if html.startswith("<pre") else html
 
 
 def with_guesses(source: str, master: Path, solved: bool) -> str:
@@ -183,9 +188,10 @@ def _marked_function(source: str, master: Path) -> tuple[str, ...] | None:
 
 
 def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[NotebookNode]:
+    importance = f"importance {dots(exercise.importance)}, " if exercise.importance else ""
     heading = (
         f"### Exercise: `{exercise.name}`\n\n"
-        f"difficulty {dots(exercise.difficulty)}, about {exercise.minutes} minutes; "
+        f"difficulty {dots(exercise.difficulty)}, {importance}about {exercise.minutes} minutes; "
         f'stuck? run `hint("{exercise.name}")`'
     )
     source = function_source(exercise.reference, bound) if solved else stub_source(exercise, bound)
@@ -193,14 +199,10 @@ def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[N
     return [new_markdown_cell(heading), new_code_cell(source), new_code_cell(check)]
 
 
-def write(notebook: NotebookNode, path: Path) -> bool:
-    """Write a notebook, unless the file has this content; returns True if it was written."""
-    text = nbformat.writes(notebook) + "\n"
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return False
+def write(notebook: NotebookNode, path: Path) -> None:
+    """Write a notebook."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return True
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 
 def same_code(notebook: NotebookNode, path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Parts of the record on preferences: reward models of biased pairs, and ensembles."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from tools.course.preference_policies import (
     sample_metrics,
     train_ppo,
 )
-from tools.course.stored_parts import SEEDS
+from tools.course.stored_parts import over_seeds
 
 POOL, FRESH, EDITED = 3000, 1500, 500
 KINDS = ("the same pairs", "pairs of their own")  # words: ok
@@ -160,11 +161,6 @@ def ensemble_run(seed: int) -> dict[str, Any]:
 def biased_runs() -> dict[str, list[Metrics]]:
     """Run each bias, once per seed."""
     return {
-        f"{fraction:.0%}, {steps} steps": [biased_run(fraction, steps, seed) for seed in SEEDS]
+        f"{fraction:.0%}, {steps} steps": over_seeds(partial(biased_run, fraction, steps))
         for fraction, steps in BIASES
     }
-
-
-def ensemble_runs() -> list[dict[str, Any]]:
-    """Run the ensembles, once per seed."""
-    return [ensemble_run(seed) for seed in SEEDS]

@@ -19,7 +19,7 @@ from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
 from rlhf_lab.rewards import reel_pairs
 from rlhf_lab.tuning import train_on_pairs
 from rlhf_lab.tuning.examples import encode_examples, text_logprobs
-from tools.course.stored_parts import RUN_SETTINGS, SEEDS
+from tools.course.stored_parts import RUN_SETTINGS
 
 BASE, BETA, N_SAMPLES, PROBES = "reel-nano", 4.0, 1024, 256
 PPO_SETTINGS: dict[str, Any] = {
@@ -111,13 +111,3 @@ def adapter_run(arm: str, seed: int) -> Metrics:
     pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - config.held_out)), seed)
     train_on_pairs(model, pairs, config, DPOLoss(beta=BETA))
     return sample_metrics(TransformerWithValueHead(model, seed=seed), seed)
-
-
-def utility_runs() -> list[dict[str, Any]]:
-    """Train on the utility, once per seed."""
-    return [utility_run(seed) for seed in SEEDS]
-
-
-def adapter_runs() -> dict[str, list[Metrics]]:
-    """Train each arm, once per seed."""
-    return {arm: [adapter_run(arm, seed) for seed in SEEDS] for arm in ARMS}

@@ -12,9 +12,9 @@ from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge, reading_of
 from rlhf_lab.tuning import train_reward_model
-from tools.course.preference_flaws import biased_runs, ensemble_runs
-from tools.course.preference_policies import BASE, Metrics, adapter_runs, utility_runs
-from tools.course.stored_parts import SEEDS, make_record
+from tools.course.preference_flaws import biased_runs, ensemble_run
+from tools.course.preference_policies import ARMS, BASE, Metrics, adapter_run, utility_run
+from tools.course.stored_parts import SEEDS, make_record, over_seeds
 
 FRESH_PAIRS, FRESH_TEXTS = 1500, 500
 
@@ -33,9 +33,9 @@ def fit_and_judge(pairs: int, flip_rate: float, steps: int, seed: int) -> tuple:
 def reward_model_runs() -> dict[str, list[Metrics]]:
     """Fit to few and many pairs, with and without flipped labels."""
     return {
-        f"{pairs} pairs, {rate:.0%} flipped": [
-            fit_and_judge(pairs, rate, 120, seed)[1] for seed in SEEDS
-        ]
+        f"{pairs} pairs, {rate:.0%} flipped": over_seeds(
+            lambda seed, *, n=pairs, rate=rate: fit_and_judge(n, rate, 120, seed)[1]
+        )
         for rate in (0.0, 0.2)
         for pairs in (64, 256, 1024)
     }
@@ -55,10 +55,10 @@ def long_runs() -> dict[str, list[Metrics]]:
 PARTS = {
     "reward models": reward_model_runs,
     "longer": long_runs,
-    "PPO on the utility": utility_runs,
-    "adapters": adapter_runs,
+    "PPO on the utility": lambda: over_seeds(utility_run),
+    "adapters": lambda: over_seeds(adapter_run, *ARMS),
     "biased": biased_runs,
-    "ensembles": ensemble_runs,
+    "ensembles": lambda: over_seeds(ensemble_run),
 }
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from rlhf_lab.errors import ConfigError, LoadError
-from tools.course.builder import SET_UP, code_cells, lesson_name, solution_notebook
+from tools.course.builder import SET_UP, code_cells, solution_notebook
 from tools.course.runner import REAL_MODELS, run_lesson
+from tools.course.size import lesson_name
 from tools.course.stored_parts import RECORDS
 
 SEED = re.compile(r"\bseed=\d+")

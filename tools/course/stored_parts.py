@@ -1,5 +1,6 @@
 """Stored records of the course: settings that they share, and the program that writes them."""
 
+import functools
 import json
 import re
 import sys
@@ -15,6 +16,19 @@ RUN_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
     | {"gen_len": 26, "top_k": None, "advantages": "gae"}
 )
 Parts = Mapping[str, Callable[[], Any]]
+
+
+def over_seeds(run: Callable[..., Any], *kinds: Any) -> Any:
+    """Return a run's results of each seed, of each kind by name if there are kinds."""
+    if kinds:
+        return {kind: over_seeds(functools.partial(run, kind)) for kind in kinds}
+    return [run(seed) for seed in SEEDS]
+
+
+def columns(run: Callable[..., Any], *kinds: Any) -> dict[str, dict[str, list[float]]]:
+    """Return a column over seeds for each metric of each kind of run."""
+    found = over_seeds(run, *kinds)
+    return {kind: {x: [one[x] for one in every] for x in every[0]} for kind, every in found.items()}
 
 
 def make_record(name: str, program: str, parts: Parts, digits: int = 5, **heading: Any) -> None:

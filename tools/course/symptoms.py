@@ -3,7 +3,7 @@
 from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record
+from tools.course.stored_parts import RUN_SETTINGS, SEEDS, columns, make_record
 
 SETTINGS: dict[str, Any] = {**RUN_SETTINGS, "total_phases": 12, "kl_coef": 0.3}
 CAUSES: dict[str, dict[str, Any]] = {
@@ -40,15 +40,7 @@ def last_metrics(cause: str, seed: int) -> dict[str, float]:
     }
 
 
-def runs() -> dict[str, dict[str, list[float]]]:
-    """Train with every cause once per seed."""
-    found = {cause: [last_metrics(cause, seed) for seed in SEEDS] for cause in CAUSES}
-    return {
-        cause: {name: [one[name] for one in every] for name in COLUMNS}
-        for cause, every in found.items()
-    }
-
-
 if __name__ == "__main__":
+    parts = {"runs": lambda: columns(last_metrics, *CAUSES)}
     heading = {"changes": CAUSES, "seeds": SEEDS, "last_phases": LAST_PHASES}
-    make_record("symptoms", "symptoms", {"runs": runs}, settings=SETTINGS, **heading)
+    make_record("symptoms", "symptoms", parts, settings=SETTINGS, **heading)

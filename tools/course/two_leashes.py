@@ -4,7 +4,7 @@ from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.probes import ReelTruth
-from tools.course.stored_parts import SEEDS, make_record
+from tools.course.stored_parts import SEEDS, columns, make_record
 
 SETTINGS: dict[str, Any] = {
     "preset": "reel",
@@ -43,18 +43,10 @@ def evaluate_run(fields: dict[str, Any], seed: int) -> dict[str, float]:
     return {"reward": reward, "KL": kl} | by_slot
 
 
-def over_seeds(fields: dict[str, Any]) -> dict[str, list[float]]:
-    """Train once per seed; returns a column for each metric."""
-    runs = [evaluate_run(fields, seed) for seed in SEEDS]
-    return {name: [run[name] for run in runs] for name in runs[0]}
-
-
+PRICES = {str(beta): PLACEMENTS["reward"] | {"kl_coef": beta} for beta in OTHER_COEFFICIENTS}
 PARTS = {
-    "runs": lambda: {name: over_seeds(fields) for name, fields in PLACEMENTS.items()},
-    "prices": lambda: {
-        str(beta): over_seeds(PLACEMENTS["reward"] | {"kl_coef": beta})
-        for beta in OTHER_COEFFICIENTS
-    },
+    "runs": lambda: columns(lambda x, seed: evaluate_run(PLACEMENTS[x], seed), *PLACEMENTS),
+    "prices": lambda: columns(lambda x, seed: evaluate_run(PRICES[x], seed), *PRICES),
 }
 
 if __name__ == "__main__":

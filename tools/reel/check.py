@@ -9,11 +9,7 @@ from transformers import GPT2LMHeadModel
 from rlhf_lab.organism import Grammar, GraphPolicy, build_graph, grammar_policy, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.rewards import SentimentReward
-from tools.reel.measures import (
-    classifier_metrics,
-    grammatical_fraction,
-    language_model_kl,
-)
+from tools.reel.measures import classifier_metrics, grammatical_fraction, language_model_kl
 
 KL_BOUND = 0.08
 GRAMMATICAL_BOUND = 0.98

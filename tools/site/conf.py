@@ -6,12 +6,7 @@ from tools.site import extension
 project = "rlhf_lab"
 copyright = "The rlhf_lab authors, MIT licence"
 version = release = rlhf_lab.__version__
-extensions = [
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
-    "myst_nb",
-]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb"]
 nitpicky = True
 nitpick_ignore_regex = [  # other packages, and types that no room exports
     (r"py:(class|exc|data)", r"(?!rlhf_lab\b).*"),

@@ -11,7 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-from tools.site.docstrings import readable_signature, to_rst, unknown_names
+from tools.site.docstrings import readable_signature, to_rst
 from tools.site.public import public_paths
 
 LOG = logging.getLogger(__name__)
@@ -31,10 +31,7 @@ def connect(app: Sphinx) -> None:
 def _rewrite_docstring(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    text = "\n".join(lines)
-    for unknown in unknown_names(text):
-        LOG.warning("docstring of %s names `%s`, which is nowhere in the code", name, unknown)
-    lines[:] = to_rst(text, _parameters(obj)).split("\n")
+    lines[:] = to_rst("\n".join(lines), _parameters(obj)).split("\n")
 
 
 def _rewrite_signature(
