@@ -92,7 +92,8 @@ lint: $(DEVELOPED)
 
 course: $(DEVELOPED)
 	$(BIN)/python -m tools.course build
-	$(PYTEST) --quiet tests/course/test_lessons.py tests/course/test_exercises.py
+	$(PYTEST) --quiet tests/course/test_lessons.py
+	RLHF_LAB_NIGHTLY=1 $(PYTEST) --quiet tests/course/test_exercises.py
 
 # Every lesson whole, each cell twice over and from top to bottom in a fresh kernel; half an hour.
 lessons: $(DEVELOPED)

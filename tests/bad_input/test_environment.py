@@ -73,7 +73,8 @@ def test_progress_is_shown_for_unusable_file(value: str, warm: Callable, here: P
     assert (done.returncode, done.stderr) == (0, "") and value in done.stdout
 
 
-@pytest.mark.parametrize("streams", [pytest.param("<&-", marks=pytest.mark.nightly), "2>&-"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("streams", ["<&-", "2>&-"])
 def test_closed_stream_is_ignored(streams: str, surroundings: dict[str, str], here: Path) -> None:
     command = f"{sys.executable} -m rlhf_lab report RUN --out new.html {streams}"
     env = surroundings | {"PYTHONPATH": ROOT}
@@ -82,11 +83,12 @@ def test_closed_stream_is_ignored(streams: str, surroundings: dict[str, str], he
     assert (here / "new.html").read_text().endswith("<!-- written by rlhf_lab -->\n")
 
 
-def test_full_device_as_standard_output_is_reported(cold: Callable) -> None:
-    with open("/dev/full", "w") as full:
-        done = cold(SCORE, stdout=full)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "no space left on the device" in done.stderr
+def test_full_device_as_standard_output_is_reported(warm_python: WarmPython, here: Path) -> None:
+    with open("/dev/null") as nothing, open("/dev/full", "w") as full, open("err", "w") as err:
+        process = warm_python.start(SCORE, (nothing.fileno(), full.fileno(), err.fileno()))
+        assert process.wait() == 2
+    (line,) = (here / "err").read_text().splitlines()
+    assert "no space left on the device" in line
 
 
 def test_file_size_limit_is_reported(warm: Callable) -> None:

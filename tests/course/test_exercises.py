@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import re
 import tomllib
 from collections import Counter
@@ -20,6 +21,7 @@ from tools.course.stub import function_source
 
 EXERCISES = all_exercises()
 WITH_FORMS = [exercise for exercise in EXERCISES if exercise.forms]
+LONG = ("assign_credit", "learning_phase", "score_samples")  # a fourth of the slips in `make test`
 
 
 @pytest.mark.slow
@@ -35,7 +37,8 @@ def test_the_reference_passes_and_every_wrong_answer_is_rejected_and_named(
     judge = Judge(exercise)
     assert [outcome.error for outcome in judge.expected] == [None] * len(judge.cases)
     assert judge.verdict(exercise.reference).state == "passed"
-    for slip in exercise.slips:
+    is_long = exercise.name in LONG and not os.environ.get("RLHF_LAB_NIGHTLY")
+    for slip in exercise.slips[:: 4 if is_long else 1]:
         verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
         assert (verdict.difference.kind == "error") == slip.raises

@@ -16,7 +16,7 @@ from tools.course.stub import used_names
 ROOT = Path(__file__).parents[2]
 MASTERS = builder.masters(ROOT)
 WHOLE = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
-DAILY = ("00_start", "02_the_objective")
+DAILY = ("00_start", "01_the_value_head")
 BY_LESSON = pytest.mark.parametrize(
     "master",
     [

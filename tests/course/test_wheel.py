@@ -32,7 +32,7 @@ RIGHT = """x = at_least_float32(x)
     count = torch.as_tensor(counted if denominator is None else denominator)
     return zero_masked(x, mask).sum(dim) / count.masked_fill(count == 0, 1)"""
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,6 @@ def of_cells(*sources: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=cells)
 
 
-@pytest.mark.nightly
 def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_that_are_set(
     tmp_path, bare, monkeypatch
 ):
@@ -98,7 +97,6 @@ def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_t
     assert Path(file).is_relative_to(clone)
 
 
-@pytest.mark.nightly
 def test_first_cell_takes_the_wheel_that_its_error_names(tmp_path, bare, wheels):
     with pytest.raises(CellExecutionError) as raised:
         run(of_cells(FIRST_CELL, TRAINED), tmp_path / "lessons")
@@ -113,7 +111,6 @@ def test_first_cell_takes_the_wheel_that_its_error_names(tmp_path, bare, wheels)
     assert Path(file).is_relative_to(bare)
 
 
-@pytest.mark.slow
 def test_the_wheel_in_an_empty_directory_trains_reports_and_checks_an_exercise(
     tmp_path, bare, wheels
 ):

@@ -74,7 +74,10 @@ def test_every_probe_has_a_question_and_a_caveat():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(x, marks=pytest.mark.nightly if x in ("lora", "grpo") else []) for x in RUNS],
+)
 def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews, kind):
     """With eval texts of unequal length; every check holds, and no probe is refused."""
     plain, probed = (make_trainer(base_lr=1e-3, **RUNS[kind]) for _ in range(2))

@@ -333,55 +333,39 @@ def test_eval_text_that_the_model_cannot_read_is_refused(make_trainer, options, 
         attach(make_trainer(), Counter(), **options)
 
 
-WRONG_KINDS = """
-import torch
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import RunHealth, Suite, attach
-from rlhf_lab.training import RLHFTrainer
-
-trainer = RLHFTrainer(RLHFArgs(preset="reel", reward_fn="true_reward"), out="run")
-tokens = torch.zeros(2, 3)
-for wrong in (
-    lambda: attach(trainer, 5),
-    lambda: Suite(RunHealth),
-    lambda: attach(trainer, Suite(), RunHealth()),
-    lambda: Suite(max_mb=0),
-    lambda: RunHealth(every=1.5),
-    lambda: RunHealth(every="2"),
-    lambda: trainer.on("after_step", every=1.5),
-    lambda: attach(trainer, RunHealth(), eval_tokens=[[1, 2]]),
-    lambda: attach(trainer, RunHealth(), eval_tokens=tokens),
-    lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=[True, False]),
-    lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=tokens[0] > 0),
-):
-    try:
-        wrong()
-    except ConfigError as error:
-        print(error)
-"""
-"""In a process of its own, where annotations are not checked before the package looks."""
-
-
-def test_values_of_a_wrong_kind_are_refused_in_one_sentence(tmp_path, warm_python):
-    done = warm_python.run(["-c", WRONG_KINDS], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    expected = [
-        "5 is not a probe. Pass probes such as RunHealth().",
-        "<class 'rlhf_lab.probes.run_health.RunHealth'> is not a probe.",
-        "<rlhf_lab.probes.suite.Suite object",
-        "max_mb=0 is out of range. It must be greater than 0.",
-        "every=1.5 of run_health must be 1 or greater, in whole phases.",
-        "every='2' of run_health must be 1 or greater, in whole phases.",
-        "every=1.5 must be 1 or greater, in whole phases.",
-        "eval_tokens is a list. Pass a non-empty [batch seq] tensor of token ids.",
-        "eval_tokens is a tensor of shape [2, 3] and torch.float32. Pass",
-        "labels is a list. Pass a tensor with one label for each of the 2 eval",
-        "labels is a tensor of shape [3] and torch.bool. Pass a tensor with one label",
-    ]
-    lines = done.stdout.splitlines()
-    assert len(lines) == len(expected), done.stdout
-    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
+def test_values_of_a_wrong_kind_are_refused_in_one_sentence(make_trainer):
+    trainer, tokens = make_trainer(), torch.zeros(2, 3)
+    for wrong, start in (
+        (lambda: attach(trainer, 5), "5 is not a probe. Pass probes such as RunHealth()."),
+        (
+            lambda: Suite(RunHealth),
+            "<class 'rlhf_lab.probes.run_health.RunHealth'> is not a probe.",
+        ),
+        (lambda: attach(trainer, Suite(), RunHealth()), "<rlhf_lab.probes.suite.Suite object"),
+        (lambda: Suite(max_mb=0), "max_mb=0 is out of range. It must be greater than 0."),
+        (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),
+        (lambda: RunHealth(every="2"), "every='2' of run_health must be 1 or greater, in whole "),
+        (lambda: trainer.on("after_step", every=1.5), "every=1.5 must be 1 or greater, in whole "),
+        (
+            lambda: attach(trainer, RunHealth(), eval_tokens=[[1, 2]]),
+            "eval_tokens is a list. Pass a non-empty [batch seq] tensor of token ids.",
+        ),
+        (
+            lambda: attach(trainer, RunHealth(), eval_tokens=tokens),
+            "eval_tokens is a tensor of shape [2, 3] and torch.float32. Pass",
+        ),
+        (
+            lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=[True, False]),
+            "labels is a list. Pass a tensor with one label for each of the 2 eval",
+        ),
+        (
+            lambda: attach(trainer, RunHealth(), eval_tokens=tokens.long(), labels=tokens[0] > 0),
+            "labels is a tensor of shape [3] and torch.bool. Pass a tensor with one label",
+        ),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            wrong()
+        assert str(raised.value).startswith(start)
 
 
 def test_a_run_is_read_back_without_its_trainer(finished, model):

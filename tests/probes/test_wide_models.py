@@ -34,7 +34,7 @@ from rlhf_lab.training.report import peak_memory_bytes
 
 torch.set_num_threads(1)
 here = torch.device("cpu")
-sites, batch, seq, width = 6, 12, 8, 1024
+sites, batch, seq, width = 6, 12, 8, 512
 x = torch.randn(sites, batch, seq, width, generator=torch.Generator().manual_seed(0))
 label, everywhere = torch.arange(batch) % 2 == 0, torch.ones(batch, seq, dtype=torch.bool)
 one_site = seq * width**2 * 8

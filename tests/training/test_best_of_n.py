@@ -91,7 +91,7 @@ def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
 
 def test_command_measures_and_fits_a_model_that_can_be_sampled(warm_python, tmp_path):
     out, fit = tmp_path / "figures.json", tmp_path / "fitted"
-    words = "best-of-n reel-nano --reward-fn smoothed --n 1 4 --n-prompts 24 --steps 30"
+    words = "best-of-n reel-nano --reward-fn smoothed --n 1 4 --n-prompts 24 --steps 20"
     more = ["--batch-size", "8", "--out", str(out), "--fit", str(fit)]
     done = warm_python.run(["-m", "rlhf_lab", *words.split(), *more])
     assert done.returncode == 0, done.stderr

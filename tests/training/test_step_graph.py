@@ -25,6 +25,7 @@ CASES = {
     "adapters, groups": {"lora_rank": 2, "advantages": "grpo", "samples_per_prompt": 4},
     "critic, bf16": {"value_head": "separate", "precision": "bf16"},
 }
+NIGHTLY = ("plain", "sampled KL, early stop", "adapters, groups")
 
 
 @pytest.fixture
@@ -49,7 +50,13 @@ def train(make_cpu_trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(CASES[x], id=x, marks=pytest.mark.nightly if x in NIGHTLY else [])
+        for x in CASES
+    ],
+)
 def test_replayed_run_matches_eager_run(train, fields):
     (expected, _), (weights, graph) = (train(taped, **fields) for taped in (False, True))
     n_captures = graph.n_captures if "parts" in fields else 1

@@ -24,7 +24,7 @@ from tests.training.recorded_runs import (
     read_metrics,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.typed]
+pytestmark = pytest.mark.slow
 
 
 def read_files(run):
@@ -32,6 +32,7 @@ def read_files(run):
     return {p: p.read_bytes() for p in run.run.path.rglob("*") if p.is_file()}
 
 
+@pytest.mark.typed
 @pytest.mark.filterwarnings("error:phase")
 @pytest.mark.parametrize(
     "sampling",
@@ -90,6 +91,7 @@ def test_paused_trainer_continues_the_run(make_configured, runs, pause):
     assert_same_run(trainer.run.path, runs("plain").path)
 
 
+@pytest.mark.typed
 def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     trainer = make_trainer(total_phases=2)
     leave(trainer)
@@ -102,6 +104,7 @@ def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     assert read_files(trainer) == files
 
 
+@pytest.mark.typed
 def test_two_halves_work_alone_and_write_nothing(make_trainer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer, iterated = (make_trainer(stop_at_eos=True, gen_len=26) for _ in range(2))

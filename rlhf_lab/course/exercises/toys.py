@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead, load_model
-from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.sampling import Samples
 from rlhf_lab.training import RLHFTrainer, Rollout
 
@@ -73,7 +73,8 @@ def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
     run = {"preset": "reel", "device": "cpu", "warmup_steps": 1}
     args = RLHFArgs(**run | sizes | fields)
     policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)
-    trainer = RLHFTrainer(args, policy=policy, reward_fn=_letters)
+    parts = {"policy": policy, "reference": _frozen(args.base_model), "reward_fn": _letters}
+    trainer = RLHFTrainer(args, **parts)
     generator = torch.Generator().manual_seed(0)
     for weight in (policy.base_model.unembed.W_U, policy.value_head[2].weight):
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
@@ -81,9 +82,8 @@ def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
     return trainer
 
 
-@functools.cache
-def _loaded(name: str) -> HookedModel:
-    return load_model(name)
+_loaded = functools.cache(load_model)
+_frozen = functools.cache(lambda name: frozen_copy(_loaded(name)))
 
 
 def _letters(texts: list[str]) -> Float[Tensor, " batch"]:
