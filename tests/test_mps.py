@@ -71,6 +71,13 @@ def assert_same_runs(on_cpu: RLHFTrainer, on_device: RLHFTrainer) -> None:
         assert torch.equal(weight, weights[name].detach().cpu()), name
 
 
+def some_nightly(cases: dict[str, Any]) -> list[Any]:
+    """Mark cases whose operations are those of the other cases."""
+    nightly = ("groups, step in backward", "greedy baseline", "with an intervention")
+    nightly += ("on tiny GPT-2", "dpo", "kto", "orpo")
+    return [pytest.param(x, marks=pytest.mark.nightly if x in nightly else []) for x in cases]
+
+
 def test_run_matches_the_cpu(trained):
     assert_same_runs(*trained)
 
@@ -92,7 +99,7 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", SETTINGS)
+@pytest.mark.parametrize("what", some_nightly(SETTINGS))
 def test_run_with_other_settings_matches_the_cpu(tmp_path, what):
     assert_same_runs(*train_on_both(tmp_path, **SETTINGS[what], total_phases=1, warmup_steps=0))
 
@@ -103,6 +110,7 @@ def test_run_of_a_llama_matches_the_cpu(tmp_path, llama_dir):
     assert_same_runs(*train_on_both(tmp_path, **fields))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_run_with_a_learned_reward_matches_the_cpu(tmp_path):
     assert tune("train-reward", tmp_path / "reward", "cpu") == 0
@@ -132,7 +140,7 @@ PROBED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", PROBED)
+@pytest.mark.parametrize("what", some_nightly(PROBED))
 def test_probe_records_match_the_cpu(tmp_path, gpt2_dir, what):
     elsewhere = what == "on tiny GPT-2"
     fields = PROBED[what] | ({"base_model": str(gpt2_dir)} if elsewhere else {})
@@ -215,7 +223,7 @@ def tune(command: str, out: Path, device: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", TUNING)
+@pytest.mark.parametrize("command", some_nightly(TUNING))
 def test_commands_write_the_model_that_they_write_on_the_cpu(command, tmp_path):
     for device in ("cpu", "mps"):
         with RefusingDevice():

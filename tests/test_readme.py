@@ -18,6 +18,11 @@ PAGES = README + page("running")
 NEEDS_HUB_OR_FILES = ("gpt2-medium", "path/to")
 MAKERS = ("python -m tools.", "python -m benchmarks")
 """What is run from the repository's root."""
+FEWER = {
+    "train": "--total-phases 2 --batch-size 16 --num-minibatches 2 --warmup-steps 1",
+    "resume": "--total-phases 3",
+    "compare": "--n-texts 8",
+} | dict.fromkeys(("train-reward", "sft", "dpo", "kto", "orpo"), "--steps 2")
 
 
 def blocks(language: str) -> list[str]:
@@ -55,6 +60,7 @@ def test_the_short_program_prints_what_the_readme_shows(tmp_path, cold_python):
     assert all(token.endswith(":0.00") for token in output.splitlines()[0].split())
 
 
+@pytest.mark.nightly
 def test_every_identity_check_of_the_probes_holds(tmp_path, warm_python):
     lines = printed(warm_python.run(["-c", blocks("python")[1]], cwd=tmp_path)).splitlines()
     assert len(lines) > 10
@@ -62,11 +68,14 @@ def test_every_identity_check_of_the_probes_holds(tmp_path, warm_python):
 
 
 def test_the_commands_run_in_the_order_of_the_readme(tmp_path, warm_python):
+    """As they are in `make nightly`, and with fewer and smaller steps in `make test`."""
     runnable = [c for c in lab_commands() if not any(word in c for word in NEEDS_HUB_OR_FILES)]
     assert len(runnable) >= 6
     for command in runnable:
         cwd = ROOT if command.startswith(MAKERS) else tmp_path
-        printed(warm_python.run(shlex.split(command)[1:], cwd=cwd))
+        arguments = shlex.split(command)[1:]
+        fewer = "" if os.environ.get("RLHF_LAB_NIGHTLY") else FEWER.get(arguments[2], "")
+        printed(warm_python.run([*arguments, *fewer.split()], cwd=cwd))
     assert (tmp_path / "runs" / "demo" / "checkpoints" / "best.safetensors").is_file()
 
 

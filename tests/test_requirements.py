@@ -40,6 +40,7 @@ def test_the_lock_pins_everything_once():
         assert specifier.operator == "==" and "+" not in specifier.version, pin
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_a_clone_runs_without_being_installed(tmp_path):
     """With the packages of requirements.txt alone: the metadata of rlhf_lab is nowhere."""
