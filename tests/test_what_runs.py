@@ -4,10 +4,13 @@ Each function in the column "where" of docs/metrics.md is edited, and its metric
 exercise must be called by a run.
 """
 
+import ast
 import contextlib
 import dataclasses
+import functools
 import inspect
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,33 +88,28 @@ def edited(function: Callable[..., Any], change: Callable[[Any], Any]) -> Iterat
         del function.__globals__["_changed_result"]
 
 
-def last_report(directory: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def last_report(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of the last phase of a small run."""
-    report = RLHFTrainer(RLHFArgs(**RUN | settings), out=directory).train()[-1].to_dict()
+    trainer = RLHFTrainer(RLHFArgs(**RUN | settings), out=tempfile.mkdtemp() + "/run")
+    trainer.run_phase()
+    report = trainer.run_phase().to_dict()
+    trainer.recorder.break_off()
     return report | report.pop("cost")
 
 
-@pytest.fixture(scope="module")
-def unedited(tmp_path_factory) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return the metrics of a run without edits, which is made once for each settings."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def report(settings: dict[str, Any]) -> dict[str, Any]:
-        if str(settings) not in known:
-            known[str(settings)] = last_report(tmp_path_factory.mktemp("run") / "run", settings)
-        return known[str(settings)]
-
-    return report
+@functools.cache
+def unedited_report(settings: str) -> dict[str, Any]:
+    return last_report(ast.literal_eval(settings))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:phase")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_edit_of_a_function_changes_its_metric(tmp_path, unedited, name):
+def test_edit_of_a_function_changes_its_metric(name):
     settings, factor = OTHER_SETTINGS.get(name, ({}, 3.0))
-    before = unedited(settings)
+    before = unedited_report(repr(settings))
     with edited(resolve(name), lambda result: scaled(result, factor)):
-        after = last_report(tmp_path / "run", settings)
+        after = last_report(settings)
     metrics = [metric for metric in WHERE.keys() - OF_ENGINES if name in WHERE[metric]]
     still = [m for m in metrics if after[m] == pytest.approx(before[m], rel=0.05, abs=1e-9)]
     assert metrics and not still
@@ -198,8 +196,8 @@ def test_runs_call_each_exercise(tmp_path):
         trainer.train()
 
     called = called_by(probed_run)
-    called |= called_by(lambda: last_report(tmp_path / "one_step", {"advantages": "one_step"}))
+    called |= called_by(lambda: last_report({"advantages": "one_step"}))
     for groups in ("rloo", "grpo"):
         fields = {"advantages": groups, "samples_per_prompt": 2}
-        called |= called_by(lambda fields=fields: last_report(tmp_path / str(fields), fields))
+        called |= called_by(lambda fields=fields: last_report(fields))
     assert exercise_functions() - called == NOT_IN_A_RUN

@@ -10,8 +10,6 @@ from rlhf_lab.probes import (
 )
 from rlhf_lab.training import RLHFTrainer
 
-pytestmark = pytest.mark.typed
-
 
 @pytest.mark.slow
 def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):

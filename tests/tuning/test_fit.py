@@ -196,7 +196,11 @@ def test_orpo_matches_transformers(model_dir, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [DPOLoss(), DPOLoss(0.1, 0.0, "ipo"), ORPOLoss(1.0)], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    [DPOLoss(), pytest.param(DPOLoss(0.1, 0.0, "ipo"), marks=pytest.mark.nightly), ORPOLoss(1.0)],
+    ids=str,
+)
 def test_pairs_of_reel_raise_true_reward(nano, loss):
     """1,000 pairs, 200 of them held out: a standard error of .03."""
     fit = train_on_pairs(nano, reel_pairs(1000, 0), fitting(40, 16, 3e-4), loss, **REEL)
