@@ -18,6 +18,8 @@ from tests.tiny_families import random_tokens, tiny_of
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
 assert len(PAGES) >= 8
+LONG = "adapter_pieces compare_checkpoints compare_two_models inside_reward_model".split()
+LONG += ["leading_directions", "store_and_steer"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "console", "text"}
 
@@ -51,7 +53,9 @@ def without_numbers(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.nightly if x in LONG else []) for x in PAGES]
+)
 def test_a_recipe_runs_and_prints_what_its_page_shows(name, tmp_path, warm_python):
     text = (RECIPES / f"{name}.md").read_text(encoding="utf-8")
     if "from sae_lens import" in text and importlib.util.find_spec("sae_lens") is None:
