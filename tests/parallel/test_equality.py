@@ -21,7 +21,11 @@ report(**runs.run_all(folder, {!r}, {!r}))
 """
 OF_PROCESS = {"seconds", "rollout_seconds", "learning_seconds", "peak_memory_bytes"}
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="requires a CUDA device")
-GROUPS = [("ddp", 2, "cpu"), ("fsdp", 2, "cpu"), pytest.param(("fsdp", 1, "cuda"), marks=NO_GPU)]
+GROUPS = [
+    pytest.param(("ddp", 2, "cpu"), marks=pytest.mark.nightly),
+    ("fsdp", 2, "cpu"),
+    pytest.param(("fsdp", 1, "cuda"), marks=NO_GPU),
+]
 
 
 class Compared(NamedTuple):
