@@ -51,6 +51,8 @@ values = dict(
     from_main=world.broadcast({"rank": 10**rank, "ü": None}),
 )
 with world.main_only():
+    with world.main_only():
+        pass
     values["apart"] = [world.gather(torch.tensor([rank])).item(), world.max_over_ranks(rank)]
     values["apart"] += [world.local_slice(9).stop, world.broadcast(rank)]
 try:
