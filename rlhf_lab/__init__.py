@@ -1,5 +1,6 @@
 """RLHF you can see inside: train, probe and learn, on a hooked transformer with a value head."""
 
+import logging
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["RLHFArgs", "RLHFTrainer", "check_shapes"]
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing kernels on import
 
 
 def __getattr__(name: str) -> Any:

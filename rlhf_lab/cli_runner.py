@@ -5,7 +5,6 @@ import errno
 import functools
 import io
 import itertools
-import logging
 import os
 import sys
 import warnings
@@ -101,7 +100,6 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
     os.environ.setdefault("WANDB_SILENT", "true")  # the programs print where a run is
     escape_unencodable()
     warnings.showwarning = functools.partial(_show_warning, prog)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it lists kernels on import
     try:
         status = run()
         sys.stdout.flush()  # raise BrokenPipeError here instead of at interpreter exit

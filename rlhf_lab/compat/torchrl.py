@@ -15,14 +15,10 @@ def to_tensordict(
 ) -> Any:
     """Convert a rollout to a TensorDict `[batch gen]` with keys of torchrl's `RolloutFromModel`.
 
-    1. At step t, the observation is the prompt and the first t generated tokens, at the left of a
-       row of `seq`; the action is the next token. Memory grows with the square of the length.
-    2. A row is done at its last real token: terminated by a stop token, else truncated.
-    3. Rewards are at that token, or at each token for a reward per token. Every real token also has
-       -kl_coef times its log-ratio (its exact KL without log-probs of the reference).
-
-    Two more keys: `mask` is True on steps that were taken, and `next, truncated`. Other steps have
-    log-prob and rewards 0.
+    At step t, the observation is the prompt and the first t generated tokens, at the left of a row
+    of `seq`; the action is the next token. A row is done at its last real token: terminated by a
+    stop token, else truncated. Every real token's reward has -kl_coef times its log-ratio (its
+    exact KL without log-probs of the reference). `mask` is True on steps that were taken.
 
     Args:
         kl_coef: weight of the KL in the rewards; 0 if it is in the loss.

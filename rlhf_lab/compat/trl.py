@@ -165,11 +165,6 @@ def step(
 def _token_rows(
     trainer: "RLHFTrainer", texts: Texts, field: str, prepend_bos: bool
 ) -> list[list[int]]:
-    """Return the token ids of texts, or ids as lists.
-
-    Raises:
-        ConfigError: If a row is empty or has ids outside the vocabulary.
-    """
     if isinstance(texts, str) or not len(texts):
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
     if isinstance(texts[0], str):

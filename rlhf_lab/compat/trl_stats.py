@@ -81,11 +81,6 @@ class TRLStats:
 def _rollout_stats(
     rollout: Rollout, args: RLHFArgs, overrides: Overrides, kl_coef: float
 ) -> dict[str, float | Tensor]:
-    """Compute the statistics of a batch before learning.
-
-    KL is the run's estimate, or exact without one, per sequence. Scores are those from which
-    advantages are computed; env/reward is the raw reward.
-    """
     samples, estimator = rollout.samples, overrides.sampled_kl(args)
     mask, kl = samples.mask, F.zero_masked(rollout.kl, samples.mask)
     stats: dict[str, Tensor] = {"objective/logprobs": F.zero_masked(samples.logprobs, mask)}
@@ -114,7 +109,6 @@ def _rollout_stats(
 def _update_stats(
     terms: ObjectiveTerms, minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> dict[str, Tensor]:
-    """Compute the statistics of one minibatch before the step; tensors have its real tokens."""
     mask, old, new = minibatch.mask, minibatch.logprobs, terms.logprobs
     values, returns = F.zero_masked(terms.values, mask), F.zero_masked(minibatch.returns, mask)
     whiten = args.normalize_advantages
@@ -150,10 +144,6 @@ def _update_stats(
 
 
 def _average_updates(updates: list[dict[str, Tensor]]) -> dict[str, float | Tensor]:
-    """Average the minibatches, and concatenate tensors.
-
-    The explained variance is 1 - mean error / mean variance of the returns; 0 if that is 0.
-    """
     if not updates:
         return {}
     columns = {name: [update[name] for update in updates] for name in updates[0]}

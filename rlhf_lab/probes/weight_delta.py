@@ -43,10 +43,11 @@ def describe_delta(name: str, before: Tensor, after: Tensor) -> dict[str, Any]:
     stable_rank, k90 = describe_spectrum(s)
     same, same_bf16 = unchanged_fraction(before, after)
     norm, energy = delta.norm().item(), delta.square().sum()
+    size = before.double().norm().item()
     return {
         "name": name,
         "norm": norm,
-        "relative": norm / max(before.double().norm().item(), 1e-12),
+        "relative": norm / size if size else None,  # None if the weight was 0
         "stable_rank": stable_rank,
         "k90": k90,
         "unchanged": same,

@@ -1,5 +1,6 @@
 """The environment of a real process: variables, encodings, streams and limits."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -125,3 +126,8 @@ def test_python_without_assertions_rejects_as_well(cold: Callable, here: Path) -
     done = cold(["-OO", *PROGRAM, "--batch-size", "9"])
     assert done.returncode == 2 and "batch_size=9 is not divisible" in done.stderr
     assert not (here / "made").exists()
+
+
+def test_import_silences_bitsandbytes() -> None:
+    """With the extra eightbit, its import warns of missing kernels, also in a lesson."""
+    assert logging.getLogger("bitsandbytes").level == logging.ERROR

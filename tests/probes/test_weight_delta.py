@@ -38,6 +38,12 @@ def with_planted_delta(
     return planted, delta
 
 
+def test_weight_that_was_0_has_no_relative_change():
+    row = describe_delta("b", torch.zeros(3), torch.ones(3))
+    assert row["relative"] is None and row["norm"] == pytest.approx(3**0.5)
+    assert describe_delta("b", torch.ones(3), torch.full((3,), 3.0))["relative"] == 2.0
+
+
 def describe(model, other, name):
     before, after = (dict(m.named_parameters())[name].detach() for m in (model, other))
     return describe_delta(name, before, after)
