@@ -115,7 +115,7 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
-    except (OSError, UnicodeEncodeError, RecursionError, MemoryError, RuntimeError) as error:
+    except Exception as error:
         problem = _input_problem(error)
         if problem is None:
             raise
@@ -125,7 +125,6 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
 
 
 def _discard_output() -> None:
-    """Flush standard output, or redirect it to the null device if it cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -133,7 +132,8 @@ def _discard_output() -> None:
 
 
 def _input_problem(error: Exception) -> str | None:
-    """Describe an error that any input can cause; None for all other errors."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"A package cannot be imported ({error}). Install it, or reinstall rlhf_lab."
     if isinstance(error, OSError) and error.filename is not None:
         return f"Cannot use {str(error.filename)!a:.99}: {error.strerror}. Choose another path."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:

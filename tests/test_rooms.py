@@ -25,7 +25,7 @@ LINES = {
     "rlhf_lab/probes": (4800, 6250),
     "rlhf_lab/views": (1700, 3158),
     "rlhf_lab/course": (3600, 4390),
-    "rlhf_lab/compat": (400, 427),
+    "rlhf_lab/compat": (400, 434),
     "rlhf_lab": (1900, 2645),  # the root and the commands
     "tests": (28000, 37400),
     "solutions": (10500, 11960),

@@ -58,6 +58,7 @@ def generate(
     generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
     samples = trainer.sample(rows, generator, spec, batch_size)
     trainer.generated += 1
+    trainer.truncates = spec.truncates or spec.temperature != args.temperature
     start = 0 if return_prompt else samples.prefix_len
     real = torch.cat([samples.prompt_mask, samples.mask], dim=1)[:, start:]
     responses = [ids[kept] for ids, kept in zip(samples.tokens[:, start:], real, strict=True)]
@@ -135,6 +136,12 @@ def step(
         warnings.warn(
             f"The steps from here on are beyond total_phases={args.total_phases}, where the "
             "schedule of the learning rates ends. Set it to the number of all steps.",
+            stacklevel=3,
+        )
+    if getattr(trainer, "truncates", False):
+        warnings.warn(
+            "generate() sampled with top_k, top_p or another temperature, but step() scores the "
+            "whole vocabulary at that of RLHFArgs, so the policy that sampled is another one.",
             stacklevel=3,
         )
     prompts = _token_rows(trainer, queries, "queries", args.prepend_bos)

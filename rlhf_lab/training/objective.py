@@ -162,11 +162,7 @@ def importance_weights(minibatch: ReplayMinibatch, args: RLHFArgs) -> MinibatchT
 def surrogate_per_token(
     logprobs: MinibatchTokens, minibatch: ReplayMinibatch, args: RLHFArgs
 ) -> MinibatchTokens:
-    """Compute what each token adds to the policy objective, by the package's functions.
-
-    1. Compute the chosen loss of each token.
-    2. Multiply by its weight in the aggregation (`token_weights`).
-    """
+    """Compute what each token adds to the policy objective, by the package's functions."""
     old, advantages, mask = minibatch.logprobs, minibatch.advantages, minibatch.mask
     advantages = minibatch.whitened_advantages() if args.normalize_advantages else advantages
     weights = importance_weights(minibatch, args)

@@ -88,15 +88,15 @@ class Overrides:
 
     def validate_called(self, args: RLHFArgs) -> None:
         """Raise ConfigError for a custom function that these settings leave unused."""
-        default = Overrides
-        if self.clipped_surrogate is not default.clipped_surrogate and not self.clips_plainly(args):
+        is_custom = self.clipped_surrogate is not Overrides.clipped_surrogate
+        if is_custom and not self.clips_plainly(args):
             raise ConfigError(
                 "clipped_surrogate is called for the plain policy_loss='ppo' only. Leave "
                 "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
                 "pass the function as policy_loss."
             )
         is_exact = args.kl_in == "loss" and self.sampled_kl(args) is None
-        if self.kl_penalty is not default.kl_penalty and not is_exact:
+        if self.kl_penalty is not Overrides.kl_penalty and not is_exact:
             raise ConfigError(
                 "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only. Set them, "
                 "or pass the function as kl_estimator."

@@ -116,6 +116,8 @@ class Prompts:
         self.tokens = tokenize_prompts(model.tokenizer, self.texts, prepend_bos)
         if not all(self.tokens):
             raise ConfigError("A prompt has no token. Set a prefix, or prepend_bos=True.")
+        if (token := max(map(max, self.tokens))) >= model.cfg.d_vocab:
+            raise ConfigError(f"A prompt has the unknown token {token}. Use the model's tokenizer.")
         check_context(model, max(map(len, self.tokens)), args.gen_len)
         self.digest = zlib.crc32(json.dumps([self.texts, self.labels, self.answers]).encode())
 
@@ -125,8 +127,7 @@ class Prompts:
             return None
         if given is not None:
             raise ConfigError(
-                f"{field}={column!r} is a column of the file of prompts, but prompts were passed. "
-                "Leave one of them out."
+                f"{field}={column!r} needs a file, but prompts were passed. Leave one of them out."
             )
         rows = read_rows(self.args.prompts, "prompts", lines_as=self.args.prompts_column)
         return [row.text(column) for row in rows]

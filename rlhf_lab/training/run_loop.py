@@ -40,6 +40,8 @@ class RunLoop:
         """Create the directory of a new run and emit run_start, once."""
         if not torch.is_grad_enabled():
             raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
+        if torch.is_autocast_enabled(self.policy.device.type):
+            raise ConfigError("torch.autocast is on. Train outside of it, with precision='bf16'.")
         if self.policy.interventions is not self.interventions.records:
             raise ConfigError(
                 "Another trainer was made with this policy. Use that one, or copy.deepcopy(policy)."

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lab.cli_runner import run_guarded
 from tests.bad_input.command_outcome import TRAIN, untouched
 from tests.warm import WarmPython
 
@@ -131,3 +132,9 @@ def test_python_without_assertions_rejects_as_well(cold: Callable, here: Path) -
 def test_import_silences_bitsandbytes() -> None:
     """With the extra eightbit, its import warns of missing kernels, also in a lesson."""
     assert logging.getLogger("bitsandbytes").level == logging.ERROR
+
+
+def test_missing_package_is_named(capsys) -> None:
+    assert run_guarded("rlhf_lab", lambda: __import__("no_such_package")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rlhf_lab: A package cannot be imported (No module named 'no_such_pack")

@@ -1,6 +1,7 @@
 """TRL's way of working: generate, score by any means, step, finish."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -137,6 +138,17 @@ def test_step_scores_the_texts_as_they_are(make_trainer):
         rows = [row.tolist() for row in encode(trainer, texts)]
         found = rollout.samples.logprobs[i][rollout.samples.mask[i]].tolist()
         assert found == pytest.approx(compute_by_hand(fresh, *rows), abs=1e-5)
+
+
+def test_step_warns_after_truncated_generate(make_trainer):
+    trainer = make_trainer()
+    responses = trainer.generate(QUERIES, top_k=2)
+    with pytest.warns(UserWarning, match="the policy that sampled is another one"):
+        trainer.step(QUERIES, responses, SCORES)
+    trainer.generate(QUERIES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(QUERIES, responses, SCORES)
 
 
 def test_step_learns_and_logs_like_a_phase(make_trainer):

@@ -7,6 +7,7 @@ import torch
 from torch.optim import AdamW
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards import load_policy_and_critic
 
 
@@ -47,6 +48,23 @@ def test_optimizer_without_the_value_head_warns(make_trainer, reel_args):
         warnings.simplefilter("error")
         make_trainer(parts, vf_coef=0.0)
         make_trainer({"policy": policy, "optimizer": AdamW(policy.parameters(), lr=1e-4)})
+
+
+def test_prompt_with_tokens_beyond_the_model_raises(make_trainer, reel_args):
+    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
+    policy.base_model.tokenizer.add_tokens(["popcornish"])
+    with pytest.raises(ConfigError, match="unknown token .*Use the model's tokenizer"):
+        make_trainer({"policy": policy, "prompts": ["this movie popcornish"]})
+
+
+@pytest.mark.slow
+def test_autocast_around_training_raises(make_trainer):
+    """Its precision would be in no setting, and the weights would differ."""
+    trainer = make_trainer()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ConfigError, match="Train outside of it, with precision='bf16'"):
+            trainer.train()
+    trainer.train()
 
 
 def test_prefix_next_to_prompts_warns(make_trainer):
