@@ -37,7 +37,7 @@ def tokenize_prompts(
             tokens = tokenizer.encode(prompt, add_special_tokens=False)
         except Exception as error:
             raise ConfigError(
-                f"the prompt {prompt!r} has a word outside the model's vocabulary ({error})."
+                f"the text {prompt!r} has a word outside the model's vocabulary ({error})."
             ) from None
         encoded.append([bos, *tokens] if prepend_bos and tokens[:1] != [bos] else tokens)
     return encoded

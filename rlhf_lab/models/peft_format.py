@@ -49,12 +49,6 @@ class Factors(NamedTuple):
     scale: float
 
 
-def flat_factors(adapter: LoRALinear) -> Factors:
-    """Return the factors as matrices, with heads side by side."""
-    A, B = adapter.A.detach(), adapter.B.detach()
-    return Factors(A.flatten(0, -2), B.movedim(-2, 0).flatten(1), adapter.alpha / adapter.rank)
-
-
 def export_adapter(model: HookedModel, base_model: str, out: str | Path) -> None:
     """Write the adapters of a model, loaded from `base_model`, in PEFT's format.
 
@@ -85,6 +79,10 @@ def load_adapter(model: HookedModel, directory: str | Path, base_model: str) -> 
     """
     where, rows = f"adapter_path={str(directory)!r}", adapter_rows(base_model)
     config, pairs = read_adapter(Path(directory), where)
+    trained_on = str(config.get("base_model_name_or_path") or base_model)
+    if Path(trained_on).name != Path(base_model).name:
+        message = f"{where} was trained on {trained_on!r}, not on base_model={base_model!r}."
+        warnings.warn(message, stacklevel=2)
     adapters: dict[str, LoRALinear] = {}
     for module, pair in pairs.items():
         try:

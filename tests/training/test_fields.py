@@ -253,6 +253,9 @@ def test_adapter_path_continues_an_exported_adapter(tmp_path):
     weights = dict(before.policy.base_model.named_parameters())
     assert trained and all(torch.allclose(w, weights[n], atol=1e-6) for n, w in trained.items())
     assert after.rollout_phase().kl.abs().max() < 1e-6
+    other = {"adapter_path": str(tmp_path / "adapter"), "base_model": "reel-nano-b"}
+    with pytest.warns(UserWarning, match="trained on 'reel-nano', not on base_model='reel-nano-b'"):
+        RLHFTrainer(RLHFArgs(**BASE | other))
 
 
 def test_gen_len_min_samples_the_length_of_each_phase():
