@@ -188,7 +188,8 @@ def _tune(
     place = prepare(tuning.out, tuning.device)
     kind, source = list(notes.items())[1]
     data = load()
-    print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}")
+    n = tuning.drift_eval.samples
+    print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}, KL on {n} samples")
     model = load_with_adapters(tuning.base_model, tuning.adapters, place, fitting.seed)
     more = {"max_tokens": tuning.max_tokens, "drift_eval": tuning.drift_eval}
     true_reward_fn = REWARDS["true_reward"] if source == REEL else None

@@ -86,6 +86,7 @@ def test_sft_writes_a_model_to_load_and_train(tmp_path):
     texts, out = write_rows(tmp_path / "texts.jsonl", rows), tmp_path / "tuned"
     columns = ["--column", "say", "--prompt-column", "ask", "--samples", "8", "--gen-len", "4"]
     done = accepted(["sft", "--texts", texts, "--out", out, *columns, *FIT])
+    assert "loading reel-nano, KL on 8 samples" in done.out
     notes = read_notes(out)
     before, after = notes["loss_before"], notes["loss_after"]
     assert f"loss before {before:.3f}\nloss after {after:.3f}\n" in done.out
