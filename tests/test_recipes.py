@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
 assert len(PAGES) >= 8
 LONG = "adapter_pieces compare_checkpoints compare_two_models inside_reward_model".split()
-LONG += ["leading_directions", "store_and_steer"]
+LONG += "leading_directions store_and_steer steer_at_equal_kl equal_kl reward_by_layer".split()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "console", "text"}
 
