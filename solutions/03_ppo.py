@@ -1,27 +1,30 @@
 # %% [markdown]
 # # 03 PPO
 #
-# {Lesson:the_objective} was about one number, the objective. This one is about everything around it: how a batch
-# becomes steps, and the two phases that make up a run. At the end the trainer's phases are your
-# functions, and you debug broken ones from nothing but their dashboards.
+# By the end of this lesson you can write PPO for a language model from scratch, in one function of about forty lines,
+# whose rewards match the package's to six digits in every phase.
 #
-# **Afterwards you can**
-# - write a rollout phase and a learning phase that give the package's weights, bit for bit,
-# - choose a reward that tells in seconds which part of a trainer is wrong,
-# - read a dashboard, and name the bug,
-# - design a test of your own that tells a broken run from a healthy one.
+# So far you have the parts: a policy with a value head, and an objective for one minibatch. What is missing is the loop
+# around them. A phase of PPO has two halves. The **rollout** samples a batch of reviews, scores them, and computes an
+# advantage for each token. The **learning** half takes several gradient steps on that batch. You write both, train the
+# model, read the dashboard of your run, and finally look at the activations while it trains.
 #
-# **What to inspect** when a run looks wrong: you find it out yourself, from three broken runs. The table that
-# other lessons begin with stands behind them.
+# **You will be able to**
+# - write the rollout and the learning half of a PPO phase;
+# - read a training dashboard: which numbers must be exactly 1 or 0, and which should rise or fall;
+# - explain why the learning rate matters so much with Adam, and why the scale of the reward matters too;
+# - record activations during training without changing the run.
+#
+# **You need** {lesson:the_value_head} and {lesson:the_objective}.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About 190 minutes of work. All cells together run in about 55 seconds on one core, without a
-# network. Cells that take more than 3 seconds say so, as the imports do here:
+# About 65 minutes of work. All cells together run in about SECONDS seconds on a single core, without a network. Cells that
+# take more than 3 seconds have a note with their time, as the imports here:
 #
-# (4 s on one core)
+# (4 s on a single core)
 
 # %%
 # %load_ext jaxtyping
@@ -30,37 +33,16 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
 
-import inspect
-from typing import Any
-
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, hint, new_run, progress, show_table
-from rlhf_lab.course.bugs import SUSPECTS, culprit, reveal
-from rlhf_lab.course.dashboards import COLUMNS, Dashboard, dashboard_of, stored_dashboards
-from rlhf_lab.course.ladder import (
-    LADDER_FIELDS,
-    RUNGS,
-    WRONG_CLIMBERS,
-    climb,
-    constant,
-    falls_from,
-    first_word,
-    last_word,
-    stored_climbs,
-    stored_others,
-    stored_texts,
-)
-from rlhf_lab.functional import (
-    compute_advantages,
-    compute_gae,
-    compute_returns,
-    token_rewards,
-)
-from rlhf_lab.views import curves, loop_diagram, sparkline, tokens_html
+from rlhf_lab.course.dashboards import dashboard_of
+from rlhf_lab.functional import compute_returns, token_rewards
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import ReelTruth
+from rlhf_lab.rewards import SentimentReward
+from rlhf_lab.views import curves, loop_diagram, sparkline
 
 SETTINGS = dict(
     preset="reel",
@@ -72,82 +54,26 @@ SETTINGS = dict(
     advantages="gae",
     kl_coef=0.3,
 )
+args = RLHFArgs(**SETTINGS)
 predictions = Predictions()
-
-# %% [markdown]
-# As in every lesson, `SETTINGS` decides what this runs on: Reel, the tiny language of movie reviews.
-# On a GPU with a network, `preset="gpt2-medium"` runs the same cells on GPT-2-medium. The text
-# between the cells tells what came out on Reel; GPT-2 learns more slowly, and eight phases are too
-# few to see much: raise `total_phases`, too.
-#
-# One run is one seed. The package has stored the dashboards of healthy and of broken runs at these settings, three
-# seeds of each, and tables below show them beside yours.
-#
-# Here is the whole loop once more. The green arrow is this lesson's; it also ties all boxes together.
 
 # %%
 loop_diagram()
 
 # %% [markdown]
-# ## Who gets the credit?
+# ## The optimizer
 #
-# {Lesson:rewards_and_credit} has the answer, and the phases below call its three functions. Generalised advantage estimation is
-# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$, and the value
-# head is trained towards $\hat A_t + V(s_t)$, the return. A review of four tokens, once more:
+# Two things are trained, and they start from different points. The transformer already knows its language and should
+# move only a little. The value head knows nothing and has far to go. So they get different learning rates (`base_lr`
+# and `head_lr`), which both warm up for two phases and then decay. This function sets it up with AdamW and
+# `maximize=True`, because we *maximize* the objective:
 
 # %%
-values, rewards = torch.tensor([[0.5, 0.4, 0.9, 0.8]]), torch.tensor([1.0])
-at_the_end = token_rewards(rewards, torch.ones_like(values, dtype=torch.bool))
-credit = compute_gae(values, at_the_end, 1.0, 0.95)
-columns = [values, compute_advantages(values, rewards), credit, compute_returns(credit, values)]
-show_table(
-    ["token", "value before it", "one step", "GAE, lam 0.95", "return"],
-    [[t, *(column[0, t].item() for column in columns)] for t in range(4)],
-)
+from rlhf_lab.training import get_optimizer_and_scheduler
 
 # %% [markdown]
-# ## From a batch to steps
-#
-# A rollout is expensive, and so it is used more than once. `ReplayMemory` deals it out in
-# minibatches, and the optimiser takes a step with each. Most of the class is there. Write
-# `get_minibatches`. (`_take` wants to know whether the prompts are padded: ask the rollout's
-# `samples.is_padded` once.)
-
-# %%
-from rlhf_lab.training import ReplayMemory  # exercise
-
-# %% [markdown]
-# `SETTINGS` says 128 reviews and 4 minibatches; each phase deals the batch out twice
-# (`batches_per_learning_phase`). How many optimiser steps is that per phase?
-
-# %%
-steps_per_phase = 8  # predict: a number from 1 to 64
-
-# %%
-args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=new_run("look"))
-rollout = trainer.rollout_phase()
-memory = ReplayMemory(rollout, args.num_minibatches, args.batches_per_learning_phase)
-dealt = list(memory.get_minibatches(torch.Generator().manual_seed(0)))
-print("minibatch of", tuple(dealt[0].tokens.shape), "tokens")
-predictions.compare("optimiser steps per phase", steps_per_phase, len(dealt))
-
-# %% [markdown]
-# A whole review stays in one minibatch; tokens are never dealt out one by one. Why? The policy has
-# to read the review from its beginning anyway to score any token of it.
-#
-# ## The optimiser
-#
-# Two things are trained, and they start from different places. The transformer knows its language
-# already, and should hardly move. The value head knows nothing, and has far to go.
-
-# %%
-from rlhf_lab.training import get_optimizer  # exercise
-
-# %% [markdown]
-# Adam divides each gradient by its own size, roughly. Take two weights of 1, one with a gradient of
-# 0.001 and one with a gradient of 1, and do a first step with learning rate 0.1 (upwards, and
-# without weight decay). How much further does the second weight move than the first?
+# Adam divides each gradient by its own recent size. Take two weights, one with a gradient of 0.001 and one with a
+# gradient of 1, and do one step with learning rate 0.1. How much further does the second weight move?
 
 # %%
 second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
@@ -165,474 +91,227 @@ predictions.compare(
 )
 
 # %% [markdown]
-# This is why the learning rates matter so much, and the scale of the objective so little. A reward
-# of a thousandth moves the policy as fast as a reward of a thousand. It is also why the first
-# phases are dangerous: Adam takes full-sized steps on gradients that are mostly noise. Hence the
-# warm-up.
+# Just as far. The learning rate, not the size of the gradient, sets the size of the step. That has two consequences.
+# Multiplying the *whole objective* by a constant changes almost nothing. And the first phases are dangerous, because
+# Adam takes full-sized steps on gradients that are mostly noise. That is the reason for the warm-up.
 #
-# (`with_8bit_moments(optimizer)`, imported above the second function, is for models so large that
-# Adam's moments do not fit beside them: `args.optimizer` then says "adamw_8bit". The check does not
-# ask for it.)
+# Does it follow that the scale of the *reward* is irrelevant? Multiply the classifier's score by 0.001, and train
+# without normalizing rewards and advantages. What happens?
 
 # %%
-from rlhf_lab.training import lr_scale  # exercise
-
-# %%
-from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
-
-# %%
-for warmup, final in [(2, 0.1), (0, 0.1), (5, 1.0)]:
-    scales = [lr_scale(phase, warmup, 8, final) for phase in range(8)]
-    row = " ".join(f"{scale:.2f}" for scale in scales)
-    print(f"warm-up {warmup}, final {final}: {sparkline(scales)}  {row}")
+small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
 
 # %% [markdown]
-# ## The rollout phase
-#
-# Now the two halves themselves. They are functions of the trainer, which holds the parts: the
-# policy, the reference, the optimiser, the reward function. The rollout phase samples, scores,
-# compares, and spreads the credit. All the pieces exist; you write how they hang together.
-#
-# What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` is these functions and
-# nothing else. `trainer.overrides` has the functions that are passed to the trainer (yours, soon),
-# and `trainer.emit` calls the callbacks of an event; a run learns the same without it.
-#
-# First the credit: who gets how much of the reward. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` pays the reward
-# at the last real token and takes each token's KL off its own; the price is `trainer.kl_controller.kl_coef`, or 0 where
-# `kl_to_pay` is None. "If asked" means `args.whiten_rewards`, and such whitening keeps the mean (`shift_mean=False`).
-# `F.prompt_groups(len(rewards), args.samples_per_prompt)` says which rows answer the same prompt. The estimators take
-# `args` first: `estimate_advantages(args, values, rewards, mask, token_rewards, group, greedy_rewards)` and
-# `estimate_returns(args, advantages, values, token_rewards, mask)`, both of `trainer.overrides`.
+# (20 s on a single core)
 
 # %%
-from rlhf_lab.training.ppo import assign_credit  # exercise
+rows, score = [], SentimentReward(args.reward_model)
+for scale in (0.001, 1.0, 1000.0):
+    row = [f"{scale:g}"]
+    for normalize in (True, False):
+        scaled = RLHFTrainer(
+            RLHFArgs(
+                **SETTINGS | {"total_phases": 6},
+                normalize_reward=normalize,
+                normalize_advantages=normalize,
+            ),
+            out=new_run("scaled"),
+            reward_fn=lambda texts, scale=scale: scale * score(texts),
+        )
+        last = scaled.train()[-1]
+        row += [last.mean_reward / scale, last.kl_per_sequence]
+    rows.append(row)
+columns = ["score", "KL", "score, not normalized", "KL, not normalized"]
+show_table(["reward multiplied by", *columns], rows)
+print("phase 5: mean score of 128 reviews, before scaling; KL in nats per review")
+small, usual = rows[0][3], rows[1][3]
+result = (
+    "learns as usual" if small > usual - 0.1 else "learns little" if small > 0.3 else "falls apart"
+)
+predictions.compare("with a tiny reward it", small_reward, result)
 
 # %% [markdown]
-# Then everything that is known of a batch once it is written. `trainer.rewards` is the reward
-# pipeline: it asks the reward function, and standardizes if `args.normalize_reward` says so. What a
-# function takes, and what is in a `Rollout`, a cell with a question mark tells you:
-# `trainer.compare_with_reference?`.
+# The reward is only one term of the objective, and it competes with the others. With a tiny reward the KL penalty wins,
+# and the policy hardly moves. With a huge one nothing holds the policy close to the reference. The trainer
+# normalizes rewards and advantages: this is the reason why its runs do not depend on the scale of the reward.
 #
-# `trainer.compare_with_reference(samples)` runs the reference over the reviews. The policy need not run again:
-# the sampler kept its last residual before each token, and the logits are read out of that. While both have the
-# same weights, one set of residuals serves for both, so that the KL before the first step is exactly 0.
+# ## The loop
 #
-# The others that you need: `trainer.objective.reference_logprobs(trainer.reference, samples, ref_residuals)` gives None where the
-# KL is exact, `trainer.objective.kl_in_reward(samples, kl, ref_logprobs)` None where the loss pays for it, and
-# `trainer.rewards.greedy_rewards(samples, scores.reward_moments)` None but for ReMax.
+# *Rollout.* Sample a batch of reviews with `sample`, and score them. The normalized reward is the reward of the last
+# token of each review (`token_rewards`). Generalized advantage estimation turns it into an advantage for each token:
+# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$. (This function
+# is given here and derived in {lesson:rewards_and_credit}.)
 
 # %%
-from rlhf_lab.training.ppo import score_samples  # exercise
+from rlhf_lab.functional import compute_gae
 
 # %% [markdown]
-# And the phase: sample, then score. `phase_generator(seed, phase, stream)` gives random numbers that
-# depend on nothing else. That is how two runs of one seed can be equal to the last bit, even if one
-# of them is stopped in between.
+# A review of four tokens with a reward of 1 at the end. Advantage plus value is the *return*, the target of the value
+# head:
 
 # %%
-from rlhf_lab.training.ppo import rollout_phase  # exercise
+values = torch.tensor([[0.5, 0.4, 0.9, 0.8]])
+at_the_end = token_rewards(torch.tensor([1.0]), torch.ones_like(values, dtype=torch.bool))
+credit = compute_gae(values, at_the_end, 1.0, 0.95)
+columns = [values, at_the_end, credit, compute_returns(credit, values)]
+show_table(
+    ["token", "value before it", "reward", "advantage (lambda 0.95)", "return"],
+    [[t, *(column[0, t].item() for column in columns)] for t in range(4)],
+)
 
 # %% [markdown]
-# Look at one review of your rollout. Blue tokens have an advantage above 0, orange ones below
-# (hover for the number). The value head knows nothing yet: who gets the credit?
+# *Learning.* Go through the batch `args.batches_per_learning_phase` times, each time in a new random order, cut into
+# `args.num_minibatches` minibatches. For each minibatch, run the policy, compute the objective of
+# {lesson:the_objective}, and take a step. Advantages, returns and the old log-probabilities stay as they are. Step the
+# scheduler once per phase.
 
 # %%
-mine = rollout_phase(trainer)
-best = int(mine.rewards.argmax())
-words = [" " + trainer.tokenizer.decode([token]) for token in mine.samples.tokens[best].tolist()]
-prefix_len = mine.samples.prefix_len
-show_table(["reward", "text"], [[mine.rewards[best].item(), mine.texts[best]]], digits=2)
-tokens_html(words[prefix_len:], mine.advantages[best], "advantage", mine.samples.mask[best])
+from rlhf_lab.course.exercises.objective import whole_objective
 
 # %% [markdown]
-# Every token gets some, and later tokens get more. Two things sort this out. In a batch of many reviews, good words
-# stand in good reviews more often than in bad ones. And the value head learns: the same picture with a trained value
-# head is below, after the training.
-#
-# ## The learning phase
-#
-# `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of a minibatch.
-# `PolicyUpdate(trainer)` is about memory and safety and not about PPO: clipping, micro-batches (its `accumulate`, which
-# you do not need), and no step after something was not finite. Call `backward(terms.objective)`,
-# `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
-#
-# `PhaseStats(trainer)` counts. Before the gradient, `judge(terms, minibatch)` says "step", "skip" or "stop";
-# `add(terms, minibatch, grad_norm)` takes in a step that was taken, and `learning_stats(memory)` is what the phase
-# returns. (`trainer.rewards.remember(rollout.reward_moments)` at the end is for rewards that are scaled over phases.)
+# Now write `ppo`. Its pieces:
+# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)`, all of one length
+#   `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)`, with the tokenizer of `policy.base_model`.
+# - `sample(policy, prompts, spec, generator)` returns `tokens` (`[batch seq]`), and for each generated token `mask`,
+#   `logprobs` and `values` (`[batch gen]`); `samples.texts(tokenizer)` are the texts.
+# - `phase_generator(args.seed, phase, stream)` gives each use of randomness its own reproducible stream: "sampling" or
+#   "minibatches". With them your run and the package's draw the same numbers.
+# - `policy(tokens)` returns logits and values of all positions. `generated_logits`, `generated_values` and
+#   `get_logprobs` take `prefix_len` and keep the states before the generated tokens.
+# - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. The reference is not trained.
+# - Clip the norm of the gradient to `args.max_grad_norm` before each step.
 
 # %%
-from rlhf_lab.training.ppo import learning_phase  # exercise
+from rlhf_lab.course.exercises.loop import ppo  # exercise
 
 # %% [markdown]
-# ## Your trainer
+# Train with your loop and with the package's trainer, from the same seed. Will the rewards be the same?
 #
-# Both functions take the trainer as their first argument, and that makes them methods. Here is a
-# trainer whose phases, minibatches, optimiser and schedule are yours, with the advantages of {lesson:rewards_and_credit}:
-
-
-# %%
-class MyTrainer(RLHFTrainer):
-    """The package's trainer with my own phases, optimiser and schedule."""
-
-    rollout_phase = rollout_phase
-    learning_phase = learning_phase
-
-    def __init__(self, args: RLHFArgs, **parts: Any) -> None:
-        super().__init__(args, **parts)
-        self.optimizer, self.scheduler = get_optimizer_and_scheduler(args, self.policy)
-
-
-def my_advantages(
-    values: Float[Tensor, "batch gen"],
-    rewards: Float[Tensor, " batch"],
-    mask: Bool[Tensor, "batch gen"],
-) -> Float[Tensor, "batch gen"]:
-    """My GAE, with the reward at the last real token of each review."""
-    return compute_gae(values, token_rewards(rewards, mask), args.gamma, args.gae_lambda, mask)
-
-
-# %% [markdown]
-# Two runs of eight phases from the same seed, yours and the package's. While yours trains, a callback prints the first
-# review of each phase: read what the policy writes before you look at any curve. Are their rewards the same to
-# the last digit? And does the explained variance (how much of the returns the value head foresees;
-# 1 is everything, 0 nothing) get near 1 within eight phases?
-#
-# (15 s on one core)
+# (10 s on a single core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
-variance_explained = "0.1 to 0.7"  # predict: "below 0.1", "0.1 to 0.7" or "above 0.7"
 
 # %%
-trained = MyTrainer(args, out=new_run("mine"), advantages=my_advantages)
+mine = ppo(
+    args,
+    policy=TransformerWithValueHead(load_model(args.base_model), seed=args.seed),
+    reference=load_model(args.base_model),
+    reward_fn=score,
+)
+reports = RLHFTrainer(args, out=new_run("package")).train()
+theirs = [report.mean_reward for report in reports]
+print("mine         ", " ".join(f"{reward:.6f}" for reward in mine))
+print("the package's", " ".join(f"{reward:.6f}" for reward in theirs))
+equal = all(abs(a - b) < 1e-5 for a, b in zip(mine, theirs, strict=True))
+predictions.compare("the two runs are", same_run, "the same" if equal else "not the same")
 
+# %% [markdown]
+# That is all of PPO for language models. The package adds checkpoints, logs, callbacks, other estimators and
+# objectives, faster forward passes, and checks for nan.
+#
+# ## The dashboard
+#
+# In a healthy run, the ratio is 1 before the first step of each phase (the policy that is trained is the one that
+# sampled), the KL leaves 0 slowly and stays below a few nats, the clip fraction is a few percent at most, and the
+# entropy falls slowly. Explained variance is the fraction of the variance of the returns that the value head predicts:
+# 1 is everything, 0 nothing.
 
-@trained.on("after_score")
-def read_one(ctx) -> None:
-    """Print the first review of each phase, with its reward."""
-    print(f"phase {ctx.phase}, reward {ctx.rollout.raw_rewards[0]:.2f}: {ctx.rollout.texts[0]}")
+# %%
+rows = []
+for name, numbers in dashboard_of(reports).items():
+    curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
+    rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
+show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
+# %% [markdown]
+# Look twice at a number that is *exactly* 0 or 1. A first ratio that is not 1 means that the log-probabilities of the
+# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is trained along. A reward that
+# rises proves little: many broken trainers learn an easy reward.
+#
+# ## Inside the run
+#
+# The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise
+# the movie anyway? Take reviews in which the reviewer is disappointed, cut them off before the verdict ("... . i"), and
+# compute in every phase how likely the model is to continue with praise. You can do this after each component of the
+# model: decode the residual stream there, as if the rest of the model did nothing. This is the *logit lens*
+# ({lesson:the_policy} explains it and its limits):
 
-runs = {
-    "mine": trained.train(),
-    "the package's": RLHFTrainer(args, out=new_run("package")).train(),
+# %%
+from rlhf_lab.diffing import logit_lens
+
+# %% [markdown]
+# `trainer.capture(hook_names, pos=..., at=..., tokens=...)` decorates a function of yours, which gets the context of
+# the run (`ctx.policy` is the policy) and the activations by name. The activations come from a separate forward pass
+# over `tokens`, so the run itself is unchanged. `at` is the event: "after_score" comes once per phase, after sampling
+# and before the first step.
+
+# %%
+from rlhf_lab.course.exercises.loop import look  # exercise
+
+# %% [markdown]
+# Before you use it: after the attention of the last block, is the probability of praise in the last phase still
+# close to its value before training, or has it moved at least half as far as that of the output?
+
+# %%
+last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
+
+# %% [markdown]
+# (15 s on a single core)
+
+# %%
+watched = {
+    seed: RLHFTrainer(RLHFArgs(**SETTINGS, seed=seed), out=new_run("look")) for seed in (1, 2, 3)
 }
-for name, reports in runs.items():
-    print(f"{name:14}", " ".join(f"{report.mean_reward:.3f}" for report in reports))
-rewards_of = [[report.mean_reward for report in reports] for reports in runs.values()]
-predictions.compare(
-    "the two runs are", same_run, "the same" if rewards_of[0] == rewards_of[1] else "not the same"
-)
-final = runs["mine"][-1]
-foreseen = final.explained_variance
-bracket = "below 0.1" if foreseen < 0.1 else "0.1 to 0.7" if foreseen <= 0.7 else "above 0.7"
-predictions.compare("explained variance in the last phase", variance_explained, bracket)
+model = watched[1].policy.base_model
+word_id = lambda word: model.tokenizer.encode(" " + word, add_special_tokens=False)[0]
+praise = [word_id(word) for word in ("liked", "loved", "enjoyed")]
+blame = [word_id(word) for word in ("disliked", "hated", "despised")]
+if watched[1].speaks_reel:
+    truth = ReelTruth()
+    reviews, positive = truth.reviews(256, seed=0)
+    bad = reviews[~positive, : truth.grammar.slot("VERB")]  # up to the "i" before the verdict
+else:
+    bad = torch.tensor([model.tokenizer.encode("This movie was boring and stupid. I")])
+first, last = 0, model.cfg.n_layers - 1
+places = {
+    f"block {first}, attention": f"blocks.{first}.hook_resid_mid",
+    f"block {first}, MLP": f"blocks.{first}.hook_resid_post",
+    f"block {last}, attention": f"blocks.{last}.hook_resid_mid",
+    "output": f"blocks.{last}.hook_resid_post",
+}
+seen = {seed: look(run, bad, [*places.values()], praise, blame) for seed, run in watched.items()}
+rewards = {seed: [r.mean_reward for r in run.train()] for seed, run in watched.items()}
+print("same rewards as without look:", rewards[args.seed] == theirs)
 
 # %%
-stored = stored_dashboards()
-show_table(
-    ["last phase, 128 reviews", "mine", "stored: seed 1", "seed 2", "seed 3"],
-    [
-        [line, numbers[-1], *(other[line][-1] for other in stored["healthy"])]
-        for line, numbers in dashboard_of(runs["mine"]).items()
-        if line in ("reward", "KL per sequence", "explained variance")
-    ],
-)
-
-# %% [markdown]
-# The explained variance cannot get to 1 even in principle: before the first adjective there is
-# nothing in a review from which anybody could foresee its end.
-#
-# And who gets the credit now? The review with the lowest reward of a fresh rollout, by the trained value head:
-
-# %%
-late = trained.rollout_phase()
-lowest = int(late.rewards.argmin())
-spelled = [
-    " " + trainer.tokenizer.decode([token]) for token in late.samples.tokens[lowest].tolist()
-]
-show_table(["reward", "text"], [[late.raw_rewards[lowest].item(), late.texts[lowest]]], digits=2)
-tokens_html(spelled[prefix_len:], late.advantages[lowest], "advantage", late.samples.mask[lowest])
-
-# %% [markdown]
-# The blame still grows along the review, since GAE hands it back with a factor below 1 per token. After the verdict
-# it falls: once the verb is said, the value head expects a low reward, and a low reward that is expected is no
-# surprise.
-#
-# ## Reading a dashboard
-#
-# These are the numbers to look at, for your run. A healthy run has a ratio of 1 before the first
-# step of each phase (the policy that is trained is the one that sampled), a KL that leaves 0 slowly
-# and stays below a few nats, a clip fraction of a few percent at most, and an entropy that falls
-# slowly.
-
-
-# %%
-def dashboard(found: Dashboard) -> None:
-    """What every metric was in the first, a middle and the last phase, and its curve."""
-    rows = []
-    for name, numbers in found.items():
-        curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
-        rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
-    show_table(["", "first", "middle", "last", "lowest to highest"], rows)
-
-
-show_table(["line", "field of a phase's report"], COLUMNS.items())
-dashboard(dashboard_of(runs["mine"]))
-
-# %%
-phases = [report.phase for report in runs["mine"]]
+phases = list(range(args.total_phases))
 curves(
-    {
-        "reward": (phases, [report.mean_reward for report in runs["mine"]]),
-        "KL per sequence": (phases, [report.kl_per_sequence for report in runs["mine"]]),
-    },
-    "Your run: reward and KL by phase",
+    {name: (phases, seen[1][place]) for name, place in places.items()},
+    "P(praise) after a bad review, by the logit lens (seed 1)",
     "phase",
-    "reward; KL in nats per review",
+    "probability of a positive verdict",
 )
 
-# %% [markdown]
-# ## A ladder of rewards
-#
-# "The reward goes up" proves little. A trainer with a wrong part often learns an easy reward all the same, only more
-# slowly, and you do not know how fast a right one would have been. So before you train on anything that matters,
-# climb a ladder of rewards that are so simple that you know in advance what must happen. Each rung needs one more
-# part to be right. All rungs use texts of ten tokens, and take seconds.
-#
-# 1. **constant**: every text gets 1, and rewards are not normalised. There is nothing to gain. The
-#    value before the last token must become 1, and the policy stay where it is. This is about the
-#    value loss and the returns, and nothing else.
-# 2. **last word**: 1 if the last word begins with a letter from a to m. The reward follows at once,
-#    and no credit has to travel. This is about the sign of the objective, and about
-#    log-probabilities, actions and rewards that belong together.
-# 3. **first word**: the same for the first word. Now the credit has to find its way back over nine
-#    tokens. This is about advantages, `lam`, masks.
-# 4. **the real thing**: the classifier.
-
 # %%
-print("a climb changes of SETTINGS:", dict(LADDER_FIELDS))
-for reward_fn in (constant, last_word, first_word):
-    print(f"\n{inspect.getsource(reward_fn)}", end="")
-
-# %% [markdown]
-# Three trainers climb it besides yours, with one wrong part each. Read the wrong parts, and say for
-# each which rung is the first that it falls from (or 4, if it passes these three). Their climbs are
-# stored, three seeds of each, and those of the package's own trainer (`python -m tools.course.hunt_runs climbs`
-# climbs again). Yours climbs here.
-
-# %%
-for parts in WRONG_CLIMBERS.values():
-    for part in parts.values():
-        print(inspect.getsource(part), end="\n\n")
-
-# %%
-one_token_late_falls_from = 1  # predict: 1, 2, 3 or 4
-shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
-credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
-
-# %% [markdown]
-# (12 s on one core)
-
-# %%
-my_climb = {
-    rung: climb(SETTINGS, rung, dict(advantages=my_advantages), MyTrainer) for rung in RUNGS
-}
-look = MyTrainer(RLHFArgs(**SETTINGS | LADDER_FIELDS), reward_fn=last_word)
-untrained = look.rollout_phase().raw_rewards.mean().item()
-stored_ladder = stored_climbs()
-falls = {name: [falls_from(figures) for figures in runs] for name, runs in stored_ladder.items()}
-
-
-def with_range(numbers: list[float], digits: int = 2) -> str:
-    """Mean, lowest and highest."""
-    mean = sum(numbers) / len(numbers)
-    return f"{mean:.{digits}f} ({min(numbers):.{digits}f} to {max(numbers):.{digits}f})"
-
-
-rows = [["mine", *(f"{my_climb[rung]:.2f}" for rung in RUNGS), falls_from(my_climb)]]
-rows += [
-    [
-        name,
-        *(with_range([figures[rung] for figures in of_seeds]) for rung in RUNGS),
-        ", ".join(map(str, falls[name])),
-    ]
-    for name, of_seeds in stored_ladder.items()
-]
-show_table(["trainer", *RUNGS, "falls from"], rows)
-print(f"mine: one run; the others: mean (lowest to highest) of {len(falls['healthy'])} seeds")
-print(f"last word, untrained: {untrained:.2f}; {look.args.batch_size} texts")
-
-# %%
-for name, guess in [
-    ("one token late", one_token_late_falls_from),
-    ("shifted log-probs", shifted_logprobs_falls_from),
-    ("credit for the last", credit_for_the_last_falls_from),
-]:
-    usual = max(falls[name], key=falls[name].count)
-    predictions.compare(f"{name!r} falls from rung", guess, usual)
-
-# %% [markdown]
-# Each rung catches what the others let through. The trainer whose advantages are one token late is the most
-# dangerous: it *learns* both words as if nothing were wrong, since with `lam` near 1 neighbouring tokens have nearly
-# equal advantages. Only the constant reward shows that its values go wrong. And crediting the last token alone earned
-# more on rung 2 with all three seeds than the healthy trainer did: there the last token is all that matters, and the other tokens only
-# add noise.
-#
-# You have climbed rung 4 above, where the classifier was the reward.
-#
-# ## Three bugs to find
-#
-# Three runs on the real reward, each with one wrong part. This time you do not see the part, only
-# the dashboard. The runs are stored, three seeds of each kind; below are those of seed 1. Somewhere
-# among these suspects are the three culprits:
-
-# %%
-for number, suspect in enumerate(SUSPECTS, start=1):
-    print(f"{number}. {suspect}")
-
-# %%
-broken = {run: stored[culprit(run)][0] for run in ("A", "B", "C")}
 show_table(
-    ["reward in phase", *(str(phase) for phase in phases)],
+    ["decoded after", "phase 0", *(f"last phase, seed {seed}" for seed in seen)],
     [
-        [name, *(f"{reward:.2f}" for reward in numbers["reward"])]
-        for name, numbers in {"mine, healthy": dashboard_of(runs["mine"]), **broken}.items()
+        [name, seen[1][place][0], *(seen[s][place][-1] for s in seen)]
+        for name, place in places.items()
     ],
-)
-
-# %%
-print("run A")
-dashboard(broken["A"])
-
-# %%
-print("run B")
-dashboard(broken["B"])
-
-# %%
-print("run C")
-dashboard(broken["C"])
-
-# %% [markdown]
-# Numbers hide what a policy writes. Three reviews of each run, written after its last step:
-
-# %%
-own_late = list(zip(late.raw_rewards.tolist(), late.texts, strict=True))[:3]
-texts_of = {"mine, healthy": own_late} | {run: stored_texts()[culprit(run)] for run in broken}
-show_table(
-    ["run", "reward", "text"],
-    [[name, *row] for name, written in texts_of.items() for row in written],
     digits=2,
 )
-
-# %% [markdown]
-# Compare each with your own dashboard above, line by line. Which lines are as they should be, and
-# which cannot be? What would each suspect do to that line? Then name the culprits by their numbers.
-
-# %%
-culprit_of_a = 8  # predict: a number from 1 to 8
-culprit_of_b = 5  # predict: a number from 1 to 8
-culprit_of_c = 7  # predict: a number from 1 to 8
-
-# %%
-for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)]:
-    predictions.compare(f"culprit of run {run}", guess, SUSPECTS.index(culprit(run)) + 1)
-    print(f"run {run}: {culprit(run)}\n")
-    print(reveal(run))
-
-# %% [markdown]
-# Is it the same with other seeds? The dashboards of a healthy run and of all eight suspects are stored for three seeds
-# each. In the last phase (mean, lowest and highest of the three seeds, 128 reviews each):
-
-# %%
-of_run = {"healthy": "healthy"} | {run: culprit(run) for run in ("A", "B", "C")}
-show_table(
-    ["last phase", "reward", "KL per sequence", "explained variance"],
-    [
-        [
-            name,
-            *(
-                with_range([numbers[line][-1] for numbers in stored[kind]])
-                for line in ("reward", "KL per sequence", "explained variance")
-            ),
-        ]
-        for name, kind in of_run.items()
-    ],
+moved = {name: seen[1][place][-1] - seen[1][place][0] for name, place in places.items()}
+attention = moved[f"block {last}, attention"]
+predictions.compare(
+    "the last attention",
+    last_attention,
+    "it has moved too" if attention > moved["output"] / 2 else "it is close",
 )
 
 # %% [markdown]
-# How it could be seen:
-#
-# - **A** earns as much as the healthy run, or more. But its KL is exactly 0 in every phase, while its reward rises from
-#   about 0.5 to above 0.9. A policy that has changed its texts has moved away from its start, so what it is compared
-#   with must have moved along. Look twice at a number that is *exactly* 0 or 1.
-# - **B** hardly learns: its reward wanders, far below the healthy one. Ratio, KL, clipping and gradient norm are all
-#   as they should be. The clue is the explained variance, which stays near 0. With advantages of the wrong sign, or
-#   one token late, the value head does learn something (see the stored dashboards below). Here it cannot: its targets
-#   have nothing to do with its states.
-# - **C** begins like the healthy run, and for six phases its reward does not give it away. But the KL penalty, a
-#   number that cannot be negative, is below 0, and in the last phases the KL grows to tens of nats per review.
-#   Entropy, which falls in a healthy run, rises. KL is *paid* here, so the policy writes tokens that the reference
-#   finds almost impossible: read its three texts.
-#
-# **What to inspect** when a run looks wrong:
-#
-# | you see | look at | because |
-# |---|---|---|
-# | the ratio is not 1 on the first minibatch | log-probabilities, temperature | before the first step the policy *is* the one that sampled |
-# | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
-# | KL grows without end | sign and size of the KL penalty | something pays for leaving, or nothing charges for it |
-# | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
-# | reward stays flat, explained variance goes up | log-probabilities, first ratio | values and their targets agree, but the credit goes to other tokens than those that earned it |
-# | value loss grows, explained variance is high | where the advantages stand | values drift all together, which explained variance does not see |
-# | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
-# | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
-# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder above |
-#
-# ## An alarm of your own
-#
-# You will not look at every run. Design a function that does: it is given the dashboard of a finished run, all lines
-# and phases, and says whether a part of the trainer is broken. There are no steps and no one right answer. The
-# stored dashboards are what it is held to: it must stay silent at every healthy run, and go off at every broken one.
-#
-# Look at them first. What does each line tell, and where would you draw the line so that *another* seed is on the
-# right side of it, too? One suspect earns nearly as much as a healthy run and has *more* explained variance. Explained
-# variance does not see an error that is the same everywhere; which line does?
-
-# %%
-for line in ("reward", "explained variance", "value loss", "first ratio"):
-    show_table(
-        [f"{line}: first, middle and last phase", "seed 1", "seed 2", "seed 3"],
-        [
-            [kind, *(" ".join(f"{run[line][i]:.2f}" for i in (0, 4, -1)) for run in of_kind)]
-            for kind, of_kind in stored.items()
-        ],
-    )
-
-# %%
-from rlhf_lab.course.exercises.alarm import alarm  # exercise
-
-# %% [markdown]
-# Now runs that it has not seen: yours, and two kinds that are healthy but different, with half the
-# learning rate and with 3 times the KL penalty. These are stored, too, three seeds of each. Does your alarm
-# stay silent for all six?
-
-# %%
-silent_for_all = "yes"  # predict: "yes" or "no"
-
-# %%
-unseen = {"mine": [dashboard_of(runs["mine"])], **stored_others()}
-rings = {name: sum(map(alarm, dashboards)) for name, dashboards in unseen.items()}
-show_table(
-    ["run", "alarms", "of"], [[name, rings[name], len(of_kind)] for name, of_kind in unseen.items()]
-)
-others_ring = sum(rings[name] for name in stored_others())
-predictions.compare("silent for all six", silent_for_all, "no" if others_ring else "yes")
-
-# %% [markdown]
-# A threshold that was fitted to three seeds of one setting is a claim about that setting. Signs of something
-# *impossible* (a KL of exactly 0 after a step, a negative penalty, a first ratio that is not 1) carry over to other
-# settings; signs of something *unusual* (a low explained variance, a slow reward) need new thresholds there.
+# AFTER
 #
 # ## What surprised you
 
@@ -643,38 +322,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - `reveal` shows how a part is broken. Hand in one of the other suspects yourself, and see whether a
-#   friend finds it from the dashboard.
-# - Climb the ladder with `lam` 0 in `my_advantages`: at which rung does it fall, and what has to
-#   happen before it can pass? (The last table of "What the value head should have said" in {lesson:rewards_and_credit} has the answer.)
-# - Give the constant reward to a trainer *with* normalised rewards. Every reward is 0 then. Why does
-#   the policy move all the same? (Look at what whitening does to advantages that are nearly 0.)
+# - Take one line of your `ppo` and break it. Which line of the dashboard would show it?
+# - Set `batches_per_learning_phase` to 1. In which steps can the ratio differ from 1?
 #
-# ## Investigations
-#
-# Each takes an hour or two. Write down first what you expect, and what would change your mind.
-#
-# - **How often may a rollout be used?** Hypothesis: more passes help until the ratios leave the clip range, and hurt
-#   after that. Vary `batches_per_learning_phase` over 1, 2, 4 and 8 with three seeds each. Plot the reward and the
-#   clip fraction after the same number of *optimiser steps*, and after the same number of *reviews*. Which of the two
-#   is the fair comparison when sampling is expensive? (Schulman et al. 2017,
-#   [1707.06347](https://arxiv.org/abs/1707.06347), use several passes; Andrychowicz et al. 2020,
-#   [2006.05990](https://arxiv.org/abs/2006.05990), vary this among many other choices.)
-# - **Which implementation details matter here?** PPO's gains over simpler methods were found to come largely from
-#   details of the code: Engstrom et al. 2020 ([2005.12729](https://arxiv.org/abs/2005.12729)); for RLHF, Huang et al.
-#   2024 ([2403.17031](https://arxiv.org/abs/2403.17031)). Switch one thing off at a time (`normalize_reward`, the
-#   warm-up, `max_grad_norm`, whitening of advantages, the small last layer of the value head), with three seeds. A
-#   difference counts if its range over the seeds does not overlap with that of the unchanged run.
-# - **A better ladder.** Design a rung that "advantages one token late" falls from and that does not need the values:
-#   a reward for one word at one place, with `lam` 0.5, say. Show with three seeds that it separates the two trainers.
-#   (The idea of probe environments: Andy Jones, "Debugging RL, without the agonizing pain", 2021.)
-# - **Is PPO needed at all?** With one pass per rollout the ratio is 1 at every step but the last few, and PPO is close
-#   to REINFORCE with a baseline. Ahmadian et al. 2024 ([2402.14740](https://arxiv.org/abs/2402.14740)) argue that this
-#   is enough for language models. Compare `advantages="rloo"` with `samples_per_prompt=4` at the same number of
-#   reviews, with three seeds, on reward *and* KL.
-# - **How noisy is a step?** Keep the gradient of each minibatch (a callback on "after_backward"), and take the cosine
-#   between those of one phase. Does it grow with `batch_size`, as McCandlish et al. 2018
-#   ([1812.06162](https://arxiv.org/abs/1812.06162)) describe with their gradient noise scale? What does it predict
-#   about the largest useful batch?
-#
-# The lessons after this one watch the inside of a run like yours.
+# Next, if you like this: debugging_ppo.

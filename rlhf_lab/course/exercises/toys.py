@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,14 +68,14 @@ def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2, padded: bool = Fa
     )
 
 
-def toy_trainer(phase: int = 0, **fields: Any) -> RLHFTrainer:
+def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFTrainer:
     """A trainer of a few short texts whose policy has already left its reference, for one seed."""
     sizes = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
     run = {"preset": "reel", "device": "cpu", "warmup_steps": 1}
     args = RLHFArgs(**run | sizes | fields)
     policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)
     parts = {"policy": policy, "reference": _frozen(args.base_model), "reward_fn": _letters}
-    trainer = RLHFTrainer(args, **parts)
+    trainer = RLHFTrainer(args, out=out, **parts)
     generator = torch.Generator().manual_seed(0)
     for weight in (policy.base_model.unembed.W_U, policy.value_head[2].weight):
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)

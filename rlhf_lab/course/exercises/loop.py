@@ -1,0 +1,232 @@
+"""Exercises of the lesson on PPO: the whole algorithm in one function, and a look inside a run."""
+
+import copy
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.cases import Cases
+from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercises.objective import whole_objective
+from rlhf_lab.course.exercises.toys import toy_trainer
+from rlhf_lab.diffing import logit_lens
+from rlhf_lab.functional import (
+    compute_gae,
+    compute_returns,
+    entropy_per_token,
+    generated_logits,
+    generated_values,
+    get_logprobs,
+    kl_per_token,
+    log_probs,
+    normalize_reward,
+    token_rewards,
+)
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.organism import WORD_IDS
+from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from rlhf_lab.training import RLHFTrainer, get_optimizer_and_scheduler
+from rlhf_lab.training.random_streams import phase_generator
+
+
+def ppo(
+    args: RLHFArgs,
+    policy: TransformerWithValueHead,
+    reference: HookedModel,
+    reward_fn: Callable[[list[str]], Float[Tensor, " batch"]],
+) -> list[float]:
+    """Train the policy with PPO, and return the mean reward of each phase.
+
+    Rollout: sample with the phase's "sampling" generator, score, and assign credit.
+    Learning: per pass, one `torch.randperm` of the rows from the phase's "minibatches" generator,
+    cut into `args.num_minibatches` minibatches; a gradient step on each. One scheduler step per
+    phase.
+    """
+    optimizer, scheduler = get_optimizer_and_scheduler(args, policy)
+    tokenizer, mean_rewards = policy.base_model.tokenizer, []
+    prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)
+    spec, prefix_len = SamplingSpec.from_args(args, tokenizer), len(prompts[0])
+    for phase in range(args.total_phases):
+        # 1. Rollout: sample, score, assign credit.
+        generator = phase_generator(args.seed, phase, "sampling")
+        samples = sample(policy, prompts, spec, generator)
+        rewards = reward_fn(samples.texts(tokenizer))
+        mean_rewards.append(rewards.mean().item())
+        per_token = token_rewards(normalize_reward(rewards), samples.mask)
+        advantages = compute_gae(
+            samples.values, per_token, args.gamma, args.gae_lambda, samples.mask
+        )
+        returns = compute_returns(advantages, samples.values)
+        with torch.no_grad():
+            ref_logprobs = log_probs(generated_logits(reference(samples.tokens), prefix_len))
+
+        # 2. Learning: several passes over the batch, a gradient step per minibatch.
+        generator = phase_generator(args.seed, phase, "minibatches")
+        for _ in range(args.batches_per_learning_phase):
+            order = torch.randperm(args.batch_size, generator=generator)
+            for rows in order.chunk(args.num_minibatches):
+                tokens, mask = samples.tokens[rows], samples.mask[rows]
+                logits, values = policy(tokens)
+                logprobs = log_probs(generated_logits(logits, prefix_len))
+                objective = whole_objective(
+                    logprobs=get_logprobs(logits, tokens, prefix_len),
+                    old_logprobs=samples.logprobs[rows],
+                    advantages=advantages[rows],
+                    values=generated_values(values, prefix_len),
+                    returns=returns[rows],
+                    entropy=entropy_per_token(logprobs),
+                    kl=kl_per_token(logprobs, ref_logprobs[rows]),
+                    mask=mask,
+                    clip_coef=args.clip_coef,
+                    vf_coef=args.vf_coef,
+                    ent_coef=args.ent_coef,
+                    kl_coef=args.kl_coef,
+                )
+                optimizer.zero_grad()
+                objective.backward()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+                optimizer.step()
+        scheduler.step()
+    return mean_rewards
+
+
+def look(
+    trainer: RLHFTrainer,
+    reviews: Int[Tensor, "batch seq"],
+    hook_names: Sequence[str],
+    praise: Sequence[int],
+    blame: Sequence[int],
+) -> dict[str, list[float]]:
+    """Record in each phase of a run how likely praise is after the reviews, at each hook point.
+
+    Returns an empty list for each hook point at once. Each phase of the run appends one number to
+    it, before the first gradient step: P(praise) / (P(praise) + P(blame)) by the logit lens at the
+    last position, averaged over the reviews.
+    """
+    seen = {name: [] for name in hook_names}
+
+    @trainer.capture(hook_names, pos=-1, at="after_score", tokens=reviews)
+    def record(ctx: Any, acts: dict[str, Tensor]) -> None:
+        for name in hook_names:
+            probs = logit_lens(ctx.policy.base_model, acts[name]).exp()
+            good, bad = probs[:, praise].sum(dim=-1), probs[:, blame].sum(dim=-1)
+            seen[name].append((good / (good + bad)).mean().item())
+
+    return seen
+
+
+_SMALL = {"total_phases": 2, "ent_coef": 0.05, "kl_coef": 0.3, "vf_coef": 0.4, "stop_tokens": "."}
+_LOOKED_AT = {"total_phases": 2, "base_lr": 1e-2}
+
+
+def _ppo_cases() -> Cases:
+    return {
+        "two phases": {},
+        "three passes, three minibatches": {"num_minibatches": 3, "batches_per_learning_phase": 3},
+        "three phases, another seed": {"total_phases": 3, "seed": 4, "warmup_steps": 2},
+    }
+
+
+def _observe_ppo(fn: Answer, **fields: Any) -> dict[str, Any]:
+    """Run a function on 12 short reviews; its policy does not equal its reference at the start."""
+    sizes = {"batch_size": 12, "gen_len": 10, "prefix": "this movie was so good", "gamma": 0.9}
+    trainer = toy_trainer(**_SMALL | sizes | fields)
+    args, policy, scored, rates, facts = trainer.args, trainer.policy, [], [], {}
+    reference = copy.deepcopy(policy.base_model)
+    reference.unembed.W_U.data.mul_(0.5)
+    before = reference.unembed.W_U.detach().clone()
+    per_pass = args.num_minibatches
+    where = ["the first step", "the second step"] + [""] * (per_pass - 2)
+    where += ["the first step of pass 2", *[""] * (per_pass * args.batches_per_learning_phase)]
+    where[per_pass * args.batches_per_learning_phase] = "the first step of phase 1"
+
+    def note(optimizer: Any, *_: Any) -> None:
+        if len(rates) < len(where) and (step := where[len(rates)]):
+            parts = ("value head", policy.value_head), ("transformer", policy.base_model)
+            for name, part in parts:
+                found = [p.grad.norm() for p in part.parameters() if p.grad is not None]
+                norm = torch.stack(found).norm().item() if found else None
+                facts[f"gradient norm of the {name} in {step}"] = norm
+        rates.append([group["lr"] for group in optimizer.param_groups])
+
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        score = lambda texts: scored.append(len(texts)) or trainer.reward_fn(texts)
+        rewards = fn(args, policy, reference, score)
+    finally:
+        handle.remove()
+    with torch.no_grad():
+        logits, values = policy(torch.arange(24).reshape(2, 12))
+    first = {"rewards of phase 0": rewards[0]} if isinstance(rewards, list) and rewards else {}
+    return {
+        "numbers of texts scored": scored,
+        "returned": f"a list of {len(rewards)}" if first else type(rewards).__name__,
+        "optimizer steps": len(rates),
+        "the reference is unchanged": torch.equal(before, reference.unembed.W_U),
+        **first,
+        **facts,
+        "learning rates by step": rates,
+        "mean rewards": rewards,
+        "log-probabilities after training, / 20": logits.log_softmax(-1) / 20,
+        "values after training": values,
+    }
+
+
+def _look_cases() -> Cases:
+    words = ["liked", "loved"], ["hated", "disliked", "despised"]
+    ids = [[WORD_IDS[word] for word in group] for group in words]
+    shared = dict(zip(("praise", "blame"), ids, strict=True))
+    reviews = torch.randint(5, 40, (6, 7), generator=torch.Generator().manual_seed(2))
+    names = ["blocks.0.hook_resid_mid", "blocks.1.hook_resid_post"]
+    two = {"hook_names": names, "reviews": reviews}
+    one = {"hook_names": names[1:], "reviews": reviews[:2, :4]}
+    return {"two hook points": two | shared, "one hook point, shorter reviews": one | shared}
+
+
+@functools.cache
+def _twin() -> list[Tensor]:
+    """Train the run of `look` without a callback, and return its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy_trainer(**_LOOKED_AT, out=Path(folder) / "run")
+        trainer.train()
+    return [*trainer.policy.state_dict().values()]
+
+
+def _observe_look(fn: Answer, **arguments: Any) -> dict[str, Any]:
+    """Attach a function to a run of two phases, and compare the run with a twin without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy_trainer(**_LOOKED_AT, out=Path(folder) / "run")
+        seen = fn(trainer, **arguments)
+        early = isinstance(seen, dict) and any(seen.values())
+        trainer.train()
+    for _, problem in trainer.callbacks.dropped.values():
+        raise RuntimeError(problem)
+    if not isinstance(seen, dict):
+        return {"returned": type(seen).__name__}
+    counts = [len(numbers) for numbers in seen.values()]
+    kinds = sorted({type(number).__name__ for numbers in seen.values() for number in numbers})
+    weights = [*trainer.policy.state_dict().values()]
+    return {
+        "returned": "dict",
+        "hook points": sorted(map(str, seen)),
+        "something is recorded before the run": early,
+        "numbers per hook point": counts,
+        "types of the numbers": kinds,
+        "weights equal those of the run without it": all(map(torch.equal, weights, _twin())),
+        **({f"at {n}": seen[n] for n in seen} if kinds == ["float"] and set(counts) == {2} else {}),
+    }
+
+
+EXERCISES = (
+    make_exercise(ppo, _ppo_cases, _observe_ppo),
+    make_exercise(look, _look_cases, _observe_look),
+)
