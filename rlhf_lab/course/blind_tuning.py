@@ -77,12 +77,6 @@ class TuningRow:
     excess_kl: float | None
 
     @property
-    def key(self) -> tuple[object, ...]:
-        """Identity of the run: training is deterministic, so equal keys are one run."""
-        settings = self.kl_coef, self.base_lr, self.total_phases, self.batch_size
-        return (normalize_name(self.name), *settings)
-
-    @property
     def rank(self) -> tuple[bool, float]:
         """Sort key: runs that reach the true reward by excess KL, then the others."""
         if self.true_reward >= TRUE_REWARD_TO_REACH:
@@ -242,7 +236,8 @@ def read_leaderboard() -> list[TuningRow]:
 
 def add_to_leaderboard(row: TuningRow) -> str | None:
     """Add a row, which replaces the one with the same key. Return a message if that fails."""
-    rows = [other for other in read_leaderboard() if other.key != row.key] + [row]
+    key = lambda x: (normalize_name(x.name), x.kl_coef, x.base_lr, x.total_phases, x.batch_size)
+    rows = [other for other in read_leaderboard() if key(other) != key(row)] + [row]
     content = {"version": 1, "rows": [asdict(each) for each in rows]}
     return save_json(leaderboard_path(), content, "the row")
 

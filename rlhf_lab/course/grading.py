@@ -132,8 +132,3 @@ class Judge:
             known = observe(self.exercise, self.known[number][1], self.cases[i])
             self._known_outcomes[number, i] = known
         return compare_outcomes(outcome, self._known_outcomes[number, i]) is None
-
-
-def verdict_on(exercise: Exercise, fn: Answer) -> Verdict:
-    """Compare one function with the reference of an exercise; see `Judge.verdict`."""
-    return Judge(exercise).verdict(fn)

@@ -7,8 +7,8 @@ from typing import Any
 from rlhf_lab.course.exercise import Exercise
 
 EXERCISE_FILES = (
-    "start value_head objective loop ppo alarm policy credit kl breaks watch changed preferences "
-    "real question"
+    "start value_head objective ppo debugging_ppo policy credit kl breaks watch changed "
+    "preferences real question"
 ).split()
 
 

@@ -14,9 +14,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip
-from rlhf_lab.course.grading import Judge, verdict_on
+from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.mutants import known_mistakes, mutant
 from rlhf_lab.course.registry import all_exercises, find_exercise
+from tests.course.answers import verdict_on
 from tools.course.stub import function_source
 
 EXERCISES = all_exercises()

@@ -6,10 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course.bugs import SUSPECTS, broken_parts
-from rlhf_lab.course.dashboards import dashboard_of
-from rlhf_lab.course.ladder import shifted_logprobs
-from rlhf_lab.functional import calc_value_function_loss, compute_gae, token_rewards
+from rlhf_lab.course.debugging import SUSPECTS, make_dashboard, shifted_logprobs
+from rlhf_lab.functional import (
+    calc_kl_penalty,
+    calc_value_function_loss,
+    compute_gae,
+    token_rewards,
+)
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.training import PhaseReport
 from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record
 
@@ -32,8 +36,21 @@ def _negative_value_loss(*terms: Any) -> Tensor:
     return -calc_value_function_loss(*terms)
 
 
-def _run(name: str) -> BrokenParts:
-    return lambda args: broken_parts(name, args)
+def _negative_kl_penalty(kl: Tensor, kl_coef: float, mask: Tensor) -> Tensor:
+    return calc_kl_penalty(kl, -kl_coef, mask)
+
+
+def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
+    def advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
+        shuffled = token_rewards(rewards.roll(1), mask)
+        return compute_gae(values, shuffled, args.gamma, args.gae_lambda, mask)
+
+    return {"advantages": advantages}
+
+
+def _reference_that_learns(args: RLHFArgs) -> dict[str, Any]:
+    policy = TransformerWithValueHead(load_model(args.base_model), seed=args.seed)
+    return {"policy": policy, "reference": policy.base_model}
 
 
 BROKEN_KINDS: dict[str, tuple[dict[str, float], BrokenParts]] = {
@@ -42,10 +59,10 @@ BROKEN_KINDS: dict[str, tuple[dict[str, float], BrokenParts]] = {
     SUSPECTS[1]: ({}, lambda args: {"logprobs": shifted_logprobs}),
     SUSPECTS[2]: ({}, _changed_advantages(lambda x: -x)),
     SUSPECTS[3]: ({}, _changed_advantages(lambda x: x.roll(1, dims=1))),
-    SUSPECTS[4]: ({}, _run("B")),
+    SUSPECTS[4]: ({}, _rewards_of_others),
     SUSPECTS[5]: ({}, lambda args: {"value_loss": _negative_value_loss}),
-    SUSPECTS[6]: ({}, _run("C")),
-    SUSPECTS[7]: ({}, _run("A")),
+    SUSPECTS[6]: ({}, lambda args: {"kl_penalty": _negative_kl_penalty}),
+    SUSPECTS[7]: ({}, _reference_that_learns),
 }
 
 
@@ -60,7 +77,8 @@ def train_broken(kind: str, seed: int) -> tuple[RLHFTrainer, list[PhaseReport]]:
 def dashboards() -> dict[str, list[Any]]:
     """Train every kind once per seed."""
     return {
-        kind: [dashboard_of(train_broken(kind, seed)[1]) for seed in SEEDS] for kind in BROKEN_KINDS
+        kind: [make_dashboard(train_broken(kind, seed)[1]) for seed in SEEDS]
+        for kind in BROKEN_KINDS
     }
 
 

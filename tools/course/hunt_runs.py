@@ -6,9 +6,14 @@
 from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course.bugs import culprit
-from rlhf_lab.course.dashboards import dashboard_of
-from rlhf_lab.course.ladder import LADDER_FIELDS, RUNGS, WRONG_CLIMBERS, climb
+from rlhf_lab.course.debugging import (
+    CULPRITS,
+    LADDER_FIELDS,
+    RUNGS,
+    WRONG_CLIMBERS,
+    climb,
+    make_dashboard,
+)
 from tools.course.broken_runs import BROKEN_SETTINGS, train_broken
 from tools.course.stored_parts import SEEDS, make_record
 
@@ -35,7 +40,7 @@ def other_healthy_runs() -> dict[str, list[dict[str, list[float]]]]:
     """Train at other settings, once per seed; returns the dashboards."""
     return {
         kind: [
-            dashboard_of(RLHFTrainer(RLHFArgs(**BROKEN_SETTINGS | change, seed=seed)).train())
+            make_dashboard(RLHFTrainer(RLHFArgs(**BROKEN_SETTINGS | change, seed=seed)).train())
             for seed in SEEDS
         ]
         for kind, change in HEALTHY_OTHERS.items()
@@ -45,7 +50,7 @@ def other_healthy_runs() -> dict[str, list[dict[str, list[float]]]]:
 def samples() -> dict[str, list[tuple[float, str]]]:
     """Reward and text of samples of broken runs of the first seed, after the last step."""
     found = {}
-    for kind in [culprit(run) for run in ("A", "B", "C")]:
+    for kind in CULPRITS.values():
         rollout = train_broken(kind, SEEDS[0])[0].rollout_phase()
         rows = zip(rollout.raw_rewards.tolist(), rollout.texts, strict=True)
         found[kind] = list(rows)[:SAMPLES_PER_RUN]

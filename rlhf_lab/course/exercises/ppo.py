@@ -1,265 +1,221 @@
-"""Exercises on PPO: optimizer, learning-rate schedule, minibatches, rollout and learning phase."""
+"""Exercises of the lesson on PPO: the whole algorithm in one function, and a look inside a run."""
 
-import dataclasses
+import copy
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.cases import Cases
 from rlhf_lab.course.exercise import Answer, make_exercise
-from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
-from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.samples import Samples
-from rlhf_lab.training import (
-    LearningStats,
-    ReplayMemory,
-    RLHFTrainer,
-    Rollout,
-    get_optimizer,
-    get_optimizer_and_scheduler,
-    lr_scale,
+from rlhf_lab.course.exercises.objective import whole_objective
+from rlhf_lab.course.exercises.toys import toy_trainer
+from rlhf_lab.diffing import logit_lens
+from rlhf_lab.functional import (
+    compute_gae,
+    compute_returns,
+    entropy_per_token,
+    generated_logits,
+    generated_values,
+    get_logprobs,
+    kl_per_token,
+    log_probs,
+    normalize_reward,
+    token_rewards,
 )
-from rlhf_lab.training.ppo import assign_credit, learning_phase, rollout_phase, score_samples
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.organism import WORD_IDS
+from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
+from rlhf_lab.training import RLHFTrainer, get_optimizer_and_scheduler
 from rlhf_lab.training.random_streams import phase_generator
 
 
-def _optimizer_cases() -> Cases:
-    return {
-        "ordinary": {"base_lr": 1e-4, "head_lr": 1e-2},
-        "strong decay": {"base_lr": 2e-5, "head_lr": 5e-4, "weight_decay": 0.3},
-    }
+def ppo(
+    args: RLHFArgs,
+    policy: TransformerWithValueHead,
+    reference: HookedModel,
+    reward_fn: Callable[[list[str]], Float[Tensor, " batch"]],
+) -> list[float]:
+    """Train the policy with PPO, and return the mean reward of each phase.
 
-
-def _observe_optimizer(make: Answer, **arguments: Any) -> dict[str, Any]:
-    policy = TransformerWithValueHead(toy_transformer())
-    optimizer = make(policy, **arguments)
-    facts = _settings(optimizer, policy)
-    facts |= {name: optimizer.defaults.get(name) for name in ("betas", "eps", "fused")}
-    bias = policy.value_head[2].bias
-    before = bias.item()
-    bias.sum().backward()
-    optimizer.step()
-    return facts | {"a step raises the objective": bias.item() > before}
-
-
-def _settings(optimizer: Any, policy: TransformerWithValueHead) -> dict[str, Any]:
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    parts = {"transformer": policy.base_model, "value head": policy.value_head}
-    facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
-    for name, part in parts.items():
-        of_part = [groups.get(id(p)) for p in part.parameters()]
-        facts[f"parameters of the {name} left out"] = of_part.count(None)
-        used = [group for group in of_part if group is not None]
-        facts[f"learning rate of the {name}"] = sorted({group["lr"] for group in used})
-        facts[f"weight decay of the {name}"] = sorted({group["weight_decay"] for group in used})
-        facts[f"{name} is maximized"] = sorted({group["maximize"] for group in used})
-    return facts
-
-
-def _scale_cases() -> Cases:
-    shapes = {
-        "ordinary": (2, 10, 0.1),
-        "no warm-up": (0, 5, 0.25),
-        "no decay": (3, 6, 1.0),
-        "warm-up until the last phase": (4, 5, 0.1),
-    }
-    names = ("warmup_steps", "total_phases", "final_scale")
-    return {label: dict(zip(names, shape, strict=True)) for label, shape in shapes.items()}
-
-
-def _observe_scale(scale: Answer, **arguments: Any) -> dict[str, Any]:
-    phases = range(arguments["total_phases"] + 2)
-    return {f"scale in phase {phase}": scale(phase, **arguments) for phase in phases}
-
-
-def _schedule_cases() -> Cases:
-    fields = {"base_lr": 1e-4, "head_lr": 1e-2, "total_phases": 8, "warmup_steps": 2}
-    return {
-        "ordinary": fields | {"final_scale": 0.1, "weight_decay": 0.3},
-        "no warm-up": fields | {"final_scale": 0.5, "warmup_steps": 0},
-    }
-
-
-def _observe_schedule(make: Answer, **arguments: Any) -> dict[str, Any]:
-    policy = TransformerWithValueHead(toy_transformer())
-    args = RLHFArgs(preset="reel", **arguments)
-    optimizer, scheduler = make(args, policy)
-    facts = _settings(optimizer, policy)
+    Rollout: sample with the phase's "sampling" generator, score, and assign credit.
+    Learning: per pass, one `torch.randperm` of the rows from the phase's "minibatches" generator,
+    cut into `args.num_minibatches` minibatches; a gradient step on each. One scheduler step per
+    phase.
+    """
+    optimizer, scheduler = get_optimizer_and_scheduler(args, policy)
+    tokenizer, mean_rewards = policy.base_model.tokenizer, []
+    prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)
+    spec, prefix_len = SamplingSpec.from_args(args, tokenizer), len(prompts[0])
     for phase in range(args.total_phases):
-        now = _settings(optimizer, policy).items()
-        facts |= {f"phase {phase}: {name}": fact for name, fact in now if "learning rate" in name}
-        optimizer.step()
+        # 1. Rollout: sample, score, assign credit.
+        generator = phase_generator(args.seed, phase, "sampling")
+        samples = sample(policy, prompts, spec, generator)
+        rewards = reward_fn(samples.texts(tokenizer))
+        mean_rewards.append(rewards.mean().item())
+        per_token = token_rewards(normalize_reward(rewards), samples.mask)
+        advantages = compute_gae(
+            samples.values, per_token, args.gamma, args.gae_lambda, samples.mask
+        )
+        returns = compute_returns(advantages, samples.values)
+        with torch.no_grad():
+            ref_logprobs = log_probs(generated_logits(reference(samples.tokens), prefix_len))
+
+        # 2. Learning: several passes over the batch, a gradient step per minibatch.
+        generator = phase_generator(args.seed, phase, "minibatches")
+        for _ in range(args.batches_per_learning_phase):
+            order = torch.randperm(args.batch_size, generator=generator)
+            for rows in order.chunk(args.num_minibatches):
+                tokens, mask = samples.tokens[rows], samples.mask[rows]
+                logits, values = policy(tokens)
+                logprobs = log_probs(generated_logits(logits, prefix_len))
+                entropy, kl = (
+                    entropy_per_token(logprobs),
+                    kl_per_token(logprobs, ref_logprobs[rows]),
+                )
+                objective = whole_objective(
+                    get_logprobs(logits, tokens, prefix_len),
+                    samples.logprobs[rows],
+                    advantages[rows],
+                    generated_values(values, prefix_len),
+                    returns[rows],
+                    *(entropy, kl, mask),
+                    *(args.clip_coef, args.vf_coef, args.ent_coef, args.kl_coef),
+                )
+                optimizer.zero_grad()
+                objective.backward()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
+                optimizer.step()
         scheduler.step()
-    return facts
+    return mean_rewards
 
 
-def _memory_cases() -> Cases:
-    shapes = {
-        "ordinary": (12, 3, 2, False),
-        "one pass": (8, 2, 1, False),
-        "one minibatch": (6, 1, 2, False),
-        "one sequence each": (6, 6, 2, False),
-        "padded prompts": (8, 2, 1, True),
-    }
-    names = ("batch", "count", "passes", "padded")
-    return {label: dict(zip(names, shape, strict=True)) for label, shape in shapes.items()}
+def look(
+    trainer: RLHFTrainer,
+    reviews: Int[Tensor, "batch seq"],
+    hook_names: Sequence[str],
+    praise: Sequence[int],
+    blame: Sequence[int],
+) -> dict[str, list[float]]:
+    """Record in each phase of a run how likely praise is after the reviews, at each hook point.
+
+    Returns an empty list for each hook point at once. Each phase of the run appends one number to
+    it, before the first gradient step: P(praise) / (P(praise) + P(blame)) by the logit lens at the
+    last position, averaged over the reviews.
+    """
+    seen = {name: [] for name in hook_names}
+
+    @trainer.capture(hook_names, pos=-1, at="after_score", tokens=reviews)
+    def record(ctx: Any, acts: dict[str, Tensor]) -> None:
+        for name in hook_names:
+            probs = logit_lens(ctx.policy.base_model, acts[name]).exp()
+            good, bad = probs[:, praise].sum(dim=-1), probs[:, blame].sum(dim=-1)
+            seen[name].append((good / (good + bad)).mean().item())
+
+    return seen
 
 
-def _observe_memory(
-    build: Answer, batch: int, count: int, passes: int, padded: bool
-) -> dict[str, Any]:
-    memory = build(toy_rollout(batch, padded=padded), count, passes)
-    dealt = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
-    again = list(memory.get_minibatches(torch.Generator().manual_seed(5)))
-    rows = [minibatch.tokens[:, 0].tolist() for minibatch in dealt]
-    orders = [sum(rows[i : i + count], []) for i in range(0, len(rows), count)]
+_SMALL = {"total_phases": 2, "ent_coef": 0.05, "kl_coef": 0.3, "vf_coef": 0.4, "stop_tokens": "."}
+_LOOKED_AT = {"total_phases": 2, "base_lr": 1e-2}
+
+
+def _ppo_cases() -> Cases:
     return {
-        "minibatches": len(dealt),
-        "sequences in each": [len(part) for part in rows],
-        "each pass deals every sequence once": all(sorted(o) == [*range(batch)] for o in orders),
-        "the order is shuffled": all(order != sorted(order) for order in orders),
-        "every pass has another order": len({tuple(o) for o in orders}) == len(orders),
-        "the generator decides the order": rows == [m.tokens[:, 0].tolist() for m in again],
-        "rows of all tensors belong together": all(_belongs(m) for m in dealt),
-        "whether prompts are padded": sorted({m.padded for m in dealt}),
-        "the order that torch.randperm draws": rows,
+        "two phases": {},
+        "three passes, three minibatches": {"num_minibatches": 3, "batches_per_learning_phase": 3},
+        "three phases, another seed": {"total_phases": 3, "seed": 4, "warmup_steps": 2},
     }
 
 
-def _belongs(minibatch: Any) -> bool:
-    row = minibatch.tokens[:, 0].float()
-    names = ("logprobs", "values", "advantages", "returns")
-    return all(torch.equal(getattr(minibatch, name)[:, 0], row) for name in names)
+def _observe_ppo(fn: Answer, **fields: Any) -> dict[str, Any]:
+    """Run a function on 12 short reviews; its policy does not equal its reference at the start."""
+    sizes = {"batch_size": 12, "gen_len": 10, "prefix": "this movie was so good", "gamma": 0.9}
+    trainer = toy_trainer(**_SMALL | sizes | fields)
+    args, policy, scored, rates = trainer.args, trainer.policy, [], []
+    norms = {policy.value_head: [], policy.base_model: []}
+    reference = copy.deepcopy(policy.base_model)
+    reference.unembed.W_U.data.mul_(0.5)
 
+    def note(optimizer: Any, *_: Any) -> None:
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        for part, norm in norms.items():
+            gradients = [p.grad.norm().item() for p in part.parameters() if p.grad is not None]
+            norm.append(sum(x**2 for x in gradients) ** 0.5)
 
-WHOLE_REVIEW = (
-    "this movie wow , the plot was so solid and the music was so good and the script was so clever "
-    ". i liked it ."
-)
-
-
-def _rollout_cases() -> Cases:
+    handle = register_optimizer_step_pre_hook(note)
+    try:
+        score = lambda texts: scored.append(len(texts)) or trainer.reward_fn(texts)
+        rewards = fn(args, policy, reference, score)
+    finally:
+        handle.remove()
+    with torch.no_grad():
+        logits, values = policy(torch.arange(24).reshape(2, 12))
     return {
-        "ordinary": {},
-        "batch of 2, rewards as they are": {"batch_size": 2, "normalize_reward": False},
-        "in the second phase": {"phase": 1},
-        "cooler, and cut to the top 5": {"temperature": 0.7, "top_k": 5},
-        "texts that end early": {"prefix": WHOLE_REVIEW, "normalize_reward": False},
+        "numbers of texts scored": scored,
+        "optimizer steps": len(rates),
+        "mean reward of phase 0": rewards[:1] if isinstance(rewards, list) else rewards,
+        "gradient norm of the value head by step": norms[policy.value_head],
+        "gradient norm of the transformer by step": norms[policy.base_model],
+        "learning rates by step": rates,
+        "mean rewards of all phases": rewards,
+        "log-probabilities after training, / 20": logits.log_softmax(-1) / 20,
+        "values after training": values,
     }
 
 
-def _scoring_cases() -> Cases:
-    as_they_are = {"normalize_reward": False}
+def _look_cases() -> Cases:
+    ids = lambda text: [WORD_IDS[word] for word in text.split()]
+    reviews = torch.randint(5, 40, (6, 7), generator=torch.Generator().manual_seed(2))
+    names = ["blocks.0.hook_resid_mid", "blocks.1.hook_resid_post"]
+    two = {"praise": ids("liked loved"), "blame": ids("hated disliked despised")}
+    two |= {"reviews": reviews, "hook_names": names}
+    one = two | {"reviews": reviews[:2, :4], "hook_names": names[1:]}
+    return {"two hook points": two, "one hook point, shorter reviews": one}
+
+
+@functools.cache
+def _twin() -> list[Tensor]:
+    """Train the run of `look` without a callback, and return its weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy_trainer(**_LOOKED_AT, out=Path(folder) / "run")
+        trainer.train()
+    return [*trainer.policy.state_dict().values()]
+
+
+def _observe_look(fn: Answer, **arguments: Any) -> dict[str, Any]:
+    """Attach a function to a run of two phases, and compare the run with a twin without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = toy_trainer(**_LOOKED_AT, out=Path(folder) / "run")
+        seen = fn(trainer, **arguments)
+        early = isinstance(seen, dict) and any(seen.values())
+        trainer.train()
+    for _, problem in trainer.callbacks.dropped.values():
+        raise RuntimeError(problem)
+    if not isinstance(seen, dict):
+        return {"returned": type(seen).__name__}
+    counts = list(map(len, seen.values()))
+    kinds = sorted({type(number).__name__ for numbers in seen.values() for number in numbers})
+    weights = [*trainer.policy.state_dict().values()]
     return {
-        **_rollout_cases(),
-        "rewards that are handed in": {"batch_size": 2, "raw_rewards": (3.0, -1.0), **as_they_are},
-        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "the KL is estimated": {"kl_estimator": "k3"},
-        "an estimated KL is in the rewards": {"kl_in": "reward", "kl_estimator": "k1"},
-        "greedy answers are the baseline": {"advantages": "remax", **as_they_are},
-    }
-
-
-def _credit_cases() -> Cases:
-    return {
-        "ordinary": {},
-        "one step ahead, rewards whitened": {"advantages": "one_step", "whiten_rewards": True},
-        "texts that end early": {"prefix": WHOLE_REVIEW},
-        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "answers are compared": {"advantages": "rloo", "samples_per_prompt": 2},
-        "greedy answers are the baseline": {"advantages": "remax", "normalize_reward": False},
-    }
-
-
-def _samples_of(trainer: RLHFTrainer) -> Samples:
-    generator = phase_generator(trainer.args.seed, trainer.phase, "sampling")
-    return trainer.sample(trainer.next_prompts(), generator)
-
-
-def _observe_rollout(roll_out: Answer, **arguments: Any) -> dict[str, Any]:
-    return _facts(roll_out(toy_trainer(**arguments)))
-
-
-def _observe_scoring(
-    score: Answer, raw_rewards: tuple[float, ...] = (), **fields: Any
-) -> dict[str, Any]:
-    trainer = toy_trainer(**fields)
-    raw = [torch.tensor(raw_rewards)] if raw_rewards else []
-    return _facts(score(trainer, _samples_of(trainer), *raw))
-
-
-def _facts(rollout: Any) -> dict[str, Any]:
-    if not isinstance(rollout, Rollout):
-        return {"returned": type(rollout).__name__}
-    names = ("raw_rewards", "rewards", "kl", "entropy", "ref_residuals", "advantages", "returns")
-    estimated = {} if rollout.ref_logprobs is None else {"ref_logprobs": rollout.ref_logprobs}
-    return {
-        "returned": "Rollout",
-        "tokens": rollout.samples.tokens,
-        "mask": rollout.samples.mask,
-        "texts": rollout.texts,
-        **{name: getattr(rollout, name).detach() for name in names},
-        **estimated,
-    }
-
-
-def _observe_credit(assign: Answer, **arguments: Any) -> dict[str, Any]:
-    trainer = toy_trainer(**arguments)
-    trainer.kl_controller.kl_coef *= 1.5
-    samples = _samples_of(trainer)
-    rewards = torch.arange(len(samples.tokens), dtype=torch.float32)
-    pays = trainer.args.kl_in == "reward"
-    kl_to_pay = torch.full_like(samples.values, 0.1) if pays else None
-    is_remax = trainer.args.advantages == "remax"
-    greedy = (torch.full_like(rewards, 0.5),) if is_remax else ()
-    advantages, returns = assign(trainer, samples, rewards, kl_to_pay, *greedy)
-    return {"advantages": advantages.detach(), "returns": returns.detach()}
-
-
-def _learning_cases() -> Cases:
-    eight = {"num_minibatches": 4, "batches_per_learning_phase": 2, "seed": 1}
-    return {
-        "ordinary": {},
-        "one pass": {"batches_per_learning_phase": 1},
-        "in the second phase": {"phase": 1},
-        "gradients cut short": {"max_grad_norm": 0.01},
-        "the fourth minibatch is skipped": {**eight, "ratio_threshold": 1.003},
-        "the phase ends after five steps": {**eight, "target_kl": 0.0005},
-    }
-
-
-def _observe_learning(learn: Answer, **arguments: Any) -> dict[str, Any]:
-    trainer = toy_trainer(**arguments)
-    trainer.kl_controller.kl_coef *= 1.5  # no longer the one that the run began with
-    rollout, steps = trainer.rollout_phase(), []
-    trainer.optimizer.register_step_post_hook(lambda *_: steps.append(None))
-    parts = {"the unembedding": trainer.policy.base_model.unembed.W_U}
-    parts["the value head"] = trainer.policy.value_head[0].weight
-    before = {name: weight.detach().clone() for name, weight in parts.items()}
-    lrs = dict(zip(parts, trainer.scheduler.get_last_lr(), strict=True))
-    stats = learn(trainer, rollout)
-    moved = {
-        f"change of {name}": (weight.detach() - before[name]) / lrs[name]
-        for name, weight in parts.items()
-    }
-    noted = dataclasses.asdict(stats) if isinstance(stats, LearningStats) else {}
-    return {
-        "optimizer steps": len(steps),
-        "learning rates afterwards": trainer.scheduler.get_last_lr(),
-        **moved,
-        "returned": type(stats).__name__,
-        **{name: torch.tensor(value) for name, value in noted.items()},
+        "returned": "dict",
+        "hook points": sorted(map(str, seen)),
+        "something is recorded before the run": early,
+        "numbers per hook point": counts,
+        "types of the numbers": kinds,
+        "weights equal those of the run without it": all(map(torch.equal, weights, _twin())),
+        **({f"at {n}": seen[n] for n in seen} if kinds == ["float"] and set(counts) == {2} else {}),
     }
 
 
 EXERCISES = (
-    make_exercise(get_optimizer, _optimizer_cases, _observe_optimizer),
-    make_exercise(lr_scale, _scale_cases, _observe_scale),
-    make_exercise(get_optimizer_and_scheduler, _schedule_cases, _observe_schedule),
-    make_exercise(ReplayMemory, _memory_cases, _observe_memory),
-    make_exercise(assign_credit, _credit_cases, _observe_credit),
-    make_exercise(score_samples, _scoring_cases, _observe_scoring),
-    make_exercise(rollout_phase, _rollout_cases, _observe_rollout),
-    make_exercise(learning_phase, _learning_cases, _observe_learning),
+    make_exercise(ppo, _ppo_cases, _observe_ppo),
+    make_exercise(look, _look_cases, _observe_look),
 )

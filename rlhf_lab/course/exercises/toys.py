@@ -11,61 +11,42 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead, load_model
+<<<<<<< HEAD
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.sampling import Samples
+=======
+from rlhf_lab.models.hooked_model import HookedModel
+>>>>>>> 6e093258 (Move the trainer's phases and the bug hunt to an appendix)
 from rlhf_lab.training import RLHFTrainer, Rollout
 
 TOY_VOCABULARY = 11
+_loaded = functools.cache(load_model)
+_frozen = functools.cache(lambda name: frozen_copy(_loaded(name)))
 
 
 def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedModel:
     """One layer with random weights, the same for one seed; touches no other random state."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        cfg = ModelConfig(
-            n_layers=1,
-            d_model=8,
-            n_ctx=12,
-            d_head=4,
-            n_heads=2,
-            d_mlp=16,
-            d_vocab=TOY_VOCABULARY,
-            act_fn="gelu",
-            normalization_type=normalization_type,
-        )
+        sizes = {"n_layers": 1, "d_model": 8, "n_ctx": 12, "d_head": 4, "n_heads": 2, "d_mlp": 16}
+        kinds = {"act_fn": "gelu", "normalization_type": normalization_type}
+        cfg = ModelConfig(**sizes, **kinds, d_vocab=TOY_VOCABULARY)
         model = HookedTransformer(cfg)
         for parameter in model.parameters():
             parameter.data = 0.5 * torch.randn(parameter.shape)
     return model
 
 
-def toy_rollout(batch: int, gen: int = 3, prefix_len: int = 2, padded: bool = False) -> Rollout:
-    """A rollout in which every number of sequence i is i, so that a row tells where it is from."""
-    row = torch.arange(batch)
-    prompt_mask = torch.ones(batch, prefix_len, dtype=torch.bool)
-    prompt_mask[0, 0] = not padded
-    per_token = row[:, None].expand(batch, gen).float()
-    samples = Samples(
-        tokens=row[:, None].expand(batch, prefix_len + gen),
-        prompt_mask=prompt_mask,
-        mask=torch.ones(batch, gen, dtype=torch.bool),
-        logprobs=per_token,
-        values=per_token,
-        support=None,
-    )
-    return Rollout(
-        samples=samples,
-        texts=[str(i) for i in range(batch)],
-        raw_rewards=row.float(),
-        rewards=row.float(),
-        true_rewards=None,
-        grammatical=None,
-        kl=per_token,
-        entropy=per_token,
-        ref_residuals=per_token[..., None].expand(batch, gen, 2),
-        advantages=per_token,
-        returns=per_token,
-    )
+def toy_rollout(batch: int, padded: bool = False) -> Rollout:
+    """A rollout in which every number of sequence i is i, so that a row shows its sequence."""
+
+    def numbered(x: Tensor) -> Tensor:
+        row = torch.arange(len(x)).reshape(-1, *(1,) * (x.ndim - 1))
+        return x.clone() if x.dtype == torch.bool else row.expand(x.shape).to(x.dtype)
+
+    rollout = toy_trainer(batch_size=batch, num_minibatches=1).rollout_phase().map(numbered)
+    rollout.samples.prompt_mask[0, 0] = not padded
+    return rollout
 
 
 def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFTrainer:
@@ -83,8 +64,7 @@ def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFT
     return trainer
 
 
-_loaded = functools.cache(load_model)
-_frozen = functools.cache(lambda name: frozen_copy(_loaded(name)))
+
 
 
 def _letters(texts: list[str]) -> Float[Tensor, " batch"]:

@@ -1,0 +1,155 @@
+"""Debugging PPO: stored dashboards, broken trainers, the alarm, and the ladder."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course.debugging import (
+    COLUMNS,
+    CULPRITS,
+    LADDER_FIELDS,
+    RUNGS,
+    SUSPECTS,
+    WRONG_CLIMBERS,
+    climb,
+    falls_from,
+    first_word,
+    last_word,
+    stored_dashboards,
+    stored_hunt,
+)
+from rlhf_lab.course.registry import find_exercise
+from tests.course.answers import verdict_on
+from tools.course.broken_runs import BROKEN_KINDS, BROKEN_SETTINGS
+from tools.course.hunt_runs import HEALTHY_OTHERS
+
+FIELDS = dict(preset="reel", device="cpu", batch_size=8, num_minibatches=2, total_phases=4)
+ARGS = RLHFArgs(**FIELDS, gen_len=8, warmup_steps=1)
+
+
+def test_every_kind_is_stored_with_three_seeds_and_all_lines() -> None:
+    stored = stored_dashboards()
+    assert list(stored) == ["healthy", *SUSPECTS]
+    for runs in stored.values():
+        assert len(runs) == 3
+        assert all(run.keys() == COLUMNS.keys() for run in runs)
+        assert all(len(numbers) == 8 for run in runs for numbers in run.values())
+
+
+@pytest.mark.parametrize(
+    ("suspect", "line", "holds"),
+    [
+        (SUSPECTS[0], "KL per sequence", lambda x: max(x) == 0),
+        (SUSPECTS[1], "first ratio", lambda x: abs(x[0] - 1) > 0.5),
+        (SUSPECTS[2], "reward", lambda x: x[-1] < x[0]),
+        (SUSPECTS[3], "value loss", lambda x: x[-1] > 10 * x[0]),
+        (SUSPECTS[4], "explained variance", lambda x: abs(x[-1]) < 0.01),
+        (SUSPECTS[5], "explained variance", lambda x: x[-1] < -1),
+        (SUSPECTS[6], "KL penalty", lambda x: max(x) < 0),
+        (SUSPECTS[7], "KL per sequence", lambda x: max(x) == 0),
+    ],
+)
+def test_each_suspect_shows_where_the_lesson_says(suspect: str, line: str, holds) -> None:
+    assert all(holds(run[line]) for run in stored_dashboards()[suspect])
+    assert not any(holds(run[line]) for run in stored_dashboards()["healthy"])
+
+
+def test_an_alarm_of_another_kind_passes_and_one_that_misses_a_kind_does_not() -> None:
+    def alarm(numbers):
+        loss, variance = numbers["value loss"][-1], numbers["explained variance"][-1]
+        still = not any(numbers["KL per sequence"])
+        drifts = loss > 0.1 or loss < 0 or variance < 0.15 or numbers["KL penalty"][0] < 0
+        return still or drifts or numbers["clipped"][0] > 0.5
+
+    def deaf(numbers):
+        return alarm(numbers) and bool(any(numbers["KL per sequence"]))
+
+    exercise = find_exercise("alarm")
+    assert verdict_on(exercise, alarm).state == "passed"
+    verdict = verdict_on(exercise, deaf)
+    assert verdict.state == "differs"
+    assert "the learning rate is 0" in verdict.difference.rows[0][0] or verdict.slip
+
+
+@pytest.mark.slow
+def test_run_a_is_compared_with_itself_while_it_learns(tmp_path: Path) -> None:
+    parts = BROKEN_KINDS[CULPRITS["A"]][1](ARGS)
+    before = {name: p.detach().clone() for name, p in parts["policy"].named_parameters()}
+    trainer = RLHFTrainer(ARGS, out=tmp_path / "run", **parts)
+    trainer.run_phase()
+    assert trainer.rollout_phase().kl.abs().max() == 0
+    assert not torch.equal(before["base_model.unembed.W_U"], trainer.policy.base_model.unembed.W_U)
+
+
+def test_run_b_gives_each_sequence_the_reward_of_the_one_before_it() -> None:
+    """With values of 0 an advantage is the reward, times 0.95 for each token that it is away.
+
+    Rewards 1, 2, 3 become 3, 1, 2; the second row has one real token.
+    """
+    args = RLHFArgs(**FIELDS, gen_len=2, warmup_steps=1)
+    mask = torch.tensor([[True, True], [True, False], [True, True]])
+    rewards = torch.tensor([1.0, 2.0, 3.0])
+    advantages = BROKEN_KINDS[CULPRITS["B"]][1](args)["advantages"](
+        torch.zeros(3, 2), rewards, mask
+    )
+    expected = torch.tensor([[0.95 * 3, 3.0], [1.0, 0.0], [0.95 * 2, 2.0]])
+    assert torch.allclose(advantages, expected)
+
+
+def test_run_c_is_paid_for_its_distance_from_the_reference() -> None:
+    kl, mask = torch.tensor([[0.1, 0.4, 9.0]]), torch.tensor([[True, True, False]])
+    penalty = BROKEN_KINDS[CULPRITS["C"]][1](ARGS)["kl_penalty"](kl, 2.0, mask)
+    assert penalty.item() == pytest.approx(-2 * 0.25)
+
+
+@pytest.mark.parametrize(
+    ("value", "last", "first", "falls"),
+    [(0.95, 0.8, 0.8, 4), (0.89, 0.8, 0.8, 1), (1.05, 0.75, 0.8, 2), (1.0, 0.76, 0.5, 3)],
+)
+def test_the_first_rung_that_is_not_held(value, last, first, falls):
+    assert falls_from(dict(zip(RUNGS, (value, last, first), strict=True))) == falls
+
+
+def test_the_rewards_of_words_are_those_of_their_first_letters():
+    """The prompt is "this movie": the third word is the first one that is written."""
+    texts = ["this movie was nice", "this movie Zoo map", "this movie"]
+    assert first_word(texts).tolist() == [0, 0, 0]
+    assert first_word(["this movie map zoo"]).tolist() == [1]
+    assert last_word([*texts, ""]).tolist() == [0, 1, 1, 0]
+
+
+def test_each_wrong_trainer_falls_from_a_rung_of_its_own_with_every_seed():
+    falls = {
+        name: [falls_from(one) for one in runs] for name, runs in stored_hunt("climbs").items()
+    }
+    assert falls.keys() == {"healthy", *WRONG_CLIMBERS}
+    assert list(falls.values()) == [[4] * 3, [1] * 3, [2] * 3, [3] * 3]
+    credit, healthy = (stored_hunt("climbs")[name] for name in ("credit for the last", "healthy"))
+    assert all(a["2: last word"] > b["2: last word"] for a, b in zip(credit, healthy, strict=True))
+
+
+def test_the_record_is_of_the_lessons_settings():
+    path = files("rlhf_lab.course") / "records/bug_hunt.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert record["settings"] == BROKEN_SETTINGS and record["ladder"] == dict(LADDER_FIELDS)
+    assert (
+        HEALTHY_OTHERS["half the learning rate"]["base_lr"] * 2 == RLHFArgs(preset="reel").base_lr
+    )
+    assert stored_hunt("others").keys() == HEALTHY_OTHERS.keys()
+    assert all(len(runs) == len(record["seeds"]) == 3 for runs in stored_hunt("others").values())
+    assert [len(rows) for rows in stored_hunt("texts").values()] == [3, 3, 3]
+
+
+@pytest.mark.slow
+def test_a_wrong_climber_climbs(monkeypatch):
+    """Two phases are too few to hold a rung."""
+    monkeypatch.setattr(
+        "rlhf_lab.course.debugging.LADDER_FIELDS", LADDER_FIELDS | {"total_phases": 2}
+    )
+    settings = BROKEN_SETTINGS | {"seed": 1, "warmup_steps": 1}
+    for parts in WRONG_CLIMBERS.values():
+        assert 0 <= climb(settings, "2: last word", parts) < 0.75
