@@ -10,9 +10,7 @@
 # model, read the dashboard of your run, and finally look at the activations while it trains.
 #
 # **You will be able to**
-# - write the rollout and the learning half of a PPO phase;
 # - read a training dashboard: which numbers must be exactly 1 or 0, and which should rise or fall;
-# - explain why the learning rate matters so much with Adam, and why the scale of the reward matters too;
 # - record activations during training without changing the run.
 #
 # **You need** {lesson:the_value_head} and {lesson:the_objective}.
@@ -64,8 +62,8 @@ loop_diagram()
 # ## The optimizer
 #
 # Two things are trained, and they start from different points. The transformer already knows its language and should
-# move only a little. The value head starts from random weights and has far to go. So they get different learning rates (`base_lr`
-# and `head_lr`), which both warm up for two phases and then decay. This function sets it up with AdamW and
+# move only a little. The value head starts from random weights and has far to go. So they get different learning rates
+# (`base_lr` and `head_lr`), which both warm up for two phases and then decay. This function sets it up with AdamW and
 # `maximize=True`, because we *maximize* the objective:
 
 # %%
@@ -133,8 +131,8 @@ predictions.compare("with a tiny reward it", small_reward, result)
 # %% [markdown]
 # The reward is only one term of the objective, and it competes with the others. With a tiny reward the KL penalty wins:
 # the score stays at 0.46, with a KL of 0.001 nats. With a huge one nothing holds the policy close to the reference: 23
-# nats, for a score of 0.64. The trainer
-# normalizes rewards and advantages: this is the reason why its runs do not depend on the scale of the reward.
+# nats, for a score of 0.64. The trainer normalizes rewards and advantages: this is the reason why its runs do not
+# depend on the scale of the reward.
 #
 # ## The loop
 #
@@ -163,8 +161,8 @@ show_table(
 # %% [markdown]
 # *Learning.* Go through the batch `args.batches_per_learning_phase` times, each time in a new random order, cut into
 # `args.num_minibatches` minibatches. For each minibatch, run the policy, compute the objective of
-# {lesson:the_objective}, and take a step. Advantages, returns and the old log-probabilities stay fixed. Step the scheduler
-# once per phase.
+# {lesson:the_objective}, and take a step. Advantages, returns and the old log-probabilities stay fixed. Step the
+# scheduler once per phase.
 
 # %%
 from rlhf_lab.course.exercises.objective import whole_objective  # given
@@ -227,8 +225,8 @@ show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
 # Look twice at a number that is *exactly* 0 or 1. A first ratio that is not 1 means that the log-probabilities of the
-# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is trained along. A reward that
-# rises proves little: many broken trainers learn an easy reward.
+# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is trained along. A reward
+# that rises proves little: many broken trainers learn an easy reward.
 #
 # ## Inside the run
 #
@@ -251,8 +249,8 @@ from rlhf_lab.diffing import logit_lens  # given
 from rlhf_lab.course.exercises.ppo import look  # exercise
 
 # %% [markdown]
-# Before you use it: after the attention of the last block, is the probability of praise in the last phase still
-# close to its value before training, or has it moved at least half as far as that of the output?
+# Before you use it: after the attention of the last block, is the probability of praise in the last phase still close
+# to its value before training, or has it moved at least half as far as that of the output?
 
 # %%
 last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
@@ -313,10 +311,10 @@ predictions.compare(
 
 # %% [markdown]
 # Before training, the attention of block 1 separates good from bad best: after it, praise has a probability of 0.10. In
-# the last phase this probability is 0.47, and that of the output 0.62, so the model praises most of the movies it has just
-# complained about. The change is spread over the model: even after the MLP of block 0, which has read no more of the text
-# than before, the probability of praise has doubled, from 0.23 to 0.46. In the other two seeds the output ends at 0.59
-# and 0.51.
+# the last phase this probability is 0.47, and that of the output 0.62, so the model praises most of the movies it has
+# just complained about. The change is spread over the model: even after the MLP of block 0, which has read no more of
+# the text than before, the probability of praise has doubled, from 0.23 to 0.46. In the other two seeds the output ends
+# at 0.59 and 0.51.
 #
 # This plot cannot show *which* of these changes causes the behavior, or whether the model still represents that the
 # review is bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer that.
@@ -330,7 +328,5 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Take one line of your `ppo` and break it. Which line of the dashboard would show it?
-# - Set `batches_per_learning_phase` to 1. In which steps can the ratio differ from 1?
-#
-# The trainer's own functions, with bugs to find from their dashboards alone, are in {lesson:debugging_ppo}.
+# Break a line of your `ppo`. Which line of the dashboard would show it? The trainer's own functions, with bugs to find
+# from their dashboards alone, are in {lesson:debugging_ppo}.

@@ -10,10 +10,7 @@
 # first cell
 
 # %% [markdown]
-# About 180 minutes of work. All cells together run in about 40 seconds on a single core, without a network. Cells
-# that take more than 3 seconds have a note with their time, as the imports here:
-#
-# (4 s on a single core)
+# About 180 minutes of work, and about 40 CPU seconds without a network, 4 of them for these imports.
 
 # %%
 # %load_ext jaxtyping

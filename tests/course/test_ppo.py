@@ -1,0 +1,55 @@
+"""The exercises of the lesson on PPO: one function against the trainer, and a look inside a run."""
+
+import pytest
+import torch
+
+from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course.exercises.ppo import ppo
+from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.diffing import logit_lens
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.rewards import SentimentReward
+from tests.course.answers import verdict_on
+
+
+@pytest.mark.slow
+def test_ppo_matches_the_trainer_in_every_phase(tmp_path):
+    args = RLHFArgs(preset="reel", device="cpu", total_phases=6, batch_size=64, seed=2)
+    policy = TransformerWithValueHead(load_model(args.base_model), seed=args.seed)
+    rewards = ppo(args, policy, load_model(args.base_model), SentimentReward(args.reward_model))
+    reports = RLHFTrainer(args, out=tmp_path / "run").train()
+    assert rewards == pytest.approx([report.mean_reward for report in reports], abs=5e-7)
+    assert rewards[-1] > rewards[0] + 0.1
+
+
+def _look(trainer, reviews, hook_names, praise, blame, at="after_score", factor=1.0):
+    seen = {name: [] for name in hook_names}
+
+    @trainer.on(at)
+    def read(ctx):
+        with torch.no_grad():
+            model = ctx.policy.base_model
+            _, cache = model.run_with_cache(reviews)
+            for name in hook_names:
+                probs = logit_lens(model, cache[name][:, -1]).exp()
+                good, bad = probs[:, praise].sum(1), probs[:, blame].sum(1)
+                seen[name].append(factor * (good / (good + bad)).mean().item())
+
+    return seen
+
+
+@pytest.mark.slow
+def test_look_by_another_way_passes_and_its_faults_are_named():
+    exercise = find_exercise("look")
+    assert verdict_on(exercise, _look).state == "passed"
+    per_step = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw, at="before_minibatch"))
+    assert "after each gradient step" in per_step.slip
+
+    def changes_weights(trainer, **kw):
+        trainer.policy.value_head[0].weight.data.mul_(2)
+        return _look(trainer, **kw)
+
+    verdict = verdict_on(exercise, changes_weights)
+    assert "weights equal" in verdict.difference.rows[0][0]
+    failing = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw, factor=None))
+    assert "is switched off" in failing.difference.rows[0][1]
