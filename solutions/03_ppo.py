@@ -256,7 +256,7 @@ from rlhf_lab.course.exercises.ppo import look  # exercise
 last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
 
 # %% [markdown]
-# (20 s on a single core)
+# (15 s on a single core)
 
 # %%
 watched = {

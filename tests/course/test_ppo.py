@@ -42,7 +42,8 @@ def _look(trainer, reviews, hook_names, praise, blame, at="after_score", factor=
 def test_look_by_another_way_passes_and_its_faults_are_named():
     exercise = find_exercise("look")
     assert verdict_on(exercise, _look).state == "passed"
-    per_step = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw, at="before_minibatch"))
+    late = {"at": "before_minibatch"}
+    per_step = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw | late))
     assert "after each gradient step" in per_step.slip
 
     def changes_weights(trainer, **kw):
