@@ -22,7 +22,7 @@
 # About 65 minutes of work. All cells together run in about 80 seconds on a single core, without a network. Cells that
 # take more than 3 seconds have a note with their time, as the imports here:
 #
-# (4 s on a single core)
+# (4 s on one core)
 
 # %%
 # %load_ext jaxtyping
@@ -100,7 +100,7 @@ predictions.compare(
 small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
 
 # %% [markdown]
-# (25 s on a single core)
+# (25 s on one core)
 
 # %%
 rows, score = [], SentimentReward(args.reward_model)
@@ -186,7 +186,7 @@ from rlhf_lab.course.exercises.ppo import ppo  # exercise
 # %% [markdown]
 # Train with your loop and with the package's trainer, from the same seed. Will the rewards be the same?
 #
-# (10 s on a single core)
+# (10 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -256,7 +256,7 @@ from rlhf_lab.course.exercises.ppo import look  # exercise
 last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
 
 # %% [markdown]
-# (15 s on a single core)
+# (15 s on one core)
 
 # %%
 watched = {

@@ -159,7 +159,7 @@ def my_advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
 # %% [markdown]
 # Two runs of eight phases from the same seed, yours and the package's. Are their rewards the same to the last digit?
 #
-# (15 s on a single core)
+# (15 s on one core)
 
 # %%
 same_run = "the same"  # predict: "the same" or "not the same"
@@ -219,7 +219,7 @@ shifted_logprobs_falls_from = 2  # predict: 1, 2, 3 or 4
 credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
 
 # %% [markdown]
-# (12 s on a single core)
+# (12 s on one core)
 
 # %%
 parts = dict(advantages=my_advantages)
