@@ -124,8 +124,7 @@ def climb(
 ) -> float:
     """Train on one of `RUNGS`, and measure whether the trainer passes it.
 
-    The measure is the mean value before the last token in a fresh rollout on the first rung, and
-    the mean reward of the last three phases on the others.
+    Measure: the mean last value of a fresh rollout, or the mean reward of the last three phases.
     """
     reward_fn, changes = RUNGS[rung]
     args = RLHFArgs(**{**settings, **LADDER_FIELDS, **changes})

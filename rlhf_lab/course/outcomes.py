@@ -172,8 +172,8 @@ def _is_same(value: Any, expected: Any) -> bool:
     if isinstance(expected, (list, tuple)) and isinstance(value, (list, tuple)):
         return len(value) == len(expected) and all(map(_is_same, value, expected))
     if isinstance(expected, float) and isinstance(value, (int, float)):
-        both_nan = math.isnan(value) and math.isnan(expected)
-        return both_nan or math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
+        is_close = math.isclose(value, expected, rel_tol=RTOL, abs_tol=1e-12)
+        return is_close or (math.isnan(value) and math.isnan(expected))
     return type(value) is type(expected) and bool(value == expected)  # numpy has its own bool
 
 

@@ -203,9 +203,8 @@ def _observe_look(fn: Answer, **arguments: Any) -> dict[str, Any]:
         return {"returned": type(seen).__name__}
     counts = list(map(len, seen.values()))
     kinds = sorted({type(number).__name__ for numbers in seen.values() for number in numbers})
-    weights = [*trainer.policy.state_dict().values()]
+    weights = trainer.policy.state_dict().values()
     return {
-        "returned": "dict",
         "hook points": sorted(map(str, seen)),
         "something is recorded before the run": early,
         "numbers per hook point": counts,

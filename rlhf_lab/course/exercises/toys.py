@@ -11,12 +11,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead, load_model
-<<<<<<< HEAD
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
-from rlhf_lab.sampling import Samples
-=======
-from rlhf_lab.models.hooked_model import HookedModel
->>>>>>> 6e093258 (Move the trainer's phases and the bug hunt to an appendix)
 from rlhf_lab.training import RLHFTrainer, Rollout
 
 TOY_VOCABULARY = 11
@@ -62,9 +57,6 @@ def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFT
         weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
     trainer.phase = phase
     return trainer
-
-
-
 
 
 def _letters(texts: list[str]) -> Float[Tensor, " batch"]:
