@@ -28,7 +28,7 @@
 # first cell
 
 # %% [markdown]
-# About 45 minutes of work. All cells together run in about 40 seconds on one core, without a network. Cells that take
+# About {minutes} minutes of work. All cells together run in about 40 seconds on one core, without a network. Cells that take
 # more than 3 seconds are labeled, like this one:
 #
 # (4 s on one core)

@@ -19,7 +19,7 @@
 # first cell
 
 # %% [markdown]
-# About 65 minutes of work. All cells together run in about 80 seconds on a single core, without a network. Cells that
+# About {minutes} minutes of work. All cells together run in about 80 seconds on a single core, without a network. Cells that
 # take more than 3 seconds have a note with their time, as the imports here:
 #
 # (4 s on one core)

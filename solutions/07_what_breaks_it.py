@@ -26,7 +26,7 @@
 # first cell
 
 # %% [markdown]
-# About 80 minutes of work. All cells together run in about 55 seconds on one core, without a network.
+# About {minutes} minutes of work. All cells together run in about 55 seconds on one core, without a network.
 # Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)

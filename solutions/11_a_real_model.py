@@ -32,7 +32,7 @@
 # first cell
 
 # %% [markdown]
-# About 110 minutes of work. All cells together run in about 50 seconds on one core on the stand-in.
+# About {minutes} minutes of work. All cells together run in about 50 seconds on one core on the stand-in.
 # On SmolLM2 they took 408 processor seconds. Cells that take more than 3
 # seconds on the stand-in say so:
 #

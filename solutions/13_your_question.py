@@ -29,7 +29,7 @@
 # first cell
 
 # %% [markdown]
-# About 75 minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
+# About {minutes} minutes of work, thirty of them for the last exercise, before your own question. All cells together run in about
 # 55 seconds on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (6 s on one core)

@@ -51,7 +51,7 @@ class Exercise:
     Args:
         lesson: the name of the lesson's master, such as "the_objective".
         reference: the package's own function or class, which is the solution.
-        difficulty, importance: from 1 to 5; an importance of 0 is not stated.
+        difficulty, importance: from 1 to 5.
         minutes: for most people.
         hints: three: the idea, the shapes, the line.
         cases: a function that returns the seeded cases.
@@ -69,6 +69,7 @@ class Exercise:
     lesson: str
     reference: Callable[..., Any]
     difficulty: int
+    importance: int
     minutes: int
     hints: tuple[str, str, str]
     cases: Callable[[], tuple[Case, ...]]
@@ -79,7 +80,6 @@ class Exercise:
     observe: Callable[..., Any] = call
     step_free: bool = False
     forms: tuple[Mapping[str, str], ...] = ()
-    importance: int = 0
 
     @property
     def name(self) -> str:

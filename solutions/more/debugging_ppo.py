@@ -10,7 +10,7 @@
 # first cell
 
 # %% [markdown]
-# About 180 minutes of work, and about 40 CPU seconds without a network, 4 of them for these imports.
+# About {minutes} minutes of work, and about 40 CPU seconds without a network, 4 of them for these imports.
 
 # %%
 # %load_ext jaxtyping

@@ -11,7 +11,7 @@
 # first cell
 
 # %% [markdown]
-# About 40 minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
+# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
 # more than 3 seconds are labeled:
 #
 # (4 s on one core)

@@ -9,7 +9,7 @@
 # first cell
 
 # %% [markdown]
-# About 40 minutes of work. The cells run in a few seconds.
+# About {minutes} minutes of work. The cells run in a few seconds.
 
 # %%
 # %load_ext jaxtyping

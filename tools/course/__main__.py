@@ -24,13 +24,15 @@ def build(
         again: execute solutions even if their cells have not changed.
         root: root of the repository.
     """
-    from tools.course.builder import build_lesson
+    from tools.course.builder import MAP, build_lesson, map_text
 
     for master in _masters(root, lessons):
         changed, is_executed = build_lesson(master, root, again)
         files = ", ".join(str(path.relative_to(root)) for path in changed) or "nothing"
         ran = "executed" if is_executed else "solution is up to date"
         print_line(f"{master.stem}: {ran}; changed {files}")
+    if (root / MAP).exists():
+        (root / MAP).write_text(map_text(root), encoding="utf-8")
     return 0
 
 

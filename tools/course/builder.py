@@ -41,6 +41,8 @@ LINK = re.compile(r"\{([Ll]esson):(\w+)\}")
 EXPECTED = "# expected\n"
 FOLD = "<details><summary>Expected output</summary>\n\n{}\n\n</details>"
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
+MAP = "notebooks/README.md"
+ROW = re.compile(r"^(\| \[\d\d [^]]+\]\((\w+)\.ipynb\) \|.*\| )\d+ \|$", re.MULTILINE)
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
@@ -76,6 +78,22 @@ def build_lesson(master: Path, root: Path, again: bool = False) -> tuple[list[Pa
     write(learner_notebook(master), learner)
     pairs = zip(before, (learner, solved), strict=True)
     return [path for old, path in pairs if path.read_bytes() != old], is_stale
+
+
+def map_text(root: Path) -> str:
+    """Return notebooks/README.md with the present minutes of its lessons, and their sums."""
+    known, total = {path.stem: path for path in masters(root)}, 0
+
+    def row(found: re.Match[str]) -> str:
+        nonlocal total
+        minutes = lesson_size(known[found[2]])["minutes"]
+        total += minutes
+        return f"{found[1]}{minutes} |"
+
+    sections = re.split(r"(?=^## )", (root / MAP).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    with_minutes = (ROW.sub(row, section) for section in sections)
+    hours = r"About [\d.]+ hours"  # of all lessons up to here
+    return "".join(re.sub(hours, f"About {round(total / 30) / 2:g} hours", x) for x in with_minutes)
 
 
 def learner_notebook(master: Path) -> NotebookNode:
@@ -188,10 +206,10 @@ def _marked_function(source: str, master: Path) -> tuple[str, ...] | None:
 
 
 def _exercise_cells(exercise: Exercise, bound: set[str], solved: bool) -> list[NotebookNode]:
-    importance = f"importance {dots(exercise.importance)}, " if exercise.importance else ""
     heading = (
         f"### Exercise: `{exercise.name}`\n\n"
-        f"difficulty {dots(exercise.difficulty)}, {importance}about {exercise.minutes} minutes; "
+        f"difficulty {dots(exercise.difficulty)}, importance {dots(exercise.importance)}, "
+        f"about {exercise.minutes} minutes; "
         f'stuck? run `hint("{exercise.name}")`'
     )
     source = function_source(exercise.reference, bound) if solved else stub_source(exercise, bound)
