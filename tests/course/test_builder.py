@@ -85,7 +85,7 @@ def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> N
     assert code[3] == 'guess = predictions.guess(..., among=["up", "down"])'
     heading = notebook.cells[2].source
     assert "`policy_ratio`" in heading
-    assert "difficulty ●○○○○, about 5 minutes" in heading
+    assert "difficulty ●○○○○, importance ●●●●○, about 5 minutes" in heading
     assert not any(cell.get("outputs") for cell in notebook.cells)
 
 

@@ -1,0 +1,62 @@
+"""Broken training runs, one wrong part each (with the answers)."""
+
+import inspect
+import textwrap
+from types import MappingProxyType
+from typing import Any, Literal
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.debugging import CULPRITS
+from rlhf_lab.functional import calc_kl_penalty, compute_gae, token_rewards
+from rlhf_lab.models import TransformerWithValueHead, load_model
+
+BuggyRun = Literal["A", "B", "C"]
+
+
+def _reference_that_learns(args: RLHFArgs) -> dict[str, Any]:
+    policy = TransformerWithValueHead(load_model(args.base_model), seed=args.seed)
+    return {"policy": policy, "reference": policy.base_model}
+
+
+def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
+    def advantages(
+        values: Float[Tensor, "batch gen"],
+        rewards: Float[Tensor, " batch"],
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, "batch gen"]:
+        shuffled = token_rewards(rewards.roll(1), mask)
+        return compute_gae(values, shuffled, args.gamma, args.gae_lambda, mask)
+
+    return {"advantages": advantages}
+
+
+def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
+    def kl_penalty(
+        kl: Float[Tensor, "batch gen"],
+        kl_coef: float,
+        mask: Bool[Tensor, "batch gen"],
+    ) -> Float[Tensor, ""]:
+        return calc_kl_penalty(kl, -kl_coef, mask)
+
+    return {"kl_penalty": kl_penalty}
+
+
+_PARTS = MappingProxyType({"A": _reference_that_learns, "B": _rewards_of_others, "C": _paid_for_kl})
+
+
+def broken_parts(run: BuggyRun, args: RLHFArgs) -> dict[str, Any]:
+    """The parts to hand to `RLHFTrainer(args, **parts)` for a run that is broken."""
+    return _PARTS[run](args)
+
+
+def culprit(run: BuggyRun) -> str:
+    """Which of the suspects broke a run."""
+    return CULPRITS[run]
+
+
+def reveal(run: BuggyRun) -> str:
+    """The source of what broke a run."""
+    return textwrap.dedent(inspect.getsource(_PARTS[run]))
