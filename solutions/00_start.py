@@ -196,7 +196,8 @@ show_table(
 # The package's `sequence_sum` adds the real scores of each row. Its signature is its contract: `x` is
 # `Float[Tensor, "batch gen"]`, floats with one row per sequence and one column per generated token, and the result is
 # `Float[Tensor, " batch"]`, one float per sequence. `zero_masked(x, mask)` puts 0 where the mask is False, and returns `x`
-# unchanged if there is no mask. `at_least_float32` converts half precision to float32.
+# unchanged if there is no mask. `check_same_shape` raises an error if shapes differ, and `at_least_float32` converts half
+# precision to float32.
 
 # %%
 from rlhf_lab.functional import sequence_sum  # given
@@ -222,7 +223,8 @@ which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
 #
 # Run the check once before you write anything, to see an unsolved exercise. If you get stuck, run `hint("masked_mean")`
 # in a new cell. Each exercise has three hints: the idea, the shapes, and finally the line of code. (`denominator` is for
-# minibatches that are split into pieces to save memory; the docstring gives the rule.)
+# minibatches that are split into pieces to save memory; the docstring gives the rule. The cell also imports
+# `real_entries(x, mask)`, which returns the mask, or all True if there is no mask.)
 
 # %%
 from rlhf_lab.functional import masked_mean  # exercise
@@ -321,9 +323,9 @@ curves(
 # Look at the two plots together. Both runs learn. With the praise words as the reward, the run without the penalty gains
 # more, and moves further from the reference for it.
 #
-# With that reward, both curves dip at phase 1. Has the first learning phase made the policy worse? A band is the 95 % interval of a mean
-# over the reviews of one phase, and both runs draw the same random numbers, so they share their luck. A larger
-# sample answers the question: 2,048 fresh reviews before the first learning phase and after it.
+# With that reward, both curves dip at phase 1. Has the first learning phase made the policy worse? A band is the 95 %
+# interval of a mean over the reviews of one phase, and both runs draw the same random numbers, so a dip by chance appears
+# in both. A larger sample answers the question: 2,048 fresh reviews before the first learning phase and after it.
 #
 # (4 s on one core)
 
@@ -400,13 +402,15 @@ predictions.recall("how it will be cheated", cheated_by)
 # moves away from the reference towards a learned reward.
 #
 # That was RLHF: write, score, step towards a higher score, and stay close to the reference. The other lessons take the
-# loop apart and let you rebuild it. Three of them make an evening:
+# loop apart and let you rebuild it, with PPO (proximal policy optimization, Schulman et al. 2017,
+# [1707.06347](https://arxiv.org/abs/1707.06347)), the algorithm that has just taken the gradient steps. Three lessons
+# complete the evening:
 #
 # - {Lesson:the_value_head}: the value head, attached with a hook,
-# - {Lesson:the_objective}: the objective, term by term,
-# - {Lesson:ppo}: PPO, from a batch to gradient steps.
+# - {Lesson:the_objective}: the objective of PPO, term by term,
+# - {Lesson:ppo}: the training loop, from a batch to gradient steps.
 #
-# The table in [notebooks/README.md](README.md) shows all lessons, and the way through an evening, a weekend, or everything.
+# [The map of the lessons](README.md) lists all of them, and three ways through.
 #
 # ## Where you are
 

@@ -4,8 +4,8 @@
 # By the end of this lesson you can attach a value head to a transformer with a hook, and train it to predict the reward
 # of a review while the review is being written.
 #
-# PPO needs to know, in the middle of a text, how well the text is going. The *value* of a state is the reward to expect
-# from there:
+# PPO, the algorithm that trains the policy, needs to know in the middle of a text how well the text is going. The *value*
+# of a state is the reward to expect from there:
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
 #
@@ -108,8 +108,8 @@ show_table(["hook point in the last block", "shape"], in_last_block)
 #                                                        +-> value head -> values  [batch seq]
 # ```
 #
-# The value head should read the same activation as `unembed`, up to a scale and a shift of each dimension. Which of these
-# four hook points passes it?
+# The value head should read the same activation as `unembed`, up to a scale and a shift of each dimension. At which of
+# these four hook points is it?
 
 # %%
 hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "blocks.1.hook_mlp_out"
@@ -233,7 +233,7 @@ print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values,
 # ## Training the head alone
 #
 # Your policy is in the trainer above. Its `base_lr` is 0: only the value head learns, and the transformer does not change.
-# What can the head learn from a transformer that was trained to continue reviews, and has never received a reward?
+# What can the head learn from a transformer that was trained to continue reviews, and never on a reward?
 #
 # The *explained variance* is the fraction of the variance of the returns $G$, the targets of the value head, that the
 # values predict. 0 is nothing, 1 is everything:
@@ -276,7 +276,7 @@ curves(
 # ## The values of a review
 #
 # Below are the best and the worst of 128 reviews. Each word has the color of the value *after* it: blue is above 0, orange
-# below (hover for the numbers). The trainer normalizes rewards to mean 0, so the values are around 0, too. Find the words
+# below (hover for the numbers). The trainer normalizes rewards to mean 0, so the values are also around 0. Find the words
 # at which the value head changes its prediction.
 
 # %%

@@ -8,8 +8,9 @@
 #
 # $$J(\theta) = L^{\mathrm{clip}}(\theta) - L^{V}(\theta) + c_H H(\theta) - \beta \, \mathrm{KL}(\theta)$$
 #
-# The terms are the clipped surrogate, the value loss, the entropy bonus and the KL penalty. You write the surrogate, the
-# penalty and the sum. The other two are given.
+# The terms are the clipped surrogate, the value loss, the entropy bonus and the KL penalty. A *surrogate* replaces the
+# expected reward: it can be computed from samples, and at the first step it has the same gradient. You write the
+# surrogate, the penalty and the sum. The other two are given.
 #
 # **You will also be able to**
 # - test whether the policy that you train is the policy that generated the samples;
@@ -128,7 +129,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # ## Log-probabilities
 #
 # PPO changes how likely the sampled tokens are, so everything starts from their log-probabilities. With the logits $z$ at
-# the position before token $t$ and temperature $T$,
+# the position before token $t$ and the temperature $T$, by which sampling divides them (1 in this lesson),
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T}$$
 

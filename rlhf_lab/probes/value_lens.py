@@ -52,19 +52,18 @@ def fit_ridge(
     mask: Bool[Tensor, "*site n"],
     ridge: float,
 ) -> tuple[Float[Tensor, "*site d_model"], Float[Tensor, "*site"]]:
-    """Ridge regression of y on x over the rows where the mask is True, each site by itself.
+    """Fit a ridge regression of y on x at each site, over the rows where the mask is True.
 
-    1. Put 0 in the rows where the mask is False, whatever stands there, nan included.
-    2. Centre x and y on their means over the other rows, and put 0 in those rows again.
-    3. Penalise by `ridge` times the mean variance of x, so that it has the same meaning at every
+    1. Put 0 in the rows where the mask is False, also where x or y is nan.
+    2. Subtract from x and y their means over the other rows, and put 0 in the masked rows again.
+    3. Penalize by `ridge` times the mean variance of x, so `ridge` has the same meaning at every
        site.
-    4. Solve the normal equations in float64, by Cholesky's factors; the intercept is not
-       penalised.
+    4. Solve the normal equations in float64 with a Cholesky factorization. The intercept is not
+       penalized.
 
-    Returns slope and intercept, in float64. Where x is the same in all rows there is nothing to
-    read: the slope is 0, and the intercept the mean of y (a penalty of at least 1e-12 sees to it).
-    Not `torch.linalg.solve`: above 128 columns it can hang on a CPU when it is given a batch
-    (pytorch/pytorch issue 142815).
+    Returns slope and intercept, in float64. If x is the same in all rows, the slope is 0 and the
+    intercept the mean of y: the penalty is at least 1e-12. Do not use `torch.linalg.solve`: above
+    128 columns it can hang on a CPU for a batch (pytorch/pytorch issue 142815).
 
     (X'X + n ridge v I) w = X'y, with n rows and v = trace(X'X) / (n d_model)
     (Hoerl and Kennard 1970)

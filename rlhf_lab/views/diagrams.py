@@ -12,7 +12,7 @@ BOXES: tuple[tuple[Spot, str, str], ...] = (  # middle, words and lesson
     ((310, 70), "policy\ngenerates a review", "00"),
     ((540, 70), "reward\none number", "00"),
     ((770, 70), "credit\nadvantage per token", "05"),
-    ((310, 250), "reference\nfrozen copy", "06"),
+    ((310, 250), "reference\nfrozen copy", "02"),
     ((540, 250), "value head\nexpected reward", "01"),
     ((770, 250), "objective\nto be maximized", "02"),
 )

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # KL placements
 #
-# By the end of this lesson you can derive the part of the KL's gradient that a penalty in the loss leaves out, and hold
-# the KL at a target with a controller.
+# By the end of this lesson you can derive the part of the KL's gradient that a penalty in the loss leaves out, and keep
+# the KL near a target with a controller.
 #
 # {Lesson:the_objective} subtracts `kl_coef` times the mean KL from the objective. This appendix asks whether this is the
 # gradient of the KL of a whole review, and how to choose `kl_coef`.
@@ -50,7 +50,7 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 # %% [markdown]
 # ## The gradient of the KL
 #
-# A right *value* need not have the right *gradient*. The simplest estimate of the KL from samples is
+# An expression with the right *value* need not have the right *gradient*. The simplest estimate of the KL from samples is
 # $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Over fixed tokens its gradient is
 # $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$ on average,
 # for any KL: as a loss, this estimate adds nothing but noise.

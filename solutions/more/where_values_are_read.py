@@ -273,8 +273,8 @@ show_intervals("R2 of the last layer at", of_model, "reviews")
 #
 # ## Overfitting
 #
-# The probe has a slope per dimension, and was scored on reviews that it had not seen. Give it a target that cannot be read: the values
-# of the reviews in a random order. What R2 does it have on the reviews that it was fitted to?
+# The probe has a slope per dimension, and was scored on reviews that it had not seen. Give it a target that cannot be
+# read: the values of the reviews in a random order. What R2 does it have on the reviews that it was fitted to?
 
 # %%
 nonsense_on_seen = "above 0"  # predict: "below 0", "about 0" or "above 0"
@@ -293,8 +293,8 @@ kind = "below 0" if high < 0 else "above 0" if low > 0 else "about 0"
 predictions.compare("R2 of nonsense on seen reviews", nonsense_on_seen, kind)
 
 # %% [markdown]
-# d slopes for n reviews explain about d / n of anything. On new reviews the same slopes are worse than the mean. A
-# probe is evidence only with the reviews that it was scored on.
+# d slopes fitted to n reviews explain about d / n of the variance of any target. On new reviews the same slopes are worse
+# than the mean. The score of a probe is evidence only on reviews that it was not fitted to.
 #
 # ## The ceiling
 #

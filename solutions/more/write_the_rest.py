@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson you can write the functions that the evening gives you.
+# By the end of this lesson you can write the functions that {lesson:start} and {lesson:the_objective} give you.
 #
 # Each exercise is independent of the others. The formulas are in the docstrings, and the lessons show the functions in use.
+# (`get_logprobs` is an exercise of {lesson:the_policy}, `kl_per_token` one of {lesson:the_kl_penalty}.)
 
 # %%
 # first cell
@@ -27,7 +28,7 @@ from rlhf_lab.course import check, hint, progress
 SETTINGS = dict(preset="reel", gen_len=26, top_k=None, advantages="gae", kl_coef=0.3)
 
 # %% [markdown]
-# ## From {lesson:start}
+# ## A sum, from {lesson:start}
 #
 # Add the real scores of each sequence.
 
@@ -35,9 +36,9 @@ SETTINGS = dict(preset="reel", gen_len=26, top_k=None, advantages="gae", kl_coef
 from rlhf_lab.functional import sequence_sum  # exercise
 
 # %% [markdown]
-# ## From {lesson:the_objective}
+# ## Terms of the objective, from {lesson:the_objective}
 #
-# The entropy of the policy at each token, and the bonus for it. The input is the output of `log_probs`.
+# The entropy of the policy at each token, and the bonus for it. `entropy_per_token` takes the output of `log_probs`.
 
 # %%
 from rlhf_lab.functional import entropy_per_token  # exercise

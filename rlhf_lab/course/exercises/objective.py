@@ -85,7 +85,7 @@ def whole_objective(
     ent_coef: float,
     kl_coef: float,
 ) -> Float[Tensor, ""]:
-    """The objective of a minibatch, to be maximized: four terms, each a mean over real tokens.
+    """Compute the objective of a minibatch, to be maximized: four means over real tokens.
 
     J = L_clip - L_V + c_H H - beta KL
     """

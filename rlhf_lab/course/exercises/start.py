@@ -33,7 +33,7 @@ def _masked_mean_cases() -> Cases:
 
 
 def my_reward(texts: list[str]) -> Float[Tensor, " batch"]:
-    """One number per text, higher for what you want to see more of."""
+    """Return one number per text, higher for what you want to see more of."""
     praise = {"brilliant", "perfect", "superb", "stunning"}
     scores = [sum(word in praise for word in text.split()) for text in texts]
     return torch.tensor(scores, dtype=torch.float32)
