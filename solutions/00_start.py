@@ -410,7 +410,7 @@ predictions.recall("how it will be cheated", cheated_by)
 # - {Lesson:the_objective}: the objective of PPO, term by term,
 # - {Lesson:ppo}: the training loop, from a batch to gradient steps.
 #
-# [The map of the lessons](README.md) lists all of them, and three ways through.
+# [The map of the lessons](README.md) shows the way through an evening, a weekend, and everything.
 #
 # ## Where you are
 

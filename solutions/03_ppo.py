@@ -130,7 +130,7 @@ predictions.compare("with a tiny reward it", small_reward, result)
 
 # %% [markdown]
 # The reward is only one term of the objective, and it competes with the others. With a tiny reward the KL penalty wins:
-# the score stays at 0.46, with a KL of 0.001 nats. With a huge one nothing holds the policy close to the reference: 23
+# the score stays at 0.46, with a KL of 0.001 nats. With a huge one nothing keeps the policy close to the reference: 23
 # nats, for a score of 0.64. The trainer normalizes rewards and advantages: this is the reason why its runs do not
 # depend on the scale of the reward.
 #
@@ -310,8 +310,8 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Before training, the attention of block 1 separates good from bad best: after it, praise has a probability of 0.10. In
-# the last phase this probability is 0.47, and that of the output 0.62, so the model praises most of the movies it has
+# Before training, praise after a bad review is least likely after the attention of block 1, with a probability of 0.10.
+# In the last phase this probability is 0.47, and that of the output 0.62, so the model praises most of the movies it has
 # just complained about. The change is spread over the model: even after the MLP of block 0, which has read no more of
 # the text than before, the probability of praise has doubled, from 0.23 to 0.46. In the other two seeds the output ends
 # at 0.59 and 0.51.
