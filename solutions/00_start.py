@@ -403,12 +403,8 @@ predictions.recall("how it will be cheated", cheated_by)
 #
 # That was RLHF: write, score, step towards a higher score, and stay close to the reference. The other lessons take the
 # loop apart and let you rebuild it, with PPO (proximal policy optimization, Schulman et al. 2017,
-# [1707.06347](https://arxiv.org/abs/1707.06347)), the algorithm that has just taken the gradient steps. Three lessons
-# complete the evening:
-#
-# - {Lesson:the_value_head}: the value head, attached with a hook,
-# - {Lesson:the_objective}: the objective of PPO, term by term,
-# - {Lesson:ppo}: the training loop, from a batch to gradient steps.
+# [1707.06347](https://arxiv.org/abs/1707.06347)), the algorithm that has just taken the gradient steps. {Lesson:the_value_head}
+# attaches the value head with a hook, {lesson:the_objective} builds the objective of PPO, and {lesson:ppo} the training loop.
 #
 # [The map of the lessons](README.md) shows the way through an evening, a weekend, and everything.
 #

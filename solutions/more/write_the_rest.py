@@ -4,7 +4,6 @@
 # By the end of this lesson you can write the functions that {lesson:start} and {lesson:the_objective} give you.
 #
 # Each exercise is independent of the others. The formulas are in the docstrings, and the lessons show the functions in use.
-# (`get_logprobs` is an exercise of {lesson:the_policy}, `kl_per_token` one of {lesson:the_kl_penalty}.)
 
 # %%
 # first cell
