@@ -209,10 +209,8 @@ def heatmaps(
     for i, (name, (_, _, grid)) in enumerate(zip(grids, drawn, strict=True)):
         x, y = i % across * wide, top + SCALE_HEIGHT + i // across * tall
         parts += [m.text(x + 8, y + 10, name), m.moved(grid, x, y + 16)]
-    height, alt = (
-        top + SCALE_HEIGHT + -(-len(grids) // across) * tall,
-        f"{title}: {', '.join(grids)}",
-    )
+    height = top + SCALE_HEIGHT + -(-len(grids) // across) * tall
+    alt = f"{title}: {', '.join(grids)}"
     return Picture(m.document(whole, height, "".join(parts), alt), alt, title)
 
 

@@ -38,6 +38,7 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 NO_PROBES = "<p>This run had no probes. Train with <code>--probes</code>, or attach some.</p>"
+SEEDS = "The first table has the mean of each metric if the runs differ in their seed only."
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
 
 
@@ -190,7 +191,9 @@ def _questions(runs: Sequence[RunData], answers: Sequence[list], body: Sequence[
         question, text, place = of_runs[0]
         has_place = any(f'id="{place}"' in section for section in body)
         link, text = f'<a href="#{place}">{question}</a>' if has_place else question, escape(text)
-        if len(runs) > 1:
+        if place == "arguments" and len(runs) > 1:
+            link, text = f'<a href="#headline">{question}</a>', SEEDS
+        elif len(runs) > 1:
             pairs = zip(runs, of_runs, strict=True)
             text = _listed(f"{data.label}: {answer}" for data, (_, answer, _) in pairs)
         rows.append(f'<li id="q{i}">{link} {text}</li>')
@@ -209,8 +212,7 @@ def _curves(runs: Sequence[RunData]) -> str:
         return _section("curves", "Curves", "<p>No phase is done yet.</p>")
     groups, parts = [(title, unit, names.split()) for title, unit, names in REPORT_CURVES], []
     if is_one:
-        last = records[runs[0].label][-1].record
-        by_name = [name for name in last if name.startswith(reward_metric(""))]
+        by_name = [x for x in runs[0].run.metrics()[-1] if x.startswith(reward_metric(""))]
         groups.insert(1, ("several rewards, before they are weighted", "reward", by_name))
     for title, unit, names in groups:
         for fields in filter(None, [names] if is_one else [[name] for name in names]):

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +7,9 @@ import torch
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
+from rlhf_lab.views.collect import RunData
 from rlhf_lab.views.intervals import bracketed, final_metrics, mean_with_ends, sample_ends
+from rlhf_lab.views.report import _curves
 
 GENERATOR = torch.Generator().manual_seed(0)
 REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
@@ -69,6 +72,16 @@ def test_a_share_is_so_many_ones():
     one = bootstrap_interval(ones, resamples=RESAMPLES)
     ends = found[0]["grammatical_fraction_low"], found[0]["grammatical_fraction_high"]
     assert ends == pytest.approx((one.low.item(), one.high.item()))
+
+
+def test_several_rewards_have_curves_with_bands():
+    metrics = [{"phase": phase, "reward/a": 0.5} for phase in (0, 1)]
+    samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a": 0.5})]
+    run = given_run(samples, metrics)
+    run.store = SimpleNamespace(tensor_path=lambda name, phase: Path("nowhere"))
+    found = _curves([RunData(run, "run", {})])
+    assert "before they are weighted: reward/a over phase" in found  # and none of their ends
+    assert found.count("<polyline") == found.count('<polygon class="band') == 1
 
 
 def test_one_sample_has_no_band_and_several_sizes_no_number():
