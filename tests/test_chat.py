@@ -115,7 +115,7 @@ def test_render_chat_raises_without_a_fitting_template():
 @pytest.mark.usefixtures("no_type_checks")
 def test_sampled_prompt_has_one_bos_and_stops_at_the_turn():
     tokenizer = chat_tokenizer()
-    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99))
+    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99, d_vocab=99))
     end, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "</s>"))
     prompts, spec = prompt_and_spec(model, None, prefix="w1 w2", chat=True, system_prompt="w9")
     (tokens,) = prompts.tokens

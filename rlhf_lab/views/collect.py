@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from rlhf_lab.console import visible
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
-from rlhf_lab.probes.store import FOLDER
+from rlhf_lab.probes.store import FOLDER, records_file
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
@@ -79,11 +79,12 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
     """
     records, by_phase = read_snapshots(run, name), {}
     failed = [check for check in run.checks() if check.probe == name and not check.ok]
-    for at in records:
-        tags = [failed_check(check.name) for check in failed if check.phase == at.phase]
-        pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
-        by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of one phase
-    over = plain(in_grids(phase_pictures(kind, records)))
+    with reading(run.path / records_file(name)):
+        for at in records:
+            tags = [failed_check(check.name) for check in failed if check.phase == at.phase]
+            pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
+            by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of a phase
+        over = plain(in_grids(phase_pictures(kind, records)))
     return over, by_phase if any(by_phase.values()) else {}
 
 

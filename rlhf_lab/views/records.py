@@ -129,8 +129,8 @@ def defined_r2(at: Snapshot) -> tuple[Any, ...]:
 
 
 def _accuracies(at: Snapshot) -> tuple[Any, ...]:
-    grid, *ends = at.read("accuracy")
-    return [*grid, *filter(None, [at.get("bayes_accuracy")])], *ends
+    _, *ends = at.read("accuracy")
+    return [*at["accuracy"], *filter(None, [at.get("bayes_accuracy")])], *ends
 
 
 def _sites_and_bayes(at: Snapshot) -> list[str]:

@@ -74,8 +74,8 @@ REJECTED = {
 HALF = "\udcff"  # half of a surrogate pair
 TEXTS = [
     (["score", f"good {HALF}"], ["UTF-8"]),
-    (["sample", "RUN", "--prompt", f"this {HALF}"], ["prompt"]),
-    ([*TRAIN, "--prompts", "half.jsonl"], ["prompt"]),
+    (["sample", "RUN", "--prompt", f"this {HALF}"], ["text 'this", "vocabulary"]),
+    ([*TRAIN, "--prompts", "half.jsonl"], ["text 'this", "vocabulary"]),
     ([*TRAIN, "--stop-tokens", "so good"], ["stop_tokens", "so good"]),
     ([*TRAIN, "--out", ""], ["out"]),
     ([*TRAIN, "--out", "x" * 5000], ["too long"]),

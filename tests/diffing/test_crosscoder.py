@@ -108,7 +108,7 @@ def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
     models["tuned"].hook_dict[SITE].add_hook(add, is_permanent=True)
     reviews, store = ReelTruth().reviews(300, seed=0)[0], ActivationStore(mb=3)
     collect_activations(store, models, reviews, SITE)
-    coder = fit_crosscoder(store, 128, K, 1000, 0, 256, show_progress=False)
+    coder = fit_crosscoder(store, 128, K, 2000, 0, 256, show_progress=False)
     norms, nu = relative_norms(coder), latent_scaling(coder, store)
     toward = coder.W_dec[:, 1] @ direction / coder.norms()[:, 1]
     latent = int(toward.argmax())

@@ -103,9 +103,9 @@ def test_excess_over_bayes_is_paired_and_counts_where_informed():
     ("shape", "labels", "message"),
     [
         ((3, 2), [True] * 3, "labels are all True"),
-        ((6, 5, 4), [True, False] * 3, "give activations at one position"),
-        ((6, 4), [1.0, 0.0] * 3, "give activations at one position"),
-        ((6, 4), [True, False], "give activations at one position"),
+        ((6, 5, 4), [True, False] * 3, "Pass activations at one position"),
+        ((6, 4), [1.0, 0.0] * 3, "Pass activations at one position"),
+        ((6, 4), [True, False], "Pass activations at one position"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")

@@ -205,7 +205,7 @@ def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer):
 def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer):
     trainer = make_trainer()
     attach(trainer, Counter(), Broken())
-    with pytest.raises(ConfigError, match=r"'counter' is attached .* give one of them name="):
+    with pytest.raises(ConfigError, match=r"'counter' is attached .* Give one of them name="):
         attach(trainer, Counter(name="other"), Counter())
     with pytest.warns(UserWarning, match="broken: raised"):
         trainer.train()
