@@ -58,10 +58,13 @@ def generate(
     generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
     samples = trainer.sample(rows, generator, spec, batch_size)
     trainer.generated += 1
-    trainer.truncates = spec.truncates or spec.temperature != args.temperature
     start = 0 if return_prompt else samples.prefix_len
     real = torch.cat([samples.prompt_mask, samples.mask], dim=1)[:, start:]
     responses = [ids[kept] for ids, kept in zip(samples.tokens[:, start:], real, strict=True)]
+    if spec.truncates or spec.temperature != args.temperature:
+        rows = zip(samples.tokens[:, samples.prefix_len :], samples.mask, strict=True)
+        written = [ids[kept] for ids, kept in rows]
+        trainer.truncated.update(tokenizer.batch_decode(written, skip_special_tokens=True))
     if is_single:
         return responses[0][None]
     if isinstance(prompts[0], str):
@@ -138,14 +141,15 @@ def step(
             "schedule of the learning rates ends. Set it to the number of all steps.",
             stacklevel=3,
         )
-    if getattr(trainer, "truncates", False):
-        warnings.warn(
-            "generate() sampled with top_k, top_p or another temperature, but step() scores the "
-            "whole vocabulary at that of RLHFArgs, so the policy that sampled is another one.",
-            stacklevel=3,
-        )
     prompts = _token_rows(trainer, queries, "queries", args.prepend_bos)
     written = _token_rows(trainer, responses, "responses", False)
+    if trainer.truncated.issuperset(trainer.tokenizer.batch_decode(written, True)):
+        warnings.warn(
+            "generate() sampled with top_k, top_p or another temperature, but step() scores the "
+            "whole vocabulary at that of RLHFArgs, so the policy that sampled is another one. "
+            "Sample with top_k=0, top_p=1 and the temperature of RLHFArgs.",
+            stacklevel=3,
+        )
     learned = _mask_rows(response_masks, written)
     numbers = torch.tensor([math.nan if isinstance(x, str) else float(x) for x in scores])
     if not numbers.isfinite().all():

@@ -32,6 +32,7 @@ class RunLoop:
 
     def __init__(self) -> None:
         self.generated, self.stop_requested = 0, False
+        self.truncated: set[str] = set()  # texts of generate() that step() scores otherwise
         self.directory: str | None = None  # of the run, known to each of several processes
         self.unfinished: list[PhaseReport] = []
         self._started = self._recording = False
@@ -42,10 +43,11 @@ class RunLoop:
             raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
         if torch.is_autocast_enabled(self.policy.device.type):
             raise ConfigError("torch.autocast is on. Train outside of it, with precision='bf16'.")
-        if self.policy.interventions is not self.interventions.records:
+        if getattr(self.policy, "last_start", None) is not self.last_start:
             raise ConfigError(
-                "Another trainer was made with this policy. Use that one, or copy.deepcopy(policy)."
+                "Another trainer trains this policy. Use that one, or copy.deepcopy(policy)."
             )
+        self.policy.last_start = self.last_start = object()
         if self._started:
             return
         if self.args.activation_checkpointing:

@@ -189,14 +189,29 @@ def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
     second.train()
     trained = zip(second.policy.parameters(), alone.policy.parameters(), strict=True)
     assert all(map(torch.equal, *zip(*trained, strict=True)))
-    with pytest.raises(ConfigError, match="Another trainer was made with this policy"):
+    with pytest.raises(ConfigError, match="Another trainer trains this policy"):
         first.train()
     assert first.run is None
+    late = make_trainer({"policy": second.policy})
+    second.rollout_phase()
+    late.run_phase()
+    with pytest.raises(ConfigError, match="Another trainer trains this policy"):
+        second.run_phase()
     copies = [make_trainer({"policy": deepcopy(make_trainer().policy)}) for _ in range(2)]
     for _ in zip(*copies, strict=True):  # interleaved
         pass
     for weights in zip(*(x.policy.parameters() for x in (*copies, alone)), strict=True):
         assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[2])
+
+
+def test_second_trainer_that_only_samples_leaves_the_first_alone(make_trainer):
+    alone, first = make_trainer(), make_trainer()
+    alone.train()
+    for report in first:
+        if report.phase == 0:
+            make_trainer({"policy": first.policy}).rollout_phase()
+    trained = zip(first.policy.parameters(), alone.policy.parameters(), strict=True)
+    assert all(map(torch.equal, *zip(*trained, strict=True)))
 
 
 def test_policy_with_interventions_of_another_trainer_raises(make_trainer):

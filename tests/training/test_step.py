@@ -145,7 +145,8 @@ def test_step_warns_after_truncated_generate(make_trainer):
     responses = trainer.generate(QUERIES, top_k=2)
     with pytest.warns(UserWarning, match="the policy that sampled is another one"):
         trainer.step(QUERIES, responses, SCORES)
-    trainer.generate(QUERIES)
+    responses = trainer.generate(QUERIES)
+    trainer.generate(QUERIES, do_sample=False)  # to look at
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.step(QUERIES, responses, SCORES)
