@@ -1,7 +1,6 @@
 """Signs, reported once in a run, that learning is dead or has exploded; checks for nan."""
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.functional import has_stop
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.training.rollout import Rollout
@@ -24,11 +22,7 @@ LEAST_ENTROPY = 1e-3  # nats per token; 39 of 40 samples of 26 tokens are then t
 
 
 def diagnose_batch(
-    stats: RolloutStats,
-    rollout: Rollout,
-    args: RLHFArgs | None = None,
-    phase: int = 0,
-    stop_ids: Sequence[int] = (),
+    stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None, phase: int = 0
 ) -> dict[str, str]:
     """Return a sentence for each sign of a batch, by name; most batches have none."""
     signs, several = {}, len(rollout.texts) > 1
@@ -67,7 +61,8 @@ def diagnose_batch(
             "is far from it; lower the learning rates or raise kl_coef."
         )
     stops = args is not None and (args.stop_tokens or args.stop_token_ids)
-    if stops and not args.stop_at_eos and _is_unended(stats, rollout.samples, stop_ids):
+    is_full = stops and stats.response_length >= rollout.samples.mask.shape[1]
+    if is_full and not args.stop_at_eos and len(rollout.samples.tokens[:, -1].unique()) > 1:
         signs["unended"] = (
             f"no response ended at {stops!r}, and the end-of-sequence token is not a stop token; "
             "set stop_at_eos=True or choose other stop tokens."
@@ -81,12 +76,6 @@ def diagnose_batch(
             "per sequence: the policy has hardly moved; raise base_lr or lower kl_coef."
         )
     return signs
-
-
-def _is_unended(stats: RolloutStats, samples: Samples, stop_ids: Sequence[int]) -> bool:
-    tokens = samples.tokens[:, samples.prefix_len :]
-    is_full = stats.response_length >= samples.mask.shape[1]
-    return is_full and not has_stop(tokens, stop_ids, samples.mask).any()
 
 
 def validate_finite_weights(trainer: "RLHFTrainer") -> None:

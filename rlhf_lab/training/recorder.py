@@ -121,8 +121,7 @@ class Recorder:
         self.run.append(METRICS, [ctx.report.to_dict()])
         self._log_samples(ctx.rollout)
         numbers = ctx.report.rollout, ctx.rollout, ctx.args, ctx.phase
-        stop_ids = self.trainer.rewards.stop_tokens
-        for sign, text in diagnose_batch(*numbers, stop_ids).items():
+        for sign, text in diagnose_batch(*numbers).items():
             self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})

@@ -31,8 +31,7 @@ class RunLoop:
     """
 
     def __init__(self) -> None:
-        self.generated, self.stop_requested = 0, False
-        self.truncated: set[str] = set()  # texts of generate() that step() scores otherwise
+        self.generated, self.truncated, self.stop_requested = 0, set[str](), False
         self.directory: str | None = None  # of the run, known to each of several processes
         self.unfinished: list[PhaseReport] = []
         self._started = self._recording = False
@@ -44,9 +43,7 @@ class RunLoop:
         if torch.is_autocast_enabled(self.policy.device.type):
             raise ConfigError("torch.autocast is on. Train outside of it, with precision='bf16'.")
         if getattr(self.policy, "last_start", None) is not self.last_start:
-            raise ConfigError(
-                "Another trainer trains this policy. Use that one, or copy.deepcopy(policy)."
-            )
+            raise ConfigError("Another trainer trains this policy. Use that one, or a deepcopy.")
         self.policy.last_start = self.last_start = object()
         if self._started:
             return

@@ -45,9 +45,7 @@ HEALTHY = RolloutStats(
     response_length=6.0,
     explained_variance=0.0,
 )
-FULL = SimpleNamespace(
-    mask=torch.ones(2, 6, dtype=torch.bool), tokens=torch.arange(8).repeat(2, 1) - 2, prefix_len=2
-)
+FULL = SimpleNamespace(mask=torch.ones(2, 6), tokens=torch.tensor([[0, 5], [0, 6]]))
 ROLLOUT = {"texts": ["a", "b"], "rewards": torch.tensor([0.0, 1.0]), "compared": True}
 
 
@@ -73,8 +71,8 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
     whole = SimpleNamespace(**ROLLOUT, samples=FULL)
     unended = reel_args(stop_at_eos=False, stop_tokens=".")
     assert "end-of-sequence token is not" in diagnose_batch(HEALTHY, whole, unended)["unended"]
-    assert "unended" in diagnose_batch(HEALTHY, whole, unended, 0, [9])
-    assert not diagnose_batch(HEALTHY, whole, unended, 0, [5])  # all end at the last place
+    whole.samples.tokens = torch.tensor([[0, 5], [1, 5]])  # all end at the last place
+    assert not diagnose_batch(HEALTHY, whole, unended)
     ended = dataclasses.replace(HEALTHY, response_length=5.5)
     assert not diagnose_batch(ended, whole, unended)
     assert not diagnose_batch(HEALTHY, whole, reel_args(stop_tokens="."))
