@@ -51,10 +51,9 @@ def generate(
     args, tokenizer = trainer.args, trainer.tokenizer
     is_single = isinstance(prompts, Tensor) and prompts.ndim == 1
     rows = _token_rows(trainer, [prompts] if is_single else prompts, "prompts", args.prepend_bos)
-    spec = phase_spec(trainer.sampling_spec, args, trainer.phase)
     if length_sampler is not None:
         settings = {"max_new_tokens": int(length_sampler())} | settings
-    spec = generation_spec(spec, settings)
+    spec = generation_spec(phase_spec(trainer.sampling_spec, args, trainer.phase), settings)
     generator = phase_generator(args.seed, trainer.phase, "generate", trainer.generated)
     samples = trainer.sample(rows, generator, spec, batch_size)
     trainer.generated += 1
@@ -62,8 +61,7 @@ def generate(
     real = torch.cat([samples.prompt_mask, samples.mask], dim=1)[:, start:]
     responses = [ids[kept] for ids, kept in zip(samples.tokens[:, start:], real, strict=True)]
     if spec.truncates or spec.temperature != args.temperature:
-        rows = zip(samples.tokens[:, samples.prefix_len :], samples.mask, strict=True)
-        written = [ids[kept] for ids, kept in rows]
+        written = [ids[-n:] for ids, n in zip(responses, samples.mask.sum(1), strict=True)]
         trainer.truncated.update(tokenizer.batch_decode(written, skip_special_tokens=True))
     if is_single:
         return responses[0][None]
@@ -145,9 +143,8 @@ def step(
     written = _token_rows(trainer, responses, "responses", False)
     if trainer.truncated.issuperset(trainer.tokenizer.batch_decode(written, True)):
         warnings.warn(
-            "generate() sampled with top_k, top_p or another temperature, but step() scores the "
-            "whole vocabulary at that of RLHFArgs, so the policy that sampled is another one. "
-            "Sample with top_k=0, top_p=1 and the temperature of RLHFArgs.",
+            "generate() had top_k, top_p or another temperature: the policy that sampled is another "
+            "one. Use top_k=0, top_p=1 and the temperature of RLHFArgs, at which step() scores.",
             stacklevel=3,
         )
     learned = _mask_rows(response_masks, written)
