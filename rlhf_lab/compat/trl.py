@@ -143,7 +143,7 @@ def step(
     written = _token_rows(trainer, responses, "responses", False)
     if trainer.truncated.issuperset(trainer.tokenizer.batch_decode(written, True)):
         warnings.warn(
-            "generate() had top_k, top_p or a temperature, so the policy that sampled is another one. "
+            "generate() changed the probabilities, so the policy that sampled is another one. "
             "Use top_k=0, top_p=1 and the temperature of RLHFArgs, at which step() scores.",
             stacklevel=3,
         )
