@@ -53,6 +53,7 @@ class Interventions:
         self.policy, self.progress = policy, progress
         self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
         policy.interventions = self.records  # of the trainer that was made last
+        self.last_start = getattr(policy, "last_start", None)  # of any trainer with this policy
 
     def add(
         self,

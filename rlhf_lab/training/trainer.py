@@ -85,7 +85,6 @@ class RLHFTrainer(RunLoop):
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
         self.first_reference, self.reference_phase = self.reference, 0
-        self.last_start = getattr(self.policy, "last_start", None)  # of a trainer with this policy
         self.forward = Forward.from_args(args)
         self.objective = Objective(args, self.overrides, self.forward)
         self.tokenizer = self.policy.base_model.tokenizer
@@ -267,7 +266,6 @@ class RLHFTrainer(RunLoop):
     def run_phase(self, rollout_fn: Callable[[], Rollout] | None = None) -> PhaseReport:
         """Run, log and save one rollout phase, or `rollout_fn`, and one learning phase."""
         self.start()
-        self.truncated.clear()
         reset_reference(self)
         with self._recorded(), self.forward.products():
             start, saving = perf_counter(), self.recorder.seconds
