@@ -1,19 +1,15 @@
 """Record of dashboards for the lesson on PPO: healthy and broken runs, over seeds."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course.bugs import broken_parts
 from rlhf_lab.course.debugging import SUSPECTS, make_dashboard, shifted_logprobs
-from rlhf_lab.functional import (
-    calc_kl_penalty,
-    calc_value_function_loss,
-    compute_gae,
-    token_rewards,
-)
-from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.functional import calc_value_function_loss, compute_gae, token_rewards
 from rlhf_lab.training import PhaseReport
 from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record
 
@@ -36,33 +32,16 @@ def _negative_value_loss(*terms: Any) -> Tensor:
     return -calc_value_function_loss(*terms)
 
 
-def _negative_kl_penalty(kl: Tensor, kl_coef: float, mask: Tensor) -> Tensor:
-    return calc_kl_penalty(kl, -kl_coef, mask)
-
-
-def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
-    def advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
-        shuffled = token_rewards(rewards.roll(1), mask)
-        return compute_gae(values, shuffled, args.gamma, args.gae_lambda, mask)
-
-    return {"advantages": advantages}
-
-
-def _reference_that_learns(args: RLHFArgs) -> dict[str, Any]:
-    policy = TransformerWithValueHead(load_model(args.base_model), seed=args.seed)
-    return {"policy": policy, "reference": policy.base_model}
-
-
 BROKEN_KINDS: dict[str, tuple[dict[str, float], BrokenParts]] = {
     "healthy": ({}, lambda args: {}),
     SUSPECTS[0]: ({"base_lr": 0.0, "head_lr": 0.0}, lambda args: {}),
     SUSPECTS[1]: ({}, lambda args: {"logprobs": shifted_logprobs}),
     SUSPECTS[2]: ({}, _changed_advantages(lambda x: -x)),
     SUSPECTS[3]: ({}, _changed_advantages(lambda x: x.roll(1, dims=1))),
-    SUSPECTS[4]: ({}, _rewards_of_others),
+    SUSPECTS[4]: ({}, partial(broken_parts, "B")),
     SUSPECTS[5]: ({}, lambda args: {"value_loss": _negative_value_loss}),
-    SUSPECTS[6]: ({}, lambda args: {"kl_penalty": _negative_kl_penalty}),
-    SUSPECTS[7]: ({}, _reference_that_learns),
+    SUSPECTS[6]: ({}, partial(broken_parts, "C")),
+    SUSPECTS[7]: ({}, partial(broken_parts, "A")),
 }
 
 
