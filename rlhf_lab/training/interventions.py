@@ -53,7 +53,8 @@ class Interventions:
         self.policy, self.progress = policy, progress
         self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
         policy.interventions = self.records  # of the trainer that was made last
-        self.last_start = getattr(policy, "last_start", None)  # of any trainer with this policy
+        policy.last_start = getattr(policy, "last_start", [None])  # of any trainer, in a list
+        self.last_start = policy.last_start[0]  # since a graph depends on the policy's attributes
 
     def add(
         self,

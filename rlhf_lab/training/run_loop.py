@@ -42,9 +42,9 @@ class RunLoop:
             raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
         if torch.is_autocast_enabled(self.policy.device.type):
             raise ConfigError("torch.autocast is on. Train outside of it, with precision='bf16'.")
-        if getattr(self.policy, "last_start", None) is not self.interventions.last_start:
+        if self.policy.last_start[0] is not self.interventions.last_start:
             raise ConfigError("Another trainer trains this policy. Use that one, or a deepcopy.")
-        self.policy.last_start = self.interventions.last_start = object()
+        self.policy.last_start[0] = self.interventions.last_start = object()
         self.truncated.clear()
         if self._started:
             return

@@ -1,7 +1,6 @@
 """Output of `check`, `hint` and `progress`, as a learner sees it."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -251,16 +250,20 @@ def test_progress_shows_states_checks_and_hints(capsys: pytest.CaptureFixture) -
     def compute_returns(advantages, values, mask=None):
         return F.zero_masked(advantages + values, mask)
 
-    def lr_scale(phase, warmup_steps, total_phases, final_scale):
-        return math.nan
+    def generated_values(values, prefix_len):
+        return values[:, prefix_len:]
 
-    for fn in (compute_returns, lr_scale, lr_scale, F.calc_kl_penalty):
+    for fn in (compute_returns, generated_values, generated_values, F.calc_kl_penalty):
         check(fn)
-    hint(lr_scale)
-    assert read_records().keys() == {"compute_returns", "lr_scale"}  # not the package's own
+    hint(generated_values)
+    assert read_records().keys() == {"compute_returns", "generated_values"}  # not the package's own
     capsys.readouterr()
     progress()
     lines = capsys.readouterr().out.splitlines()
     row = {name: next(x for x in lines if f"{name} " in x) for name in read_records()}
     assert "✓ passed" in row["compute_returns"] and "0/3" in row["compute_returns"]
-    assert "✗ differs" in row["lr_scale"] and " 2 " in row["lr_scale"] and "1/3" in row["lr_scale"]
+    assert (
+        "✗ differs" in row["generated_values"]
+        and " 2 " in row["generated_values"]
+        and "1/3" in row["generated_values"]
+    )

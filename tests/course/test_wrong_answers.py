@@ -96,16 +96,6 @@ def _gae(values, token_rewards, gamma=1.0, lam=0.95, mask=None):
     return out
 
 
-def _scale(rise, held):
-    def scale(phase, warmup_steps, total_phases, final_scale):
-        if phase < warmup_steps:
-            return rise(phase, warmup_steps)
-        progress = (phase - warmup_steps) / (total_phases - warmup_steps)
-        return 1 - (1 - final_scale) * (min(1.0, progress) if held else progress)
-
-    return scale
-
-
 def _logprobs(logits, tokens, prefix_len=None, temperature=1.0):
     start = (prefix_len or 1) - 1
     logprobs = (logits / temperature).softmax(-1).log()
@@ -218,10 +208,6 @@ class _Detaching(TransformerWithValueHead):
         ),
         ("compute_advantages", _advantages, "the mask is not used"),
         ("compute_gae", _gae, "the mask is not used"),
-        ("lr_scale", _scale(lambda p, w: p / w, False), "the scale is 0 in phase 0"),
-        ("lr_scale", _scale(lambda p, w: p / w, True), "the scale is 0 in phase 0"),
-        ("lr_scale", _scale(lambda p, w: (p + 1) / w, False), "the warm-up is one phase too short"),
-        ("lr_scale", _scale(lambda p, w: (p + 1) / (w + 1), False), "reached one phase too late"),
         ("get_logprobs", _logprobs, "the logarithm of a softmax"),
         ("get_logprobs", _logs_of_picked, "the logarithm of a softmax"),
         ("entropy_per_token", _entropy, "the log-softmax is taken again"),

@@ -1,6 +1,7 @@
 """Toy models for exercises: a small transformer, a rollout, a trainer."""
 
 import copy
+import dataclasses
 import functools
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,11 @@ def toy_rollout(batch: int, padded: bool = False) -> Rollout:
         row = torch.arange(len(x)).reshape(-1, *(1,) * (x.ndim - 1))
         return x.clone() if x.dtype == torch.bool else row.expand(x.shape).to(x.dtype)
 
-    rollout = toy_trainer(batch_size=batch, num_minibatches=1).rollout_phase().map(numbered)
-    rollout.samples.prompt_mask[0, 0] = not padded
-    return rollout
+    rollout = toy_trainer(batch_size=batch, num_minibatches=1).rollout_phase()
+    samples = rollout.samples.map(numbered)
+    samples.prompt_mask[0, 0] = not padded
+    tensors = {k: numbered(x) for k, x in vars(rollout).items() if isinstance(x, Tensor)}
+    return dataclasses.replace(rollout, samples=samples, **tensors)
 
 
 def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFTrainer:
