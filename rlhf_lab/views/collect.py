@@ -99,16 +99,16 @@ def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
         samples = data.run.samples()
         named = [name for name in (samples or [{}])[-1] if name.startswith(reward_metric(""))]
         fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
-        found += [(data, sample) for sample in samples]
+        found.append((data.run.path, data.label if len(runs) > 1 else None, samples))
     fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}
     rows = []
-    for data, sample in found:
-        with reading(data.run.path / SAMPLES):
-            row = {name: _rounded(sample.get(field)) for name, field in fields.items()}
-            if row["true reward"] is not None:
-                row[GAP] = round(sample["reward"] - sample["true_reward"], 4)
-            row |= {"run": data.label if len(runs) > 1 else None, "text": visible(sample["text"])}
-            rows.append(row)
+    for path, label, samples in found:
+        with reading(path / SAMPLES):
+            for sample in samples:
+                row = {name: _rounded(sample.get(field)) for name, field in fields.items()}
+                if row["true reward"] is not None:
+                    row[GAP] = round(sample["reward"] - sample["true_reward"], 4)
+                rows.append(row | {"run": label, "text": visible(sample["text"])})
     columns = [name for name in (*fields, "text") if any(row[name] is not None for row in rows)]
     return columns or ["phase", "text"], [[row[name] for name in columns] for row in rows]
 
