@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course.bugs import culprit, reveal
 from rlhf_lab.course.debugging import (
     COLUMNS,
     CULPRITS,
@@ -58,7 +59,7 @@ def test_each_suspect_shows_where_the_lesson_says(suspect: str, line: str, holds
     assert not any(holds(run[line]) for run in stored_dashboards()["healthy"])
 
 
-def test_an_alarm_of_another_kind_passes_and_one_that_misses_a_kind_does_not() -> None:
+def test_alarm_passes_unless_it_misses_a_kind() -> None:
     def alarm(numbers):
         loss, variance = numbers["value loss"][-1], numbers["explained variance"][-1]
         still = not any(numbers["KL per sequence"])
@@ -85,7 +86,7 @@ def test_run_a_is_compared_with_itself_while_it_learns(tmp_path: Path) -> None:
     assert not torch.equal(before["base_model.unembed.W_U"], trainer.policy.base_model.unembed.W_U)
 
 
-def test_run_b_gives_each_sequence_the_reward_of_the_one_before_it() -> None:
+def test_run_b_rewards_the_sequence_before() -> None:
     """With values of 0 an advantage is the reward, times 0.95 for each token that it is away.
 
     Rewards 1, 2, 3 become 3, 1, 2; the second row has one real token.
@@ -106,6 +107,12 @@ def test_run_c_is_paid_for_its_distance_from_the_reference() -> None:
     assert penalty.item() == pytest.approx(-2 * 0.25)
 
 
+def test_each_broken_run_has_another_culprit() -> None:
+    named = [culprit(run) for run in ("A", "B", "C")]
+    assert len(set(named)) == 3 and set(named) <= set(SUSPECTS)
+    assert "rewards.roll(1)" in reveal("B") and "-kl_coef" in reveal("C")
+
+
 @pytest.mark.parametrize(
     ("value", "last", "first", "falls"),
     [(0.95, 0.8, 0.8, 4), (0.89, 0.8, 0.8, 1), (1.05, 0.75, 0.8, 2), (1.0, 0.76, 0.5, 3)],
@@ -122,7 +129,7 @@ def test_the_rewards_of_words_are_those_of_their_first_letters():
     assert last_word([*texts, ""]).tolist() == [0, 1, 1, 0]
 
 
-def test_each_wrong_trainer_falls_from_a_rung_of_its_own_with_every_seed():
+def test_each_wrong_trainer_fails_at_another_rung():
     falls = {
         name: [falls_from(one) for one in runs] for name, runs in stored_hunt("climbs").items()
     }

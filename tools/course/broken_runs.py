@@ -8,7 +8,14 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course.bugs import broken_parts
-from rlhf_lab.course.debugging import SUSPECTS, make_dashboard, shifted_logprobs
+from rlhf_lab.course.debugging import (
+    GAMMA,
+    LAM,
+    SUSPECTS,
+    make_dashboard,
+    one_token_late,
+    shifted_logprobs,
+)
 from rlhf_lab.functional import calc_value_function_loss, compute_gae, token_rewards
 from rlhf_lab.training import PhaseReport
 from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record
@@ -17,29 +24,18 @@ BROKEN_SETTINGS: dict[str, Any] = {**RUN_SETTINGS, "total_phases": 8, "kl_coef":
 BrokenParts = Callable[[RLHFArgs], dict[str, Any]]
 
 
-def _changed_advantages(change: Callable[[Tensor], Tensor]) -> BrokenParts:
-    def parts(args: RLHFArgs) -> dict[str, Any]:
-        def advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
-            per_token = token_rewards(rewards, mask)
-            return change(compute_gae(values, per_token, args.gamma, args.gae_lambda, mask))
-
-        return {"advantages": advantages}
-
-    return parts
-
-
-def _negative_value_loss(*terms: Any) -> Tensor:
-    return -calc_value_function_loss(*terms)
+def _negative_advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
+    return -compute_gae(values, token_rewards(rewards, mask), GAMMA, LAM, mask)
 
 
 BROKEN_KINDS: dict[str, tuple[dict[str, float], BrokenParts]] = {
     "healthy": ({}, lambda args: {}),
     SUSPECTS[0]: ({"base_lr": 0.0, "head_lr": 0.0}, lambda args: {}),
     SUSPECTS[1]: ({}, lambda args: {"logprobs": shifted_logprobs}),
-    SUSPECTS[2]: ({}, _changed_advantages(lambda x: -x)),
-    SUSPECTS[3]: ({}, _changed_advantages(lambda x: x.roll(1, dims=1))),
+    SUSPECTS[2]: ({}, lambda args: {"advantages": _negative_advantages}),
+    SUSPECTS[3]: ({}, lambda args: {"advantages": one_token_late}),
     SUSPECTS[4]: ({}, partial(broken_parts, "B")),
-    SUSPECTS[5]: ({}, lambda args: {"value_loss": _negative_value_loss}),
+    SUSPECTS[5]: ({}, lambda args: {"value_loss": lambda *x: -calc_value_function_loss(*x)}),
     SUSPECTS[6]: ({}, partial(broken_parts, "C")),
     SUSPECTS[7]: ({}, partial(broken_parts, "A")),
 }
