@@ -30,6 +30,7 @@ from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.first_cell import FIRST_CELL, MARK
+from tools.course.prose import COLOR
 from tools.course.runner import METADATA, execute
 from tools.course.size import FUNCTION, PREDICTION, lesson_name, lesson_size, stored_cells
 from tools.course.stub import bound_names, function_source, stub_source
@@ -40,7 +41,6 @@ LITERAL = re.compile(r'"[^"]*"|-?\d+(?:\.\d+)?')
 LINK = re.compile(r"\{([Ll]esson):(\w+)\}")
 EXPECTED = "# expected\n"
 FOLD = "<details><summary>Expected output</summary>\n\n{}\n\n</details>"
-COLOR = re.compile(r"\x1b\[[0-9;]*m")
 MAP = "notebooks/README.md"
 ROW = re.compile(r"^(\| \[\d\d [^]]+\]\((\w+)\.ipynb\) \|.*\| )\d+ \|$", re.MULTILINE)
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
@@ -69,10 +69,11 @@ def build_lesson(master: Path, root: Path, again: bool = False) -> tuple[list[Pa
     """
     learner, solved = (notebook_path(master, root, name) for name in ("notebooks", "solutions"))
     before = [path.exists() and path.read_bytes() for path in (learner, solved)]
-    is_stale = again or not same_code(solution_notebook(master), solved)
-    if is_stale:  # first, since minutes and folds are computed from its outputs
-        write(execute(solution_notebook(master), master.stem), solved)
     solution = solution_notebook(master)
+    is_stale = again or not same_code(solution, solved)
+    if is_stale:  # first, since minutes and folds are computed from its outputs
+        write(execute(solution, master.stem), solved)
+        solution = solution_notebook(master)
     _keep_outputs(solution, solved)
     write(solution, solved)
     write(learner_notebook(master), learner)
