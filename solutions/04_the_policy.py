@@ -905,8 +905,8 @@ if speaks_reel:
 #
 # ## A recorder of your own
 #
-# In {lesson:watch_it_learn} you watch a model *while* it trains. Any function can be hung on an event of a run; a dict that it
-# returns is stored with the run. These are the events, in
+# In {lesson:watch_it_learn} you watch a model *while* it trains. Any function can be registered for an event of a run; a dict
+# that it returns is stored with the run. These are the events, in
 # their order within a run. `ctx` is what the function gets.
 #
 # | event | when | new on `ctx` |
@@ -1102,4 +1102,4 @@ progress()
 # - Read Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) on which metric to patch with, and
 #   Heimersheim and Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) on how to read a patch.
 #
-# Next: {lesson:rewards_and_credit}, where each token gets its share of the reward.
+# Next: {lesson:rewards_and_credit}, which computes the contribution of each token to the reward.

@@ -726,13 +726,13 @@ predictions.show()
 # %% [markdown]
 # ## Try
 #
-# - The reward of your own from {lesson:start}: where does its optimum lie? Write three sentences first: what would
-#   $\pi^*$ write at a price of 0.3, and what at 0.01?
+# - What is the optimum for the reward that you wrote in {lesson:start}? First write down three sentences that $\pi^*$ would
+#   produce at a `kl_coef` of 0.3, and three at 0.01.
 # - Leave `normalize_reward` and `normalize_advantages` on, and draw that run beside the frontier. The spread of the
 #   rewards shrinks as the policy gets better. What does that do to the price of a nat, and does the curve show it?
 # - Give the `reward` run twice as many phases. Does it get to $\pi^*$, and if not, what is missing: grammar, or KL at some slot?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Draw its frontier with the true reward on the y axis: the true reward goes up,
-#   down and up again. {Lesson:what_breaks_it} says why; `tilt_slopes` computes it.
+#   down and up again. {Lesson:what_breaks_it} explains the reason; `tilt_slopes` computes it.
 #
 # Read on: Korbak, Perez and Buckley 2022, *RL with KL penalties is better viewed as Bayesian inference*
 # ([2205.11275](https://arxiv.org/abs/2205.11275)); Levine 2018, *Reinforcement learning and control as probabilistic inference* ([1805.00909](https://arxiv.org/abs/1805.00909));

@@ -363,7 +363,7 @@ from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
 # PPO on `smoothed_popcorn`, with the KL in the reward and no normalization, so that `kl_coef` is a price per nat as in
-# {lesson:the_kl_penalty}. At its price the optimum says popcorn in most texts and has lost the true reward. Does PPO lose the true reward, too?
+# {lesson:the_kl_penalty}. At this price most texts of the optimum contain popcorn, and the true reward is lost. Does PPO lose it, too?
 #
 # (18 s on one core)
 
@@ -825,9 +825,9 @@ predictions.compare(
 # ## Symptoms
 #
 # Most broken runs are broken by a setting. Eleven runs of 12 phases, ten of them with one setting changed, three seeds: what each
-# ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden. *Clipped* is the share of tokens whose ratio
-# was outside of what `clip_coef` allows ({lesson:the_objective}). Explained variance is a share of the variance of the returns: where all
-# returns are nearly equal it is a share of almost nothing, and may be any negative number.
+# ended at, the mean of its last three phases, lowest to highest seed. Their names are hidden. *Clipped* is the fraction of tokens whose ratio
+# was outside the range of `clip_coef` ({lesson:the_objective}). Explained variance is a fraction of the variance of the returns: if all
+# returns are nearly equal, this variance is close to 0, and the fraction may be any negative number.
 
 # %%
 stored = stored_figures("symptoms")
@@ -939,4 +939,4 @@ predictions.show()
 # Pan et al. 2022, on larger policies that hack more ([2201.03544](https://arxiv.org/abs/2201.03544)); Moskovitz et al. 2023, on
 # stopping at a proxy point ([2310.04373](https://arxiv.org/abs/2310.04373)).
 #
-# Next: {lesson:watch_it_learn}, where the probes look inside while a run goes on.
+# Next: {lesson:watch_it_learn}, which reads the inside of a model while it trains.

@@ -1333,7 +1333,7 @@ predictions.show()
 #   Which of the two gives back the true reward of the best of 64?
 # - Give `dpo_loss` a `label_smoothing` on pairs with flipped labels, and `kind="ipo"` (Azar et al. 2023,
 #   [2310.12036](https://arxiv.org/abs/2310.12036)). Which of the two keeps the slope?
-# - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, beside the exact advantage of {lesson:rewards_and_credit}
+# - Draw DPO's credit per token, $\beta \log \pi / \mathrm{ref}$ slot by slot, next to the exact advantage of {lesson:rewards_and_credit}
 #   (Rafailov et al. 2024, [2404.12358](https://arxiv.org/abs/2404.12358)).
 #
 # **Read on.** Preferences to rewards: Christiano et al. 2017, [1706.03741](https://arxiv.org/abs/1706.03741); Ouyang et al. 2022,
@@ -1343,4 +1343,4 @@ predictions.show()
 # Noise in the labels: Zhu et al. 2024, [2401.16335](https://arxiv.org/abs/2401.16335). LoRA: Hu et al. 2021,
 # [2106.09685](https://arxiv.org/abs/2106.09685). Best-of-n: Nakano et al. 2021, [2112.09332](https://arxiv.org/abs/2112.09332).
 #
-# Next: {lesson:a_real_model}, where no truth is at hand.
+# Next: {lesson:a_real_model}, whose true rewards are unknown.

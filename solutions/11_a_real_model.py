@@ -370,7 +370,7 @@ print(f"pairs without an answer: {len(answers) - len(given)}")
 #
 # There is no exact frontier here. But there is a policy that costs no training: let the base write $n$
 # texts, and keep the one that the classifier likes best. Its KL is at most $\log n - \frac{n-1}{n}$, and
-# what it earns on average is known without bias from one pool of texts (`best_of_n_mean`, {lesson:the_kl_penalty}).
+# its mean reward can be estimated without bias from one pool of texts (`best_of_n_mean`, {lesson:the_kl_penalty}).
 # It never leaves the base's language. A run that earns less at the same KL was not worth training; a run
 # that earns more *by the second rater* was. Where will the run be?
 
@@ -642,8 +642,8 @@ over_seeds.compare("accuracy of the tuned model less the base's", drift, largest
 # %% [markdown]
 # ## What causes it?
 #
-# Everything so far describes. Now intervene, as in {lesson:what_rlhf_changed}, with what exists at any size: prompts of one
-# form, and the difference of two words' logits behind them. How much has it shifted, and is the shift
+# Everything so far describes. Now intervene, as in {lesson:what_rlhf_changed}. Two things exist at any size: prompts of one
+# form, and the difference of two words' logits after them. How much has it shifted, and is the shift
 # more than the placebo's?
 
 # %%

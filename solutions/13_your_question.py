@@ -107,7 +107,7 @@ text = text[:, : truth.grammar.slot("VERB")]  # up to the verdict, which is not 
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
 # where $t_{n-1}$ is the factor of Student's t. A standard deviation of three numbers is itself uncertain, and the factor
-# pays for that. (A bootstrap, as in {lesson:the_policy}, resamples what there is. It is right for hundreds of reviews. With three
+# accounts for that. (A bootstrap, as in {lesson:the_policy}, resamples what there is. It is right for hundreds of reviews. With three
 # numbers there is too little to resample.) `t_two_sided(level, degrees)` gives the factor.
 
 # %%
@@ -319,7 +319,7 @@ show_table(["seed, block 1, last position", "cosine with the old axis", "of two 
 # %% [markdown]
 # ### 3. Which part suffices to bring the change, and is it the same part over seeds?
 #
-# *Known*: patched into the old model, a part's new output brings a share of the shift ({lesson:what_rlhf_changed}). *Look in*
+# *Known*: patched into the old model, the new output of a part causes a fraction of the shift ({lesson:what_rlhf_changed}). *Look in*
 # `patch_activations`. *Refuted* if no part brings nearly all of the shift (in these runs none does), or if the order of parts differs from seed to seed. The intervals below are
 # over the reviews of one run each: for "over seeds" take the largest part's share once per seed, and `seed_interval`. *Control*: the
 # part's output on other texts.
@@ -380,7 +380,7 @@ for measure in ("mean_reward", "kl_per_sequence"):
 # %% [markdown]
 # ### 6. A reward of your own: when does it part from what you meant?
 #
-# *Known*: praise words are said behind "wasn't", too ({lesson:start}). *Look in* `true_reward` beside `mean_reward`, phase by
+# *Known*: the policy writes praise after "wasn't", too ({lesson:start}). *Look in* `true_reward` and `mean_reward` of each
 # phase. *Refuted* if the true reward rises with the reward in every seed. *Control*: the classifier's reward.
 #
 # (4 s on one core)

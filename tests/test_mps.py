@@ -72,7 +72,7 @@ def assert_same_runs(on_cpu: RLHFTrainer, on_device: RLHFTrainer) -> None:
 
 
 def some_nightly(cases: dict[str, Any]) -> list[Any]:
-    """Mark cases whose operations are those of the other cases."""
+    """Mark cases that use the same operations as other cases."""
     nightly = ("groups, step in backward", "greedy baseline", "with an intervention")
     nightly += ("on tiny GPT-2", "dpo", "kto", "orpo")
     return [pytest.param(x, marks=pytest.mark.nightly if x in nightly else []) for x in cases]

@@ -57,13 +57,13 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_every_stored_field_changes_the_report(run, monkeypatch):
     for name in run.kinds():
-        shown, phase = probe_html(run, name), run.phases(name)[-1]
+        page, phase = probe_html(run, name), run.phases(name)[-1]
         fields = set().union(*run.records(name)) - {"phase"}
         if run.store.tensor_path(name, phase).is_file():
             fields |= run.tensors(name, phase).keys()
         silent = set()
         for field in fields:
             monkeypatch.setattr(run, "field", field)
-            silent |= {field} if probe_html(run, name) == shown else set()
+            silent |= {field} if probe_html(run, name) == page else set()
         monkeypatch.setattr(run, "field", "")
         assert silent == NOT_DRAWN.get(name, set()), name
