@@ -1102,4 +1102,4 @@ progress()
 # - Read Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) on which metric to patch with, and
 #   Heimersheim and Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) on how to read a patch.
 #
-# Next: {lesson:rewards_and_credit}, which computes the contribution of each token to the reward.
+# Next: {lesson:rewards_and_credit}, on the contribution of each token to the reward.

@@ -31,7 +31,7 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work; a good place for a break is after the baselines. All cells together run in about 55 seconds
+# About {minutes} minutes of work; a good break is after the baselines. All cells together run in about 55 seconds
 # on one core, without a network. Cells that take more than 3 seconds say so, as the imports do here:
 #
 # (4 s on one core)
