@@ -348,9 +348,8 @@ if is_praise:  # the stored runs have this reward
 
 # %% [markdown]
 # On fresh reviews the reward rises in the first learning phase, so the dip is sampling noise. A mean over 128 reviews has
-# a standard error of 0.06 to 0.08, and differences of that size mean nothing. The second table repeats the whole
-# experiment: it shows three stored seeds next to your run, and "3 of 3" means that this run gained more for every seed.
-# With another reward you have one seed only.
+# a standard error of 0.06 to 0.08, and differences of that size mean nothing. The dots repeat the whole experiment: next
+# to your run are two stored runs with other seeds. With another reward you have one seed only.
 #
 # ### The reviews of the three policies
 #
@@ -393,8 +392,8 @@ predictions.recall("how it will be cheated", cheated_by)
 
 # %% [markdown]
 # With the praise words as the reward, the policy puts them wherever an adjective fits, even after "wasn't": "the plot
-# wasn't so brilliant" scores as much as "the plot was so brilliant". Before training, 18 % of the adjectives after
-# "wasn't" are praise words. After training it is 51 % with the penalty and 72 % without (means of three seeds).
+# wasn't so brilliant" scores as much as "the plot was so brilliant". Before training, 17 % to 21 % of adjectives after
+# "wasn't" are praise words. After training it is 46 % to 56 % with the penalty and 70 % to 76 % without (three seeds).
 #
 # The reward was computed correctly, but it did not measure what you meant. This is **reward hacking**. Krakovna et al.
 # (2020, "Specification gaming") keep a long list of examples from the literature. Gao et al. (2022,

@@ -395,9 +395,9 @@ curves(
 )
 
 # %%
-at_end = {f"reward, kl_coef {coef}": report.mean_reward for coef, report in last.items()}
-at_end |= {f"KL, kl_coef {coef}": report.kl_per_sequence for coef, report in last.items()}
-over_seeds.compare("in the last phase", at_end, digits=2, largest=False)
+for figure, name in {"reward": "mean_reward", "KL": "kl_per_sequence"}.items():
+    at_end = {f"kl_coef {coef}": getattr(report, name) for coef, report in last.items()}
+    over_seeds.compare(f"{figure} in the last phase", at_end, digits=2)
 for coef, trained in trainers.items():
     after = trained.rollout_phase()
     print(f"kl_coef {coef}, one review: {after.raw_rewards[0].item():.2f}  {after.texts[0]}")

@@ -1,7 +1,7 @@
 """Predictions: what a learner expects, next to the result."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 
 from rich import box
@@ -46,17 +46,35 @@ class Predictions:
             choices = f"the integers from {among[0]} to {among[-1]}"
         raise LessonError(f"{predicted!r:.60} is not a choice. Use one of: {choices}.")
 
-    def compare(self, question: str, predicted: object, found: object) -> None:
+    def compare(
+        self,
+        question: str,
+        predicted: object,
+        found: object,
+        bins: Mapping[str, float] | None = None,
+    ) -> None:
         """Show a prediction next to the result, and keep the one that was made first.
 
         Args:
             predicted: a choice; None or ... for no prediction.
-            found: the result; a tuple if the data cannot rank several, each of which is right.
+            found: the result; a tuple if the data cannot rank several, each of which is right; a
+                number if there are bins.
+            bins: by choice, in ascending order, the limit below which a number is in the bin.
+
+        Raises:
+            LessonError: If the number is in no bin.
         """
         predicted = None if predicted is ... else predicted
+        shown = _format(found)
+        if bins is not None:
+            number = float(found)
+            found = next((name for name, limit in bins.items() if number < limit), None)
+            if found is None:
+                raise LessonError(f"{number:.3g} is in no bin. Give the last bin the limit inf.")
+            shown = f"{found} ({number:.3g})"
         first = self._compared.get(question, (predicted,))[0]
         self._compared[question] = (first, found)
-        line = Text(f"{question}: {_format(found)}")
+        line = Text(f"{question}: {shown}")
         if first is None:
             line.append(" (you made no prediction)")
         elif _is_hit(first, found):

@@ -1,4 +1,4 @@
-"""Figures of a lesson over several seeds: this run's next to stored ones of other seeds."""
+"""Figures of a lesson: this run's next to stored ones of other seeds."""
 
 import json
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from importlib.resources import files
 from typing import Any
 
 from rlhf_lab.console import print_line
-from rlhf_lab.course.tables import show_table
-from rlhf_lab.probes.seeds import Spread
+from rlhf_lab.course.tables import show_picture
+from rlhf_lab.views.dots import seed_dots
 
 CLOSE = 0.005  # largest difference from the stored run of the same seed that is rounding
 
@@ -30,32 +30,24 @@ class SeedFigures:
         self._settings = {name: value for name, value in settings.items() if name != "seed"}
         self._stored = stored_figures(lesson)
 
-    def compare(
-        self, table: str, figures: Mapping[str, float], digits: int = 3, largest: bool = True
-    ) -> None:
-        """Show this run's figures next to mean and range of the stored seeds.
-
-        Args:
-            largest: whether to show in how many seeds a row is the largest of its table.
-        """
+    def compare(self, table: str, figures: Mapping[str, float], digits: int = 3) -> None:
+        """Draw this run's figures as dots, next to those of the stored seeds."""
         self.tables[table] = {name: float(value) for name, value in figures.items()}
         stored = self._stored.get("tables", {}).get(table, {})
-        if self._stored.get("settings") != self._settings or stored.keys() != figures.keys():
-            show_table([table, "this run"], self.tables[table].items(), digits)
+        is_stored = self._stored.get("settings") == self._settings
+        is_stored = is_stored and stored.keys() == figures.keys()
+        seeds = self._stored["seeds"] if is_stored else []
+        others = [i for i, seed in enumerate(seeds) if seed != self._seed]
+        rows = {
+            name: (value, [stored[name][i] for i in others])
+            for name, value in self.tables[table].items()
+        }
+        show_picture(seed_dots(rows, table, digits))
+        if not seeds:
             print_line("no other seeds are stored for these settings", style="dim")
-            return
-        seeds, rows = self._stored["seeds"], []
-        leaders = [max(stored, key=lambda name: stored[name][i]) for i in range(len(seeds))]
-        for name, value in self.tables[table].items():
-            spread = Spread(tuple(stored[name]))
-            first = [f"{leaders.count(name)} of {len(seeds)}"] * largest
-            rows.append([name, value, spread.mean, spread.low, spread.high, *first])
-        headings = [table, "this run", f"mean of {len(seeds)} seeds", "lowest", "highest"]
-        show_table([*headings, *["largest in"] * largest], rows, digits)
-        if self._seed in seeds:
-            i = seeds.index(self._seed)
+        for i in range(len(seeds)):
             off = max(abs(self.tables[table][name] - stored[name][i]) for name in stored)
-            if off > CLOSE:
+            if seeds[i] == self._seed and off > CLOSE:
                 words = f"the stored run of seed {self._seed} differs from this one by up to"
                 print_line(f"{words} {off:.3f}")
 

@@ -1,6 +1,9 @@
 """Predictions are checked when they are made, and the first one counts."""
 
+import math
+
 import pytest
+import torch
 
 from rlhf_lab.course import Predictions
 from rlhf_lab.course.display import LessonError
@@ -67,3 +70,16 @@ def test_recall_shows_predictions_in_words(capsys: pytest.CaptureFixture) -> Non
     predictions.recall("and by", predictions.guess(...))
     out = capsys.readouterr().out
     assert "you wrote: saying quite thrice" in out and "you wrote nothing down" in out
+
+
+def test_compare_finds_the_bin_of_a_number(capsys: pytest.CaptureFixture) -> None:
+    bins = {"below 0.5": 0.5, "0.5 to 0.9": 0.9, "above 0.9": math.inf}
+    predictions = Predictions()
+    for question, found in [("low", 0.49), ("middle", 0.5), ("high", 7.0)]:
+        predictions.compare(question, "0.5 to 0.9", torch.tensor(found), bins)
+    low, middle, high = capsys.readouterr().out.splitlines()
+    assert low == "low: below 0.5 (0.49), a surprise, you predicted 0.5 to 0.9"
+    assert middle == "middle: 0.5 to 0.9 (0.5), as you predicted"
+    assert high.startswith("high: above 0.9 (7), a surprise")
+    with pytest.raises(LessonError, match="2 is in no bin"):
+        predictions.compare("beyond", "small", 2.0, {"small": 1.0})

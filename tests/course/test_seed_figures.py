@@ -1,4 +1,4 @@
-"""Figures over seeds: what is shown beside a run, what is stored, and that it is not stale."""
+"""Figures over seeds: what is shown next to a run, what is stored, and that it is not stale."""
 
 import ast
 import json
@@ -30,19 +30,19 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: STORED)
 
 
-def read_line(name: str, out: str) -> list[str]:
-    return next(line for line in out.splitlines() if line.split()[:1] == [name]).split()
-
-
-@pytest.mark.parametrize(("largest", "places"), [(True, ["2", "of", "3"]), (False, [])])
-def test_compare_shows_mean_range_and_first_places(stored, capsys, largest, places) -> None:
+def test_compare_shows_this_run_and_the_range_of_other_seeds(stored, capsys) -> None:
     over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 9})
-    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5}, largest=largest)
+    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5})
     out = capsys.readouterr().out
-    assert "mean of 3 seeds" in out and "differs" not in out
-    assert read_line("first", out)[1:] == ["0.250", "0.400", "0.200", "0.500", *places]
-    assert read_line("second", out)[1:5] == ["0.500", "0.200", "0.100", "0.300"]
+    assert out.startswith("true_reward: first 0.250 (others 0.200 to 0.500); second 0.500 (others")
+    assert "differs" not in out
     assert over_seeds.tables == {"true_reward": {"first": 0.25, "second": 0.5}}
+
+
+def test_compare_leaves_out_the_stored_run_of_its_own_seed(stored, capsys) -> None:
+    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 1})
+    over_seeds.compare("true_reward", {"first": 0.2, "second": 0.3})
+    assert "first 0.200 (others 0.500 to 0.500)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_compare_shows_mean_range_and_first_places(stored, capsys, largest, plac
 )
 def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, settings, figures) -> None:
     SeedFigures("any", settings).compare("true_reward", figures)
-    said = capsys.readouterr().out
-    assert "no other seeds are stored" in said and "0.400" not in said
+    shown = capsys.readouterr().out
+    assert "no other seeds are stored" in shown and "0.400" not in shown
 
 
 def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
@@ -70,10 +70,10 @@ def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
 
 def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:
     SeedFigures("no_such_lesson", {"seed": 1}).compare("true_reward", {"first": 0.25})
-    assert read_line("first", capsys.readouterr().out) == ["first", "0.250"]
+    assert capsys.readouterr().out.startswith("true_reward: first 0.250\n")
 
 
-def test_another_seed_is_written_into_the_settings_and_what_follows_is_left_out() -> None:
+def test_with_seed_replaces_the_seed_and_drops_later_cells() -> None:
     sources = ["SETTINGS = dict(seed=1)", "check(f)", "over_seeds.compare('a', {})", "later"]
     cells = [new_markdown_cell("text"), *map(new_code_cell, sources)]
     made = record.with_seed(new_notebook(cells=cells), 4, "any")
@@ -95,8 +95,8 @@ def test_figures_of_real_models_are_stored_apart(
 
     def run_lesson(notebook, place, lesson, real_models):
         ran.append(real_models)
-        said = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
-        notebook.cells[-1].outputs = [new_output("stream", text=said)]
+        shown = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
+        notebook.cells[-1].outputs = [new_output("stream", text=shown)]
         return notebook
 
     monkeypatch.setattr(record, "solution_notebook", lambda master: new_notebook(cells=cells))
@@ -147,9 +147,9 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     assert settings.pop("seed") == 1 and settings == stored["settings"]
     assert len(stored["seeds"]) >= 3
     notebook = nbformat.read(master.with_suffix(".ipynb"), as_version=4)
-    said = json.dumps([cell.get("outputs") for cell in notebook.cells])
-    assert all(f"mean of {len(stored['seeds'])} seeds" in said for _ in stored["tables"])
-    assert "differs from this one" not in said and "no other seeds are stored" not in said
+    shown = json.dumps([cell.get("outputs") for cell in notebook.cells])
+    assert "(others " in shown or f"mean of {len(stored['seeds'])} seeds" in shown
+    assert "differs from this one" not in shown and "no other seeds are stored" not in shown
 
 
 def _without_magic(source: str) -> str:

@@ -58,7 +58,7 @@ def _printed(cell: NotebookNode) -> str:
         data = output.get("data", {})
         html = DRAWN.sub(" ", data.get("text/html", ""))
         texts.append(output.get("text", ""))
-        if "text/html" not in data:
+        if "text/html" not in data or "image/svg+xml" in data:
             texts.append(DRAWN.sub(" ", data.get("text/plain", "")))
         texts += [*TOOLTIP.findall(html), unescape(TAG.sub(" ", html))]
     return COLOR.sub("", "\n".join(texts))

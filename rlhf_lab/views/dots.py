@@ -1,0 +1,57 @@
+"""One run next to runs with other seeds: a row of dots for each quantity, as static SVG."""
+
+from collections.abc import Mapping, Sequence
+
+from rlhf_lab.views import marks as m
+from rlhf_lab.views.marks import Number
+from rlhf_lab.views.pictures import Picture
+
+ROW, PLOT_WIDTH = 20, 260  # pixels
+
+
+def seed_dots(
+    rows: Mapping[str, tuple[Number, Sequence[Number]]], title: str, digits: int = 3
+) -> Picture:
+    """Plot the value of this run, and smaller the values of other seeds, in one row for each name.
+
+    The text at the right has this run's value, and the range of the other seeds.
+
+    Raises:
+        ValueError: If there is no row, or a value is not finite.
+    """
+    values = [x for value, others in rows.values() for x in (value, *others)]
+    if not values or not all(map(m.is_number, values)):
+        raise ValueError(f"{title}: the values are {values}. Pass at least one row of numbers.")
+    n = max(len(others) for _, others in rows.values())
+    names = ["this run", f"{n} runs with other seeds"][: 1 + bool(n)]
+    texts = {name: _range(*row, digits) for name, row in rows.items()}
+    left, pad = m.widest(list(map(m.shortened, rows))) + 14, 0.04 * (max(values) - min(values))
+    low, high = min(values) - (pad or 0.5), max(values) + (pad or 0.5)
+    whole = left + PLOT_WIDTH + m.widest(list(texts.values())) + 18
+    head, top = m.header(title, "", names, whole)
+    bottom, parts = top + 6 + ROW * len(rows), [head]
+
+    def across(x: Number) -> float:
+        return left + (x - low) / (high - low) * PLOT_WIDTH
+
+    marks = m.ticks(low, high)
+    for tick, label in zip(marks, m.tick_labels(marks), strict=True):
+        x = across(tick)
+        parts.append(m.element("line", "axis", x1=x, x2=x, y1=top + 4, y2=bottom))
+        parts.append(m.text(x, bottom + 13, label, "soft", "middle"))
+    for i, (name, (value, others)) in enumerate(rows.items()):
+        y = top + 6 + ROW * (i + 0.5)
+        parts.append(m.text(left - 8, y + 4, m.shortened(name), "", "end"))
+        for kind, x in [*((1, x) for x in others), (0, value)]:
+            mark = m.marker(kind, across(x), y, kind, 2.6 + 1.6 * (kind == 0))
+            parts.append(m.titled(mark, f"{name}, {names[kind]}", x, None, None))
+        parts.append(m.text(left + PLOT_WIDTH + 12, y + 4, texts[name]))
+    alt = f"{title}: " + "; ".join(f"{name} {words}" for name, words in texts.items())
+    svg = m.document(whole, bottom + 22, "".join(parts), alt)
+    return Picture(svg, alt, title, values=values)
+
+
+def _range(value: Number, others: Sequence[Number], digits: int) -> str:
+    if not others:
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f} (others {min(others):.{digits}f} to {max(others):.{digits}f})"
