@@ -5,6 +5,7 @@ The second part measures weight changes in the leading directions of their weigh
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,10 @@ def write_docs() -> int:
         [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for path in (RESULTS, PRINCIPAL)
     )
-    tables = {"parts": _parts_table(rows), "orders": _orders_table(rows), "tau": _tau_table(rows)}
+    tau, width = _tau_table(rows)
+    tables = {"parts": _parts_table(rows), "tau": tau}
     tables["principal"] = principal_table([row["shares"] for row in principal])
-    page = TEMPLATE.read_text(encoding="utf-8")
+    page = TEMPLATE.read_text(encoding="utf-8").replace("{{width}}", f"{width:.2f}")
     for name, (head, *body) in tables.items():
         sheet = Sheet(head, body, texts=len(head))
         page = page.replace(f"{{{{{name}}}}}", sheet.markdown().rstrip())
@@ -137,43 +139,29 @@ def _values(rows: list[dict], method: str) -> Float[Tensor, "seed part"]:
 
 
 def _parts_table(rows: list[dict]) -> list[list[str]]:
-    lines = [["method", *rows[0]["parts"]]]
+    """Show the effect of each component by each method, and the components that are first."""
+    parts = [name.replace("read-out", "unembedding") for name in rows[0]["parts"]]
+    lines = [["method", *parts, "first, in seeds"]]
     for method in rows[0]["effects"]:
         values = _values(rows, method)
         cells = zip(values.mean(0), values.amin(0), values.amax(0), strict=True)
-        lines.append([method, *(f"{m:+.3f} ({low:+.2f} to {high:+.2f})" for m, low, high in cells)])
+        first = Counter(parts[i] for i in values.argmax(1).tolist()).most_common()
+        line = [f"{mean:+.2f} ({low:+.2f} to {high:+.2f})" for mean, low, high in cells]
+        lines.append([method, *line, ", ".join(f"{name} {n}" for name, n in first)])
     return lines
 
 
-def _orders_table(rows: list[dict]) -> list[list[str]]:
-    """Show the order of components by seed, with ≈ between overlapping intervals."""
-    lines = [["method", *(f"seed {row['seed']}" for row in rows)]]
-    for method in rows[0]["effects"]:
-        lines.append([method, *(_order(row["parts"], row["effects"][method]) for row in rows)])
-    return lines
-
-
-def _order(parts: list[str], found: list[list[float]]) -> str:
-    order = sorted(range(len(parts)), key=lambda i: -found[i][0])
-    text = parts[order[0]]
-    for before, after in zip(order, order[1:], strict=False):
-        text += f" {'>' if found[before][1] > found[after][2] else '≈'} {parts[after]}"
-    return text
-
-
-def _tau_table(rows: list[dict]) -> list[list[str]]:
-    """Show Kendall's tau of each two methods, with its interval over seeds."""
+def _tau_table(rows: list[dict]) -> tuple[list[list[str]], float]:
+    """Show Kendall's tau of each two methods; also return the widest interval over seeds."""
     methods = list(rows[0]["effects"])
     pairs = torch.combinations(torch.arange(len(rows[0]["parts"])))
     signs = [_values(rows, name)[:, pairs].diff().sign() for name in methods]
-    lines = [["", *methods[1:]]]
+    lines, widths = [["", *methods[1:]]], []
     for i, first in enumerate(methods[:-1]):
-        cells = [""] * i
-        for other in signs[i + 1 :]:
-            tau = bootstrap_means((signs[i] * other).mean((1, 2)))
-            cells.append(f"{tau.value:+.2f} [{tau.low:+.2f}, {tau.high:+.2f}]")
-        lines.append([first, *cells])
-    return lines
+        taus = [bootstrap_means((signs[i] * other).mean((1, 2))) for other in signs[i + 1 :]]
+        lines.append([first, *[""] * i, *(f"{tau.value:+.2f}" for tau in taus)])
+        widths += [(tau.high - tau.low).item() for tau in taus]
+    return lines, max(widths)
 
 
 def principal_table(rows: list[dict[str, dict[str, float]]]) -> list[list[str]]:
@@ -182,16 +170,14 @@ def principal_table(rows: list[dict[str, dict[str, float]]]) -> list[list[str]]:
     for name in rows[0]:
         if " " in name:
             groups.setdefault(f"{name[:2]} heads, {name[-2:]}", []).append(name)
-    lines = [["weight", "share", "by chance", "times chance", "above all draws"]]  # words: ok
+    lines = [["weight", "fraction", "random change", "above all draws"]]
     for label, group in groups.items():
         every = [row[name] for row in rows for name in group]
         share = torch.tensor([x["share"] for x in every])
         chance = torch.tensor([x["chance"] for x in every])  # words: ok
-        times = share / chance
         above = sum(x["share"] > x["high"] for x in every)
         ends = f"{share.mean():.3f} ({share.amin():.3f} to {share.amax():.3f})"
-        ratio = f"{times.mean():.1f} ({times.amin():.1f} to {times.amax():.1f})"
-        lines.append([label, ends, f"{chance.mean():.3f}", ratio, f"{above} of {len(every)}"])
+        lines.append([label, ends, f"{chance.mean():.3f}", f"{above} of {len(every)}"])
     return lines
 
 

@@ -81,9 +81,8 @@ def tables(record: Record) -> list[Sheet]:
     found = rows(record["contestants"], work.tokens)
     trained = work.size.n_trained
     note = (
-        f"Of the peak memory over the models, {12 * trained / 1e6:.0f} MB are the gradients and "
-        f"Adam's two moments of the {trained / 1e6:.1f} million weights of a HookedTransformer, "
-        "whose embedding and unembedding are two matrices (12 bytes each)."
+        f"Gradients and Adam's moments of the {trained / 1e6:.1f} million weights (12 bytes each) "
+        f"take {12 * trained / 1e6:.0f} MB of this memory."
     )
     stages = dict.fromkeys(stage for row in found for stage in row.stages)
     body = [
@@ -119,33 +118,18 @@ def _phases(found: Sequence[Row], note: str) -> Sheet:
 
 
 def page(records: Sequence[Record], source: str) -> str:
-    """Write the page as Markdown: an overview, and one part per stored record."""
-    parts = ["## At a glance\n", _overview(records).markdown()]
+    """Write the page as Markdown, with one part per stored record."""
+    parts = []
     for record in records:
+        phases, _, *probes = tables(record)
         parts += [f"## {_label(record)}\n", _circumstances(record, source)]
-        parts += [sheet.markdown() for sheet in tables(record)]
+        parts += [sheet.markdown() for sheet in (phases, *probes)]
     return TEMPLATE.read_text(encoding="utf-8").replace("<<figures>>", "\n".join(parts))
 
 
 def _label(record: Record) -> str:
     work = record["work"]
     return f"{work['shape']}, {work['device']}, {work['precision']}"
-
-
-def _overview(records: Sequence[Record]) -> Sheet:
-    """Show each contestant's seconds, in one column per kind of work."""
-    columns: dict[str, dict[str, Row]] = {}
-    for record in records:
-        found = rows(record["contestants"], Work(**record["work"]).tokens)
-        columns.setdefault(_label(record), {row.name: row for row in found})
-    names = dict.fromkeys(name for column in columns.values() for name in column)
-    cells = {
-        (name, label): f"{row.seconds:.3g} ({row.ratio:.2f})"
-        for label, column in columns.items()
-        for name, row in column.items()
-    }
-    body = [[name, *(cells.get((name, label), "") for label in columns)] for name in names]
-    return Sheet(["seconds per phase (ratio)", *columns], body)
 
 
 def _circumstances(record: Record, source: str) -> str:
@@ -155,13 +139,12 @@ def _circumstances(record: Record, source: str) -> str:
         text = ", ".join(f"{package} {version}" for package, version in one["versions"].items())
         versions.setdefault(text, []).append(name)
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; device "
-        f"{machine['device']}; {machine['system']}, Python {machine['python']}, torch "
-        f"{machine['torch']}, TransformerLens {machine['transformer_lens']}. Batch "
-        f"{work['batch_size']}, prefix {work['prefix_len']}, {work['gen_len']} new tokens, "
-        f"threads of each: {work['threads']}, turns: {record['repeats']}. {record.get('when', '')}",
-        f"From {source}, made by `{record['command']}`.",
-        *(f"{', '.join(names)}: {text}." for text, names in versions.items()),
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB; "
+        f"{machine['system']}, Python {machine['python']}. Batch {work['batch_size']}, prefix "
+        f"{work['prefix_len']}, {work['gen_len']} new tokens, threads of each: {work['threads']}, "
+        f"turns: {record['repeats']}. {record.get('when', '')}",
+        f"`{record['command']}` ({source}). "
+        + " ".join(f"{', '.join(names)}: {text}." for text, names in versions.items()),
         *record["left_out"].values(),
     ]
     return "\n\n".join(line.rstrip() for line in lines) + "\n"

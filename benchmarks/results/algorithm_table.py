@@ -1,24 +1,23 @@
-"""The table of algorithms at one KL: what each changed in the model, and what replicates."""
+"""The table of algorithms at one KL: causes of the shift, and results that replicate."""
 
 from collections.abc import Callable, Sequence
 
 from benchmarks.records import Record
 from benchmarks.results.groups import Group, circumstances
-from benchmarks.results.prose import ALGORITHMS_TEXT, GRAFTS_TEXT
+from benchmarks.results.prose import ALGORITHMS_TEXT, REPLICATES_TEXT
 from benchmarks.sheet import Sheet
 
 CAUSES = ("own_weights", "inherited", "scale", "read_out")
 
 
 def algorithms_part(found: Sequence[Group]) -> str:
-    """The true reward, causes of the shift, ranks, weights and grafts of each algorithm."""
+    """Show true reward, causes of the shift and ranks of each algorithm, and what replicates."""
     groups = list(found[0].records[0]["relative"])
-    shift_head = ("own weights", "inherited", "norm's scale", "read-out")
-    first = ("algorithm", "seeds", "true reward", "KL", *shift_head, "stable rank", "for 90 %")
+    shift_head = ("own weights", "inherited", "norm's scale", "unembedding")
+    first = ("algorithm", "true reward", "KL", *shift_head, "stable rank", "for 90 %")
     rows = [
         [
             group.labels[0],
-            str(len(group.records)),
             group.spread(lambda r: r["true_reward"]),
             group.spread(lambda r: r["kl"], 2),
             *(group.spread(_entry("shift", cause), 2) for cause in CAUSES),
@@ -27,22 +26,12 @@ def algorithms_part(found: Sequence[Group]) -> str:
         ]
         for group in found
     ]
-    weights = [[g.labels[0], *(g.spread(_entry("relative", n)) for n in groups)] for g in found]
-    grafts = [
-        [f"{g.labels[0]}, {how}", *(g.spread(_graft(name, i), 2) for name in groups)]
-        for g in found
-        for i, how in enumerate(("put in", "taken out"))
-    ]
     return "\n".join(
         [
             ALGORITHMS_TEXT,
             circumstances(found),
             Sheet(first, rows).markdown(),
-            "The norm of each group's change over that of the group:\n",
-            Sheet(("algorithm", *groups), weights).markdown(),
-            GRAFTS_TEXT,
-            Sheet(("algorithm", *groups), grafts).markdown(),
-            "What holds in every seed there is:\n",
+            REPLICATES_TEXT,
             *(f"- {line}" for line in replicates(found, groups)),
             "",
             "```console\npython -m benchmarks.results --only ppo grpo dpo sft\n```\n",
@@ -51,17 +40,17 @@ def algorithms_part(found: Sequence[Group]) -> str:
 
 
 def replicates(found: Sequence[Group], groups: Sequence[str]) -> list[str]:
-    """Return a line per algorithm: what is first, and in how many seeds."""
+    """Return a line per algorithm: the first component, and in how many seeds."""
     lines = []
     for group in found:
         cause = _first(group, lambda r: {c: abs(r["shift"][c]) for c in CAUSES})
         moved = _first(group, lambda r: r["relative"])
         put = _first(group, lambda r: {n: r["grafts"][n][0] for n in groups})
         out = _first(group, lambda r: {n: r["grafts"][n][1] for n in groups})
-        cause = cause.replace("_", " ")
+        cause = cause.replace("read_out", "unembedding").replace("_", " ")
         lines.append(
-            f"{group.labels[0]}: largest cause of the shift {cause}; largest relative change "
-            f"{moved}; adds most reward alone {put}; loses most if removed {out}."
+            f"{group.labels[0]}: largest cause of the shift: {cause}. Largest relative change: "
+            f"{moved}. Adds most reward alone: {put}. Loses most reward if removed: {out}."
         )
     return lines
 
@@ -74,7 +63,3 @@ def _first(group: Group, figures: Callable[[Record], dict[str, float]]) -> str:
 
 def _entry(table: str, name: str) -> Callable[[Record], float]:
     return lambda record: record[table][name]
-
-
-def _graft(name: str, which: int) -> Callable[[Record], float]:
-    return lambda record: record["grafts"][name][which]

@@ -9,66 +9,65 @@ from benchmarks.results.groups import Group, circumstances, commands, mean_recor
 from benchmarks.results.prose import LEARNED, LOOPHOLE
 from benchmarks.sheet import Sheet
 
-TABLE_PHASES = (0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 39)
+TABLE_PHASES = (0, 4, 8, 16, 24, 39)
 PAIRED = MappingProxyType({"proxy": 3, "true_reward": 3, "popcorn": 2})
 EXPLOITED_HEAD = (
     "KL",
     *(f"{name.replace('_', ' ')}{of}" for name in PAIRED for of in ("", ", exact")),
-    "grammatical",
-    "of those, true reward",
 )
 
 
 def loophole_part(found: Sequence[Group]) -> str:
-    """The planted loophole: where each price of KL ends, and the way there."""
-    return "\n".join([LOOPHOLE, *exploited(found), commands(found)])
+    """Show the result of each KL coefficient on the planted loophole, and the way there."""
+    return "\n".join([LOOPHOLE, *exploited(found), commands(found[-1:])])
 
 
 def learned_part(found: Sequence[Group]) -> str:
-    """The same of a reward model, after what is known of the reward model."""
+    """Show the same for a learned reward model, after the facts about this model."""
     facts = [record["reward_model"] for record in found[0].records]
     accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
     text = (
-        f"The {len(facts)} reward models order {accuracy:.1%} of held-out pairs rightly; popcorn "
-        f"alone adds {bonus:.2f} to a review's reward, whose standard deviation over the texts "
-        "they were trained on is 1.\n"
+        f"The {len(facts)} reward models order {accuracy:.1%} of the held-out pairs correctly. "
+        f"Popcorn adds {bonus:.2f} to the reward of a review, in standard deviations over the "
+        "training texts.\n"
     )
     return "\n".join([LEARNED, text, *exploited(found), learned_commands(found)])
 
 
 def exploited(found: Sequence[Group]) -> list[str]:
-    """Both tables of a loophole."""
-    cheapest = found[-1]
+    """Make both tables of a loophole."""
+    last = found[-1]
     ends = Sheet(
         ["kl_coef", *EXPLOITED_HEAD],
         [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found],
     )
-    phases = [i for i in TABLE_PHASES if i < len(cheapest.records[0]["curve"])]
-    way = Sheet(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(cheapest, i)] for i in phases])
-    price = cheapest.records[0]["fields"]["kl_coef"]
+    phases = [i for i in TABLE_PHASES if i < len(last.records[0]["curve"])]
+    way = Sheet(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(last, i)] for i in phases])
+    kl_coef = last.records[0]["fields"]["kl_coef"]
     return [
         circumstances(found),
-        "Where it ends (means over seeds of the last five phases), next to the exact optimum of "
+        "Means over seeds and the last five phases, next to the exact optimum of "
         "`E[reward] - kl_coef KL`:\n",
         ends.markdown(),
-        f"The way there at `kl_coef={price:g}`, next to the exact optimum that has the same KL:\n",
+        f"Phases of the runs with `kl_coef={kl_coef:g}`, next to the exact optimum at the same "
+        "KL:\n",
         way.markdown(),
     ]
 
 
 def learned_commands(found: Sequence[Group]) -> str:
-    """The same, after what makes the reward model that they name."""
+    """Format the command of the last row, after those that make its reward model."""
     make = "python -m rlhf_lab train-reward --pairs pairs.jsonl --out rewards/biased"
     first = [
         "python -m benchmarks.results.learned pairs.jsonl",
         f"{make} --steps {found[0].records[0]['preferences']['steps']} --seed 1",
     ]
-    lines = commands(found).replace("--seed 1", "--reward-model rewards/biased --seed 1")
+    lines = commands(found[-1:]).replace("--seed 1", "--reward-model rewards/biased --seed 1")
     return lines.replace("```console\n", "\n".join(["```console", *first, ""]))
 
 
 def end_cells(group: Group) -> list[str]:
-    """The last five phases next to the optimum at the price, KL included."""
+    """Format the last five phases next to the optimum of this KL coefficient."""
     last = mean_record([phase for record in group.records for phase in record["curve"][-5:]])
     exact = mean_record([record["exact"] for record in group.records])
     kl = f"{last['kl_per_sequence']:.2f} (exact {exact['kl_per_sequence']:.2f})"
@@ -76,16 +75,12 @@ def end_cells(group: Group) -> list[str]:
 
 
 def phase_cells(group: Group, phase: int) -> list[str]:
-    """One phase next to the optimum at the same KL."""
+    """Format one phase next to the optimum at the same KL."""
     here = [record["curve"][phase] for record in group.records]
     now, exact = mean_record(here), mean_record([entry["exact"] for entry in here])
     return [f"{now['kl_per_sequence']:.2f}", *paired_cells(now, exact)]
 
 
 def paired_cells(measured: Record, exact: Record) -> list[str]:
-    """Measured and exact side by side, then the grammar's measures."""
-    pairs = (
-        f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)
-    )
-    share = measured["grammatical"]
-    return [*pairs, f"{share:.3f}", f"{measured['true_reward'] / share:.3f}" if share else ""]
+    """Format each measured number next to the exact one."""
+    return [f"{of[name]:.{digits}f}" for name, digits in PAIRED.items() for of in (measured, exact)]

@@ -6,51 +6,47 @@ from benchmarks.records import Record
 from benchmarks.results.algorithm_table import algorithms_part
 from benchmarks.results.groups import Group, circumstances, commands, groups
 from benchmarks.results.loopholes import learned_part, loophole_part
-from benchmarks.results.prose import INTRODUCTION, METHODS, REAL
+from benchmarks.results.prose import INTRODUCTION, METHODS, REAL, VARIANTS
 from benchmarks.results.settings import command_line
 from benchmarks.sheet import Sheet
 
 GOOD = 0.9
 HEAD = (
-    *("method", "trained", "KL coefficient", "true reward", "KL", "frontier", "distance"),
-    *("grammatical", "of those, true reward", "true reward, estimator only"),
+    *("method", "KL coefficient", "true reward", "KL", "distance", "grammatical"),
+    *("LoRA", "adaptive KL", "both"),
 )
 
 
 def methods_part(found: Sequence[Group]) -> str:
-    """Show all methods next to the untrained policy and the exact frontier."""
-    only = {g.labels: g.spread(_true_reward) for g in found if g.labels[0].endswith(" estimator")}
-    only = {(name.split()[0].lower(), *rest): reward for (name, *rest), reward in only.items()}
-    rows = [[*_method_row(group), only.get(group.labels, "")] for group in found]
-    table = Sheet(HEAD, [_untrained(found), *rows], texts=3).markdown()
-    settings = "The settings of each row:\n"
+    """Show all methods next to the untrained policy, and their distance from the frontier."""
+    by_labels = {group.labels: group for group in found}
+    plain = [group for group in found if group.labels[1:] == ("all", "constant")]
+    body = [_untrained(found), *(_method_row(group, by_labels) for group in plain)]
+    table = Sheet(HEAD, body, texts=2).markdown()
     return "\n".join(
-        [METHODS, circumstances(found), table, _summary(found), settings, commands(found)]
+        [METHODS, circumstances(found), table, _summary(found), VARIANTS, commands(plain)]
     )
 
 
 def _untrained(found: Sequence[Group]) -> list[str]:
     every = Group((), [{"final": r["initial"]} for group in found for r in group.records])
-    reward, fraction = every.mean(_true_reward), every.mean(lambda r: r["final"]["grammatical"])
-    cells = ["untrained", "", "", every.spread(_true_reward), "0.00", "", ""]
-    return [*cells, f"{fraction:.3f}", f"{reward / fraction:.3f}", ""]
+    fraction = every.mean(lambda r: r["final"]["grammatical"])
+    cells = ["untrained", "", every.spread(_true_reward), "0.00", "", f"{fraction:.3f}"]
+    return [*cells, "", "", ""]
 
 
-def _method_row(group: Group) -> list[str]:
-    reward = group.mean(_true_reward)
-    fraction = group.mean(lambda r: r["final"]["grammatical_fraction"])
-    best = group.mean(lambda r: r["best_true_reward"])
-    method, trained, controller = group.labels
+def _method_row(group: Group, by_labels: dict[tuple[str, ...], Group]) -> list[str]:
+    distance = group.mean(lambda r: r["best_true_reward"]) - group.mean(_true_reward)
+    variants = [("LoRA", "constant"), ("all", "adaptive"), ("LoRA", "adaptive")]
+    others = (by_labels.get((group.labels[0], *variant)) for variant in variants)
     return [
-        method,
-        trained,
-        f"{controller}, {group.mean(lambda r: r['final']['kl_coef']):.2g}",
+        group.labels[0],
+        f"{group.mean(lambda r: r['final']['kl_coef']):.2g}",
         group.spread(_true_reward),
         group.spread(lambda r: r["final"]["kl_per_sequence"], 2),
-        f"{best:.3f}",
-        f"{best - reward:.3f}",
-        f"{fraction:.3f}",
-        f"{reward / fraction:.3f}" if fraction else "",
+        f"{distance:.3f}",
+        f"{group.mean(lambda r: r['final']['grammatical_fraction']):.3f}",
+        *("" if other is None else f"{other.mean(_true_reward):.3f}" for other in others),
     ]
 
 
@@ -80,8 +76,9 @@ def real_part(found: Sequence[Group]) -> str:
         f"{first['models'][0]} rewarded by {first['models'][1]}, {len(first['curve'])} phases, "
         f"{first['threads']} thread(s). {circumstances(found)}"
     )
-    parts = [REAL, text, Sheet(head, map(_real_row, found)).markdown(), "The commands:\n"]
-    return "\n".join([*parts, _real_commands(found)])
+    return "\n".join(
+        [REAL, text, Sheet(head, map(_real_row, found)).markdown(), _real_command(first)]
+    )
 
 
 def _real_row(group: Group) -> list[str]:
@@ -102,11 +99,10 @@ def _real_row(group: Group) -> list[str]:
     ]
 
 
-def _real_commands(found: Sequence[Group]) -> str:
-    """Format the command of each run, with placeholders for directories."""
+def _real_command(record: Record) -> str:
+    """Format the command of a run, with placeholders for directories."""
     paths = {"base_model": "path/to/SmolLM2", "reward_model": "path/to/classifier"}
-    lines = (command_line("smol", paths | g.records[0]["fields"]) for g in found)
-    return "```console\n" + "\n".join(lines) + "\n```\n"
+    return f"```console\n{command_line('smol', paths | record['fields'])}\n```\n"
 
 
 def page(records: Sequence[Record]) -> str:
