@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson you can write the functions that {lesson:start} and {lesson:the_objective} give you.
+# By the end of this lesson you can write the functions that the lessons give you.
 #
 # Each exercise is independent of the others. The formulas are in the docstrings, and the lessons show the functions in use.
 
@@ -57,6 +57,30 @@ from rlhf_lab.functional import policy_ratio  # exercise
 
 # %%
 from rlhf_lab.functional import calc_value_function_loss  # exercise
+
+# %% [markdown]
+# ## Sampling and hooks, from {lesson:the_policy}
+#
+# Draw a token from each row with one random number. A token that is not reached by the number has been passed; a token of
+# probability 0 must never be drawn.
+
+# %%
+from rlhf_lab.sampling import draw_token  # exercise
+
+# %% [markdown]
+# An *ablation* replaces the output of heads, by zeros or by their mean over the batch. The mean removes only what
+# distinguishes the texts. Copy the activation before you write into it.
+
+# %%
+from rlhf_lab.diffing import ablate_heads  # exercise
+
+# %% [markdown]
+# The recovered fraction with its interval. `bootstrap_means(*columns, statistic=...)` gives the interval of a statistic of
+# the means of columns, and `bootstrap_interval` that of any statistic. If the interval of clean minus corrupted includes 0,
+# return `Interval(None, None, None, n, level, why="...")`.
+
+# %%
+from rlhf_lab.functional import recovered_fraction  # exercise
 
 # %%
 progress()

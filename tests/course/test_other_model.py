@@ -23,6 +23,7 @@ from tools.course import builder
 ROOT = Path(__file__).parents[2]
 ON_REEL = (
     *(path.stem for path in builder.masters(ROOT) if path.parent.name == "more"),
+    "04_the_policy",
     "05_rewards_and_credit",
     "06_the_kl_penalty",
     "07_what_breaks_it",
