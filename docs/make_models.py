@@ -121,7 +121,7 @@ ROPES = {
 
 
 class Figures(NamedTuple):
-    """What is measured of one architecture."""
+    """Measured gaps of one architecture."""
 
     gap: float
     trained: float

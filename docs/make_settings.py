@@ -1,4 +1,4 @@
-"""Writes docs/settings.md: every field of RLHFArgs in its group, with its defaults and meaning.
+"""Write docs/settings.md: every field of RLHFArgs by group, with its defaults and meaning.
 
 python docs/make_settings.py
 """
@@ -6,6 +6,7 @@ python docs/make_settings.py
 import ast
 import dataclasses
 import inspect
+import re
 from pathlib import Path
 
 from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
@@ -15,8 +16,8 @@ HEAD = """\
 # Settings
 
 Every field of `RLHFArgs`, in the groups of `python -m rlhf_lab train --help`, where `batch_size` is
-`--batch-size`. A preset ({presets}) stands in for defaults; `train` takes `reel`.
-This page is written by `docs/make_settings.py` from the fields' own docstrings.
+`--batch-size`. A preset ({presets}) replaces the defaults; `train` uses `reel`.
+`docs/make_settings.py` writes this page.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; preset `reel` is this method",
@@ -33,26 +34,26 @@ PAPERS = {
 METHODS_TEXT = """\
 ## Methods
 
-`RLHFArgs(method="grpo")`, or `train --method grpo`, sets what the method of the paper needs,
-instead of the preset's values; fields that you give have priority. `dataclasses.replace(args,
-method=...)` and `--config run.json` give every field, so another `method` changes no other setting
-there, and `lora_rank` no learning rate. A run whose settings differ from those of its paper logs
-one warning that lists them: with `method`, and also with only `advantages="grpo"` or
-`policy_loss="gspo"`, which name the estimator or the loss. Any number of `samples_per_prompt` and
-`dynamic_sampling` is as published, and other numbers above 0 within a factor of 10. Learning rates,
-batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were
-published without a KL penalty: on Reel, only the KL penalty keeps texts grammatical, so watch the
-KL. DAPO's filter of overlong responses is not here; its penalty is `overlong_buffer`. For CISPO, 5
-is the upper clip of ScaleRL (2510.13786); 1 sets no lower clip. All but `ppo` also set {no_critic}.
+`RLHFArgs(method="grpo")` or `train --method grpo` sets what the paper's method needs, instead of
+the preset's values. Fields that you give have priority. `dataclasses.replace(args, method=...)` and
+`--config run.json` give every field, so another `method` changes no other setting there. A run
+whose settings differ from the paper's logs one warning that lists them, also with only
+`advantages="grpo"` or `policy_loss="gspo"`, which name the estimator or the loss. Any
+`samples_per_prompt` and `dynamic_sampling` count as published, as do other numbers above 0 within a
+factor of 10. Learning rates, batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`,
+`gspo` and `cispo` were published without a KL penalty; on Reel, only the KL penalty keeps texts
+grammatical, so watch the KL. DAPO's filter of overlong responses is not included. For CISPO, 5 is
+the upper clip of ScaleRL (2510.13786), and 1 means no lower clip. All but `ppo` also set
+{no_critic}.
 
 | method | paper (arXiv) | sets |
 |---|---|---|
 """
-TABLE = ["| field | values | default | in `reel` | meaning |", "|---|---|---|---|---|"]
+TABLE = ["| field | default | in `reel` | meaning |", "|---|---|---|---|"]
 
 
 def page() -> str:
-    """The whole page."""
+    """Format the whole page."""
     head = HEAD.format(presets=", ".join(f"`{name}`" for name in PRESETS))
     no_critic = ", ".join(f"`{name}={value!r}`" for name, value in NO_CRITIC.items())
     methods = METHODS_TEXT.format(no_critic=no_critic)
@@ -61,29 +62,28 @@ def page() -> str:
 
 
 def _method_row(name: str) -> str:
-    """A method, its paper, and the settings that it sets."""
+    """Format a method, its paper, and the settings that it sets."""
     specific = {k: v for k, v in PAPER_METHODS[name].items() if k not in NO_CRITIC}
     settings = ", ".join(f"`{field}={value!r}`" for field, value in specific.items())
     return f"| `{name}` | {PAPERS[name]} | {settings} |"
 
 
 def _section(title: str, group: type) -> list[str]:
-    """A heading, and a table with a row per field."""
+    """Format a heading and a table with a row per field."""
     lines = [f"## {title[0].upper()}{title[1:]}", "", inspect.getdoc(group), "", *TABLE]
     plain, reel, meanings = RLHFArgs(), RLHFArgs(preset="reel"), _docstrings(group)
     for field in dataclasses.fields(group):
-        name, kind = field.name, field.type
-        values = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+        name, literal = field.name, re.search(r"Literal\[(.*?)\]", str(field.type))
         default, changed = getattr(plain, name), getattr(reel, name)
         in_reel = "" if changed == default else f"`{changed!r}`"
-        values = " or ".join(f"`{value}`" for value in values.split(" | "))
-        cells = f"`{name}`", values, f"`{default!r}`", in_reel, meanings[name]
+        values = f" Choices: {literal[1].replace(chr(39), '`')}." if literal else ""
+        cells = f"`{name}`", f"`{default!r}`", in_reel, meanings[name] + values
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
 def _docstrings(group: type) -> dict[str, str]:
-    """The string below each field, on one line."""
+    """Return the string below each field, on one line."""
     (definition,) = ast.parse(inspect.getsource(group)).body
     pairs = zip(definition.body, definition.body[1:], strict=False)
     return {
