@@ -61,7 +61,7 @@ REAL = """\
 The preset `smol` rewards the probability that a review is negative. Sixteen texts per phase for a
 few phases show only a trend. Each run is a separate process. *Peak* is the highest memory of the
 process minus that after loading policy, reference and classifier (*loaded*, with Python and its
-packages). *Weights* are those of policy and reference; with adapters the reference is the policy
+packages). *Weights* counts policy and reference; with adapters, the reference is the policy
 without them. In bf16, weights, gradients and optimizer state stay in fp32.
 
 For LoRA, add `--lora-rank 8 --lora-targets W_Q,W_K,W_V,W_O --base-lr 0.0003` to the command below;
