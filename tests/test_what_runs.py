@@ -93,7 +93,7 @@ def last_report(settings: dict[str, Any]) -> dict[str, Any]:
     trainer = RLHFTrainer(RLHFArgs(**RUN | settings), out=tempfile.mkdtemp() + "/run")
     trainer.run_phase()
     report = trainer.run_phase().to_dict()
-    trainer.recorder.break_off()
+    trainer.recorder.break_off(KeyboardInterrupt())
     return report | report.pop("cost")
 
 

@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
     """Run a rollout phase that resamples up to `args.dynamic_sampling` times.
 
-    1. Sample this phase's prompts and compute raw rewards.
-    2. Find the prompts whose responses all have the same raw reward (see `informative_groups`).
-    3. Sample other prompts instead, with new noise, until each is informative or the limit is
-       reached.
-
-    Penalties and clips do not count, as in the paper. Callbacks and reward moments do not see
-    replaced samples. Prompts and noise depend on seed, phase and draw only.
+    Prompts whose responses all have the same raw reward (see `informative_groups`) are replaced by
+    others, with new noise, until each is informative or the limit is reached. Penalties and clips
+    do not count, as in the paper. Callbacks and reward moments do not see replaced samples. Prompts
+    and noise depend on seed, phase and draw only.
 
     Source: Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.2, which draws without bound.
     """

@@ -225,10 +225,14 @@ class Recorder:
         keep_run_card(self.run)
         self.lock.release()
 
-    def break_off(self) -> None:
-        """Finish the save in progress and release the lock, while another error ends the run."""
+    def break_off(self, error: BaseException) -> None:
+        """Finish the save in progress, record the end and unlock the run, after another error."""
         try:
             self.writer.wait()
-        except Exception as error:
-            warnings.warn(str(error), stacklevel=2)
+            is_ours = self.lock.is_held() and self.run.info_path.exists()
+            if is_ours and self.run.read_info().get("id") == self.run_id:
+                is_stopped = isinstance(error, KeyboardInterrupt)
+                self.write_info(status="stopped" if is_stopped else "failed")
+        except Exception as second:
+            warnings.warn(str(second), stacklevel=2)
         self.lock.release()

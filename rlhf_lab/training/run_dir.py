@@ -211,9 +211,13 @@ class RunLock:
             )
         return is_new
 
+    def is_held(self) -> bool:
+        """Return True unless a newer trainer has the lock."""
+        return self._lock is not None and self._lock.owner == id(self)
+
     def release(self) -> None:
         """Release the lock, unless a newer trainer has it."""
-        if self._lock is not None and self._lock.owner == id(self):
+        if self.is_held():
             with contextlib.suppress(OSError):  # Windows does not remove an open file
                 Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()

@@ -209,7 +209,7 @@ def train_partly(trainer: RLHFTrainer, phases: int = 2) -> Path:
     """Stop a run after a few phases, as a kill does, and return its directory."""
     for _ in range(phases):
         trainer.run_phase()
-    trainer.recorder.break_off()
+    trainer.recorder.break_off(KeyboardInterrupt())
     return trainer.run.path
 
 

@@ -8,7 +8,7 @@ import torch
 from tensorboard.backend.event_processing import event_accumulator
 
 from rlhf_lab.compat import trl_stats
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -106,13 +106,26 @@ def test_with_finishes_the_run_and_unlocks_it_after_an_error(make_trainer):
     with pytest.raises(ZeroDivisionError), make_trainer(total_phases=4) as broken:
         take_steps(broken, 1)
         raise ZeroDivisionError
-    assert broken.run.read_info()["status"] == "running"
+    assert broken.run.read_info()["status"] == "failed"
     assert not (broken.run.path / "run.lock").exists()
     with make_trainer(total_phases=4, save_every=4) as left:
         for _ in left:
             break
     assert left.run.read_info()["status"] == "stopped"
     assert [RLHFTrainer.resume(t.run.path).phase for t in (trainer, broken, left)] == [1, 1, 1]
+
+
+def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
+    older = make_trainer(total_phases=4, save_every=1)
+    take_steps(older, 1)
+    newer = RLHFTrainer.resume(older.run.path)
+    newer.start()
+    with pytest.raises(RunError, match="Another trainer has taken over"):
+        take_steps(older, 1)
+    assert newer.run.read_info()["status"] == "running"
+    with pytest.raises(KeyboardInterrupt), newer:
+        raise KeyboardInterrupt
+    assert newer.run.read_info()["status"] == "stopped"
 
 
 def compute_by_hand(trainer: RLHFTrainer, query: list[int], response: list[int]) -> list[float]:
