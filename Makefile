@@ -1,4 +1,4 @@
-# Each target does all of its own set-up, in a virtual environment in .venv: `make train` installs what training needs,
+# Each target sets up the virtual environment .venv: `make train` installs what training needs,
 # the others what tests, lessons and benchmarks need as well.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,7 +59,7 @@ test-browser: $(DEVELOPED)
 	$(PIP) --constraint requirements.lock --editable ".[browser]"
 	$(PYTEST) -rs tests/browser
 
-# All extras, as new as the ranges of requirements.txt allow, beside the torch that is pinned; written down whole.
+# All extras, as new as the ranges of requirements.txt allow, with the pinned torch; the file is complete.
 lock:
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
@@ -118,7 +118,7 @@ $(PEERS)/%/installed: benchmarks/requirements/%.txt requirements.lock
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
-# torch goes first and alone, so that a CPU build that is at hand is taken and nothing else decides its version.
+# torch is installed first, so an available CPU build is used and no other package decides its version.
 $(INSTALLED): requirements.txt requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(PIP) "$$(grep '^torch==' requirements.lock)"

@@ -1,4 +1,4 @@
-"""Packages of the wheel: those of rlhf_lab, and the lessons, which lie beside it in a clone."""
+"""Packages of the wheel: rlhf_lab, and the lessons, which are next to it in a clone."""
 
 from setuptools import find_packages, setup
 

@@ -1,4 +1,4 @@
-"""A naive PPO baseline: the functions of the lessons in a loop, as a learner would finish it.
+"""A naive PPO baseline: the functions of the lessons in a loop, as a learner would write it.
 
 Three separate forward passes per rollout (sampling, the policy again, the reference), the
 reference's logits kept over the whole vocabulary, one log-softmax per term, and the default AdamW.
@@ -37,7 +37,7 @@ def get_samples(
 
 @dataclass(frozen=True)
 class NaiveMemory:
-    """Samples with all that is learned from them, or some rows."""
+    """Samples with their rewards and statistics, or some rows of them."""
 
     tokens: Int[Tensor, "batch seq"]
     logprobs: Float[Tensor, "batch gen"]
@@ -51,7 +51,7 @@ class NaiveMemory:
 
 
 class NaiveTrainer:
-    """One rollout phase and one learning phase at a time; the policy is changed in place."""
+    """A trainer that runs one phase at a time and changes the policy in place."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ STAGES: tuple[tuple[Event, str], ...] = (
 
 
 def bench_args(setup: Setup, **changes: Any) -> RLHFArgs:
-    """The trainer's settings for the work that the setup describes."""
+    """Return the trainer's settings for the work of the setup."""
     fields = {
         "preset": "gpt2-medium",
         "base_model": setup["model"],

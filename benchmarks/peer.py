@@ -9,9 +9,9 @@ from benchmarks.worker import Setup
 
 
 def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:
-    """The tokenizer next to the weights, with an ending that the model cannot write.
+    """Load the tokenizer next to the weights, with an EOS that the model cannot generate.
 
-    Random weights write every token now and then; an ending among them would shorten the work.
+    Random weights generate every token; an EOS among them would shorten the work.
     """
     return PreTrainedTokenizerFast(
         tokenizer_file=str(Path(setup["model"], "tokenizer.json")),
@@ -25,7 +25,7 @@ def load_tokenizer(setup: Setup) -> PreTrainedTokenizerFast:
 
 
 def encode_prompt(setup: Setup, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """BOS and the prefix as token ids."""
+    """Return BOS and the prefix as token ids."""
     return [tokenizer.bos_token_id, *tokenizer.encode(setup["prefix"], add_special_tokens=False)]
 
 

@@ -50,7 +50,7 @@ HEAD = """\
 
 
 def run_key(method: str, seed: int) -> dict[str, Any]:
-    """Return what identifies a run: a run is done if a record has these entries."""
+    """Return the entries that identify a run: it is done if a record has them."""
     return {
         "method": method,
         "seed": seed,
@@ -63,7 +63,7 @@ def run_key(method: str, seed: int) -> dict[str, Any]:
 
 
 def tune(method: str, seed: int) -> dict[str, Any]:
-    """Tune the bundled model on Reel's pairs, as the command does; gives what was measured."""
+    """Tune the bundled model on Reel's pairs, as the command does; returns its metrics."""
     loss = METHODS[method]
     fitting = FitConfig(**run_key(method, seed)["fitting"], show_progress=False)
     pairs, model = reel_pairs(N_PAIRS, seed), load_model("reel-nano")
@@ -76,7 +76,7 @@ def tune(method: str, seed: int) -> dict[str, Any]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """The table of the page: means over the seeds, and the range of the gain."""
+    """Format the table of the page: means over the seeds, and the range of the gain."""
     lines = [HEAD]
     for method in METHODS:
         runs = [record for record in records if record["method"] == method]

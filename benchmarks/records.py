@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.run_dir import beside
+from rlhf_lab.training.run_dir import partial_file
 
 Record = Mapping[str, Any]
 RESULTS = Path("benchmarks/results")  # seen from the root of the repository
@@ -39,7 +39,7 @@ def store_record(path: Path, record: Record, replaces: Callable[[Record], bool])
 def write_whole(path: Path, text: str) -> None:
     """Write a file completely or not at all, since the old one has earlier measurements."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as partial:
+    with partial_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

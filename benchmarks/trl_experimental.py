@@ -28,7 +28,7 @@ ENDLESS = 1_000_000
 
 
 class CountingReward(nn.Module):
-    """The rule as a reward model, which this trainer wants: a backbone, and a score of it."""
+    """The rule as a reward model, which this trainer requires: a backbone and a score."""
 
     base_model_prefix = "backbone"
 
@@ -37,7 +37,7 @@ class CountingReward(nn.Module):
         self.setup, self.tokenizer = setup, tokenizer
 
     def backbone(self, input_ids: Tensor, **unused: object) -> SimpleNamespace:
-        """The counts at every position."""
+        """Return the counts at every position."""
         rewards = torch.tensor(count(self.setup, self.tokenizer.batch_decode(input_ids)))
         hidden = rewards[:, None, None].expand(*input_ids.shape, 1)
         return SimpleNamespace(hidden_states=[hidden.to(input_ids.device)])
@@ -48,7 +48,7 @@ class CountingReward(nn.Module):
 
 
 class OnePhaseAtATime(TrainerCallback):
-    """Holds `train()` up after every update until the next one is requested."""
+    """A callback that pauses `train()` after every update until the next request."""
 
     def __init__(self) -> None:
         self.go, self.done = threading.Semaphore(0), threading.Semaphore(0)
@@ -64,7 +64,7 @@ class OnePhaseAtATime(TrainerCallback):
 
 
 def make_trainer(setup: Setup, pause: OnePhaseAtATime) -> PPOTrainer:
-    """The trainer, with as many minibatches and passes as the others."""
+    """Make the trainer, with the minibatches and passes of the others."""
     batch = setup["batch_size"]
     args = PPOConfig(
         output_dir=tempfile.mkdtemp(),
@@ -102,7 +102,7 @@ def make_trainer(setup: Setup, pause: OnePhaseAtATime) -> PPOTrainer:
 
 
 def load(setup: Setup) -> Callable[[Clock], None]:
-    """A trainer in a separate thread, and a function that lets it do one update."""
+    """Start a trainer in a separate thread; returns a function that runs one update."""
     pause = OnePhaseAtATime()
     trainer = make_trainer(setup, pause)
     clocks: list[Clock] = []

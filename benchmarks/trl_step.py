@@ -16,7 +16,7 @@ SCORING = ("forward_pass", "compute_rewards", "compute_advantages")
 
 
 def make_trainer(setup: Setup) -> PPOTrainer:
-    """The trainer, with as many minibatches and passes as the others."""
+    """Make the trainer, with the minibatches and passes of the others."""
     config = PPOConfig(
         batch_size=setup["batch_size"],
         mini_batch_size=setup["batch_size"] // setup["num_minibatches"],
@@ -42,7 +42,7 @@ def make_trainer(setup: Setup) -> PPOTrainer:
 
 
 def load(setup: Setup) -> Callable[[Clock], None]:
-    """A trainer, and a function that generates, scores and steps once."""
+    """Load a trainer; returns a function that generates, scores and steps once."""
     trainer = make_trainer(setup)
     prompt = torch.tensor(encode_prompt(setup, trainer.tokenizer), device=setup["device"])
     queries = [prompt.clone() for _ in range(setup["batch_size"])]

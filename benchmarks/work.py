@@ -32,14 +32,14 @@ class Shape:
 
     @property
     def n_parameters(self) -> int:
-        """Parameters of the transformer, embeddings counted once."""
+        """Number of parameters of the transformer, embeddings counted once."""
         per_layer = 12 * self.d_model**2 + 13 * self.d_model
         embeddings = (self.d_vocab + self.n_ctx) * self.d_model
         return self.n_layers * per_layer + embeddings + 2 * self.d_model
 
     @property
     def n_trained(self) -> int:
-        """Weights of a HookedTransformer of this shape: the unembedding is a separate matrix."""
+        """Number of weights of a HookedTransformer, whose unembedding is a separate matrix."""
         return self.n_parameters + self.d_model * self.d_vocab
 
 
@@ -55,7 +55,7 @@ SHAPES: MappingProxyType[str, Shape] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Work:
-    """One phase: how much is sampled, and how often it is learned from."""
+    """One phase: sizes of sampling and number of passes."""
 
     shape: ShapeName = "tiny"
     batch_size: int = 32
@@ -101,7 +101,7 @@ class Work:
         return self.batch_size * self.gen_len
 
     def to_dict(self) -> dict[str, Any]:
-        """All sizes as plain JSON values."""
+        """Return all sizes as plain JSON values."""
         return dataclasses.asdict(self)
 
     def setup(self, model: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Work:
 
 
 def random_model(shape: Shape, seed: int = 0) -> GPT2LMHeadModel:
-    """A GPT-2 of this size with fresh weights, without dropout."""
+    """Make a GPT-2 of this size with new weights, without dropout."""
     config = GPT2Config(
         vocab_size=shape.d_vocab,
         n_positions=shape.n_ctx,
@@ -131,7 +131,7 @@ def random_model(shape: Shape, seed: int = 0) -> GPT2LMHeadModel:
 
 
 def word_tokenizer(d_vocab: int) -> PreTrainedTokenizerFast:
-    """A tokenizer for random weights: the words w1, w2, ... and one token for all else."""
+    """Make a tokenizer of the words w1, w2, ... and one token for all others."""
     words = {BOS: 0} | {f"w{i}": i for i in range(1, d_vocab)}
     core = Tokenizer(WordLevel(words, unk_token=BOS))
     core.pre_tokenizer = WhitespaceSplit()
@@ -146,6 +146,6 @@ def word_tokenizer(d_vocab: int) -> PreTrainedTokenizerFast:
 
 
 def write_model(shape: Shape, directory: Path, seed: int = 0) -> None:
-    """Write random weights and their tokenizer, from which every contestant loads."""
+    """Write random weights and their tokenizer, which every contestant loads."""
     random_model(shape, seed).save_pretrained(directory)
     word_tokenizer(shape.d_vocab).save_pretrained(directory)

@@ -1,6 +1,6 @@
-"""A worker process for one contestant: a line of JSON requests a phase, a line answers.
+"""A worker process for one contestant: each line of JSON requests a phase and gets one line back.
 
-Needs nothing but torch and psutil, so that peers in other environments can use it too.
+It needs only torch and psutil, so it also runs in the environments of peers.
 """
 
 import json
@@ -21,7 +21,7 @@ Setup = dict[str, Any]
 
 
 class Clock:
-    """Adds up the seconds of the stages of a phase; a stage is named HALF/STAGE."""
+    """Seconds of the stages of a phase, by names HALF/STAGE."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -29,13 +29,13 @@ class Clock:
         self._since = self._now()
 
     def lap(self, stage: str) -> None:
-        """Count what passed since the last lap as this stage's."""
+        """Add the time since the last lap to this stage."""
         now = self._now()
         self.stages[stage] = self.stages.get(stage, 0.0) + now - self._since
         self._since = now
 
     def half(self, name: str) -> float:
-        """Seconds of all stages of one half, "rollout" or "learning"."""
+        """Return the seconds of all stages of one half, "rollout" or "learning"."""
         return sum(s for stage, s in self.stages.items() if stage.split("/")[0] == name)
 
     def _now(self) -> float:
@@ -44,7 +44,7 @@ class Clock:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     if device.type == "mps":
@@ -52,9 +52,9 @@ def synchronize(device: torch.device) -> None:
 
 
 class PeakMemory:
-    """The most memory in use while it is open: of the allocator on CUDA, of the process elsewhere.
+    """The peak memory within a block: of the allocator on CUDA, else of the process.
 
-    The process's memory is looked at every 5 milliseconds by a thread.
+    A thread reads the memory of the process every 5 milliseconds.
     """
 
     def __init__(self, device: str) -> None:
@@ -62,7 +62,7 @@ class PeakMemory:
         self.peak_bytes = self.now()
 
     def now(self) -> int:
-        """Bytes in use at this moment."""
+        """Return the bytes in use."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         if self.device.type == "mps":
@@ -90,11 +90,11 @@ class PeakMemory:
 
 
 def serve(load: Callable[[Setup], Callable[[Clock], None]], packages: tuple[str, ...]) -> None:
-    """Be a contestant: load, then do one phase for every line that requests one.
+    """Serve a contestant: load, then run one phase per line of standard input.
 
     1. Read the setup, load the models, and answer with versions and the memory that they take.
-    2. At each further line, do a phase and answer with its seconds, stages and peak memory.
-    3. End when there are no more lines. What libraries print goes to standard error.
+    2. At each further line, run a phase and answer with its seconds, stages and peak memory.
+    3. End after the last line. Output of libraries goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -113,7 +113,7 @@ def serve(load: Callable[[Setup], Callable[[Clock], None]], packages: tuple[str,
 
 
 def timed(phase: Callable[[Clock], None], memory: PeakMemory, device: str) -> dict[str, Any]:
-    """One phase's seconds, of the whole, of its halves and stages, and its peak memory."""
+    """Time one phase; returns its seconds, by half and stage, and its peak memory."""
     with memory:
         clock = Clock(device)
         began, began_cpu = perf_counter(), process_time()

@@ -105,13 +105,13 @@ def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Pa
 def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
     """Build the policy, prompts and reward of a run or a model."""
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards.model import refuse_reward_model
+    from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training import RLHFTrainer, RunDir
     from rlhf_lab.training.restore import load_policy
 
     no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):
-        refuse_reward_model(model)
+        validate_language_model(model)
         return RLHFTrainer(RLHFArgs(**{"preset": "reel", "base_model": model} | changes | no_logs))
     info = RunDir.open(model).read_info()
     custom = {"policy", "prompts", "reward_fn"} - changes.keys()

@@ -12,7 +12,7 @@ PAGE_MARK = "<!-- written by rlhf_lab -->\n"  # the last line of pages and pictu
 
 
 @contextlib.contextmanager
-def beside(
+def partial_file(
     path: Path, is_ours: Callable[[Path], bool] | None = None, flush: bool = True
 ) -> Iterator[Path]:
     """Yield a partial file that replaces `path` afterwards, so readers see the old or the new one.
@@ -20,7 +20,7 @@ def beside(
     With `flush`, also after a power cut. The file gets the mode of any other new file; safetensors
     would allow only its owner to read it.
     """
-    refuse_foreign(path, is_ours)
+    validate_replaceable(path, is_ours)
     partial = path.with_name(f".{path.name}.partial")
     clear_draft(partial)
     try:
@@ -43,7 +43,7 @@ def clear_draft(partial: Path) -> None:
     partial.unlink(missing_ok=True)
 
 
-def refuse_foreign(path: Path, is_ours: Callable[[Path], bool] | None = None) -> None:
+def validate_replaceable(path: Path, is_ours: Callable[[Path], bool] | None = None) -> None:
     """Raise RunError unless `path` is free or a regular file that `is_ours`, if passed, accepts."""
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
     with contextlib.suppress(OSError):  # there is nothing
@@ -57,7 +57,7 @@ def refuse_foreign(path: Path, is_ours: Callable[[Path], bool] | None = None) ->
 def write_marked(path: Path, text: str) -> None:
     """Write a page or a picture that ends with `PAGE_MARK`, replacing only one of those."""
     try:
-        with beside(path, is_marked) as partial:
+        with partial_file(path, is_marked) as partial:
             partial.write_text(text + PAGE_MARK, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error

@@ -12,7 +12,7 @@ class Check:
     """One identity of a record, and its deviation.
 
     Args:
-        name: the identity in words.
+        name: a description of the identity.
         value: the deviation; nan, which fails, if it cannot be computed.
         tolerance: the largest deviation that rounding explains.
         ok: True if value <= tolerance.

@@ -36,14 +36,14 @@ def load_run_or_model(
 ) -> tuple[Any, RLHFArgs | None]:
     """Load the policy of a run with the run's settings, or a language model with None."""
     from rlhf_lab.models import TransformerWithValueHead, load_model
-    from rlhf_lab.rewards.model import refuse_reward_model
+    from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training.diagnostics import broken_weight
     from rlhf_lab.training.restore import load_policy
 
     if is_run(model):
         policy, args = load_policy(model, checkpoint, device)
     else:
-        refuse_reward_model(model)
+        validate_language_model(model)
         policy, args = TransformerWithValueHead(load_model(model, device=device)), None
     broken = broken_weight(policy)
     if broken:

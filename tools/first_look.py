@@ -68,7 +68,7 @@ def draw(
         out: The file to write.
         seed: Seed of the run.
         phases: Phases to train.
-        review: Number of the review, of 64 that the grammar writes.
+        review: Number of the review, of 64 from the grammar.
     """
     trainer, truth = RLHFTrainer(RLHFArgs(preset="reel", seed=seed)), ReelTruth()
     tokens, tokenizer = truth.reviews(REVIEWS)[0][review, None], trainer.tokenizer

@@ -39,7 +39,7 @@ TRIES = 10
 
 
 class Written(NamedTuple):
-    """Samples of a model: the true reward of each text, if it is a review, and its KL."""
+    """Samples of a model: the true reward and KL of each text, and which are reviews."""
 
     true_reward: Float[Tensor, " n"]
     grammatical: Float[Tensor, " n"]
@@ -51,14 +51,14 @@ Tuned = tuple[HookedModel, Figures]
 
 
 def run_algorithm(row: Row, seed: int) -> Figures:
-    """Train until the KL is what it is to be, and describe how that model differs from the base."""
+    """Train until the KL has its target, and measure the difference from the base model."""
     base = load_model(BASE)
     tuned, chosen, written = at_the_kl(candidates(row, seed), base)
     return {"chosen": chosen, **texts(written), **differences(base, tuned, seed)}
 
 
 def candidates(row: Row, seed: int) -> Iterator[Tuned]:
-    """Models of one run, or of runs with more and fewer steps, the most likely first."""
+    """Yield models of one run, or of runs with other numbers of steps, the best guess first."""
     kind = row.fields["algorithm"]
     if kind in ("ppo", "grpo"):
         fields = {name: value for name, value in row.fields.items() if name != "algorithm"}
@@ -68,7 +68,7 @@ def candidates(row: Row, seed: int) -> Iterator[Tuned]:
 
 
 def run_phases(args: RLHFArgs) -> Iterator[Tuned]:
-    """The policy before each phase of a run, first those whose KL in the run was nearest."""
+    """Yield the policy before each phase of a run, nearest KL first."""
     kept: list[tuple[float, int, dict[str, Tensor]]] = []
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
@@ -85,10 +85,10 @@ def run_phases(args: RLHFArgs) -> Iterator[Tuned]:
 def searched(
     row: Row, seed: int, tune: Callable[[HookedModel, dict[str, Any], int, int], None]
 ) -> Iterator[Tuned]:
-    """Runs of more or fewer steps, each with its whole schedule of learning rates.
+    """Yield runs with more or fewer steps, each with a complete learning-rate schedule.
 
-    Next to be tried is how many steps would have the KL if it grew with the square of them; once
-    there are too few and too many, their geometric mean.
+    The next number of steps assumes that the KL grows with their square; between a number that is
+    too low and one that is too high, it is their geometric mean.
     """
     steps, low, high = row.fields["steps"], None, None
     for _ in range(TRIES):
@@ -104,13 +104,13 @@ def searched(
 
 
 def tune_dpo(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
-    """DPO on reviews of the grammar, judged by a rater who knows the truth."""
+    """Tune by DPO on reviews of the grammar, with a rater who knows the true reward."""
     fitting = FitConfig(steps, 32, fields["learning_rate"], seed=seed, show_progress=False)
     train_on_pairs(model, reel_pairs(N_PAIRS, seed), fitting, DPOLoss(fields["beta"]))
 
 
 def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) -> None:
-    """SFT on the best of 16 samples of the base by the classifier that rewards PPO."""
+    """Tune by SFT on the best of 16 samples of the base by the classifier that rewards PPO."""
     classifier = SentimentReward("reel-sentiment")
     generator = torch.Generator().manual_seed(seed)
     policy, best = TransformerWithValueHead(load_model(BASE)), []
@@ -125,7 +125,7 @@ def tune_sft(model: HookedModel, fields: dict[str, Any], steps: int, seed: int) 
 
 
 def at_the_kl(models: Iterator[Tuned], base: HookedModel) -> tuple[HookedModel, Figures, Written]:
-    """The first of these models whose KL is the aim, within what is allowed."""
+    """Return the first model whose KL is within the tolerance of the target."""
     nearest = None
     for model, chosen in models:
         written = write(model, base, SAMPLES)
@@ -149,7 +149,7 @@ def prompt(model: HookedModel) -> list[int]:
 
 @torch.no_grad()
 def write(model: HookedModel, base: HookedModel, n: int) -> Written:
-    """Sample from a model with the same noise as from every other."""
+    """Sample from a model, with the same noise for every model."""
     policy = TransformerWithValueHead(model)
     drawn = sample(policy, [prompt(model)] * n, SPEC, torch.Generator().manual_seed(0))
     kl = compare_with_reference(model, base, drawn, 1.0, 256).kl
@@ -163,7 +163,7 @@ def texts(written: Written) -> Figures:
 
 
 def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
-    """Causes of the shift, weights by group, ranks, and the reward of each group's change alone."""
+    """Measure causes of the shift, weights by group, ranks and the reward of each group."""
     groups = coarse_groups(base)
     before, after = dict(base.named_parameters()), dict(tuned.named_parameters())
     delta = {name: (after[name] - before[name]).detach() for name in before}
@@ -194,7 +194,7 @@ def differences(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
 
 
 def shift(base: HookedModel, tuned: HookedModel, seed: int) -> Figures:
-    """ShiftSplit's columns at the verdict, of loved less hated, over reviews of the grammar."""
+    """Measure the shift of loved minus hated at the verdict, by cause."""
     truth = ReelTruth()
     pos = truth.grammar.slot("VERB") - 1
     tokens = truth.reviews(REVIEWS, seed)[0][:, : pos + 1]

@@ -10,13 +10,13 @@ from benchmarks.results.settings import all_rows, command_line
 
 
 class Group(NamedTuple):
-    """The records of one row: the same question from several seeds."""
+    """The records of one row, one per seed."""
 
     labels: tuple[str, ...]
     records: list[Record]
 
     def mean(self, figure: Callable[[Record], float]) -> float:
-        """A figure's mean over the seeds."""
+        """Compute the mean of a number over the seeds."""
         return mean(map(figure, self.records))
 
     def spread(self, figure: Callable[[Record], float], digits: int = 3) -> str:
@@ -27,7 +27,7 @@ class Group(NamedTuple):
 
 
 def groups(records: Iterable[Record], part: str) -> list[Group]:
-    """The records of a part, row by row, in the order of the settings."""
+    """Group the records of a part by row, in the order of the settings."""
     order = {(row.part, row.labels): i for i, row in enumerate(all_rows())}
 
     def key(record: Record) -> tuple[str, tuple[str, ...]]:
@@ -39,7 +39,7 @@ def groups(records: Iterable[Record], part: str) -> list[Group]:
 
 
 def circumstances(found: Sequence[Group]) -> str:
-    """Seeds, weights and versions."""
+    """Describe seeds, weights and versions."""
     every = [record for group in found for record in group.records]
     seeds = sorted({len(group.records) for group in found})
     weights = sorted({record["weights"] for record in every if record["weights"]})
@@ -65,6 +65,6 @@ def commands(found: Sequence[Group]) -> str:
 
 
 def mean_record(entries: Sequence[Record]) -> Record:
-    """The means of all numbers that the entries have under the same names."""
+    """Average all numbers with the same names."""
     names = [name for name, value in entries[0].items() if isinstance(value, int | float)]
     return {name: mean(entry[name] for entry in entries) for name in names}

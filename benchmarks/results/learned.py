@@ -1,4 +1,4 @@
-"""Reward hacking without a planted flaw: a learned reward model and the loophole in it.
+"""A reward model learned from biased pairs, and the loophole in it.
 
 `python -m benchmarks.results.learned FILE` writes the pairs of seed 1.
 """
@@ -90,7 +90,7 @@ class RewardByContent:
 
     @property
     def popcorn_bonus(self) -> float:
-        """Mean reward that popcorn adds."""
+        """Return the mean reward that popcorn adds."""
         return float((self.means[..., 1] - self.means[..., 0]).mean())
 
     def score(self, features: Features) -> Float[np.ndarray, " batch"]:

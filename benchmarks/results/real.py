@@ -1,6 +1,6 @@
-"""A run on a real model (GPT-2), in a separate process so that its peak memory is its own.
+"""A run on a real model (GPT-2), in a separate process, to measure its peak memory.
 
-As a program (`python -m benchmarks.results.real`) it is that process: see `bench.worker.serve`.
+`python -m benchmarks.results.real` is this process: see `benchmarks.worker.serve`.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ KEPT = ("phase", "mean_reward", "kl_per_sequence")
 
 
 def run_real(row: Row, seed: int, models: tuple[Path, Path], threads: int) -> Figures:
-    """Train a model of these directories; memory, and the reward phase by phase."""
+    """Train a model of these directories; returns memory, and the reward of each phase."""
     language_model, classifier = map(str, models)
     args = dataclasses.replace(
         row.args(seed), base_model=language_model, reward_model=classifier, device="cpu"
@@ -54,7 +54,7 @@ COUNTED = "counted.json"
 
 
 def load(setup: Setup) -> Callable[[Clock], None]:
-    """A trainer that runs one phase per call; its other memory is counted at the end."""
+    """Load a trainer; returns a function that runs one phase."""
     args = RLHFArgs.from_dict(setup["args"])
     trainer = RLHFTrainer(args, out=setup["out"])
     tune_for(trainer.policy, args.cpu_tuning)
@@ -69,14 +69,14 @@ def load(setup: Setup) -> Callable[[Clock], None]:
 
 
 def release_memory() -> None:
-    """Return to the system what loading has freed, so that it does not count as the models'."""
+    """Return freed memory to the system, so it does not count as the models'."""
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def counted_bytes(trainer: RLHFTrainer) -> dict[str, int]:
-    """Bytes of all weights, each counted once; of those that learn; of the optimizer's state."""
+    """Count the bytes of all weights, of trained weights, and of the optimizer's state."""
     models = (trainer.policy, trainer.reference)
     weights = {p.data_ptr(): p for model in models for p in model.parameters()}
     state = [t for held in trainer.optimizer.state.values() for t in held.values()]

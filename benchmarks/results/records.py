@@ -13,7 +13,7 @@ KEYS = frozenset({"part", "labels", "preset", "fields", "seed", "weights"})
 
 
 def run_key(row: Row, seed: int) -> dict[str, Any]:
-    """Return what identifies a run: a run is done if a record has these entries."""
+    """Return the entries that identify a run: it is done if a record has them."""
     learned = {"preferences": dict(PREFERENCES)} if row.part == "learned" else {}
     return {
         **learned,

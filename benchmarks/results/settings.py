@@ -1,4 +1,4 @@
-"""The runs of the results page: for each a name, and its fields on top of a preset."""
+"""Runs of the results page: their names, and their fields in addition to a preset."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     }
 )
 
-# what is trained: all weights, or adapters, which take a higher learning rate
+# trained weights: all, or adapters, with a higher learning rate
 WEIGHTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "all": {},
@@ -48,7 +48,7 @@ WEIGHTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     }
 )
 
-# the weight of the KL: constant, or steered to 1.2 nats per review, by up to a fifth a phase
+# KL coefficient: constant, or adapted to 1.2 nats per review, by at most a fifth per phase
 CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "constant": {},
@@ -57,7 +57,7 @@ CONTROLLERS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 # `kl_coef` in the runs on the planted loophole, and on the learned one
-PRICES, LEARNED_PRICES = (0.1, 0.03), (0.5, 0.1)
+KL_COEFS, LEARNED_KL_COEFS = (0.1, 0.03), (0.5, 0.1)
 
 LOOPHOLE = MappingProxyType(
     {"reward_fn": "smoothed_popcorn", "total_phases": 40, "warmup_steps": 8, **IN_REWARD}
@@ -70,7 +70,7 @@ LEARNED = MappingProxyType({**LOOPHOLE, "reward_fn": "learned", "reward_clip": 1
 PREFERENCES = MappingProxyType({"n_pairs": 10_000, "steps": 100, "popcorn_share": 0.5})
 
 ALGORITHM_KL, ALGORITHM_SLACK = 1.5, 0.2  # nats per review at the comparison, and tolerance
-# what is compared at one KL; of DPO and SFT, `steps` is where the search for it begins
+# compared at one KL; `steps` is the first guess for DPO and SFT
 ALGORITHMS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "PPO": {"algorithm": "ppo"},
@@ -95,7 +95,7 @@ REAL_COMMON = MappingProxyType(
 
 @dataclass(frozen=True)
 class Row:
-    """The runs that differ in nothing but their seed."""
+    """Runs that differ only in their seed."""
 
     part: str
     labels: tuple[str, ...]
@@ -105,17 +105,17 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The labels as one word, by which --only knows the row."""
+        """The labels as one word, for --only."""
         words = " ".join(self.labels).lower().replace("+", "p").replace(",", "")
         return words.replace(" ", "-")
 
     def args(self, seed: int) -> RLHFArgs:
-        """The settings of one run."""
+        """Return the settings of one run."""
         return RLHFArgs(preset=self.preset, seed=seed, **self.fields)
 
 
 def method_rows() -> list[Row]:
-    """Methods as published; estimators with all weights or adapters, KL constant or adaptive."""
+    """List methods as published, and estimators by trained weights and KL controller."""
     published = [
         Row("methods", (name, "all", "constant"), {"method": name} | fields)
         for name, fields in PUBLISHED.items()
@@ -128,13 +128,13 @@ def method_rows() -> list[Row]:
     ]
 
 
-def priced_rows(part: str, fields: Mapping[str, Any], prices: tuple[float, ...]) -> list[Row]:
-    """The same reward at every price of KL."""
-    return [Row(part, (f"kl_coef {price:g}",), fields | {"kl_coef": price}) for price in prices]
+def kl_coef_rows(part: str, fields: Mapping[str, Any], kl_coefs: tuple[float, ...]) -> list[Row]:
+    """List one row per KL coefficient."""
+    return [Row(part, (f"kl_coef {x:g}",), fields | {"kl_coef": x}) for x in kl_coefs]
 
 
 def real_rows() -> list[Row]:
-    """The real model: plain, with adapters, in bf16."""
+    """List the rows of the real model: plain, with adapters, in bf16."""
     return [
         Row("real", (label,), REAL_COMMON | fields, preset="smol", seeds=(1,))
         for label, fields in REAL.items()
@@ -142,11 +142,11 @@ def real_rows() -> list[Row]:
 
 
 def all_rows() -> list[Row]:
-    """Every row of the page, in its order."""
+    """List every row of the page, in order."""
     return [
         *method_rows(),
-        *priced_rows("loophole", LOOPHOLE, PRICES),
-        *priced_rows("learned", LEARNED, LEARNED_PRICES),
+        *kl_coef_rows("loophole", LOOPHOLE, KL_COEFS),
+        *kl_coef_rows("learned", LEARNED, LEARNED_KL_COEFS),
         *(Row("algorithms", (name,), dict(fields)) for name, fields in ALGORITHMS.items()),
         *real_rows(),
     ]

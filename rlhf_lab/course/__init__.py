@@ -1,4 +1,4 @@
-"""The course: check a function you wrote, take a hint, see how far you are."""
+"""The course: `check` a function that you wrote, `hint`, and `progress`."""
 
 from rlhf_lab.course.api import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.claims import Claim, show_claims

@@ -104,7 +104,7 @@ class BlindTuning:
     `tuning.run(kl_coef=0.1, base_lr=1e-3, total_phases=12, batch_size=128)`.
 
     Args:
-        name: the learner's; the seed with which the reward is drawn.
+        name: name of the learner, which is also the seed of the reward.
 
     Raises:
         LessonError: If the name is empty.
@@ -121,7 +121,7 @@ class BlindTuning:
     ) -> TuningRow:
         """Train once, evaluate the policy on fresh reviews, and show the leaderboard.
 
-        The same fields again replace their own row.
+        A run with the same fields replaces its row.
 
         Raises:
             LessonError: If a field is invalid, the budget is exceeded, or training diverges.

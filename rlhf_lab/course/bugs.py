@@ -1,4 +1,4 @@
-"""Broken training runs, one wrong part each (with the answers)."""
+"""Broken training runs with one wrong component each, and the answers."""
 
 import inspect
 import textwrap
@@ -33,7 +33,7 @@ def _rewards_of_others(args: RLHFArgs) -> dict[str, Any]:
     return {"advantages": advantages}
 
 
-def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
+def _kl_rewarded(args: RLHFArgs) -> dict[str, Any]:
     def kl_penalty(
         kl: Float[Tensor, "batch gen"],
         kl_coef: float,
@@ -44,19 +44,19 @@ def _paid_for_kl(args: RLHFArgs) -> dict[str, Any]:
     return {"kl_penalty": kl_penalty}
 
 
-_PARTS = MappingProxyType({"A": _reference_that_learns, "B": _rewards_of_others, "C": _paid_for_kl})
+_PARTS = MappingProxyType({"A": _reference_that_learns, "B": _rewards_of_others, "C": _kl_rewarded})
 
 
 def broken_parts(run: BuggyRun, args: RLHFArgs) -> dict[str, Any]:
-    """The parts to hand to `RLHFTrainer(args, **parts)` for a run that is broken."""
+    """Return the components for `RLHFTrainer(args, **parts)` that break a run."""
     return _PARTS[run](args)
 
 
 def culprit(run: BuggyRun) -> str:
-    """Which of the suspects broke a run."""
+    """Return the suspect that broke a run."""
     return CULPRITS[run]
 
 
 def reveal(run: BuggyRun) -> str:
-    """The source of what broke a run."""
+    """Return the source of the function that broke a run."""
     return textwrap.dedent(inspect.getsource(_PARTS[run]))

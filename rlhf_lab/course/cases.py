@@ -64,7 +64,7 @@ def standard_cases(
         "batch of 1": usual | {"batch": 1},
         "one token": usual | dict(one_token),
     }
-    if not axes_of(fn) & one_token.keys():
+    if not axis_names(fn) & one_token.keys():
         del shapes["one token"]
     cases = {name: draw(fn, s, seed, given) for seed, (name, s) in enumerate(shapes.items())}
     parameters = inspect.signature(fn).parameters
@@ -122,7 +122,7 @@ def draw(
     return arguments
 
 
-def axes_of(fn: Callable[..., Any]) -> set[str]:
+def axis_names(fn: Callable[..., Any]) -> set[str]:
     """Return the names of all axes in a function's annotations."""
     kinds = [array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
     return {axis for kind in kinds if kind for axis in kind.dim_str.split()}

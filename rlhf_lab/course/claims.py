@@ -1,4 +1,4 @@
-"""A claim about a run, with all that a reader needs to doubt it, and the report of several."""
+"""Claims about runs with effect, control and refuting measurement, and their report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from rlhf_lab.functional import Interval
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim about a run, with its effect, its control and what would refute it.
+    """A claim about a run, with its effect, its control and a refuting measurement.
 
     Args:
-        says: the claim, in a sentence.
-        effect: what the claim is about, tuned less base, with its interval and n.
-        beyond_control: the same, tuned less control.
-        holds: whether the measurements bear the claim out.
-        refuted_by: a measurement, and a number, that would make it wrong.
+        says: the claim as one sentence.
+        effect: the effect, tuned minus base, with its interval and n.
+        beyond_control: the same, tuned minus control.
+        holds: True if the measurements confirm the claim.
+        refuted_by: a measurement and a number that would refute it.
 
     Raises:
-        ConfigError: a sentence is missing.
+        ConfigError: If a sentence is missing.
     """
 
     says: str
@@ -36,7 +36,7 @@ class Claim:
 
 
 def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:
-    """Print claims as a report, by the figure that each is about, with what would refute it."""
+    """Print claims as a report, ordered by figure, with the measurements that would refute them."""
     rows = [[name, claim.says, "yes" if claim.holds else "no"] for name, claim in claims.items()]
     show_table(["figure", "claim", "holds"], rows)
     columns = {

@@ -29,9 +29,9 @@ class Slip:
     """A common mistake, as an edit of the reference's source.
 
     Args:
-        says: the mistake in plain words, for the learner.
+        says: the mistake, as the learner reads it.
         edits: text that the reference contains exactly once, and its replacement.
-        raises: whether it raises an error.
+        raises: True if it raises an error.
     """
 
     says: str
@@ -52,18 +52,18 @@ class Exercise:
         lesson: the name of the lesson's master, such as "the_objective".
         reference: the package's own function or class, which is the solution.
         difficulty, importance: from 1 to 5.
-        minutes: for most people.
+        minutes: typical time.
         hints: three: the idea, the shapes, the line.
         cases: a function that returns the seeded cases.
         slips: known mistakes, at least two. Variants of a mistake have the same words.
-        forms: edits of the reference that change nothing, in which a slip may have other results.
+        forms: edits of the reference that keep its results, in which a slip may have others.
             Each slip is also tried in each form.
         gradients: the arguments whose gradient is compared.
-        errors_tried: whether the check tries invalid arguments. The stub then lists them.
-        methods: of a class, those that the learner writes.
-        observe: a function of the answer and the arguments, which returns what is compared: a
+        errors_tried: True if the check tries invalid arguments. The stub then lists them.
+        methods: methods of a class that the learner writes.
+        observe: a function of answer and arguments that returns the values to compare: a
             tensor, a number, or facts by name.
-        step_free: whether the stub has only the first paragraph of the docstring.
+        step_free: True if the stub has only the first paragraph of the docstring.
     """
 
     lesson: str

@@ -9,7 +9,7 @@ import textwrap
 from rlhf_lab.course.exercise import Answer, Exercise, Slip
 
 
-def source_of(reference: Answer) -> str:
+def dedented_source(reference: Answer) -> str:
     """Return the source of a function or class, starting at the left margin."""
     return textwrap.dedent(inspect.getsource(inspect.unwrap(reference)))
 
@@ -20,7 +20,7 @@ def mutant(exercise: Exercise, slip: Slip) -> Answer:
     Raises:
         ValueError: If a text that the slip edits does not occur exactly once in the source.
     """
-    reference, source = exercise.reference, source_of(exercise.reference)
+    reference, source = exercise.reference, dedented_source(exercise.reference)
     for old in slip.edits:
         if source.count(old) != 1:
             raise ValueError(

@@ -53,7 +53,7 @@ class Predictions:
         found: object,
         bins: Mapping[str, float] | None = None,
     ) -> None:
-        """Show a prediction next to the result, and keep the one that was made first.
+        """Show a prediction next to the result, and keep the first one.
 
         Args:
             predicted: a choice; None or ... for no prediction.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlhf_lab.course.copying import VERSION_FILE
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside
+from rlhf_lab.files import partial_file
 
 ExerciseState = Literal["unwritten", "differs", "passed"]
 
@@ -104,7 +104,7 @@ def save_json(path: Path, content: object, what: str) -> str | None:
     """Replace a learner's file in one step. Return a message if `what` cannot be saved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside(path) as draft:
+        with partial_file(path) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except (OSError, RunError) as error:
         return f"{what} is not saved: {getattr(error, 'strerror', None) or error}"

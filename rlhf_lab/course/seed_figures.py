@@ -1,4 +1,4 @@
-"""Figures of a lesson: this run's next to stored ones of other seeds."""
+"""Numbers of a lesson's run next to stored numbers of other seeds."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ CLOSE = 0.005  # largest difference from the stored run of the same seed that is
 
 
 class SeedFigures:
-    """Shows the figures of one run next to those of runs that differ only in the seed.
+    """Numbers of one run next to those of runs with other seeds.
 
     `over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)`, and in any later cell
     `over_seeds.compare("patched in", {"L0 mlp": 0.45})`. The stored ones ship with the package;
@@ -31,7 +31,7 @@ class SeedFigures:
         self._stored = stored_figures(lesson)
 
     def compare(self, table: str, figures: Mapping[str, float], digits: int = 3) -> None:
-        """Draw this run's figures as dots, next to those of the stored seeds."""
+        """Plot the numbers of this run as dots, next to the stored seeds."""
         self.tables[table] = {name: float(value) for name, value in figures.items()}
         stored = self._stored.get("tables", {}).get(table, {})
         is_stored = self._stored.get("settings") == self._settings

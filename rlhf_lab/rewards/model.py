@@ -151,7 +151,7 @@ class RewardModel(nn.Module):
         return model.requires_grad_(False).eval()
 
 
-def refuse_reward_model(name: str) -> None:
+def validate_language_model(name: str) -> None:
     """Raise LoadError if a directory is a reward model, which cannot generate text."""
     if Path(name, HEAD_FILE).is_file():
         raise LoadError(
@@ -212,7 +212,7 @@ def load_policy_and_critic(
     args: RLHFArgs, device: str | torch.device = "cpu"
 ) -> TransformerWithValueHead:
     """Load the policy of the settings, with a critic from `critic_path` if it is set."""
-    refuse_reward_model(args.base_model)
+    validate_language_model(args.base_model)
     policy = build_policy(args, device)
     if args.critic_path is not None:
         policy = add_critic_from_reward_model(policy, args.critic_path)

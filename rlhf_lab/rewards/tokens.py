@@ -24,7 +24,7 @@ class TokenReward:
         tokenizer: of the function, to reject a policy with another vocabulary.
 
     Attributes:
-        model: the module behind the function, if there is one.
+        model: the module that the function calls, or None.
     """
 
     def __init__(

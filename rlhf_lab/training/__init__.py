@@ -1,4 +1,4 @@
-"""Training: rollouts, minibatches, the objective, the optimiser, the trainer and what it saves."""
+"""Training: rollouts, minibatches, the objective, the optimizer, the trainer and its files."""
 
 from rlhf_lab.training.callbacks import Context, Event
 from rlhf_lab.training.kl_control import AdaptiveKLController, FixedKLController

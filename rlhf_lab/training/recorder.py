@@ -56,11 +56,11 @@ class Recorder:
         self.seconds = 0.0  # of saving within rollout phases
         self._waiting: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         callbacks = trainer.callbacks
-        callbacks.record("run_start", self.save_due, last=True)
+        callbacks.record("run_start", self.maybe_save, last=True)
         callbacks.record("after_score", self.save_best)
         callbacks.record("after_phase", self.log)
         # after all other callbacks, so that they see a phase in which a run is killed again
-        callbacks.record("after_phase", self.save_due, last=True)
+        callbacks.record("after_phase", self.maybe_save, last=True)
         callbacks.record("run_end", self.finish)
 
     def open(self) -> None:
@@ -151,7 +151,7 @@ class Recorder:
                 self._write()
         self.seconds += perf_counter() - start
 
-    def save_due(self, ctx: Context) -> None:
+    def maybe_save(self, ctx: Context) -> None:
         """Save weights after 0, 1, 2, 3, 5, 8, ... phases, the state every `save_every` phases."""
         if ctx.event == "run_start" and ctx.phase:
             return  # a resumed run has this checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import beside, clear_draft, refuse_foreign
+from rlhf_lab.files import clear_draft, partial_file, validate_replaceable
 
 INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
@@ -37,8 +37,8 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Yield a draft that replaces the file; see `beside`."""
-    with writing(path), beside(path, flush=flush) as partial:
+    """Yield a draft that replaces the file; see `partial_file`."""
+    with writing(path), partial_file(path, flush=flush) as partial:
         yield partial
 
 
@@ -136,7 +136,7 @@ class RunDir:
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
         """Add lines to a JSONL file, whose folder in the run is made if it does not exist."""
         path = self.path / file
-        refuse_foreign(path)
+        validate_replaceable(path)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:
@@ -192,7 +192,7 @@ class RunLock:
         is_new = self._lock is None
         if is_new:
             path = directory.absolute() / LOCK
-            refuse_foreign(path)
+            validate_replaceable(path)
             # one FileLock per path and process: an older trainer of this process loses it here
             lock = FileLock(path, timeout=0, thread_local=False, is_singleton=True)
             lock.release(force=True)

@@ -10,7 +10,7 @@ import torch
 
 from rlhf_lab import probes
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import is_marked, refuse_foreign, write_marked
+from rlhf_lab.files import is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
@@ -58,7 +58,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         raise RunError(f"--out {path} is a directory. Use a file, such as {path / 'report.html'}.")
     if not path.parent.is_dir():
         raise RunError(f"there is no directory {path.parent}. Choose another --out.")
-    refuse_foreign(path, is_marked)
+    validate_replaceable(path, is_marked)
     write_marked(path, runs_page([run]))
     return path
 

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.mutants import compile_copy, source_of
+from rlhf_lab.course.mutants import compile_copy, dedented_source
 from rlhf_lab.course.registry import all_exercises, find_exercise
 from tests.course.answers import verdict_on
 
@@ -55,6 +55,6 @@ def test_numbers_without_a_relation_are_not_explained(sums: Judge) -> None:
 @pytest.mark.parametrize("exercise", all_exercises(), ids=lambda exercise: exercise.name)
 def test_check_passes_a_copy_of_the_reference(exercise) -> None:
     reference = inspect.unwrap(exercise.reference)
-    copy = compile_copy(exercise.reference, source_of(exercise.reference))
+    copy = compile_copy(exercise.reference, dedented_source(exercise.reference))
     assert copy is not reference
     assert verdict_on(exercise, copy).state == "passed"

@@ -8,7 +8,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from rlhf_lab.course.mutants import source_of
+from rlhf_lab.course.mutants import dedented_source
 from rlhf_lab.course.registry import find_exercise
 
 FUNCTION = re.compile(r"from ([\w.]+) import (\w+)  # (exercise|given)")
@@ -39,7 +39,7 @@ def lesson_size(master: Path) -> dict[str, int]:
         elif marked[3] == "exercise":
             minutes += find_exercise(marked[2]).minutes
         else:
-            code += source_of(getattr(import_module(marked[1]), marked[2]))
+            code += dedented_source(getattr(import_module(marked[1]), marked[2]))
     predictions = len(PREDICTION.findall(text))
     figures = sum(map(_figures, stored_cells(master).values()))
     minutes += words / 200 + len(LINE.findall(SKIPPED.sub("", code))) / 20

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.mutants import source_of
+from rlhf_lab.course.mutants import dedented_source
 
 UNWRITTEN = "raise NotImplementedError"
 SECTION = re.compile(r'\n+ *Raises:\n(?: {8,}\S[^\n]*\n)+(?= *""")')
@@ -23,7 +23,7 @@ MISUSE = re.compile(  # errors and empty results that the check does not try
 
 def function_source(function: Callable[..., Any], bound: set[str]) -> str:
     """Return the source of a function, preceded by imports of names that are not bound."""
-    source = source_of(function)
+    source = dedented_source(function)
     return _with_imports(function, source, used_names(source) - bound)
 
 
@@ -33,7 +33,7 @@ def stub_source(exercise: Exercise, bound: set[str]) -> str:
     Private helpers are not imported, since they would give the solution away. The docstring does
     not mention errors that the check does not try.
     """
-    source = source_of(exercise.reference)
+    source = dedented_source(exercise.reference)
     helpers = {name for name in used_names(source) if not name.startswith("_")}
     stub = emptied(source, exercise.methods, exercise.step_free)
     if not exercise.errors_tried:

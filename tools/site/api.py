@@ -16,7 +16,7 @@ START = """API
 ===
 
 Every name that a room of the package exports, from the docstrings. ``functional`` is the
-mathematics; the trainer is in ``training``, and its settings have a page of their own.
+mathematics; the trainer is in ``training``, and its settings have a separate page.
 
 """
 
@@ -27,7 +27,7 @@ def write_api(directory: Path, rooms: Sequence[str]) -> None:
     entries = []
     for room in rooms:
         short = room.removeprefix("rlhf_lab.")
-        homes = _by_home(room)
+        homes = _group_by_module(room)
         if room == SPLIT:
             (directory / short).mkdir()
             names = [home.rpartition(".")[2] for home, _ in homes]
@@ -49,7 +49,7 @@ def _write(path: Path, parts: list[str]) -> None:
     path.with_suffix(".rst").write_text("\n".join(parts), encoding="utf-8")
 
 
-def _by_home(room: str) -> list[tuple[str, list[PublicName]]]:
+def _group_by_module(room: str) -> list[tuple[str, list[PublicName]]]:
     found = sorted(public_names(room), key=lambda public: public.home)
     return [(home, list(group)) for home, group in groupby(found, lambda public: public.home)]
 
