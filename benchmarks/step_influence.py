@@ -17,8 +17,7 @@ from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import ReelTruth, Run, StepInfluence, attach
 from rlhf_lab.probes.probe import Observation, Record
-from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner
-from rlhf_lab.probes.step_shares import shares_of
+from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner, shares_of
 from rlhf_lab.training import RLHFTrainer
 
 STEPS = ((0, "first"), (3, "last"), (10, "first"))

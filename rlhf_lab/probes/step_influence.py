@@ -1,20 +1,26 @@
-"""StepInfluence's mathematics: one step of Adam as a sum over tokens, momentum and decay."""
+"""One step of Adam as a sum over tokens, momentum and decay; contributions by the weights."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from rlhf_lab.diffing.groups import Groups, restrict
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.diffing.groups import Groups
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.probes.step_ledger import ledger_entries
 from rlhf_lab.torch_modes import differentiable_attention
+from rlhf_lab.training import ReplayMinibatch
 
+OBJECTIVE_TERMS = ("surrogate", "value", "entropy", "kl")  # with their signs in the objective
 ByWeight = Mapping[str, Float[Tensor, "..."]]  # by name of the weight
 # from weights to the contribution of each token to the objective, by term
 Shares = Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]
-NO_FORWARD_MODE = ("forward AD", "forward-mode", "functorch transforms")  # in torch's errors
 
 
 class AdamSettings(NamedTuple):
@@ -125,59 +131,28 @@ def inner(one: ByWeight, other: ByWeight) -> float:
     return sum((exact(x) * exact(other[name])).sum().item() for name, x in one.items())
 
 
-def token_influence(
-    share_fn: Shares, params: ByWeight, p: ByWeight, groups: Groups
-) -> Float[Tensor, "term group minibatch gen"]:
-    """Return <p, g> of each token's gradient g, by term of the objective and by group.
+def derivatives_along(
+    share_fn: Shares, params: ByWeight, directions: Sequence[ByWeight]
+) -> Float[Tensor, "direction term minibatch gen"]:
+    """Return the derivatives of all shares along directions of some of the weights.
 
-    It is the derivative of the token's contribution along p, for all tokens in one forward-mode
-    pass for each group.
+    Each is the derivative of <direction, J' u> by u, with J that of the shares by the weights (the
+    double-backward trick), so that one graph serves all directions.
     """
-    parts = [derivative_along(share_fn, params, restrict(p, groups, name)) for name in groups.names]
-    return torch.stack(parts, dim=1)
-
-
-def derivative_along(
-    share_fn: Shares, params: ByWeight, direction: ByWeight
-) -> Float[Tensor, "term minibatch gen"]:
-    """Return the derivative of all shares along a direction of the weights, by forward mode.
-
-    For operations without forward mode, by differentiating twice (the double-backward trick).
-
-    Args:
-        direction: of some of the weights; 0 for all others.
-    """
-    here = {name: params[name] for name in direction}
-    along = {
-        name: x.to(params[name].dtype).to(params[name].device) for name, x in direction.items()
-    }
-    of_some = lambda some: share_fn({**params, **some})
-    with torch.enable_grad(), differentiable_attention():
-        try:
-            return torch.func.jvp(of_some, (here,), (along,))[1].detach()
-        except (NotImplementedError, RuntimeError) as error:
-            if not any(word in str(error) for word in NO_FORWARD_MODE):
-                raise
-        return derivative_twice(of_some, here, along)
-
-
-def derivative_twice(
-    share_fn: Shares, here: ByWeight, along: ByWeight
-) -> Float[Tensor, "term minibatch gen"]:
-    """Compute `derivative_along` without forward mode, for all weights in `here`."""
-    leaves = {name: x.detach().requires_grad_() for name, x in here.items()}
+    leaves = {name: x.detach().requires_grad_() for name, x in params.items()}
     with torch.enable_grad(), differentiable_attention():
         shares = share_fn(leaves)
         u = torch.ones_like(shares, requires_grad=True)
         slopes = torch.autograd.grad(
             shares, list(leaves.values()), u, create_graph=True, allow_unused=True
         )
-        total = sum(
-            (slope * along[name]).sum()
-            for name, slope in zip(leaves, slopes, strict=True)
-            if slope is not None
-        )
-        return torch.autograd.grad(total, u)[0].detach()
+        known = {n: x for n, x in zip(leaves, slopes, strict=True) if x is not None}
+        found = []
+        for direction in directions:
+            pairs = [(known[name], x) for name, x in direction.items() if name in known]
+            along = sum(((slope * x.to(slope)).sum() for slope, x in pairs), start=0 * u.sum())
+            found.append(torch.autograd.grad(along, u, retain_graph=True)[0].detach())
+    return torch.stack(found)
 
 
 def by_group(gradient: ByWeight, change: ByWeight, groups: Groups) -> Float[Tensor, " group"]:
@@ -186,3 +161,49 @@ def by_group(gradient: ByWeight, change: ByWeight, groups: Groups) -> Float[Tens
     of = lambda name, head: products[name][... if head is None else head].sum().item()
     sums = [sum(of(*part) for part in parts if part[0] in products) for parts in groups.parts]
     return torch.tensor(sums, dtype=torch.float64)
+
+
+class _Caller(nn.Module):
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, function: Callable[[Any], Any]) -> Any:
+        return function(self.policy)
+
+
+def with_weights(policy: nn.Module, weights: ByWeight, function: Callable[[Any], Any]) -> Any:
+    """Call a function with a model that has other weights during the call."""
+    named = {f"policy.{name}": weight for name, weight in weights.items()}
+    return functional_call(_Caller(policy), named, (function,))
+
+
+def shares_of(
+    policy: TransformerWithValueHead,
+    reference: HookedModel,
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    kl_coef: float,
+) -> Shares:
+    """Return a function from weights to each token's contribution to the objective, by term.
+
+    Contributions sum to the objective; they are 0 where the mask is False.
+    """
+
+    def shares(weights: ByWeight) -> Float[Tensor, "term minibatch gen"]:
+        entries = with_weights(
+            policy,
+            weights,
+            lambda model: ledger_entries(model, reference, minibatch, args, kl_coef),
+        )
+        n = minibatch.mask.sum()
+        return torch.stack(
+            [
+                entries["surrogate"],
+                -entries["value_loss"],
+                args.ent_coef * entries["entropy"] / n,
+                -kl_coef * entries["kl"] / n,
+            ]
+        )
+
+    return shares

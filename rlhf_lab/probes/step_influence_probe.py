@@ -1,38 +1,55 @@
 """StepInfluence: effect of each token of one PPO step on a logit difference, by component."""
 
-from torch import Tensor
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from rlhf_lab.diffing.contrast import Word, Words
-from rlhf_lab.models.device import exact
-from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.policy_groups import transformer_groups
+from rlhf_lab.diffing.groups import restrict
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.device import exact, has_float64
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.probes.policy_groups import policy_groups
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.step_influence import (
+    OBJECTIVE_TERMS,
+    AdamSettings,
     AdamStep,
+    ByWeight,
     adam_step,
     by_group,
-    derivative_along,
+    derivatives_along,
     inner,
     left_out_direction,
     row_direction,
-    token_influence,
-)
-from rlhf_lab.probes.step_shares import (
-    OBJECTIVE_TERMS,
-    Target,
-    exact_copy,
-    logit_difference_target,
     shares_of,
-    slope_of,
+    with_weights,
 )
-from rlhf_lab.probes.step_taken import BeforeStep, before_step, moved_weights, validate_adamw
+from rlhf_lab.probes.step_ledger import BEFORE_THE_OBJECTIVE
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.probes.word_pair import WordPairProbe
-from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training import Overrides, RLHFTrainer
 
 # largest error of the sum over tokens, as a fraction of the effect of the tokens
 ROUNDING = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2}
 CANCELED = 0.01  # fraction of their size to which rows cancel before rounding is visible
+
+
+class BeforeStep(NamedTuple):
+    """Weights, gradients before clipping, and moments before a step; arguments of `adam_step`."""
+
+    params: dict[str, Tensor]
+    grads: dict[str, Tensor]
+    m0: dict[str, Tensor]
+    v0: dict[str, Tensor]
+    number: int
+    settings: dict[str, AdamSettings]
 
 
 class StepInfluence(WordPairProbe):
@@ -80,32 +97,32 @@ class StepInfluence(WordPairProbe):
         self.fine = fine
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        validate_adamw(self.name, trainer)
+        _validate_adamw(self.name, trainer)
 
     def prepare(self, seen: Observation) -> BeforeStep:
-        return before_step(seen.ctx.policy, seen.gradients, seen.optimizer)
+        return _before_step(seen.ctx.policy, seen.gradients, seen.optimizer)
 
     def observe(self, seen: Observation) -> Record:
         ctx, minibatch, before = seen.ctx, seen.ctx.minibatch, seen.prepared
         step = adam_step(*before, seen.args.max_grad_norm)
-        groups = transformer_groups(ctx.policy, self.fine)
+        groups = policy_groups(ctx.policy, self.fine, heads=False)
         target = self.target_of(seen)
-        gradient = slope_of(target, before.params)
+        gradient = _slope_of(target, before.params)
         shares = shares_of(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
         p = row_direction(step, gradient, before.settings)
-        entries = token_influence(shares, before.params, p, groups)
-        entries = exact(entries)
+        directions = [restrict(p, groups, name) for name in groups.names]
         left_out = left_out_direction(step, gradient, before.grads)
-        without = derivative_along(shares, before.params, left_out)
-        without = exact(without).sum((0, 2))
-        kept = {
+        found = exact(derivatives_along(shares, before.params, [*directions, left_out]))
+        entries = found[:-1].transpose(0, 1)
+        tensors = {
             "rows": entries.sum(0),
             "terms": entries.sum(1),
             "momentum": by_group(gradient, step.momentum, groups),
             "decay": by_group(gradient, step.decay, groups),
-            "counterfactual": without,
+            "counterfactual": found[-1].sum((0, 2)),
         }
-        moved = moved_weights(ctx.policy, before.params)
+        now = dict(ctx.policy.named_parameters())
+        moved = {name: exact(now[name].detach()) - exact(x) for name, x in before.params.items()}
         f_before, f_after = (
             target({name: exact(x) + share * moved[name] for name, x in before.params.items()})
             for share in (0.0, 1.0)
@@ -133,38 +150,100 @@ class StepInfluence(WordPairProbe):
         if seen.truth is not None and not minibatch.padded:
             slots = seen.truth.slot_names(minibatch.tokens.shape[1])
             values["slots"] = slots[minibatch.prefix_len :]
-        tensors = {name: x.float().cpu() for name, x in kept.items()} | {"mask": minibatch.mask}
+        tensors = {name: x.float().cpu() for name, x in tensors.items()} | {"mask": minibatch.mask}
         checks = lambda: _checks(seen, step, moved, linear, tensors)
         return Record(values, tensors, [checks])
 
-    def target_of(self, seen: Observation) -> Target:
-        """Return the target as a function of the policy's weights, in float64."""
-        model = exact_copy(seen.ctx.policy.base_model)
-        text, device = seen.text.first(self.n), next(model.parameters()).device
-        text = EvalText(text.tokens.to(device), text.attention_mask.to(device))
-        return logit_difference_target(model, text, self.pos, self.contrast(model))
+    def target_of(self, seen: Observation) -> Callable[[ByWeight], Float[Tensor, ""]]:
+        """Return the mean logit difference as a function of the policy's weights, in float64."""
+        model = seen.ctx.policy.base_model
+        device = next(model.parameters()).device
+        device = device if has_float64(device) else "cpu"
+        model = copy.deepcopy(model).to(device, print_details=False)
+        model = model.to(torch.float64, print_details=False)
+        text, words = seen.text.first(self.n), self.contrast(model)
+        tokens, columns = text.tokens.to(device), text.columns(self.pos).to(device)
+
+        def difference(model: HookedModel) -> Float[Tensor, ""]:
+            logits = model(tokens, attention_mask=torch.ones_like(tokens))
+            return words.of(logits[torch.arange(len(tokens), device=device), columns]).mean()
+
+        def target(weights: ByWeight) -> Float[Tensor, ""]:
+            first, prefix = next(model.parameters()), "base_model."
+            named = {n.removeprefix(prefix): x for n, x in weights.items() if n.startswith(prefix)}
+            return with_weights(model, {n: x.to(first) for n, x in named.items()}, difference)
+
+        return target
 
 
 def _checks(
-    seen: Observation,
-    step: AdamStep,
-    moved: dict[str, Tensor],
-    linear: float,
-    tensors: dict[str, Tensor],
+    seen: Observation, step: AdamStep, moved: ByWeight, linear: float, tensors: dict[str, Tensor]
 ) -> list[Check]:
     rows = tensors["rows"].double()
     total = rows.sum() + sum(tensors[name].double().sum() for name in ("momentum", "decay"))
     rounded = CANCELED * rows.abs().sum().item()
     least = max(rows.sum((1, 2)).abs().sum().item(), abs(linear), rounded, 1e-12)
+    gap, allowed = abs(total.item() - linear) / least, ROUNDING[seen.args.rounding]
     apart = sum((step.delta[n] - x).square().sum().item() for n, x in moved.items()) ** 0.5
     length = sum(x.square().sum().item() for x in moved.values()) ** 0.5
+    name = "rows, momentum and decay sum to the slope along the step"
+    formula = "the formula gives the step of the weights"
     return [
-        Check.at_most(
-            "rows, momentum and decay sum to the slope along the step",
-            abs(total.item() - linear) / least,
-            ROUNDING[seen.args.rounding],
-        ),
-        Check.at_most(
-            "the formula gives the step of the weights", apart / max(length, 1e-12), 1e-3
-        ),
+        Check.at_most(name, gap, allowed),
+        Check.at_most(formula, apart / max(length, 1e-12), 1e-3),
     ]
+
+
+def _slope_of(target: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[str, Tensor]:
+    leaves = {name: exact(x).clone().requires_grad_() for name, x in params.items()}
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(target(leaves), list(leaves.values()), allow_unused=True)
+    found = zip(leaves, slopes, strict=True)
+    return {name: slope for name, slope in found if slope is not None}
+
+
+def _before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) -> BeforeStep:
+    """Copy the state before a step of AdamW, by the policy's names of its parameters.
+
+    With maximize=True, torch's first moment has the other sign, which is undone here.
+    """
+    weights = dict(policy.named_parameters())
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    params, m0, v0, settings, numbers = {}, {}, {}, {}, {1}
+    for name in gradients:
+        weight, group = weights[name], groups[id(weights[name])]
+        state = optimizer.state.get(weight, {})
+        sign = -1 if group["maximize"] else 1
+        nothing = exact(torch.zeros_like(weight, requires_grad=False))
+        params[name] = weight.detach().clone()
+        m0[name] = sign * exact(state["exp_avg"].clone()) if state else nothing
+        v0[name] = exact(state["exp_avg_sq"].clone()) if state else nothing
+        settings[name] = AdamSettings(
+            float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
+        )
+        if state:
+            numbers.add(int(state["step"]) + 1)
+    grads = {name: gradient.clone() for name, gradient in gradients.items()}
+    return BeforeStep(params, grads, m0, v0, max(numbers), settings)
+
+
+def _validate_adamw(name: str, trainer: RLHFTrainer) -> None:
+    """Raise ConfigError for a run whose steps are not those of one AdamW in float32."""
+    args, optimizer = trainer.args, trainer.optimizer
+    replaceable = {f.name for f in dataclasses.fields(Overrides)} - set(BEFORE_THE_OBJECTIVE)
+    custom = sorted(replaceable & set(trainer.custom_components))
+    is_adamw = type(optimizer) is AdamW and not any(g["amsgrad"] for g in optimizer.param_groups)
+    unsupported = {
+        "optimizer='adamw_8bit'": args.optimizer == "adamw_8bit",
+        "optimizer_in_backward=True": args.optimizer_in_backward,
+        "parallel='fsdp'": args.parallel == "fsdp",  # moments are shards
+        f"weight_precision={args.weight_precision!r}": args.weight_precision != "fp32",
+        f"optimizer {type(optimizer).__name__}, or one with amsgrad,": not is_adamw,
+        f"custom {', '.join(custom)}": bool(custom),
+    }
+    for setting, is_set in unsupported.items():
+        if is_set:
+            raise ConfigError(
+                f"{setting} cannot be combined with {name}, which splits steps of AdamW in fp32. "
+                "Use the default, or remove the probe."
+            )

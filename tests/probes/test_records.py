@@ -198,7 +198,7 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
 @pytest.mark.parametrize("run", RUNS)
 def test_records_have_the_stored_numbers(run, tmp_path, no_type_checks):
     stored = json.loads(STORED.read_text())
-    tolerance = 1e-9 if machine() == stored["machine"] else 0.1
+    tolerance = 1e-4 if machine() == stored["machine"] else 0.1
     records = look(run, tmp_path / "run")
     assert len(records) == len(RUNS[run][1])
     for probe, record in records.items():

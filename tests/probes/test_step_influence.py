@@ -4,21 +4,18 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from rlhf_lab.diffing import Groups
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run, StepInfluence, attach
 from rlhf_lab.probes.policy_groups import policy_groups
 from rlhf_lab.probes.step_influence import (
     AdamSettings,
     adam_step,
-    derivative_along,
-    derivative_twice,
+    derivatives_along,
     inner,
     left_out_direction,
     row_direction,
-    token_influence,
+    shares_of,
 )
-from rlhf_lab.probes.step_shares import shares_of
 
 SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
 
@@ -93,38 +90,16 @@ def test_leaving_out_is_the_derivative_of_the_whole_step(max_norm):
     assert linear == pytest.approx(inner(slope, step.delta), rel=1e-12)
 
 
-def test_the_derivative_of_shares_is_that_of_autograd_by_either_way():
+def test_derivatives_match_the_jacobian():
     generator = torch.Generator().manual_seed(2)
     params = {n: torch.randn(4, generator=generator).double() for n in "ab"}
     x = torch.randn(1, 3, 2, 4, generator=generator).double()
     shares = lambda w: torch.cat([(x * w["a"]).sin().sum(-1), (x * w["a"] * w["b"]).sum(-1)])
     p = {n: torch.randn(4, generator=generator).double() for n in "ab"}
     jacobian = torch.func.jacrev(shares)(params)
-    expected = {n: (jacobian[n] * p[n]).sum(-1) for n in p}
-    groups = Groups(["A", "B"], [[("a", None)], [("b", None)]])
-    rows = token_influence(shares, params, p, groups)
-    assert torch.allclose(rows, torch.stack([expected["a"], expected["b"]], 1))
-    whole = sum(expected.values())
-    assert torch.allclose(derivative_along(shares, params, p), whole)
-    assert torch.allclose(derivative_twice(shares, params, p), whole)
-
-
-def test_an_operation_without_forward_mode_is_differentiated_twice():
-    class Cube(torch.autograd.Function):
-        """x^3 with a backward pass only."""
-
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx, slope):
-            return slope * 3 * ctx.saved_tensors[0] ** 2
-
-    shares = lambda w: Cube.apply(w["a"]).reshape(1, 1, 2)
-    at, along = {"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 10.0])}
-    assert derivative_along(shares, at, along).tolist() == [[[3.0, 120.0]]]
+    a, b = ((jacobian[n] * p[n]).sum(-1) for n in "ab")
+    rows = derivatives_along(shares, params, [{"a": p["a"]}, {"b": p["b"]}, p, {"c": p["b"]}])
+    assert torch.allclose(rows, torch.stack([a, b, a + b, 0 * a]))
 
 
 def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
