@@ -1,6 +1,5 @@
-"""Directions in the residual stream: fits to a label, projection, ablation, and Bayes' rule."""
+"""Directions in the residual stream: fits to a label, projection, and ablation."""
 
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.identity import Check
 from rlhf_lab.models.device import exact
 
 Method = Literal["mean", "lda"]
@@ -122,15 +120,10 @@ def cosine_interval(
         found.append(
             bootstrap_means(*columns, *sides, statistic=_cosine_of_gaps, resamples=resamples)
         )
-    value, low, high = (
-        torch.stack([_or_nan(getattr(one, part)) for one in found])
-        for part in ("value", "low", "high")
-    )
-    return replace(found[0], value=value, low=low, high=high)
-
-
-def _or_nan(end: Float[Tensor, ""] | None) -> Float[Tensor, ""]:
-    return torch.tensor(torch.nan, dtype=torch.float64) if end is None else end
+    nothing = torch.tensor(torch.nan, dtype=torch.float64)  # of a token that is always the same
+    ends = ([getattr(one, end) for one in found] for end in ("value", "low", "high"))
+    stacked = (torch.stack([nothing if x is None else x for x in xs]) for xs in ends)
+    return Interval(*stacked, found[0].n)
 
 
 def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
@@ -138,29 +131,3 @@ def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
     gaps = [pair[0] / shares[0] - pair[1] / shares[1] for pair in (now, before)]
     size = gaps[0].norm(dim=-1) * gaps[1].norm(dim=-1)
     return (gaps[0] * gaps[1]).sum(-1) / torch.where(size > 0, size, torch.nan)
-
-
-def paired_excess(
-    decided: Bool[Tensor, "*site n"], best: Bool[Tensor, "*site n"], labels: Bool[Tensor, " n"]
-) -> tuple[Float[Tensor, "*site"], Float[Tensor, "*site"]]:
-    """Return how much decisions beat the best possible rule on the same sequences, and its error.
-
-    The mean of +1 and -1 where only one of the two is right, with its standard error (McNemar
-    1947).
-    """
-    gain = (decided == labels).double() - (best == labels).double()
-    n = gain.shape[-1]
-    error = (gain.var(-1, unbiased=n > 1) / n).sqrt()
-    return gain.mean(-1), error
-
-
-def check_bayes(
-    decided: Bool[Tensor, "*site n"],
-    best: Bool[Tensor, "*pos n"],
-    informed: Bool[Tensor, "*pos"],
-    labels: Bool[Tensor, " n"],
-) -> Check:
-    """Check that no informed decision beats Bayes' rule by more than 4 standard errors."""
-    excess, error = paired_excess(decided, best.expand_as(decided), labels)
-    beaten = (excess - 4 * error).masked_fill(~informed, 0.0).max().clamp(min=0).item()
-    return Check.at_most("Bayes' rule is not beaten", beaten, 0.0)

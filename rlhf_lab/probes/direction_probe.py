@@ -1,6 +1,5 @@
 """Direction: linear probe for a label in the residual stream, its controls, and its drift."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from rlhf_lab.probes.direction import (
     Method,
     ablate,
     accuracy,
-    check_bayes,
     fit_direction,
     fit_each_site,
     project,
@@ -49,8 +47,7 @@ class Direction(Probe):
     Also the accuracy of Fisher's discriminant (`accuracy_lda`), on other sequences after ablation
     of the direction (`accuracy_ablated`) or erasure by LEACE (`accuracy_erased`); Bayes' on Reel.
 
-    Checks: LEACE makes the class means equal; on Reel, for the sentiment, Bayes' rule is not beaten
-    by more than 4 standard errors.
+    Checks: LEACE makes the class means equal.
 
     Args:
         label: meaning of the eval labels; Bayes' rule is known for "sentiment" only.
@@ -111,12 +108,17 @@ class Direction(Probe):
             "positive_projection": decimals(moved[..., positive].mean(-1), 4),
             "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
         }
-        checks = [lambda: Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6)]
         if self.label == "sentiment" and seen.truth_fits_labels:
-            bayes, check = _bayes(seen, ours, fitted, cut)
-            values |= bayes
-            checks.append(check)
-        return Record(values, {"direction": fitted.direction.float()}, checks)
+            tokens = seen.text.common().tokens
+            belief, mask = (x[cut:].T.to(positive.device) for x in seen.truth.beliefs(tokens))
+            informed = ((belief - 0.5).abs() > 1e-9).any(1) & mask.all(1)
+            values |= {
+                "bayes_accuracy": decimals(((belief > 0.5) == positive).double().mean(-1), 4),
+                "informed": informed.tolist(),
+                "slots": seen.truth.slot_names(tokens.shape[1]),
+            }
+        check = lambda: Check.at_most("LEACE leaves both classes one mean", unequal, 1e-6)
+        return Record(values, {"direction": fitted.direction.float()}, [check])
 
 
 class Split(NamedTuple):
@@ -175,18 +177,3 @@ def _shuffled_accuracy(split: Split, method: Method) -> list:
     n = len(split.labels)
     control = Split(split.x, every[:n], split.held, every[n:])
     return _accuracy(control, fit_each_site(control.x, control.labels, method))
-
-
-def _bayes(
-    seen: Observation, split: Split, fitted: Fitted, cut: int
-) -> tuple[dict[str, list], Callable[[], Check]]:
-    tokens, labels = seen.text.common().tokens, split.held_labels
-    belief, mask = (x[cut:].T.to(labels.device) for x in seen.truth.beliefs(tokens))
-    best, informed = belief > 0.5, ((belief - 0.5).abs() > 1e-9).any(1) & mask.all(1)
-    values = {
-        "bayes_accuracy": decimals((best == labels).double().mean(-1), 4),
-        "informed": informed.tolist(),
-        "slots": seen.truth.slot_names(tokens.shape[1]),
-    }
-    decided = project(split.held, fitted.direction) > fitted.threshold[..., None]
-    return values, lambda: check_bayes(decided, best, informed, labels)

@@ -1,7 +1,5 @@
 """FrozenProbe: persona drift, read at one slot by a linear probe that is fitted in phase 0 only."""
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,7 +9,6 @@ from rlhf_lab.models.device import where_exact
 from rlhf_lab.probes.direction import (
     Fitted,
     accuracy,
-    check_bayes,
     cosine_interval,
     fit_direction,
     project,
@@ -29,8 +26,6 @@ from rlhf_lab.probes.probe import (
 )
 from rlhf_lab.training import RLHFTrainer
 
-LEAST_SIZE = 1e-3  # difference of means below which all tokens are equal up to rounding
-
 
 class FrozenProbe(Probe):
     """A classifier of a label at one slot, fitted to the reference once.
@@ -46,8 +41,7 @@ class FrozenProbe(Probe):
     - a control: shuffled labels, fitted to a quarter of the sequences;
     - on Reel, Bayes' accuracy.
 
-    Checks: the shift is the change of the mean projection; before learning both classifiers are
-    equal; Bayes' rule is not beaten by more than 4 standard errors.
+    Checks: the shift is the change of the mean projection.
 
     Args:
         pos: position of the slot; -1 for the last, in texts of one length.
@@ -92,7 +86,7 @@ class FrozenProbe(Probe):
         )
         labels = labels.to(x.device)
         frozen, refit = (fit_direction(acts[:, :cut], labels[:cut]) for acts in (first, x))
-        projection, values = _read(x, first, labels, cut, (frozen, refit))
+        projection, values = _read(x, first, labels, cut, frozen, refit)
         values |= {
             "sites": sites,
             "position": columns[0],
@@ -105,20 +99,13 @@ class FrozenProbe(Probe):
             gap = (torch.tensor(values["shift"]) - change.cpu()).abs().max()
             return Check.at_most("the shift is the change of the mean projection", gap, 1e-4)
 
-        def check_start() -> Check:
-            cosine = (frozen.direction * refit.direction).sum(-1).cpu()
-            apart = 1 - cosine[torch.tensor(values["size"]) > LEAST_SIZE]
-            apart = max([0.0, *apart.tolist(), *map(abs, values["gap"])])
-            return Check.at_most("before learning both readers are one", apart, 1e-6)
-
-        checks = [check_shift]
-        if seen.ctx.phase == 0 and not {"reference", "interventions"} & set(seen.custom_components):
-            checks.append(check_start)
         if seen.truth_fits_labels:
-            bayes, check = _bayes(seen, x[:, cut:], refit, cut, values["position"])
-            values |= bayes
-            checks.append(check)
-        return Record(values, checks=checks)
+            tokens, pos = seen.text.tokens, columns[0]
+            belief = seen.truth.beliefs(tokens)[0][cut:, pos].to(labels.device)
+            right = ((belief > 0.5) == labels[cut:]).double()[:, None]
+            values |= {"slot": seen.truth.slot_names(tokens.shape[1])[pos]}
+            values |= mean_fields("bayes_accuracy", right, 4)
+        return Record(values, checks=[check_shift])
 
 
 def _read(
@@ -126,9 +113,10 @@ def _read(
     first: Float[Tensor, "site n d_model"],
     labels: Bool[Tensor, " n"],
     cut: int,
-    readers: tuple[Fitted, Fitted],
+    frozen: Fitted,
+    refit: Fitted,
 ) -> tuple[Float[Tensor, "site held"], dict]:
-    (frozen, refit), held = readers, labels[cut:]
+    held = labels[cut:]
     projection = project(x[:, cut:], frozen.direction)
     called = projection > frozen.threshold[:, None]
     right = (called == held).double()
@@ -178,17 +166,3 @@ def _control(
     reader = fit_direction(x[:, :few], shuffled[:few])
     found = accuracy(project(x[:, cut:], reader.direction), reader.threshold, shuffled[cut:])
     return decimals(found, 4)
-
-
-def _bayes(
-    seen: Observation, held: Float[Tensor, "site held d_model"], refit: Fitted, cut: int, pos: int
-) -> tuple[dict, Callable[[], Check]]:
-    tokens, labels = seen.text.tokens, seen.text.labels[cut:].to(held.device)
-    belief, mask = (x[cut:, pos].to(held.device) for x in seen.truth.beliefs(tokens))
-    best, informed = belief > 0.5, ((belief - 0.5).abs() > 1e-9).any() & mask.all()
-    values = {
-        "slot": seen.truth.slot_names(tokens.shape[1])[pos],
-        **mean_fields("bayes_accuracy", (best == labels).double()[:, None], 4),
-    }
-    decided = project(held, refit.direction) > refit.threshold[:, None]
-    return values, lambda: check_bayes(decided, best, informed, labels)

@@ -1,6 +1,5 @@
 """Directions by hand and on two Gaussians, their floor of noise, and records of short runs."""
 
-import math
 
 import numpy as np
 import pytest
@@ -17,10 +16,8 @@ from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, Run, attach
 from rlhf_lab.probes.direction import (
     ablate,
     accuracy,
-    check_bayes,
     fit_direction,
     fit_each_site,
-    paired_excess,
     project,
 )
 from rlhf_lab.probes.direction_probe import LAYER_SITES, Split, _by_halves, accuracy_interval
@@ -87,18 +84,6 @@ def test_interval_of_the_accuracy_is_over_held_out_sequences():
     assert str(found[1, 2]) == str(one)
 
 
-def test_excess_over_bayes_is_paired_and_counts_where_informed():
-    labels = torch.tensor([True, True, False, False])
-    decided, best = torch.tensor([1, 1, 0, 1]).bool(), torch.tensor([1, 0, 0, 0]).bool()
-    # gains 0, +1, 0, -1: mean 0, variance 2 / 3, standard error sqrt(2 / 3 / 4)
-    excess, error = paired_excess(decided, best, labels)
-    assert excess.item() == 0 and error.item() == pytest.approx(math.sqrt(1 / 6))
-    wrong = (~labels)[None].repeat(2, 1)  # Bayes' rule at two positions
-    for known, value in (([True, False], 1.0), ([False, False], 0.0)):
-        check = check_bayes(labels.expand(3, 2, 4), wrong, torch.tensor(known), labels)
-        assert check.value == value and check.ok == (value == 0)
-
-
 @pytest.mark.parametrize(
     ("shape", "labels", "message"),
     [
@@ -141,7 +126,8 @@ def test_no_layer_beats_bayes_and_the_last_is_near_it(name, truth):
     fitted = fit_direction(x[:, :, :1200], positive[:1200], "lda")
     decided = project(x[:, :, 1200:], fitted.direction) > fitted.threshold[..., None]
     best = (truth.beliefs(tokens)[0][1200:] > 0.5).T
-    excess, error = paired_excess(decided, best.expand_as(decided), positive[1200:])
+    gain = (decided == positive[1200:]).double() - (best == positive[1200:]).double()
+    excess, error = gain.mean(-1), gain.std(-1) / gain.shape[-1] ** 0.5
     informed = slice(truth.grammar.slot("ADJ", 0), None)
     assert bool((excess[:, informed] <= 4 * error[:, informed]).all())
     at_i = truth.grammar.slot("VERB") - 1

@@ -39,7 +39,7 @@ def test_before_learning_both_probes_are_equal(make_trainer):
     assert first["gap"] == [0.0] * 3 and first["cosine"][1:] == [1.0, 1.0]
     assert first["shift"] == [0.0] * 3 and abs(last["shift"][2]) > 0.01
     assert first["slot"] == "I" and first["accuracy_frozen"][2] <= first["bayes_accuracy"][0] + 0.1
-    assert all(check.ok for check in run.checks()) and len(run.checks()) == 7
+    assert all(check.ok for check in run.checks()) and len(run.checks()) == 3
 
 
 def test_a_reset_reference_raises(make_trainer):
@@ -57,4 +57,4 @@ def test_records_without_truth_have_checks_that_hold(elsewhere):
     elsewhere.train()
     run = Run(elsewhere.run.path)
     assert attached.notes == [] and len(run.records("frozen_probe")) == 3
-    assert all(check.ok for check in run.checks()) and len(run.checks()) == 4
+    assert all(check.ok for check in run.checks()) and len(run.checks()) == 3
