@@ -36,12 +36,7 @@ class ComponentTransplant(Probe):
     question = "Which component's change of weights raises the reward?"
     caveat = "The answers differ if the reward saturates."
     events = ("run_end",)
-
-    def __init__(self, n: int = 96, every: int | None = None, name: str | None = None) -> None:
-        super().__init__(every, name)
-        if n < 2:
-            raise ConfigError(f"n={n} of {self.name} must be at least 2, such as 96.")
-        self.n = n
+    n, fewest = 96, 2
 
     def check_model(self, model: HookedModel) -> None:
         groups = len(coarse_groups(model))

@@ -78,9 +78,6 @@ class GradTerms(Probe):
 
     Args:
         step: "first" or "last" of the phase.
-
-    Raises:
-        ConfigError: If the step is unknown.
     """
 
     name = "grad_terms"
@@ -89,11 +86,6 @@ class GradTerms(Probe):
     events = ("after_backward",)
     step = "first"
     every = 5
-
-    def __init__(
-        self, step: str = "first", every: int | None = None, name: str | None = None
-    ) -> None:
-        super().__init__(every, name, step)
 
     def check_run(self, trainer: Any) -> None:
         if trainer.args.optimizer_in_backward:

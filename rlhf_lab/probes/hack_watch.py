@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, final_residuals, unembed_residuals
 from rlhf_lab.probes.hack_signs import alarm_z, promoted_words, taken_up_words
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, mean_fields
@@ -50,12 +49,7 @@ class HackWatch(Probe):
     caveat = "An alarm is not proof of hacking: honest learning promotes words as well."
     events = ("after_score",)
     every = 5
-
-    def __init__(self, n: int = 128, every: int | None = None, name: str | None = None) -> None:
-        super().__init__(every, name)
-        self.n = n
-        if n < 2:
-            raise ConfigError(f"n of {self.name} must be at least 2, got {n}.")
+    n, fewest = 128, 2
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:

@@ -5,7 +5,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import final_residuals, unembed_residuals
 from rlhf_lab.models.device import exact, where_exact
@@ -64,9 +63,6 @@ class KLByPosition(Probe):
 
     Args:
         n: sequences for the estimators.
-
-    Raises:
-        ConfigError: If n is below 2.
     """
 
     name = "kl_by_position"
@@ -74,12 +70,7 @@ class KLByPosition(Probe):
     caveat = "Positions are in samples of the policy: late positions have fewer sequences."
     exact_reward = True
     events = ("after_score",)
-
-    def __init__(self, n: int = 32, every: int | None = None, name: str | None = None) -> None:
-        super().__init__(every, name)
-        self.n = n
-        if n < 2:
-            raise ConfigError(f"n={n} of {self.name} must be at least 2.")
+    n, fewest = 32, 2
 
     def observe(self, seen: Observation) -> Record:
         rollout: Rollout = seen.ctx.rollout

@@ -111,6 +111,7 @@ class Probe:
         pos: position of these activations; all when None.
         everywhere: those of the sites with all positions nevertheless.
         rows: number of eval sequences whose activations are captured; all when None.
+        n: number of texts, if that is an option of the probe; at least `fewest`.
         step: step of the phase, at events of a step; all when None.
         every: period in phases; the suite's `record` when None. run_end is always observed.
         needs_labels: True to require a label per eval sequence.
@@ -127,17 +128,27 @@ class Probe:
     pos: int | None = None
     everywhere: tuple[str, ...] = ()
     rows: int | None = None
+    n: int | None = None
+    fewest: int = 1
     step: Literal["first", "last"] | None = None
     every: int | None = None
     needs_labels: bool = False
     exact_reward: bool = False
 
     def __init__(
-        self, every: int | None = None, name: str | None = None, step: str | None = None
+        self,
+        every: int | None = None,
+        name: str | None = None,
+        step: str | None = None,
+        n: int | None = None,
     ) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
         self.step = type(self).step if step is None else step
+        if n is not None:
+            self.n = n
+            if self.n < self.fewest or type(self).n is None:
+                raise ConfigError(f"n={n} of {self.name} must be at least {self.fewest}.")
         if self.step not in (None, "first", "last"):
             raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
         if self.every is not None:

@@ -114,11 +114,6 @@ class StepLedger(Probe):
     events = ("after_loss",)
     step = "last"
 
-    def __init__(
-        self, step: str = "last", every: int | None = None, name: str | None = None
-    ) -> None:
-        super().__init__(every, name, step)
-
     def observe(self, seen: Observation) -> Record:
         ctx, minibatch = seen.ctx, seen.ctx.minibatch
         entries = ledger_entries(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)

@@ -5,7 +5,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
 from rlhf_lab.training import Rollout
 
@@ -19,9 +18,6 @@ class TextHeatmap(Probe):
 
     Args:
         n: samples per phase.
-
-    Raises:
-        ConfigError: If n is below 1.
     """
 
     name = "text_heatmap"
@@ -29,12 +25,7 @@ class TextHeatmap(Probe):
     caveat = "The first samples of a phase are few, and an advantage smears blame over tokens."
     exact_reward = True
     events = ("after_score",)
-
-    def __init__(self, n: int = 4, every: int | None = None, name: str | None = None) -> None:
-        super().__init__(every, name)
-        self.n = n
-        if n < 1:
-            raise ConfigError(f"n={n} of {self.name} must be at least 1.")
+    n = 4
 
     def observe(self, seen: Observation) -> Record:
         rollout: Rollout = seen.ctx.rollout

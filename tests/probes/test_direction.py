@@ -1,6 +1,5 @@
 """Directions by hand and on two Gaussians, their floor of noise, and records of short runs."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -25,7 +25,7 @@ def test_products_and_cosines_by_hand():
 @pytest.mark.slow
 def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     plain, trainer = (make_trainer(ent_coef=0.01) for _ in range(2))
-    probes = GradTerms(every=1), GradTerms("last", every=1, name="late")
+    probes = GradTerms(every=1), GradTerms(step="last", every=1, name="late")
     attached = attach(trainer, *probes)
     policy_gradients, norms = [], []
 
@@ -71,7 +71,7 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
 )
 def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, extra):
     trainer = make_trainer(total_phases=1, warmup_steps=0, **extra)
-    attached = attach(trainer, GradTerms("last"))
+    attached = attach(trainer, GradTerms(step="last"))
     trainer.train()
     assert attached.notes == []
     checks = Run(trainer.run.path).checks()

@@ -140,5 +140,5 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
 
 
 def test_hack_watch_raises_on_one_text():
-    with pytest.raises(ConfigError, match="n of hack_watch must be at least 2, got 1"):
+    with pytest.raises(ConfigError, match="n=1 of hack_watch must be at least 2"):
         HackWatch(n=1)

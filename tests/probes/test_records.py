@@ -72,7 +72,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: AttentionDrift(pos=VERDICT),
             Direction,
             lambda: FrozenProbe(pos=VERDICT),
-            lambda: GradTerms("last"),
+            lambda: GradTerms(step="last"),
             lambda: HackWatch(n=6),
             lambda: KLAttribution(n=4),
             lambda: KLByPosition(n=6),

@@ -59,7 +59,7 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, numb
 @pytest.mark.slow
 def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer):
     trainer = make_trainer(warmup_steps=0, base_lr=3e-3)
-    attach(trainer, StepLedger("first", name="early"), StepLedger())
+    attach(trainer, StepLedger(step="first", name="early"), StepLedger())
     trainer.train()
     run = Run(trainer.run.path)
     early, late = (run.tensors(name, 1)["ratio"] for name in ("early", "step_ledger"))
