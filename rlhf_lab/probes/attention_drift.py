@@ -1,11 +1,10 @@
 """AttentionDrift: change of heads since the reference, by pattern, values and W_O, by key."""
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from rlhf_lab.diffing.attention import (
@@ -21,15 +20,27 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
-from rlhf_lab.probes.attention_places import Places, distance_places, slot_places
 from rlhf_lab.probes.probe import Check, Observation, Record, mean_fields
 from rlhf_lab.probes.text_rows import TextProbe, TextRows, text_rows
 from rlhf_lab.probes.word_pair import encode_contrast
 from rlhf_lab.training.capture import capture_activations
 
-DRIFT_SITES = ("blocks.*.attn.hook_pattern", "blocks.*.attn.hook_v", "blocks.*.attn.hook_z")
 SCALE = "ln_final.hook_scale"
-Captured = dict[str, Tensor]
+DRIFT_SITES = (*(f"blocks.*.attn.hook_{part}" for part in ("pattern", "v", "z")), SCALE)
+
+
+class Places(NamedTuple):
+    """Names of places, and which of them each query and each key has.
+
+    Args:
+        query: index of its name; -1 without a token.
+        key: for each query; -1 without a token, or after the query.
+    """
+
+    query_names: list[str]
+    key_names: list[str]
+    query: Int[Tensor, "batch query"]
+    key: Int[Tensor, "batch query key"]
 
 
 class AttentionDrift(TextProbe):
@@ -38,11 +49,11 @@ class AttentionDrift(TextProbe):
     The part of a logit difference by a head's own change (see `split_shift`) is split exactly into
     its pattern (qk), values (ov) and W_O (wo). The record also has the shift of every pattern,
     which may have no effect, for example between keys of no value. Keys and queries are named by
-    the grammar's slots on Reel; elsewhere queries by the kind of their token, and keys by distance.
+    the grammar's slots on Reel; elsewhere queries are pooled, and keys are named by their distance.
     With hooks on the policy, their change after pattern and values is stored as well.
 
-    Checks: pattern, values and W_O sum over keys to the head's own part; no attention to later
-    tokens; total variation is between 0 and 1.
+    Checks: total variation is at most 1; without hooks, pattern, values and W_O sum over keys to
+    the head's own part.
 
     Args:
         word, other: single tokens of the tokenizer; or weights by word as `word`.
@@ -83,35 +94,44 @@ class AttentionDrift(TextProbe):
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
-        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-        words = encode_contrast(model, self.word, self.other)
+        models = seen.ctx.reference, seen.ctx.policy.base_model
+        words = encode_contrast(models[1], self.word, self.other)
         rows, at = self.select_rows(seen)
-        capture = partial(_capture, rows=rows)
-        both = capture(reference), capture(model)
+        text = rows.tokens, DRIFT_SITES, None, rows.attention_mask
+        both = [capture_activations(model, *text) for model in models]
         scales = [1 / exact(gather_columns(acts[SCALE], at)[:, 0]) for acts in both]
-        readers = [logit_reader(m, words) for m in (reference, model)]
-        reader = own_reader(scales, readers, is_centered(model.ln_final))
-        places = named_places(seen, rows)
+        readers, is_hooked = [logit_reader(m, words) for m in models], has_hooks(models[1])
+        reader = own_reader(scales, readers, is_centered(models[1].ln_final))
+        places = distance_places(rows)
+        if seen.truth is not None:
+            places = slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
         to_keys = _one_hot(gather_columns(places.key, at), len(places.key_names)).to(reader.device)
-        parts, own, distances = [], [], []
-        for layer in range(model.cfg.n_layers):
-            split, written = _layer(layer, (reference, model), both, at, reader)
+        parts, own, distances, here = [], [], [], []
+        for layer in range(models[0].cfg.n_layers):
+            split, written = _layer(layer, models, both, at, reader)
             parts.append([torch.einsum("bhk,bkg->hgb", cause, to_keys) for cause in split])
             own.append(written)
-            distances.append(_by_place(_patterns(both, layer), places))
+            site = f"blocks.{layer}.attn.hook_pattern"
+            moved = pattern_distance(*(exact(acts[site]) for acts in both))
+            distances.append(_by_place(moved, places))
+            here.append(gather_columns(moved.transpose(1, 2), at).sum(-1).T)
         tensors = {
             name: torch.stack([part[i] for part in parts])
             for i, name in enumerate(AttentionSplit._fields)
         } | {"own": torch.stack(own), "tv": torch.stack(distances)}
         behind = tensors["own"] - sum(tensors[name] for name in AttentionSplit._fields).sum(2)
-        if has_hooks(model):
+        if is_hooked:
             tensors["hooks"] = behind
-        checks = [lambda: _range_check(tensors["tv"]), lambda: _causal_check(both, rows)]
-        if not has_hooks(model):
-            checks.append(lambda: _sum_check(seen, behind, tensors["own"]))
-        here = [_compute_distance(_patterns(both, layer), at) for layer in range(len(own))]
+
+        def check_sum() -> Check:
+            gap = behind.abs().max().item() / max(tensors["own"].abs().max().item(), 0.01)
+            name = "pattern, values and W_O sum over keys to the head's own part"
+            return Check.at_most(name, gap, seen.allowed(1e-4, half=0.3))
+
+        beyond = max(0.0, tensors["tv"].sum(-1).max().item() - 1)
+        checks = [Check.at_most("total variation is at most 1", beyond, 1e-4)]
         queries = gather_columns(places.query, at).unique().tolist()
-        heads = range(model.cfg.n_heads)
+        heads = range(models[0].cfg.n_heads)
         values = {
             "heads": [f"L{layer}H{head}" for layer in range(len(own)) for head in heads],
             "keys": places.key_names,
@@ -124,6 +144,7 @@ class AttentionDrift(TextProbe):
             values["slots"] = places.key_names
         for name in AttentionSplit._fields:
             values |= mean_fields(name, tensors[name].sum(2).flatten(0, 1).T)
+        checks += [] if is_hooked else [check_sum]
         return Record(values, {name: x.float() for name, x in tensors.items()}, checks)
 
     def select_rows(self, seen: Observation) -> tuple[TextRows, Int[Tensor, " batch"]]:
@@ -141,11 +162,33 @@ class AttentionDrift(TextProbe):
         return rows.take(there), at[there]
 
 
-def named_places(seen: Observation, rows: TextRows) -> Places:
-    """Return slots on Reel, and kinds of token and distances elsewhere."""
-    if seen.truth is not None:
-        return slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
-    return distance_places(rows, seen.ctx.policy.base_model.tokenizer)
+def slot_places(rows: TextRows, slots: Sequence[str]) -> Places:
+    """Return each position of a row by itself, with a name for each."""
+    own = rows.own_positions.masked_fill(~rows.written, -1)
+    keys = own[:, None, :].expand(-1, own.shape[1], -1)
+    return Places(list(slots), list(slots), own, keys.masked_fill(~_is_before(own), -1))
+
+
+def distance_places(rows: TextRows) -> Places:
+    """Return all queries as one place, and keys by their distance; the first token by itself.
+
+    Distances are 1, 2, 3 to 4, 5 to 8, and so on: each twice as wide as the one before.
+    """
+    own = rows.own_positions.masked_fill(~rows.written, -1)
+    names, edges, last = ["first token", "itself"], [0], 1
+    while edges[-1] < own.shape[1] - 1:
+        start = edges[-1] + 1
+        names.append(f"{start} back" if start == last else f"{start} to {last} back")
+        edges.append(last)
+        last *= 2
+    back = own[:, :, None] - own[:, None, :]
+    steps = torch.bucketize(back, torch.tensor(edges, device=own.device))
+    key = torch.where(own[:, None, :] == 0, 0, steps + 1).masked_fill(~_is_before(own), -1)
+    return Places(["all tokens"], names, own.clamp(max=0), key)
+
+
+def _is_before(own: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq seq"]:
+    return (own[:, None, :] >= 0) & (own[:, None, :] <= own[:, :, None])
 
 
 def gather_columns(
@@ -155,37 +198,21 @@ def gather_columns(
     return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 
-def _capture(model: HookedModel, rows: TextRows) -> Captured:
-    return capture_activations(
-        model, rows.tokens, [*DRIFT_SITES, SCALE], attention_mask=rows.attention_mask
-    )
-
-
-def _patterns(both: Sequence[Captured], layer: int) -> list[Float[Tensor, "batch head query key"]]:
-    return [exact(acts[f"blocks.{layer}.attn.hook_pattern"]) for acts in both]
-
-
 def _layer(
     layer: int,
     models: Sequence[HookedModel],
-    both: Sequence[Captured],
+    both: Sequence[dict[str, Tensor]],
     at: Int[Tensor, " batch"],
     reader: Float[Tensor, "batch d_model"],
 ) -> tuple[AttentionSplit, Float[Tensor, "head batch"]]:
-    site = f"blocks.{layer}.attn.hook_"
-    caches = [
-        HeadCache(
-            exact(gather_columns(acts[site + "pattern"].transpose(1, 2), at)),
-            exact(acts[site + "v"]),
-        )
-        for acts in both
-    ]
+    site, caches, written = f"blocks.{layer}.attn.hook_", [], []
     W_O = [exact(model.blocks[layer].attn.W_O) for model in models]
-    before, after = (
-        torch.einsum("bhd,hdm,bm->hb", exact(gather_columns(acts[site + "z"], at)), weight, reader)
-        for acts, weight in zip(both, W_O, strict=True)
-    )
-    return attention_split(*caches, *W_O, reader), after - before
+    for acts, weight in zip(both, W_O, strict=True):
+        pattern = gather_columns(acts[site + "pattern"].transpose(1, 2), at)
+        caches.append(HeadCache(exact(pattern), exact(acts[site + "v"])))
+        z = exact(gather_columns(acts[site + "z"], at))
+        written.append(torch.einsum("bhd,hdm,bm->hb", z, weight, reader))
+    return attention_split(*caches, *W_O, reader), written[1] - written[0]
 
 
 def _one_hot(places: Tensor, n: int) -> Float[Tensor, "*shape place"]:
@@ -193,37 +220,9 @@ def _one_hot(places: Tensor, n: int) -> Float[Tensor, "*shape place"]:
 
 
 def _by_place(
-    patterns: Sequence[Float[Tensor, "batch head query key"]], places: Places
+    moved: Float[Tensor, "batch head query key"], places: Places
 ) -> Float[Tensor, "head query_place key_place"]:
-    device = patterns[0].device
-    moved = pattern_distance(*patterns)
-    to_key = _one_hot(places.key, len(places.key_names)).to(device)
-    to_query = _one_hot(places.query, len(places.query_names)).to(device)
+    to_key = _one_hot(places.key, len(places.key_names)).to(moved.device)
+    to_query = _one_hot(places.query, len(places.query_names)).to(moved.device)
     summed = torch.einsum("bhqk,bqkg,bqp->hpg", moved, to_key, to_query)
     return summed / to_query.sum((0, 1)).clamp(min=1)[:, None]
-
-
-def _compute_distance(
-    patterns: Sequence[Float[Tensor, "batch head query key"]], at: Int[Tensor, " batch"]
-) -> Float[Tensor, "head batch"]:
-    return pattern_distance(*(gather_columns(x.transpose(1, 2), at) for x in patterns)).sum(-1).T
-
-
-def _range_check(tv: Float[Tensor, "layer head query key"]) -> Check:
-    outside = max(tv.sum(-1).max().item() - 1, -tv.min().item(), 0.0)
-    return Check.at_most("total variation is between 0 and 1", outside, 1e-4)
-
-
-def _causal_check(both: Sequence[Captured], rows: TextRows) -> Check:
-    later = (rows.written[:, :, None] & rows.written[:, None, :]).triu(1)[:, None]
-    patterns = (x for acts in both for site, x in acts.items() if site.endswith("hook_pattern"))
-    ahead = max((x * later.to(x.device)).abs().max().item() for x in patterns)
-    return Check.at_most("no head looks at later tokens", ahead, 0)
-
-
-def _sum_check(
-    seen: Observation, behind: Float[Tensor, "*shape"], own: Float[Tensor, "*shape"]
-) -> Check:
-    gap = behind.abs().max().item() / max(own.abs().max().item(), 0.01)
-    name = "pattern, values and W_O sum over keys to the head's own part"
-    return Check.at_most(name, gap, seen.allowed(1e-4, half=0.3))

@@ -49,7 +49,7 @@ class NeuronRank(WordPairProbe):
     the tokens of the eval text at which they are most active. Effects on later components do not
     count; hooks on the models are off.
 
-    Checks: the neurons of each layer sum to LogitShift's row, in both models.
+    Checks: the neurons of each layer sum to LogitShift's row.
 
     Args:
         word, other: single tokens; or weights by word as `word`.
@@ -109,25 +109,13 @@ class NeuronRank(WordPairProbe):
         }
         tensors = {"contribution": contribution, "activation_shift": moved, "write": write}
         tensors = {f"neuron_{name}": x.float().cpu() for name, x in tensors.items()}
-        checks = lambda: _sum_checks(before, after, by_neuron.sum(2) + b_out, mlp, seen)
-        return Record(values, tensors, [checks])
 
+        def check_sum() -> Check:
+            gap = (by_neuron.sum(2) + b_out - (mlp[1] - mlp[0])).abs().max().item()
+            name = "neurons and b_out sum to the shift of the MLPs' rows"
+            return Check.at_most(name, gap, seen.allowed(1e-4, half=0.2))
 
-def _sum_checks(
-    before: NeuronEnd,
-    after: NeuronEnd,
-    shift: Float[Tensor, "layer batch"],
-    mlp: list[Float[Tensor, "layer batch"]],
-    seen: Observation,
-) -> list[Check]:
-    names = ("the reference's neurons", "the policy's neurons")
-    errors = {}
-    for name, end, row in zip(names, (before, after), mlp, strict=True):
-        neurons = torch.einsum("lbn,ln->lb", end.activation, end.write) + end.bias[:, None]
-        errors[f"{name} sum to its MLPs' rows"] = neurons * end.inverse_scale - row
-    errors["neurons sum to the shift of the MLPs' rows"] = shift - (mlp[1] - mlp[0])
-    allowed = seen.allowed(1e-4, half=0.2)
-    return [Check.at_most(name, x.abs().max().item(), allowed) for name, x in errors.items()]
+        return Record(values, tensors, [check_sum])
 
 
 def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:

@@ -11,29 +11,13 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models.device import LOGPROB_ROUNDING, exact, where_exact
-from rlhf_lab.probes.probe import (
-    RESAMPLES,
-    Check,
-    Observation,
-    Probe,
-    Record,
-    interval_fields,
-)
+from rlhf_lab.probes.probe import RESAMPLES, Check, Observation, Probe, Record, interval_fields
 from rlhf_lab.training import PhaseReport, Rollout
 
-COPIED = (
-    "mean_reward",
-    "reward_std",
-    "true_reward",
-    "kl_per_sequence",
-    "entropy_per_token",
-    "explained_variance",
-    "clip_fraction",
-    "grad_norm",
-    "ratio_first_minibatch",
-)
+COPIED = "mean_reward reward_std true_reward kl_per_sequence entropy_per_token explained_variance "
+COPIED += "clip_fraction grad_norm ratio_first_minibatch"
+# tolerance of the first ratio: sampling and learning batch rows differently
 RATIO_GAP = MappingProxyType(LOGPROB_ROUNDING | {"fp32": 1e-4})
-"""Tolerance of the first ratio: sampling and learning batch rows differently."""
 FREE_KL = 1e-3  # effective beta up to which the optimum is not computed
 
 
@@ -80,7 +64,7 @@ class RunHealth(Probe):
     Intervals of metrics that have one number per sequence are computed from samples.jsonl.
 
     Checks: before the first step the ratio is 1 (the policy that is trained is the one that
-    sampled); the objective is the sum of its terms; KL per token and per sequence agree.
+    sampled); the objective is the sum of its terms.
     """
 
     name = "run_health"
@@ -99,13 +83,13 @@ class RunHealth(Probe):
         whitened = mask if teaching is None else mask & teaching[:, None]
         advantage_std = F.masked_std(rollout.advantages, whitened).item()
         beta = effective_beta(report.kl_coef, advantage_std, report.reward_std, seen.args)
-        values: dict[str, Any] = {name: getattr(report, name) for name in COPIED}
+        values: dict[str, Any] = {name: getattr(report, name) for name in COPIED.split()}
         values |= {"advantage_std": advantage_std, "beta_eff": beta, "sequences": len(mask)}
         for name, interval in token_intervals(rollout).items():
             values |= interval_fields(name, interval, 6)
         if seen.truth is not None:
             values |= _optimum(beta, seen)
-        return Record(values, checks=[lambda: _checks(rollout, report, seen.args.rounding)])
+        return Record(values, checks=[lambda: _checks(report, seen.args.rounding)])
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
@@ -115,17 +99,12 @@ def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
     return {"optimal_reward": point.reward, "optimal_kl_per_sequence": point.kl_per_sequence}
 
 
-def _checks(rollout: Rollout, report: PhaseReport, precision: str) -> list[Check]:
-    learning, mask = report.learning, rollout.samples.mask
+def _checks(report: PhaseReport, precision: str) -> list[Check]:
+    learning = report.learning
     terms = learning.clipped_surrogate - learning.value_loss
-    terms += learning.entropy_bonus - learning.kl_penalty
-    by_sequence = F.kl_per_sequence(rollout.kl, mask).sum() / mask.sum()
-    kl_gap = abs(by_sequence.item() - report.kl_per_token)
+    gap = abs(learning.objective - (terms + learning.entropy_bonus - learning.kl_penalty))
     ratio_gap = abs(report.ratio_first_minibatch - 1)
     return [
         Check.at_most("the ratio is 1 before the first step", ratio_gap, RATIO_GAP[precision]),
-        Check.at_most(
-            "the objective is the sum of its terms", abs(learning.objective - terms), 1e-5
-        ),
-        Check.at_most("KL per sequence over length is KL per token", kl_gap, 1e-5),
+        Check.at_most("the objective is the sum of its terms", gap, 1e-5),
     ]
