@@ -78,13 +78,14 @@ class EvalText:
         return replace(self, tokens=self.tokens[:, :shortest], attention_mask=mask)
 
 
-def validate_eval_tokens(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
-    """Raise ConfigError for token ids that a model cannot read, or labels of another length."""
+def validate_eval_text(tokens: Any, mask: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
+    """Raise ConfigError for token ids that a model cannot read, or another mask or labels.
+
+    A mask is boolean and hides neither a whole sequence nor the middle of one.
+    """
     is_ids = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
-    if not is_ids or not tokens.numel():
-        raise ConfigError(
-            f"eval_tokens is {_describe(tokens)}. Pass a non-empty [batch seq] tensor of token ids."
-        )
+    is_ids = is_ids and tokens.numel() > 0
+    _require(is_ids, "eval_tokens", tokens, "a non-empty [batch seq] tensor of token ids")
     if tokens.shape[1] > n_ctx:
         raise ConfigError(
             f"eval_tokens has {tokens.shape[1]} columns, more than the context of {n_ctx}. Cut it."
@@ -95,36 +96,27 @@ def validate_eval_tokens(tokens: Any, labels: Any, n_ctx: int, d_vocab: int) -> 
             f"eval_tokens has the id {low if low < 0 else high}, outside the model's vocabulary of "
             f"0 to {d_vocab - 1}. Use the run's tokenizer."
         )
-    if labels is not None and (not isinstance(labels, Tensor) or labels.shape != tokens.shape[:1]):
-        raise ConfigError(
-            f"labels is {_describe(labels)}. Pass a tensor with one label for each of the "
-            f"{len(tokens)} eval sequences."
-        )
-
-
-def validate_eval_mask(mask: Any, tokens: Int[Tensor, "batch seq"]) -> None:
-    """Raise ConfigError for a mask that is not boolean, has gaps, or hides a whole sequence."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != tokens.shape:
-        raise ConfigError(
-            f"eval_mask is {_describe(mask)}. Pass a boolean tensor of shape {list(tokens.shape)}, "
-            "False on padding."
-        )
+    is_labels = isinstance(labels, Tensor) and labels.shape == tokens.shape[:1]
+    remedy = f"a tensor with one label for each of the {len(tokens)} eval sequences"
+    _require(labels is None or is_labels, "labels", labels, remedy)
+    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == tokens.shape
+    remedy = f"a boolean tensor of shape {list(tokens.shape)}, False on padding"
+    _require(is_mask, "eval_mask", mask, remedy)
     before, after = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
-    for rows, error in (
-        (~mask.any(1), "hides all of sequence {}. Leave that sequence out."),
-        (
-            (before & after & ~mask).any(1),
-            "has a gap in sequence {}. Mask padding at the ends only.",
-        ),
-    ):
-        if rows.any():
-            raise ConfigError("eval_mask " + error.format(int(rows.int().argmax())))
+    gaps = (before & after & ~mask).any(1) | ~mask.any(1)
+    if gaps.any():
+        raise ConfigError(
+            f"eval_mask has a gap in sequence {int(gaps.int().argmax())} or hides all of it. Mask "
+            "padding at the ends only."
+        )
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
-    return f"a {type(value).__name__}"
+def _require(is_valid: bool, name: str, value: Any, remedy: str) -> None:
+    if not is_valid:
+        what = f"a {type(value).__name__}"
+        if isinstance(value, Tensor):
+            what = f"a tensor of shape {list(value.shape)} and {value.dtype}"
+        raise ConfigError(f"{name} is {what}. Pass {remedy}.")
 
 
 def text_of_the_run(

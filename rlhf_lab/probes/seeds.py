@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from rich.progress import Progress
 from torch import Tensor
 
@@ -45,12 +46,12 @@ class Spread:
     @property
     def low(self) -> float:
         """Minimum over the seeds; nan if a value is."""
-        return math.nan if any(map(math.isnan, self.values)) else min(self.values)
+        return float(np.min(self.values))
 
     @property
     def high(self) -> float:
         """Maximum over the seeds; nan if a value is."""
-        return math.nan if any(map(math.isnan, self.values)) else max(self.values)
+        return float(np.max(self.values))
 
     def __str__(self) -> str:
         n = len(self.values)
@@ -58,17 +59,8 @@ class Spread:
         return f"{self.mean:.3g} ({self.low:.3g} to {self.high:.3g}, {seeds})"
 
 
-class Runs(Sequence[Run]):
+class Runs(list[Run]):
     """Finished runs that differ only in their seed, in the order of their seeds."""
-
-    def __init__(self, found: Sequence[Run]) -> None:
-        self._runs = list(found)
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._runs[index]
 
     @property
     def seeds(self) -> list[int]:
@@ -134,7 +126,8 @@ def runs(
     folder = Path("runs", f"{args.preset}-seeds-{_digest(common)}") if out is None else Path(out)
     _store_common_settings(folder, common)
     by_path = {folder / f"seed_{seed}": dataclasses.replace(args, seed=seed) for seed in seeds}
-    missing = {path: each for path, each in by_path.items() if not _is_finished(path)}
+    is_finished = lambda path: path.exists() and read_object(path).get("status") == "finished"
+    missing = {p: each for p, each in by_path.items() if not is_finished(p / "run.json")}
     with Progress(disable=not show_progress or not missing) as progress:
         for path, each in missing.items():
             is_new = not (path / "run.json").exists()
@@ -148,31 +141,20 @@ def runs(
     return Runs([Run(path) for path in by_path])
 
 
-def _is_finished(path: Path) -> bool:
-    info = path / "run.json"
-    return info.exists() and read_object(info).get("status") == "finished"
-
-
 def _common_settings(args: RLHFArgs, probes: Probes, parts: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in args.to_dict().items() if name != "seed"}
     suite = probes if isinstance(probes, Suite) or callable(probes) else Suite(*probes)
+    described: dict[str, Any] = {"probes": getattr(suite, "__qualname__", type(suite).__name__)}
     if isinstance(suite, Suite):
         plain = str | int | float | bool | tuple | None
-        is_plain = lambda v: (
-            isinstance(v, plain)
-            or (isinstance(v, Mapping) and all(isinstance(x, plain) for x in v.values()))
+        is_plain = lambda v: all(
+            isinstance(x, plain) for x in (v.values() if isinstance(v, Mapping) else [v])
         )
-        described: dict[str, Any] = {
-            "probes": [
-                probe.settings() | {k: v for k, v in vars(probe).items() if is_plain(v)}
-                for probe in suite.probes
-            ],
-            "record": suite.record,
-        }
+        options = lambda probe: {k: v for k, v in vars(probe).items() if is_plain(v)}
+        described["probes"] = [probe.settings() | options(probe) for probe in suite.probes]
+        described["record"] = suite.record
         for name in ("eval_tokens", "eval_text", "eval_mask", "labels"):
             described[name] = _digest(getattr(suite, name))
-    else:
-        described = {"probes": getattr(suite, "__qualname__", type(suite).__name__)}
     names = sorted(name for name, part in parts.items() if part is not None)
     return json.loads(json.dumps({"args": settings, "suite": described, "parts": names}))
 

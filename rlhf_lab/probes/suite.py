@@ -11,7 +11,7 @@ from rlhf_lab.config.checks import POSITIVE, check_range
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.probes.attachment import Attachment
-from rlhf_lab.probes.eval_text import EvalText, validate_eval_mask, validate_eval_tokens
+from rlhf_lab.probes.eval_text import EvalText, validate_eval_text
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.sampling import tokenize_prompts
 from rlhf_lab.training import RLHFTrainer
@@ -109,9 +109,9 @@ class Suite:
                     f"{probe.name} requires a label per sequence. Pass labels= to Suite."
                 )
         cfg = trainer.policy.base_model.cfg
-        validate_eval_tokens(tokens, self.labels, cfg.n_ctx, cfg.d_vocab)
-        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        validate_eval_mask(mask, tokens)
+        if mask is None and isinstance(tokens, torch.Tensor):
+            mask = torch.ones_like(tokens, dtype=torch.bool)
+        validate_eval_text(tokens, mask, self.labels, cfg.n_ctx, cfg.d_vocab)
         tokens, mask = tokens.to(trainer.device), mask.to(trainer.device)
         text = EvalText.of(tokens, mask, self.labels, self.keep_eval_text)
         shortest = int(text.lengths.min())

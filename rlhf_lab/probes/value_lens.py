@@ -82,23 +82,6 @@ def fit_ridge(
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)
 
 
-def r_squared(
-    predicted: Float[Tensor, "*site n"], y: Float[Tensor, "*site n"], mask: Bool[Tensor, "*site n"]
-) -> tuple[Float[Tensor, "*site"], Bool[Tensor, "*site"]]:
-    """Return the fraction of y's variance that is predicted, and where y varies at all.
-
-    R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2, over the rows where the mask is True; it
-    is below 0 for a prediction that is worse than the mean.
-    """
-    y, weight = exact(y), exact(mask)
-    count = weight.sum(-1)
-    mean = (y * weight).sum(-1, keepdim=True) / count.clamp(min=1)[..., None]
-    total = ((y - mean).square() * weight).sum(-1)
-    error = ((y - exact(predicted)).square() * weight).sum(-1)
-    defined = (count >= 2) & (total > 1e-8 * count.clamp(min=1))
-    return torch.where(defined, 1 - error / torch.where(defined, total, 1.0), 0.0), defined
-
-
 class HeldOutFit(NamedTuple):
     """Predictions of one site for held-out rows, their targets, and which rows count."""
 
@@ -142,7 +125,11 @@ def held_out_fits(
 def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     """Return R2 of each site and position, with its bootstrap interval over held-out sequences.
 
-    The fit is not repeated. All tokens of a sequence are drawn together, also if pooled.
+    R2 is the fraction of y's variance that is predicted: below 0 for a prediction that is worse
+    than the mean, nan if y does not vary. The fit is not repeated. All tokens of a sequence are
+    drawn together, also if pooled.
+
+    R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2
     """
 
     def of_sequences(x: Float[Tensor, "pos n"]) -> Float[Tensor, "sequence pos"]:

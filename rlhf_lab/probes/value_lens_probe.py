@@ -24,7 +24,6 @@ from rlhf_lab.probes.value_lens import (
     correlation_with,
     held_out_fits,
     r2_interval,
-    r_squared,
     value_lens,
 )
 from rlhf_lab.training.capture import capture_activations, text_at
@@ -154,16 +153,16 @@ def _predict_target(
         some = spread_over(len(residuals))
         ridge = best_ridge(torch.stack([ridge_errors(residuals[i, :cut], *fit) for i in some]))
     fits = held_out_fits(residuals, value, mask, ridge, pooled)
-    r2, defined = (torch.stack(p) for p in zip(*(r_squared(*fit) for fit in fits), strict=True))
     held = len(value) - cut
+    r2 = r2_interval(fits, held)
     fields = {
         "slots": target.names,
         "r2_against": target.against,
         "ridge": ridge,
-        "r2": decimals(r2, 4),
-        "defined": defined.tolist(),
+        "r2": decimals(r2.value.nan_to_num(), 4),
+        "defined": (~r2.value.isnan()).tolist(),
         "held_out": held,
-        **interval_fields("r2", r2_interval(fits, held)),
+        **interval_fields("r2", r2),
     }
     if not pooled:
         found = correlation_with(head_values, value, mask, resamples=RESAMPLES)
@@ -193,7 +192,6 @@ def _translate(
     whole = head_values[cut:].flatten()[None], mask[cut:].flatten()[None]
     for name, states in (("raw_r2", held), ("tuned_r2", moved)):
         fits = [HeldOutFit(lens.flatten()[None], *whole) for lens in value_lens(policy, states)]
-        ends = interval_fields(name, r2_interval(fits, len(head_values) - cut))
-        fields[name] = [decimals(r_squared(*fit)[0][0], 4) for fit in fits]
-        fields |= {end: [x[0] for x in xs] for end, xs in ends.items()}
+        r2 = r2_interval(fits, len(head_values) - cut)[:, 0]
+        fields |= {name: decimals(r2.value.nan_to_num(), 4)} | interval_fields(name, r2)
     return dict(zip(fields["tuned_sites"], found, strict=True)), fields

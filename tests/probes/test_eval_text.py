@@ -196,7 +196,7 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
     "mask, said",
     [
         ([[True, False, True]], "eval_mask has a gap in sequence 0"),
-        ([[False, False, False]], "eval_mask hides all of sequence 0"),
+        ([[False, False, False]], "eval_mask has a gap in sequence 0 or hides"),
         ([[True, True]], r"eval_mask is a tensor of shape \[1, 2\]"),
     ],
 )

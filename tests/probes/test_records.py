@@ -148,7 +148,7 @@ def look(run: str, directory: Path) -> dict[str, Record]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer.train()
-    assert attached.notes == []
+    assert attached.notes == [], attached.notes
     return records
 
 

@@ -12,12 +12,12 @@ from rlhf_lab.probes import Run, ValueLens, attach
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
+    HeldOutFit,
     correlation_with,
     fit_ridge,
     held_out_fits,
     normalize_residual,
     r2_interval,
-    r_squared,
     value_lens,
 )
 from rlhf_lab.training.capture import capture_activations
@@ -25,8 +25,8 @@ from rlhf_lab.training.capture import capture_activations
 
 def readability(*rows, **options):
     """Return R2 of held-out fits, and True for each defined one."""
-    found = [r_squared(*fit) for fit in held_out_fits(*rows, **options)]
-    return [torch.stack(column) for column in zip(*found, strict=True)]
+    r2 = r2_interval(held_out_fits(*rows, **options), len(rows[1]) - 2 * len(rows[1]) // 3).value
+    return r2.nan_to_num(), ~r2.isnan()
 
 
 def normal(*shape, seed=0):
@@ -67,8 +67,9 @@ def test_r_squared_matches_hand_computed():
     y = torch.tensor([[0.0, 1.0, 2.0, 9.0], [4.0, 4.0, 4.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     predicted = torch.tensor([[0.0, 1.0, 1.0, 0.0], [4.0, 4.0, 4.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 0]]).bool()
-    r2, defined = r_squared(predicted, y, mask)  # total 2, error 1; no variance; one row
-    assert r2.tolist() == [0.5, 0.0, 0.0] and defined.tolist() == [True, False, False]
+    # total 2, error 1; no variance; one row
+    r2 = r2_interval([HeldOutFit(predicted, y, mask)], 4).value[0]
+    assert r2[0] == 0.5 and r2.isnan().tolist() == [False, True, True]
 
 
 def test_held_out_r2_is_high_for_a_linear_target_only():
@@ -94,14 +95,13 @@ def test_interval_of_r2_resamples_whole_sequences(pooled):
     mask = normal(60, 3, seed=2) < 0.8
     fits = held_out_fits(x, target, mask, pooled=pooled)
     found = r2_interval(fits, 20)
-    r2, defined = readability(x, target, mask, pooled=pooled)
-    assert found.n == 20 and found.value.shape == r2.shape == (2, 1 if pooled else 3)
-    torch.testing.assert_close(found.value[defined], r2[defined])
+    assert found.n == 20 and found.value.shape == (2, 1 if pooled else 3)
     if not pooled:
-        assert not defined[:, 2].any() and found.low[:, 2].isnan().all()
+        assert found.value[:, 2].isnan().all() and found.low[:, 2].isnan().all()
     tokens = 3 if pooled else 1
     rows = (part[0].reshape(20, tokens) for part in fits[0])
-    of_rows = lambda *rows: r_squared(*(row.flatten() for row in rows))[0]
+    total = lambda y: (y - y.mean()).square().sum()
+    of_rows = lambda x, y, real: 1 - (y - x)[real].square().sum() / total(y[real])
     one = bootstrap_interval(*rows, statistic=of_rows, resamples=RESAMPLES)
     ends = torch.stack([found.low[0, 0], found.high[0, 0]])
     torch.testing.assert_close(ends, torch.stack([one.low, one.high]))
