@@ -108,7 +108,7 @@ class Attachment:
         for text in ("eval", "rollout"):
             with suppress(Exception):  # if one probe's site fails, each probe captures alone
                 readers = [probe for probe in due if probe.text == text]
-                shared[text] = self._activations(ctx, readers, text)
+                shared[text] = self._shared.capture(ctx, readers, text)
         self.seconds[FORWARD] += perf_counter() - began
         for probe in due:
             began = perf_counter()
@@ -123,10 +123,9 @@ class Attachment:
     def _call(
         self, ctx: Context, probe: Probe, shared: dict[str, tuple[Acts, Acts]], gradients: Acts
     ) -> Record | None:
-        """Return a probe's record, or None before the event of its record."""
         acts, reference_acts = {}, {}
         if probe.text is not None:
-            found = shared.get(probe.text) or self._activations(ctx, [probe], probe.text)
+            found = shared.get(probe.text) or self._shared.capture(ctx, [probe], probe.text)
             model = ctx.policy.base_model
             acts, reference_acts = (self._shared.at(each, model, probe) for each in found)
         seen = Observation(
@@ -151,10 +150,6 @@ class Attachment:
         if not record.checks and not record.errors:
             raise ConfigError(f"{probe.name} returned a record without a check; add one.")
         return record
-
-    def _activations(self, ctx: Context, probes: list[Probe], text: str) -> tuple[Acts, Acts]:
-        acts = self._shared.of_policy(ctx, probes, text)
-        return acts, self._shared.of_reference(ctx, probes) if text == "eval" else {}
 
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
         if record is None:

@@ -1,10 +1,8 @@
 """ComponentTransplant: the reward of each component's change of weights, by sampled grafts."""
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from rlhf_lab.diffing import Transplant, coarse_groups, transplant
+from rlhf_lab.diffing import coarse_groups, transplant
 from rlhf_lab.diffing.transplant import MOST_EXACT
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
@@ -71,7 +69,8 @@ class ComponentTransplant(Probe):
             Prompts(args, None, reference).tokens,
             SamplingSpec.from_args(args, reference.tokenizer),
         )
-        tensors = {name: _ends(found, name) for name in TRANSPLANT_EFFECTS}
+        intervals = {name: getattr(found, name)() for name in TRANSPLANT_EFFECTS}
+        tensors = {k: torch.stack([x.value, x.low, x.high], 1) for k, x in intervals.items()}
         means = {name: decimals(tensors[name][:, 0]) for name in TRANSPLANT_EFFECTS}
         values = {"groups": found.groups, "n": self.n, "gain": found.gain.mean().item(), **means}
 
@@ -82,8 +81,3 @@ class ComponentTransplant(Probe):
         members = found.members.to(torch.uint8)
         tensors |= {"members": members, "rewards": found.rewards}
         return Record(values, tensors, [check_sum])
-
-
-def _ends(found: Transplant, name: str) -> Float[Tensor, "group 3"]:
-    interval = getattr(found, name)()
-    return torch.stack([interval.value, interval.low, interval.high], 1)

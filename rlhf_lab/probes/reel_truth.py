@@ -33,9 +33,8 @@ class Optimum(NamedTuple):
 class ReelTruth:
     """Exact values, advantages and beliefs about sequences of Reel tokens.
 
-    "Exact" is under the grammar, which the bundled policy was trained on and starts from: the
-    value of a prefix is the expected reward when the grammar writes the rest. The graph of states
-    is built on first use (a third of a second).
+    "Exact" is under the grammar, which the bundled policy starts from: the value of a prefix is the
+    expected reward when the grammar generates the rest. The graph of states is built on first use.
 
     Args:
         reward: whose expectation the values are; the true reward when None.
@@ -47,11 +46,7 @@ class ReelTruth:
 
     @classmethod
     def of_reward(cls, reward_fn: str) -> "ReelTruth":
-        """The truth for the reward that `args.reward_fn` names.
-
-        The bundled classifier ("sentiment") and rewards without an exact form are measured
-        against the true reward, the posterior that the classifier was trained to give.
-        """
+        """Return the truth for a reward's name; for rewards without an exact form the true reward."""
         return cls(REWARDS.get(reward_fn, true_reward))
 
     @cached_property
@@ -71,13 +66,7 @@ class ReelTruth:
 
     @cached_property
     def state_beliefs(self) -> tuple[Float[np.ndarray, " _"], ...]:
-        """P(sentiment is positive) in every state at every position.
-
-        The true reward is the posterior of a whole review, so that its expectation is the
-        posterior of a prefix.
-        """
-        if self.reward is true_reward:
-            return self.state_values
+        """P(sentiment is positive) in every state at every position: the true reward's value."""
         return self.policy.values(true_reward.score(self.graph.final_features()))
 
     @cached_property
@@ -96,10 +85,7 @@ class ReelTruth:
     def values(
         self, tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-        """The exact value of the state after each token, and a mask of defined ones.
-
-        It is not defined from the first token on that the grammar does not allow.
-        """
+        """The exact value after each token, and True before the first that is not grammatical."""
         return self._look_up(self.state_values, tokens)
 
     def beliefs(
@@ -126,10 +112,9 @@ class ReelTruth:
     def generated(
         self, tokens: Int[Tensor, "batch seq"], prefix_len: int
     ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
-        """Exact values and advantages in the trainer's shapes, and where both are defined.
+        """Return the value before each generated token, its advantage, and where both are defined.
 
-        1. The value before generated token t is that after position prefix_len - 1 + t.
-        2. Its advantage is the value after the token minus the value before it.
+        The advantage of a token is the value after it minus the value before it.
         """
         values, mask = self.values(tokens)
         before, after = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
@@ -143,10 +128,7 @@ class ReelTruth:
         return torch.cat([torch.zeros(1), after_bos])
 
     def optimum(self, beta: float) -> Optimum:
-        """The policy that is best at this price of KL: its reward and its KL per sequence.
-
-        Raises ValueError for a beta that is not above 0.
-        """
+        """Return the best policy at this price of KL; raises ValueError unless beta is positive."""
         rewards, chances = self.final_rewards
         best, kl = tilted(chances, rewards, beta)
         return Optimum(beta, float(best @ rewards), kl)
@@ -168,11 +150,10 @@ class ReelTruth:
 
 
 def exact_values(reward_fn: str, custom: object = None) -> tuple[ReelTruth, str]:
-    """The exact values of a run's reward, and a note if they are those of another reward.
+    """Return the exact values of a run's reward, and a note if they are those of another reward.
 
     Args:
-        reward_fn: the reward's name in the settings.
-        custom: the reward function that was passed instead of a name, or None.
+        custom: the reward function that was passed instead of the name `reward_fn`, or None.
     """
     if custom is None:
         return ReelTruth.of_reward(reward_fn), ""

@@ -40,36 +40,31 @@ class SharedActs:
         self._of_reference: Acts = {}
         self._rows = 0
 
-    def of_policy(self, ctx: Context, probes: Sequence[Probe], text: str) -> Acts:
-        """Return the policy's activations at all sites of these probes, on their text."""
+    def capture(self, ctx: Context, probes: Sequence[Probe], text: str) -> tuple[Acts, Acts]:
+        """Return activations of policy and reference at all sites of these probes, on their text.
+
+        The reference's are of the eval text only.
+        """
         sites = [site for probe in probes for site in probe.sites]
         if not sites:
-            return {}
+            return {}, {}
         if text == "rollout":
             tokens, mask = text_at(ctx)
-        else:
-            text = self.text.first(self.most_rows(probes))
-            tokens, mask = text.tokens, text.attention_mask
-        return capture_activations(ctx.policy, tokens, sites, attention_mask=mask)
-
-    def of_reference(self, ctx: Context, probes: Sequence[Probe]) -> Acts:
-        """Return the reference's activations at all sites of these probes, on the eval text."""
-        rows = self.most_rows(probes)
+            return capture_activations(ctx.policy, tokens, sites, attention_mask=mask), {}
+        rows = max(p.rows or len(self.text.tokens) for p in probes)
         if self._reference is not ctx.reference or rows > self._rows:
             self._reference, self._of_reference, self._rows = ctx.reference, {}, rows
-        sites = [site for probe in probes for site in probe.sites if site != "values"]
-        wanted = resolve_sites(ctx.reference, sites) if sites else []
-        missing = [site for site in wanted if site not in self._of_reference]
+        in_both = [site for site in sites if site != "values"]
+        resolved = resolve_sites(ctx.reference, in_both) if in_both else []
+        missing = [site for site in resolved if site not in self._of_reference]
+        text, most = self.text.first(rows), self.text.first(self._rows)
         if missing:
-            text = self.text.first(self._rows)
             self._of_reference |= capture_activations(
-                ctx.reference, text.tokens, missing, attention_mask=text.attention_mask
+                ctx.reference, most.tokens, missing, attention_mask=most.attention_mask
             )
-        return self._of_reference
-
-    def most_rows(self, probes: Sequence[Probe]) -> int:
-        """Return how many sequences of the eval text these probes read."""
-        return max((p.rows or len(self.text.tokens) for p in probes), default=0)
+        mask = text.attention_mask
+        acts = capture_activations(ctx.policy, text.tokens, sites, attention_mask=mask)
+        return acts, self._of_reference
 
     def at(self, acts: Acts, model: HookedModel, probe: Probe) -> Acts:
         """Return a probe's sites among the activations, at its position or at all positions."""
