@@ -46,7 +46,7 @@ class ReelTruth:
 
     @classmethod
     def of_reward(cls, reward_fn: str) -> "ReelTruth":
-        """Return the truth for a reward's name; for rewards without an exact form the true reward."""
+        """Return the truth for a reward's name; for rewards without an exact form the true one."""
         return cls(REWARDS.get(reward_fn, true_reward))
 
     @cached_property
