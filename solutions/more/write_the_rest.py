@@ -82,5 +82,20 @@ from rlhf_lab.diffing import ablate_heads  # exercise
 # %%
 from rlhf_lab.functional import recovered_fraction  # exercise
 
+# %% [markdown]
+# ## Residual streams
+#
+# The value head reads the residual stream after the final norm, without the gain and bias of the norm. Bring the residual
+# stream of any layer to the same point, as if no later layer existed.
+
+# %%
+from rlhf_lab.probes.value_lens import normalize_residual  # exercise
+
+# %% [markdown]
+# Ablation removes a direction from activations. ({Lesson:watch_it_learn} shows how little it proves without a control.)
+
+# %%
+from rlhf_lab.probes.direction import ablate  # exercise
+
 # %%
 progress()
