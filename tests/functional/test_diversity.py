@@ -3,11 +3,9 @@
 import math
 
 import pytest
-import torch
 from torch import tensor
 
 from rlhf_lab import functional as F
-from tests.functional.calls import seeds
 
 TEXTS = tensor([[1, 2, 1, 2, 3], [1, 2, 4, 0, 0]])
 MASK = tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
@@ -38,22 +36,6 @@ def test_ngrams_of_short_and_single_texts_are_nan():
             function(TEXTS, 0, MASK)
 
 
-@seeds(30)
-def test_ngrams_match_loops(seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(3, (4, 6), generator=generator)
-    lengths = torch.randint(3, 7, (4,), generator=generator)
-    mask, n = torch.arange(6) < lengths[:, None], 1 + seed % 3
-    rows = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-    grams = [[tuple(row[i : i + n]) for i in range(len(row) - n + 1)] for row in rows]
-    sets, every = [set(g) for g in grams], sum(grams, [])
-    assert F.distinct_n(tokens, n, mask) == pytest.approx(len(set(every)) / len(every))
-    repeated = [1 - len(s) / len(g) for s, g in zip(sets, grams, strict=True)]
-    assert F.repeated_n(tokens, n, mask).tolist() == pytest.approx(repeated)
-    overlap = [(sum(len(a & b) / len(a) for b in sets) - 1) / 3 for a in sets]
-    assert F.ngram_overlap(tokens, n, mask).tolist() == pytest.approx(overlap)
-
-
 def test_word_log_odds_match_hand_computed():
     # both together: 4, 4, 2, 0; a prior of 5 tokens is 2, 2, 1, 0
     found = F.word_log_odds(tensor([4, 1, 0, 0]), tensor([0, 3, 2, 0]), prior_tokens=5)
@@ -66,23 +48,3 @@ def test_word_log_odds_match_hand_computed():
     assert found.z.tolist() == pytest.approx(z)
     for counts in ([3, 0], [5, 0]), ([0, 0], [0, 0]):
         assert F.word_log_odds(*map(tensor, counts)).z.tolist() == [0, 0]
-
-
-@seeds(20)
-def test_word_log_odds_match_math(seed):
-    y, other = torch.randint(1, 40, (2, 6), generator=torch.Generator().manual_seed(seed)).tolist()
-    prior, both = 1 + seed % 50, sum(y) + sum(other)
-    smooth = [
-        [c + prior * (a + b) / both for c, a, b in zip(s, y, other, strict=True)]
-        for s in (y, other)
-    ]
-    odds = [[math.log(c / (sum(s) - c)) for c in s] for s in smooth]
-    found, back = (
-        F.word_log_odds(tensor(y), tensor(other), prior),
-        F.word_log_odds(tensor(other), tensor(y), prior),
-    )
-    assert found.log_odds.tolist() == pytest.approx([a - b for a, b in zip(*odds, strict=True)])
-    assert found.sd.tolist() == pytest.approx(
-        [math.sqrt(1 / a + 1 / b) for a, b in zip(*smooth, strict=True)]
-    )
-    torch.testing.assert_close(found.z, -back.z)

@@ -78,16 +78,6 @@ def test_last_token_mask_and_position_ids_match_hand_computed():
     assert F.position_ids(tensor([[True]])).tolist() == [[0]]
 
 
-@seeds(30)
-def test_position_ids_and_last_token_match_a_loop(seed):
-    _, mask, _ = draw_rows(seed)
-    last = F.last_token_mask(mask)
-    for positions, ends, row in zip(F.position_ids(mask), last, mask, strict=True):
-        assert positions[row].tolist() == list(range(int(row.sum())))
-        assert not positions[~row].any()
-        assert ends.nonzero().flatten().tolist() == row.nonzero().flatten().tolist()[-1:]
-
-
 def test_padding_matches_hand_computed():
     left, left_mask = F.pad_left(ROWS, MASK, fill=-1)
     assert left.tolist() == [[-1, -1, 7, 8], [-1, -1, 5, 6], [1, 2, 3, 4], [-1, -1, -1, -1]]

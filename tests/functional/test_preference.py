@@ -7,7 +7,6 @@ import torch
 from torch import tensor
 
 from rlhf_lab import functional as F
-from tests.functional.calls import draw, draw_rollout, seeds
 
 NAN = float("nan")
 LOG3 = math.log(3)
@@ -33,18 +32,6 @@ def test_rater_matches_hand_computed():
     assert F.sample_preferences(extreme, tensor([0.999, 0.0])).tolist() == [True, False]
     flipped = F.sample_preferences(extreme, tensor([0.81, 0.19]), flip_rate=0.2)
     assert flipped.tolist() == [False, True]
-
-
-@seeds(40)
-def test_rater_matches_a_loop(seed):
-    gaps, _ = draw(seed, "w", "w")
-    uniforms = torch.rand(7, generator=torch.Generator().manual_seed(seed)).double()
-    temperature, flip_rate = 0.25 + seed % 4, seed % 11 / 10
-    expected = []
-    for gap, u in zip(gaps.tolist(), uniforms.tolist(), strict=True):
-        p = sigmoid(gap / temperature)
-        expected.append(u < (1 - flip_rate) * p + flip_rate * (1 - p))
-    assert F.sample_preferences(gaps, uniforms, temperature, flip_rate).tolist() == expected
 
 
 def test_rater_raises_on_settings_without_meaning():
@@ -73,18 +60,6 @@ def test_bradley_terry_matches_hand_computed():
         F.bradley_terry_loss(tie, tie, center_coef=-0.1)
 
 
-@seeds(40)
-def test_bradley_terry_matches_a_loop(seed):
-    chosen, rejected, margins = (3 * x for x in draw(seed, "w", "w", "w"))
-    center_coef = seed % 3 / 2
-    rows = list(zip(chosen.tolist(), rejected.tolist(), margins.tolist(), strict=True))
-    expected = [center_coef * (c + r) ** 2 - math.log(sigmoid(c - r - m)) for c, r, m in rows]
-    got = F.bradley_terry_loss(chosen, rejected, margins, center_coef).item()
-    assert got == pytest.approx(sum(expected) / 7, rel=1e-9)
-    wins = [0.5 + 0.5 * ((c > r) - (c < r)) for c, r, _ in rows]
-    assert F.preference_accuracy(chosen, rejected).item() == pytest.approx(sum(wins) / 7)
-
-
 def test_bradley_terry_at_float32_extremes_is_finite():
     # -log sigmoid(-1e4) is 1e4, with slope -1
     chosen = tensor([-1e4, 1e4], requires_grad=True)
@@ -103,22 +78,6 @@ def test_divergence_mask_matches_hand_computed():
     assert mask.int().tolist() == [[0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
 
 
-@seeds(40)
-def test_divergence_mask_matches_a_loop(seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(2, (2, 6, 4), generator=generator)
-    lengths = torch.randint(5, (2, 6, 1), generator=generator)
-    masks = torch.arange(4) < lengths
-    expected = []
-    for i in range(6):
-        one, other = (tokens[side, i, : lengths[side, i]].tolist() for side in (0, 1))
-        common = 0
-        while common < min(len(one), len(other)) and one[common] == other[common]:
-            common += 1
-        expected.append([common <= t < max(len(one), len(other)) for t in range(4)])
-    assert F.divergence_mask(*(tokens * masks), *masks).tolist() == expected
-
-
 def test_token_loss_matches_hand_computed():
     # pair 0: differences log 3 and 0; pair 1 has no position; pair 2: log 2
     chosen = tensor([[NAN, LOG3, 1.0], [NAN] * 3, [5.0, NAN, NAN]], requires_grad=True)
@@ -132,17 +91,6 @@ def test_token_loss_matches_hand_computed():
     assert chosen.grad[mask].tolist() == pytest.approx([-1 / 16, -1 / 8, -1 / 4])
 
 
-@seeds(20)
-def test_token_loss_matches_a_loop(seed):
-    chosen, rejected, _, mask = draw_rollout(seed)
-    pairs = []
-    for i in range(len(mask)):
-        losses = [-math.log(sigmoid(d)) for d in (chosen - rejected)[i][mask[i]].tolist()]
-        pairs += [sum(losses) / len(losses)] if losses else []
-    got = F.bradley_terry_token_loss(chosen, rejected, mask).item()
-    assert got == pytest.approx(sum(pairs) / max(len(pairs), 1))
-
-
 def test_accuracy_and_auc_match_hand_computed():
     # won, lost, tied, won
     gaps = tensor([0.1, -2.0, 0.0, 3.0])
@@ -153,15 +101,6 @@ def test_accuracy_and_auc_match_hand_computed():
     both = F.auc(torch.stack([scores, -scores]), labels)
     assert both.tolist() == pytest.approx([0.625, 0.375]) and both.dtype == torch.float64
     assert F.auc(scores, torch.ones(4).bool()).isnan()
-
-
-@seeds(20)
-def test_auc_matches_a_loop_over_pairs(seed):
-    scores = torch.randint(4, (9,), generator=torch.Generator().manual_seed(seed)).float()
-    labels = torch.arange(9) % 3 == seed % 3
-    pairs = [(a, b) for a in scores[labels].tolist() for b in scores[~labels].tolist()]
-    expected = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
-    assert F.auc(scores, labels).item() == pytest.approx(expected)
 
 
 def test_calibration_matches_hand_computed():
@@ -177,23 +116,6 @@ def test_calibration_matches_hand_computed():
     for n_bins in (0, 5):
         with pytest.raises(ValueError, match=f"n_bins must be between 1 and 4 .*got {n_bins}"):
             F.calibration_bins(gaps, tensor([True] * 4), n_bins)
-
-
-@seeds(30)
-def test_calibration_matches_a_loop(seed):
-    (gaps,) = draw(seed, "w")
-    won = torch.rand(7, generator=torch.Generator().manual_seed(seed)) < 0.5
-    n_bins = 1 + seed % 7
-    bins = F.calibration_bins(gaps.requires_grad_(), won, n_bins)
-    pairs, start = sorted(zip(gaps.tolist(), won.tolist(), strict=True)), 0
-    for b in range(n_bins):
-        size = 7 // n_bins + (b < 7 % n_bins)
-        rows, start = pairs[start : start + size], start + size
-        assert bins.count[b] == size
-        expected = sum(sigmoid(gap) for gap, _ in rows) / size
-        assert bins.predicted[b].item() == pytest.approx(expected, rel=1e-9)
-        assert bins.observed[b].item() == pytest.approx(sum(w for _, w in rows) / size)
-    assert not bins.predicted.requires_grad
 
 
 @pytest.mark.parametrize("function", [F.bradley_terry_loss, F.preference_accuracy])

@@ -213,12 +213,6 @@ def test_trl_running_moments():
         assert moments.std == pytest.approx(std, rel=1e-5)
 
 
-def test_trl_truncation():
-    case = load("trl", "truncation")
-    got = F.truncate_at_stop(case["tokens"], [case["stop_token"]], 0)
-    assert torch.equal(got, case["truncated"])
-
-
 def test_torchrl_padding():
     case = load("torchrl", "padding")
     pad = case["pad_token"]
@@ -247,13 +241,6 @@ def test_torchrl_scores_of_generate():
     close(F.get_max_logprobs(logits, 1), case["max_logprobs"])
     # torchrl pads the logits of a row that stopped early with minus infinity, and normalises them
     assert case["nan_after_an_early_stop"].tolist() == [[False, False, True, True]] * 2
-
-
-def test_torchrl_advantages():
-    case = load("torchrl", "advantages")
-    values, rewards, gamma = case["values"], case["token_rewards"], case["gamma"]
-    close(F.compute_gae(values, rewards, gamma, case["lam"]), case["gae"])
-    close(F.compute_advantages(values, rewards, gamma=gamma), case["one_step"])
 
 
 def test_torchrl_objectives():
