@@ -21,12 +21,6 @@ from tests.tiny_models import gpt2_tokenizer, llama_tokenizer, randomize, save, 
 Spoil = Callable[[Path], Any]
 Cases = dict[str, tuple[Spoil, list[str] | None]]
 WEIGHTS, HEAD = "model.safetensors", "reward_head.safetensors"
-EVIL = """\
-from pathlib import Path
-Path({sign!r}).write_text("ran")
-from transformers import GPT2Config as Config, GPT2LMHeadModel as Model
-Config.model_type = "evil"
-"""
 
 
 def sign(directory: Path) -> Path:
@@ -74,10 +68,6 @@ def settings(file: str = "config.json", **changes: Any) -> Spoil:
     return spoil
 
 
-def holds(file: str, content: bytes) -> Spoil:
-    return lambda directory: (directory / file).write_bytes(content)
-
-
 def lacks(*files: str) -> Spoil:
     return lambda directory: [(directory / file).unlink() for file in files]
 
@@ -113,16 +103,6 @@ def pickled(name: str, keep: bool = False) -> Spoil:
     return spoil
 
 
-def code(kind: str, **changes: Any) -> Spoil:
-    """Add code that writes a file when it is imported."""
-
-    def spoil(directory: Path) -> None:
-        (directory / "evil.py").write_text(EVIL.format(sign=str(sign(directory))))
-        settings(auto_map={"AutoConfig": "evil.Config", kind: "evil.Model"}, **changes)(directory)
-
-    return spoil
-
-
 def instead(make: Callable[[Path], Any]) -> Spoil:
     """Replace the directory by something else."""
     return lambda directory: [shutil.rmtree(directory), make(directory)]
@@ -133,28 +113,15 @@ def without(name: str, file: str = WEIGHTS) -> Spoil:
 
 
 TOKENIZER, NAN = "tokenizer_config.json", float("nan")
-POLICY: Cases = {  # tests/models/test_load.py has more
-    "config of great depth": (holds("config.json", b"[" * 100_000), []),
-    "epsilon nan": (settings(layer_norm_epsilon=NAN), ["logits"]),
-    "model_type unknown": (settings(model_type="gpt9"), ["gpt9"]),
-    "quantized": (settings(quantization_config={"quant_method": "x"}), ["quantization_config"]),
-    "code, unknown type": (code("AutoModelForCausalLM", model_type="evil"), []),
-    "code, known type": (code("AutoModelForCausalLM"), None),
+POLICY: Cases = {  # tests/models/test_load.py has damaged configurations, weights and code
     "pickle in addition": (pickled("pytorch_model.bin", keep=True), None),
     "pickle under the right name": (pickled(WEIGHTS), []),
-    "header of 2**62 bytes": (holds(WEIGHTS, (2**62).to_bytes(8, "little") + b"{}"), []),
     "nan in a gain": (entry("transformer.ln_f.weight", NAN), ["nan or inf"]),
-    "tokenizer {}": (holds("tokenizer.json", b"{}"), ["tokenizer"]),
-    "length of text": (settings(TOKENIZER, model_max_length="long"), ["vocabulary"]),
-    "unknown bos token": (settings(TOKENIZER, bos_token="<new>"), ["<new>", "embeddings"]),
-    "a dangling link": (instead(lambda path: path.symlink_to("gone")), []),
-    "empty": (instead(Path.mkdir), ["config.json"]),
     "a pipe": (instead(os.mkfifo), []),
     "a classifier": (instead(lambda path: classifier(path, ("neg", "pos"))), []),
 }
 CLASSIFIER: Cases = {  # tests/rewards/test_classifiers.py has more
     "pickle only": (pickled("pytorch_model.bin"), ["safetensors"]),
-    "code, unknown type": (code("AutoModelForSequenceClassification", model_type="evil"), []),
     "one class": (instead(lambda path: classifier(path, ("good",))), ["score --prompt"]),
     "names of three classes": (
         settings(num_labels=2, id2label={"0": "good", "1": "bad", "2": "c"}),
@@ -167,10 +134,7 @@ CLASSIFIER: Cases = {  # tests/rewards/test_classifiers.py has more
     "no pad token": (settings(TOKENIZER, pad_token=...), ["pad"]),
 }
 REWARD: Cases = {
-    "pickle only": CLASSIFIER["pickle only"],
-    "head file missing": (lacks(HEAD), [HEAD]),
     "head without mean": (without("mean", HEAD), [HEAD]),
-    "head nan": (entry("head.weight", NAN, HEAD), [HEAD]),
     "std 0": (entry("std", 0.0, HEAD), [HEAD]),
     "metadata missing": (lacks("reward_model.json"), None),
 }

@@ -4,7 +4,6 @@ The readers are tested in test_data_sources.py, rewards/test_pairs.py, tuning/te
 """
 
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -73,21 +72,6 @@ def test_command_rejects_a_missing_source(there, command) -> None:
 def test_missing_column_is_named(there, options, word) -> None:
     Path("x.jsonl").write_text(PAIR * 2)
     rejected([*options.split(), "--pairs", "x.jsonl", "--out", "made"], "line 1", word, "chosen")
-
-
-def test_run_continues_the_prompts_of_its_file() -> None:
-    Path("p.csv").write_text("prompt\nthe plot\nwow folks\n")
-    accepted([*TRAIN, "--prompts", "p.csv"])
-    rows = [json.loads(line) for line in Path("made", "samples.jsonl").read_text().splitlines()]
-    assert {" ".join(row["text"].split()[:2]) for row in rows} == {"the plot", "wow folks"}
-
-
-@pytest.mark.parametrize("command", ["sft", "dpo"])
-def test_text_of_1_mb_is_cut_to_the_context(command) -> None:
-    row = {"text": "good " * 200_000, "chosen": "good " * 200_000, "rejected": "bad"}
-    Path("x.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
-    outcome = accepted([*COMMANDS[command], "x.jsonl", "--held-out", "0.5"])
-    assert "were cut to 32 tokens" in outcome.err
 
 
 STDIN = {

@@ -100,6 +100,7 @@ def test_file_size_limit_is_reported(warm: Callable) -> None:
     assert all("File too large" in line for line in lines)
 
 
+@pytest.mark.nightly
 def test_warnings_as_errors_change_nothing(cold: Callable, here: Path) -> None:
     (here / "random.py").write_text("raise SystemExit('mine was imported')\n")
     done = cold(["-P", *SCORE], {"PYTHONWARNINGS": "error"})

@@ -60,7 +60,7 @@ def whole(models: Path) -> dict[str, str]:
 
 @pytest.fixture
 def there(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The working directory. No input is read, and no code from a directory runs."""
+    """The working directory. No input is read, and no pickle from a directory runs."""
     questions = []
     monkeypatch.setattr("builtins.input", lambda *text: questions.append(text) or "y")
     monkeypatch.chdir(tmp_path)
@@ -118,3 +118,22 @@ def test_resume_rejects_a_classifier_with_swapped_names(there) -> None:
     settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")
     with untouched(there):
         rejected(["resume", "made", "--total-phases", "2"], "'good'", "'bad'", "--positive-label")
+
+
+def test_run_names_its_rewarded_class_and_warns_if_it_changes(there) -> None:
+    def name_classes(first: str, second: str) -> None:
+        settings(id2label={"0": first, "1": second}, label2id=...)(there / "model")
+
+    shutil.copytree(there / "models" / "classifier", there / "model")
+    name_classes("bad", "good")
+    named = ["--reward-model", "model", "--positive-label", "good"]
+    outcome = accepted(["score", "w1 w7", *named])
+    assert outcome.err == "rewarding the class 'good' of model\n" and outcome.out.count("\n") == 1
+    first = accepted([*TRAIN, "--base-model", "models/policy", *named, "--direction", "neg"])
+    info = json.loads(Path("made", "run.json").read_text())
+    assert info["rewarded_class"] == {"index": 0, "label": "bad"}
+    for out in (first.out, accepted(["resume", "made", "--total-phases", "2"]).out):
+        assert "rewarding the class 'bad' of model" in out
+    name_classes("good", "bad")
+    err = accepted(["resume", "made", "--total-phases", "3"]).err
+    assert "warning: The run rewarded {'index': 0, 'label': 'bad'}, but now" in err
