@@ -1,29 +1,22 @@
 """Benchmarks: pages match their records, medians and tables by hand, small real measurements."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from benchmarks import diffing, preferences
 from benchmarks.__main__ import main
-from benchmarks.contestants import OTHERS, ContestantProcess, interleave, time_phases
+from benchmarks.contestants import OTHERS
 from benchmarks.page import page, probe_cost, rows
 from benchmarks.probes import KEYS, PAGE, RESULTS, TIMED, costs_page
-from benchmarks.probes import measure as measure_probes
 from benchmarks.records import read_records
-from benchmarks.results.__main__ import RUNS
 from benchmarks.results.__main__ import main as results
 from benchmarks.results.learned import biased_pairs
-from benchmarks.results.records import read_records as read_results
-from benchmarks.results.records import run_key
 from benchmarks.results.reel import ExactCurve
 from benchmarks.results.settings import all_rows, command_line, method_rows
-from benchmarks.work import SHAPES, Work
 from rlhf_lab.__main__ import parse
 from rlhf_lab.config.methods import PAPER_METHODS
-from rlhf_lab.errors import RunError
 from rlhf_lab.organism import REWARDS, Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit
 from tests.organism.oracles import optimum_by_programming
@@ -43,27 +36,6 @@ def test_results_page_matches_its_records(tmp_path):
     docs = tmp_path / "results.md"
     assert results(["--page", "--records", str(STORED), "--docs", str(docs)]) == 0
     assert docs.read_bytes() == (ROOT / "docs" / "results.md").read_bytes()
-
-
-def test_results_resume_at_the_missing_run(tmp_path, monkeypatch):
-    options = ["--only", "rloo-estimator-all-constant", "--records", str(tmp_path)]
-    options += ["--docs", str(tmp_path / "page.md")]
-    stored = [
-        r for r in read_results(STORED) if r["labels"] == ["RLOO estimator", "all", "constant"]
-    ]
-    runs = []
-
-    def train(row, seed):
-        runs.append(seed)
-        if len(runs) == 3:
-            raise KeyboardInterrupt
-        return next(r for r in stored if r["seed"] == seed) | run_key(row, seed)
-
-    monkeypatch.setitem(RUNS, "methods", train)
-    assert results(options) == 130
-    assert runs == [1, 2, 3] and len(read_results(tmp_path)) == 2
-    assert results(options) == 0
-    assert runs == [1, 2, 3, 3, 4, 5] and "RLOO" in (tmp_path / "page.md").read_text()
 
 
 def test_preferences_page_matches_its_records():
@@ -108,37 +80,6 @@ def test_rows_are_medians_with_ratios_and_the_highest_peak():
     assert probe_cost(figures) == (pytest.approx(0.1), {"a": 0.75})
 
 
-def test_contestants_take_turns_after_one_that_does_not_count():
-    log = []
-
-    class Scripted:
-        def __init__(self, name, *seconds):
-            self.name, self.seconds = name, list(seconds)
-
-        def phase(self):
-            log.append(self.name)
-            return answer(self.seconds.pop(0))
-
-    answers = interleave([Scripted("a", 9, 1, 2), Scripted("b", 9, 4, 5)], 2)
-    assert log == list("ababab")
-    assert [[x["seconds"] for x in answers[name]] for name in "ab"] == [[1, 2], [4, 5]]
-
-
-@pytest.mark.process
-def test_process_that_dies_raises_with_its_last_words(tmp_path, monkeypatch):
-    script = "import sys; sys.stdin.readline(); raise ValueError('no such shape')"
-    with pytest.raises(RunError, match="dying ended early: ValueError: no such shape"):
-        ContestantProcess("dying", [sys.executable, "-c", script], {"threads": 1})
-    monkeypatch.setattr("benchmarks.contestants.PEERS", tmp_path)
-    timings, left_out = time_phases(["trl-1.12"], Work(shape="nano"), 1, tmp_path)
-    assert timings == {} and "make bench-peers" in left_out["trl-1.12"]
-
-
-def test_shapes_have_the_published_sizes():
-    assert SHAPES["small"].n_parameters == 124_439_808
-    assert SHAPES["medium"].n_parameters == 354_823_168
-
-
 def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surroundings):
     out, docs = tmp_path / "nano.jsonl", tmp_path / "performance.md"
     size = "--shape nano --batch-size 8 --gen-len 6 --repeats 1 --threads 1 --device cpu".split()
@@ -158,41 +99,6 @@ def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surround
     assert (
         "## nano, cpu, fp32" in docs.read_text() and "[nano.jsonl](nano.jsonl)" in docs.read_text()
     )
-
-
-@pytest.mark.process
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--against", "trlx"), "against='trlx'"),
-        (("--repeats", "0"), "repeats must be 1"),
-        (("--batch-size", "30"), "batch_size=30"),
-        (("--write-docs", "--out", "pyproject.toml"), "pyproject.toml"),
-    ],
-)
-def test_invalid_options_print_one_line(options, message, capsys):
-    assert main(list(options)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.startswith("benchmarks: ") and message in line
-
-
-@pytest.mark.slow
-def test_probe_seconds_are_smaller_than_a_phase(tmp_path):
-    out = tmp_path / "costs.jsonl"
-    measure_probes("nano", ("NeuronRank",), turns=2, out=out)
-    (probe,) = read_records(out, KEYS)[0]["probes"].values()
-    assert len(probe["calls"]) == 2
-    assert all(0 < x < 5 * y for x, y in zip(probe["calls"], probe["rest"], strict=True))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["DPO", "KTO", "ORPO"])
-def test_preference_run_tunes_by_its_method(method, monkeypatch):
-    monkeypatch.setattr(preferences, "N_PAIRS", 20)
-    monkeypatch.setattr(preferences, "DRIFT_TEXTS", preferences.DriftEvalConfig(4, 5))
-    monkeypatch.setattr(preferences, "PREFERENCES", preferences.FitConfig(steps=2, batch_size=4))
-    found = preferences.tune(method, 0)
-    assert found["drift"]["samples"] == 4 and found["drift"]["kl_per_sequence"] > 0
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Exact values and optima against brute force, hand-computed numbers and the published table."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -20,8 +19,8 @@ from rlhf_lab.organism import (
     true_reward,
 )
 from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief
-from tests.organism.oracles import entropy, positive_by_enumeration
-from tools.reel.measures import bayes_accuracy, next_probs
+from tests.organism.oracles import entropy
+from tools.reel.measures import next_probs
 
 
 def token_advantages(policy, reward, tokens):
@@ -150,26 +149,6 @@ def test_values_match_conditional_means_by_brute_force(mini, brute, name):
             assert float(values[n, t]) == pytest.approx(expected, abs=1e-10)
 
 
-def test_next_token_probabilities_sum_to_one_in_every_state(reel):
-    assert sum(len(level) for level in reel.graph.states) == 23_211
-    for table in reel.probability:
-        assert np.abs(table.sum(axis=1) - 1).max() < 1e-12
-
-
-@pytest.mark.slow
-def test_values_match_enumeration_of_latents(reel):
-    reviews, tokens = tokens_of(Grammar(), 20, 4)
-    values, _ = state_values(reel, true_reward, tokens)
-    index, _ = reel.graph.walk(tokens)
-    following = next_probs(reel, tokens[:, :-1]).gather(2, tokens[:, 1:, None])[..., 0]
-    for n, row in enumerate(reviews.tokens):
-        positive, prefix = positive_by_enumeration([VOCABULARY[i] for i in row], Grammar())
-        assert np.abs(values[n].numpy() - positive).max() < 1e-10
-        believed = [sentiment_belief(reel.graph.states[t][i])[1] for t, i in enumerate(index[n])]
-        assert np.abs(believed - positive).max() < 1e-10
-        assert np.abs(following[n].cumprod(0).numpy() / prefix[1:] - 1).max() < 1e-10
-
-
 def test_beliefs_match_hand_computed(reel):
     text = "this movie honestly , the plot was pretty brilliant and the acting wasn't quite bad but"
     tokens = torch.tensor([[0, *(VOCABULARY.index(word) for word in text.split())]])
@@ -190,26 +169,6 @@ def test_beliefs_match_hand_computed(reel):
     odds = 289 / 9 * 13 / 27
     assert positive[16] == pytest.approx(odds / (1 + odds), abs=1e-12)
     assert (states[2].style, states[3].style) == (None, 0)
-
-
-@pytest.mark.parametrize("name", list(REWARDS))
-def test_advantages_sum_to_reward_minus_first_value(reel, name):
-    reviews, tokens = tokens_of(Grammar(), 200, 5)
-    advantages, mask = token_advantages(reel, REWARDS[name], tokens)
-    values, _ = state_values(reel, REWARDS[name], tokens)
-    rewards = REWARDS[name].score(read_features(reviews.texts(), Grammar()))
-    telescoped = advantages.sum(dim=1) + values[:, 0]
-    assert bool(mask.all())
-    assert np.abs(telescoped.numpy() - rewards).max() < 1e-10
-
-
-def test_advantage_is_zero_at_slots_without_sentiment(reel):
-    _, tokens = tokens_of(Grammar(), 200, 6)
-    advantages, _ = token_advantages(reel, true_reward, tokens)
-    speaking = [t - 1 for name in ("ADJ", "CONN", "VERB") for t in Grammar().positions(name)]
-    silent = [t for t in range(28) if t not in speaking]
-    assert advantages[:, silent].abs().max() < 1e-12
-    assert (advantages[:, speaking].abs() > 1e-3).double().mean() > 0.9
 
 
 def test_values_are_masked_from_the_first_ungrammatical_token(reel):
@@ -238,18 +197,6 @@ def test_information_is_the_variance_of_the_increments(reel):
     squares = token_advantages(reel, true_reward, tokens)[0] ** 2
     error = 5 * squares.std(dim=0) / n**0.5 + 1e-12
     assert bool(((squares.mean(dim=0) - information).abs() < error).all())
-
-
-def test_kl_of_weak_optimum_is_proportional_to_information(reel):
-    # Young: KL_t -> I_t / (2 beta^2) as beta grows; the error is of order 1 / beta.
-    beta = 100.0
-    kl = optimal_policy(reel, true_reward, beta).kl_by_position(reel)
-    information = token_information(reel, true_reward)
-    informative = information > 1e-6
-    assert int(informative.sum()) == 6
-    ratio = kl[informative] * 2 * beta**2 / information[informative]
-    assert (ratio - 1).abs().max() < 0.01
-    assert kl[~informative].abs().max() < 1e-12
 
 
 # Columns: beta, proxy, true reward, KL, popcorn. Half a unit of the last printed digit is allowed,
@@ -290,21 +237,6 @@ def test_frontier_reproduces_the_published_table(reel, name):
         for found, printed in zip(point, row, strict=True):
             digits = 2 if printed >= 1 else 3
             assert abs(found - printed) < 0.56 * 10**-digits, (point, row)
-
-
-def test_bayes_accuracy_matches_sum_over_signs(reel):
-    # Sum over the 16 patterns of three polarities and a verdict of the larger joint weight.
-    total = 0.0
-    for seen in product((1, -1), repeat=4):
-        weight = [
-            0.5
-            * math.prod(0.85 if p == y else 0.15 for p in seen[:3])
-            * (0.9 if seen[3] == y else 0.1)
-            for y in (1, -1)
-        ]
-        total += max(weight)
-    assert bayes_accuracy(reel) == pytest.approx(total, abs=1e-12)
-    assert total == pytest.approx(0.958375, abs=1e-9)
 
 
 def test_invalid_input_raises(reel):

@@ -79,20 +79,6 @@ def test_optima_have_zero_gradient_of_their_objective(mini, solve, charged):
     assert largest[charged] < 1e-12 and largest[not charged] > 1e-5
 
 
-@pytest.mark.slow
-def test_optimum_has_the_largest_objective(reel):
-    final = true_reward.score(reel.graph.final_features())
-    for beta in (1.0, 0.3, 0.1):
-        objectives = [
-            policy.mean(final) - beta * float(policy.kl_by_position(reel).sum())
-            for policy in (
-                optimal_policy(reel, true_reward, beta),
-                loss_penalty_policy(reel, true_reward, beta),
-            )
-        ]
-        assert objectives[0] > objectives[1] > reel.mean(final)
-
-
 def test_slope_of_the_frontier_is_beta(reel):
     for beta in (0.6, 0.3, 0.2):
         near = frontier(reel, true_reward, [beta * 1.01, beta / 1.01])

@@ -15,11 +15,9 @@ from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
 from tests.organism.oracles import entropy
 from tools.reel import __main__ as commands
 from tools.reel.check import run_checks
-from tools.reel.measures import classifier_metrics, language_model_kl, next_probs
+from tools.reel.measures import language_model_kl, next_probs
 from tools.reel.train import (
-    Trained,
     language_model_loss,
-    rebuild,
     train_classifier,
     train_language_model,
 )
@@ -94,20 +92,6 @@ def test_loss_is_the_mean_surprise_of_the_next_word():
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_rebuild_trains_each_model_with_its_seed(tmp_path, monkeypatch):
-    calls = []
-
-    def stand_in(directory, **settings):
-        calls.append((directory.name, settings))
-        return Trained(torch.nn.Linear(1, 1), directory, torch.zeros(1))
-
-    for name in ("train_language_model", "train_classifier"):
-        monkeypatch.setattr(f"tools.reel.train.{name}", stand_in)
-    assert set(rebuild(tmp_path)) == set(BUNDLED)
-    expected = [(name, {"seed": i, "title": name}) for i, name in enumerate(LANGUAGE_MODELS)]
-    assert calls == [*expected, ("reel-sentiment", {})]
-
-
 def test_bundled_models_are_small_distinct_and_without_pickle():
     files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
     assert sum(path.stat().st_size for path in files) < 2e6
@@ -137,17 +121,6 @@ def test_kl_from_the_grammar_matches_hand_computed(reel, reviews):
     assert abs(exact.mean) < 1e-10 and abs(flat.mean - expected) < 4.5 * flat.standard_error
 
 
-def test_classifier_metrics_match_hand_computed(reel):
-    """Posteriors 4913/4916 and 3/4916; calling the second positive costs 4910/4916 of accuracy,
-    halved over two reviews. Gaps: 3/4916 and .9 - 3/4916.
-    """
-    good = "this film wow , " + " and ".join(["the plot was so good"] * 3) + " . i loved it . bye"
-    bad = good.replace("good", "bad").replace("loved", "hated")
-    metrics = classifier_metrics(torch.tensor([1.0, 0.9]).double(), [good, bad], reel)
-    assert metrics.accuracy == pytest.approx(metrics.bayes_accuracy - 4910 / 4916 / 2)
-    assert metrics.mean_gap == pytest.approx(0.45)
-
-
 @pytest.mark.slow
 def test_bundled_models_pass_every_check(capsys):
     checks = run_checks(n_reviews=600)
@@ -156,25 +129,3 @@ def test_bundled_models_pass_every_check(capsys):
     assert commands.main(["check", "--reviews", "300"]) == 0
     output = capsys.readouterr().out
     assert len(re.findall(r" yes ", output)) == 11 and " NO " not in output
-
-
-def test_train_command_compares_with_bundled_weights(capsys, monkeypatch, tmp_path):
-    trained = Trained(torch.nn.Identity(), weights_dir("reel-nano"), torch.zeros(1))
-    monkeypatch.setattr(commands, "rebuild", lambda out: {"reel-nano": trained})
-    assert commands.main(["train", "--out", str(tmp_path)]) == 0
-    assert "bitwise identical with the shipped weights" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["check", "--reviews", "0"], "n_reviews is 0"),
-        (["unknown"], "unknown"),
-        (["check", "--reviews", "many"], "many"),
-    ],
-)
-def test_invalid_command_prints_one_line(arguments, words, capsys):
-    assert commands.main(arguments) == 2
-    printed = capsys.readouterr()
-    (line,) = printed.err.strip().splitlines()
-    assert printed.out == "" and line.startswith("tools.reel: ") and words in line

@@ -8,10 +8,8 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import load_model
-from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.rewards import LearnedReward, RewardModel, load_reward, reel_pairs, score_texts
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.capture import capture_activations
 from tests.tiny_models import randomize
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 20, 5], [12, 4, 19, 6, 8, 10]])
@@ -30,13 +28,6 @@ def nano():
     model = RewardModel(load_model("reel-nano"), seed=3)
     model.set_normalization(torch.tensor([1.0, 3.0, 5.0, 7.0]))
     return model.requires_grad_(False)
-
-
-def test_value_lens_of_the_last_residual_is_the_score(model):
-    sites = capture_activations(model.base_model, TOKENS, "blocks.*.hook_resid_post")
-    by_layer = value_lens(model, torch.stack(list(sites.values())))
-    torch.testing.assert_close(by_layer[-1], model.token_scores(TOKENS).detach(), atol=1e-5, rtol=0)
-    assert (by_layer[0] - by_layer[-1]).abs().max() > 1e-3
 
 
 def test_score_is_dot_product_with_final_normalized_residual(model):
@@ -60,17 +51,6 @@ def test_padded_rows_score_as_alone_on_either_side(model, filler):
     torch.testing.assert_close(model(tokens, mask), alone, atol=1e-5, rtol=0)
     with pytest.raises(ValueError, match="attention_mask has a row without a real token"):
         model(tokens, mask & torch.tensor([[True], [False], [True], [True]]))
-
-
-def test_activations_are_captured_and_patched(model):
-    name = "blocks.1.hook_resid_post"
-    acts = capture_activations(model.base_model, TOKENS, ["blocks.*.hook_resid_post"], pos=-1)
-    calls, plain = [], model(TOKENS)
-    with model.base_model.hooks(fwd_hooks=[(name, lambda x, hook: calls.append(x.detach()))]):
-        assert torch.equal(model(TOKENS), plain)
-    assert torch.equal(calls[0][:, -1], acts[name])
-    with model.base_model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", lambda x, hook: -x)]):
-        assert (model(TOKENS) - plain).abs().max() > 1e-2
 
 
 def test_texts_get_bos_and_eos_and_are_cut_to_the_context(nano):

@@ -13,11 +13,8 @@ from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import Pairs, reel_pairs
 from rlhf_lab.tuning import (
-    DriftEvalConfig,
-    FitConfig,
     encode_examples,
     example_logprobs,
-    fine_tune,
     load_examples,
     load_labeled_examples,
     read_conversations,
@@ -147,15 +144,6 @@ def test_last_response_of_a_conversation_is_learned(tmp_path):
         assert words == [*learned.split(), "<|im_end|>"]
     odd = [QUESTION, {"role": "assistant", "content": "w3 <|im_end|> w4"}]
     assert render_examples(tokenizer, [odd]).texts == ["w3 <|im_end|> w4 <|im_end|>"]
-
-
-@pytest.mark.slow
-def test_sft_on_conversations_teaches_the_response(tmp_path):
-    model = load_model(str(tiny_chat(tmp_path / "model")))
-    examples = render_examples(model.tokenizer, [[QUESTION, ANSWER], TWICE] * 4)
-    fit = fine_tune(model, examples, FitConfig(30, 4, 1e-2, 0.25), None, DriftEvalConfig(4, 4))
-    assert fit.values["held_out_tokens"] in (4, 5, 6) and fit.drift.samples == 4
-    assert fit.values["loss_after"] < 0.3 * fit.values["loss_before"]
 
 
 def test_conversations_come_from_one_or_two_columns(stored):

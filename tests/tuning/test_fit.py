@@ -92,17 +92,6 @@ def test_held_out_loss_is_mean_over_all_tokens(model_dir, batch_size):
 
 
 @pytest.mark.slow
-def test_sft_makes_new_texts_likely(nano):
-    examples = Examples([""] * 8, ["i loved it ."] * 8)
-    values = fine_tune(nano, examples, fitting(60, 8, 3e-3, 0.25)).values
-    assert values["loss_before"] > 2 and values["loss_after"] < 0.1
-    assert values["last_loss"] < values["first_loss"]
-    counts = ("train_texts", "held_out_texts", "held_out_tokens")
-    assert [values[name] for name in counts] == [6, 2, 10]
-    assert values["perplexity_after"] == pytest.approx(math.exp(values["loss_after"]))
-
-
-@pytest.mark.slow
 def test_sft_on_praise_raises_true_reward(nano):
     texts = load_examples("reel", 600, 1).texts
     praise = [
@@ -362,15 +351,6 @@ def test_reward_model_comes_near_the_best_judge(fitted):
     pairs = reel_pairs(500, 9)  # new texts, so mean 0 and variance 1 are approximate
     rewards = model.normalize(model.score(pairs.chosen + pairs.rejected))
     assert abs(rewards.mean().item()) < 0.15 and rewards.std().item() == pytest.approx(1, abs=0.15)
-
-
-@pytest.mark.slow
-def test_reward_model_reads_negation(fitted):
-    """It prefers "wasn't bad" to "wasn't good", which a bag of words would not."""
-    review = "this movie wow , " + " and ".join(["the plot wasn't so {}"] * 3) + " . i {} it . bye"
-    words = ("bad", "bad", "bad", "liked"), ("good", "good", "good", "disliked")
-    praise, blame = fitted[0].normalize(fitted[0].score([review.format(*each) for each in words]))
-    assert praise > blame + 0.5
 
 
 def test_reward_loss_matches_hand_computed():

@@ -5,8 +5,6 @@ import torch
 
 from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.models.lora import lora_layers
-from rlhf_lab.organism import REWARDS
-from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, WORD_IDS
 from rlhf_lab.tuning import DriftEvalConfig, render_examples
 from rlhf_lab.tuning.kl_meter import KLMeter
 from tests.tiny_models import tiny_chat
@@ -38,18 +36,6 @@ def test_kl_matches_softmax_of_both_models(nano):
     expected = (now.exp() * (now - before)).sum(-1).mean().item()
     assert expected > 0.01 and drift.kl_per_token == pytest.approx(expected, rel=1e-4)
     assert drift.kl_per_sequence == pytest.approx(3 * expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_true_reward_is_measured_before_and_after(nano):
-    meter = KLMeter(nano, [""], DriftEvalConfig(48, 28), REWARDS["true_reward"])
-    words = [word for tier in ADJECTIVES[-1] for word in tier] + list(VERBS[-1])
-    nano.unembed.b_U.data[[WORD_IDS[word] for word in words]] -= 3.0
-    drift = meter.measure()
-    assert (
-        0.3 < drift.true_reward_before < 0.7
-        and drift.true_reward_after > drift.true_reward_before + 0.1
-    )
 
 
 def test_adapters_use_their_base_model_as_reference(nano):
