@@ -52,10 +52,9 @@ def without_numbers_and_words(output: str) -> list[str]:
     return shapes
 
 
-def test_the_short_program_prints_what_the_readme_shows(tmp_path, cold_python):
+def test_the_short_program_prints_what_the_readme_shows(tmp_path, warm_python):
     program, shown = blocks("python")[0], blocks("text")[0]
-    (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    output = printed(cold_python(["program.py"], cwd=tmp_path))
+    output = printed(warm_python.run(["-c", program], cwd=tmp_path))
     assert without_numbers_and_words(output) == without_numbers_and_words(shown)
     assert all(token.endswith(":0.00") for token in output.splitlines()[0].split())
 

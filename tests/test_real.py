@@ -6,7 +6,6 @@ reported on and read by transformers.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,10 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.restore import load_policy
-from tools.prose import page
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta words_moved"
@@ -126,61 +122,3 @@ def test_sft_and_dpo_write_models(real_models, place):
     output = lab("dpo", "--pairs", "pairs.jsonl", "--out", "preferring", *fitting, cwd=place)
     assert "written to preferring" in output
     assert os.path.getsize(place / "preferring/model.safetensors") > 5e8
-
-
-def make_trainer(real_models, out, **changes) -> RLHFTrainer:
-    models = {"base_model": "smollm2", "reward_model": "minilm-sentiment"}
-    settings = {name: str(real_models / path) for name, path in models.items()}
-    settings |= dict(batch_size=4, num_minibatches=2, gen_len=8, total_phases=2, warmup_steps=0)
-    settings |= dict(keep_checkpoints=0)
-    return RLHFTrainer(RLHFArgs(preset="smol", **(settings | changes)), out=out)
-
-
-def test_step_of_trl(real_models, tmp_path):
-    trainer = make_trainer(real_models, tmp_path / "run")
-    queries = [trainer.tokenizer(text, return_tensors="pt").input_ids[0] for text in ["A film"] * 4]
-    report = trainer.step(queries, trainer.generate(queries), [0.1, 0.9, 0.4, 0.6])
-    assert abs(report.learning.ratio_first_minibatch - 1) < 1e-3
-    assert abs(report.rollout.kl_per_sequence) < 1e-3
-
-
-def recipe(name: str) -> dict:
-    """Run the program of a recipe's page under another `__name__`, and return its functions."""
-    (body,) = re.findall(r"^```python\n(.*?)^```$", page(f"recipes/{name}"), re.M | re.S)
-    defined = {"__name__": name}
-    exec(compile(body, f"{name}.md", "exec"), defined)
-    return defined
-
-
-ADAPTERS = dict(total_phases=1, lora_rank=4, gen_len=5, base_lr=3e-3)
-
-
-def test_hook_and_ablation_act_in_a_whole_run(real_models, tmp_path):
-    layer, head, seen = 4, 2, {}
-    trainer = make_trainer(real_models, tmp_path / "run", **ADAPTERS)
-    calls = recipe("own_hook")["scale"](trainer, "blocks.3.hook_mlp_out", 0.9)
-    recipe("ablate_head")["ablate"](trainer, layer, head)
-
-    @trainer.capture(f"blocks.{layer}.attn.hook_z")
-    def ablated(ctx, z):
-        seen[ctx.phase] = z.abs().amax((0, 1, 3))
-
-    (report,) = trainer.train()
-    assert calls[0, "rollout"] > 0 and calls[0, "learning"] > 0
-    assert report.learning.ratio_first_minibatch == pytest.approx(1, abs=1e-3)
-    assert seen[0][head] == 0 and (seen[0] > 0).sum() == len(seen[0]) - 1
-    names = {record["name"] for record in trainer.run.read_info()["interventions"]}
-    assert names == {"scaled", f"without_head_{head}"}
-
-
-def test_comparison_of_the_ends_of_a_run(real_models, tmp_path):
-    trainer = make_trainer(real_models, tmp_path / "run", **ADAPTERS)
-    trainer.train()
-    tokens = torch.tensor([trainer.tokenizer("The film was").input_ids] * 2)
-    found = recipe("compare_two_models")["what_moved"](
-        *(trainer.reference, trainer.policy, tokens, (" good", " bad")),
-        **{"methods": ("split",), "ranks": (0,), "alphas": (0, 1)},
-    )
-    assert len(found.parts) == 62 and found.effects["own weights"].value.abs().max() > 0
-    assert found.truncated[0].value.abs() < 1e-4  # adapters change no vector
-    assert found.line[1.0].value.item() == pytest.approx(found.shift.value.item(), abs=1e-4)

@@ -69,7 +69,10 @@ def run(source, surroundings, **more):
     [
         ("import rlhf_lab; rlhf_lab.check_shapes(); rlhf_lab.check_shapes()" + CALLS + OWN_POLICY,
          {}, ["policy: Mine"]),
-        ("from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, []),
+        pytest.param(
+            "from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, [],
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["call", "variable"],
 )  # fmt: skip
@@ -84,6 +87,7 @@ def test_wrong_shape_is_named_with_function_and_argument(surroundings, source, m
 
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_late_call_raises_and_without_calls_nothing_is_checked(surroundings):
     late = CALLS + "import rlhf_lab\nrlhf_lab.check_shapes()"
     output = run(late, surroundings, RLHF_LAB_CHECK_SHAPES="0")

@@ -107,7 +107,7 @@ def test_newly_supported_settings_match_transformers(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("chunk", [1, pytest.param(3, marks=pytest.mark.nightly)])
 def test_cached_decoding_matches_one_forward(pair, chunk, padded):
     _, model = pair
     tokens, mask = make_tokens(model, padded)

@@ -151,17 +151,6 @@ def test_without_adapters_shares_weights_and_copies_do_not(adapted):
     assert torch.equal(twin(TOKENS), changed) and not torch.equal(model(TOKENS), changed)
 
 
-def test_seed_sets_A_in_the_dtype_of_the_weight(gpt2_dir):
-    state, factors = torch.random.manual_seed(4).get_state(), []
-    for seed in (1, 1, 2):
-        model = load_model(str(gpt2_dir)).to(torch.bfloat16)
-        add_lora(model, 2, 1.0, seed=seed)
-        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-        factors.append(lora_layers(model)["blocks.1.attn.W_V"].A)
-    assert torch.equal(factors[0], factors[1]) and not torch.equal(factors[0], factors[2])
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_impossible_argument_raises_and_changes_nothing(gpt2_dir):
     model = load_model(str(gpt2_dir))
     for rank, alpha, targets, message in (

@@ -106,6 +106,7 @@ def test_adapters_of_peft_are_loaded_and_exported(base, settings, tmp_path):
     assert_peft_loads(directory, tmp_path / "b", logits(theirs))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(set(TINY) - {"GPT2LMHeadModel"}))
 def test_adapters_of_all_architectures_match_peft(architecture, llama_tokenizer, tmp_path):

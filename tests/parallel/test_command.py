@@ -128,6 +128,7 @@ report(statuses=[*statuses, main([*{train.split()!r}, "--seed", str(rank)])])
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.nightly
 def test_torchrun_trains_shards_with_the_default_probes(tmp_path):
     out = tmp_path / "run"
     torchrun = "-m torch.distributed.run --nproc-per-node 2 --standalone -m rlhf_lab"

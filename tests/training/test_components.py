@@ -54,17 +54,6 @@ def test_custom_function_is_called_and_changes_the_run(make_trainer, default_wei
     assert len(calls) == (1 if name in ("advantages", "normalize_reward") else 4)
 
 
-def test_custom_functions_equal_to_the_defaults_change_nothing(make_trainer, default_weights):
-    """A custom `logprobs` runs the hooked modules, which differ by rounding."""
-    elsewhere = ("logprobs", "policy_loss", "kl_estimator")
-    copies = {
-        name: lambda *inputs, default=default: default(*inputs)
-        for name, default in DEFAULTS.items()
-        if name not in elsewhere
-    }
-    assert is_equal(run_halves(make_trainer(copies, **FIELDS)), default_weights)
-
-
 @pytest.mark.usefixtures("no_type_checks")  # of the tests; those of users accept the class
 def test_policy_of_a_learners_class_trains_equally(make_trainer):
     """A notebook defines the whole class again, so its policy is not of the package's class."""

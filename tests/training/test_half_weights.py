@@ -177,6 +177,7 @@ def test_components_in_bf16(make_trainer, reward_dir):
         make_trainer(parts, weight_precision="bf16")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_default_probes_hold_with_bf16_weights(make_trainer):
     sizes = {"warmup_steps": 0, "total_phases": 1, "gen_len": 26, "batch_size": 16}

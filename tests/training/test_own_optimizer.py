@@ -79,8 +79,8 @@ SCHEDULES = {
     "one cycle": partial(OneCycleLR, max_lr=1e-2, total_steps=5),
     "cyclic": partial(CyclicLR, base_lr=1e-3, max_lr=1e-2, step_size_up=2),
 }
-PAIRS = [("RMSprop", "stateful lambda"), ("NAdam", "sequential"), ("SGD", "cyclic")]
-OTHERS = [("SGD", None), ("SGD", "one cycle"), ("Adagrad", "multi-step")]
+PAIRS = [("RMSprop", "stateful lambda"), ("NAdam", "sequential")]
+OTHERS = [("SGD", None), ("SGD", "cyclic"), ("SGD", "one cycle"), ("Adagrad", "multi-step")]
 OTHERS += [("AdamW, amsgrad", "chained")]
 
 

@@ -88,15 +88,6 @@ def test_run_stopped_at_a_reset_resumes_bitwise(make_trainer, runs):
     assert resumed.run.read_info()["reference_phase"] == 4
 
 
-def test_run_without_resets_stores_and_logs_none(runs):
-    trainer = runs("plain").trainer
-    names = load_file(trainer.run.checkpoints / "last.safetensors")
-    assert not any(name.startswith("reference.") for name in names)
-    assert trainer.reference is trainer.first_reference
-    line = trainer.run.read("metrics.jsonl")[-1]
-    assert line["reference_phase"] is None and line["kl_to_initial_per_sequence"] is None
-
-
 def test_adapters_share_frozen_weights_with_the_reference(runs):
     trainer = runs("resets, adapters").trainer
     policy = dict(trainer.policy.base_model.named_parameters())
