@@ -33,6 +33,7 @@ def test_figure_has_each_number_in_the_tile_of_its_token():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_figure_of_a_run_has_its_kl_and_the_exact_advantages(tmp_path):
     draw(tmp_path / "look.svg", phases=1, review=3)
     numbers: dict[str, list[float]] = {}

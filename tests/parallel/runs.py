@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "stopped": {"total_phases": 3},
     "custom": {},
 }
-NIGHTLY = ("parts", "recomputed", "adaptive", "target_kl", "remax")
+NIGHTLY = ("lora", "reset", "parts", "recomputed", "adaptive", "target_kl", "remax")
 if not os.environ.get("RLHF_LAB_NIGHTLY"):
     SETTINGS = {name: SETTINGS[name] for name in SETTINGS if name not in NIGHTLY}
 WATCHED = [x for x in SETTINGS if x in ("ppo", "parts", "recomputed", "lora", "critic")]

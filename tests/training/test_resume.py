@@ -107,6 +107,7 @@ SIGNALS = [
 ]
 # parts of their settings are resumed in the other configurations
 NIGHTLY = ("adapters, critic", "critic from a reward model", "resets, adapters", "bf16", "detached")
+NIGHTLY += ("token rewards", "several rewards", "in backward")
 
 
 @pytest.mark.usefixtures("no_type_checks")

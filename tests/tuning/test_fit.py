@@ -154,6 +154,9 @@ def test_dpo_matches_hand_computed(model_dir, loss, monkeypatch):
     assert (values["train_pairs"], values["held_out_pairs"]) == (4, 4)
 
 
+OTHER_LOSSES = (DPOLoss(0.1, 0.0, "ipo"), ORPOLoss(1.0))
+
+
 def shake(model):
     """Change all weights."""
     generator = torch.Generator().manual_seed(1)
@@ -187,7 +190,7 @@ def test_orpo_matches_transformers(model_dir, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
-    [DPOLoss(), pytest.param(DPOLoss(0.1, 0.0, "ipo"), marks=pytest.mark.nightly), ORPOLoss(1.0)],
+    [DPOLoss(), *(pytest.param(x, marks=pytest.mark.nightly) for x in OTHER_LOSSES)],
     ids=str,
 )
 def test_pairs_of_reel_raise_true_reward(nano, loss):
@@ -284,6 +287,7 @@ def test_kto_values_match_hand_computed(model_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_kto_on_reel_raises_true_reward(nano):
     examples = split_pairs(reel_pairs(1000, 0))
     fit = train_on_labels(nano, examples, fitting(60, 16, 3e-4), **REEL)
@@ -341,6 +345,7 @@ def fitted():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_reward_model_comes_near_the_best_judge(fitted):
     """600 held-out pairs: a standard error of .013."""
     model, values = fitted
