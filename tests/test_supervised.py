@@ -28,16 +28,6 @@ def test_hold_out_splits_every_row_once(n_rows, fraction, n_held_out):
         hold_out(1, fraction, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("steps", 0), ("batch_size", -1), ("held_out", 0.0), ("held_out", 1.0)]
-    + [("learning_rate", float("inf")), ("learning_rate", 0.0), ("seed", -1)],
-)
-def test_setting_out_of_range_raises(name, value):
-    with pytest.raises(ConfigError, match=f"{name}={value}"):
-        FitConfig(**{name: value})
-
-
 @pytest.mark.parametrize(("batch_size", "n_rows"), [(3, 3), (64, 4)])
 def test_batches_have_training_rows_without_repeats(batch_size, n_rows):
     weight, seen = nn.Linear(1, 1, bias=False), []

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.console import visible
 from tests.bad_input.command_outcome import Outcome, accepted, rejected, untouched
 from tests.bad_input.spoiled_models import POLICY, TABLES, build, lacks, settings, sign
-from tests.tiny_models import llama_tokenizer, save, tiny_llama
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 SMALL = "--total-phases 1 --batch-size 4 --num-minibatches 1 --warmup-steps 0 --gen-len 4"
@@ -89,19 +87,6 @@ def test_each_command_rejects_a_spoiled_directory(there, loader) -> None:
     (there / "pairs.jsonl").write_text('{"chosen": "w1 w2", "rejected": "w3"}\n' * 20)
     with untouched(there):
         rejected(LOADERS[loader].split(), "./model", "nan or inf")
-
-
-def test_missing_directory_with_an_odd_name_is_named(there) -> None:
-    name = "./a\nb\x1b[31m"
-    with untouched(there):
-        rejected(command("policy", name), "There is no model directory", visible(repr(name)))
-
-
-def test_tokenizer_without_end_of_sequence_is_rejected(there) -> None:
-    model = save(tiny_llama(), llama_tokenizer(), there / "model")
-    settings("tokenizer_config.json", eos_token=...)(model)
-    with untouched(there):
-        rejected(command("policy"), "stop_at_eos=True", "end-of-sequence token")
 
 
 def test_tokenizer_without_configuration_warns(there) -> None:

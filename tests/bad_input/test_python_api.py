@@ -186,11 +186,6 @@ STORED = {
     "transposed": {"a": TABLE.T},
     "with a gradient": {"a": TABLE.clone().requires_grad_() * 2},
 }
-NOT_STORED = {
-    "nothing": None,
-    "a dictionary": {"values": {}},
-    "not JSON": Record(values={"a": object()}, checks=[Check("all is well", 0.0, 1.0, True)]),
-}
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -200,12 +195,3 @@ def test_tensors_of_a_probe_are_stored(trainer, monkeypatch, name: str) -> None:
     attach(trainer, Mine(name="mine"))
     trainer.run_phase()
     assert torch.equal(Run("made").tensors("mine", 0)["a"], STORED[name]["a"])
-
-
-@pytest.mark.parametrize("name", NOT_STORED)
-def test_invalid_record_of_a_probe_warns(trainer, monkeypatch, name: str) -> None:
-    monkeypatch.setattr(Mine, "record", NOT_STORED[name])
-    attach(trainer, Mine(name="mine"))
-    with pytest.warns(UserWarning, match="mine"):
-        trainer.run_phase()
-    assert len(lines("made/metrics.jsonl")) == 1

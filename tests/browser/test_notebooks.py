@@ -103,24 +103,3 @@ def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pi
         notebook.theme(theme)
         legible(notebook.page, ".jp-OutputArea-output")
         notebook.picture(pictures / f"tokens_{theme.split()[1]}.png", "tokens_html(")
-
-
-@pytest.mark.parametrize(
-    "style, readable",
-    [
-        ("color:#808080", True),  # on white 1.05 / (0.2159 + 0.05) = 3.95
-        ("color:#aaaaaa", False),  # on white 1.05 / (0.4020 + 0.05) = 2.32
-        ("color:#000000;opacity:0.3", False),  # as #b2b2b2, 1.05 / (0.4452 + 0.05) = 2.12
-        ("color:#ffffff;background:rgba(0, 0, 0, 0.8)", True),  # on #333333, 1.05 / 0.0831 = 12.6
-        ("color:#333333;background:#16181b", False),  # (0.0331 + 0.05) / (0.0092 + 0.05) = 1.40
-    ],
-)
-def test_pale_text_is_noticed(chromium, legible, style, readable):
-    page = chromium.new_page()
-    page.set_content(f'<body style="background:#ffffff"><p style="{style}">text</p></body>')
-    if readable:
-        legible(page, "body")
-    else:
-        with pytest.raises(AssertionError, match="hard to read"):
-            legible(page, "body")
-    page.close()

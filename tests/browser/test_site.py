@@ -11,8 +11,6 @@ import pytest
 
 from tests.site_build import BuiltSite, build_repository
 
-WIDTHS = (1280, 400)
-"""A laptop, and a telephone."""
 LOOKED_AT = (
     "index",
     "notebooks/02_the_objective",
@@ -133,23 +131,3 @@ def test_the_search_finds_a_function_a_recipe_and_a_setting(chromium, site, pict
             assert any(link.startswith(f"{address}/{place}") for link in links), links
             page.screenshot(path=pictures / f"site_search_{word}_{scheme}.png")
     assert wrong == []
-
-
-FAULTY = {
-    "too wide": "<div style='width: 2000px'>x</div>",
-    "picture missing": "<img src='data:image/png;base64,AAAA'>",
-    "squeezed": "<table style='width: 20px; word-break: break-all'><tr><td>abcdefghij</table>",
-    "hard to read": "<p style='color: #cccccc'>pale</p>",
-    "its title is": "<script>document.title = ''</script>",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTY)
-def test_a_fault_of_a_page_is_noticed(chromium, legible, fault):
-    page = chromium.new_page()
-    start = "<title>A - rlhf_lab 0</title><body style='background: #ffffff'><article><p>text</p>"
-    page.set_content(start + "</article></body>")
-    assert faults(page, legible) == []
-    page.set_content(start + FAULTY[fault] + "</article></body>")
-    assert any(fault in part for part in faults(page, legible))
-    page.close()

@@ -76,10 +76,6 @@ def test_train_prints_and_writes_its_numbers(finished):
     assert {"phase_000000.safetensors", "best.safetensors", "last.safetensors"} < names
 
 
-def test_resume_of_a_finished_run_has_nothing_to_do(finished):
-    assert "is finished; nothing is left to do" in accepted(["resume", finished[1]]).out
-
-
 def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished[1], run)

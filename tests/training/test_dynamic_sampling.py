@@ -71,17 +71,6 @@ def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
     assert report.uninformative_group_fraction == 0.75 and report.mean_reward == 0.5
 
 
-@pytest.mark.slow
-def test_informative_batch_and_evaluation_stay_as_they_are(make_trainer):
-    parts = {"prompts": PROMPTS, "reward_fn": reward_by_text}
-    plain, same = (make_trainer(parts, **fields).rollout_phase() for fields in (WITHOUT, PAIRS))
-    assert (plain.resampled_prompts, same.resampled_prompts) == (None, 0)
-    assert plain.texts == same.texts
-    assert torch.equal(plain.advantages, same.advantages)
-    evaluations = [make_trainer(BY_PROMPT, **fields).evaluate() for fields in (WITHOUT, PAIRS)]
-    assert evaluations[0] == evaluations[1]
-
-
 def test_single_prompt_is_resampled_with_other_noise(make_trainer):
     """The new text is scored by each of several rewards."""
     drawn = []

@@ -10,11 +10,10 @@ import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
 
-from rlhf_lab.errors import RunError
 from rlhf_lab.models import export_policy
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.model_card import write_run_card, write_tuning_card
-from rlhf_lab.training.restore import checkpoint_name, load_policy
+from rlhf_lab.training.restore import load_policy
 from tests.training.recorded_runs import copy_weights, is_equal
 
 
@@ -80,15 +79,6 @@ def test_programs_of_run_and_export_load_the_policy(finished, exported, monkeypa
         ours = finished.policy(tokens)[0].log_softmax(-1)
         theirs = found["model"](tokens).logits.log_softmax(-1)
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
-
-
-def test_export_of_a_checkpoint_has_its_metrics(finished, tmp_path):
-    write_run_card(finished.run, tmp_path, checkpoint_name(2))
-    first, last = (finished.run.read("metrics.jsonl")[phase]["mean_reward"] for phase in (0, 2))
-    assert f"- mean_reward: {first:.4g} -> {last:.4g}" in card(tmp_path)
-    assert "after 2 learning phases" in card(tmp_path)
-    with pytest.raises(RunError, match="is not a checkpoint"):
-        write_run_card(finished.run, tmp_path, "phase_000099")
 
 
 @pytest.mark.slow
