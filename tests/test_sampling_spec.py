@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from rlhf_lab.config import RLHFArgs
@@ -74,26 +72,6 @@ def test_restrict_removes_what_is_outside_the_support():
         [[[0.0, 1, 2, 3], [-INF, 5, -INF, 7], [8, -INF, -INF, -INF], [12, 13, 14, 15]]]
     )
     assert torch.equal(Support(tokens, kept).restrict(logits, 2), expected)
-
-
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9), st.integers(0, 1000))
-@settings(max_examples=30, deadline=None)
-def test_support_logprobs_match_restricted_logits(batch, gen, d_vocab, seed):
-    draw = torch.Generator().manual_seed(seed)
-    logits = torch.randn(batch, gen + 1, d_vocab, generator=draw, dtype=torch.float64) * 5
-    tokens = torch.rand(batch, gen, d_vocab, generator=draw).argsort(-1)[..., :4]
-    kept = torch.rand(tokens.shape, generator=draw) < 0.6
-    kept[..., 0] = True
-    support, weight = Support(tokens, kept), torch.rand(batch, gen, generator=draw)
-    chosen = tokens[..., 0]
-    one, other = (logits.clone().requires_grad_() for _ in "ab")
-    got = support.token_logprobs(log_probs(one[:, :-1], 0.7), chosen)
-    shifted = torch.cat([chosen[:, :1], chosen], 1)
-    expected = get_logprobs(support.restrict(other, 1), shifted, 1, 0.7)
-    torch.testing.assert_close(got, expected)
-    (got * weight).sum().backward()
-    (expected * weight).sum().backward()
-    torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_support_logprobs_outside_are_minus_infinity_without_nan():

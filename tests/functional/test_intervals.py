@@ -1,7 +1,6 @@
 """Bootstrap intervals over sequences, and the fraction that a patch recovers."""
 
 import math
-import statistics
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch import tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.functional import Interval, bootstrap_interval, bootstrap_means, recovered_fraction
-from tests.functional.calls import draw, seeds
 
 NAN = math.nan
 
@@ -35,24 +33,6 @@ def test_bootstrap_matches_hand_computed():
         assert (*ends(found), found.n) == (1.0, 2.0, 3.0, 2)
     large = bootstrap_interval(tensor([1e38, 3e38], requires_grad=True))
     assert large.value.item() == pytest.approx(2e38) and not large.value.requires_grad
-
-
-@seeds(30)
-def test_bootstrap_pools_ragged_rows_by_their_lengths(seed):
-    """The value is the mean over all tokens; each resample draws whole rows."""
-    (values,) = draw(seed, "bg", batch=2 + seed % 5)
-    lengths = torch.randint(1, 4, (len(values),), generator=generator(seed))
-    mask = torch.arange(3) < lengths[:, None]
-    rows = [row[:n].tolist() for row, n in zip(values, lengths, strict=True)]
-    pool = lambda rows: math.fsum(sum(rows, [])) / sum(map(len, rows))
-    found = bootstrap_interval(
-        values.masked_fill(~mask, NAN), mask=mask, resamples=100, generator=generator(seed)
-    )
-    draws = generator(seed)
-    indices = [torch.randint(len(rows), (len(rows),), generator=draws) for _ in range(100)]
-    pooled = [pool([rows[i] for i in drawn]) for drawn in indices]
-    low, high = statistics.quantiles(pooled, n=40, method="inclusive")[::38]
-    assert [x.item() for x in ends(found)] == pytest.approx([low, pool(rows), high], abs=1e-9)
 
 
 def test_bootstrap_counts_sequences_not_tokens():

@@ -221,24 +221,6 @@ def test_frozen_copy_raises_on_forward_that_calls_the_original():
     assert frozen_copy(model).blocks[0].mlp(torch.ones(1, 1, 16)).abs().max() == 0
 
 
-def test_truncated_logprobs_are_of_the_kept_tokens():
-    policy, scores = random_policy(), lambda *inputs: get_logprobs(*inputs)
-    reference = frozen_copy(random_model(eps=0.1))
-    reference_policy = TransformerWithValueHead(reference)
-    samples = sample(policy, [[4, 9], [7]], SamplingSpec(4, top_k=3))
-    texts, support = (samples.tokens, samples.attention_mask), samples.support
-    options = {"attention_mask": texts[1], "support": support}
-    residuals = final_residuals(reference, *texts)[:, 1:-1]
-    for model, logprobs in (
-        (policy, samples.logprobs),
-        (policy, run_policy(policy, texts[0], PREFIX, **options).logprobs),
-        (policy, run_policy(policy, texts[0], PREFIX, **options, logprobs=scores).logprobs),
-        (reference_policy, reference_logprobs(reference, samples, residuals, 1.0, 1)),
-    ):
-        expected = scores(support.restrict(model(*texts)[0], PREFIX), texts[0], PREFIX)
-        torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=0)
-
-
 def test_comparison_runs_a_policy_that_got_a_hook_after_sampling():
     policy = random_policy()
     reference = frozen_copy(policy.base_model)
