@@ -49,6 +49,7 @@ from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, SeedFigures, check, hint, new_run, progress, show_table
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import zero_masked
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.views import curves, loop_diagram, tokens_html
@@ -400,6 +401,20 @@ predictions.recall("how it will be cheated", cheated_by)
 # [2210.10760](https://arxiv.org/abs/2210.10760)) measure how the true quality first rises and then falls as a policy
 # moves away from the reference towards a learned reward.
 #
+# ### A real model
+#
+# Does this happen outside of a toy language? These reviews are stored from a run in which SmolLM2 (135 million weights)
+# continues "This movie was really", and its reward is the probability of *negative* of a sentiment classifier.
+
+# %%
+stored = stored_figures("real_samples")
+show_table(["phase", "mean reward of 16", "reviews with bad"], stored["means"], digits=2)
+show_table(["phase", "reward", "the first three reviews"], stored["samples"], digits=2)
+
+# %% [markdown]
+# The model learns quickly: the mean reward rises from 0.13 to 0.98. But it has not become a critic. It has learned to
+# write "bad" first, in 15 of 16 reviews, and then continues as before. {Lesson:a_real_model} looks inside such a run.
+#
 # That was RLHF: write, score, step towards a higher score, and stay close to the reference. The other lessons take the
 # loop apart and let you rebuild it, with PPO (proximal policy optimization, Schulman et al. 2017,
 # [1707.06347](https://arxiv.org/abs/1707.06347)), the algorithm that has just taken the gradient steps. {Lesson:the_value_head}
@@ -428,15 +443,6 @@ progress()
 #   | without | 88 to 95 % | 1.9 to 2.2 |
 #
 #   The policy finds both. Without the penalty, 86 to 94 % of the reviews are still grammatical.
-#
-#   </details>
-#
-# - **Reward the absence of adjectives**: minus the number of adjectives in the review. What does Reel's grammar allow?
-#
-#   <details><summary>Results (three seeds, 8 phases)</summary>
-#
-#   Nothing. Every grammatical review has exactly three adjectives, so the only way to a higher reward is to break the
-#   grammar, and almost no sample does. The mean reward stays at -3.0, with and without the penalty.
 #
 #   </details>
 #
