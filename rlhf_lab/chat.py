@@ -91,9 +91,9 @@ def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the first special or added token after a response, such as <|im_end|>, if any."""
     turns = [user_turn("question"), assistant_turn(TRIED_ANSWER)]
     rendered = render_chat(tokenizer, turns, "a question and an answer", for_answer=False)
-    _, answer, behind = rendered.rpartition(TRIED_ANSWER)
+    _, answer, rest = rendered.rpartition(TRIED_ANSWER)
     if not answer:
         return ()
     marks = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder} - {tokenizer.unk_token_id}
-    ids = tokenizer.encode(behind, add_special_tokens=False)
+    ids = tokenizer.encode(rest, add_special_tokens=False)
     return tuple(token for token in ids if token in marks)[:1]

@@ -36,12 +36,12 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
         resampled_prompts += 1
         prompts = islice(others, int(dull.sum()) // args.samples_per_prompt)
         rows = [prompt for prompt in prompts for _ in range(args.samples_per_prompt)]
-        fresh, earned, earned_by = _sample_and_score(trainer, rows, resampled_prompts)
+        fresh, new_rewards, new_by_name = _sample_and_score(trainer, rows, resampled_prompts)
         order = torch.arange(len(dull), device=dull.device)
         order[dull] = len(dull) + torch.arange(len(rows), device=dull.device)
         samples = join_samples([samples, fresh], trainer.tokenizer.pad_token_id or 0)[order]
-        rewards = rewards.masked_scatter(dull, earned)
-        by_name = {k: v.masked_scatter(dull, earned_by[k]) for k, v in by_name.items()}
+        rewards = rewards.masked_scatter(dull, new_rewards)
+        by_name = {k: v.masked_scatter(dull, new_by_name[k]) for k, v in by_name.items()}
         dull = ~F.informative_groups(rewards, group)
     trainer.emit("after_rollout", samples=samples)
     scored = score_samples(trainer, samples, rewards)
@@ -56,6 +56,6 @@ def _sample_and_score(
 ) -> tuple[Samples, Float[Tensor, " rows"], dict[str, Float[Tensor, " rows"]]]:
     generator = phase_generator(trainer.args.seed, trainer.phase, "sampling", draw)
     samples = trainer.sample(prompts, generator)
-    paid, device = trainer.rewards.read(trainer.reward_fn, samples), samples.tokens.device
-    by_name = {name: rewards.to(device) for name, rewards in paid.by_name.items()}
-    return samples, paid.rewards.to(device), by_name
+    output, device = trainer.rewards.read(trainer.reward_fn, samples), samples.tokens.device
+    by_name = {name: rewards.to(device) for name, rewards in output.by_name.items()}
+    return samples, output.rewards.to(device), by_name
