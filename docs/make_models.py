@@ -34,8 +34,8 @@ models that have unusual values in every setting, on texts of 40 tokens with a w
 
 - **gap**: the largest difference of a logit from plain transformers, over all variants in
   `tests/tiny_families.py`; 1e-4 is allowed.
-- **trained**: after one phase of PPO, the difference between the log-probs of the policy and those
-  of plain transformers on its export, weighed by probability, in nats; 1e-4 is allowed.
+- **trained**: after one phase of PPO, the probability-weighted difference in nats between the
+  log-probs of the policy and those of plain transformers on its export; 1e-4 is allowed.
 - **heads add up**: "yes" if a logit is a sum over heads and MLPs, which `LogitShift` requires.
 
 | architecture | such as | gap | trained | heads add up |
@@ -44,10 +44,10 @@ models that have unusual values in every setting, on texts of 40 tokens with a w
 SETTINGS = """
 ## Settings
 
-A setting of `config.json` is converted, has no effect on the logits, or is rejected by name. Other
-types of rotary embedding are also rejected. `dynamic` is supported within the model's context,
-`longrope` within the original context and if each short factor is 1. Mixtures of experts, quantized
-weights and image towers are not supported.
+Each setting of `config.json` is converted, has no effect on the logits, or is rejected by name, as
+are other rotary types. `dynamic` is supported within the model's context, and `longrope` within the
+original context if each short factor is 1. Mixtures of experts, quantized weights and image towers
+are not supported.
 
 | architecture | converted | for these values only | rotary types | with a window |
 |---|---|---|---|---|

@@ -32,27 +32,25 @@ def algorithms_part(found: Sequence[Group]) -> str:
             circumstances(found),
             Sheet(first, rows).markdown(),
             REPLICATES_TEXT,
-            *(f"- {line}" for line in replicates(found, groups)),
-            "",
+            replicates(found, groups).markdown(),
             "```console\npython -m benchmarks.results --only ppo grpo dpo sft\n```\n",
         ]
     )
 
 
-def replicates(found: Sequence[Group], groups: Sequence[str]) -> list[str]:
-    """Return a line per algorithm: the first component, and in how many seeds."""
-    lines = []
+def replicates(found: Sequence[Group], groups: Sequence[str]) -> Sheet:
+    """Show the first component of each algorithm by several measures, and in how many seeds."""
+    head = ("algorithm", "largest cause of the shift", "largest relative change")
+    rows = []
     for group in found:
         cause = _first(group, lambda r: {c: abs(r["shift"][c]) for c in CAUSES})
         moved = _first(group, lambda r: r["relative"])
-        put = _first(group, lambda r: {n: r["grafts"][n][0] for n in groups})
-        out = _first(group, lambda r: {n: r["grafts"][n][1] for n in groups})
-        cause = cause.replace("read_out", "unembedding").replace("_", " ")
-        lines.append(
-            f"{group.labels[0]}: largest cause of the shift: {cause}. Largest relative change: "
-            f"{moved}. Adds most reward alone: {put}. Loses most reward if removed: {out}."
+        added, removed = (
+            _first(group, lambda r, i=i: {n: r["grafts"][n][i] for n in groups}) for i in (0, 1)
         )
-    return lines
+        cause = cause.replace("read_out", "unembedding").replace("_", " ")
+        rows.append([group.labels[0], cause, moved, added, removed])
+    return Sheet([*head, "adds most reward", "loses most reward if removed"], rows, texts=5)
 
 
 def _first(group: Group, figures: Callable[[Record], dict[str, float]]) -> str:

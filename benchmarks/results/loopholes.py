@@ -27,9 +27,8 @@ def learned_part(found: Sequence[Group]) -> str:
     facts = [record["reward_model"] for record in found[0].records]
     accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
     text = (
-        f"The {len(facts)} reward models order {accuracy:.1%} of the held-out pairs correctly. "
-        f"Popcorn adds {bonus:.2f} to the reward of a review, in standard deviations over the "
-        "training texts.\n"
+        f"The {len(facts)} reward models rank {accuracy:.1%} of the held-out pairs correctly. "
+        f"Popcorn adds {bonus:.2f} standard deviations to the reward of a review.\n"
     )
     return "\n".join([LEARNED, text, *exploited(found), learned_commands(found)])
 

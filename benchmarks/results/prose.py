@@ -85,7 +85,7 @@ highest).
 """
 
 REPLICATES_TEXT = """\
-The component that is first, and in how many seeds. The relative change is the norm of a component's
-change over that of its weights. Reward is measured with the change of one component added to the
-base model, or removed from the tuned model, on 256 texts with the same noise.
+The first component by each measure, and in how many seeds. The relative change is the norm of a
+component's change over the norm of its weights. Reward is measured on 256 texts with the same
+noise, with one component's change added to the base model or removed from the tuned model.
 """
