@@ -97,5 +97,41 @@ from rlhf_lab.probes.value_lens import normalize_residual  # exercise
 # %%
 from rlhf_lab.probes.direction import ablate  # exercise
 
+# %% [markdown]
+# ## Rewards and credit, from {lesson:rewards_and_credit}
+#
+# The probability of the rewarded class, by a classifier. Texts of different length are padded: pass the attention mask.
+
+# %%
+from rlhf_lab.rewards import sentiment_reward  # exercise
+
+# %% [markdown]
+# Rewards with mean 0 and standard deviation 1, and 0 if all are equal.
+
+# %%
+from rlhf_lab.functional import normalize_reward  # exercise
+
+# %% [markdown]
+# The reward minus the mean of the other rewards of the same prompt.
+
+# %%
+from rlhf_lab.functional import rloo_advantages  # exercise
+
+# %% [markdown]
+# One-step advantages, which are GAE with lambda 0, and returns, the targets of the value head.
+
+# %%
+from rlhf_lab.functional import compute_advantages  # exercise
+
+# %%
+from rlhf_lab.functional import compute_returns  # exercise
+
+# %% [markdown]
+# Each row of `gradients` is the gradient of a review or of a block. A batch is n consecutive rows, and rows left over at
+# the end are not used. The result has one cosine for each batch.
+
+# %%
+from rlhf_lab.functional import gradient_cosine  # exercise
+
 # %%
 progress()
