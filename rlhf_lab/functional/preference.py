@@ -21,9 +21,9 @@ def sample_preferences(
 
     1. Divide the gap, the utility of the first text minus that of the second, by the temperature.
     2. Its sigmoid is the probability that the rater prefers the first text.
-    3. With probability `flip_rate` the label is noted down the wrong way round; take the
-       probability that the *label* names the first one.
-    4. The first one wins where the uniform number is below that.
+    3. With probability `flip_rate` the label is flipped; compute the probability that the *label*
+       is True.
+    4. The label is True if the uniform number is below this probability.
 
     Raises ValueError unless temperature > 0 and 0 <= flip_rate <= 1.
 
@@ -35,8 +35,8 @@ def sample_preferences(
         raise ValueError(f"flip_rate must be between 0 and 1, got {flip_rate}.")
     check_same_shape(gaps=gaps, uniforms=uniforms)
     prefers = (at_least_float32(gaps) / temperature).sigmoid()
-    says = (1 - flip_rate) * prefers + flip_rate * (1 - prefers)
-    return uniforms < says
+    label = (1 - flip_rate) * prefers + flip_rate * (1 - prefers)
+    return uniforms < label
 
 
 def bradley_terry_loss(
@@ -145,9 +145,9 @@ def calibration_bins(
     predicted, won = ordered.sigmoid(), outcomes.cpu().double()[order]
     bins = list(zip(predicted.tensor_split(n_bins), won.tensor_split(n_bins), strict=True))
     return Calibration(
-        predicted=torch.stack([chance.mean() for chance, _ in bins]),
-        observed=torch.stack([share.mean() for _, share in bins]),
-        count=torch.tensor([len(chance) for chance, _ in bins]),
+        predicted=torch.stack([p.mean() for p, _ in bins]),
+        observed=torch.stack([outcome.mean() for _, outcome in bins]),
+        count=torch.tensor([len(p) for p, _ in bins]),
     )
 
 

@@ -133,5 +133,33 @@ from rlhf_lab.functional import compute_returns  # exercise
 # %%
 from rlhf_lab.functional import gradient_cosine  # exercise
 
+# %% [markdown]
+# ## The implicit reward, from {lesson:preferences}
+#
+# The reward for which a policy is optimal, up to a constant.
+
+# %%
+from rlhf_lab.functional import implicit_rewards  # exercise
+
+# %% [markdown]
+# ## LoRA
+#
+# To tune a policy you need all its weights, their gradients, two moments of the optimizer, and a copy of the weights for the
+# reference. *LoRA* (Hu et al. 2021, [2106.09685](https://arxiv.org/abs/2106.09685)) freezes a weight $W$ and learns a change of
+# low rank:
+#
+# $$W' = W + \frac{\alpha}{r} A B, \qquad A: \text{inputs} \times r, \quad B: r \times \text{outputs}$$
+#
+# Without the adapters, the same weights are the reference. With $G$ the gradient for $W'$,
+#
+# $$\nabla_A = \frac{\alpha}{r}\, G B^\top, \qquad \nabla_B = \frac{\alpha}{r}\, A^\top G$$
+#
+# If A and B both start at 0, both gradients are always 0. If neither does, the first policy is not the reference. So B starts
+# at 0, and A as noise of variance 1 / inputs, so $xA$ has about the size of $x$. (`merged` in the exercise is the finished sum,
+# which the trainer sets while it samples a batch, and None otherwise.)
+
+# %%
+from rlhf_lab.models.lora import LoRALinear  # exercise
+
 # %%
 progress()

@@ -47,13 +47,6 @@ def test_best_of_n_matches_hand_computed() -> None:
     assert preference_flaws.best_of_n(scores, measured, 2) == pytest.approx((9 + 9 + 3) / 3)
 
 
-def test_line_through_matches_hand_computed() -> None:
-    """About the means: x is -1.5 to 1.5, y -1, 0, -0.5, 1.5; sums of products 3.5, 5 and 3.5."""
-    x, y = torch.tensor([0.0, 1, 2, 3]).double(), torch.tensor([0.0, 1, 0.5, 2.5]).double()
-    line = preference_policies.line_through(x, y)
-    assert line == pytest.approx({"slope": 3.5 / 5, "R2": 3.5**2 / (5 * 3.5)})
-
-
 @pytest.mark.slow
 def test_probe_finds_gamed_texts() -> None:
     texts = Grammar().sample(600, np.random.default_rng(3)).texts()

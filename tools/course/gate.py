@@ -18,7 +18,6 @@ CEILINGS = {
     "the_kl_penalty": (751, 2961, 13, 18),
     "what_breaks_it": (942, 3258, 13, 23),
     "what_rlhf_changed": (1181, 4259, 22, 56),
-    "preferences": (1346, 5250, 14, 37),
     "a_real_model": (919, 2960, 10, 53),
     "your_question": (511, 2034, 2, 10),
 }

@@ -1,7 +1,6 @@
-"""Parts of the record on preferences: reward models of biased pairs, and ensembles."""
+"""Parts of the record on preferences: reward models of biased pairs."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.fitting import FitConfig
-from rlhf_lab.functional import auc, best_of_n_weights, bradley_terry_loss
+from rlhf_lab.functional import best_of_n_weights, bradley_terry_loss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar, true_reward
 from rlhf_lab.organism.rewards import replace_word, true_log_odds
@@ -18,9 +17,7 @@ from rlhf_lab.rewards.preference_eval import judge
 from rlhf_lab.supervised import fit_rows
 from tools.course.preference_policies import (
     BASE,
-    PPO_SETTINGS,
     Metrics,
-    Scorer,
     has_popcorn,
     sample_metrics,
     train_ppo,
@@ -28,8 +25,6 @@ from tools.course.preference_policies import (
 from tools.course.stored_parts import over_seeds
 
 POOL, FRESH, EDITED = 3000, 1500, 500
-KINDS = ("the same pairs", "pairs of their own")  # words: ok
-MEMBERS, FEW, NUMBERS = 4, 64, (4, 16, 64)
 # fractions of the preferred texts that end with popcorn, and steps
 BIASES = ((0.5, 120), (0.5, 400), (0.0, 400), (0.1, 400))
 
@@ -55,11 +50,6 @@ def best_of_n(scores: Float[Tensor, " text"], metric: Float[Tensor, " text"], n:
     return (best_of_n_weights(scores.double()[None], n) * metric.double()).sum().item()
 
 
-def ppo_metrics(reward: Scorer, seed: int, watch: Any = None) -> Metrics:
-    """Train PPO on a learned reward; returns the metrics of the last policy."""
-    return sample_metrics(train_ppo(reward, seed, watch), seed)
-
-
 def with_popcorn(pairs: Pairs, fraction: float, rng: np.random.Generator) -> Pairs:
     """Replace the tag of a fraction of the preferred texts by popcorn."""
     put, edited = rng.random(len(pairs)) < fraction, replace_word(pairs.chosen, "TAG")
@@ -80,9 +70,9 @@ def biased_run(fraction: float, steps: int, seed: int) -> Metrics:
     before = model.score(texts)
     adjective = replace_word(texts, "ADJ", 0)
     better = torch.from_numpy(true_log_odds(adjective) - true_log_odds(texts)).sign()
-    pool = reviews_of_pool(seed)
+    pool = Grammar().sample(POOL, np.random.default_rng(3000 + seed)).texts()
     scores = model.score(pool)
-    trained = ppo_metrics(LearnedReward(model), seed)
+    trained = sample_metrics(train_ppo(LearnedReward(model), seed), seed)
     return {
         "accuracy": judged.accuracy,
         "as_truth": judged.as_truth,
@@ -92,70 +82,6 @@ def biased_run(fraction: float, steps: int, seed: int) -> Metrics:
         "best of 64: true reward": best_of_n(scores, true_reward(pool), 64),
         **{f"PPO: {name.replace('_', ' ')}": value for name, value in trained.items()},
     }
-
-
-def reviews_of_pool(seed: int) -> list[str]:
-    """Sample reviews of the grammar that no model was fitted to."""
-    return Grammar().sample(POOL, np.random.default_rng(3000 + seed)).texts()
-
-
-def ensemble_run(seed: int) -> dict[str, Any]:
-    """Fit four members on the same 64 pairs, and four on 64 each; best-of-n, AUC and PPO."""
-    own = [reel_pairs(FEW, 10 * seed + i) for i in range(MEMBERS)]
-    first = fit_reward_model(own[0], 10 * seed)
-    same = [first, *(fit_reward_model(own[0], 10 * seed + i) for i in range(1, MEMBERS))]
-    others = [first, *(fit_reward_model(own[i], 10 * seed + i) for i in range(1, MEMBERS))]
-    every = Pairs([t for p in own for t in p.chosen], [t for p in own for t in p.rejected])
-    larger = LearnedReward(fit_reward_model(every, 10 * seed))
-    scorers = {
-        name: lambda texts, members=members: torch.stack(
-            [LearnedReward(member)(texts) for member in members]
-        )
-        for name, members in zip(KINDS, (same, others), strict=True)
-    }
-    pool = reviews_of_pool(seed)
-    rewards = true_reward(pool)
-    found: dict[str, Any] = {"best of n": {}, "AUC": {}, "misled": {}}
-    table = {"one model of all the pairs": larger(pool)}
-    for name, score in scorers.items():
-        scores = score(pool)
-        found["best of n"][f"one of four, {name}"] = {
-            str(n): float(np.mean([best_of_n(one, rewards, n) for one in scores])) for n in NUMBERS
-        }
-        table[f"mean, {name}"] = scores.mean(0)
-        table[f"mean less deviation, {name}"] = scores.mean(0) - scores.std(0)
-    for name, scores in table.items():
-        found["best of n"][name] = {str(n): best_of_n(scores, rewards, n) for n in NUMBERS}
-
-    phases: list[Metrics] = []
-    samples: list[str] = []
-
-    def watch(ctx: Any) -> None:
-        texts = ctx.rollout.texts
-        by_member = {name: score(texts) for name, score in scorers.items()}
-        phases.append(
-            {"learned": by_member[KINDS[0]][0].mean().item()}
-            | {f"disagreement, {name}": x.std(0).mean().item() for name, x in by_member.items()}
-            | {f"mean, {name}": x.mean().item() for name, x in by_member.items()}
-        )
-        if ctx.phase >= PPO_SETTINGS["total_phases"] // 2:
-            samples.extend(texts)
-
-    found["PPO"] = {"one model": ppo_metrics(LearnedReward(first), seed, watch)}
-    found["phases"] = phases
-    for source, texts in (("reference", pool), ("PPO", samples)):
-        for name, score in scorers.items():
-            scores = score(texts)
-            high = scores[0] > scores[0].median()
-            misled = (true_reward(texts) < 0.5)[high]
-            found["misled"][source] = misled.float().mean().item()
-            found["AUC"][f"{source}, {name}"] = auc(scores.std(0)[high], misled).item()
-    joined = scorers[KINDS[1]]
-    cautious = lambda texts: joined(texts).mean(0) - joined(texts).std(0)
-    found["PPO"]["mean of four"] = ppo_metrics(lambda texts: joined(texts).mean(0), seed)
-    found["PPO"]["mean less deviation"] = ppo_metrics(cautious, seed)
-    found["PPO"]["one model of all the pairs"] = ppo_metrics(larger, seed)
-    return found
 
 
 def biased_runs() -> dict[str, list[Metrics]]:

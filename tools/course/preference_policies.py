@@ -1,24 +1,16 @@
-"""Parts of the record on preferences: PPO on the rater's utility, and DPO through LoRA adapters."""
+"""Parts of the record on preferences: PPO on the utility of the rater."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.fitting import DPOLoss, FitConfig
-from rlhf_lab.functional import implicit_rewards
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.lora import add_lora
-from rlhf_lab.organism import Grammar, Reward, grammatical, true_reward
-from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
-from rlhf_lab.rewards import reel_pairs
-from rlhf_lab.tuning import train_on_pairs
-from rlhf_lab.tuning.examples import encode_examples, text_logprobs
+from rlhf_lab.organism import Reward, grammatical, true_reward
+from rlhf_lab.organism.rewards import sentiment_logit
 from tools.course.stored_parts import RUN_SETTINGS
 
 BASE, BETA, N_SAMPLES, PROBES = "reel-nano", 4.0, 1024, 256
@@ -30,12 +22,6 @@ PPO_SETTINGS: dict[str, Any] = {
     "kl_in": "reward",
     "kl_estimator": "k1",
 }
-ARMS: dict[str, tuple[int, Sequence[str]]] = {
-    "rank 1, everywhere": (1, ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_out")),
-    "rank 1, query and value": (1, ("W_Q", "W_V")),
-    "rank 8, query and value": (8, ("W_Q", "W_V")),
-}
-ADAPTER_PAIRS, ADAPTER_SCALE = 512, 8.0
 Metrics = dict[str, float]
 Scorer = Callable[[Sequence[str]], Float[Tensor, " text"]]
 
@@ -71,23 +57,6 @@ def train_ppo(
     return trainer.policy
 
 
-def line_through(x: Float[Tensor, " n"], y: Float[Tensor, " n"]) -> Metrics:
-    """Fit y on x by least squares; returns slope and R2."""
-    x, y = x - x.mean(), y - y.mean()
-    both, spread = (x * y).mean(), x.square().mean()
-    return {"slope": (both / spread).item(), "R2": (both**2 / spread / y.square().mean()).item()}
-
-
-@torch.no_grad()
-def implicit_line(model: HookedModel, seed: int) -> Metrics:
-    """Fit a policy's implicit reward on the utility, on reviews of the grammar."""
-    texts = Grammar().sample(PROBES, np.random.default_rng(2000 + seed)).texts()
-    base = load_model(BASE)
-    rows = encode_examples(base, [""] * len(texts), texts)
-    implied = implicit_rewards(text_logprobs(model, rows), text_logprobs(base, rows), BETA)
-    return line_through(torch.from_numpy(true_log_odds(texts)), implied.double())
-
-
 def utility_run(seed: int) -> dict[str, Any]:
     """Train PPO on the rater's utility; returns metrics of the policy, and two by phase."""
     kls: list[float] = []
@@ -98,16 +67,4 @@ def utility_run(seed: int) -> dict[str, Any]:
         rewards.append(true_reward(ctx.rollout.texts).mean().item())
 
     policy = train_ppo(Reward("utility", sentiment_logit), seed, watch, kl_coef=BETA)
-    found = sample_metrics(policy, seed) | implicit_line(policy.base_model, seed)
-    return found | {"KL by phase": kls, "true reward by phase": rewards}
-
-
-def adapter_run(arm: str, seed: int) -> Metrics:
-    """Train DPO through the adapters of one arm; returns the metrics of the policy."""
-    rank, targets = ARMS[arm]
-    model: HookedModel = load_model(BASE)
-    add_lora(model, rank, ADAPTER_SCALE * rank, targets, seed)
-    config = FitConfig(60, 32, learning_rate=3e-3, seed=seed, show_progress=False)
-    pairs = reel_pairs(round(ADAPTER_PAIRS / (1 - config.held_out)), seed)
-    train_on_pairs(model, pairs, config, DPOLoss(beta=BETA))
-    return sample_metrics(TransformerWithValueHead(model, seed=seed), seed)
+    return sample_metrics(policy, seed) | {"KL by phase": kls, "true reward by phase": rewards}

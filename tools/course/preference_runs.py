@@ -1,6 +1,6 @@
 """Record on preferences: reward models of few and many pairs, and the parts of two files.
 
-`python -m tools.course.preference_runs biased` computes one part of six.
+`python -m tools.course.preference_runs biased` computes one part of four.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge, reading_of
 from rlhf_lab.tuning import train_reward_model
-from tools.course.preference_flaws import biased_runs, ensemble_run
-from tools.course.preference_policies import ARMS, BASE, Metrics, adapter_run, utility_run
+from tools.course.preference_flaws import biased_runs
+from tools.course.preference_policies import BASE, Metrics, utility_run
 from tools.course.stored_parts import SEEDS, make_record, over_seeds
 
 FRESH_PAIRS, FRESH_TEXTS = 1500, 500
@@ -56,9 +56,7 @@ PARTS = {
     "reward models": reward_model_runs,
     "longer": long_runs,
     "PPO on the utility": lambda: over_seeds(utility_run),
-    "adapters": lambda: over_seeds(adapter_run, *ARMS),
     "biased": biased_runs,
-    "ensembles": lambda: over_seeds(ensemble_run),
 }
 
 if __name__ == "__main__":
