@@ -72,6 +72,8 @@ show_table(
         for name, runs in (stored["reward models"] | stored["longer"]).items()
     ],
 )
+for e in (0.05, 0.2):
+    print(f"{e:.0%} flipped labels: largest gap {np.log((1 - e) / e):.2f}")
 print(
     f"mean and range of {len(stored['seeds'])} seeds; slope: 1 if they equal the gaps of the utility"
 )
@@ -82,7 +84,7 @@ print(
 #
 # ## Calibration
 #
-# A model is *calibrated* if the first text wins in 70 % of the pairs for which it predicts 0.7. Sort the pairs by the predicted
+# A model is *calibrated* if the first text wins in seven of ten pairs for which it predicts 0.7. Sort the pairs by the predicted
 # probability, split them into bins of equal counts, and compare.
 
 # %%
@@ -180,7 +182,7 @@ def later_rise(values: Float[Tensor, "1 pool"], chosen_by: Float[Tensor, "1 pool
 
 
 rise = later_rise(rewards, scores["64 pairs"])
-print(f"best of 64 minus best of 16, chosen by the model of 64 pairs: true reward {rise}")
+print(f"best of 64 minus best of 16, chosen by the model of 64 pairs: true reward {rise} (95 %)")
 print(f"its own score: {later_rise(scores['64 pairs'], scores['64 pairs'])}")
 kind = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "undecided"
 predictions.compare("the true reward from 16 to 64", later, kind)
