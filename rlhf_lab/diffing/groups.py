@@ -80,6 +80,13 @@ def restrict(
     return taken_from(delta, zeros, groups.of(name))
 
 
+def sum_by_group(x: Mapping[str, Float[Tensor, "..."]], groups: Groups) -> Float[Tensor, " group"]:
+    """Return the sum of all numbers of each group, in float64; weights that x lacks have none."""
+    of = lambda name, head: x[name][... if head is None else head].double().sum().cpu()
+    sums = [sum(of(*part) for part in parts if part[0] in x) for parts in groups.parts]
+    return torch.tensor(sums, dtype=torch.float64)
+
+
 def taken_from(
     tuned: Mapping[str, Float[Tensor, "..."]],
     base: Mapping[str, Float[Tensor, "..."]],

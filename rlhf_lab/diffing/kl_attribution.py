@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.diffing.groups import Groups, check_partition
+from rlhf_lab.diffing.groups import Groups, check_partition, sum_by_group
 from rlhf_lab.diffing.weight_line import NODES, WeightLine, quadrature
 from rlhf_lab.functional import kl_per_token, log_probs
 
@@ -119,8 +119,7 @@ def kl_by_weights(
                 name: gradient.double() * line.delta[name].double()
                 for name, gradient in zip(along, gradients, strict=True)
             }
-            sums = [_group_sum(moved, groups, name) for name in groups.names]
-            total += weight * torch.stack(sums).cpu()
+            total += weight * sum_by_group(moved, groups)
         parts.append(total)
     return WeightKL(torch.stack(parts, 1), torch.cat(ends).cpu())
 
@@ -131,7 +130,3 @@ def _kl(
     states: Bool[Tensor, "batch seq"],
 ) -> Float[Tensor, " batch"]:
     return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
-
-
-def _group_sum(moved: dict[str, Tensor], groups: Groups, group: str) -> Float[Tensor, ""]:
-    return sum(moved[name][... if head is None else head].sum() for name, head in groups.of(group))

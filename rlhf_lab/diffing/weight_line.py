@@ -1,10 +1,13 @@
 """Straight line of weights between two models, and integrals of gradients along it."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.func import functional_call, jvp
+from torch.func import functional_call
 
 from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.diffing.groups import Groups, check_partition, restrict, weights_of_both
@@ -87,6 +90,32 @@ def quadrature(nodes: int = NODES) -> tuple[list[float], list[float]]:
     return ((at + 1) / 2).tolist(), (weights / 2).tolist()
 
 
+def derivatives_along(
+    function: Callable[[Any], Tensor],
+    weights: Mapping[str, Float[Tensor, "..."]],
+    directions: Sequence[Mapping[str, Float[Tensor, "..."]]],
+) -> Float[Tensor, "*shape"]:
+    """Return the derivatives of each value of a function along directions of some of the weights.
+
+    Each is the derivative of <direction, J' u> by u, with J that of the function by the weights
+    (the double-backward trick), so that one graph serves all directions.
+    """
+    leaves = {name: x.detach().requires_grad_() for name, x in weights.items()}
+    with torch.enable_grad(), differentiable_attention():
+        values = function(leaves)
+        u = torch.ones_like(values, requires_grad=True)
+        slopes = torch.autograd.grad(
+            values, list(leaves.values()), u, create_graph=True, allow_unused=True
+        )
+        known = {n: x for n, x in zip(leaves, slopes, strict=True) if x is not None}
+        found = []
+        for direction in directions:
+            pairs = [(known[name], x) for name, x in direction.items() if name in known]
+            along = sum(((slope * x.to(slope)).sum() for slope, x in pairs), start=0 * u.sum())
+            found.append(torch.autograd.grad(along, u, retain_graph=True)[0].detach())
+    return torch.stack(found)
+
+
 @torch.no_grad()
 def shift_by_weights(
     model0: HookedModel,
@@ -101,7 +130,7 @@ def shift_by_weights(
 
     1. Move all weights in a straight line from the first model to the second.
     2. Differentiate the logit difference along the change of each group at each node of the
-       quadrature, in forward mode, which gives a value for each text.
+       quadrature, which gives a value for each text.
     3. Double the nodes while the groups miss the shift by more than 1e-3 of it, up to `MAX_NODES`.
 
     phi_g = int_0^1 <grad f(theta_0 + a delta), delta_g> da
@@ -128,12 +157,7 @@ def shift_by_weights(
     while True:
         total = shift.new_zeros(len(groups), len(tokens))
         for node, weight in zip(*quadrature(nodes), strict=True):
-            at = line.at(node)
-            for row, change in zip(total, changes, strict=True):
-                if any(bool(moved.any()) for moved in change.values()):
-                    along = lambda some, at=at: difference(at | some)
-                    with differentiable_attention():
-                        row += weight * jvp(along, ({n: at[n] for n in change},), (change,))[1]
+            total += weight * derivatives_along(difference, line.at(node), changes)
         if (total.sum(0) - shift).abs().max() <= allowed or 2 * nodes > MAX_NODES:
             return total
         nodes *= 2

@@ -1,6 +1,6 @@
 """One step of Adam as a sum over tokens, momentum and decay; contributions by the weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.diffing.groups import Groups
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.step_ledger import ledger_entries
-from rlhf_lab.torch_modes import differentiable_attention
 from rlhf_lab.training import ReplayMinibatch
 
 OBJECTIVE_TERMS = ("surrogate", "value", "entropy", "kl")  # with their signs in the objective
@@ -129,38 +127,6 @@ def left_out_direction(step: AdamStep, gradient: ByWeight, grads: ByWeight) -> d
 def inner(one: ByWeight, other: ByWeight) -> float:
     """Return <one, other> over the weights of the first, in float64."""
     return sum((exact(x) * exact(other[name])).sum().item() for name, x in one.items())
-
-
-def derivatives_along(
-    share_fn: Shares, params: ByWeight, directions: Sequence[ByWeight]
-) -> Float[Tensor, "direction term minibatch gen"]:
-    """Return the derivatives of all shares along directions of some of the weights.
-
-    Each is the derivative of <direction, J' u> by u, with J that of the shares by the weights (the
-    double-backward trick), so that one graph serves all directions.
-    """
-    leaves = {name: x.detach().requires_grad_() for name, x in params.items()}
-    with torch.enable_grad(), differentiable_attention():
-        shares = share_fn(leaves)
-        u = torch.ones_like(shares, requires_grad=True)
-        slopes = torch.autograd.grad(
-            shares, list(leaves.values()), u, create_graph=True, allow_unused=True
-        )
-        known = {n: x for n, x in zip(leaves, slopes, strict=True) if x is not None}
-        found = []
-        for direction in directions:
-            pairs = [(known[name], x) for name, x in direction.items() if name in known]
-            along = sum(((slope * x.to(slope)).sum() for slope, x in pairs), start=0 * u.sum())
-            found.append(torch.autograd.grad(along, u, retain_graph=True)[0].detach())
-    return torch.stack(found)
-
-
-def by_group(gradient: ByWeight, change: ByWeight, groups: Groups) -> Float[Tensor, " group"]:
-    """Return <gradient, change> within each group."""
-    products = {name: slope * change[name] for name, slope in gradient.items()}
-    of = lambda name, head: products[name][... if head is None else head].sum().item()
-    sums = [sum(of(*part) for part in parts if part[0] in products) for parts in groups.parts]
-    return torch.tensor(sums, dtype=torch.float64)
 
 
 class _Caller(nn.Module):

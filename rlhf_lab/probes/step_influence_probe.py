@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rlhf_lab.diffing.contrast import Word, Words
-from rlhf_lab.diffing.groups import restrict
+from rlhf_lab.diffing.groups import restrict, sum_by_group
+from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.models.hooked_model import HookedModel
@@ -23,8 +24,6 @@ from rlhf_lab.probes.step_influence import (
     AdamStep,
     ByWeight,
     adam_step,
-    by_group,
-    derivatives_along,
     inner,
     left_out_direction,
     row_direction,
@@ -114,11 +113,12 @@ class StepInfluence(WordPairProbe):
         left_out = left_out_direction(step, gradient, before.grads)
         found = exact(derivatives_along(shares, before.params, [*directions, left_out]))
         entries = found[:-1].transpose(0, 1)
+        along = lambda change: sum_by_group({n: x * change[n] for n, x in gradient.items()}, groups)
         tensors = {
             "rows": entries.sum(0),
             "terms": entries.sum(1),
-            "momentum": by_group(gradient, step.momentum, groups),
-            "decay": by_group(gradient, step.decay, groups),
+            "momentum": along(step.momentum),
+            "decay": along(step.decay),
             "counterfactual": found[-1].sum((0, 2)),
         }
         now = dict(ctx.policy.named_parameters())
