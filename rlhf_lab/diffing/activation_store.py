@@ -53,11 +53,6 @@ class ActivationStore:
         return min(self.seen, len(self._rows))
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of allocated memory."""
-        return self._rows.nbytes + self._places.nbytes
-
-    @property
     def activations(self) -> Float[Tensor, "n model d_model"]:
         """Activations of the kept tokens, in the stored dtype."""
         return self._rows[: len(self)]

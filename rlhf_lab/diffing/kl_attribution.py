@@ -29,18 +29,6 @@ class OutputKL(NamedTuple):
     kl: Float[Tensor, " n"]
 
 
-class WeightKL(NamedTuple):
-    """A KL in nats per sequence, by the groups of weights whose change causes it.
-
-    Args:
-        rows: of each group, in each batch of sequences, as sums over its sequences.
-        kl: of each sequence; its sums over batches are the sums of the rows.
-    """
-
-    rows: Float[Tensor, "group part"]
-    kl: Float[Tensor, " batch"]
-
-
 def kl_by_output(
     parts0: Float[Tensor, "component n d_model"],
     parts1: Float[Tensor, "component n d_model"],
@@ -86,10 +74,11 @@ def kl_by_weights(
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     nodes: int = NODES,
     rows_at_once: int = TEXTS_PER_PASS,
-) -> WeightKL:
-    """Split KL(second || first) exactly by the groups of weights that changed.
+) -> Float[Tensor, "group part"]:
+    """Split KL(second || first) exactly by the groups of weights that changed, in nats.
 
-    All groups come from the same backward passes, one at each node.
+    Returned are sums over the sequences of each batch; all groups come from the same backward
+    passes, one at each node.
 
     Args:
         states: where the KL counts.
@@ -100,33 +89,21 @@ def kl_by_weights(
     """
     check_partition(groups, line.before)
     tokens, states = tokens.to(line.text_device), states.to(line.text_device)
-    mask = (
-        torch.ones_like(states) if attention_mask is None else attention_mask.to(line.text_device)
-    )
-    parts, ends = [], []
+    mask = torch.ones_like(states) if attention_mask is None else attention_mask.to(states.device)
+    parts = []
     for rows in torch.arange(len(tokens)).split(rows_at_once):
         text = tokens[rows], mask[rows]
         with torch.no_grad():
             reference = log_probs(line.logits(line.before, *text))
-            ends.append(_kl(line.logits(line.after, *text), reference, states[rows]))
         total = torch.zeros(len(groups), dtype=torch.float64)
         for node, weight in zip(*quadrature(nodes), strict=True):
             along = {name: each.requires_grad_() for name, each in line.at(node).items()}
             with torch.enable_grad():
-                kl = _kl(line.logits(along, *text), reference, states[rows]).sum()
+                kl = kl_per_token(log_probs(line.logits(along, *text)), reference)
+                kl = kl.masked_fill(~states[rows], 0.0).sum()
                 gradients = torch.autograd.grad(kl, list(along.values()), materialize_grads=True)
-            moved = {
-                name: gradient.double() * line.delta[name].double()
-                for name, gradient in zip(along, gradients, strict=True)
-            }
+            pairs = zip(along, gradients, strict=True)
+            moved = {n: x.double() * line.delta[n].double() for n, x in pairs}
             total += weight * sum_by_group(moved, groups)
         parts.append(total)
-    return WeightKL(torch.stack(parts, 1), torch.cat(ends).cpu())
-
-
-def _kl(
-    logits: Float[Tensor, "batch seq d_vocab"],
-    ref_logprobs: Float[Tensor, "batch seq d_vocab"],
-    states: Bool[Tensor, "batch seq"],
-) -> Float[Tensor, " batch"]:
-    return kl_per_token(log_probs(logits), ref_logprobs).masked_fill(~states, 0.0).sum(1)
+    return torch.stack(parts, 1)

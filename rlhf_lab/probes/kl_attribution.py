@@ -82,7 +82,7 @@ class KLAttribution(TextProbe):
         sizes = [len(part) for part in torch.arange(len(kl)).split(TEXTS_PER_PASS)]
         counts = torch.tensor(sizes, dtype=torch.float64)[:, None]
         found = bootstrap_means(
-            weights.rows.T, counts, statistic=lambda sums, n: sums / n, resamples=RESAMPLES
+            weights.T, counts, statistic=lambda sums, n: sums / n, resamples=RESAMPLES
         )
         values = {
             "components": [*names, "read-out"],
@@ -99,9 +99,9 @@ class KLAttribution(TextProbe):
             "output": by_row,
             "by_position": _by_position(gained, rows),
             "kl": kl,
-            "weights": weights.rows,
+            "weights": weights,
         }
-        total, largest = weights.rows.sum() / len(kl), max(1.0, kl.max().item())
+        total, largest = weights.sum() / len(kl), max(1.0, kl.max().item())
         allowed = seen.allowed(1e-3, half=0.05)
         checks = [
             Check.at_most(f"{what} sum to the KL", (x - y).abs().max().item() / largest, allowed)

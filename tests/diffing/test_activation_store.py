@@ -27,7 +27,7 @@ def store() -> ActivationStore:
 def test_ten_times_the_tokens_stay_within_the_limit(store):
     for start in range(0, 1000, 50):
         offer(store, start, 50)
-        assert store.nbytes <= store.mb * 2**20
+        assert store._rows.nbytes + store._places.nbytes <= store.mb * 2**20
     kept = store.places.ids
     assert (len(store), store.seen, len(kept.unique())) == (100, 1000, 100)
     assert abs(kept.double().mean() - 499.5) < 4 * 27.4  # 27.4: its standard deviation
