@@ -80,6 +80,7 @@ def test_rows_are_medians_with_ratios_and_the_highest_peak():
     assert probe_cost(figures) == (pytest.approx(0.1), {"a": 0.75})
 
 
+@pytest.mark.nightly
 def test_bench_times_a_phase_and_writes_the_page(tmp_path, warm_python, surroundings):
     out, docs = tmp_path / "nano.jsonl", tmp_path / "performance.md"
     size = "--shape nano --batch-size 8 --gen-len 6 --repeats 1 --threads 1 --device cpu".split()

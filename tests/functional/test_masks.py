@@ -90,19 +90,6 @@ def test_padding_matches_hand_computed():
             move(ROWS, MASK, length=3)
 
 
-@seeds(40)
-def test_padding_matches_a_loop_over_rows(seed):
-    tokens, mask, pairs = draw_rows(seed)
-    length = tokens.shape[1] + seed % 3
-    real = [[token for token, keep in row if keep] for row in pairs]
-    left, left_mask = F.pad_left(tokens, mask, length=length)
-    right, right_mask = F.pad_right(tokens, mask, length=length)
-    assert left.tolist() == [[0] * (length - len(row)) + row for row in real]
-    assert right.tolist() == [row + [0] * (length - len(row)) for row in real]
-    assert torch.equal(left_mask, left != 0) and torch.equal(right_mask, right != 0)
-    assert torch.equal(F.pad_right(left, left_mask)[0], right)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.bfloat16, torch.float64])
 def test_padding_keeps_dtype_and_input(dtype):
     x = ROWS.to(dtype)

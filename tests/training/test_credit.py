@@ -169,14 +169,6 @@ def test_minibatches_that_mix_groups_keep_their_zeros(make_trainer, name, micro_
         assert torch.equal(advantages[teaching], alone)
 
 
-def test_estimators_without_groups_are_whitened_over_all(make_trainer):
-    """REINFORCE's whitening is its baseline: a group of rewards 0 did badly."""
-    rewards = (0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
-    seen, used = advantages_used(make_trainer, rewards, "reinforce", num_minibatches=1)
-    assert seen[0].teaching is None
-    assert torch.equal(used[0], F.whiten(seen[0].advantages, seen[0].mask))
-
-
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
 ADVANTAGES = [[1.0, 2.0, -1.0], [-2.0, 0.5, 77.0]]

@@ -225,12 +225,6 @@ def test_field_changes_a_stage_and_none_before_it(find_stages, field):
 
 
 @pytest.mark.slow
-def test_equal_settings_change_no_stage(files, find_stages):
-    again = stages(make_args(files, {}), True)
-    assert all(is_equal(a, b) for a, b in zip(find_stages({}, True), again, strict=True))
-
-
-@pytest.mark.slow
 def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path):
     tuned = []
     monkeypatch.setattr("rlhf_lab.models.cpu_tuning.tune_cpu", tuned.append)
