@@ -19,7 +19,11 @@ MODELS = {
 }
 make_policy = cache(lambda kind: random_policy(**MODELS[kind]))
 SITES = [
-    pytest.param(kind, name, marks=pytest.mark.nightly if name.startswith("blocks.1.") else [])
+    pytest.param(
+        kind,
+        name,
+        marks=pytest.mark.nightly if kind == "NeoX" or name.startswith("blocks.1.") else [],
+    )
     for kind in MODELS
     for name in make_policy(kind).hook_dict
 ]

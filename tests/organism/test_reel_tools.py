@@ -14,7 +14,6 @@ from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
 from tests.organism.oracles import entropy
 from tools.reel import __main__ as commands
-from tools.reel.check import run_checks
 from tools.reel.measures import language_model_kl, next_probs
 from tools.reel.train import (
     language_model_loss,
@@ -123,9 +122,6 @@ def test_kl_from_the_grammar_matches_hand_computed(reel, reviews):
 
 @pytest.mark.slow
 def test_bundled_models_pass_every_check(capsys):
-    checks = run_checks(n_reviews=600)
-    assert [check.name for check in checks if not check.ok] == []
-    assert len({check.name for check in checks}) == len(checks) == 11
-    assert commands.main(["check", "--reviews", "300"]) == 0
+    assert commands.main(["check", "--reviews", "600"]) == 0
     output = capsys.readouterr().out
     assert len(re.findall(r" yes ", output)) == 11 and " NO " not in output

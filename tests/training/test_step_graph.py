@@ -110,10 +110,13 @@ EAGER = {
     "hooks on parameters": {"prepare": hook_parameter},
     "more than 10 tokens": {},
 }
+SETTINGS = ("a split minibatch", "optimizer_in_backward", "activation_checkpointing")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reason", EAGER)
+@pytest.mark.parametrize(
+    "reason", [pytest.param(x, marks=pytest.mark.nightly if x in SETTINGS else []) for x in EAGER]
+)
 def test_step_runs_eagerly_if_it_must(train, reason, monkeypatch):
     """For other code in the step, and for large minibatches."""
     if reason == "more than 10 tokens":
@@ -145,10 +148,14 @@ CHANGES = {
     "objective": lambda model, patch: None,
     "frozen weight": lambda model, patch: model.blocks[0].mlp.W_in.requires_grad_(False),
 }
+REPLACED = ("forward", "module", "setting")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(x, marks=pytest.mark.nightly if x in REPLACED else []) for x in CHANGES],
+)
 def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch):
     trainer = make_cpu_trainer()
     graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
