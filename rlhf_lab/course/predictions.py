@@ -65,16 +65,16 @@ class Predictions:
             LessonError: If the number is in no bin.
         """
         predicted = None if predicted is ... else predicted
-        shown = _format(found)
+        result = _format(found)
         if bins is not None:
             number = float(found)
             found = next((name for name, limit in bins.items() if number < limit), None)
             if found is None:
                 raise LessonError(f"{number:.3g} is in no bin. Give the last bin the limit inf.")
-            shown = f"{found} ({number:.3g})"
+            result = f"{found} ({number:.3g})"
         first = self._compared.get(question, (predicted,))[0]
         self._compared[question] = (first, found)
-        line = Text(f"{question}: {shown}")
+        line = Text(f"{question}: {result}")
         if first is None:
             line.append(" (you made no prediction)")
         elif _is_hit(first, found):
