@@ -19,7 +19,6 @@ CEILINGS = {
     "what_breaks_it": (942, 3258, 13, 23),
     "what_rlhf_changed": (1181, 4259, 22, 56),
     "a_real_model": (919, 2960, 10, 53),
-    "your_question": (511, 2034, 2, 10),
 }
 
 
