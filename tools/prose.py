@@ -47,7 +47,6 @@ FROM_ELSEWHERE = {  # numbers of a lesson's text that its cells do not print
     "the_value_head": ["20"],  # phases of a suggestion to try
     "kl_placements": ["10,000", "640"],  # the setting's default, and a suggestion to try
     "what_breaks_it": ["0.02", "0.93"],  # on another processor
-    "what_rlhf_changed": ["40"],  # a suggestion to try
 }
 PLOTS = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
 ROOMS = ("rlhf_lab", "benchmarks", "tools")

@@ -17,7 +17,6 @@ MORE_PREDICTIONS = ("what_breaks_it", "watch_it_learn", "what_rlhf_changed", "pr
 CEILINGS = {
     "the_kl_penalty": (751, 2961, 13, 18),
     "what_breaks_it": (942, 3258, 13, 23),
-    "what_rlhf_changed": (1181, 4259, 22, 56),
     "a_real_model": (919, 2960, 10, 53),
 }
 
