@@ -123,7 +123,6 @@ def ends_of(
     tokens: Int[Tensor, "batch seq"],
     pos: int | Int[Tensor, " batch"],
     words: Words,
-    streams: Sequence[dict[str, Tensor]] | None = None,
 ) -> tuple[ModelEnd, ModelEnd]:
     """Return both models at one position, each also with its blocks reading the other's streams.
 
@@ -133,35 +132,19 @@ def ends_of(
         acts: of both, at `residual_parts.SITES` and that position: `[batch ...]`.
         tokens: padded on the right, if at all.
         pos: the column, or one for each row.
-        streams: of both, at `BLOCK_INPUTS` and all positions, if they are known.
     """
-    pos = torch.as_tensor(pos).expand(len(tokens))
-    if streams is None:
-        streams = [_captured(model, tokens, BLOCK_INPUTS) for model in models]
-    found = []
+    streams = [capture_activations(model, tokens, BLOCK_INPUTS) for model in models]
+    pos, found = torch.as_tensor(pos).expand(len(tokens)), []
     for model, own, others in zip(models, acts, reversed(streams), strict=True):
-        fed = _captured(model, tokens, PART_SITES, others)
-        there = {
-            site: act[torch.arange(len(act), device=act.device), pos.to(act.device)]
-            for site, act in fed.items()
-        }
-        found.append(model_end(model, own, there, words))
+        parts = []
+        for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
+            give = lambda act, hook, rows=rows, fed=others: fed[hook.name][rows].to(act)
+            with model.hooks(fwd_hooks=[(site, give) for site in others]):
+                at = pos.to(rows.device)[rows]
+                parts.append(capture_activations(model, tokens[rows], PART_SITES, at))
+        fed = {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
+        found.append(model_end(model, own, fed, words))
     return found[0], found[1]
-
-
-def _captured(
-    model: HookedModel,
-    tokens: Int[Tensor, "batch seq"],
-    sites: str | Sequence[str],
-    fed: dict[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    parts = []
-    for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
-        give = lambda activation, hook, rows=rows: fed[hook.name][rows].to(activation)
-        hooks = [(site, give) for site in fed or {}]
-        with model.hooks(fwd_hooks=hooks):
-            parts.append(capture_activations(model, tokens[rows], sites))
-    return {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
-from rlhf_lab.diffing.logit_shift import BLOCK_INPUTS, ends_of, logit_reader, split_shift
+from rlhf_lab.diffing.logit_shift import ends_of, logit_reader, split_shift
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import where_exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact
@@ -96,8 +96,7 @@ class LogitShift(WordPairProbe):
     name = "logit_shift"
     question = "Which components make one word more likely than another?"
     caveat = "Rows are direct effects on the logits: later components can undo or repeat them."
-    sites = (*SITES, "ln_final.hook_normalized", BLOCK_INPUTS)
-    everywhere = (BLOCK_INPUTS,)
+    sites = (*SITES, "ln_final.hook_normalized")
 
     def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError if the model's logits are not a sum over its components."""
@@ -133,8 +132,7 @@ class LogitShift(WordPairProbe):
         if not has_hooks(model):
             text = seen.text.first(self.n)
             tokens = text.tokens.to(next(models[0].parameters()).device)
-            streams = [{s: act for s, act in x.items() if "hook_resid" in s} for x in acts]
-            ends = ends_of(models, acts, tokens, text.columns(self.pos), words, streams)
+            ends = ends_of(models, acts, tokens, text.columns(self.pos), words)
             causes = split_shift(*ends, is_centered(model.ln_final))._asdict()
             values |= {name: decimals(rows.mean(1)) for name, rows in causes.items()}
         tensors = {"shift": shift, "measured": measured, "reference": before.rows} | causes

@@ -78,7 +78,9 @@ class NeuronRank(WordPairProbe):
         words = self.contrast(models[1])
         text = seen.text.first(self.n)
         with without_hooks(*models):
-            acts = [_acts_at(model, text, self.pos) for model in models]
+            where = text.columns(self.pos), text.attention_mask
+            sites = *SITES, NEURON_SITE
+            acts = [capture_activations(m, text.tokens, sites, *where) for m in models]
             before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
             mlp = [
                 _mlp_rows(attribute_logits(m, x, words)) for m, x in zip(models, acts, strict=True)
@@ -125,21 +127,6 @@ def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:
 def _batches(model: HookedModel, text: EvalText, layers: int) -> list[Tensor]:
     of_row = text.tokens.shape[1] * model.cfg.d_mlp * layers
     return list(torch.arange(len(text.tokens)).split(max(1, ACTIVATIONS_AT_ONCE // of_row)))
-
-
-def _acts_at(model: HookedModel, text: EvalText, pos: int) -> dict[str, Tensor]:
-    sites, columns, parts = (*SITES, NEURON_SITE), text.columns(pos), []
-    for rows in _batches(model, text, model.cfg.n_layers):
-        there = rows.to(text.tokens.device)
-        mask = text.attention_mask[there]
-        acts = capture_activations(model, text.tokens[there], sites, attention_mask=mask)
-        parts.append(
-            {
-                site: act[torch.arange(len(act), device=act.device), columns[there].to(act.device)]
-                for site, act in acts.items()
-            }
-        )
-    return {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
 
 
 def _most_active(

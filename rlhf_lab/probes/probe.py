@@ -109,7 +109,6 @@ class Probe:
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
-        everywhere: those of the sites with all positions nevertheless.
         rows: number of eval sequences whose activations are captured; all when None.
         n: number of texts, if that is an option of the probe; at least `fewest`.
         step: step of the phase, at events of a step; all when None.
@@ -126,7 +125,6 @@ class Probe:
     text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
-    everywhere: tuple[str, ...] = ()
     rows: int | None = None
     n: int | None = None
     fewest: int = 1

@@ -72,11 +72,6 @@ class SharedActs:
         found = {site: acts[site][: probe.rows] for site in sites if site in acts}
         if probe.pos is None:
             return found
-        whole = set(resolve_sites(model, probe.everywhere))
-        for site in found.keys() - whole:
-            act = found[site]
-            is_sampled = probe.text == "rollout"
-            found[site] = (
-                act[:, probe.pos] if is_sampled else self.text.first(len(act)).at(act, probe.pos)
-            )
-        return found
+        is_sampled = probe.text == "rollout"
+        at = lambda x: x[:, probe.pos] if is_sampled else self.text.first(len(x)).at(x, probe.pos)
+        return {site: at(act) for site, act in found.items()}

@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.models.device import exact, where_exact
+from rlhf_lab.probes.value_lens import by_position
 
+# ridge penalties to choose from, as fractions of the mean variance of the activations
 PENALTIES = (1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
-"""What a ridge is chosen from, as shares of the mean variance of the activations."""
-SITES_COMPARED = 9
-"""Layers at most that a penalty is chosen on, and that have a translator: spread over the model."""
+SITES_COMPARED = 9  # most layers that have a translator, spread over the model
 
 
 class Affine(NamedTuple):
@@ -60,7 +60,7 @@ def ridge_errors(
     """
     fit = len(x) * 3 // 4
     (x_fit, y_fit, m_fit), (x_held, y_held, m_held) = (
-        [_by_position(where_exact(z)[rows], pooled) for z in (x, y, mask)]
+        [by_position(where_exact(z)[rows], pooled) for z in (x, y, mask)]
         for rows in (slice(fit), slice(fit, None))
     )
     weight, y_held = exact(m_held)[..., None], exact(y_held)
@@ -98,10 +98,6 @@ def fit_translator(
     (Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned Lens",
     arXiv 2303.08112; there the map is trained on the logits, here it is a ridge regression).
     """
-    rows = [_by_position(where_exact(z), True) for z in (x, last, mask)]
+    rows = [by_position(where_exact(z), True) for z in (x, last, mask)]
     (found,) = ridge_path(*rows, (ridge,))
     return Affine(found.weight[0], found.bias[0])
-
-
-def _by_position(z: Tensor, pooled: bool) -> Tensor:
-    return z.flatten(0, 1)[None] if pooled else z.transpose(0, 1)

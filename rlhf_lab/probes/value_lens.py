@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from rlhf_lab.functional import Interval, bootstrap_means, zero_masked
@@ -82,6 +82,13 @@ def fit_ridge(
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)
 
 
+def by_position(
+    z: Shaped[Tensor, "batch pos *rest"], pooled: bool
+) -> Shaped[Tensor, "pos n *rest"]:
+    """Return rows by position, or all positions pooled as one."""
+    return z.flatten(0, 1)[None] if pooled else z.transpose(0, 1)
+
+
 class HeldOutFit(NamedTuple):
     """Predictions of one site for held-out rows, their targets, and which rows count."""
 
@@ -112,9 +119,7 @@ def held_out_fits(
     found = []
     for x in map(where_exact, residuals):
         parts = [(x[rows], target[rows], mask[rows]) for rows in (slice(cut), slice(cut, None))]
-        flat = [
-            [z.flatten(0, 1)[None] if pooled else z.transpose(0, 1) for z in part] for part in parts
-        ]
+        flat = [[by_position(z, pooled) for z in part] for part in parts]
         (x_fit, y_fit, kept_fit), (x_test, y_test, kept_test) = flat
         slope, intercept = fit_ridge(x_fit, y_fit, kept_fit, ridge)
         predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]

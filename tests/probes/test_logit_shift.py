@@ -118,7 +118,6 @@ def observed(run, probe):
         text = seen.text.first(probe.n)
         for acts, model in ((seen.acts, policy), (seen.reference_acts, reference)):
             acts |= capture_activations(model, text.tokens, probe.sites, text.columns(probe.pos))
-            acts |= capture_activations(model, text.tokens, probe.everywhere)
     return probe.observe(seen)
 
 
