@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.models import TransformerWithValueHead, final_residuals, unembed_residuals
+from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.hack_signs import alarm_z, promoted_words, taken_up_words
+from rlhf_lab.probes.kl_by_position import both_logits
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, mean_fields
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample
@@ -96,19 +97,14 @@ def reference_texts(seen: Observation, n: int) -> Samples:
 def _won_by_text(
     seen: Observation, n: int
 ) -> tuple[Float[Tensor, "text d_vocab"], Float[Tensor, "text d_vocab"]]:
-    rollout, reference, model = seen.ctx.rollout, seen.ctx.reference, seen.ctx.policy.base_model
-    samples, temperature = rollout.samples, seen.args.temperature
-    states = slice(samples.prefix_len - 1, -1)
-    ours = final_residuals(model, samples.tokens[:n], samples.attention_mask[:n])[:, states]
-    won, before = [], []
-    at_once = max(1, LOGITS_AT_ONCE // (ours.shape[1] * reference.cfg.d_vocab))
-    for rows in torch.arange(n, device=ours.device).split(at_once):
-        logits = unembed_residuals(model, ours[rows]).float() / temperature
-        ref_logits = unembed_residuals(reference, rollout.ref_residuals[rows]).float() / temperature
-        for own, others, real in zip(logits, ref_logits, samples.mask[rows], strict=True):
+    samples, won, before = seen.ctx.rollout.samples, [], []
+    at_once = max(1, LOGITS_AT_ONCE // (samples.mask.shape[1] * seen.ctx.reference.cfg.d_vocab))
+    for start in range(0, n, at_once):
+        rows = slice(start, min(n, start + at_once))
+        for own, others, real in zip(*both_logits(seen, rows), samples.mask[rows], strict=True):
             won.append(F.promoted_mass(own[None], others[None], real[None]).cpu())
-            chances = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)
-            before.append((chances / real.sum().clamp(min=1)).cpu())
+            probs = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)
+            before.append((probs / real.sum().clamp(min=1)).cpu())
     return torch.stack(won), torch.stack(before)
 
 

@@ -76,7 +76,7 @@ class KLByPosition(Probe):
         rollout: Rollout = seen.ctx.rollout
         samples, n = rollout.samples, min(self.n, len(rollout.texts))
         kl, mask = rollout.kl, samples.mask
-        logits, ref_logits = _both_logits(rollout, n, seen)
+        logits, ref_logits = both_logits(seen, slice(n))
         tokens = samples.tokens[:n, samples.prefix_len :]
         logprobs, ref_logprobs = (
             F.token_logprobs(F.log_probs(x), tokens) for x in (logits, ref_logits)
@@ -97,13 +97,13 @@ class KLByPosition(Probe):
         return Record(values, checks=[check_sum])
 
 
-def _both_logits(rollout: Rollout, n: int, seen: Observation) -> tuple[Tensor, Tensor]:
-    samples, temperature = rollout.samples, seen.args.temperature
-    states = slice(samples.prefix_len - 1, -1)
-    model = seen.ctx.policy.base_model
-    residuals = final_residuals(model, samples.tokens[:n], samples.attention_mask[:n])[:, states]
-    logits = unembed_residuals(model, residuals).float()
-    ref_logits = unembed_residuals(seen.ctx.reference, rollout.ref_residuals[:n]).float()
+def both_logits(seen: Observation, rows: slice) -> tuple[Tensor, Tensor]:
+    """Return the logits of policy and reference at the run's temperature, before each token."""
+    rollout, temperature = seen.ctx.rollout, seen.args.temperature
+    samples, model = rollout.samples, seen.ctx.policy.base_model
+    residuals = final_residuals(model, samples.tokens[rows], samples.attention_mask[rows])
+    logits = unembed_residuals(model, residuals[:, samples.prefix_len - 1 : -1]).float()
+    ref_logits = unembed_residuals(seen.ctx.reference, rollout.ref_residuals[rows]).float()
     return logits / temperature, ref_logits / temperature
 
 

@@ -84,7 +84,7 @@ def fit_ridge(
 
 def by_position(
     z: Shaped[Tensor, "batch pos *rest"], pooled: bool
-) -> Shaped[Tensor, "pos n *rest"]:
+) -> Shaped[Tensor, "site n *rest"]:
     """Return rows by position, or all positions pooled as one."""
     return z.flatten(0, 1)[None] if pooled else z.transpose(0, 1)
 
