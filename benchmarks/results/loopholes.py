@@ -18,8 +18,14 @@ EXPLOITED_HEAD = (
 
 
 def loophole_part(found: Sequence[Group]) -> str:
-    """Show the result of each KL coefficient on the planted loophole, and the way there."""
-    return "\n".join([LOOPHOLE, *exploited(found), commands(found[-1:])])
+    """Show the result of each KL coefficient on the planted loophole, and phases of the last."""
+    last = found[-1]
+    phases = [i for i in TABLE_PHASES if i < len(last.records[0]["curve"])]
+    by_phase = Sheet(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(last, i)] for i in phases])
+    kl_coef = last.records[0]["fields"]["kl_coef"]
+    text = f"Phases at `kl_coef={kl_coef:g}`, next to the exact optimum at the same KL:\n"
+    parts = [LOOPHOLE, *exploited(found), text, by_phase.markdown()]
+    return "\n".join([*parts, commands(found[-1:])])
 
 
 def learned_part(found: Sequence[Group]) -> str:
@@ -34,24 +40,10 @@ def learned_part(found: Sequence[Group]) -> str:
 
 
 def exploited(found: Sequence[Group]) -> list[str]:
-    """Make both tables of a loophole."""
-    last = found[-1]
-    ends = Sheet(
-        ["kl_coef", *EXPLOITED_HEAD],
-        [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found],
-    )
-    phases = [i for i in TABLE_PHASES if i < len(last.records[0]["curve"])]
-    way = Sheet(["phase", *EXPLOITED_HEAD], [[str(i), *phase_cells(last, i)] for i in phases])
-    kl_coef = last.records[0]["fields"]["kl_coef"]
-    return [
-        circumstances(found),
-        "Means over seeds and the last five phases, next to the exact optimum of "
-        "`E[reward] - kl_coef KL`:\n",
-        ends.markdown(),
-        f"Phases of the runs with `kl_coef={kl_coef:g}`, next to the exact optimum at the same "
-        "KL:\n",
-        way.markdown(),
-    ]
+    """Show the end of the runs of each KL coefficient, next to its exact optimum."""
+    rows = [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found]
+    text = "Means over seeds and the last five phases, next to the exact optimum:\n"
+    return [circumstances(found), text, Sheet(["kl_coef", *EXPLOITED_HEAD], rows).markdown()]
 
 
 def learned_commands(found: Sequence[Group]) -> str:
