@@ -1,18 +1,18 @@
 # %% [markdown]
 # # KL placements
 #
-# By the end of this lesson you can derive the part of the KL's gradient that a penalty in the loss leaves out, and keep
-# the KL near a target with a controller.
+# By the end of this lesson you can derive the part of the KL's gradient that a penalty in the loss leaves out, compute the
+# policy at which this penalty ends, and keep the KL near a target with a controller.
 #
 # {Lesson:the_objective} subtracts `kl_coef` times the mean KL from the objective. This appendix asks whether this is the
-# gradient of the KL of a whole review, and how to choose `kl_coef`.
+# gradient of the KL of a whole review, what follows if it is not, and how to choose `kl_coef`.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
-# more than 3 seconds are labeled:
+# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that
+# take more than 3 seconds are labeled:
 #
 # (4 s on one core)
 
@@ -24,12 +24,16 @@ import rlhf_lab
 rlhf_lab.check_shapes()  # before anything else is imported from the package
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course import Predictions, SeedFigures, check, hint, progress
+from rlhf_lab.course import Predictions, SeedFigures, check, hint, progress, show_table
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import kl_per_token, log_probs, zero_masked
+from rlhf_lab.organism import Grammar, build_graph, grammar_policy, loss_penalty_policy
+from rlhf_lab.organism import optimal_policy, true_reward
+from rlhf_lab.probes import ReelTruth
 from rlhf_lab.views import curves
 
 SETTINGS = dict(
@@ -51,16 +55,16 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 # ## The gradient of the KL
 #
 # An expression with the right *value* need not have the right *gradient*. The simplest estimate of the KL from samples is
-# $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Over fixed tokens its gradient is
-# $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$ on average,
-# for any KL: as a loss, this estimate adds nothing but noise.
+# $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Over fixed tokens its gradient is $\mathbb{E}_{a \sim \pi}[\nabla d] =
+# \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$ on average, for any KL: as a loss, this estimate
+# adds nothing but noise.
 #
 # The trainer's penalty is the exact KL at each token, and its gradient is the gradient of the KL *at the visited states*.
 # For a review of tokens $a_0, a_1, \dots$ the KL is an average over the states to which the policy's own tokens lead:
 #
 # $$\mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad
-# \nabla \mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] +
-# \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \log \pi(a_t \mid s_t) \sum_{t' > t} \mathrm{KL}_{t'}(s_{t'})\Big]$$
+# \nabla \mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] + \mathbb{E}_{x \sim
+# \pi}\Big[\sum_t \nabla \log \pi(a_t \mid s_t) \sum_{t' > t} \mathrm{KL}_{t'}(s_{t'})\Big]$$
 #
 # The first part is the gradient of the penalty. The second part makes tokens less likely that *lead* to states with much
 # KL, and the penalty leaves it out. Write a function whose gradient is the second part.
@@ -69,8 +73,8 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 from rlhf_lab.functional import kl_of_later_states  # exercise
 
 # %% [markdown]
-# Does the second part matter? In a toy of two tokens with three choices each and random logits, the exact KL of the pair
-# is one expression, and autograd gives its gradient. In how many of 300 toys has the gradient of the penalty alone a cosine
+# Does the second part matter? In a toy of two tokens with three choices each and random logits, the exact KL of the pair is
+# one expression, and autograd gives its gradient. In how many of 300 toys has the gradient of the penalty alone a cosine
 # below 0.5 with the gradient of the KL?
 
 # %%
@@ -118,7 +122,62 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 # So the value of the penalty is right, and its gradient is the gradient of a somewhat different objective, which does not
 # look ahead. In most toys the two gradients have nearly the same direction, in a few they do not. The trainer also offers
 # the other placement: with `kl_in="reward"` the KL of each token is subtracted from its reward, and GAE passes it back to
-# the tokens that led there. {Lesson:the_kl_penalty} computes the optimum of each.
+# the tokens that led there.
+#
+# ## The optimum of each placement
+#
+# {Lesson:the_kl_penalty} computes the optimum of the KL in the reward. With the penalty in the loss, each state maximizes
+# the value of its words minus its *own* KL, and the value of a word is the mean reward that follows, without the KL of
+# later states:
+#
+# $$\tilde\pi(a \mid s) \propto \mathrm{ref}(a \mid s)\, e^{\tilde V(sa) / \beta}, \qquad
+# \tilde V(s) = \sum_a \tilde\pi(a \mid s)\, \tilde V(sa)$$
+#
+# Compared with `soft_backup`, one line changes: the mean replaces the soft value.
+
+# %%
+from rlhf_lab.organism import mean_backup  # exercise
+
+# %% [markdown]
+# The optimum has more KL for a lower $\beta$, always. Is this also true of the penalty in the loss?
+
+# %%
+kl_is_monotone = "no"  # predict: "yes" or "no"
+
+# %%
+reference = grammar_policy(build_graph(Grammar()))
+slots = ReelTruth().slot_names(len(Grammar().slots))[1:]
+final_rewards = true_reward.score(reference.graph.final_features())
+rows = []
+for beta in (1.0, 0.3, 0.1, 0.05, 0.01, 0.005, 0.001):
+    loss, best = (
+        solve(reference, true_reward, beta) for solve in (loss_penalty_policy, optimal_policy)
+    )
+    kl, of_best = (policy.kl_by_position(reference) for policy in (loss, best))
+    words = [x[slots.index(slot)].item() for slot in ("ADJ 1", "ADJ 2") for x in (kl, of_best)]
+    objective = (
+        policy.mean(final_rewards) - beta * float(x.sum())
+        for policy, x in ((loss, kl), (best, of_best))
+    )
+    rows.append([f"{beta:g}", float(kl.sum()), float(of_best.sum()), *words, *objective])
+columns = [
+    f"{what}, {which}" for what in ("KL", "ADJ 1", "ADJ 2", "J") for which in ("loss", "optimum")
+]
+show_table(["beta", *columns], rows)
+kls = [row[1] for row in rows]
+predictions.compare("the KL is monotone", kl_is_monotone, "yes" if kls == sorted(kls) else "no")
+first = {name: run["ADJ 1"] for name, run in stored_figures("two_leashes")["runs"].items()}
+print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
+
+# %% [markdown]
+# With the penalty in the loss, the KL is 1.343 nats at $\beta = 0.05$, 1.024 at 0.01, and rises again. This looks like a
+# bug, and is not: the policy maximizes no single objective, so its KL need not be monotone. The KL by token shows the
+# reason. At 0.05 the policy hardly changes the first adjective (0.009 nats), because a bad first clause can still be
+# compensated later. Then it needs 0.712 nats at the second adjective, where the optimum uses 0.156. Only for a very low
+# $\beta$ does it choose the first adjective. $J$ is lower than that of the optimum for each $\beta$.
+#
+# PPO shows the difference, too: with $\beta = 0.3$, the KL at the first adjective is higher with the KL in the reward, in
+# each of three seeds.
 #
 # ## A controller for the KL
 #
@@ -140,9 +199,9 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 
 # %% [markdown]
 # Let it control a run of twenty phases. It starts at 3, which is much too high, and the target is 0.3 nats per sequence.
-# With a horizon of 64, a batch of 128 moves the coefficient by up to twice 20 %: too fast for a long run, and right for
-# a demonstration. A second run has a mistake in the unit: its target is 0.3 / 26, as if it were per token. Does the KL of
-# the first run exceed twice its target? And is the best reward of the second run lower?
+# With a horizon of 64, a batch of 128 moves the coefficient by up to twice 20 %: too fast for a long run, and right for a
+# demonstration. A second run has a mistake in the unit: its target is 0.3 / 26, as if it were per token. Does the KL of the
+# first run exceed twice its target? And is the best reward of the second run lower?
 #
 # (18 s on one core)
 
@@ -189,9 +248,9 @@ curves(
 # target, the coefficient has to rise all the way again. So the KL overshoots, returns and undershoots. A longer horizon
 # makes the controller slower and the swings smaller, but needs a longer run.
 #
-# With the wrong unit no error is raised. The controller aims at a twenty-sixth of the intended KL, which allows little
-# gain in reward. Two numbers reveal the mistake: the coefficient rises to several times its first value of 3, which was too
-# high already, and the KL per review never reaches 0.3.
+# With the wrong unit no error is raised. The controller aims at a twenty-sixth of the intended KL, which allows little gain
+# in reward. Two numbers reveal the mistake: the coefficient rises to several times its first value of 3, which was too high
+# already, and the KL per review never reaches 0.3.
 #
 # ## Your results
 
@@ -216,8 +275,8 @@ progress()
 #
 #   <details><summary>Results (three seeds)</summary>
 #
-#   Reward 0.86 to 0.89 at a KL of 0.86 to 0.98 with `kl_in="reward"`, and 0.90 to 0.92 at 0.84 to 1.05 with
-#   `kl_in="loss"`. The reward is lower in each seed, but the KL is not equal, and these runs are short.
+#   Reward 0.86 to 0.89 at a KL of 0.86 to 0.98 with `kl_in="reward"`, and 0.90 to 0.92 at 0.84 to 1.05 with `kl_in="loss"`.
+#   The reward is lower in each seed, but the KL is not equal, and these runs are short.
 #
 #   </details>
 #

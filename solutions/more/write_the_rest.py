@@ -18,6 +18,8 @@ import rlhf_lab
 
 rlhf_lab.check_shapes()  # before anything else is imported from the package
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -160,6 +162,15 @@ from rlhf_lab.functional import implicit_rewards  # exercise
 
 # %%
 from rlhf_lab.models.lora import LoRALinear  # exercise
+
+# %% [markdown]
+# ## A KL budget, from {lesson:the_kl_penalty}
+#
+# `solve(beta)` returns reward and KL of the optimum. Find the beta between `1e-4` and `1e4` whose optimum has a given KL,
+# and raise `ValueError` if no beta has it.
+
+# %%
+from rlhf_lab.organism import best_at_budget  # exercise
 
 # %%
 progress()
