@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import get_logprobs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead
 from rlhf_lab.sampling import (
     SamplingSpec,
@@ -223,19 +222,6 @@ def test_sample_without_cache_matches_sample(gpt2):
     assert not torch.equal(tokens, sample_without_cache(model, torch.tensor(prompts), noise, 0.2))
     with pytest.raises(ConfigError, match="exceeds the model's context"):
         sample_without_cache(model, torch.tensor([[4, 9]]), sampling_noise(1, 23, seeded()))
-
-
-def test_samples_carry_no_gradient_and_train(policy):
-    """`HookedTransformer.generate` returns inference tensors, which backward rejects."""
-    before = {name: parameter.clone() for name, parameter in policy.named_parameters()}
-    found = sample(policy, UNEQUAL, SamplingSpec(4), seeded())
-    for tensor in (found.tokens, found.logprobs, found.values, found.mask, found.prompt_mask):
-        assert not tensor.requires_grad and not tensor.is_inference()
-    logits, values = policy(found.tokens, attention_mask=found.attention_mask)
-    ratio = (get_logprobs(logits, found.tokens, found.prefix_len) - found.logprobs).exp()
-    (ratio * found.values).sum().add(values.sum()).backward()
-    assert policy.base_model.embed.W_E.grad.abs().max() > 0 and torch.is_grad_enabled()
-    assert all(torch.equal(before[name], p) for name, p in policy.named_parameters())
 
 
 def test_rows_end_at_their_first_stop_token(policy):

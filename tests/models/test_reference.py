@@ -71,24 +71,6 @@ def test_pad_rows_and_rotation_match_hand_computed():
     assert padding.rotate_padding(tokens, BOTH_ENDS, "right").tolist() == [[5, 6, 9], [1, 2, 3]]
 
 
-def test_run_gets_right_padded_rows_and_outputs_move_back():
-    """The running sum of a causal model: 5, 5 + 6 in the first row, with any padding."""
-    inputs = []
-
-    def run(tokens):
-        inputs.append(tokens)
-        return tokens.cumsum(1), -tokens.cumsum(1)[..., None]
-
-    sums, negated = padding.run_left_padded(run, ROWS, MASK)
-    assert torch.equal(inputs[0], ON_THE_RIGHT)
-    expected = torch.tensor([[0, 0, 5, 11], [1, 3, 6, 10], [0, 7, 15, 18], [0, 0, 0, 2]])
-    assert torch.equal(sums[MASK], expected[MASK])
-    assert torch.equal(negated[MASK][:, 0], -expected[MASK])
-    for mask in (None, torch.ones_like(MASK)):  # without padding, the tokens are passed unchanged
-        padding.run_left_padded(run, ROWS, mask)
-        assert inputs[-1] is ROWS
-
-
 def test_gap_between_tokens_raises_with_its_row(policy):
     echo, tokens = lambda tokens: (tokens,), ROWS[:2, :3]
     gap, run = torch.tensor([[True, True, True], [True, False, True]]), padding.run_left_padded

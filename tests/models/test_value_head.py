@@ -116,21 +116,6 @@ def test_run_with_cache_adds_the_head_and_filters_names(policy):
     assert_close(cache[names[1]][1, :2, 0], policy(TOKENS[1:, 4:])[1][0])
 
 
-def test_hooks_last_until_their_context_ends(policy):
-    name, value_name, fired = "blocks.0.hook_resid_post", "value_head.hook_value", []
-    _, values = policy(TOKENS)
-    policy.base_model.add_hook(name, lambda x, hook: fired.append(1), is_permanent=True)
-    policy.hook_dict[value_name].add_hook(lambda x, hook: 2 * x)
-    for triple in (True, False, False):
-        hooks = [(value_name, lambda x, hook: 1.5 * x), (name, lambda x, hook: fired.append(2))]
-        with policy.hooks(hooks if triple else []):
-            assert_close(policy(TOKENS)[1], (3 if triple else 2) * values, atol=1e-4)
-    assert fired == [1, 2, 1, 1]
-    unknown = policy.hooks([("value_head.hook_out", lambda x, hook: None)])
-    with pytest.raises(KeyError, match="value_head.hook_out"), unknown:
-        pass
-
-
 @pytest.fixture
 def make(model_dir):
     def build(kind):

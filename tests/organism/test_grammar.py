@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from rlhf_lab.organism import VOCABULARY, Grammar, decode, read_features
-from rlhf_lab.organism.lexicon import SENSE_OF_ADJECTIVE, STYLE_OF_OPENER
+from rlhf_lab.organism import VOCABULARY, Grammar, decode
 
 REVIEW = (
     "this movie honestly , the plot was so good and the music wasn't quite awful "
@@ -28,14 +27,6 @@ def assert_fraction(hits, expected):
     hits = np.asarray(hits).ravel()
     error = np.sqrt(expected * (1 - expected) / len(hits))
     assert abs(hits.mean() - expected) < 4.5 * error
-
-
-@pytest.mark.parametrize("n_clauses, length", [(1, 17), (2, 23), (3, 29)])
-def test_review_length_grows_by_six_per_clause(n_clauses, length):
-    # 5 words open a review, a clause has 5, a connector joins two, 7 close it: 5 + 5k + (k-1) + 7.
-    grammar = Grammar(n_clauses=n_clauses)
-    assert grammar.seq_len == length
-    assert grammar.sample(3, np.random.default_rng(0)).tokens.shape == (3, length)
 
 
 def test_slots_match_hand_counted():
@@ -100,25 +91,6 @@ def test_words_have_the_stated_probabilities(sample):
     assert_fraction(words_at(sample, "TAG")[is_positive] == "popcorn", 0.02)
     seeded = [Grammar().sample(50, np.random.default_rng(seed)).tokens for seed in (3, 3, 4)]
     assert (seeded[0] == seeded[1]).all() and (seeded[0] != seeded[2]).any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_clauses", [1, 3])
-def test_words_match_their_latents(n_clauses):
-    grammar = Grammar(n_clauses=n_clauses)
-    reviews = grammar.sample(2000, np.random.default_rng(11))
-    latents, found = reviews.latents, read_features(reviews.texts(), grammar)
-    assert found.grammatical.all()
-    assert (found.polarity_sum == latents.polarity.sum(1)).all()
-    assert (found.verdict == latents.verdict).all()
-    words = np.array(VOCABULARY)[reviews.tokens]
-    assert ((words[:, grammar.positions("COP")] == "wasn't") == latents.negation).all()
-    opener = np.array([STYLE_OF_OPENER[word] for word in words[:, grammar.slot("OPEN")]])
-    assert (opener == latents.style).all()
-    sign = np.array(
-        [[SENSE_OF_ADJECTIVE[w][0] for w in row] for row in words[:, grammar.positions("ADJ")]]
-    )
-    assert (np.where(latents.negation, -sign, sign) == latents.polarity).all()
 
 
 def test_review_has_words_of_its_slots():

@@ -79,15 +79,6 @@ def test_optima_have_zero_gradient_of_their_objective(mini, solve, charged):
     assert largest[charged] < 1e-12 and largest[not charged] > 1e-5
 
 
-def test_slope_of_the_frontier_is_beta(reel):
-    for beta in (0.6, 0.3, 0.2):
-        near = frontier(reel, true_reward, [beta * 1.01, beta / 1.01])
-        slope = (near[1].proxy - near[0].proxy) / (
-            near[1].kl_per_sequence - near[0].kl_per_sequence
-        )
-        assert slope == pytest.approx(beta, rel=1e-3)
-
-
 @pytest.mark.slow
 def test_best_at_budget_finds_beta(reel):
     def solve(beta):

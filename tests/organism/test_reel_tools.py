@@ -2,21 +2,17 @@
 
 import itertools
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForSequenceClassification, GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
-from tests.organism.oracles import entropy
 from tools.reel import __main__ as commands
-from tools.reel.measures import language_model_kl, next_probs
 from tools.reel.train import (
-    language_model_loss,
     train_classifier,
     train_language_model,
 )
@@ -82,15 +78,6 @@ def test_training_learns_repeats_and_saves(kind, tmp_path):
         assert torch.equal(again(tokens).logits, first.model(tokens).logits)
 
 
-def test_loss_is_the_mean_surprise_of_the_next_word():
-    model = GPT2LMHeadModel(GPT2Config.from_pretrained(weights_dir("reel-nano")))
-    tokens = torch.from_numpy(Grammar().sample(3, np.random.default_rng(0)).tokens)
-    logprobs = model(tokens).logits[:, :-1].log_softmax(-1)
-    expected = -logprobs.gather(2, tokens[:, 1:, None]).mean().item()
-    loss = language_model_loss(model, Grammar(), 3, np.random.default_rng(0))
-    assert loss.item() == pytest.approx(expected, rel=1e-5)
-
-
 def test_bundled_models_are_small_distinct_and_without_pickle():
     files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
     assert sum(path.stat().st_size for path in files) < 2e6
@@ -100,24 +87,6 @@ def test_bundled_models_are_small_distinct_and_without_pickle():
     assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(weights, 2))
     with pytest.raises(ValueError, match="'reel-huge'"):
         weights_dir("reel-huge")
-
-
-def test_kl_from_the_grammar_matches_hand_computed(reel, reviews):
-    """KL(p || uniform) summed over 28 tokens is 28 log 72 - H; the mean is sampled."""
-
-    class Table(torch.nn.Module):
-        def __init__(self, logits_of):
-            super().__init__()
-            self.logits_of = logits_of
-
-        def forward(self, tokens):
-            return SimpleNamespace(logits=self.logits_of(tokens))
-
-    tokens = torch.from_numpy(reviews.tokens)
-    exact = language_model_kl(Table(lambda t: (next_probs(reel, t) + 1e-300).log()), reel, tokens)
-    flat = language_model_kl(Table(lambda t: torch.zeros(*t.shape, 72)), reel, tokens)
-    expected = 28 * np.log(72) - entropy(reel)
-    assert abs(exact.mean) < 1e-10 and abs(flat.mean - expected) < 4.5 * flat.standard_error
 
 
 @pytest.mark.slow

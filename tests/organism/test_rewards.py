@@ -3,10 +3,9 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from rlhf_lab.organism import REWARDS, Grammar, grammatical, true_reward
+from rlhf_lab.organism import REWARDS, Grammar, true_reward
 from rlhf_lab.organism.rewards import (
     CLAUSE_EVIDENCE,
     VERDICT_EVIDENCE,
@@ -139,27 +138,6 @@ def test_log_odds_match_hand_computed():
     """Two clauses say bad ("wasn't solid" and "bland"), one more ("awful"), and "liked" good."""
     expected = -3 * CLAUSE_EVIDENCE + VERDICT_EVIDENCE
     assert true_log_odds([REVIEW])[0] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("slot", ["ADJ", "COP", "VERB", "CONN", "TAG"])
-def test_edits_change_one_word_and_the_log_odds(slot):
-    texts = Grammar().sample(60, np.random.default_rng(0)).texts()
-    clause = None if slot in ("VERB", "TAG") else 2
-    edited = replace_word(texts, slot, clause)
-    apart = [
-        sum(a != b for a, b in zip(one.split(), other.split(), strict=True))
-        for one, other in zip(texts, edited, strict=True)
-    ]
-    assert max(apart) == 1 and grammatical(edited).all()
-    shifts = {
-        "ADJ": 2 * CLAUSE_EVIDENCE,
-        "COP": 2 * CLAUSE_EVIDENCE,
-        "VERB": 2 * VERDICT_EVIDENCE,
-    }
-    changed = np.abs(true_log_odds(edited) - true_log_odds(texts))
-    np.testing.assert_allclose(changed, shifts.get(slot, 0.0), atol=1e-9)
-    if slot != "TAG":  # the opposite of the opposite
-        assert replace_word(edited, slot, clause) == texts
 
 
 def test_words_without_opposite_raise():

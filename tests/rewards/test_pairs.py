@@ -1,6 +1,5 @@
 """Preference pairs: files, datasets, movie reviews and Reel; judges compared with the truth."""
 
-import itertools
 import json
 import math
 
@@ -95,27 +94,6 @@ def test_accuracies_match_hand_computed():
     pairs = pairs[np.array([2, 1])]
     assert pairs.chosen == ["b", "a"] and pairs.rejected == ["d", "c"]
     assert pairs.bayes_accuracy() == pytest.approx(0.825) and pairs.true_reward_accuracy() == 0.5
-
-
-def true_logits():
-    """P(logit) of a Reel review, from all signs of three clauses and a verdict."""
-    clause, verdict = math.log(0.85 / 0.15), math.log(0.9 / 0.1)
-    law = {}
-    for y, *signs in itertools.product((1, -1), repeat=5):
-        p = 0.5 * math.prod(0.85 if sign == y else 0.15 for sign in signs[:3])
-        logit = round(clause * sum(signs[:3]) + verdict * signs[3], 9)
-        law[logit] = law.get(logit, 0.0) + p * (0.9 if signs[3] == y else 0.1)
-    return law
-
-
-@pytest.mark.slow
-def test_reel_pairs_follow_bradley_terry():
-    """mean max(sigmoid(d), sigmoid(-d)) over independent reviews; 4 standard errors are .009."""
-    pairs_of_logits = itertools.product(true_logits().items(), repeat=2)
-    exact = sum(p * q / (1 + math.exp(-abs(a - b))) for (a, p), (b, q) in pairs_of_logits)
-    pairs = reel_pairs(20_000, seed=3)
-    assert pairs.bayes_accuracy() == pytest.approx(exact, abs=0.005)
-    assert pairs.true_reward_accuracy() == pytest.approx(exact, abs=0.009)
 
 
 def test_reel_pairs_have_gaps_and_margins_of_their_texts():

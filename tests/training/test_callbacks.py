@@ -46,22 +46,6 @@ def test_events_come_in_order_with_their_fields(runs):
     assert runs("plain").fields == FIELDS
 
 
-def test_callbacks_are_called_every_so_many_phases_in_order():
-    callbacks, calls = Callbacks(), []
-
-    @callbacks.on("after_phase", every=2)
-    def first(ctx):
-        calls.append(("first", ctx.phase))
-
-    callbacks.on("after_phase", every=2)(lambda ctx: calls.append(("second", ctx.phase)))
-    callbacks.on("run_end", every=2)(lambda ctx: calls.append(("end", ctx.phase)))
-    for phase in range(5):
-        callbacks.emit("after_phase", phase)
-    callbacks.emit("run_end", 5)
-    expected = [(name, phase) for phase in (0, 2, 4) for name in ("first", "second")]
-    assert calls == [*expected, ("end", 5)] and first.__name__ == "first"
-
-
 def test_callback_that_raises_is_removed_with_one_warning():
     """Also one whose dict cannot be stored. Other callbacks continue."""
     callbacks, calls = Callbacks(), []
