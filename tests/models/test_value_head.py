@@ -13,6 +13,7 @@ from rlhf_lab.models import (
     TransformerWithCritic,
     TransformerWithValueHead,
     add_lora,
+    has_hooks,
     load_model,
     lora_layers,
     make_policy,
@@ -114,6 +115,19 @@ def test_run_with_cache_adds_the_head_and_filters_names(policy):
     mask = torch.tensor([[True] * 6, [False] * 4 + [True] * 2])
     _, cache = policy.run_with_cache(TOKENS, mask, names_filter=names[1])
     assert_close(cache[names[1]][1, :2, 0], policy(TOKENS[1:, 4:])[1][0])
+
+
+def test_contexts_of_policy_and_model_remove_only_their_hooks(policy):
+    for first, second in ((policy, policy.base_model), (policy.base_model, policy)):
+        outer, inner = [], []
+        with first.hooks([("hook_embed", lambda x, hook, to=outer: to.append(1))]):
+            with second.hooks([("hook_embed", lambda x, hook, to=inner: to.append(1))]):
+                policy(TOKENS)
+            policy(TOKENS)
+        assert not has_hooks(policy) and (len(outer), len(inner)) == (2, 1)
+    with pytest.raises(ZeroDivisionError), policy.hooks([("hook_embed", lambda x, hook: 1 / 0)]):
+        policy(TOKENS)
+    assert not has_hooks(policy)
 
 
 @pytest.fixture

@@ -198,3 +198,24 @@ def test_reference_out_of_the_schema_raises(schema, reference):
     """When the reward is built, not at the first response that reaches it."""
     with pytest.raises(ConfigError, match=f"has the reference '{re.escape(reference)}'.*#/\\$defs"):
         JsonSchemaReward(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/word", "$defs": {"word": {"type": "string"}}},
+        {
+            "$id": "https://example.org/a",
+            "$ref": "in/b",
+            "$defs": {"x": {"$id": "in/b", "$ref": "c"}, "y": {"$id": "in/c", "type": "string"}},
+        },
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "anyOf": [{"$ref": "#/definitions/word"}, {"required": ["$ref"], "type": "object"}],
+            "definitions": {"word": {"type": "string"}},
+        },
+    ],
+)
+def test_reference_into_the_schema_is_followed(schema):
+    assert score(JsonSchemaReward(schema), '"a"') == 1.0
+    assert score(JsonSchemaReward(schema), "1") == 0.0

@@ -125,6 +125,24 @@ def test_stop_token_that_is_a_word_is_not_in_the_reward_text(args):
     assert not any("w5" in text.split() for text in texts)
 
 
+def test_labels_are_last_turns(args, tmp_path):
+    rows = [{"prompt": [ASK], "good": "w5 w5"}, {"prompt": MORE, "good": "w5"}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = dict(prompts=str(tmp_path / "p.jsonl"), labels_column="good")
+    turns = []
+
+    def count(conversations):
+        turns.extend(conversations)
+        return torch.tensor([float(each[-1]["content"].count("w5")) for each in conversations])
+
+    trainer = RLHFTrainer(args(**settings), reward_fn=ConversationReward(count))
+    assert list(trainer.rewards.label_rewards.values()) == [2.0, 1.0]
+    assert turns[-2:] == [
+        [ASK, {"role": "assistant", "content": "w5 w5"}],
+        [*MORE, {"role": "assistant", "content": "w5"}],
+    ]
+
+
 def test_invalid_row_raises_with_its_line(args, tmp_path):
     for row, changes, complaint in (
         ([ASK], {"chat": False}, "line 2 has a list under 'prompt'.*set chat=True"),

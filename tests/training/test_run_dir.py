@@ -133,6 +133,13 @@ def test_replacing_shows_the_old_file_until_the_end(tmp_path):
     assert path.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_tilde_of_a_run_is_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert RunDir.create("~/run").path == tmp_path / "run"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_newest_lock_of_a_process_takes_over(tmp_path):
     older, newer = RunLock(), RunLock()
     of_path = FileLock(tmp_path / LOCK, timeout=0, thread_local=False, is_singleton=True)
