@@ -136,6 +136,20 @@ def test_error_names_the_cause_of_nan(make_trainer):
             trainer.evaluate()
 
 
+def test_evaluation_raises_on_a_kl_of_nan(make_trainer):
+    trainer = make_trainer()
+    rollout = trainer.rollout_phase()
+    fill_nan([rollout.kl])
+    with pytest.raises(RunError, match="kl_per_sequence is nan in phase 0. Lower the learning"):
+        trainer.summarize_evaluation([rollout])
+
+
+def test_last_step_that_explodes_raises_when_sampling(make_trainer):
+    single = {"num_minibatches": 1, "batches_per_learning_phase": 1, "top_k": 5}
+    with pytest.raises(RunError, match="log-probs of samples are not finite in phase 1. Lower"):
+        make_trainer(base_lr=1e30, total_phases=1, warmup_steps=0, **single).train()
+
+
 EMPTY = torch.zeros(2, 2)
 
 
