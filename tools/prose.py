@@ -46,7 +46,6 @@ FROM_ELSEWHERE = {  # numbers of a lesson's text that its cells do not print
     "start": ["900"],  # comparisons, in the cited paper
     "the_value_head": ["20"],  # phases of a suggestion to try
     "kl_placements": ["10,000", "640"],  # the setting's default, and a suggestion to try
-    "what_breaks_it": ["0.02", "0.93"],  # on another processor
 }
 PLOTS = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
 ROOMS = ("rlhf_lab", "benchmarks", "tools")

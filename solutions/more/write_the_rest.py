@@ -172,5 +172,19 @@ from rlhf_lab.models.lora import LoRALinear  # exercise
 # %%
 from rlhf_lab.organism import best_at_budget  # exercise
 
+# %% [markdown]
+# ## Numbers that warn, from {lesson:what_breaks_it}
+#
+# The variety of a batch of texts:
+
+# %%
+from rlhf_lab.functional import distinct_n  # exercise
+
+# %% [markdown]
+# The words that have gained the most probability, whether or not they were sampled:
+
+# %%
+from rlhf_lab.functional import promoted_mass  # exercise
+
 # %%
 progress()

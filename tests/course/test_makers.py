@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.organism import Grammar, true_reward
+from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import Pairs
-from tools.course import preference_flaws, preference_policies, text_monitors
+from tools.course import preference_flaws, preference_policies
 from tools.prose import ROOT
 
 RECORDS = sorted(
@@ -45,24 +45,3 @@ def test_best_of_n_matches_hand_computed() -> None:
     """Of the three pairs, two hold the text with score 3, and one has the text with 2 as best."""
     scores, measured = torch.tensor([2.0, 3.0, 1.0]), torch.tensor([3.0, 9.0, 18.0])
     assert preference_flaws.best_of_n(scores, measured, 2) == pytest.approx((9 + 9 + 3) / 3)
-
-
-@pytest.mark.slow
-def test_probe_finds_gamed_texts() -> None:
-    texts = Grammar().sample(600, np.random.default_rng(3)).texts()
-    label = text_monitors.is_gamed(texts)
-    assert 0 < label.sum() < len(texts)
-    assert not label[true_reward(texts) > 0.7 + 1e-6].any()  # a reward is 1 at most
-    view = text_monitors.word_counts(texts, 2)
-    probe = text_monitors.fit_probe(view, texts)
-    assert text_monitors.auc_or_none(probe(view(texts)), label) > 0.9
-    assert text_monitors.auc_or_none(torch.rand(3), torch.tensor([True] * 3)) is None
-
-
-def test_word_counts_stop_before_the_verb() -> None:
-    """Of "a b a" and n times c: words 2, 1, n; pairs two apart aa, ac, bc and n - 2 times cc."""
-    n = Grammar().slot("VERB") - 1 - 3
-    text = " ".join(["a", "b", "a", *["c"] * n, "was", "good"])
-    assert text_monitors.word_counts([text], 0)([text]).tolist() == [[2, 1, n]]
-    assert text_monitors.word_counts([text], 2)([text]).tolist() == [[1, 1, 1, n - 2]]
-    assert text_monitors.word_counts(["none of them was good"], 0)([text]).sum() == 0
