@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlhf_lab.diffing.groups import Groups, restrict
+from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, sum_by_group
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models import TransformerWithValueHead, lora_layers
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.policy_groups import policy_groups
+from rlhf_lab.models.lora import MARK
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.step_influence import ByWeight
 from rlhf_lab.training import Objective, ReplayMinibatch, objective_terms
@@ -53,12 +53,8 @@ def gradient_products(
     gradients: list[dict[str, Tensor]], groups: Groups
 ) -> Float[Tensor, "term term group"]:
     """Return <g_a, g_b> of every two terms within every group, in float64."""
-    products = []
-    for name in groups.names:
-        parts = [restrict(gradient, groups, name) for gradient in gradients]
-        flat = torch.stack([torch.cat([exact(x).flatten() for x in p.values()]) for p in parts])
-        products.append(flat @ flat.T)
-    return torch.stack(products, -1)
+    inner = lambda a, b: sum_by_group({n: exact(x) * exact(b[n]) for n, x in a.items()}, groups)
+    return torch.stack([torch.stack([inner(a, b) for b in gradients]) for a in gradients])
 
 
 def cosines_of(products: Float[Tensor, "term term group"]) -> Float[Tensor, "term term group"]:
@@ -66,6 +62,42 @@ def cosines_of(products: Float[Tensor, "term term group"]) -> Float[Tensor, "ter
     norms = products.diagonal(dim1=0, dim2=1).T.clamp(min=0).sqrt()
     size = norms[:, None] * norms[None]
     return torch.where(size > 0, products / size.clamp(min=1e-300), 0.0)
+
+
+def policy_groups(
+    policy: TransformerWithValueHead, fine: bool = True, heads: bool = True
+) -> Groups:
+    """Return a partition of the trained parameters, by the policy's names of them.
+
+    Those of the transformer are `fine_groups` or `coarse_groups`; with adapters, which belong to
+    the layer whose weight they change, they are coarse, since A serves all heads.
+
+    Args:
+        heads: True to have groups of the value head and of a separate critic.
+    """
+    model = policy.base_model
+    adapted = bool(lora_layers(model))
+    grouped = fine_groups(model) if fine and not adapted else coarse_groups(model)
+    found: dict[str, list[tuple[str, int | None]]] = {}
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    for name, parts in zip(grouped.names, grouped.parts, strict=True):
+        for weight in trained:
+            kept = [head for part, head in parts if part == effective_name(weight)]
+            found.setdefault(name, []).extend((f"base_model.{weight}", head) for head in kept)
+    for name in ("value_head", "critic") if heads else ():
+        part = getattr(policy, name, None)
+        weights = part.named_parameters() if isinstance(part, nn.Module) else ()
+        found[name] = [(f"{name}.{n}", None) for n, weight in weights if weight.requires_grad]
+    found = {name: parts for name, parts in found.items() if parts}
+    return Groups(list(found), list(found.values()))
+
+
+def effective_name(name: str) -> str:
+    """Return the name of the weight that a parameter is, or that an adapter changes."""
+    if MARK not in name:
+        return name
+    module, rest = name.split(MARK)
+    return f"{module}.{rest.split('.')[0]}"
 
 
 class GradTerms(Probe):

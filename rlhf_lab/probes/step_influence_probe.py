@@ -16,7 +16,7 @@ from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.policy_groups import policy_groups
+from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.step_influence import (
     OBJECTIVE_TERMS,

@@ -7,7 +7,7 @@ from torch.optim import AdamW
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run, StepInfluence, attach
-from rlhf_lab.probes.policy_groups import policy_groups
+from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.step_influence import (
     AdamSettings,
     adam_step,
