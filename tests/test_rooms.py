@@ -22,7 +22,7 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5092),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
-    "rlhf_lab/probes": (4800, 5759),
+    "rlhf_lab/probes": (4800, 5748),
     "rlhf_lab/views": (1700, 3216),
     "rlhf_lab/course": (3600, 4477),
     "rlhf_lab/compat": (400, 434),
