@@ -38,11 +38,11 @@ class Claim:
 def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:
     """Print claims as a report, ordered by figure, with the measurements that would refute them."""
     rows = [[name, claim.says, "yes" if claim.holds else "no"] for name, claim in claims.items()]
-    show_table(["figure", "claim", "holds"], rows)
+    show_table(["measure", "claim", "holds"], rows)
     columns = {
-        "tuned less base": {name: claim.effect for name, claim in claims.items()},
-        "tuned less control": {name: claim.beyond_control for name, claim in claims.items()},
+        "tuned - base": {name: claim.effect for name, claim in claims.items()},
+        "tuned - control": {name: claim.beyond_control for name, claim in claims.items()},
     }
-    show_intervals("figure", columns, what)
+    show_intervals("measure", columns, what)
     refuted = [[name, claim.refuted_by] for name, claim in claims.items()]
-    show_table(["figure", "would be refuted by"], refuted)
+    show_table(["measure", "refuted by"], refuted)

@@ -15,7 +15,6 @@ LIMITS = {"lines": 450, "words": 2500, "predictions": 5, "figures": 16}
 MORE_PREDICTIONS = ("what_breaks_it", "watch_it_learn", "what_rlhf_changed", "preferences")
 # lines, words, predictions and figures of lessons that are not rewritten yet, which only fall
 CEILINGS = {
-    "a_real_model": (919, 2960, 10, 53),
 }
 
 

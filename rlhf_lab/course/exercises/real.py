@@ -18,14 +18,14 @@ DRAWN = 100  # draws from which the probability of each word type's label is est
 def my_claim(
     tuned: Float[Tensor, " n"], base: Float[Tensor, " n"], control: Float[Tensor, " n"]
 ) -> Claim:
-    """A claim about a run, from one figure of n texts each of three models.
+    """Decide a claim about a run, from one number for each of n texts of three models.
 
-    Row i of the three was written with the same noise. `tuned` is the run that the claim is about,
-    `control` a run of the same length whose reward meant nothing. The claim is that the run moved
-    the figure, up or down, and by more than training moves it whatever the reward. Give a
-    `Claim(says, effect, beyond_control, holds, refuted_by)`: the sentence; tuned less base and
-    tuned less control, each as an `Interval`, such as `bootstrap_means` makes; whether the claim
-    holds; and the measurement, with a number, that would refute it.
+    Text i of the three models was sampled with the same random numbers. `tuned` is the run that the
+    claim is about, `control` a run of the same length with a meaningless reward. The claim: the run
+    raised or lowered the number, by more than training with any reward does. Return
+    `Claim(says, effect, beyond_control, holds, refuted_by)`: the sentence; tuned minus base and
+    tuned minus control, each as an `Interval`, as `bootstrap_means` returns it; True if the claim
+    is confirmed; and a measurement, with a number, that would refute it.
     """
     effect, beyond = bootstrap_means(tuned - base), bootstrap_means(tuned - control)
     ends = (effect.low, effect.high, beyond.low, beyond.high)
@@ -33,11 +33,11 @@ def my_claim(
     holds = known and (min(ends).item() > 0 or max(ends).item() < 0)
     way = "raised" if effect.value > 0 else "lowered"
     return Claim(
-        says=f"training {way} the figure by {abs(effect.value.item()):.2f}",
+        says=f"training {way} the mean by {abs(effect.value.item()):.2f}",
         effect=effect,
         beyond_control=beyond,
         holds=bool(holds),
-        refuted_by=f"on {2 * effect.n} fresh texts of each model, an interval that holds 0",
+        refuted_by=f"on {2 * effect.n} fresh texts of each model, an interval that contains 0",
     )
 
 
