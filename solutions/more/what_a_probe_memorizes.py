@@ -111,7 +111,7 @@ predictions.compare("random labels of words seen", memorized, best, limits)
 curves(lines, "Accuracy of a probe at the last token", "block", "fraction of words")
 
 # %% [markdown]
-# For words seen, the probe reads random labels with an accuracy of 0.59, so a selectivity of 0.41 remains for sentiment. With
+# For words seen, the probe reads random labels with an accuracy of 0.59, and sentiment without an error. With
 # words unseen, the control is close to 0.5, and sentiment is read without an error: nothing of that is memory. The more
 # dimensions a model has, the more a probe can memorize.
 #
