@@ -403,12 +403,17 @@ def steered(policy, alpha: float | int, controls: int = 0) -> list[Float[Tensor,
 (start,), (end,) = steered(base, 0), steered(tuned, 0)
 added, *random = (recovered_fraction(end, start, x) for x in steered(base, best_alpha, 10))
 undone = recovered_fraction(start, end, steered(tuned, -best_alpha)[0])
-way = {"the vector": added, "best of 10 random": max(random, key=lambda x: x.value)}
-way = {name: x.value.item() for name, x in (way | {"undone in the tuned": undone}).items()}
-over_seeds.compare("fraction of the way", way)
-half = way["the vector"]
-found = "less than a third" if half < 1 / 3 else "about half" if half < 2 / 3 else "over two thirds"
-predictions.compare("fraction of the way", how_far, found)
+if added.value is None:
+    print("both models have nearly the same reward, so the fraction is undefined")
+else:
+    way = {"the vector": added, "best of 10 random": max(random, key=lambda x: x.value)}
+    way = {name: x.value.item() for name, x in (way | {"undone in the tuned": undone}).items()}
+    over_seeds.compare("fraction of the way", way)
+    half = way["the vector"]
+    found = (
+        "less than a third" if half < 1 / 3 else "about half" if half < 2 / 3 else "over two thirds"
+    )
+    predictions.compare("fraction of the way", how_far, found)
 
 # %% [markdown]
 # At its best the vector goes 0.38 of the way (between 0.28 and 0.43 in the three seeds), and random vectors of the same
