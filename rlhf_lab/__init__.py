@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f"rlhf_lab.{modules.get(name, 'shape_checks')}"), name)
 
 
-if os.environ.get("RLHF_LAB_CHECK_SHAPES") == "1":
+if os.environ.get("RLHF_LAB_CHECK_SHAPES", "0") not in ("", "0"):
     from rlhf_lab.shape_checks import check_shapes
 
     check_shapes()

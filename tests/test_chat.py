@@ -128,7 +128,7 @@ def test_sampled_prompt_has_one_bos_and_stops_at_the_turn():
     of_run, spec = prompt_and_spec(model, args, temperature=2.0)
     assert of_run.tokens == [tokens] and set(spec.stops(tokenizer)) == {end, eos}
     assert spec == dataclasses.replace(SamplingSpec.from_args(args, tokenizer), temperature=2.0)
-    with pytest.raises(ConfigError, match="system_prompt='w9' is a chat message"):
+    with pytest.raises(ConfigError, match="system_prompt='w9' has no effect with chat=False"):
         prompt_and_spec(model, None, prefix="w1", system_prompt="w9")
 
 

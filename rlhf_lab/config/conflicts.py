@@ -22,6 +22,11 @@ EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     }
 )
 MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
+# settings that have no effect while the other one has its default
+NEEDS = dict.fromkeys(("kl_target", "kl_horizon"), "kl_controller")
+NEEDS |= dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank") | {"system_prompt": "chat"}
+OF_PROMPTS = ("labels_column", "answers_column", "prompt_words", "prompts_column")
+NEEDS |= dict.fromkeys(OF_PROMPTS, "prompts")
 _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
 
 
@@ -43,12 +48,18 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
         yield name, "compares responses, but samples_per_prompt=1. To compare, sample at least 2."
     for name in _on(a, "max_grad_norm", "micro_batch_size") if a.optimizer_in_backward else ():
         yield name, "cannot be combined with optimizer_in_backward=True. Set it to None."
+    if a.kl_controller == "adaptive" and not a.kl_coef:
+        yield "kl_coef", "stays 0 with kl_controller='adaptive', which multiplies it. Raise it."
     if a.kl_controller == "adaptive" and a.batch_size > a.kl_horizon:  # more than a fifth at once
         yield "batch_size", f"exceeds kl_horizon={a.kl_horizon}. Raise kl_horizon."
     for name in ("warmup_steps", "reset_reference_every"):
         if (getattr(a, name) or 0) >= a.total_phases:
             yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
     clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
+    for name, other in NEEDS.items():
+        defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
+        if defaults == [False, True]:
+            yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
     for name in _on(a, *clips):
         if a.policy_loss not in clips[name].split():
             yield name, f"has no effect with policy_loss={a.policy_loss!r}. Set it to None."
@@ -73,12 +84,6 @@ def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
             yield name, f"exceeds gen_len={a.gen_len}. Lower it or raise gen_len."
     if not a.prefix and not a.prepend_bos:
         yield "prefix", "with prepend_bos=False is an empty prompt. Set prepend_bos=True."
-    if a.system_prompt and not a.chat:
-        yield "system_prompt", "is a chat message, but chat=False. Set chat=True (--chat)."
-    of_file = _on(a, "labels_column", "answers_column", "prompt_words")
-    is_other = a.prompts_column != AllFields.prompts_column
-    for name in of_file + ["prompts_column"] * is_other if not a.prompts else ():
-        yield name, "is for a file of prompts, but prompts=None. Set prompts, or remove it."
     stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
     for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
         if not stops:

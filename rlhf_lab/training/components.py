@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RankError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
 from rlhf_lab.models.device import (
     pick_device,
@@ -33,7 +33,7 @@ from rlhf_lab.models.device import (
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
+from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes, process_rank
 from rlhf_lab.rewards import (
     RewardFn,
     RewardPipeline,
@@ -52,8 +52,21 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 
+# an attribute of each component of a class, and what to pass
+REQUIRED = {
+    "policy": ("base_model", "TransformerWithValueHead(model)"),
+    "reference": ("cfg", "a HookedTransformer, such as make_reference(policy)"),
+    "optimizer": ("param_groups", "an optimizer of torch over parameters of the policy"),
+    "kl_controller": ("update", "an object with kl_coef and update, as KLController"),
+}
+
+
 def split_components(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return components by name, None if not passed, and the functions for `Overrides`."""
+    for name, (attribute, remedy) in REQUIRED.items():
+        part = parts.get(name)
+        if part is not None and not hasattr(part, attribute):
+            raise ConfigError(f"{name} is {part!r:.60} without {attribute!r}. Pass {remedy}.")
     functions = {name: part for name, part in parts.items() if name not in COMPONENTS}
     return {name: parts.get(name) for name in COMPONENTS}, functions
 
@@ -64,8 +77,11 @@ def choose_device(args: RLHFArgs) -> torch.device:
     if is_grouped(args.parallel):
         from rlhf_lab.parallel.validation import device_of_rank, validate_process_settings
 
+        rank, n = process_rank("RANK"), n_processes()
+        if rank >= n:
+            raise RankError(f"RANK={rank} must be below WORLD_SIZE={n}. Start with torchrun.")
         device = device_of_rank(device, args.device)
-        validate_process_settings(args, n_processes())
+        validate_process_settings(args, n)
     elif args.parallel != "auto" and not is_launched():
         raise ConfigError(
             f"parallel={args.parallel!r} requires several processes. Start the run with `torchrun "

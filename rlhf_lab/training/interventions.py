@@ -60,7 +60,7 @@ class Interventions:
         self,
         site: str,
         fn: InterventionFn,
-        during: tuple[Stage, ...] = STAGES,
+        during: Stage | tuple[Stage, ...] = STAGES,
         name: str | None = None,
     ) -> None:
         """Change an activation with `fn(activation, where)` from now on.
@@ -73,6 +73,7 @@ class Interventions:
             ConfigError: If site or stage is unknown, the site is an output, or the name is taken.
         """
         name = function_name(fn) if name is None else name
+        during = (during,) if isinstance(during, str) else during
         if not during or not set(during) <= set(STAGES):
             raise ConfigError(f"during={during!r} must name {' or '.join(STAGES)}, or both.")
         if any(name == other["name"] for other in self.records):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -95,6 +96,8 @@ class Overrides:
                 "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
                 "pass the function as policy_loss."
             )
+        if self.normalize_reward is not F.normalize_reward and not args.normalize_reward:
+            raise ConfigError("normalize_reward is not called. Set normalize_reward=True in args.")
         is_exact = args.kl_in == "loss" and self.sampled_kl(args) is None
         if self.kl_penalty is not Overrides.kl_penalty and not is_exact:
             raise ConfigError(
@@ -158,7 +161,7 @@ class Overrides:
 
 
 def validate_terms(*terms: Any) -> None:
-    """Raise ConfigError unless each term is one number; others would be broadcast into the sum."""
+    """Raise ConfigError unless each term is one number with a gradient, or 0."""
     names = "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"
     for name, term in zip(names, terms, strict=True):
         if not isinstance(term, Tensor) or term.ndim:
@@ -167,3 +170,5 @@ def validate_terms(*terms: Any) -> None:
                 f"{name} returned {what}. Return one number in a tensor, such as the masked_mean "
                 "over the real tokens."
             )
+        if torch.is_grad_enabled() and not term.requires_grad and term.item():
+            raise ConfigError(f"{name} returned a number without gradient. Do not detach it.")

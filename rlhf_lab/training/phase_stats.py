@@ -89,9 +89,11 @@ class PhaseStats:
         for step in steps:
             for name, label in {"objective": "objective", "grad_norm": "gradient norm"}.items():
                 if not math.isfinite(step[name]):
+                    custom = ", ".join(self.trainer.custom_components)
+                    remedy = f"Check the custom {custom}, or lower the learning rates"
                     raise RunError(
                         f"The {label} became {step[name]} in phase {phase}. "
-                        f"{TOO_FAST}; what was saved before is intact."
+                        f"{remedy if custom else TOO_FAST}; what was saved before is intact."
                     )
         if not steps:
             raise RunError(

@@ -25,7 +25,7 @@ REJECTED = {
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
     "score good --reward-fn kindness": ("kindness", "sentiment"),
-    "sample RUN --system-prompt x": ("system_prompt", "--chat"),
+    "sample RUN --system-prompt x": ("system_prompt", "chat=False"),
     "sample reel-nano --prompt zebra": ("zebra",),
     "best-of-n reel-nano --n 0": ("n=0",),
     "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RankError
 from rlhf_lab.models import make_reference
 from rlhf_lab.parallel import validation
 from rlhf_lab.parallel.launcher import is_main_process, n_processes, process_rank
 from rlhf_lab.rewards import load_policy_and_critic
+from rlhf_lab.training.components import choose_device
 
 FOUR = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
 
@@ -144,3 +145,11 @@ def test_device_of_rank_is_its_own_gpu(monkeypatch):
     assert validation.device_of_rank(torch.device("cuda"), "auto") == torch.device("cuda:3")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert validation.device_of_rank(torch.device("cuda:1"), "cuda:1") == torch.device("cuda:1")
+
+
+def test_rank_beyond_world_size_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would wait for the missing processes."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "5", "LOCAL_RANK": "5"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match="RANK=5 must be below WORLD_SIZE=2"):
+        choose_device(RLHFArgs(preset="reel"))

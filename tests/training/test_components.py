@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
 from rlhf_lab.probes import Run, TextHeatmap, attach
 from rlhf_lab.training import Overrides, RLHFTrainer
@@ -116,12 +116,42 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, evaluation)}
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"policy": torch.nn.Linear(2, 2)}, r"policy is .* Pass TransformerWithValueHead\(model"),
+        ({"reference": torch.nn.Linear(2, 2)}, "reference is .* without 'cfg'"),
+        ({"optimizer": torch.optim.Adam}, "optimizer is .* without 'param_groups'"),
+        ({"kl_controller": object()}, "kl_controller is .* without 'update'"),
+        ({"normalize_reward": lambda rewards: rewards}, "Set normalize_reward=True in args"),
+    ],
+)
+def test_component_of_another_kind_raises(make_trainer, parts, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer(parts, normalize_reward=False)
+
+
+def test_penalty_without_gradient_raises(make_trainer):
+    def detached(kl, kl_coef, mask):
+        return (kl_coef * F.masked_mean(kl, mask)).detach()
+
+    trainer = make_trainer({"kl_penalty": detached}, batches_per_learning_phase=2)
+    with pytest.raises(ConfigError, match="kl_penalty returned a number without gradient"):
+        trainer.train()
+
+
+def test_nan_of_a_custom_function_names_it(make_trainer):
+    trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
+    with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):
+        trainer.train()
+
+
 def test_edit_in_place_equals_a_returned_tensor(make_trainer):
     """The ratio warning names an intervention that acts in one stage only."""
     reports = []
     for fn in (halve, halve_in_place, lambda x, where: x / 2 if where.event == "rollout" else x):
         trainer = make_trainer()
-        during = ("rollout",) if len(reports) < 2 else ("rollout", "learning")
+        during = "rollout" if len(reports) < 2 else ("rollout", "learning")
         trainer.intervene(SITE, fn, during=during, name="halve")
         with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
             reports.append(trainer.run_phase().to_dict() | {"cost": None})
