@@ -41,8 +41,8 @@ whose settings differ from the paper's logs one warning that lists them, also wi
 `advantages="grpo"` or `policy_loss="gspo"`, which name the estimator or the loss. Any
 `samples_per_prompt` and `dynamic_sampling` count as published, as do other numbers above 0 within a
 factor of 10. Learning rates, batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`,
-`gspo` and `cispo` were published without a KL penalty; on Reel, only the KL penalty keeps texts
-grammatical, so watch the KL. DAPO's filter of overlong responses is not included. For CISPO, 5 is
+`gspo` and `cispo` were published without a KL penalty: watch the KL and, on Reel, the fraction of
+grammatical texts. DAPO's filter of overlong responses is not included. For CISPO, 5 is
 the upper clip of ScaleRL (2510.13786), and 1 means no lower clip. All but `ppo` also set
 {no_critic}.
 

@@ -24,8 +24,8 @@ highest), measured on 1,024 new samples after training:
 
 Rows in lower case are methods as published ([settings](settings.md#methods)). A row "estimator"
 keeps PPO's other settings, except those in its command. The classifier was trained on reviews only,
-so only the KL penalty keeps the policy grammatical: CISPO, published without one, leaves the
-language, as ReMax does at a higher learning rate.
+so its reward does not keep the policy grammatical. CISPO, published without a KL penalty, leaves
+the language, as ReMax does at a higher learning rate.
 """
 
 VARIANTS = """\

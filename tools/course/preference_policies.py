@@ -13,7 +13,7 @@ from rlhf_lab.organism import Reward, grammatical, true_reward
 from rlhf_lab.organism.rewards import sentiment_logit
 from tools.course.stored_parts import RUN_SETTINGS
 
-BASE, BETA, N_SAMPLES, PROBES = "reel-nano", 4.0, 1024, 256
+BASE, BETA, N_SAMPLES = "reel-nano", 4.0, 1024
 PPO_SETTINGS: dict[str, Any] = {
     **RUN_SETTINGS,
     "total_phases": 12,
