@@ -69,10 +69,7 @@ def run(source, surroundings, **more):
     [
         ("import rlhf_lab; rlhf_lab.check_shapes(); rlhf_lab.check_shapes()" + CALLS + OWN_POLICY,
          {}, ["policy: Mine"]),
-        pytest.param(
-            "from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, [],
-            marks=pytest.mark.nightly,
-        ),
+        ("from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, []),
     ],
     ids=["call", "variable"],
 )  # fmt: skip
