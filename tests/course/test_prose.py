@@ -29,6 +29,7 @@ FAR = [new_code_cell(f"step({i})") for i in range(7)]
         ("84 % of the KL", "share 0.82", ["84"]),
         ("1,024 reviews", "1024", []),
         ("172 reviews", "171 reviews", ["172"]),
+        ("an R2 of E_R2, with `SETTINGS_A` and $W_U$", "R2 0.98", ["E_R2"]),
         ("two terms, 4 tokens, in 2019, `x = 77`, $x^{31}$, lesson 06", "", []),
         (
             "0.52\n<details><summary>What was found</summary>\n\n97 %, 0.61\n\n</details>",

@@ -13,6 +13,7 @@ NOT_PROSE = re.compile(
     r"^\s*\d+\. |^(?:#|-) \d\d |\[[Ll]esson \d\d",
     re.DOTALL | re.MULTILINE,
 )
+PLACEHOLDER = re.compile(r"\b[A-Z]+_[A-Z]\w*\b(?!\[)")  # of a number that was never filled in
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 DRAWN = re.compile(r"<(svg|style)\b.*?</\1>", re.DOTALL)
 FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
@@ -23,7 +24,7 @@ BEFORE, AFTER = 6, 4  # cells before and after a text that its results may come 
 
 
 def unsupported_numbers(notebook: NotebookNode) -> list[str]:
-    """List the numbers in the text of an executed lesson that its cells do not print.
+    """List numbers in the text of an executed lesson that its cells do not print, and placeholders.
 
     A printed number must round to it; a percentage may be printed as a fraction. An integer (a
     size) may be in any cell, also in the source. A decimal or percentage (a result) must be
@@ -39,6 +40,7 @@ def unsupported_numbers(notebook: NotebookNode) -> list[str]:
             continue
         near = written.union(*printed[max(0, i - BEFORE) : i + AFTER + 1])
         prose = NOT_PROSE.sub(" ", FOLDED.sub(" ", cell.source))
+        missing += PLACEHOLDER.findall(prose)
         for found in NUMBER.finditer(prose):
             is_percentage = prose[found.end() :].lstrip().startswith("%")
             known = near if is_percentage or "." in found[0] else anywhere
