@@ -34,7 +34,6 @@ from rlhf_lab.functional.diagnostics import (
     kept_share,
     masked_importance_weights,
     mean_ratio,
-    noise_scale,
     promoted_mass,
     truncated_importance_weights,
     value_clip_fraction,

@@ -181,22 +181,6 @@ def gradient_cosine(
     return torch.cosine_similarity(means, at_least_float32(reference)[None], dim=-1)
 
 
-def noise_scale(gradients: Float[Tensor, "batch parameters"], n: int = 1) -> Float[Tensor, ""]:
-    """Estimate the batch size, in sequences, at which a gradient is half noise, half signal.
-
-    Each row is the mean gradient of n sequences. The squared norm of the true gradient is estimated
-    by the product of the means of even and odd rows, whose noise is independent. A batch of b has
-    a cosine of about 1 / sqrt(1 + scale / b) with it. Raises ValueError for fewer than 4 rows.
-
-    B = tr(Cov g_i) / |E g_i|^2   (McCandlish et al. 2018, arXiv 1812.06162, equation 2.8)
-    """
-    if len(gradients) < 4:
-        raise ValueError(f"noise_scale needs at least 4 rows, got {len(gradients)}.")
-    gradients = at_least_float32(gradients)
-    even, odd = gradients[0::2].mean(dim=0), gradients[1::2].mean(dim=0)
-    return n * gradients.var(dim=0).sum() / (even @ odd)
-
-
 def kept_share(
     gradients: Float[Tensor, "batch parameters"], reference: Float[Tensor, " parameters"]
 ) -> Float[Tensor, " batch"]:

@@ -160,7 +160,6 @@ UNMASKED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "log_odds": (lambda x: F.log_odds(x), "bg-"),
     "tilt": (lambda p, r: F.tilt(p, r, 0.7), "bg+ bg"),
     "gradient_cosine": (lambda g, r: F.gradient_cosine(g, r, 2), "bw w"),
-    "noise_scale": (lambda g: F.noise_scale(g, 2), "bw"),
     "kept_share": (lambda g, r: F.kept_share(g, r), "bw w"),
 }  # fmt: skip
 

@@ -78,22 +78,7 @@ def test_gradient_cosine_matches_hand_computed():
             F.gradient_cosine(rows, rows[0], n)
 
 
-def test_kept_share_and_noise_scale_match_hand_computed():
+def test_kept_share_matches_hand_computed():
     # (3, 1) along (2, 0): 6 of 4; (1, 9): 2 of 4
     shares = F.kept_share(tensor([[3.0, 1.0], [1.0, 9.0], [0.0, 5.0]]), tensor([2.0, 0.0]))
     assert shares.tolist() == [1.5, 0.5, 0.0]
-    # even rows have mean (2, 0), odd ones (1, 1): product 2; variances 5/3 and 1/3 add up to 2
-    rows = tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0], [2.0, 1.0]])
-    assert F.noise_scale(rows).item() == pytest.approx(1.0)
-    assert F.noise_scale(rows, 8).item() == pytest.approx(8.0)
-    with pytest.raises(ValueError, match="at least 4 rows"):
-        F.noise_scale(rows[:3])
-
-
-@pytest.mark.parametrize("block", [1, 8])
-def test_noise_scale_estimates_known_noise(block):
-    """Gradients of norm 1 with noise of variance 50 in total: a scale of 50 sequences."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(4000, block, 10, generator=generator).mean(1) * math.sqrt(5)
-    rows = noise + tensor([1.0] + [0.0] * 9)
-    assert F.noise_scale(rows, block).item() == pytest.approx(50, rel=0.15)
