@@ -59,8 +59,8 @@ def stored_dashboards() -> dict[str, list[dict[str, list[float]]]]:
     return stored_figures("dashboards")["runs"]
 
 
-def stored_hunt(part: Literal["climbs", "others", "texts"]) -> dict[str, list[Any]]:
-    """Return stored results of climbs, dashboards of other healthy runs, or rewards and texts."""
+def stored_hunt(part: Literal["climbs", "others"]) -> dict[str, list[Any]]:
+    """Return stored results of climbs, or dashboards of other healthy runs."""
     return stored_figures("bug_hunt")[part]
 
 

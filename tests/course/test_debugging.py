@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.course.bugs import culprit, reveal
 from rlhf_lab.course.debugging import (
     COLUMNS,
     CULPRITS,
@@ -107,12 +106,6 @@ def test_run_c_is_paid_for_its_distance_from_the_reference() -> None:
     assert penalty.item() == pytest.approx(-2 * 0.25)
 
 
-def test_each_broken_run_has_another_culprit() -> None:
-    named = [culprit(run) for run in ("A", "B", "C")]
-    assert len(set(named)) == 3 and set(named) <= set(SUSPECTS)
-    assert "rewards.roll(1)" in reveal("B") and "-kl_coef" in reveal("C")
-
-
 @pytest.mark.parametrize(
     ("value", "last", "first", "falls"),
     [(0.95, 0.8, 0.8, 4), (0.89, 0.8, 0.8, 1), (1.05, 0.75, 0.8, 2), (1.0, 0.76, 0.5, 3)],
@@ -148,7 +141,6 @@ def test_the_record_is_of_the_lessons_settings():
     )
     assert stored_hunt("others").keys() == HEALTHY_OTHERS.keys()
     assert all(len(runs) == len(record["seeds"]) == 3 for runs in stored_hunt("others").values())
-    assert [len(rows) for rows in stored_hunt("texts").values()] == [3, 3, 3]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 
 from rlhf_lab.organism import Grammar
 from rlhf_lab.rewards import Pairs
-from tools.course import preference_flaws, preference_policies
+from tools.course import preference_flaws
 from tools.prose import ROOT
 
 RECORDS = sorted(
@@ -33,7 +33,7 @@ def test_with_popcorn_changes_the_requested_fraction() -> None:
     pairs, rng = Pairs(texts[:20], texts[20:]), np.random.default_rng(1)
     every = preference_flaws.with_popcorn(pairs, 1.0, rng)
     none = preference_flaws.with_popcorn(pairs, 0.0, rng)
-    assert preference_policies.has_popcorn(every.chosen).all()
+    assert preference_flaws.has_popcorn(every.chosen).all()
     assert (every.rejected, none) == (pairs.rejected, pairs)
     assert all(
         sum(a != b for a, b in zip(new.split(), old.split(), strict=True)) <= 1

@@ -1,27 +1,25 @@
-"""Record of the bug hunt: climbs of the ladder, other healthy runs, and samples.
+"""Record of the bug hunt: climbs of the ladder, and other healthy runs.
 
-`python -m tools.course.hunt_runs climbs` computes one part of three.
+`python -m tools.course.hunt_runs climbs` computes one part of two.
 """
 
 from typing import Any
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course.debugging import (
-    CULPRITS,
     LADDER_FIELDS,
     RUNGS,
     WRONG_CLIMBERS,
     climb,
     make_dashboard,
 )
-from tools.course.broken_runs import BROKEN_SETTINGS, train_broken
+from tools.course.broken_runs import BROKEN_SETTINGS
 from tools.course.stored_parts import SEEDS, make_record
 
 HEALTHY_OTHERS = {
     "half the learning rate": {"base_lr": RLHFArgs(preset="reel").base_lr / 2},
     "3 times the KL penalty": {"kl_coef": 3 * BROKEN_SETTINGS["kl_coef"]},
 }
-SAMPLES_PER_RUN = 3
 
 
 def climbs() -> dict[str, list[dict[str, float]]]:
@@ -47,21 +45,11 @@ def other_healthy_runs() -> dict[str, list[dict[str, list[float]]]]:
     }
 
 
-def samples() -> dict[str, list[tuple[float, str]]]:
-    """Reward and text of samples of broken runs of the first seed, after the last step."""
-    found = {}
-    for kind in CULPRITS.values():
-        rollout = train_broken(kind, SEEDS[0])[0].rollout_phase()
-        rows = zip(rollout.raw_rewards.tolist(), rollout.texts, strict=True)
-        found[kind] = list(rows)[:SAMPLES_PER_RUN]
-    return found
-
-
 if __name__ == "__main__":
     make_record(
         "bug_hunt",
         "hunt_runs",
-        {"climbs": climbs, "others": other_healthy_runs, "texts": samples},
+        {"climbs": climbs, "others": other_healthy_runs},
         settings=BROKEN_SETTINGS,
         ladder=dict(LADDER_FIELDS),
         seeds=SEEDS,

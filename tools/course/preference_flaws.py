@@ -1,27 +1,22 @@
 """Parts of the record on preferences: reward models of biased pairs."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.fitting import FitConfig
 from rlhf_lab.functional import best_of_n_weights, bradley_terry_loss
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar, true_reward
-from rlhf_lab.organism.rewards import replace_word, true_log_odds
-from rlhf_lab.rewards import LearnedReward, Pairs, RewardModel, reel_pairs
+from rlhf_lab.organism.rewards import replace_word
+from rlhf_lab.rewards import Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge
 from rlhf_lab.supervised import fit_rows
-from tools.course.preference_policies import (
-    BASE,
-    Metrics,
-    has_popcorn,
-    sample_metrics,
-    train_ppo,
-)
+from tools.course.preference_policies import BASE, Metrics
 from tools.course.stored_parts import over_seeds
 
 POOL, FRESH, EDITED = 3000, 1500, 500
@@ -45,6 +40,11 @@ def fit_reward_model(pairs: Pairs, seed: int, steps: int = 120) -> RewardModel:
     return model.requires_grad_(False)
 
 
+def has_popcorn(texts: Sequence[str]) -> Bool[Tensor, " text"]:
+    """Return True for each text with the word."""
+    return torch.tensor(["popcorn" in text.split() for text in texts])
+
+
 def best_of_n(scores: Float[Tensor, " text"], metric: Float[Tensor, " text"], n: int) -> float:
     """Compute the expected metric of the best of n texts of a pool by a score."""
     return (best_of_n_weights(scores.double()[None], n) * metric.double()).sum().item()
@@ -58,7 +58,7 @@ def with_popcorn(pairs: Pairs, fraction: float, rng: np.random.Generator) -> Pai
 
 
 def biased_run(fraction: float, steps: int, seed: int) -> Metrics:
-    """Fit a reward model to 1,024 biased pairs; returns accuracy, edits, best-of-n and PPO."""
+    """Fit a reward model to 1,024 biased pairs; returns accuracy, popcorn and best-of-n."""
     pairs = with_popcorn(reel_pairs(1024, seed), fraction, np.random.default_rng(seed))
     model = fit_reward_model(pairs, seed, steps)
     fresh = reel_pairs(FRESH, 1000 + seed)
@@ -68,19 +68,13 @@ def biased_run(fraction: float, steps: int, seed: int) -> Metrics:
     texts = Grammar().sample(EDITED, np.random.default_rng(2000 + seed)).texts()
     texts = [text for text in texts if "popcorn" not in text]
     before = model.score(texts)
-    adjective = replace_word(texts, "ADJ", 0)
-    better = torch.from_numpy(true_log_odds(adjective) - true_log_odds(texts)).sign()
     pool = Grammar().sample(POOL, np.random.default_rng(3000 + seed)).texts()
     scores = model.score(pool)
-    trained = sample_metrics(train_ppo(LearnedReward(model), seed), seed)
     return {
         "accuracy": judged.accuracy,
-        "as_truth": judged.as_truth,
         "popcorn is worth": (model.score(replace_word(texts, "TAG")) - before).mean().item(),
-        "adjective 1": ((model.score(adjective) - before) * better).mean().item(),
         "best of 64: popcorn": best_of_n(scores, has_popcorn(pool), 64),
         "best of 64: true reward": best_of_n(scores, true_reward(pool), 64),
-        **{f"PPO: {name.replace('_', ' ')}": value for name, value in trained.items()},
     }
 
 

@@ -1,11 +1,6 @@
 """Parts of the record on preferences: PPO on the utility of the rater."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -23,16 +18,10 @@ PPO_SETTINGS: dict[str, Any] = {
     "kl_estimator": "k1",
 }
 Metrics = dict[str, float]
-Scorer = Callable[[Sequence[str]], Float[Tensor, " text"]]
-
-
-def has_popcorn(texts: Sequence[str]) -> Bool[Tensor, " text"]:
-    """Return True for each text with the word."""
-    return torch.tensor(["popcorn" in text.split() for text in texts])
 
 
 def sample_metrics(policy: TransformerWithValueHead, seed: int) -> Metrics:
-    """Sample a policy; returns KL to the base model, true reward, grammar and popcorn."""
+    """Sample a policy; returns KL to the base model, true reward and grammar."""
     args = RLHFArgs(**PPO_SETTINGS | {"batch_size": N_SAMPLES, "seed": seed + 100})
     base = load_model(BASE)
     trainer = RLHFTrainer(args, policy=policy, reference=base, reward_fn=true_reward)
@@ -41,20 +30,7 @@ def sample_metrics(policy: TransformerWithValueHead, seed: int) -> Metrics:
         "true_reward": rollout.raw_rewards.mean().item(),
         "KL": rollout.kl.sum(1).mean().item(),
         "grammatical": grammatical(rollout.texts).float().mean().item(),
-        "popcorn": has_popcorn(rollout.texts).float().mean().item(),
     }
-
-
-def train_ppo(
-    reward: Scorer, seed: int, watch: Callable[[Any], None] | None = None, **fields: Any
-) -> TransformerWithValueHead:
-    """Train PPO on a reward; returns the last policy."""
-    args = RLHFArgs(**PPO_SETTINGS | {"seed": seed} | fields)
-    trainer = RLHFTrainer(args, reward_fn=reward, true_reward_fn=true_reward)
-    if watch is not None:
-        trainer.on("after_score")(watch)
-    trainer.train()
-    return trainer.policy
 
 
 def utility_run(seed: int) -> dict[str, Any]:
@@ -66,5 +42,12 @@ def utility_run(seed: int) -> dict[str, Any]:
         kls.append(ctx.rollout.kl.sum(1).mean().item())
         rewards.append(true_reward(ctx.rollout.texts).mean().item())
 
-    policy = train_ppo(Reward("utility", sentiment_logit), seed, watch, kl_coef=BETA)
-    return sample_metrics(policy, seed) | {"KL by phase": kls, "true reward by phase": rewards}
+    args = RLHFArgs(**PPO_SETTINGS | {"seed": seed, "kl_coef": BETA})
+    utility = Reward("utility", sentiment_logit)
+    trainer = RLHFTrainer(args, reward_fn=utility, true_reward_fn=true_reward)
+    trainer.on("after_score")(watch)
+    trainer.train()
+    return sample_metrics(trainer.policy, seed) | {
+        "KL by phase": kls,
+        "true reward by phase": rewards,
+    }

@@ -8,21 +8,13 @@ from tools.course.stored_parts import RUN_SETTINGS, SEEDS, columns, make_record
 SETTINGS: dict[str, Any] = {**RUN_SETTINGS, "total_phases": 12, "kl_coef": 0.3}
 CAUSES: dict[str, dict[str, Any]] = {
     "nothing is wrong": {},
-    "learning rates a tenth": {"base_lr": 3e-5, "head_lr": 3e-4},
     "kl_coef 0": {"kl_coef": 0.0},
-    "kl_coef 10": {"kl_coef": 10.0},
     "clip_coef 0.001": {"clip_coef": 0.001},
-    "8 passes over each batch": {"batches_per_learning_phase": 8},
-    "ent_coef 0.3": {"ent_coef": 0.3},
     "value head does not learn": {"head_lr": 0.0},
-    "vf_coef 10": {"vf_coef": 10.0},
-    "sampled at temperature 0.3": {"temperature": 0.3},
-    "a reward that no text changes": {"reward_fn": "length"},
 }
 COLUMNS = {
     "reward": "mean_reward",
     "true_reward": "true_reward",
-    "grammatical": "grammatical_fraction",
     "KL": "kl_per_sequence",
     "explained variance": "explained_variance",
     "clipped": "clip_fraction",
