@@ -10,7 +10,7 @@
 #
 # **You will be able to**
 # - compute the slope of the true reward along the optimal policies, and predict its sign;
-# - compute the KL that a run has spent beyond the least that its true reward needs;
+# - compute how much of a run's KL has brought no true reward;
 # - name the cause of a bad run from its reward, KL and explained variance.
 #
 # **You need** {lesson:ppo} and {lesson:the_kl_penalty}.
@@ -98,7 +98,7 @@ def plot_run(reports, title: str, **more: list[float]):
 # %% [markdown]
 # ## A flaw that nobody planted
 #
-# The bundled classifier judges reviews as well as possible. Train on it without a KL penalty. The reward goes to its
+# On reviews the bundled classifier agrees with the true reward. Train on it without a KL penalty. The reward goes to its
 # maximum. Where does the true reward end?
 #
 # (14 s on one core)
@@ -243,7 +243,7 @@ curves(
 #
 # Does PPO follow this curve? Train for 40 phases with the KL in the reward and without normalization, so that `kl_coef`
 # is the $\beta$ of the formula. To say how much of the KL was useless, compare with the optimal policies *for the true
-# reward*: the excess KL is what a run has spent beyond the least KL for its true reward.
+# reward*: the excess KL is the KL of a run minus the least KL for its true reward.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
@@ -429,4 +429,5 @@ progress()
 #
 # Design a reward that a neighbor cannot hack in 20 phases. Read on: Gao et al. 2022
 # ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization; Skalse et al. 2022
-# ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that cannot be hacked.
+# ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that cannot be hacked. Next:
+# {lesson:watch_it_learn}.

@@ -373,8 +373,8 @@ show_intervals(
 )
 
 # %% [markdown]
-# An MLP without an adapter can carry the shift: its weights are unchanged, but its input has changed. All adapters have rank 8. Which fraction of the shift remains if you cut
-# each to its strongest direction?
+# An MLP without an adapter can carry the shift: its weights are unchanged, but its input has changed. All adapters have
+# rank 8. Which fraction of the shift remains if you cut each to its strongest direction?
 
 # %%
 at_rank_one = "under a third"  # predict: "under a third", "in between" or "over two thirds"

@@ -160,8 +160,8 @@ predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_
 
 # %% [markdown]
 # The looser rule accepts the false claim in 0.11 of the cases with three seeds, and in 0.37 with eight. The rule above accepts
-# it in at most 0.003, and it accepts a claim whose effect is twice the smallest more often if you add seeds. But decide on their number first: adding seeds until the
-# claim holds, and stopping then, is not a test.
+# it in at most 0.003, and it accepts a claim whose effect is twice the smallest more often if you add seeds. But decide on
+# their number first: adding seeds until the claim holds, and stopping then, is not a test.
 #
 # A stored example with five seeds: "after eight phases the mean reward is lower with `gae_lambda` 0.5 than with 1.0", with a
 # smallest effect of 0.1.

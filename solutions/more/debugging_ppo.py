@@ -50,8 +50,8 @@ predictions = Predictions()
 # ## From a batch to steps
 #
 # A rollout is expensive, and so it is used more than once. `ReplayMemory` splits it into minibatches, and the
-# optimizer takes a step with each. Most of the class exists. Write `get_minibatches`. (`_take` wants to know whether
-# the prompts are padded: ask the rollout's `samples.is_padded` once.)
+# optimizer takes a step with each. Most of the class exists. Write `get_minibatches`. (`_take` has an argument `padded`:
+# read `self.rollout.samples.is_padded` once, before the loop.)
 
 # %%
 from rlhf_lab.training import ReplayMemory  # exercise
@@ -63,8 +63,8 @@ trainer = RLHFTrainer(args, out=new_run("look"))
 # %% [markdown]
 # ## The optimizer
 #
-# Two things are trained, and they start from different places. The transformer knows its language already, and should
-# hardly move. The value head starts from random weights, and has far to go.
+# The transformer is already trained on its language, and its weights should change little. The value head starts from
+# random weights, and needs a higher learning rate.
 
 # %%
 from rlhf_lab.training import get_optimizer  # exercise
@@ -75,11 +75,11 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
 # %% [markdown]
 # ## The rollout phase
 #
-# Now the two halves themselves. They are functions of the trainer, which holds the parts: the policy, the reference,
-# the optimizer, the reward function. The rollout phase samples, scores, compares, and spreads the credit. All the
-# pieces exist; you write how they hang together.
+# A phase of training has two halves, and each is a function of the trainer, which has the policy, the reference, the
+# optimizer and the reward function. The rollout phase samples, scores, compares with the reference, and assigns credit.
+# The functions for each step exist; you write the code that combines them.
 #
-# What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` is these functions and nothing else.
+# What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` has these functions and the objective.
 # `trainer.overrides` has the functions that are passed to the trainer (yours, soon), and `trainer.emit` calls the
 # callbacks of an event; a run learns the same without it.
 #
@@ -94,13 +94,13 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
 from rlhf_lab.training.ppo import assign_credit  # exercise
 
 # %% [markdown]
-# Then everything that is known of a batch once it is written. `trainer.rewards` is the reward pipeline: it calls the
+# Next, compute everything that learning needs from finished samples. `trainer.rewards` is the reward pipeline: it calls the
 # reward function, and standardizes with `args.normalize_reward`. To see the arguments of a function or the fields of
 # a `Rollout`, run a cell with a question mark: `trainer.compare_with_reference?`.
 #
 # `trainer.compare_with_reference(samples)` runs the reference over the reviews. The policy need not run again: the
 # sampler kept its last residual before each token, and the unembedding turns it into logits. While both have the same
-# weights, one set of residuals serves for both, so that the KL before the first step is exactly 0.
+# weights, one set of residuals serves for both, so the KL before the first step is exactly 0.
 #
 # The others that you need: `trainer.objective.reference_logprobs(trainer.reference, samples, ref_residuals)` gives
 # None where the KL is exact, `trainer.objective.kl_in_reward(samples, kl, ref_logprobs)` None if the KL is in the
@@ -110,9 +110,8 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 from rlhf_lab.training.ppo import score_samples  # exercise
 
 # %% [markdown]
-# And the phase: sample, then score. `phase_generator(seed, phase, stream)` gives random numbers that depend on
-# nothing else. That is how two runs of one seed can be equal to the last bit, even if one of them is stopped in
-# between.
+# The rollout phase samples, then scores. The random numbers of `phase_generator(seed, phase, stream)` depend on its
+# three arguments only. So two runs of one seed are bitwise identical, even if one of them is stopped and resumed.
 
 # %%
 from rlhf_lab.training.ppo import rollout_phase  # exercise
@@ -121,13 +120,12 @@ from rlhf_lab.training.ppo import rollout_phase  # exercise
 # ## The learning phase
 #
 # `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of a minibatch.
-# `PolicyUpdate(trainer)` is about memory and safety and not about PPO: clipping, micro-batches (its `accumulate`,
-# which you do not need), and no step after something was not finite. Call `backward(terms.objective)`,
+# `PolicyUpdate(trainer)` does what is not specific to PPO: it clips gradients, splits minibatches to save memory (with
+# `accumulate`, which you do not need), and takes no step if a number is not finite. Call `backward(terms.objective)`,
 # `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
 #
-# `PhaseStats(trainer)` counts. Before the gradient, `judge(terms, minibatch)` returns "step", "skip" or "stop";
-# `add(terms, minibatch, grad_norm)` takes in a step that was taken, and `learning_stats(memory)` is what the phase
-# returns. (`trainer.rewards.remember(rollout.reward_moments)` at the end is for rewards that are scaled over phases.)
+# `PhaseStats(trainer)` collects metrics. Before the gradient, `judge(terms, minibatch)` returns "step", "skip" or "stop";
+# after a step, call `add(terms, minibatch, grad_norm)`. The phase returns `learning_stats(memory)`. (`trainer.rewards.remember(rollout.reward_moments)` at the end is for rewards that are scaled over phases.)
 
 # %%
 from rlhf_lab.training.ppo import learning_phase  # exercise
@@ -188,19 +186,19 @@ dashboard(debugging.make_dashboard(mine))
 # %% [markdown]
 # ## A ladder of rewards
 #
-# "The reward goes up" proves little. A trainer with a wrong part often learns an easy reward all the same, only more
-# slowly, and you do not know how fast a right one would have been. So before you train on anything that matters,
+# "The reward goes up" proves little. A trainer with a bug often still learns an easy reward, only more slowly, and
+# you do not know how fast a correct trainer would be. So before you train on anything that matters,
 # climb a ladder of rewards that are so simple that you know in advance what must happen. Each rung needs one more
 # part to be right. All rungs use texts of ten tokens, and take seconds.
 #
 # 1. **constant**: every text gets 1, and rewards are not normalized. There is nothing to gain. The value before the
 #    last token must become 1, and the policy must not move. This is about the value loss and the returns, and nothing
 #    else.
-# 2. **last word**: 1 if the last word begins with a letter from a to m. The reward follows at once, and no credit has
-#    to travel. This is about the sign of the objective, and about log-probabilities, actions and rewards that belong
+# 2. **last word**: 1 if the last word begins with a letter from a to m. The reward follows immediately, so no credit
+#    has to be assigned to earlier tokens. This is about the sign of the objective, and about log-probabilities, actions and rewards that belong
 #    together.
-# 3. **first word**: the same for the first word. Now the credit has to find its way back over nine tokens. This is
-#    about advantages, `lam`, masks.
+# 3. **first word**: the same for the first word. The credit has to be assigned to a token nine positions before
+#    the reward. This is about advantages, `lam` and masks.
 # 4. **the real thing**: the classifier.
 #
 # Three trainers climb it in addition to yours, each with one wrong part. Read the wrong parts, and predict for each the
@@ -252,8 +250,7 @@ for name, guess in [
 # ## Three bugs to find
 #
 # Three runs on the real reward, each with one wrong part. This time you do not see the part, only the dashboard. The
-# runs are stored, three seeds of each kind; seed 1 is shown below. Somewhere among these suspects are the three
-# culprits:
+# runs are stored, three seeds of each kind; seed 1 is shown below. The three culprits are among these suspects:
 
 # %%
 for number, suspect in enumerate(SUSPECTS, start=1):
@@ -266,8 +263,8 @@ for name, numbers in broken.items():
     dashboard(numbers)
 
 # %% [markdown]
-# Compare each with your own dashboard above, line by line. Which lines are as they should be, and which cannot be?
-# What would each suspect do to that line? Then name the culprits by their numbers.
+# Compare each with your own dashboard above, line by line. Which lines are normal, and which are impossible?
+# What would each suspect do to such a line? Then name the culprits by their numbers.
 
 # %%
 culprit_of_a = 8  # predict: a number from 1 to 8

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson you can write the functions that the lessons give you.
+# By the end of this lesson you can write the functions that the lessons give or only mention.
 #
-# Each exercise is independent of the others. The formulas are in the docstrings, and the lessons show the functions in use.
+# Each exercise is independent of the others. The formulas are in the docstrings.
 
 # %%
 # first cell
@@ -63,8 +63,8 @@ from rlhf_lab.functional import calc_value_function_loss  # exercise
 # %% [markdown]
 # ## Sampling and hooks, from {lesson:the_policy}
 #
-# Draw a token from each row with one random number. A token that is not reached by the number has been passed; a token of
-# probability 0 must never be drawn.
+# Draw a token from each row with one random number. It is the first token whose cumulative probability is greater
+# than the number; a token of probability 0 must never be drawn.
 
 # %%
 from rlhf_lab.sampling import draw_token  # exercise
@@ -173,15 +173,15 @@ from rlhf_lab.models.lora import LoRALinear  # exercise
 from rlhf_lab.organism import best_at_budget  # exercise
 
 # %% [markdown]
-# ## Numbers that warn, from {lesson:what_breaks_it}
+# ## Numbers that warn
 #
-# The variety of a batch of texts:
+# The variety of a batch of texts, from {lesson:what_breaks_it}:
 
 # %%
 from rlhf_lab.functional import distinct_n  # exercise
 
 # %% [markdown]
-# The words that have gained the most probability, whether or not they were sampled:
+# The words that have gained the most probability, whether or not they were sampled (an alarm of `docs/investigations.md`):
 
 # %%
 from rlhf_lab.functional import promoted_mass  # exercise
