@@ -385,7 +385,7 @@ rows = [
     [f"{b:g}", to(run["KL"]), solve(b)[1], to(run["reward"]), solve(b)[0]]
     for b, run in sorted(runs.items(), reverse=True)
 ]
-show_table(["beta", "KL, 3 seeds", "optimum", "reward, 3 seeds", "optimum"], rows)
+show_table(["beta", "KL, 3 seeds", "KL, optimum", "reward, 3 seeds", "reward, optimum"], rows)
 top = final_rewards > final_rewards.max() - 1e-6
 print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.3f} nats")
 
@@ -393,8 +393,8 @@ print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.
 # PPO follows the curve, and stays below it. The five longer runs of 40 phases were trained beforehand. From $\beta = 3$ to
 # 0.3 PPO uses about as much KL as the optimum, for less reward. For a weak penalty it uses more: at 0.03 the optimum has
 # 0.846 nats, and PPO 1.301 to 1.622. The highest reward needs only 1.285 nats, the KL of the reference restricted to the
-# reviews with that reward. A policy can use more than that, but gets nothing for it. Why PPO stays below the curve, these
-# numbers do not show.
+# reviews with that reward. A policy can use more than that, but gets nothing for it. These numbers do not show why PPO
+# stays below the curve.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default) the optimum is another policy, with a lower $J$: it ignores the
 # KL of the states to which a word leads. {Lesson:kl_placements} computes it.
