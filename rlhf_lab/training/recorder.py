@@ -227,12 +227,15 @@ class Recorder:
 
     def break_off(self, error: BaseException) -> None:
         """Finish the save in progress, record the end and unlock the run, after another error."""
-        try:
-            self.writer.wait()
-            is_ours = self.lock.is_held() and self.run.info_path.exists()
-            if is_ours and self.run.read_info().get("id") == self.run_id:
-                is_stopped = isinstance(error, KeyboardInterrupt)
-                self.write_info(status="stopped" if is_stopped else "failed")
-        except Exception as second:
-            warnings.warn(str(second), stacklevel=2)
+        for close in (self.writer.wait, lambda: self._record_end(error)):
+            try:
+                close()
+            except Exception as second:
+                warnings.warn(str(second), stacklevel=2)
         self.lock.release()
+
+    def _record_end(self, error: BaseException) -> None:
+        is_ours = self.lock.is_held() and self.run.info_path.exists()
+        if is_ours and self.run.read_info().get("id") == self.run_id:
+            is_stopped = isinstance(error, KeyboardInterrupt)
+            self.write_info(status="stopped" if is_stopped else "failed")

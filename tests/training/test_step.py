@@ -115,6 +115,15 @@ def test_with_finishes_the_run_and_unlocks_it_after_an_error(make_trainer):
     assert [RLHFTrainer.resume(t.run.path).phase for t in (trainer, broken, left)] == [1, 1, 1]
 
 
+def test_status_is_recorded_when_a_save_in_progress_fails(make_trainer):
+    trainer = make_trainer(total_phases=4, save_every=4)
+    take_steps(trainer, 1)
+    trainer.recorder.writer.start(trainer.run.checkpoints, lambda: 1 / 0)
+    with pytest.warns(UserWarning, match="division"), pytest.raises(KeyboardInterrupt), trainer:
+        raise KeyboardInterrupt
+    assert trainer.run.read_info()["status"] == "stopped"
+
+
 def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
     older = make_trainer(total_phases=4, save_every=1)
     take_steps(older, 1)
