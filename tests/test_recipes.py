@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from rlhf_lab import RLHFArgs
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.diffing import WeightLine
 from rlhf_lab.models import load_model
@@ -91,6 +92,18 @@ def test_fisher_form_is_the_kl_of_a_small_step(llama_tokenizer):
     whole = recipe["fisher_quadratic"](line, tokens, line.delta).sum()
     small = recipe["kl_of_step"](line, tokens, line.delta, 1e-3).sum()
     assert (small / 1e-6 / whole).item() == pytest.approx(1, abs=5e-3)
+
+
+@pytest.mark.slow
+def test_warm_up_changes_the_value_head_only(tmp_path):
+    args = RLHFArgs(preset="reel", total_phases=3, warmup_steps=1, batch_size=8, gen_len=4)
+    trainer = functions("warm_up_value_head")["with_warm_up"](args, 2, out=tmp_path / "run")
+    before = {name: weight.clone() for name, weight in trainer.policy.named_parameters()}
+    changed = []
+    for _ in trainer:
+        now = trainer.policy.named_parameters()
+        changed.append({n.partition(".")[0] for n, x in now if not torch.equal(x, before[n])})
+    assert changed == [{"value_head"}, {"value_head"}, {"value_head", "base_model"}]
 
 
 @torch.no_grad()
