@@ -214,10 +214,10 @@ def _before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) -
         weight, group = weights[name], groups[id(weights[name])]
         state = optimizer.state.get(weight, {})
         sign = -1 if group["maximize"] else 1
-        nothing = exact(torch.zeros_like(weight, requires_grad=False))
+        nothing = torch.zeros_like(weight, requires_grad=False)
         params[name] = weight.detach().clone()
-        m0[name] = sign * exact(state["exp_avg"].clone()) if state else nothing
-        v0[name] = exact(state["exp_avg_sq"].clone()) if state else nothing
+        m0[name] = sign * state["exp_avg"] if state else nothing
+        v0[name] = state["exp_avg_sq"].clone() if state else nothing
         settings[name] = AdamSettings(
             float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
         )

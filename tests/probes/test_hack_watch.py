@@ -8,7 +8,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.tokenization import single_token
-from rlhf_lab.probes import HackWatch, ReelTruth
+from rlhf_lab.probes import HackWatch, ReelTruth, RunHealth
 from rlhf_lab.probes.hack_watch import reference_texts
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import SHORT, Trained, sound, trained
@@ -140,5 +140,7 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
 
 
 def test_hack_watch_raises_on_one_text():
+    with pytest.raises(ConfigError, match="run_health has no option n"):
+        RunHealth(n=4)
     with pytest.raises(ConfigError, match="n=1 of hack_watch must be at least 2"):
         HackWatch(n=1)

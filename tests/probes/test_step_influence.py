@@ -6,6 +6,7 @@ from torch.optim import AdamW
 
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import forward, has_hooks, token_stats
 from rlhf_lab.probes import Run, StepInfluence, attach
 from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.step_influence import (
@@ -222,6 +223,21 @@ def test_it_runs_with_adapters_and_with_a_critic(make_trainer, truth, extra):
     assert attached.notes == []
     checks = Run(probed.run.path).checks()
     assert [check for check in checks if not check.ok] == [] and checks
+
+
+@pytest.mark.slow
+def test_shares_are_differentiated_twice_without_shortcuts(make_trainer, truth, monkeypatch):
+    """More logits than are computed at once; weights cast together, as on CUDA in bf16."""
+    monkeypatch.setattr(token_stats, "MAX_LOGITS", 1)
+    is_cast = lambda model, dtype: dtype is not None and not has_hooks(model)
+    monkeypatch.setattr(forward, "casts_at_once", is_cast)
+    for precision in ("fp32", "bf16"):
+        trainer = make_trainer(total_phases=1, warmup_steps=0, precision=precision)
+        probe = StepInfluence(pos=4, fine=False, n=4)
+        attached = attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
+        trainer.train()
+        assert attached.notes == []
+        assert [check for check in Run(trainer.run.path).checks() if not check.ok] == []
 
 
 @pytest.mark.slow
