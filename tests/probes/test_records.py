@@ -187,8 +187,8 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
     for name in found.keys() & stored.keys():
         (n, size, mean, text), (m, old_size, old_mean, old_text) = found[name], stored[name]
         apart = max(abs(size - old_size), abs(mean - old_mean))
-        if tolerance > 0.01 and name.endswith(("_low", "_high")):  # few rows are drawn again
-            apart /= 3
+        if tolerance > 1e-3 and ("accuracy" in name or name.endswith(("_low", "_high"))):
+            apart /= 150  # few rows: rounding changes draws and decisions
         if n != m or text != old_text or apart > tolerance * old_size + tolerance**2:
             names |= {name}
     return sorted(names)
@@ -198,7 +198,7 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
 @pytest.mark.parametrize("run", RUNS)
 def test_records_have_the_stored_numbers(run, tmp_path, no_type_checks):
     stored = json.loads(STORED.read_text())
-    tolerance = 1e-4 if machine() == stored["machine"] else 0.1
+    tolerance = 1e-4 if machine() == stored["machine"] else 2e-3
     records = look(run, tmp_path / "run")
     assert len(records) == len(RUNS[run][1])
     for probe, record in records.items():
