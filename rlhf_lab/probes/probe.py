@@ -145,10 +145,9 @@ class Probe:
         self.step = type(self).step if step is None else step
         if n is not None:
             self.n = n
-            if type(self).n is None:
-                raise ConfigError(f"{self.name} has no option n. Remove n={n}.")
-            if self.n < self.fewest:
-                raise ConfigError(f"n={n} of {self.name} must be at least {self.fewest}.")
+            if type(self).n is None or n < self.fewest:
+                rule = "removed" if type(self).n is None else f"at least {self.fewest}"
+                raise ConfigError(f"n={n} of {self.name} must be {rule}.")
         if self.step not in (None, "first", "last"):
             raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
         if self.every is not None:

@@ -159,11 +159,8 @@ def shares_of(
     def shares(weights: ByWeight) -> Float[Tensor, "term minibatch gen"]:
         # shortcuts without second derivatives (chunks of logits, joint casts) do not run with hooks
         with policy.base_model.unembed.register_forward_hook(lambda *_: None):
-            entries = with_weights(
-                policy,
-                weights,
-                lambda model: ledger_entries(model, reference, minibatch, args, kl_coef),
-            )
+            ledger = lambda model: ledger_entries(model, reference, minibatch, args, kl_coef)
+            entries = with_weights(policy, weights, ledger)
         n = minibatch.mask.sum()
         return torch.stack(
             [
