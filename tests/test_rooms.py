@@ -20,7 +20,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1740),
     "rlhf_lab/tuning": (700, 850),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 5122),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 5118),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
     "rlhf_lab/probes": (4800, 5748),
     "rlhf_lab/views": (1700, 3216),

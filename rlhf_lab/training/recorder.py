@@ -225,8 +225,8 @@ class Recorder:
         keep_run_card(self.run)
         self.lock.release()
 
-    def break_off(self, error: BaseException) -> None:
-        """Finish the save in progress, record the end and unlock the run, after another error."""
+    def break_off(self, error: BaseException | None) -> None:
+        """Finish the save in progress, record an error of a started run, and unlock the run."""
         for close in (self.writer.wait, lambda: self._record_end(error)):
             try:
                 close()
@@ -234,8 +234,7 @@ class Recorder:
                 warnings.warn(str(second), stacklevel=2)
         self.lock.release()
 
-    def _record_end(self, error: BaseException) -> None:
-        is_ours = self.lock.is_held() and self.run.info_path.exists()
-        if is_ours and self.run.read_info().get("id") == self.run_id:
+    def _record_end(self, error: BaseException | None) -> None:
+        if error is not None and self.lock.is_held() and self.run.info_path.exists():
             is_stopped = isinstance(error, KeyboardInterrupt)
             self.write_info(status="stopped" if is_stopped else "failed")

@@ -38,8 +38,7 @@ def resume_trainer(
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
-    done = info.get("last_saved_phase") or 0
-    trainer = kind(changed_args(before, changes or {}, parts, done), **parts)
+    trainer = kind(changed_args(before, changes or {}, parts), **parts)
     was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
     if was and was != now:
         warnings.warn(f"The run rewarded {was}, but now {now}. Use the same labels.", stacklevel=2)
@@ -48,6 +47,11 @@ def resume_trainer(
     trainer.custom_components += ["interventions"] * bool(records)
     restore(trainer, run, info)
     phase, args = trainer.phase, trainer.args
+    if phase > args.total_phases:
+        raise ConfigError(
+            f"total_phases={args.total_phases} is below the {phase} phases that the run has done. "
+            "Set at least that many."
+        )
     trainer.recorder.changes = info.get("changes", []) + [
         {"phase": phase, "field": name, "from": getattr(before, name), "to": getattr(args, name)}
         for name in CHANGEABLE
@@ -69,9 +73,7 @@ def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path)
         raise RunError(f"{path} was trained without a custom {name}. Leave {name} out.")
 
 
-def changed_args(
-    args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any], done: int
-) -> RLHFArgs:
+def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> RLHFArgs:
     """Return a run's settings with these changes; raise ConfigError for one that cannot change."""
     for name, value in changes.items():
         if name not in CHANGEABLE:
@@ -83,11 +85,6 @@ def changed_args(
             raise ConfigError(
                 f"{name} cannot change with a custom {SET_BY[name]}. Change the value there."
             )
-    if changes.get("total_phases", args.total_phases) < done:
-        raise ConfigError(
-            f"total_phases={changes['total_phases']} is below the {done} phases that the run has "
-            "done. Set at least that many."
-        )
     return dataclasses.replace(args, **changes)
 
 

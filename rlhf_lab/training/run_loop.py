@@ -80,7 +80,7 @@ class RunLoop:
         """Close the loggers and unlock the run after an error."""
         for sink in self.sinks:
             sink.break_off(error)
-        self.recorder.break_off(error)
+        self.recorder.break_off(error if self._started else None)
 
     def __iter__(self) -> Iterator[PhaseReport]:
         """Run the remaining phases; the iteration can be stopped and continued."""

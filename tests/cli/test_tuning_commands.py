@@ -185,7 +185,7 @@ def test_train_and_sample_render_a_chat(tmp_path):
     prompts = write_rows(tmp_path / "asked.jsonl", rows)
     options = ["--base-model", model, "--prompts", prompts, "--reward-fn", "count:w5"]
     options += ["--system-prompt", "w9", "--gen-len", "12", "--out", tmp_path / "run"]
-    rejected([*TRAIN, *options], "Set chat=True (--chat)")
+    rejected([*TRAIN, *options], "has no effect with chat=False")
     accepted([*TRAIN, *options, "--chat"])
     lines = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").open()]
     assert lines and all(line["prompt"].startswith("system w9 w0 user w") for line in lines)
