@@ -4,9 +4,6 @@
 # By the end of this lesson you can find the attention head that carries a fact, by putting activations of one text into
 # another.
 #
-# You start with the output: from logits to a token, and from a text back to its probability. Then you list the hook points,
-# decode every layer, and find the head that carries the difference between "was" and "wasn't".
-#
 # **You will also be able to**
 # - sample from a language model, and compute the log-probability of a text that was sampled elsewhere;
 # - decode an intermediate layer with the logit lens;
@@ -85,8 +82,9 @@ def word(token: int | Tensor) -> str:
 from rlhf_lab.sampling import draw_token  # given
 
 # %% [markdown]
-# To generate a text, repeat: run the model on everything so far, use the logits at the last position, draw a token, append
-# it. `noise` has one row per step.
+# To generate a text, repeat: run the model on everything so far, use the logits at the last position, draw a token,
+# append it. `noise` has one row per step. `check_context` raises an error if the text would be longer than the model can
+# read, and `at_least_float32` converts half precision to float32.
 
 # %%
 from rlhf_lab.sampling import sample_without_cache  # exercise
@@ -110,12 +108,12 @@ print(f"fraction of tokens that are equal: {same:.3f}")
 # ## Log-probabilities
 #
 # PPO changes how likely the sampled tokens are, so it needs the *log-probability* $\log \pi(a_t \mid s_t)$ of each. The
-# logits at position $s$ are about the token at $s + 1$. The log-probability of a text is the sum over its tokens:
+# logits at one position are about the token at the next. The log-probability of a text is the sum over its tokens:
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
-# `eindex` picks entries by name: `eindex(logprobs, tokens, "b s [b s+1]")` is `logprobs[b, s, tokens[b, s+1]]` for each row
-# b and position s. (You can also use `gather`.)
+# `eindex` picks entries by name: `eindex(logprobs, tokens, "b s [b s+1]")` is `logprobs[b, s, tokens[b, s+1]]` for each
+# row b and position s (not a state). You can also use `gather`. Compute in float32 or better (`at_least_float32`).
 
 # %%
 from rlhf_lab.functional import get_logprobs  # exercise
@@ -143,8 +141,8 @@ size = "about 1" if median > 0.9 else "0.5 to 0.9" if median > 0.5 else "below 0
 predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 
 # %% [markdown]
-# A review has 26 tokens, and small factors multiply: a ratio of 0.87 per token is 0.009 for a review. In PPO this ratio
-# must be 1 before the first gradient step, so sampling and training must use the same settings.
+# A review has 26 tokens, and small factors multiply: the ratio of a token is 0.87 on average, and some are much smaller.
+# In PPO this ratio must be 1 before the first gradient step, so sampling and training must use the same settings.
 #
 # ## Hook points
 #
@@ -171,8 +169,9 @@ print(len(cache), "hook points in total")
 #
 # ## Logit lens
 #
-# After the last block, the stream is normalized and multiplied by the *unembedding*, a matrix with one column per word. You
-# can do the same with the stream of an *earlier* layer, as if the model stopped there. This is the *logit lens*.
+# After the last block, the stream is normalized and multiplied by the *unembedding*, a matrix with one column per word.
+# You can do the same with the stream of an *earlier* layer, as if the model stopped there. This is the *logit lens*.
+# `unembed_residuals` does both for a tensor [batch seq d_model]: flatten the sites for it, and then restore them.
 
 # %%
 from rlhf_lab.diffing import logit_lens  # exercise
@@ -203,11 +202,11 @@ title = "log10 of KL(exact || lens) in nats, by layer and next word"
 heatmap(torch.stack(errors).clamp(min=1e-4).log10(), list(PLACES), slots[1:], title)
 
 # %% [markdown]
-# Columns are the *slots* of a review. Each of its three clauses has THE, ASP (an aspect such as "plot"), COP ("was" or
-# "wasn't"), ADV and ADJ; CONN is "and" or "but"; VERB is the verdict, such as "loved". MLP 0 reduces the distance most,
-# from 261 to 3.8 nats. A large distance does not mean that the information is missing: early layers do not have to use the
-# basis of the unembedding. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112)) learns a
-# map for each layer.
+# Each column is the *slot* of the next word. Each of the three clauses of a review has THE, ASP (an aspect such as
+# "plot"), COP ("was" or "wasn't"), ADV and ADJ; CONN is "and" or "but"; VERB is the verdict, such as "loved". MLP 0
+# reduces the distance most, from 261 to 3.8 nats. A large distance does not mean that the information is missing: early
+# layers do not have to use the basis of the unembedding. A *tuned lens* (Belrose et al. 2023,
+# [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map for each layer.
 #
 # ## Attention patterns
 #
@@ -384,11 +383,12 @@ curves(points, title, "input of the GELU", "output")
 # %% [markdown]
 # Before the GELU, no neuron separates them. The input is nearly a sum of one number for the adjective and one for the
 # copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the GELU, 55
-# of 256 neurons do, because the GELU is not monotone: it has a dip. In neuron 2, "bad, was" is so far to the left that the
-# output is back at 0, "good, was" and "bad, wasn't" are in the dip, and "good, wasn't" is to the right of it. The dip makes
-# an XOR.
+# of 256 neurons have an AUC beyond 0.95 in one direction, and the best is perfect to two digits. This is possible because
+# the GELU is not monotone: it has a dip. In neuron 2, "bad, was" is so far to the left that the output is back at 0,
+# "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next to "bad,
+# was": their outputs are nearly equal. "Perfect" depends on this small difference.
 #
-# Is it used? Patch this neuron alone, the whole MLP, and other heads and positions of block 0:
+# Can the model use it? Patch this neuron alone, the whole MLP, and other heads and positions of block 0:
 
 # %%
 z, here, n_heads = "blocks.0.attn.hook_z", slice(at, at + 1), range(model.cfg.n_heads)
@@ -404,9 +404,9 @@ measured = patch(model, fresh, 0, places)
 show_table(["patched", "recovered fraction"], [[name, str(f)] for name, f in measured.items()])
 
 # %% [markdown]
-# The MLP at ASP 2 recovers everything, and the perfect neuron nothing. Readable is not the same as used. Fractions also do
-# not add up: head 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words, but all heads together 1.00. The fact is
-# read at three words, and what is read at the later ones depends on the first. A fraction above 1 is not an error.
+# The MLP at ASP 2 recovers 1.09, and the perfect neuron nothing. Readable is not the same as used. Fractions also do not
+# add up: head 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words, all heads after ASP 2 0.19, and all heads
+# together 1.00. The fact is read at three words, and the later ones depend on the first. A share above 1 is not an error.
 #
 # ## Other seeds
 #

@@ -135,7 +135,8 @@ predictions.compare("weights with and without probes", twin_weights, found)
 # ## A direction for sentiment
 #
 # Is "this review will be positive" a direction in the residual stream? There are two common ways to find one: the
-# difference of the two class means, and Fisher's linear discriminant (lda), which also divides by the covariance.
+# difference of the two class means, and Fisher's linear discriminant (lda), which also divides by the covariance $S$
+# within the classes. Return `Fitted(direction, threshold)`. The ridge adds `ridge` times the mean of its diagonal.
 
 # %%
 from rlhf_lab.probes.direction import fit_direction  # exercise
@@ -143,7 +144,7 @@ from rlhf_lab.probes.direction import fit_direction  # exercise
 # %% [markdown]
 # How well does lda at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? The best
 # possible classifier is Bayes' rule with the probabilities of the grammar. It makes errors, too, because a positive
-# reviewer may write negative clauses.
+# reviewer may write negative clauses. ("0 pre" is the embedding of "i", "post" is after the MLP of a block.)
 
 # %%
 lda_accuracy = "as good as Bayes' rule"  # predict: "more than 2 points worse", "as good as Bayes' rule" or "better than it"
@@ -170,9 +171,8 @@ if truth is not None:
     predictions.compare("before training, lda at the last layer is", lda_accuracy, found)
 
 # %% [markdown]
-# "0 pre" is the embedding of "i", which contains nothing about the review; "post" is after the MLP of a block. Before
-# training, lda at the last layer is as good as Bayes' rule (0.96): at `I` the model represents all there is to know about
-# the label. After training it is nearly as good (0.93).
+# Before training, lda at the last layer is as good as Bayes' rule (0.96): at `I` the model represents all there is to
+# know about the label. After training it is nearly as good (0.93). The embedding contains nothing about it.
 #
 # Be careful with cosines. The lda directions before and after training have a cosine of 0.29. But two lda directions that
 # are fitted to two halves of the *same* activations have a cosine of only 0.42: in dozens of dimensions many directions
@@ -189,15 +189,13 @@ heatmap(
 )
 
 # %% [markdown]
-# Compare the rows: at most positions the accuracy hardly changes from the first phase to the last. The policy has learned
-# to *write* something else, and still represents which reviews are negative. At `I` the probe matches Bayes' rule; at the
-# adjectives before it, it does not.
+# Compare the rows: at most positions the accuracy hardly changes in training. The policy has learned to *write*
+# something else, and still represents which reviews are negative. At `I` lda matches Bayes' rule, but not at the adjectives.
 #
 # ### A probe from before training
 #
 # These probes were fitted again in every phase. A monitor in practice is often fitted once. `FrozenProbe` keeps the
-# difference of means of phase 0, with its threshold. In the last phase, how does its accuracy compare with that of a new
-# fit?
+# difference of means of phase 0, with its threshold. How accurate is it in the last phase, compared with a new fit?
 
 # %%
 frozen_probe = "more than 5 points worse"  # predict: "as good", "1 to 5 points worse" or "more than 5 points worse"
@@ -234,8 +232,7 @@ curves(
 # A probe shows that sentiment can be *read*. Does the model *use* it to choose between "loved" and "hated"? Remove it
 # from the activations, and look at the choice. The *gap* is how much larger the logit difference of "loved" and "hated"
 # is in positive reviews than in negative ones, on average. On reviews that nothing was fitted to, `decide_without`
-# measures the gap, and the accuracy of an lda that is fitted *after the erasure*, at the erased layer and at the last
-# one.
+# measures the gap, and the accuracy of an lda that is fitted *after the erasure*, at the erased layer and the last.
 
 # %%
 base = run.policy(0)
@@ -266,11 +263,11 @@ most = lambda x: "all of it" if x > 0.9 else "next to nothing" if x < 0.25 else 
 # %% [markdown]
 # ### An experiment with a known result
 #
-# The obvious experiment removes a direction from the final residual stream, and measures what is left of the gap. But its
-# result is algebra. Except for the scale of the norm, a linear map $u$ turns the final residual stream into the logit
-# difference. With $\mu$ the difference of the class means, the gap is $u \cdot \mu$, and without the unit vector $d$
+# The obvious experiment removes a direction from the final residual stream and measures the gap. But its result is
+# algebra. Up to the scale of the norm, a linear map $u$ turns the final residual stream into the logit difference. With
+# $d$ the difference of class means, the gap is $u \cdot d$, and without a unit vector $a$ (in the code: mu, and `d` for $a$)
 #
-# $$u \cdot (\mu - (d \cdot \mu)\, d) = u \cdot \mu \; \left(1 - \frac{\cos(d, \mu) \cos(d, u)}{\cos(\mu, u)}\right)$$
+# $$u \cdot (d - (a \cdot d)\, a) = u \cdot d \; \left(1 - \frac{\cos(a, d) \cos(a, u)}{\cos(d, u)}\right)$$
 #
 # What is left after ablating (removing) the lda direction?
 
@@ -288,24 +285,26 @@ for name, d in axes.items():
         predictions.compare("of the gap, without lda, is left", left_without_lda, most(left))
 
 # %% [markdown]
-# The lda direction has a cosine of about 0 with $\mu$, so the formula gives 1: the whole gap is left, whether or not the
-# model uses this direction. And a new lda, fitted after the ablation, is as accurate as before, so nothing was erased.
-# The difference of means is $\mu$ itself, so the gap disappears in any model.
+# The lda direction has a cosine of about 0 with $d$. With $\cos(a, d) = 0$ the fraction in the formula is 0: the whole
+# gap is left, whether or not the model uses this direction. And a new lda, fitted after the ablation, is as accurate as
+# before, so nothing was erased. The difference of means is $d$ itself, so the gap disappears in any model.
 #
 # ### LEACE
 #
 # When is every linear probe blind to a label? A probe $w \cdot x$ is useless if it does not covary with the label, and
 # this is true for all $w$ if and only if the two class means are equal. LEACE (Belrose et al. 2023,
-# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes them equal and moves $x$ least. With
-# $\Sigma$ the covariance of $x$:
+# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes them equal and moves $x$ least. $S$ is
+# the covariance of all $x$, $\mu$ their mean, and $d$ the difference of the class means:
 #
-# 1. Whiten: $y = \Sigma^{-1/2} (x - \bar x)$. The class means now differ by $v = \Sigma^{-1/2} \mu$.
+# 1. Whiten: $y = S^{-1/2} (x - \mu)$. The class means now differ by $v = S^{-1/2} d$.
 # 2. The smallest change that makes the means equal is a projection: $y - v \, (v \cdot y) / (v \cdot v)$.
-# 3. Transform back. $\Sigma^{1/2} v = \mu$ and $v \cdot y = \mu^\top \Sigma^{-1} (x - \bar x)$, so
+# 3. Transform back. $S^{1/2} v = d$ and $v \cdot y = d^\top S^{-1} (x - \mu)$, so
 #
-# $$r(x) = x - \mu \; w \cdot (x - \bar x), \qquad w = \frac{\Sigma^{-1} \mu}{\mu^\top \Sigma^{-1} \mu}$$
+# $$r(x) = x - d \; w \cdot (x - \mu), \qquad w = \frac{S^{-1} d}{d^\top S^{-1} d}$$
 #
-# LEACE reads with lda's direction $\Sigma^{-1} \mu$, and moves $x$ along $\mu$.
+# LEACE reads with the direction of lda, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
+# component along $d$; LEACE removes what the best linear reader reads. Return `Eraser(mean, axis, reader)`: $\mu$, $d$
+# and $w$. Use float64 (`exact(x)`) and the ridge of `fit_direction`.
 
 # %%
 from rlhf_lab.probes.erasure import fit_leace  # exercise
@@ -377,9 +376,9 @@ bars(
 )
 
 # %% [markdown]
-# Compare each bar with its own control.
+# Compare LEACE with LEACE of shuffled labels, and the ablation of the means with random directions.
 #
-# - lda: nothing changes, as at the last layer.
+# - lda: nothing changes, as at the last layer. It needs no control.
 # - LEACE: the probe at the erased layer is close to 0.5 (0.58), and 6 % of the gap is left. LEACE of shuffled labels does
 #   neither. So the verdict depends on what a linear probe reads after block 0.
 # - The difference of means has the same effect as LEACE. But some *random* directions of the same kind leave only 0.39 of
@@ -446,5 +445,6 @@ progress()
 # ## Try
 #
 # Choose a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't", and test it with a
-# probe, an eraser, a shuffled control and an interval. What would make you give up the claim? Next:
-# {lesson:what_rlhf_changed}.
+# probe, an eraser, a shuffled control and an interval. What would make you give up the claim?
+#
+# Next: {lesson:what_rlhf_changed}.
