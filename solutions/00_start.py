@@ -109,7 +109,7 @@ predictions = Predictions()
 loop_diagram()
 
 # %% [markdown]
-# Here is one trip around the loop with four reviews. Each line of the cell is a box or an arrow in the diagram. The
+# Here is one trip around the loop with four reviews. Each commented line is a box or an arrow in the diagram. The
 # number at a box is the lesson that explains it.
 
 # %%
@@ -175,7 +175,7 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 # not learning to write, but changing the content of the reviews without breaking them.
 #
 # The goal of training fits on one line. $\mathbb{E}_{x \sim \pi}$ is the average over reviews $x$ written by the policy,
-# and $\beta$ (`kl_coef` in the code) is the amount of reward that one nat of KL costs:
+# and $\beta$ (`kl_coef` in the code) is the amount of (normalized) reward that one nat of KL costs:
 #
 # $$\max_\pi \;\; \mathbb{E}_{x \sim \pi}\big[R(x)\big] \;-\; \beta \, \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$$
 #
@@ -348,7 +348,7 @@ if is_praise:  # the stored runs have this reward
     over_seeds.compare("reward gained", gained, digits=2)
 
 # %% [markdown]
-# On fresh reviews the reward rises in the first learning phase, so the dip is sampling noise. A mean over 128 reviews has
+# On fresh reviews the reward rises in the first learning phase, so this batch was unusually bad. A mean over 128 reviews has
 # a standard error of 0.06 to 0.08, and differences of that size mean nothing. The dots repeat the whole experiment: next
 # to your run are two stored runs with other seeds. With another reward you have one seed only.
 #

@@ -223,10 +223,11 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 #
 # **1. The gradient of an expected reward** is $\nabla \mathbb{E}_{x \sim \pi}[R(x)] =
 # \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$: make the tokens of a review more likely in
-# proportion to its reward. ({Lesson:rewards_and_credit} derives it.)
+# proportion to its reward. It follows from $\nabla \pi = \pi \nabla \log \pi$; {lesson:rewards_and_credit} has the details.
 #
-# **2. Advantages instead of rewards.** Subtracting a baseline such as $V(s_t)$ changes nothing on average and removes
-# noise. The rest is the advantage $A_t$.
+# **2. Advantages instead of rewards.** Subtracting a baseline such as $V(s_t)$ changes nothing on average, since
+# $\mathbb{E}_{a \sim \pi}[\nabla \log \pi(a)] = 0$, and removes noise. The rest of the reward, about $R(x) - V(s_t)$, is
+# the advantage $A_t$.
 #
 # **3. Samples from an older policy.** One rollout serves several steps, and after the first step the policy is no longer
 # the one that generated the samples. So weight each token by the ratio
@@ -324,7 +325,7 @@ from rlhf_lab.functional import calc_value_function_loss  # given
 # %% [markdown]
 # ## The whole objective
 #
-# Now write the sum, with the four functions above. There are no steps this time: the formula at the top of the lesson is
+# Now write the sum, with one function for each term. There are no steps this time: the formula at the top of the lesson is
 # all you need. Pass each function its coefficient and the mask. The surrogate whitens the advantages itself.
 
 # %%

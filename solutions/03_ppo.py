@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 PPO
 #
-# By the end of this lesson you can write PPO for a language model from scratch, in one function of about forty lines,
+# By the end of this lesson you can write PPO for a language model from scratch, in one function of about fifty lines,
 # whose rewards match the package's to six digits in every phase.
 #
 # So far you have the parts: a policy with a value head, and an objective for one minibatch. What is missing is the loop
@@ -71,7 +71,7 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # given
 
 # %% [markdown]
 # Adam divides each gradient by its own recent size. Take two weights, one with a gradient of 0.001 and one with a
-# gradient of 1, and do one step with learning rate 0.1. How much further does the second weight move?
+# gradient of 1, and do one step with learning rate 0.1. How far does the second weight move, compared with the first?
 
 # %%
 second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
@@ -130,7 +130,7 @@ predictions.compare("with a tiny reward it", small_reward, result)
 
 # %% [markdown]
 # The reward is only one term of the objective, and it competes with the others. With a tiny reward the KL penalty wins:
-# the score stays at 0.46, with a KL of 0.001 nats. With a huge one nothing keeps the policy close to the reference: 23
+# the score ends at 0.46, with a KL of 0.001 nats. With a huge one nothing keeps the policy close to the reference: 23
 # nats, for a score of 0.64. The trainer normalizes rewards and advantages: this is the reason why its runs do not
 # depend on the scale of the reward.
 #
@@ -225,7 +225,7 @@ show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
 # Look twice at a number that is *exactly* 0 or 1. A first ratio that is not 1 means that the log-probabilities of the
-# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is trained along. A reward
+# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is being trained too. A reward
 # that rises proves little: many broken trainers learn an easy reward.
 #
 # ## Inside the run
@@ -311,10 +311,10 @@ predictions.compare(
 
 # %% [markdown]
 # Before training, praise after a bad review is least likely after the attention of block 1, with a probability of 0.10.
-# In the last phase this probability is 0.47, and that of the output 0.62, so the model praises most of the movies it has
-# just complained about. The change is spread over the model: even after the MLP of block 0, which has read no more of
-# the text than before, the probability of praise has doubled, from 0.23 to 0.46. In the other two seeds the output ends
-# at 0.59 and 0.51.
+# In the last phase this probability is 0.47, and that of the output 0.62, so the model praises half or more of the
+# movies it has just complained about. The change is spread over the model: even after the MLP of block 0, where only the
+# attention of block 0 has read other words, the probability of praise has doubled, from 0.23 to 0.46. In the other two
+# seeds the output ends at 0.59 and 0.51.
 #
 # This plot cannot show *which* of these changes causes the behavior, or whether the model still represents that the
 # review is bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer that.
