@@ -36,9 +36,9 @@ CONTRASTS = """() => {
   const light = rgb => { const l = rgb.map(x => x / 255).map(
       x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
     return 0.2126 * l[0] + 0.7152 * l[1] + 0.0722 * l[2]; };
-  const behind = el => { if (!el) return [255, 255, 255];
+  const below = el => { if (!el) return [255, 255, 255];
     const [rgb, a] = numbers(getComputedStyle(el).backgroundColor);
-    return a >= 1 ? rgb : over(rgb, a, behind(el.parentElement)); };
+    return a >= 1 ? rgb : over(rgb, a, below(el.parentElement)); };
   const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
   const filtered = (rgb, el) => { const { filter } = getComputedStyle(el);
     if (filter === 'none') return rgb;
@@ -51,7 +51,7 @@ CONTRASTS = """() => {
     while (walker.nextNode()) {
       const node = walker.currentNode, el = node.parentElement, text = node.textContent.trim();
       if (!text || !el.getClientRects().length || el.closest('style,script')) continue;
-      const low = behind(el), [rgb, a] = numbers(getComputedStyle(el).color);
+      const low = below(el), [rgb, a] = numbers(getComputedStyle(el).color);
       const pair = [over(rgb, a * opacity(el), low), low].map(c => light(filtered(c, el)))
         .sort((x, y) => y - x);
       found.push([text.slice(0, 40), (pair[0] + 0.05) / (pair[1] + 0.05)]);
@@ -99,7 +99,7 @@ def chromium() -> Iterator:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory) -> Path:
-    """Where screenshots go: the directory in RLHF_LAB_PICTURES, or a temporary one."""
+    """Return the directory of screenshots: the one in RLHF_LAB_PICTURES, or a temporary one."""
     named = os.environ.get("RLHF_LAB_PICTURES")
     place = Path(named) if named else tmp_path_factory.mktemp("pictures")
     place.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ class Notebook:
         return self.page.locator(".jp-Notebook .jp-CodeCell").filter(has=editor).first
 
     def source(self, holding: str) -> str:
-        """What stands in a cell."""
+        """Return the text of a cell."""
         return "\n".join(self.cell(holding).locator(".cm-line").all_text_contents())
 
     def write(self, holding: str, source: str) -> None:
@@ -225,7 +225,7 @@ class Notebook:
         self.page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
 
     def shown(self, holding: str) -> str:
-        """What a cell shows, hard spaces as plain ones."""
+        """Return the output of a cell, with plain spaces."""
         output = self.cell(holding).locator(".jp-OutputArea-output")
         return "\n".join(output.all_inner_texts()).replace("\xa0", " ")
 
@@ -245,7 +245,7 @@ class Notebook:
 
 @pytest.fixture
 def open_notebook(jupyter, chromium):
-    """A function that opens a copy of a served notebook, with a kernel of its own that is ready."""
+    """A function that opens a copy of a served notebook, with a kernel that is ready."""
     address, served = jupyter
     context = chromium.new_context(viewport={"width": 1280, "height": 1000})
 
@@ -265,7 +265,7 @@ def open_notebook(jupyter, chromium):
 
 @pytest.fixture
 def serve(jupyter):
-    """A function that puts a notebook made of code cells beside the lessons."""
+    """A function that puts a notebook made of code cells next to the lessons."""
     _, served = jupyter
 
     def put(name: str, *sources: str) -> None:

@@ -46,9 +46,7 @@ def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, le
 
 
 @pytest.mark.nightly
-def test_start_runs_from_top_to_bottom_once_its_functions_are_written(
-    open_notebook, solve, legible, pictures
-):
+def test_start_runs_once_its_functions_are_written(open_notebook, solve, legible, pictures):
     lesson = open_notebook("00_start.ipynb")
     solve(
         lesson,

@@ -84,9 +84,7 @@ def of_cells(*sources: str) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=cells)
 
 
-def test_the_first_cell_takes_a_clone_that_is_not_installed_and_leaves_threads_that_are_set(
-    tmp_path, bare, monkeypatch
-):
+def test_first_cell_takes_a_clone_and_keeps_threads(tmp_path, bare, monkeypatch):
     clone = tmp_path / "clone"
     clone.mkdir()
     (clone / "rlhf_lab").symlink_to(ROOT / "rlhf_lab")

@@ -40,9 +40,9 @@ def test_left_padding_changes_nothing_but_the_place(reel_policy, reviews):
     padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), row], 1)
     mask = torch.tensor([[False] * 4 + [True] * 10])
     alone = capture_activations(reel_policy, row, [POST])[POST]
-    beside = capture_activations(reel_policy, padded, [POST], attention_mask=mask)[POST]
-    assert beside.shape[1] == 14
-    torch.testing.assert_close(beside[:, 4:], alone)
+    together = capture_activations(reel_policy, padded, [POST], attention_mask=mask)[POST]
+    assert together.shape[1] == 14
+    torch.testing.assert_close(together[:, 4:], alone)
 
 
 def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
@@ -54,9 +54,7 @@ def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
 
 
 @pytest.mark.parametrize("part", ["pattern", "attn_scores"])
-def test_attention_patterns_of_prompts_of_unequal_length_are_those_of_each_alone(
-    reel_policy, reviews, part
-):
+def test_patterns_of_unequal_prompts_equal_those_of_each_alone(reel_policy, reviews, part):
     """Three rows of 8, 5 and 1 tokens: padding neither sees nor is seen."""
     site, lengths, seq = f"blocks.1.attn.hook_{part}", (8, 5, 1), 8
     rows = [reviews[0][row, :length] for row, length in enumerate(lengths)]
@@ -73,19 +71,19 @@ def test_attention_patterns_of_prompts_of_unequal_length_are_those_of_each_alone
 
 
 @pytest.mark.parametrize(
-    "names, pos, said",
+    "names, pos, message",
     [
         (["blocks.9.hook_resid_post"], None, "does not have"),
         ([POST], 29, "outside sequences of 29"),
     ],
 )
-def test_a_capture_that_cannot_work_says_why(reel_policy, reviews, names, pos, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_capture_that_cannot_work_says_why(reel_policy, reviews, names, pos, message):
+    with pytest.raises(ConfigError, match=message):
         capture_activations(reel_policy, reviews[0], names, pos)
 
 
 @pytest.mark.slow
-def test_the_decorated_function_is_shown_finished_sequences_once_per_phase(make_trainer):
+def test_decorated_function_gets_finished_sequences_once_a_phase(make_trainer):
     trainer, shapes, grids = make_trainer(total_phases=3), [], []
 
     @trainer.capture(POST, pos=5, every=2)
@@ -117,19 +115,19 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "asked, said",
+    "options, message",
     [
         ({"at": "run_end"}, "Pass tokens="),
         ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
     ],
 )
-def test_a_capture_is_refused_when_it_is_registered(make_trainer, asked, said):
-    with pytest.raises(ConfigError, match=said):
-        make_trainer().capture(**({"hook_names": POST} | asked))
+def test_a_capture_is_refused_when_it_is_registered(make_trainer, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make_trainer().capture(**({"hook_names": POST} | options))
 
 
 @pytest.mark.slow
-def test_a_capture_that_raises_is_switched_off_and_the_run_goes_on(make_trainer):
+def test_capture_that_raises_is_off_and_the_run_continues(make_trainer):
     trainer, calls = make_trainer(), []
 
     @trainer.capture(POST)
@@ -236,7 +234,7 @@ def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews, monkeypat
 
 @pytest.mark.slow
 def test_the_last_token_is_the_last_that_a_response_has(make_trainer):
-    """Responses that end early are padded behind: what stands there is no token of theirs."""
+    """Responses that end early are padded at the end, where no token counts."""
     fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "total_phases": 1}
     trainer, seen = make_trainer(**fields, stop_at_eos=True, warmup_steps=0), []
 

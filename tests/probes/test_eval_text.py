@@ -150,7 +150,7 @@ def test_the_prompts_are_the_text_where_there_are_several(elsewhere_with):
 
 
 @pytest.mark.slow
-def test_texts_are_sampled_behind_one_prompt_from_the_first_reference(elsewhere_with):
+def test_texts_are_sampled_after_one_prompt(elsewhere_with):
     trainer = elsewhere_with()
     tokens, mask = text_of_the_run(trainer)
     again, _ = text_of_the_run(elsewhere_with("again"))
@@ -193,7 +193,7 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
 
 
 @pytest.mark.parametrize(
-    "mask, said",
+    "mask, message",
     [
         ([[True, False, True]], "eval_mask has a gap in sequence 0"),
         ([[False, False, False]], "eval_mask has a gap in sequence 0 or hides"),
@@ -201,9 +201,9 @@ def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
-def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, said):
+def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, message):
     tokens = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         attach(make_trainer(), Keeping(), eval_tokens=tokens, eval_mask=torch.tensor(mask))
 
 

@@ -1,4 +1,4 @@
-"""What a user writes from memory: natural guesses are accepted, or told what to write instead."""
+"""Code that a user writes from memory: natural guesses are accepted, or named in an error."""
 
 import pytest
 import torch
@@ -48,10 +48,10 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
 
     with pytest.warns(UserWarning) as caught:
         trainer.train()
-    said = [str(one.message) for one in caught if "naked" in str(one.message)]
-    assert set(said) == {"naked returned a Tensor, which is not stored. Return a dict of it."}
-    said = [str(one.message) for one in caught if "share" in str(one.message)]
-    assert set(said) == {"share returned a float, which is not stored. Return a dict of it."}
+    messages = [str(one.message) for one in caught if "naked" in str(one.message)]
+    assert set(messages) == {"naked returned a Tensor, which is not stored. Return a dict of it."}
+    messages = [str(one.message) for one in caught if "share" in str(one.message)]
+    assert set(messages) == {"share returned a float, which is not stored. Return a dict of it."}
     run = Run(trainer.run)
     with pytest.raises(RunError, match=r"Use returned\('look'\) for the dicts of that function"):
         run.records("look")
@@ -64,20 +64,20 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer, text
 
 
 @pytest.mark.parametrize(
-    ("places", "words", "said"),
+    ("places", "words", "message"),
     [
         ({}, ("loved", "zzz"), "'zzz' is not one token"),
         ({}, "loved", "words='loved' are not different tokens"),
         ({}, (5,), r"words=\(5,\) are not different tokens"),
     ],
 )
-def test_places_and_words_of_another_kind_are_refused(reel_policy, text, places, words, said):
+def test_places_and_words_of_another_kind_are_refused(reel_policy, text, places, words, message):
     side = Side(reel_policy.base_model, text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         patch_activations(side, side, places, -1, words)
 
 
-def test_words_places_and_positions_may_be_given_in_a_shorter_way(reel_policy, text):
+def test_words_places_and_positions_have_shorter_forms(reel_policy, text):
     model, at = reel_policy.base_model, "blocks.0.hook_mlp_out"
     sides = Side(model, text), Side(model, text.roll(1, 0))
     ids = model.to_single_token("loved"), model.to_single_token("hated")
@@ -97,7 +97,7 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
 
 
 @pytest.mark.parametrize(
-    ("probe", "options", "said"),
+    ("probe", "options", "message"),
     [
         (Direction(), {}, "direction_sentiment requires a label per sequence. Pass labels="),
         (FrozenProbe(), {}, "frozen_probe requires a label per sequence. Pass labels="),
@@ -105,12 +105,14 @@ def test_probes_are_attached_as_a_list_too(make_trainer, text):
         (NeuronRank("zzz"), {}, "'zzz' is not one token"),
     ],
 )
-def test_what_a_probe_lacks_is_said_where_it_is_attached(make_trainer, text, probe, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_missing_option_of_a_probe_raises_when_attached(
+    make_trainer, text, probe, options, message
+):
+    with pytest.raises(ConfigError, match=message):
         attach(make_trainer(), probe, eval_tokens=text, **options)
 
 
-def test_patterns_at_one_position_are_refused_where_they_are_registered(make_trainer):
+def test_patterns_at_one_position_raise_when_registered(make_trainer):
     with pytest.raises(
         ConfigError, match=r"pos=None, and index the query, as in acts\[site\]\[:, "
     ):

@@ -95,8 +95,8 @@ def test_probe_that_raises_is_disabled_with_one_warning(make_trainer):
     attachment = attach(trainer, Broken(), Counter())
     with pytest.warns(UserWarning) as caught:
         trainer.train()
-    told = [str(w.message) for w in caught if "broken" in str(w.message)]
-    assert told == [
+    reported = [str(w.message) for w in caught if "broken" in str(w.message)]
+    assert reported == [
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
         "nothing to divide by"
     ]
@@ -104,7 +104,7 @@ def test_probe_that_raises_is_disabled_with_one_warning(make_trainer):
     assert trainer.phase == 3
     assert run.phases("counter") == [0, 1, 2, 3]
     assert "broken" not in run.probes()
-    assert [f"{n['probe']}: {n['note']}" for n in run.notes()] == told == attachment.notes
+    assert [f"{n['probe']}: {n['note']}" for n in run.notes()] == reported == attachment.notes
 
 
 @pytest.mark.slow
@@ -260,24 +260,24 @@ class Missing(Probe):
 
 @pytest.mark.slow
 def test_a_failed_check_is_told_at_once_and_once(make_trainer):
-    trainer, told = make_trainer(total_phases=3), []
+    trainer, reported = make_trainer(total_phases=3), []
     attach(trainer, Missing())
 
     @trainer.on("after_phase")
     def look(ctx):
         diagnostics = ctx.run.read_info()["diagnostics"].items()
-        told.append([x["text"] for sign, x in diagnostics if "x is there" in sign])
+        reported.append([x["text"] for sign, x in diagnostics if "x is there" in sign])
 
     with pytest.warns(UserWarning, match="phase 1: missing: the check 'x is there'") as warned:
         trainer.train()
     text = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
-    assert told == [[], [text + "record."], [text + "record."]]
+    assert reported == [[], [text + "record."], [text + "record."]]
     assert sum("x is there" in str(warning.message) for warning in warned) == 1
     assert trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
 
 
 @pytest.mark.parametrize(
-    "build, said",
+    "build, problem",
     [
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
         (
@@ -288,8 +288,8 @@ def test_a_failed_check_is_told_at_once_and_once(make_trainer):
         (lambda: Counter(name="a/b"), "letters, digits"),
     ],
 )
-def test_a_suite_that_makes_no_sense_is_refused(build, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_suite_that_makes_no_sense_is_refused(build, problem):
+    with pytest.raises(ConfigError, match=problem):
         build()
 
 
@@ -315,7 +315,7 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, problem",
     [
         (
             {"eval_tokens": torch.tensor([[1, 10**6]])},
@@ -328,8 +328,8 @@ def test_eval_text_that_is_missing_or_too_long_is_refused(make_trainer):
         ),
     ],
 )
-def test_eval_text_that_the_model_cannot_read_is_refused(make_trainer, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_eval_text_that_the_model_cannot_read_is_refused(make_trainer, options, problem):
+    with pytest.raises(ConfigError, match=problem):
         attach(make_trainer(), Counter(), **options)
 
 
@@ -420,14 +420,14 @@ def test_observe_receives_what_the_same_step_prepared(make_trainer):
 def test_exact_values_of_another_reward_are_noted(make_trainer):
     """A custom function has none, so the true reward is used; a grammar's reward has its own."""
     count = lambda texts: torch.tensor([float(len(text)) for text in texts])
-    told = {}
+    reported = {}
     for name, reward in (("own", count), ("smoothed", REWARDS["smoothed"]), ("settings", None)):
         trainer = make_trainer(parts={"reward_fn": reward}, total_phases=1, warmup_steps=0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             attached = attach(trainer, [RunHealth(), WeightDelta()])
             trainer.train()
-        told[name] = attached.notes, attached.truth.reward.name
-    assert [reward for _, reward in told.values()] == ["true_reward", "smoothed", "true_reward"]
-    (note,), *others = (notes for notes, _ in told.values())
+        reported[name] = attached.notes, attached.truth.reward.name
+    assert [reward for _, reward in reported.values()] == ["true_reward", "smoothed", "true_reward"]
+    (note,), *others = (notes for notes, _ in reported.values())
     assert note.startswith("run_health: this run has a custom reward") and others == [[], []]
