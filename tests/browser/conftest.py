@@ -252,8 +252,8 @@ def open_notebook(jupyter, chromium):
     def opened(name: str) -> Notebook:
         page, folder = context.new_page(), secrets.token_hex(4)
         (served / folder).mkdir()
-        shutil.copy(served / name, served / folder / name)
-        page.goto(address.replace("NAME", f"{folder}/{name}"))
+        copied = shutil.copy(served / name, served / folder)
+        page.goto(address.replace("NAME", f"{folder}/{Path(copied).name}"))
         page.wait_for_function(READY, timeout=CELL_MS)
         return Notebook(page)
 
