@@ -14,23 +14,23 @@ MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
     "rlhf_lab/config": (750, 855),  # 75 for the methods of papers
-    "rlhf_lab/functional": (2700, 2870),
+    "rlhf_lab/functional": (2700, 2846),
     "rlhf_lab/organism": (1300, None),
     "rlhf_lab/models": (3600, None),  # issue "CUDA at speed" adds 150 here and 200 to training
-    "rlhf_lab/rewards": (1600, 1740),
-    "rlhf_lab/tuning": (700, 850),
+    "rlhf_lab/rewards": (1600, 1736),
+    "rlhf_lab/tuning": (700, 848),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 5118),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 5115),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
     "rlhf_lab/probes": (4800, 5748),
     "rlhf_lab/views": (1700, 3216),
-    "rlhf_lab/course": (3600, 4477),
+    "rlhf_lab/course": (3600, 4415),
     "rlhf_lab/compat": (400, 434),
     "rlhf_lab": (1900, 2645),  # the root and the commands
     "tests": (28000, 34464),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
-    "tools": (2500, 2890),  # with the figure of the README, the lint of prose, links by name
+    "tools": (2500, 2767),  # with the figure of the README, the lint of prose, links by name
 }
 # a room imports only rooms before it; compat and the commands may import all
 ORDER = (

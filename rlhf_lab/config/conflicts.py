@@ -22,11 +22,11 @@ EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     }
 )
 MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
-# settings that have no effect while the other one has its default
-NEEDS = dict.fromkeys(("kl_target", "kl_horizon"), "kl_controller")
-NEEDS |= dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank") | {"system_prompt": "chat"}
-OF_PROMPTS = ("labels_column", "answers_column", "prompt_words", "prompts_column")
-NEEDS |= dict.fromkeys(OF_PROMPTS, "prompts")
+NEEDS = MappingProxyType(  # settings without effect while the other one has its default
+    {"kl_target": "kl_controller", "kl_horizon": "kl_controller", "system_prompt": "chat"}
+    | dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank")
+    | dict.fromkeys("labels_column answers_column prompt_words prompts_column".split(), "prompts")
+)
 _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
 
 
@@ -37,7 +37,7 @@ def check_conflicts(args: AllFields) -> None:
 
 
 def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
-    """Yield a setting of batches, steps or the loss, and why it cannot be combined."""
+    """Yield a setting of batches, steps or the loss, or one without effect, and the reason."""
     for name in ("num_minibatches", "samples_per_prompt"):
         if a.batch_size % getattr(a, name):
             yield "batch_size", f"is not divisible by {name}={getattr(a, name)}. Choose a divisor."
@@ -55,11 +55,11 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
     for name in ("warmup_steps", "reset_reference_every"):
         if (getattr(a, name) or 0) >= a.total_phases:
             yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
-    clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
     for name, other in NEEDS.items():
         defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
         if defaults == [False, True]:
             yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
+    clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
     for name in _on(a, *clips):
         if a.policy_loss not in clips[name].split():
             yield name, f"has no effect with policy_loss={a.policy_loss!r}. Set it to None."
