@@ -1,7 +1,6 @@
 """Validation of settings and components for several processes."""
 
 import json
-import os
 import platform
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RankError
 from rlhf_lab.models.value_head import has_standard_forward
 from rlhf_lab.parallel.launcher import is_launched, n_processes, process_rank
 from rlhf_lab.training.checkpoint import checksum
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
 
 def device_of_rank(device: torch.device, setting: str) -> torch.device:
     """Return the device of this process: each has its own GPU."""
+    if (rank := process_rank("RANK")) >= (n := n_processes()):
+        raise RankError(f"RANK={rank} must be below WORLD_SIZE={n}. Start with torchrun.")
     if not is_launched():
-        size = os.environ["WORLD_SIZE"]
         raise ConfigError(
-            f"WORLD_SIZE={size} is set, and RANK, MASTER_ADDR or MASTER_PORT is not. Start the run "
+            f"WORLD_SIZE={n} is set, and RANK, MASTER_ADDR or MASTER_PORT is not. Start the run "
             "with torchrun, or unset WORLD_SIZE."
         )
     if device.type == "mps" or not dist.is_available():
@@ -34,11 +34,11 @@ def device_of_rank(device: torch.device, setting: str) -> torch.device:
             f"device={setting!r} works in one process only. Set device='cpu', or start the run "
             "without torchrun."
         )
-    if device.type != "cuda" or n_processes() == 1:
+    if device.type != "cuda" or n == 1:
         return device
     if torch.device(setting if setting != "auto" else "cuda").index is not None:
         raise ConfigError(
-            f"device={setting!r} names one device for {n_processes()} processes. Set device='auto'."
+            f"device={setting!r} names one device for {n} processes. Set device='auto'."
         )
     if process_rank("LOCAL_RANK") >= (n_gpus := torch.cuda.device_count()):
         raise ConfigError(f"This machine has {n_gpus} GPUs. Start one process per GPU.")

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError, RankError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
 from rlhf_lab.models.device import (
     pick_device,
@@ -33,7 +33,7 @@ from rlhf_lab.models.device import (
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes, process_rank
+from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
 from rlhf_lab.rewards import (
     RewardFn,
     RewardPipeline,
@@ -77,11 +77,8 @@ def choose_device(args: RLHFArgs) -> torch.device:
     if is_grouped(args.parallel):
         from rlhf_lab.parallel.validation import device_of_rank, validate_process_settings
 
-        rank, n = process_rank("RANK"), n_processes()
-        if rank >= n:
-            raise RankError(f"RANK={rank} must be below WORLD_SIZE={n}. Start with torchrun.")
         device = device_of_rank(device, args.device)
-        validate_process_settings(args, n)
+        validate_process_settings(args, n_processes())
     elif args.parallel != "auto" and not is_launched():
         raise ConfigError(
             f"parallel={args.parallel!r} requires several processes. Start the run with `torchrun "

@@ -96,7 +96,7 @@ class Overrides:
                 "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
                 "pass the function as policy_loss."
             )
-        if self.normalize_reward is not F.normalize_reward and not args.normalize_reward:
+        if self.normalize_reward is not Overrides.normalize_reward and not args.normalize_reward:
             raise ConfigError("normalize_reward is not called. Set normalize_reward=True in args.")
         is_exact = args.kl_in == "loss" and self.sampled_kl(args) is None
         if self.kl_penalty is not Overrides.kl_penalty and not is_exact:
