@@ -34,9 +34,8 @@ class SeedFigures:
         """Plot the numbers of this run as dots, next to the stored seeds."""
         self.tables[table] = {name: float(value) for name, value in figures.items()}
         stored = self._stored.get("tables", {}).get(table, {})
-        is_stored = self._stored.get("settings") == self._settings
-        is_stored = is_stored and stored.keys() == figures.keys()
-        seeds = self._stored["seeds"] if is_stored else []
+        is_same = self._stored.get("settings") == self._settings and stored.keys() == figures.keys()
+        seeds = self._stored["seeds"] if is_same else []
         others = [i for i, seed in enumerate(seeds) if seed != self._seed]
         rows = {
             name: (value, [stored[name][i] for i in others])
@@ -45,9 +44,10 @@ class SeedFigures:
         show_picture(seed_dots(rows, table, digits))
         if not seeds:
             print_line("no other seeds are stored for these settings", style="dim")
-        for i in range(len(seeds)):
+        if self._seed in seeds:
+            i = seeds.index(self._seed)
             off = max(abs(self.tables[table][name] - stored[name][i]) for name in stored)
-            if seeds[i] == self._seed and off > CLOSE:
+            if off > CLOSE:
                 words = f"the stored run of seed {self._seed} differs from this one by up to"
                 print_line(f"{words} {off:.3f}")
 

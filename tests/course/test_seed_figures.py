@@ -54,8 +54,8 @@ def test_compare_leaves_out_the_stored_run_of_its_own_seed(stored, capsys) -> No
 )
 def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, settings, figures) -> None:
     SeedFigures("any", settings).compare("true_reward", figures)
-    shown = capsys.readouterr().out
-    assert "no other seeds are stored" in shown and "0.400" not in shown
+    output = capsys.readouterr().out
+    assert "no other seeds are stored" in output and "0.400" not in output
 
 
 def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
@@ -95,8 +95,8 @@ def test_figures_of_real_models_are_stored_apart(
 
     def run_lesson(notebook, place, lesson, real_models):
         ran.append(real_models)
-        shown = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
-        notebook.cells[-1].outputs = [new_output("stream", text=shown)]
+        output = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
+        notebook.cells[-1].outputs = [new_output("stream", text=output)]
         return notebook
 
     monkeypatch.setattr(record, "solution_notebook", lambda master: new_notebook(cells=cells))
@@ -147,9 +147,9 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     assert settings.pop("seed") == 1 and settings == stored["settings"]
     assert len(stored["seeds"]) >= 3
     notebook = nbformat.read(master.with_suffix(".ipynb"), as_version=4)
-    shown = json.dumps([cell.get("outputs") for cell in notebook.cells])
-    assert "(others " in shown
-    assert "differs from this one" not in shown and "no other seeds are stored" not in shown
+    output = json.dumps([cell.get("outputs") for cell in notebook.cells])
+    assert "(others " in output
+    assert "differs from this one" not in output and "no other seeds are stored" not in output
 
 
 def _without_magic(source: str) -> str:

@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.training.run_dir import SAMPLES
 from tools.course.runner import REAL_MODELS
 from tools.course.stored_parts import make_record
 
-PHASES, SHOWN = (0, 5, 30), 3
+PHASES, REVIEWS = (0, 5, 30), 3
 
 
 @cache
@@ -29,7 +30,7 @@ def reviews() -> dict[int, list[dict]]:
             RLHFArgs(preset="smol", keep_checkpoints=0, **found), out=Path(directory, "run")
         )
         trainer.train()
-        lines = trainer.run.read("samples.jsonl")
+        lines = trainer.run.read(SAMPLES)
     return {phase: [line for line in lines if line["phase"] == phase] for phase in PHASES}
 
 
@@ -47,7 +48,7 @@ def samples() -> list[list]:
     return [
         [phase, line["reward"], " ".join(line["text"].split())]
         for phase, lines in reviews().items()
-        for line in lines[:SHOWN]
+        for line in lines[:REVIEWS]
     ]
 
 
