@@ -106,11 +106,11 @@ class AttentionDrift(TextProbe):
         if seen.truth is not None:
             places = slot_places(rows, seen.truth.slot_names(rows.tokens.shape[1]))
         to_keys = _one_hot(gather_columns(places.key, at), len(places.key_names)).to(reader.device)
-        parts, own, distances, here = [], [], [], []
+        parts, effects, distances, here = [], [], [], []
         for layer in range(models[0].cfg.n_layers):
             split, written = _layer(layer, models, both, at, reader)
             parts.append([torch.einsum("bhk,bkg->hgb", cause, to_keys) for cause in split])
-            own.append(written)
+            effects.append(written)
             site = f"blocks.{layer}.attn.hook_pattern"
             moved = pattern_distance(*(exact(acts[site]) for acts in both))
             distances.append(_by_place(moved, places))
@@ -118,7 +118,7 @@ class AttentionDrift(TextProbe):
         tensors = {
             name: torch.stack([part[i] for part in parts])
             for i, name in enumerate(AttentionSplit._fields)
-        } | {"own": torch.stack(own), "tv": torch.stack(distances)}
+        } | {"own": torch.stack(effects), "tv": torch.stack(distances)}
         behind = tensors["own"] - sum(tensors[name] for name in AttentionSplit._fields).sum(2)
         if is_hooked:
             tensors["hooks"] = behind
@@ -133,7 +133,7 @@ class AttentionDrift(TextProbe):
         queries = gather_columns(places.query, at).unique().tolist()
         heads = range(models[0].cfg.n_heads)
         values = {
-            "heads": [f"L{layer}H{head}" for layer in range(len(own)) for head in heads],
+            "heads": [f"L{layer}H{head}" for layer in range(len(effects)) for head in heads],
             "keys": places.key_names,
             "queries": places.query_names,
             "n": len(at),
@@ -164,9 +164,9 @@ class AttentionDrift(TextProbe):
 
 def slot_places(rows: TextRows, slots: Sequence[str]) -> Places:
     """Return each position of a row by itself, with a name for each."""
-    own = rows.own_positions.masked_fill(~rows.written, -1)
-    keys = own[:, None, :].expand(-1, own.shape[1], -1)
-    return Places(list(slots), list(slots), own, keys.masked_fill(~_is_before(own), -1))
+    pos = rows.own_positions.masked_fill(~rows.written, -1)
+    keys = pos[:, None, :].expand(-1, pos.shape[1], -1)
+    return Places(list(slots), list(slots), pos, keys.masked_fill(~_is_before(pos), -1))
 
 
 def distance_places(rows: TextRows) -> Places:
@@ -174,21 +174,21 @@ def distance_places(rows: TextRows) -> Places:
 
     Distances are 1, 2, 3 to 4, 5 to 8, and so on: each twice as wide as the one before.
     """
-    own = rows.own_positions.masked_fill(~rows.written, -1)
+    pos = rows.own_positions.masked_fill(~rows.written, -1)
     names, edges, last = ["first token", "itself"], [0], 1
-    while edges[-1] < own.shape[1] - 1:
+    while edges[-1] < pos.shape[1] - 1:
         start = edges[-1] + 1
         names.append(f"{start} back" if start == last else f"{start} to {last} back")
         edges.append(last)
         last *= 2
-    back = own[:, :, None] - own[:, None, :]
-    steps = torch.bucketize(back, torch.tensor(edges, device=own.device))
-    key = torch.where(own[:, None, :] == 0, 0, steps + 1).masked_fill(~_is_before(own), -1)
-    return Places(["all tokens"], names, own.clamp(max=0), key)
+    back = pos[:, :, None] - pos[:, None, :]
+    steps = torch.bucketize(back, torch.tensor(edges, device=pos.device))
+    key = torch.where(pos[:, None, :] == 0, 0, steps + 1).masked_fill(~_is_before(pos), -1)
+    return Places(["all tokens"], names, pos.clamp(max=0), key)
 
 
-def _is_before(own: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq seq"]:
-    return (own[:, None, :] >= 0) & (own[:, None, :] <= own[:, :, None])
+def _is_before(pos: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq seq"]:
+    return (pos[:, None, :] >= 0) & (pos[:, None, :] <= pos[:, :, None])
 
 
 def gather_columns(

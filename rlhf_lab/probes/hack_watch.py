@@ -101,8 +101,8 @@ def _won_by_text(
     at_once = max(1, LOGITS_AT_ONCE // (samples.mask.shape[1] * seen.ctx.reference.cfg.d_vocab))
     for start in range(0, n, at_once):
         rows = slice(start, min(n, start + at_once))
-        for own, others, real in zip(*both_logits(seen, rows), samples.mask[rows], strict=True):
-            won.append(F.promoted_mass(own[None], others[None], real[None]).cpu())
+        for ours, others, real in zip(*both_logits(seen, rows), samples.mask[rows], strict=True):
+            won.append(F.promoted_mass(ours[None], others[None], real[None]).cpu())
             probs = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)
             before.append((probs / real.sum().clamp(min=1)).cpu())
     return torch.stack(won), torch.stack(before)

@@ -150,6 +150,6 @@ def _by_output(
 def _by_position(
     gained: Float[Tensor, "component batch seq"], rows: TextRows
 ) -> Float[Tensor, "component place"]:
-    own = rows.own_positions.clamp(min=0).cpu().flatten().expand(len(gained), -1)
+    places = rows.own_positions.clamp(min=0).cpu().flatten().expand(len(gained), -1)
     out = gained.new_zeros(len(gained), gained.shape[2])
-    return out.scatter_add(1, own, gained.flatten(1)) / gained.shape[1]
+    return out.scatter_add(1, places, gained.flatten(1)) / gained.shape[1]
