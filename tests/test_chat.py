@@ -2,12 +2,10 @@
 
 import dataclasses
 import re
-import shlex
 from types import SimpleNamespace
 
 import pytest
 
-from rlhf_lab.__main__ import parse
 from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
@@ -142,10 +140,3 @@ def test_program_of_the_page_runs(tmp_path, monkeypatch):
     assert len(begins) == 16 and len(set(begins)) == 2
     for prompt, text, reward in zip(begins, texts, found["rollout"].raw_rewards, strict=True):
         assert reward == -sum(word in prompt.split() for word in text.removeprefix(prompt).split())
-
-
-def test_commands_of_the_page_are_parsed():
-    commands = re.findall(r"^python -m rlhf_lab (.*)$", page("chat"), flags=re.MULTILINE)
-    assert len(commands) >= 3
-    for command in commands:
-        parse(shlex.split(command))

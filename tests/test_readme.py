@@ -138,12 +138,3 @@ def test_make_installs_what_a_target_needs(tmp_path, target, marks, order, absen
     plan = subprocess.run(command, cwd=tmp_path, env=outside, capture_output=True, text=True)
     assert plan.returncode == 0 and re.search(order, plan.stdout, re.DOTALL), plan
     assert absent not in plan.stdout
-
-
-def test_true_reward_is_explained_before_it_is_printed():
-    before, *rest = README.split("*true reward* is the exact")
-    assert rest and "true reward 0" not in before
-
-
-def test_readme_is_one_page():
-    assert len(README.splitlines()) <= 120

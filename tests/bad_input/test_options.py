@@ -28,6 +28,7 @@ REJECTED = {
     "sample RUN --system-prompt x": ("system_prompt", "chat=False"),
     "sample reel-nano --prompt zebra": ("zebra",),
     "best-of-n reel-nano --n 0": ("n=0",),
+    "best-of-n reel-nano --n 4 --samples 3": ("samples=3", "at least n=4"),
     "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),
     # numbers
     "train --batch-size 16.0": ("--batch-size", "16.0"),

@@ -264,22 +264,6 @@ def open_notebook(jupyter, chromium):
 
 
 @pytest.fixture
-def serve(jupyter):
-    """A function that puts a notebook made of code cells next to the lessons."""
-    _, served = jupyter
-
-    def put(name: str, *sources: str) -> None:
-        import nbformat
-
-        cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        kernel = {"kernelspec": {"display_name": "Python 3", "name": "python3"}}
-        notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
-        nbformat.write(notebook, served / name)
-
-    return put
-
-
-@pytest.fixture
 def solve(open_notebook):
     """A function that fills an exercise's stub with a body."""
 

@@ -71,27 +71,3 @@ def test_start_runs_once_its_functions_are_written(open_notebook, solve, legible
         legible(lesson.page, ".jp-OutputArea-output")
         lesson.picture(pictures / f"start_{theme.split()[1]}.png", "for report in trainer")
         lesson.picture(pictures / f"progress_{theme.split()[1]}.png", "predictions.show()")
-
-
-@pytest.mark.nightly
-def test_colored_tokens_and_tables_are_legible(open_notebook, serve, legible, pictures):
-    serve(
-        "tokens.ipynb",
-        "from rich.console import Console\n"
-        "from rlhf_lab.views import Html, color_key, tokens_html, tokens_text\n"
-        "from rlhf_lab.views.pictures import Table\n"
-        "words = [f' w{i}' for i in range(-10, 11)]\n"
-        "values = [i / 10 for i in range(-10, 11)]\n"
-        "mask = [i > 1 for i in range(21)]\n"
-        "for kind in ('diverging', 'sequential'):\n"
-        "    display(color_key('share', 1.0, kind))\n"
-        "    display(tokens_html(words, values, mask=mask, kind=kind))\n"
-        "    Console().print(tokens_text(words, values, mask=mask, kind=kind))\n"
-        "Html(Table(['word', 'value'], [[w, v] for w, v in zip(words[:4], values)]).fragment)",
-    )
-    notebook = open_notebook("tokens.ipynb")
-    assert "w-8 w-7" in notebook.run("tokens_html(")
-    for theme in THEMES:
-        notebook.theme(theme)
-        legible(notebook.page, ".jp-OutputArea-output")
-        notebook.picture(pictures / f"tokens_{theme.split()[1]}.png", "tokens_html(")

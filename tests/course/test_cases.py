@@ -47,11 +47,6 @@ def test_masks_are_true_up_to_a_length_and_one_row_is_whole() -> None:
         assert not mask[1].all()
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    first, again, other = (draw(example, SIZES, s, {"coef": 0.5})["logits"] for s in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
 def test_draw_raises_without_a_shape() -> None:
     with pytest.raises(ValueError, match="coef has no shape"):
         draw(example, SIZES, 0)

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 from IPython.core.interactiveshell import InteractiveShell
 
 from rlhf_lab.course import exercises
@@ -69,21 +68,6 @@ def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
     assert said.keys().isdisjoint(phrases.values()) and set(said.values()) == {1}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [lambda x: x.detach(), torch.neg, torch.zeros_like])
-def test_terms_detached_negated_or_zero_are_rejected_and_named(change) -> None:
-    for name in (
-        "calc_kl_penalty",
-        "calc_entropy_bonus",
-        "calc_clipped_surrogate_objective",
-        "calc_value_function_loss",
-    ):
-        exercise = find_exercise(name)
-        wrong = lambda reference=exercise.reference, **kwargs: change(reference(**kwargs))
-        verdict = verdict_on(exercise, wrong)
-        assert verdict.state == "differs" and verdict.slip is not None
-
-
 def test_slip_without_its_edit_raises_outside_of_checks() -> None:
     exercise = find_exercise("compute_returns")
     stale = Slip("stale", {"no such text": ""})
@@ -114,16 +98,6 @@ def test_a_policy_defined_twice_can_still_be_moved(tmp_path: Path) -> None:
     )
     for cell in (imports, *2 * [policy, "TransformerWithValueHead(toy_transformer()).to('cpu')"]):
         shell.run_cell(cell).raise_error()
-
-
-@pytest.mark.slow
-def test_judging_leaves_the_global_random_state_alone() -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    for name in ("TransformerWithValueHead", "ReplayMemory", "kl_per_token"):
-        exercise = find_exercise(name)
-        verdict_on(exercise, mutant(exercise, exercise.slips[0]))
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.nightly

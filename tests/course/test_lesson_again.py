@@ -131,13 +131,6 @@ def shuffled(uses: dict[str, set[str]]) -> list[str]:
     return order
 
 
-def test_a_shuffled_order_keeps_what_is_used_in_front() -> None:
-    uses = {name: set() for name in "abcdef"} | {"a": {"f"}}
-    order = shuffled(uses)
-    assert sorted(order) == sorted(uses) and order != sorted(uses)
-    assert order.index("f") < order.index("a")
-
-
 @pytest.mark.slow
 def test_the_exercises_of_all_lessons_are_found() -> None:
     found = [name for m in MASTERS for _, source in cells_of(m) if (name := name_of(source))]

@@ -5,17 +5,13 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tools.course.prose import unsupported_numbers
-from tools.prose import exists, unseen_plots
+from tools.prose import exists
 
 
 def lesson(text: str, printed: str = "", source: str = "") -> nbformat.NotebookNode:
     """Return a notebook of one text and one cell."""
     outputs = [new_output("stream", text=printed)] if printed else []
     return new_notebook(cells=[new_markdown_cell(text), new_code_cell(source, outputs=outputs)])
-
-
-SVG = '<svg><path d="M 0.52 201.3"/></svg>'
-FAR = [new_code_cell(f"step({i})") for i in range(7)]
 
 
 @pytest.mark.parametrize(
@@ -40,32 +36,6 @@ FAR = [new_code_cell(f"step({i})") for i in range(7)]
 )
 def test_unsupported_numbers_are_those_that_no_cell_prints(text, printed, missing) -> None:
     assert unsupported_numbers(lesson(text, printed)) == missing
-
-
-def test_unsupported_numbers_ignores_drawings() -> None:
-    source = "dict(n=128, k=0.3)"
-    assert unsupported_numbers(lesson("128 reviews, kl_coef 0.3", source=source)) == []
-    notebook = lesson("a KL of 0.52")
-    for html, missing in (('<span title="KL 0.521">dull</span>', []), (SVG, ["0.52"])):
-        notebook.cells[1].outputs = [new_output("display_data", data={"text/html": html})]
-        assert unsupported_numbers(notebook) == missing
-
-
-def test_unsupported_numbers_looks_for_results_near_the_text() -> None:
-    result = [new_code_cell("", outputs=[new_output("stream", text="0.52 1536")])]
-    text = new_markdown_cell("0.52 of 1,536 reviews")
-    for cells, missing in (
-        ([*result, *FAR[:5], text], []),
-        ([*result, *FAR, text], ["0.52"]),
-        ([text, *FAR[:3], *result], []),
-        ([text, *FAR[:4], *result], ["0.52"]),
-    ):
-        assert unsupported_numbers(new_notebook(cells=cells)) == missing
-
-
-def test_unseen_plots_are_those_before_the_last_statement() -> None:
-    assert unseen_plots("x = 1\ncurves(x)\nprint(x)") == ["curves(x)"]
-    assert unseen_plots("%magic\ndisplay(curves(x))\ncurves(x)") == []
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from rlhf_lab.course import SeedFigures, seed_figures
-from rlhf_lab.errors import ConfigError, LoadError
-from tools.course import record, runner
+from tools.course import record
 from tools.course.builder import masters
-from tools.course.runner import REAL_MODELS, environment
 from tools.course.size import lesson_name
 
 ROOT = Path(__file__).parents[2]
@@ -71,65 +68,6 @@ def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
 def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:
     SeedFigures("no_such_lesson", {"seed": 1}).compare("true_reward", {"first": 0.25})
     assert capsys.readouterr().out.startswith("true_reward: first 0.250\n")
-
-
-def test_with_seed_replaces_the_seed_and_drops_later_cells() -> None:
-    sources = ["SETTINGS = dict(seed=1)", "check(f)", "over_seeds.compare('a', {})", "later"]
-    cells = [new_markdown_cell("text"), *map(new_code_cell, sources)]
-    made = record.with_seed(new_notebook(cells=cells), 4, "any")
-    first, compared, last = [cell.source for cell in made.cells]
-    assert (first, compared) == ("SETTINGS = dict(seed=4)", sources[2])
-    assert last == record.LAST_CELL
-    with pytest.raises(LoadError, match="lesson any has no figures over seeds"):
-        record.with_seed(new_notebook(cells=cells[:2]), 4, "any")
-
-
-@pytest.mark.parametrize(
-    ("real", "stem", "option"), [(False, "any", ""), (True, "any_real", " --real-models")]
-)
-def test_figures_of_real_models_are_stored_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real: bool, stem: str, option: str
-) -> None:
-    cells = [new_code_cell("SETTINGS = dict(seed=1)"), new_code_cell("over_seeds.compare('a', {})")]
-    ran = []
-
-    def run_lesson(notebook, place, lesson, real_models):
-        ran.append(real_models)
-        output = record.PRINTED + json.dumps([{"seed": 1, "preset": "smol"}, {"a": {"b": 0.25}}])
-        notebook.cells[-1].outputs = [new_output("stream", text=output)]
-        return notebook
-
-    monkeypatch.setattr(record, "solution_notebook", lambda master: new_notebook(cells=cells))
-    monkeypatch.setattr(record, "run_lesson", run_lesson)
-    monkeypatch.setenv(REAL_MODELS, str(tmp_path))
-    path = record.record_lesson(Path("any.py"), tmp_path, 1, real)
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    assert path == tmp_path / record.RECORDS / f"{stem}.json" and ran == [real]
-    assert stored["made_by"] == f"python -m tools.course record any --seeds 1{option}"
-    assert (stored["seeds"], stored["tables"]) == ([1], {"a": {"b": [0.25]}})
-    assert stored["settings"] == {"preset": "smol"}
-
-
-@pytest.mark.kernel
-def test_a_cell_that_takes_too_long_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CELL_SECONDS", 1)
-    slow = new_notebook(cells=[new_code_cell("import time; time.sleep(60)")])
-    with pytest.raises(LoadError, match="lesson any has a cell that takes more than 1 s; run it"):
-        runner.run_lesson(slow, ".", "any")
-
-
-def test_real_models_are_seen_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(REAL_MODELS, "a_folder")
-    seen = [environment(".", real_models).get(REAL_MODELS) for real_models in (False, True)]
-    assert seen == [None, "a_folder"]
-
-
-def test_a_record_of_real_models_needs_their_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(REAL_MODELS, raising=False)
-    with pytest.raises(ConfigError, match="RLHF_LAB_REAL_MODELS is unset"):
-        record.record_lesson(Path("any.py"), tmp_path, 1, real_models=True)
 
 
 @pytest.mark.slow

@@ -30,18 +30,10 @@ def _standardized(reward, eps=1e-5):
     return (reward - reward.mean()) / (reward.std() + eps)
 
 
-def _plain_mean(x, mask=None, dim=None, denominator=None):
-    return x.mean()
-
-
 def _tokens_at_their_position(logits, tokens, prefix_len=None, temperature=1.0):
     start = prefix_len or 1
     logprobs = (logits / temperature).log_softmax(-1)[:, start:]
     return logprobs.gather(-1, tokens[:, start:, None])[..., 0]
-
-
-def _bonus(entropy, ent_coef, mask=None, denominator=None):
-    return ent_coef * entropy.mean()
 
 
 def _value_loss(factor):
@@ -83,29 +75,10 @@ def _surrogate(whiten, smaller=_smaller_product, mean=lambda x, mask, denominato
     return surrogate
 
 
-def _advantages(values, rewards, mask=None):
-    return torch.cat([values[:, 1:], rewards[:, None]], dim=1) - values
-
-
-def _gae(values, token_rewards, gamma=1.0, lam=0.95, mask=None):
-    out, last, gen = torch.zeros_like(values), 0, values.shape[1]
-    for t in reversed(range(gen)):
-        next_value = values[:, t + 1] if t + 1 < gen else 0
-        delta = token_rewards[:, t] + gamma * next_value - values[:, t]
-        out[:, t] = last = delta + gamma * lam * last
-    return out
-
-
 def _logprobs(logits, tokens, prefix_len=None, temperature=1.0):
     start = (prefix_len or 1) - 1
     logprobs = (logits / temperature).softmax(-1).log()
     return logprobs[:, start:-1].gather(-1, tokens[:, start + 1 :, None])[..., 0]
-
-
-def _logs_of_picked(logits, tokens, prefix_len=None, temperature=1.0):
-    start = (prefix_len or 1) - 1
-    probs = (logits / temperature).softmax(-1)
-    return probs[:, start:-1].gather(-1, tokens[:, start + 1 :, None])[..., 0].log()
 
 
 def _entropy(logprobs):
@@ -123,12 +96,6 @@ def _kl_of_logs(logprobs, ref_logprobs):
 
 def _kl_of_distributions(logprobs, ref_logprobs):
     return kl_divergence(Categorical(logits=logprobs), Categorical(logits=ref_logprobs))
-
-
-def _fill_unused(x, mask=None):
-    if mask is not None:
-        x.masked_fill(~mask, 0.0)
-    return x.sum(-1)
 
 
 def _in_place(x, mask=None):
@@ -180,8 +147,6 @@ class _Detaching(TransformerWithValueHead):
     ("name", "written", "words"),
     [
         ("calc_kl_penalty", _penalty, "the mask is not used"),
-        ("calc_entropy_bonus", _bonus, "the mask is not used"),
-        ("calc_value_function_loss", _value_loss(lambda c: 0.5 * c), "the mask is not used"),
         ("calc_value_function_loss", _value_loss(lambda c: c), "the half is missing"),
         ("calc_value_function_loss", _value_loss(lambda c: 0.5), "the coefficient is missing"),
         ("calc_value_function_loss", _value_loss(lambda c: 1), "missing, and so is the half"),
@@ -199,22 +164,17 @@ class _Detaching(TransformerWithValueHead):
         ),
         ("calc_kl_penalty", _multiplied_penalty, "this multiplies by the mask"),
         ("normalize_reward", _standardized, "a batch of one reward gives nan"),
-        ("masked_mean", _plain_mean, "the mask is not used"),
         ("get_logprobs", _tokens_at_their_position, "off by one"),
         (
             "calc_clipped_surrogate_objective",
             _surrogate(lambda x, mask: x),
             "the advantages are not whitened",
         ),
-        ("compute_advantages", _advantages, "the mask is not used"),
-        ("compute_gae", _gae, "the mask is not used"),
         ("get_logprobs", _logprobs, "the logarithm of a softmax"),
-        ("get_logprobs", _logs_of_picked, "the logarithm of a softmax"),
         ("entropy_per_token", _entropy, "the log-softmax is taken again"),
         ("kl_per_token", _kl, "the gradient of kl_div is nan"),
         ("kl_per_token", _kl_of_logs, "the last step is missing"),
         ("kl_per_token", _kl_of_distributions, "the log-softmax is taken again"),
-        ("sequence_sum", _fill_unused, "the mask is not used"),
         ("sequence_sum", _in_place, "this changes x in place"),
         ("patch_heads", _written_into_a_copy, "writes into a copy when the first index is a list"),
         ("policy_gradient_objective", _detached_logprobs, "no gradient reaches logprobs"),

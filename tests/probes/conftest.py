@@ -14,7 +14,6 @@ from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_mo
 from rlhf_lab.probes import (
     Direction,
     LogitShift,
-    Probe,
     ReelTruth,
     Run,
     Suite,
@@ -24,7 +23,7 @@ from rlhf_lab.probes import (
     default_suite,
 )
 from rlhf_lab.training import RLHFTrainer
-from tests.probes.looking import SHORT, Trained, adapted_run, grouped_run, padded_run
+from tests.probes.looking import Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 from tests.tiny_models import randomize, save
 
@@ -140,32 +139,3 @@ def trained_runs(
         return kinds[kind](tmp_path_factory.mktemp(kind))
 
     return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture
-def run_with_and_without(
-    tmp_path: Path, weights_of: Callable[..., dict[str, Tensor]]
-) -> Callable[..., Run]:
-    """A short run with probes: all record, their checks hold, and the weights are those of the run
-    without them, bit for bit.
-    """
-
-    def run(*probes: Probe, reviews: int = 0, **overrides: Any) -> Run:
-        args = RLHFArgs(**SHORT | overrides)
-        plain, probed = (RLHFTrainer(args, out=tmp_path / name) for name in ("plain", "probed"))
-        text = {"eval_tokens": ReelTruth().reviews(reviews, seed=5)[0]} if reviews else {}
-        attachment = attach(probed, *probes, **text)
-        plain.train(), probed.train()
-        assert attachment.notes == []
-        found, expected = weights_of(probed.policy), weights_of(plain.policy)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
-        stored = Run(probed.run.path)
-        assert all(check.ok for check in stored.checks())
-        return stored
-
-    return run

@@ -89,13 +89,6 @@ def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
 
 
 @pytest.mark.slow
-def test_attention_drift_leaves_weights_on_both_texts(run_with_and_without):
-    probes = AttentionDrift(every=1), AttentionDrift(text="rollout", name="own_text", every=1)
-    run = run_with_and_without(*probes, reviews=8, lora_rank=0)
-    assert run.phases("attention_drift") == [0, 1, 2] and run.phases("own_text") == [0, 1]
-
-
-@pytest.mark.slow
 def test_what_an_intervention_changes_behind_the_heads_stands_beside_the_causes(
     make_trainer, reviews
 ):

@@ -35,16 +35,6 @@ def test_wildcards_are_spelt_out_in_the_order_of_the_model(model):
     assert found == ["hook_embed", "blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out", "values"]
 
 
-def test_left_padding_changes_nothing_but_the_place(reel_policy, reviews):
-    row = reviews[0][:1, :10]
-    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), row], 1)
-    mask = torch.tensor([[False] * 4 + [True] * 10])
-    alone = capture_activations(reel_policy, row, [POST])[POST]
-    together = capture_activations(reel_policy, padded, [POST], attention_mask=mask)[POST]
-    assert together.shape[1] == 14
-    torch.testing.assert_close(together[:, 4:], alone)
-
-
 def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
     site = "blocks.0.attn.hook_pattern"
     pattern = capture_activations(reel_policy, reviews[0], [site])[site]

@@ -31,22 +31,6 @@ def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):
     assert "true_value" not in run.tensors("text_heatmap", 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"gen_len": 28}, {"precision": "bf16"}], ids=str)
-def test_every_probe_stays_and_every_check_holds(make_trainer, settings):
-    """Past the end of a review, and with products in half precision, whose rounding is coarser."""
-    trainer = make_trainer(**({"gen_len": 26, "total_phases": 3} | settings))
-    attachment = attach(trainer, default_suite(trainer))
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert attachment.notes == []
-    assert len(run.probes()) == 8
-    for name in ("direction_sentiment", "value_lens", "weight_delta"):  # the largest
-        assert run.phases(name) == [3]
-    assert run.phases("words_moved") == [0, 1, 2, 3]
-    assert [check for check in run.checks() if not check.ok] == []
-
-
 def test_custom_policy_has_no_truth_even_if_it_speaks_reel(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     trainer = make_trainer({"policy": policy})

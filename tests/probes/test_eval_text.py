@@ -9,15 +9,11 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import (
     Check,
-    Direction,
     EvalText,
-    LogitShift,
     Probe,
     Record,
     Run,
     Suite,
-    ValueLens,
-    WeightDelta,
     attach,
     default_suite,
 )
@@ -25,7 +21,6 @@ from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
 
 LENGTHS = (29, 12, 20, 17, 29, 12, 15, 23, 12, 13, 29, 18)
-VERB = 11
 
 
 def cut_reviews(reviews: tuple[Tensor, Tensor], side: str) -> tuple[Tensor, Tensor]:
@@ -88,39 +83,6 @@ def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side, p
     assert acts["values"].shape[:1] == (len(LENGTHS),)
 
 
-def records_of(trainer: RLHFTrainer) -> dict[str, list]:
-    run = Run(trainer.run.path)
-    assert not [check for check in run.checks() if not check.ok]
-    return {name: run.records(name) for name in run.probes()}
-
-
-@pytest.mark.slow
-def test_every_probe_of_eval_text_reads_texts_of_unequal_length(make_trainer, reviews):
-    """Padded on either side, what is recorded is the same, and every check holds."""
-    probes = lambda: [
-        ValueLens(every=2),
-        Direction(every=2),
-        LogitShift(pos=-1, every=2),
-        LogitShift(pos=VERB - 1, every=2, name="at_verb"),
-        WeightDelta(every=2),
-    ]
-    found = {}
-    for side in ("left", "right"):
-        trainer = make_trainer(lora_rank=2, head_lr=1e-2, base_lr=1e-2)
-        tokens, mask = cut_reviews(reviews, side)
-        suite = Suite(*probes(), eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
-        attached = attach(trainer, suite)
-        trainer.train()
-        assert attached.notes == []
-        found[side] = records_of(trainer)
-    assert found["left"] == found["right"]
-    last = found["left"]["logit_shift"][-1]
-    assert abs(last["measured_shift"]) > 1e-4
-    assert last != found["left"]["at_verb"][-1]
-    accuracies = found["left"]["direction_sentiment"][-1]["accuracy"]
-    assert len(accuracies[0]) == min(LENGTHS)
-
-
 @pytest.fixture
 def elsewhere_with(model_dir, tmp_path) -> Callable[..., RLHFTrainer]:
     """A run of a tiny model that does not speak Reel."""
@@ -177,19 +139,6 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
     resumed.train()
     assert attached.notes == []
     assert not [check for check in Run(trainer.run.path).checks() if not check.ok]
-
-
-@pytest.mark.slow
-def test_prompts_of_unequal_length_reach_every_default_probe(elsewhere_with):
-    """Batches without the longest prompt, answers that stop early, and a LogitShift beside."""
-    trainer = elsewhere_with(prompts=[*unequal(20), "w1 w2 w3 w4 w5 w6"], stop_tokens="w2")
-    suite = default_suite(trainer)
-    suite.probes.append(LogitShift("w1", "w2", every=1))
-    attached = attach(trainer, suite)
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert attached.notes == [] and len(run.probes()) == 8
-    assert not [check for check in run.checks() if not check.ok]
 
 
 @pytest.mark.parametrize(

@@ -65,19 +65,6 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "extra", [{"lora_rank": 2}, {"value_head": "separate"}, {"micro_batch_size": 2}]
-)
-def test_it_runs_with_adapters_a_critic_and_micro_batches(make_trainer, extra):
-    trainer = make_trainer(total_phases=1, warmup_steps=0, **extra)
-    attached = attach(trainer, GradTerms(step="last"))
-    trainer.train()
-    assert attached.notes == []
-    checks = Run(trainer.run.path).checks()
-    assert [check for check in checks if not check.ok] == [] and checks
-
-
 def test_grad_terms_raises_on_step_in_backward(make_trainer):
     trainer = make_trainer(optimizer_in_backward=True, max_grad_norm=None)
     with pytest.raises(ConfigError, match="optimizer_in_backward=True"):

@@ -81,10 +81,3 @@ def check(kind: str, run: Trained) -> None:
 @pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 def test_rows_are_integrals_along_the_residual_stream(kind, trained_runs):
     check(kind, trained_runs(kind))
-
-
-def test_kl_attribution_leaves_weights_and_sums_to_the_kl(run_with_and_without):
-    run = run_with_and_without(KLAttribution(every=1), reviews=8, total_phases=1, warmup_steps=0)
-    first, last = run.records("kl_attribution")
-    assert set(first["output"]) == set(first["weights"]) == {0.0}
-    assert sum(last["weights"]) == pytest.approx(last["kl"], rel=1e-3) and last["kl"] > 0

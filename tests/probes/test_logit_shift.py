@@ -9,7 +9,6 @@ from rlhf_lab.probes import AttentionDrift, LogitShift, NeuronRank, Run, attach
 from rlhf_lab.probes.logit_shift import (
     SITES,
     attribute_logits,
-    residual_components,
     single_token,
 )
 from rlhf_lab.training.capture import capture_activations
@@ -30,15 +29,6 @@ def test_rows_sum_to_the_logit_difference_with_layer_norm_and_rms_norm(policy):
     found = attribute_logits(model, acts_of(model, random_tokens(model)), 3, 5)
     assert found.error < 1e-4
     assert found.logit_difference.abs().max() > 0.1
-
-
-def test_components_sum_to_the_last_residual(policy):
-    model = policy.base_model
-    last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
-    acts = acts_of(model, random_tokens(model), extra=(last,))
-    names, parts = residual_components(model, acts)
-    assert len(names) == len(parts)
-    torch.testing.assert_close(parts.sum(0).float(), acts[last], atol=1e-4, rtol=1e-4)
 
 
 def test_the_row_of_a_head_is_its_projection_through_the_norm(gpt2_dir):
@@ -88,26 +78,6 @@ def test_words_must_be_single_tokens(model):
         single_token(model.tokenizer, "loved it")
     with pytest.raises(ConfigError, match="'adored' is not one token"):
         single_token(model.tokenizer, "adored")
-
-
-@pytest.mark.slow
-def test_measured_shift_is_that_of_the_logits_of_both_models(make_trainer, reviews):
-    trainer, tokens = make_trainer(base_lr=3e-3), reviews[0]
-    attach(trainer, LogitShift(pos=-3, n=8), eval_tokens=tokens)
-    trainer.train()
-    run, pair = (
-        Run(trainer.run.path),
-        [single_token(trainer.tokenizer, w) for w in ("loved", "hated")],
-    )
-    with torch.no_grad():
-        logits = [
-            m(tokens[:8])[:, -3, pair] for m in (trainer.policy.base_model, trainer.reference)
-        ]
-    now, before = (x[:, 0] - x[:, 1] for x in logits)
-    found = run.tensors("logit_shift", 2)
-    torch.testing.assert_close(found["measured"], now - before, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found["shift"].sum(0), now - before, atol=1e-4, rtol=0)
-    assert (now - before).abs().max() > 1e-2
 
 
 def observed(run, probe):

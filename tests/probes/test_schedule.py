@@ -10,7 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach, default_suite
 from rlhf_lab.probes.defaults import affordable_rows
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.checkpoint import is_numbered, load_checkpoint
+from rlhf_lab.training.checkpoint import load_checkpoint
 
 FINE = Check.at_most("fine", 0, 0)
 
@@ -38,10 +38,6 @@ class Sampled(Plain):
 
     name = "sampled"
     events = ("after_score",)
-
-
-def test_milestones_are_fibonacci_numbers():
-    assert [n for n in range(60) if is_numbered(n)] == [0, 1, 2, 3, 5, 8, 13, 21, 34, 55]
 
 
 @pytest.mark.slow

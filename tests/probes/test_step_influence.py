@@ -167,18 +167,6 @@ def trained(truth, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_every_check_holds_and_rows_sum_to_the_slope(trained):
-    assert [check for check in trained.checks() if not check.ok] == []
-    for record in trained.records("step_influence"):
-        found = trained.tensors("step_influence", record["phase"])
-        total = sum(found[name].sum() for name in ("rows", "momentum", "decay"))
-        assert total.item() == pytest.approx(record["linear"], rel=1e-3, abs=1e-7)
-        assert found["rows"].shape[0] == len(record["groups"]) == 7
-        change = record["f_after"] - record["f_before"]
-        assert change == pytest.approx(record["linear"] + record["remainder"])
-
-
-@pytest.mark.slow
 def test_rows_of_samples_agree_with_the_step_redone_without_each(trained):
     found = trained.tensors("step_influence", 2)
     rows, without = found["rows"].sum((0, 2)), found["without"]
@@ -214,18 +202,6 @@ def test_injected_advantage_of_a_word_is_the_largest_row(make_trainer, truth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [{"lora_rank": 2}, {"value_head": "separate"}])
-def test_it_runs_with_adapters_and_with_a_critic(make_trainer, truth, extra):
-    probed = make_trainer(total_phases=1, warmup_steps=0, **extra)
-    probe = StepInfluence({"loved": 0.5, "so": 0.5, "hated": -1.0}, pos=4, fine=False, n=4)
-    attached = attach(probed, probe, eval_tokens=truth.reviews(4, 5)[0])
-    probed.train()
-    assert attached.notes == []
-    checks = Run(probed.run.path).checks()
-    assert [check for check in checks if not check.ok] == [] and checks
-
-
-@pytest.mark.slow
 def test_shares_are_differentiated_twice_without_shortcuts(make_trainer, truth, monkeypatch):
     """More logits than are computed at once; weights cast together, as on CUDA in bf16."""
     monkeypatch.setattr(token_stats, "MAX_LOGITS", 1)
@@ -250,17 +226,6 @@ def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth)
     trainer.train()
     checks = Run(trainer.run.path).checks()
     assert [check for check in checks if not check.ok] == [] and checks
-
-
-@pytest.mark.slow
-def test_it_runs_where_prompts_are_padded(elsewhere):
-    trainer = elsewhere
-    eval_tokens = torch.randint(3, 10, (3, 6), generator=torch.Generator().manual_seed(0))
-    probe = StepInfluence(word="w1", other="w2", n=3, step="first", every=1)
-    attached = attach(trainer, probe, eval_tokens=eval_tokens)
-    trainer.train()
-    assert attached.notes == []
-    assert [check for check in Run(trainer.run.path).checks() if not check.ok] == []
 
 
 @pytest.mark.parametrize(

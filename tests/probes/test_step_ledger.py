@@ -57,16 +57,6 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, numb
 
 
 @pytest.mark.slow
-def test_ratios_are_one_at_the_first_step_and_not_at_the_last(make_trainer):
-    trainer = make_trainer(warmup_steps=0, base_lr=3e-3)
-    attach(trainer, StepLedger(step="first", name="early"), StepLedger())
-    trainer.train()
-    run = Run(trainer.run.path)
-    early, late = (run.tensors(name, 1)["ratio"] for name in ("early", "step_ledger"))
-    assert (early - 1).abs().max() < 1e-4 < 1e-2 < (late - 1).abs().max()
-
-
-@pytest.mark.slow
 def test_ledger_uses_the_current_adaptive_coefficient(make_trainer):
     """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
     trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)

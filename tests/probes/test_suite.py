@@ -380,11 +380,6 @@ def test_a_run_is_read_back_without_its_trainer(finished, model):
         finished.records("dream")
 
 
-def test_a_run_directory_that_is_none_is_refused(tmp_path):
-    with pytest.raises(RunError, match="no run.json"):
-        Run(tmp_path)
-
-
 @pytest.mark.slow
 def test_observe_receives_what_the_same_step_prepared(make_trainer):
     class Between(Probe):

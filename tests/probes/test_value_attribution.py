@@ -127,19 +127,6 @@ def test_rows_go_with_mean_ablation_of_their_part(trained):
     assert (rows - truth).norm() < 0.5 * (at_state - truth).norm()
 
 
-@pytest.mark.slow
-def test_other_models_and_texts_of_unequal_length(elsewhere):
-    """GPT-2 and Llama, RMSNorm and grouped heads, with texts that are padded on the left."""
-    tokens = torch.randint(5, 20, (9, 6), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones(9, 6, dtype=torch.bool)
-    mask[::3, :2] = False
-    attach(elsewhere, ValueAttribution(every=1), eval_tokens=tokens, eval_mask=mask)
-    elsewhere.train()
-    run = Run(elsewhere.run.path)
-    assert run.phases("value_attribution") == [0, 1, 2] and all(c.ok for c in run.checks())
-    assert 6 in run.records("value_attribution")[0]["n"]
-
-
 def test_slots_of_fewer_than_two_texts_raise(no_type_checks):
     text = SimpleNamespace(tokens=torch.zeros(3, 6), attention_mask=torch.ones(3, 6).bool())
     for settings in ({"slots": (2,), "n": 1}, {"slots": ()}):

@@ -23,7 +23,7 @@ from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.collect import GAP, RunData, sample_rows
 from rlhf_lab.views.pictures import Table, formatted
-from rlhf_lab.views.probe_pictures import number_table, phase_pictures
+from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.report import write_report
 from tests.views.page_blocks import read_blocks, read_header
@@ -295,21 +295,6 @@ def test_checks_have_their_worst_value_and_say_if_they_failed(probed, page):
     assert all(f"{key}{formatted(value)}<" in page for key, value in worst.items())
 
 
-def test_the_page_shows_a_ledger_whose_shares_add_up_to_the_objective(probed, page):
-    record = Run(probed).records("step_ledger")[-1]
-    section = read_blocks(page)["r0-p1"]["step_ledger"]
-    assert "phase 1: step 4 of 4: what each token adds to the objective" in section
-    assert f"give the objective, {record['objective']:.6f}." in section
-    tensors = Run(probed).tensors("step_ledger", 1)
-    shares = tensors["share"]
-    assert shares.sum().item() == pytest.approx(record["objective"], abs=1e-6)
-    heaviest = shares.abs().sum(1).argmax().item()
-    table = section.split(">clip binds<")[1].split("</table>")[0]
-    cells = [re.findall("<td[^>]*>(.*?)</td>", row)[-1] for row in table.split("<tr>")[1:]]
-    assert sum(map(float, cells)) == pytest.approx(shares[heaviest].sum().item(), abs=2e-4)
-    assert len(cells) == int(tensors["mask"][heaviest].sum())
-
-
 def test_the_page_shows_what_functions_on_events_returned(probed, page):
     section = page.split("Returned by functions on events")[1].split("</section>")[0]
     assert "<h3>grad_norm</h3>" in section and section.count("<tr>") == 1 + 8
@@ -338,13 +323,6 @@ def test_names_of_rewards_may_have_dots(probed):
     records = [Snapshot(Run(probed), "", {"phase": 0, "reward/rm.v1": 0.5})]
     drawn = curves_over(records, "rewards", {"rm": "reward/rm.v1"})
     assert "<title>rm, phase 0: 0.5<" in drawn.svg
-
-
-def test_a_users_probe_gets_a_table_of_its_numbers(probed):
-    run = Run(probed)
-    records = [Snapshot(run, "homemade", record) for record in run.records("homemade")]
-    (table,) = phase_pictures("Homemade", records)
-    assert isinstance(table, Table) and table.rows[:2] == [[0, 42.5], [1, 42.5]]
 
 
 @pytest.mark.slow

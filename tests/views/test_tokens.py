@@ -50,12 +50,6 @@ def test_tooltips_hold_the_exact_number_and_the_words_are_escaped():
     assert " &lt;b&gt;&amp;" in fragment and "<b>" not in fragment
 
 
-def test_tiles_bring_their_own_ink_so_that_dark_pages_do_not_matter():
-    fragment = tokens_html(WORDS, [1.0, -1.0, 0.0, 0.5]).fragment
-    assert fragment.count("background:#") == fragment.count(";color:#") == 4
-    assert "#0072b2;color:#ffffff" in fragment and "#f2f2f2;color:#000000" in fragment
-
-
 def test_masked_tokens_have_no_number_and_do_not_set_the_scale():
     values = torch.tensor([99.0, 1.0, -1.0, 0.0])
     mask = torch.tensor([False, True, True, True])
