@@ -30,18 +30,6 @@ class Shape:
     d_vocab: int
     n_ctx: int
 
-    @property
-    def n_parameters(self) -> int:
-        """Number of parameters of the transformer, embeddings counted once."""
-        per_layer = 12 * self.d_model**2 + 13 * self.d_model
-        embeddings = (self.d_vocab + self.n_ctx) * self.d_model
-        return self.n_layers * per_layer + embeddings + 2 * self.d_model
-
-    @property
-    def n_trained(self) -> int:
-        """Number of weights of a HookedTransformer, whose unembedding is a separate matrix."""
-        return self.n_parameters + self.d_model * self.d_vocab
-
 
 SHAPES: MappingProxyType[str, Shape] = MappingProxyType(
     {
@@ -94,11 +82,6 @@ class Work:
     def prefix(self) -> str:
         """A prompt of `prefix_len` tokens, of which BOS is the first."""
         return " ".join(f"w{i}" for i in range(2, self.prefix_len + 1))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens generated in a phase."""
-        return self.batch_size * self.gen_len
 
     def to_dict(self) -> dict[str, Any]:
         """Return all sizes as plain JSON values."""
