@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks.sheet import Sheet
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.console import print_line
 from rlhf_lab.diffing import transplant
 from rlhf_lab.diffing.effects import effects_of_parts, layer_groups
 from rlhf_lab.diffing.groups import weights_of_both
@@ -26,10 +27,8 @@ from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 
-HERE = Path(__file__).parent
-RESULTS, TEMPLATE = HERE / "results" / "diffing.jsonl", HERE / "diffing.template.md"
-PRINCIPAL = HERE / "results" / "principal.jsonl"
-PAGE = HERE.parent / "docs" / "diffing.md"
+RESULTS = Path(__file__).parent / "results" / "diffing.jsonl"
+PRINCIPAL = RESULTS.with_name("principal.jsonl")
 WORDS, REVIEWS, EVAL_SEED, SAMPLES = ("loved", "hated"), 64, 5, 128
 K, DRAWS = 8, 20
 
@@ -54,7 +53,7 @@ def measure(runs: Path, seeds: int = 5) -> int:
         shares.append({"seed": seed, "shares": principal_shares(base, tuned, seed)})
     for path, rows in ((RESULTS, effects), (PRINCIPAL, shares)):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return write_docs()
+    return show()
 
 
 def measure_effects(base: HookedModel, tuned: HookedModel) -> dict[str, Any]:
@@ -117,21 +116,21 @@ def _head_factors(model: HookedModel) -> dict[str, list[Tensor]]:
     return found
 
 
-def write_docs() -> int:
-    """Write docs/diffing.md from the stored results."""
+def show() -> int:
+    """Print the tables of the stored results."""
+    for sheet in tables():
+        print_line(sheet.markdown())
+    return 0
+
+
+def tables() -> list[Sheet]:
+    """Make the tables: effects, Kendall's tau between methods, and leading directions."""
     rows, principal = (
         [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for path in (RESULTS, PRINCIPAL)
     )
-    tau, width = _tau_table(rows)
-    tables = {"parts": _parts_table(rows), "tau": tau}
-    tables["principal"] = principal_table([row["shares"] for row in principal])
-    page = TEMPLATE.read_text(encoding="utf-8").replace("{{width}}", f"{width:.2f}")
-    for name, (head, *body) in tables.items():
-        sheet = Sheet(head, body, texts=len(head))
-        page = page.replace(f"{{{{{name}}}}}", sheet.markdown().rstrip())
-    PAGE.write_text(page, encoding="utf-8")
-    return 0
+    found = _parts_table(rows), _tau_table(rows), principal_table([r["shares"] for r in principal])
+    return [Sheet(head, body, texts=len(head)) for head, *body in found]
 
 
 def _values(rows: list[dict], method: str) -> Float[Tensor, "seed part"]:
@@ -151,17 +150,16 @@ def _parts_table(rows: list[dict]) -> list[list[str]]:
     return lines
 
 
-def _tau_table(rows: list[dict]) -> tuple[list[list[str]], float]:
-    """Show Kendall's tau of each two methods; also return the widest interval over seeds."""
+def _tau_table(rows: list[dict]) -> list[list[str]]:
+    """Show Kendall's tau of each two methods over the components, as means over seeds."""
     methods = list(rows[0]["effects"])
     pairs = torch.combinations(torch.arange(len(rows[0]["parts"])))
     signs = [_values(rows, name)[:, pairs].diff().sign() for name in methods]
-    lines, widths = [["", *methods[1:]]], []
+    lines = [["", *methods[1:]]]
     for i, first in enumerate(methods[:-1]):
-        taus = [bootstrap_means((signs[i] * other).mean((1, 2))) for other in signs[i + 1 :]]
-        lines.append([first, *[""] * i, *(f"{tau.value:+.2f}" for tau in taus)])
-        widths += [(tau.high - tau.low).item() for tau in taus]
-    return lines, max(widths)
+        taus = [(signs[i] * other).mean() for other in signs[i + 1 :]]
+        lines.append([first, *[""] * i, *(f"{tau:+.2f}" for tau in taus)])
+    return lines
 
 
 def principal_table(rows: list[dict[str, dict[str, float]]]) -> list[list[str]]:
@@ -182,5 +180,5 @@ def principal_table(rows: list[dict[str, dict[str, float]]]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    commands = {"measure": measure, "write-docs": write_docs}
+    commands = {"measure": measure, "show": show}
     sys.exit(run_program(commands, "python -m benchmarks.diffing"))
