@@ -1,6 +1,6 @@
 """Test of StepInfluence on Reel: rows of samples next to whole steps that are redone without them.
 
-`python -m benchmarks.step_influence --seeds 1 2 3` prints the tables of docs/probes_causal.md.
+`python -m benchmarks.step_influence --seeds 1 2 3` prints tables by seed and step.
 """
 
 import sys
@@ -101,7 +101,7 @@ def table_rows(run: Run, seed: int) -> tuple[list[list[str]], list[list[str]]]:
 
 
 def measure(seeds: tuple[int, ...] = (1, 2, 3)) -> int:
-    """Train a run per seed and print the tables of docs/probes_causal.md."""
+    """Train a run per seed and print tables by seed and step."""
     truth, tables, failed = ReelTruth(), ([], []), 0
     tokens, _ = truth.reviews(64, seed=5)
     pos = truth.grammar.slot("VERB") - 1
