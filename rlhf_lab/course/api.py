@@ -67,10 +67,10 @@ def hint(fn: Callable[..., Any] | str) -> None:
 
 
 def progress() -> None:
-    """Show every exercise with its state, its checks and hints, and the path of the file."""
+    """Show the exercises of the lesson that you checked last, and how many have passed in all."""
     console = page_console()
     console.print(progress_table(all_exercises(), read_records()))
-    print_line(f"kept in {progress_path()}; delete this file to begin again", console, "dim")
+    print_line(f"saved in {progress_path()}; delete this file to start over", console, "dim")
 
 
 def _print_problem(console: Console, problem: str | None) -> None:

@@ -79,24 +79,19 @@ def hint_panel(exercise: Exercise, number: int) -> Panel:
 
 
 def progress_table(exercises: Sequence[Exercise], records: Mapping[str, ExerciseRecord]) -> Table:
-    """Return a row per exercise of each lesson in progress, and one for each other lesson."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    """Return a row per exercise of the lesson that was checked last, and a total as caption."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     for heading in ("exercise", "level", "min", "state", "checks", "hints"):
         table.add_column(heading, justify="right" if heading in ("min", "checks") else "left")
-    for lesson in dict.fromkeys(exercise.lesson for exercise in exercises):
-        within, heading = [e for e in exercises if e.lesson == lesson], Text(lesson, style="bold")
-        if not any(e.name in records for e in within):
-            minutes = str(sum(e.minutes for e in within))
-            table.add_row(heading, "", minutes, Text(f"{len(within)} to write", style="dim"))
-            continue
-        table.add_row(heading)
-        for e in within:
+    lessons = {e.name: e.lesson for e in exercises}
+    lesson = next((lessons[x] for x in reversed(records) if x in lessons), exercises[0].lesson)
+    for e in exercises:
+        if e.lesson == lesson:
             record = records.get(e.name, ExerciseRecord())
             mark, color = STATE_MARKS[record.state]
             state = Text(f"{mark} {record.state}", style=color)
             row = (e.name, dots(e.difficulty), str(e.minutes), state, str(record.attempts))
             table.add_row(*row, f"{record.hints}/{len(e.hints)}")
     done = sum(records.get(e.name, ExerciseRecord()).state == "passed" for e in exercises)
-    minutes = sum(e.minutes for e in exercises)
-    table.caption = f"{done} of {len(exercises)} passed; {minutes} minutes in all"
+    table.caption = f"all lessons: {done} of {len(exercises)} passed"
     return table

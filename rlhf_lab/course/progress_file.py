@@ -53,7 +53,7 @@ def progress_path() -> Path:
 
 
 def read_records() -> dict[str, ExerciseRecord]:
-    """Return all valid records by the exercise's name."""
+    """Return all valid records by the exercise's name, the last one written at the end."""
     records = {}
     for name, stored in read_json(progress_path(), "exercises", dict).items():
         with contextlib.suppress(TypeError):  # of other fields
@@ -75,8 +75,8 @@ def note_hint(name: str, number: int) -> str | None:
 
 
 def _write(name: str, record: ExerciseRecord) -> str | None:
-    records = read_records() | {name: record}
-    content = {"version": 1, "exercises": {n: asdict(r) for n, r in sorted(records.items())}}
+    others = {n: asdict(r) for n, r in read_records().items() if n != name}
+    content = {"version": 1, "exercises": others | {name: asdict(record)}}
     return save_json(progress_path(), content, "progress")
 
 
