@@ -70,11 +70,11 @@ def draw_token(
     """Draw from a distribution per row by its inverse CDF (Devroye 1986, section III.2).
 
     1. Add up the probabilities from the first token to each.
-    2. Take the first token at which the sum is greater than the noise times the whole sum: token v
-       has a share p(v) of the noise, and none if its probability is 0.
+    2. Take the first token at which the sum is greater than the noise times the whole sum. Token v
+       is then drawn with probability p(v), and never if p(v) is 0.
 
     Returns:
-        The place of each row's token on the last axis.
+        The index of each row's token on the last axis.
     """
     reached = logprobs.exp().cumsum(-1)
     threshold = noise[:, None] * reached[:, -1:]
@@ -88,15 +88,16 @@ def sample_without_cache(
     noise: Float[Tensor, "gen batch"],
     temperature: float = 1.0,
 ) -> Int[Tensor, "batch seq"]:
-    """Continue prompts of one length as `sample` does, but read the whole text again at each step.
+    """Continue prompts of equal length, and run the model on the whole text at every step.
 
-    1. For each row of the noise, which is one step: run the model on all tokens so far.
-    2. Divide the logits at the last position by the temperature, take their log-softmax, and draw a
-       token per row with the noise.
-    3. Put the tokens behind the others.
+    1. Take one step for each row of the noise: run the model on all tokens so far.
+    2. Divide the logits at the last position by the temperature. Compute their log-softmax, and
+       draw one token per text with the noise.
+    3. Append the tokens to the texts.
 
-    It never stops early. Given the noise of `sample`, the tokens are the same, but where rounding
-    decides. Raises ConfigError if prompts and tokens are together longer than the model's context.
+    Unlike `sample`, this never stops early. With the same noise, both generate the same tokens,
+    except where rounding decides. Raises ConfigError if prompts and tokens together are longer
+    than the model's context.
 
     a_t ~ softmax(z_t / T), with z_t = model(a_<t) at its last position
     """

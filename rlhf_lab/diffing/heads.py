@@ -39,11 +39,11 @@ def patch_heads(
 ) -> Float[Tensor, "batch seq head d_head"]:
     """Replace the outputs z of some heads by those of another run.
 
-    1. Copy z, which belongs to the caller.
+    1. Copy z, because the caller may still need the original.
     2. In the copy, overwrite these heads at these positions with the donor's.
 
-    Rows of z and donor are pairs of texts. `patch_hook` makes a hook that does so where the
-    positions differ from row to row.
+    Row i of z and row i of donor belong to a pair of texts. If the positions differ from row to
+    row, use `patch_hook`.
 
     (Vig et al. 2020; Heimersheim and Nanda 2024, arXiv 2404.15255)
     """

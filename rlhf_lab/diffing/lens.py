@@ -10,13 +10,14 @@ from rlhf_lab.models.hooked_model import HookedModel, unembed_residuals
 def logit_lens(
     model: HookedModel, residual: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site d_vocab"]:
-    """Log-probabilities of the model if this were the residual stream after its last block.
+    """Decode a residual stream into log-probabilities, as if it were the last block's output.
 
     1. Apply the final norm and the unembedding.
     2. Take the log-softmax over the vocabulary.
 
-    In nats, for each residual by itself. An early layer need not write in the basis that the
-    unembedding reads: a poor lens does not say that nothing is known there.
+    The result is in nats, and each vector is decoded on its own. Early layers do not have to use
+    the basis that the unembedding reads, so a poor prediction does not mean that the information
+    is missing.
 
     lens(h) = log softmax(W_U norm(h) + b_U)   (nostalgebraist 2020; Belrose et al. 2023, arXiv
     2303.08112)

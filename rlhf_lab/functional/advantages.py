@@ -59,8 +59,8 @@ def compute_gae(
     1. Start after the last token, where no reward is left: next value 0, next advantage 0.
     2. Walk backwards: delta_t = r_t + gamma * next value - V(s_t).
     3. A_t = delta_t + gamma * lam * next advantage.
-    4. A masked token is stepped over: its reward is ignored, and next value and next advantage
-       are carried to the real token before it.
+    4. Skip masked tokens: ignore their rewards, and carry the next value and the next advantage
+       over to the real token before them.
     5. Put 0 where the mask is False.
 
     A_t = sum_k (gamma * lam)^k delta_{t+k}   (Schulman et al. 2016, arXiv 1506.02438, equation 16)

@@ -132,14 +132,15 @@ def recovered_fraction(
     resamples: int = 2000,
     generator: torch.Generator | None = None,
 ) -> Interval:
-    """Compute how much of an effect a patch recovers: 0 none of it, 1 all; with its interval.
+    """Compute the fraction of an effect that a patch recovers, from 0 to 1, with its interval.
 
-    1. Average each of the three over the sequences, which are the same in all.
-    2. Divide the change by the patch by the effect, clean minus corrupted.
-    3. If the interval of the difference of clean and corrupted includes 0, there was nothing to
-       recover: the fraction is undefined, and its `why` names the reason.
+    1. Average clean, corrupted and patched over the same sequences.
+    2. Divide the patch's effect, patched minus corrupted, by the whole effect, clean minus
+       corrupted.
+    3. If the interval of the whole effect includes 0, there is nothing to recover. The fraction is
+       then undefined, and its `why` gives the reason.
 
-    The interval is a bootstrap over sequences, with the errors of `bootstrap_interval`.
+    The interval is a bootstrap over sequences. Raises the errors of `bootstrap_interval`.
 
     f = (mean patched - mean corrupted) / (mean clean - mean corrupted)
     (Wang et al. 2022, arXiv 2211.00593; Heimersheim and Nanda 2024, arXiv 2404.15255)

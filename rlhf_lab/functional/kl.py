@@ -58,7 +58,7 @@ def calc_kl_penalty(
     1. Average `kl` (see `kl_per_token`) over the real tokens.
     2. Multiply by `kl_coef`.
 
-    The penalty is subtracted from the objective. `denominator` as in `masked_mean`.
+    The penalty is subtracted from the objective. `denominator` works as in `masked_mean`.
 
     kl_coef * mean_t KL(pi(. | s_t) || pi_ref(. | s_t))   (Ziegler et al. 2019, equation 2)
     """

@@ -87,8 +87,9 @@ def calc_clipped_surrogate_objective(
     4. Multiply both by the advantage, and take the smaller product at each token.
     5. Average over the real tokens.
 
-    `denominator` as in `masked_mean`; micro-batches of one minibatch need advantages that were
-    whitened together beforehand, and `normalize=False`. Raises ValueError if clip_coef is negative.
+    `denominator` works as in `masked_mean`. If a minibatch is split into micro-batches, whiten the
+    advantages of the whole minibatch beforehand, and pass `normalize=False`. Raises ValueError if
+    clip_coef is negative.
 
     L = mean_t min(r_t A_t, clip(r_t, 1 - clip_coef, 1 + clip_coef) A_t)
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
@@ -166,13 +167,13 @@ def policy_gradient_objective(
     advantages: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Compute the number whose gradient is the policy gradient, to be maximized: mean of A log pi.
+    """Compute the mean of A log pi, whose gradient is the policy gradient; maximize it.
 
     1. Put 0 where the mask is False, in the log-probabilities and in the advantages.
-    2. Take the advantages as numbers: no gradient goes through them.
+    2. Treat the advantages as constants: no gradient flows through them.
     3. Multiply, and average over the real tokens.
 
-    Its gradient is right only while the policy is still the one that sampled.
+    The gradient is correct only while the policy is still the one that generated the samples.
 
     grad J = E[sum_t A_t grad log pi(a_t | s_t)]   (Williams 1992; Sutton et al. 1999; here as a
     mean over tokens)

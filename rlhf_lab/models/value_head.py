@@ -84,7 +84,7 @@ class PolicyStates(NamedTuple):
 
 
 class TransformerWithValueHead(HookedRootModule):
-    """A `HookedTransformer` and a value head hooked to `ln_final.hook_normalized`.
+    """A `HookedTransformer` with a value head hooked to `ln_final.hook_normalized`.
 
     Hooks on `base_model` fire in sampling and in training. The value head's gradient flows into the
     transformer. The hook points of both are in `hook_dict`, those of the value head with names such

@@ -112,7 +112,7 @@ def backward_values(
     1. Start after the last word, where the value of a state is its score in `final`.
     2. One position earlier, look up for each state s and each word w the value of the state
        `successor[t][s, w]` that the word leads to.
-    3. A state's value is their mean, weighted with `probability[t][s, w]`.
+    3. The value of s is the mean of these values, weighted by `probability[t][s, w]`.
     4. Repeat to the first position, and return the values of all positions, in order.
 
     V(s) = sum_w pi(w | s) V(s w)   (Bellman's equation for a fixed policy, undiscounted; Sutton and

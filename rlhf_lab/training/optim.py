@@ -53,10 +53,11 @@ def get_optimizer_and_scheduler(
 ) -> tuple[Optimizer, LambdaLR]:
     """Return the optimizer and its schedule, which is stepped once per phase.
 
-    1. Make the optimizer with the peak learning rates (`get_optimizer`), with the moments that
-       `args.optimizer` names (`with_8bit_moments`), for weights of `args.weight_precision`
-       (`for_half_weights`, of which only "bf16" keeps a copy in float32).
-    2. Let the schedule multiply both rates by `lr_scale` of the phase.
+    1. Make AdamW with the peak learning rates (`get_optimizer`). If `args.optimizer` is
+       "adamw_8bit", store its moments in 8 bits (`with_8bit_moments`).
+    2. If the weights are stored in half precision, adapt the optimizer (`for_half_weights`). Only
+       "bf16" keeps a float32 copy of the weights.
+    3. Multiply both learning rates by `lr_scale` in each phase.
     """
     optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
     if args.optimizer == "adamw_8bit":

@@ -85,7 +85,7 @@ def whole_objective(
     ent_coef: float,
     kl_coef: float,
 ) -> Float[Tensor, ""]:
-    """Compute the objective of a minibatch, to be maximized: four means over real tokens.
+    """Compute the objective of a minibatch, which is maximized; its terms average over real tokens.
 
     J = L_clip - L_V + c_H H - beta KL
     """

@@ -46,10 +46,13 @@ def ppo(
 ) -> list[float]:
     """Train the policy with PPO, and return the mean reward of each phase.
 
-    Rollout: sample with the phase's "sampling" generator, score, and assign credit.
-    Learning: per pass, one `torch.randperm` of the rows from the phase's "minibatches" generator,
-    cut into `args.num_minibatches` minibatches; a gradient step on each. One scheduler step per
-    phase.
+    Each phase has two halves:
+
+    1. Rollout: sample with the phase's "sampling" generator, score the texts, and compute an
+       advantage for each token.
+    2. Learning: make the phase's "minibatches" generator. In each pass, draw a `torch.randperm` of
+       the rows from it, cut the rows into `args.num_minibatches` minibatches, and take a gradient
+       step on each. After the last pass, step the scheduler.
     """
     optimizer, scheduler = get_optimizer_and_scheduler(args, policy)
     tokenizer, mean_rewards = policy.base_model.tokenizer, []
@@ -105,11 +108,12 @@ def look(
     praise: Sequence[int],
     blame: Sequence[int],
 ) -> dict[str, list[float]]:
-    """Record in each phase of a run how likely praise is after the reviews, at each hook point.
+    """Record how likely praise is after the reviews, at each hook point and in each phase.
 
-    Returns an empty list for each hook point at once. Each phase of the run appends one number to
-    it, before the first gradient step: P(praise) / (P(praise) + P(blame)) by the logit lens at the
-    last position, averaged over the reviews.
+    Register a callback and return at once, with an empty list for each hook point. Later, in each
+    phase of the run and before its first gradient step, the callback appends one number to each
+    list: P(praise) / (P(praise) + P(blame)) at the last position, according to the logit lens,
+    averaged over the reviews.
     """
     seen = {name: [] for name in hook_names}
 
