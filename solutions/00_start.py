@@ -403,7 +403,7 @@ predictions.recall("how it will be cheated", cheated_by)
 #
 # ### A real model
 #
-# Does this happen outside of a toy language? These reviews are stored from a run in which SmolLM2 (135 million weights)
+# Does this happen outside of a toy language? These reviews are stored from a run in which the language model SmolLM2
 # continues "This movie was really", and its reward is the probability of *negative* of a sentiment classifier.
 
 # %%
