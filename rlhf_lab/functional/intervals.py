@@ -135,8 +135,7 @@ def recovered_fraction(
     """Compute the fraction of an effect that a patch recovers, from 0 to 1, with its interval.
 
     1. Average clean, corrupted and patched over the same sequences.
-    2. Divide the patch's effect, patched minus corrupted, by the whole effect, clean minus
-       corrupted.
+    2. Divide the patch's effect (patched - corrupted) by the whole effect (clean - corrupted).
     3. If the interval of the whole effect includes 0, there is nothing to recover. The fraction is
        then undefined, and its `why` gives the reason.
 

@@ -46,14 +46,12 @@ def masked_mean(
 
     1. Put 0 where the mask is False.
     2. Sum over `dim` (over everything if `dim` is None).
-    3. Divide by the denominator. By default, this is the number of real entries in the sum. If
-       `denominator` is given, divide by that number instead. If either is 0, divide by 1.
+    3. Divide by `denominator`, or by the number of real entries in the sum if it is None. If this
+       number is 0, divide by 1: a mean over nothing is 0.0, with gradient 0.
 
-    A mean over nothing is therefore 0.0, with gradient 0. A trainer that splits a minibatch into
-    micro-batches passes the number of real tokens of the whole minibatch as `denominator`, so
-    the results of the micro-batches add up to the mean over the minibatch. Half-precision input
-    gives a float32 result. Raises ValueError if the mask has another shape than `x`, or if
-    `denominator` is negative.
+    For a minibatch that is split into micro-batches, pass the number of real tokens of the whole
+    minibatch as `denominator`. The results then add up to its mean. Half-precision input gives a
+    float32 result. Raises ValueError for a mask of another shape or a negative denominator.
 
     mean = sum_i m_i x_i / sum_i m_i
     """

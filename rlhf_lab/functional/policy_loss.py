@@ -87,9 +87,8 @@ def calc_clipped_surrogate_objective(
     4. Multiply both by the advantage, and take the smaller product at each token.
     5. Average over the real tokens.
 
-    `denominator` works as in `masked_mean`. If a minibatch is split into micro-batches, whiten the
-    advantages of the whole minibatch beforehand, and pass `normalize=False`. Raises ValueError if
-    clip_coef is negative.
+    `denominator` works as in `masked_mean`. Before you split a minibatch into pieces, whiten its
+    advantages, and pass `normalize=False`. Raises ValueError if clip_coef is negative.
 
     L = mean_t min(r_t A_t, clip(r_t, 1 - clip_coef, 1 + clip_coef) A_t)
     (Schulman et al. 2017, PPO, arXiv 1707.06347, equation 7)
