@@ -15,9 +15,8 @@ def logit_lens(
     1. Apply the final norm and the unembedding.
     2. Take the log-softmax over the vocabulary.
 
-    The result is in nats, and each vector is decoded on its own. Early layers do not have to use
-    the basis that the unembedding reads, so a poor prediction does not mean that the information
-    is missing.
+    In nats; each vector is decoded on its own. Early layers do not have to use the basis that the
+    unembedding reads, so a poor prediction does not mean that the information is missing.
 
     lens(h) = log softmax(W_U norm(h) + b_U)   (nostalgebraist 2020; Belrose et al. 2023, arXiv
     2303.08112)

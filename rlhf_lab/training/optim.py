@@ -53,8 +53,7 @@ def get_optimizer_and_scheduler(
 ) -> tuple[Optimizer, LambdaLR]:
     """Return the optimizer and its schedule, which is stepped once per phase.
 
-    1. Make AdamW with the peak learning rates (`get_optimizer`). If `args.optimizer` is
-       "adamw_8bit", store its moments in 8 bits (`with_8bit_moments`).
+    1. Make AdamW with the peak learning rates, with 8-bit moments if `args.optimizer` has them.
     2. If the weights are stored in half precision, adapt the optimizer (`for_half_weights`). Only
        "bf16" keeps a float32 copy of the weights.
     3. Multiply both learning rates by `lr_scale` in each phase.
