@@ -95,9 +95,8 @@ def sample_without_cache(
        draw one token per text with the noise.
     3. Append the tokens to the texts.
 
-    Unlike `sample`, this never stops early. With the same noise, both generate the same tokens,
-    except where rounding decides. Raises ConfigError if prompts and tokens together are longer
-    than the model's context.
+    Unlike `sample`, this never stops early. With the same noise, both generate the same tokens, up
+    to rounding. Raises ConfigError if prompts and tokens are longer than the model's context.
 
     a_t ~ softmax(z_t / T), with z_t = model(a_<t) at its last position
     """
