@@ -31,11 +31,7 @@ class RunData(NamedTuple):
 
 
 def collect_runs(runs: Sequence[Run]) -> list[RunData]:
-    """Return runs with labels; several get the letters A, B, ... before their names.
-
-    Raises:
-        RunError: If there are more runs than letters, or the suite of a run is damaged.
-    """
+    """Return runs with labels; several get the letters A, B, ... before their names."""
     if len(runs) > MOST_RUNS:
         raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most {MOST_RUNS}.")
     found = []
@@ -47,11 +43,7 @@ def collect_runs(runs: Sequence[Run]) -> list[RunData]:
 
 
 def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Draw all probes, and return the header that the script reads first, and the blocks by id.
-
-    Raises:
-        RunError: If a file of a run is damaged.
-    """
+    """Draw all probes, and return the header that the script reads first, and the blocks by id."""
     columns, rows = sample_rows(runs)
     phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
     for i, data in enumerate(runs):
@@ -73,10 +65,7 @@ def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:
-    """Return the pictures of a probe over phases, and those of each record by phase.
-
-    Failed checks come first in their phase.
-    """
+    """Return pictures of a probe over phases, and by phase, below the checks that failed."""
     records, by_phase = read_snapshots(run, name), {}
     failed = [check for check in run.checks() if check.probe == name and not check.ok]
     with reading(run.path / records_file(name)):
@@ -89,10 +78,7 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
 
 
 def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of the table of all samples; unknown columns are left out.
-
-    The first column is the phase, of several runs the second one is the run; the last the text.
-    """
+    """Return columns and rows of the table of all samples, without columns that are unknown."""
     found, fields = [], {"phase": "phase", "run": "", "reward": "reward"}
     fields |= {"true reward": "true_reward"}
     for data in runs:
@@ -118,11 +104,7 @@ def _rounded(value: Any, digits: int = 4) -> Any:
 
 
 def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
-    """Return the texts of each record of TextHeatmap by phase, with facts about their slots.
-
-    A fact comes from the latest record that is not after the phase; it begins after the prompt. A
-    token without a number has None.
-    """
+    """Return the texts of TextHeatmap by phase, with facts of slots from records up to then."""
     kinds = ("TextHeatmap", "KLByPosition", "ValueLens")
     texts, kl, lens = (read_snapshots(run, run.find_probe(kind)) for kind in kinds)
     found = {}

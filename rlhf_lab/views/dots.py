@@ -15,13 +15,8 @@ def seed_dots(
     """Plot the value of this run, and smaller the values of other seeds, in one row for each name.
 
     The text at the right has this run's value, and the range of the other seeds.
-
-    Raises:
-        ValueError: If there is no row, or a value is not finite.
     """
     values = [x for value, others in rows.values() for x in (value, *others)]
-    if not values or not all(map(m.is_number, values)):
-        raise ValueError(f"{title}: the values are {values}. Pass at least one row of numbers.")
     n = max(len(others) for _, others in rows.values())
     names = ["this run", f"{n} runs with other seeds"][: 1 + bool(n)]
     texts = {name: _range(*row, digits) for name, row in rows.items()}

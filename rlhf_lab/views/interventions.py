@@ -30,13 +30,7 @@ METHODS = ("own weights", "patched in", "patched out")
 
 @dataclass(frozen=True)
 class PatchRequest:
-    """A comparison of two checkpoints by patching.
-
-    Args:
-        base, tuned: checkpoints, as in `checkpoint_names`.
-        up, down: the words of the logit difference.
-        length: tokens of each text; all that every text has if None.
-    """
+    """Two of `checkpoint_names`, both words of a logit difference, and the length of all texts."""
 
     base: str
     tuned: str
@@ -46,11 +40,7 @@ class PatchRequest:
 
     @classmethod
     def parse(cls, fields: Any, checkpoints: list[str]) -> "PatchRequest":
-        """Return a validated request.
-
-        Raises:
-            ConfigError: If a field is unknown, missing or has an invalid value.
-        """
+        """Return a request; raise ConfigError if a field is unknown, missing or invalid."""
         names = {"base", "tuned", "up", "down"}
         if not isinstance(fields, dict) or not names <= fields.keys() <= {*names, "length"}:
             raise ConfigError("Set base, tuned, up, down and, if wanted, length only.")
@@ -107,12 +97,7 @@ def stored_interventions(run: Run) -> list[dict[str, Any]]:
 
 
 class Jobs:
-    """The interventions of one run, of which one is computed at a time.
-
-    Args:
-        run: the run, whose folder gets the results.
-        seconds: limit of a job.
-    """
+    """The interventions of one run, of which one is computed at a time, within the seconds."""
 
     def __init__(self, run: Run, seconds: float = SECONDS_PER_JOB) -> None:
         self.run, self.seconds, self._lock = run, seconds, threading.Lock()
@@ -120,11 +105,7 @@ class Jobs:
         self.state: Mapping[str, Any] = {"status": "idle"}
 
     def post(self, fields: Any) -> Mapping[str, Any]:
-        """Start a job, or cancel the running one with {"cancel": true}; return the state.
-
-        Raises:
-            ConfigError: If the request is invalid, or a job is running.
-        """
+        """Start a job, or cancel the running one with {"cancel": true}; return the state."""
         with self._lock:
             if fields == {"cancel": True}:
                 if self._process is not None:

@@ -39,15 +39,7 @@ def _policy(style: str, script: str, is_served: bool) -> str:
 def assemble(
     name: str, state: str, body: str, header: Mapping[str, Any], blocks: Mapping[str, Any]
 ) -> str:
-    """Return a whole document.
-
-    Args:
-        name: of the run, the title.
-        state: HTML that is shown next to the name.
-        body: HTML of the sections.
-        header: what the script reads first.
-        blocks: what the script reads when it is shown, by id; they are compressed.
-    """
+    """Return a document of HTML with JSON: the header, and compressed blocks read on first use."""
     packed = [
         f'<script type="text/plain" id="block-{escape(id)}">'
         f"{base64.b64encode(zlib.compress(_json(block).encode(), 9)).decode()}</script>"
@@ -56,7 +48,6 @@ def assemble(
     style, script = f"{_read('page.css')}\n{SVG_STYLE}", _read(*SCRIPTS)
     return Template(_read("page.html")).substitute(
         policy=_policy(style, script, bool(header.get("version"))),
-        title=escape(visible(name)),
         name=escape(visible(name)),
         style=style,
         state=visible(state),

@@ -1,6 +1,5 @@
 """Bars, curves and heatmaps as static SVG, with the stored number in the title of each mark."""
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -31,7 +30,6 @@ def curves(
     x_label: str = "phase",
     y_label: str = "",
     bands: Mapping[str, Ends] = NO_ENDS,
-    log_x: bool = False,
     note: str = "",
 ) -> Picture:
     """Plot curves over phases, each with its color, dashes and marks.
@@ -40,32 +38,22 @@ def curves(
 
     Args:
         bands: intervals of some of the curves, by name.
-        log_x: True for a logarithmic x axis with a tick at each value of x.
-
-    Raises:
-        ValueError: If there is no curve, an interval has another length than its curve, or x is
-            not positive on a logarithmic axis.
     """
-    if not series:
-        raise ValueError("series is empty. Pass at least one curve.")
     series = {name: tuple(map(_plain, curve)) for name, curve in series.items()}
     places = sorted({x for xs, _ in series.values() for x in xs})
-    if log_x and places[0] <= 0:
-        raise ValueError(f"x is {places[0]} on a logarithmic axis. Use numbers greater than 0.")
     bands, values, ends = _flat({name: y for name, (_, y) in series.items()}, bands)
     finite = list(filter(m.is_number, [*values, *ends])) or [0.0]
     pad = 0.06 * (max(finite) - min(finite)) or abs(max(finite)) / 2 or 0.5
     axes = _Axes(title, y_label, list(series), [min(finite) - pad, max(finite) + pad], 0, 370)
-    scale = math.log if log_x else float
-    low, high = scale(places[0]), scale(places[-1])
+    low, high = places[0], places[-1]
 
     def across(x: Number) -> float:
-        middle = 0.5 if low == high else (scale(x) - low) / (high - low)
+        middle = 0.5 if low == high else (x - low) / (high - low)
         return axes.left + 8 + middle * (axes.width - 16)
 
     whole, free = all(isinstance(x, int) for x in places), 0.0
-    for x in places if log_x or len(places) == 1 else m.ticks(places[0], places[-1], 6):
-        words = f"{x:,g}" if log_x else m.tick_labels([x])[0]
+    for x in places if low == high else m.ticks(low, high, 6):
+        words = m.tick_labels([x])[0]
         if (whole and x != round(x)) or across(x) - m.text_width(words) / 2 < free:
             continue
         free = across(x) + m.text_width(words) / 2 + 6
@@ -108,17 +96,9 @@ def bars(
 
     Args:
         whiskers: intervals of some of the series, by name.
-
-    Raises:
-        ValueError: If a series has another length than the names, or an interval than its series.
     """
     series, labels = {k: _plain(x) for k, x in series.items()}, list(map(m.shortened, names))
     whiskers, values, ends = _flat(series, whiskers)
-    for label, row in series.items():
-        if len(row) != len(names):
-            raise ValueError(
-                f"series {label!r} has {len(row)} values for {len(names)} names. Pass one each."
-            )
     bar = 7 if len(series) > 1 else 12
     slot = max(bar * len(series) + 6, min(64.0, 320 / max(1, len(names))))
     is_turned = m.widest(labels) > slot - 4
@@ -127,7 +107,8 @@ def bars(
     axes = _Axes(title, y_label, list(series), numbers, left * is_turned + 4, width)
     for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
         ends = whiskers.get(name, ([None] * len(names),) * 2)
-        for at, (value, *ab) in enumerate(zip(series[name], *ends, strict=True)):
+        rows = zip(names, series[name], *ends, strict=True)
+        for at, (group, value, *ab) in enumerate(rows):
             if not m.is_number(value):
                 continue
             x = axes.left + (at + 0.5) * slot + (i - len(series) / 2) * bar
@@ -137,7 +118,7 @@ def bars(
             if all(map(m.is_number, ab)):
                 middle, (y1, y2) = x + (bar - 1) / 2, map(axes.y, ab)
                 mark += m.element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
-            label = names[at] + (f", {name}" if len(series) > 1 else "")
+            label = group + (f", {name}" if len(series) > 1 else "")
             axes.parts.append(m.titled(mark, label, value, *ab))
     below, words = m.labels_below(labels, axes.left, slot, axes.bottom, is_turned)
     alt = f"{title}: {', '.join(series)}"
@@ -191,12 +172,7 @@ def heatmaps(
     """Plot grids of the same rows and columns with one scale, at most `across` in a row.
 
     The scale is from 0 to the largest number if limits is None.
-
-    Raises:
-        ValueError: If there is no grid.
     """
-    if not grids:
-        raise ValueError("grids is empty. Pass at least one.")
     grids = {name: list(map(_plain, grid)) for name, grid in grids.items()}
     largest = max((x for g in grids.values() for row in g for x in row), default=0)
     limits = limits or (0.0, largest or 1)
@@ -315,12 +291,6 @@ def _flat(
     series: Mapping[str, Optionals], intervals: Mapping[str, Ends]
 ) -> tuple[dict[str, tuple[list[Any], ...]], list[Any], list[Any]]:
     """Return the intervals as lists; the values of all series; all ends."""
-    for name, ends in intervals.items():
-        if name not in series or any(len(end) != len(series[name]) for end in ends):
-            raise ValueError(
-                f"the intervals of {name!r} have {len(ends[0])} and {len(ends[1])} ends for "
-                f"{len(series.get(name, ()))} values. Pass one of each per value of a series."
-            )
     intervals = {name: tuple(map(_plain, ends)) for name, ends in intervals.items()}
     ends = [x for pair in intervals.values() for end in pair for x in end]
     return intervals, [x for row in series.values() for x in row], ends

@@ -17,9 +17,6 @@ class ProbeLogger:
 
     The records and pictures of the last weights follow at the end of the run. Pictures are SVG,
     which wandb shows and other loggers skip.
-
-    Args:
-        probes: the names of the probes whose records are sent.
     """
 
     def __init__(self, sinks: list[Sink], probes: Sequence[str]) -> None:

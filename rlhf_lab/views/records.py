@@ -262,11 +262,7 @@ def strip(
     mask: str,
     top: int | None = None,
 ) -> Strip | None:
-    """Return generated tokens with their values, or None without the field; prompts have none.
-
-    Args:
-        top: number of texts, those of the largest sums of sizes; all if 0.
-    """
+    """Return generated tokens with their values, of all or the `top` largest texts, or None."""
     found, rewards, rows = at.read(values)[0], at.get("rewards"), []
     if found is None:
         return None
@@ -287,11 +283,7 @@ def curves_over(
     unit: str = "",
     note: str = "",
 ) -> Picture | None:
-    """Return curves over phases of the columns that any record has, or None.
-
-    Args:
-        records: those of all columns, or those of each column by label.
-    """
+    """Return curves of columns over the records of all, or of each by its label, or None."""
     series, bands = {}, {}
     for label, column in columns.items():
         lines = records[label] if isinstance(records, Mapping) else records

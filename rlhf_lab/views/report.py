@@ -77,11 +77,7 @@ def page_frame(run_path: str | Path | RunDir) -> Html:
 
 
 def runs_page(runs: Sequence[Run], version: str = "") -> str:
-    """Return the page about one run, or about several with a curve and a column for each.
-
-    Args:
-        version: of the runs' files, if a server has later ones.
-    """
+    """Return the page about one run or several; `version` is of the files, if it is served."""
     data = collect_runs(runs)
     header, blocks = page_data(data)
     samples = '<div data-form="samples-form"></div>' if blocks["s"] else "<p>No sample yet.</p>"

@@ -59,11 +59,7 @@ class PageCache:
 
 
 class PageServer(ThreadingHTTPServer):
-    """A server on 127.0.0.1 of the page about one or several runs, under a secret token.
-
-    Raises:
-        RunError: If a path has no run, or one of its files is damaged.
-    """
+    """A server on 127.0.0.1 of the page about one or several runs, under a secret token."""
 
     daemon_threads = True
 

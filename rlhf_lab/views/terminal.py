@@ -73,8 +73,9 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
             signal.signal(number, handler)
     if trainer.world is not None:
         trainer.world.close()
+    status = 0 if is_done else 128 + received[0] if received else INTERRUPTED
     if not trainer.is_main:
-        return 0 if is_done else 128 + received[0] if received else INTERRUPTED
+        return status
     path = _run_path(trainer)
     done = f"{trainer.phase} of {trainer.args.total_phases} phases"
     stopped = f"stopped after {done}; continue with: python -m rlhf_lab resume {path}"
@@ -82,9 +83,7 @@ def train_on_terminal(trainer: RLHFTrainer, console: Console) -> int:
     if trainer.run and (directories := trainer.run.read_info().get("wandb_directories")):
         command = f"wandb sync {shlex.join(directories)}"
         print_line(f"wandb, offline; send it with: {command}", console)
-    if is_done:
-        return 0
-    return 128 + received[0] if received else INTERRUPTED
+    return status
 
 
 def _run_path(trainer: RLHFTrainer) -> Path | str:

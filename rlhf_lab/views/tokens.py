@@ -37,9 +37,6 @@ def tokens_html(
         name: name of the number in the tooltip.
         mask: False for tokens without a number, such as those of the prompt.
         limit: number with the strongest color; the largest in the text if None.
-
-    Raises:
-        ValueError: If tokens, values and mask differ in length.
     """
     spans = []
     for token, number, background, is_far in _tiles(tokens, values, mask, limit, kind):
@@ -114,11 +111,6 @@ def _tiles(
     """Yield tokens on one line with number and color, if known, and True beyond the limit."""
     numbers = values.tolist() if isinstance(values, Tensor) else [float(x) for x in values]
     mask = [True] * len(numbers) if mask is None else list(map(bool, mask))
-    if not len(tokens) == len(numbers) == len(mask):
-        raise ValueError(
-            f"tokens has {len(tokens)} entries, values {len(numbers)}, mask {len(mask)}. "
-            "Pass one of each per token."
-        )
     known = [abs(x) for x, real in zip(numbers, mask, strict=True) if real and math.isfinite(x)]
     limit = max(known, default=0.0) if limit is None else limit
     for token, x, real in zip(tokens, numbers, mask, strict=True):

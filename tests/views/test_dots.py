@@ -20,9 +20,3 @@ def test_marks_are_placed_in_proportion_to_their_values() -> None:
     svg = seed_dots({"a": (0.0, []), "b": (1.0, []), "c": (4.0, [])}, "reward").svg
     a, b, c = (float(x) for x in re.findall(r'<title>.*?cx="([\d.]+)"', svg))
     assert c - a == pytest.approx(4 * (b - a), abs=0.3) and b - a > 50
-
-
-@pytest.mark.parametrize("rows", [{}, {"a": (float("nan"), [])}])
-def test_dots_without_numbers_raise(rows) -> None:
-    with pytest.raises(ValueError, match="at least one row of numbers"):
-        seed_dots(rows, "reward")
