@@ -21,8 +21,8 @@ from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
 from rlhf_lab.probes.probe import Check, Observation, Record, mean_fields
-from rlhf_lab.probes.text_rows import TextProbe, TextRows, text_rows
-from rlhf_lab.probes.word_pair import encode_contrast
+from rlhf_lab.probes.text_rows import TextRows, text_rows
+from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
 
 SCALE = "ln_final.hook_scale"
@@ -43,7 +43,7 @@ class Places(NamedTuple):
     key: Int[Tensor, "batch query key"]
 
 
-class AttentionDrift(TextProbe):
+class AttentionDrift(WordPairProbe):
     """Change of each head since the reference, by pattern, values and W_O, key by key.
 
     The part of a logit difference by a head's own change (see `split_shift`) is split exactly into
@@ -67,7 +67,6 @@ class AttentionDrift(TextProbe):
     name = "attention_drift"
     question = "Which heads attend elsewhere or carry something else?"
     caveat = "A pattern may shift between keys whose values are equal, without an effect."
-    text = "eval"
     every = 5
 
     def __init__(
@@ -80,22 +79,20 @@ class AttentionDrift(TextProbe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(text, every, name)
-        self.word, self.other, self.at, self.n = word, other, pos, n
-        self.sides: tuple[str, ...] = ("", "")
+        super().__init__(word, other, None, n, every, name, text=text)
+        self.at = pos
 
     def settings(self) -> dict[str, Any]:
-        sides = dict(zip(("word", "other"), self.sides, strict=True))
-        return super().settings() | sides | {"pos": self.at}
+        return super().settings() | {"pos": self.at}
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)
-        self.sides = encode_contrast(model, self.word, self.other).sides(model)
+        super().check_model(model)
 
     @torch.no_grad()
     def observe(self, seen: Observation) -> Record:
         models = seen.ctx.reference, seen.ctx.policy.base_model
-        words = encode_contrast(models[1], self.word, self.other)
+        words = self.contrast(models[1])
         rows, at = self.select_rows(seen)
         text = rows.tokens, DRIFT_SITES, None, rows.attention_mask
         both = [capture_activations(model, *text) for model in models]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
@@ -79,44 +80,25 @@ class EvalText:
 
 
 def validate_eval_text(tokens: Any, mask: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:
-    """Raise ConfigError for token ids that a model cannot read, or another mask or labels.
-
-    A mask is boolean and hides neither a whole sequence nor the middle of one.
-    """
-    is_ids = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
-    is_ids = is_ids and tokens.numel() > 0
-    _require(is_ids, "eval_tokens", tokens, "a non-empty [batch seq] tensor of token ids")
-    if tokens.shape[1] > n_ctx:
+    """Raise ConfigError for eval text on which probes would fail during the run."""
+    is_table = isinstance(tokens, Tensor) and tokens.ndim == 2 and not tokens.is_floating_point()
+    low, high = map(int, tokens.aminmax()) if is_table and tokens.numel() else (-1, -1)
+    if not 0 <= low <= high < d_vocab or tokens.shape[1] > n_ctx:
+        kind = getattr(tokens, "dtype", type(tokens).__name__)
+        what = f"{list(tokens.shape)}, ids from {low} to {high}" if is_table else kind
         raise ConfigError(
-            f"eval_tokens has {tokens.shape[1]} columns, more than the context of {n_ctx}. Cut it."
-        )
-    low, high = (int(end) for end in tokens.aminmax())
-    if low < 0 or high >= d_vocab:
-        raise ConfigError(
-            f"eval_tokens has the id {low if low < 0 else high}, outside the model's vocabulary of "
-            f"0 to {d_vocab - 1}. Use the run's tokenizer."
+            f"eval_tokens ({what}) do not fit the model. Pass a non-empty [batch seq] tensor of "
+            f"ids below {d_vocab} with at most {n_ctx} columns."
         )
     is_labels = isinstance(labels, Tensor) and labels.shape == tokens.shape[:1]
-    remedy = f"a tensor with one label for each of the {len(tokens)} eval sequences"
-    _require(labels is None or is_labels, "labels", labels, remedy)
+    if labels is not None and not is_labels:
+        raise ConfigError(f"labels must be a tensor of shape [{len(tokens)}], one per text.")
     is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == tokens.shape
-    remedy = f"a boolean tensor of shape {list(tokens.shape)}, False on padding"
-    _require(is_mask, "eval_mask", mask, remedy)
-    before, after = mask.cumsum(1) > 0, mask.flip(1).cumsum(1).flip(1) > 0
-    gaps = (before & after & ~mask).any(1) | ~mask.any(1)
-    if gaps.any():
+    if not is_mask or (pad(mask, (1, 1)).int().diff(dim=1).abs().sum(1) != 2).any():
         raise ConfigError(
-            f"eval_mask has a gap in sequence {int(gaps.int().argmax())} or hides all of it. Mask "
-            "padding at the ends only."
+            f"eval_mask must be a boolean tensor of shape {list(tokens.shape)} that is True on one "
+            "stretch of each sequence. Mask padding at the ends only."
         )
-
-
-def _require(is_valid: bool, name: str, value: Any, remedy: str) -> None:
-    if not is_valid:
-        what = f"a {type(value).__name__}"
-        if isinstance(value, Tensor):
-            what = f"a tensor of shape {list(value.shape)} and {value.dtype}"
-        raise ConfigError(f"{name} is {what}. Pass {remedy}.")
 
 
 def text_of_the_run(

@@ -17,19 +17,20 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
+    Probe,
     Record,
     decimals,
     interval_fields,
     mean_fields,
 )
-from rlhf_lab.probes.text_rows import TextName, TextProbe, TextRows, text_rows
+from rlhf_lab.probes.text_rows import TextName, TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 MOST_HEADS = 32  # with more heads, groups of weights are whole layers
 NUMBERS_AT_ONCE = 20_000_000
 
 
-class KLAttribution(TextProbe):
+class KLAttribution(Probe):
     """The KL of the policy from the reference, split exactly by output and by weights.
 
     1. By output: the residual stream moves from the reference's to the policy's, and each component
@@ -62,7 +63,7 @@ class KLAttribution(TextProbe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(text, every, name)
+        super().__init__(every, name, text=text)
         self.n, self.nodes = n, nodes
 
     def check_model(self, model: HookedModel) -> None:

@@ -139,6 +139,7 @@ class Probe:
         name: str | None = None,
         step: str | None = None,
         n: int | None = None,
+        text: str | None = None,
     ) -> None:
         self.every = type(self).every if every is None else every
         self.name = type(self).name if name is None else name
@@ -150,6 +151,12 @@ class Probe:
                 raise ConfigError(f"n={n} of {self.name} must be {rule}.")
         if self.step not in (None, "first", "last"):
             raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
+        if text is not None:
+            self.text = text
+            if text not in ("eval", "rollout"):
+                raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
+            if text == "rollout":
+                self.events = ("after_score",)
         if self.every is not None:
             validate_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():

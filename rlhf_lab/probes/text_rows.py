@@ -1,13 +1,12 @@
 """Rows of the eval text or the rollout, with their masks, for probes that run models."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.probe import Observation, Probe
+from rlhf_lab.probes.probe import Observation
 
 TextName = Literal["eval", "rollout"]
 
@@ -36,18 +35,6 @@ class TextRows(NamedTuple):
     def take(self, rows: Bool[Tensor, " batch"] | Int[Tensor, " rows"]) -> "TextRows":
         """Return some rows, by mask or index."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
-
-
-class TextProbe(Probe):
-    """A probe that runs models on the eval text after a phase, or on the phase's samples."""
-
-    def __init__(self, text: str, every: int | None = None, name: str | None = None) -> None:
-        super().__init__(every, name)
-        if text not in get_args(TextName):
-            raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
-        self.text = text
-        if text == "rollout":
-            self.events = ("after_score",)
 
 
 def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:

@@ -12,11 +12,11 @@ from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
     Observation,
+    Probe,
     Record,
     decimals,
     interval_fields,
 )
-from rlhf_lab.probes.text_rows import TextProbe
 from rlhf_lab.probes.tuned_lens import Affine, best_ridge, fit_translator, ridge_errors, spread_over
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
@@ -42,7 +42,7 @@ class ValueTarget(NamedTuple):
     against: str
 
 
-class ValueLens(TextProbe):
+class ValueLens(Probe):
     """Value by layer: the head's raw and tuned lens, and regressions on the exact value.
 
     The head is applied to the residual of each layer (raw lens), and to an affine map of it fitted
@@ -76,7 +76,7 @@ class ValueLens(TextProbe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(text, every, name)
+        super().__init__(every, name, text=text)
         self.ridge = ridge
 
     def observe(self, seen: Observation) -> Record:

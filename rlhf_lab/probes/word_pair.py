@@ -8,15 +8,6 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.probe import Probe
 
 
-def encode_contrast(model: HookedModel, word: Word | Words, other: Word | None) -> Contrast:
-    """Return the contrast of a pair of words, or of weights by word passed as the first."""
-    if isinstance(word, str | int):
-        return make_contrast(model, (word, "hated" if other is None else other))
-    if other is not None:
-        raise ConfigError(f"other={other!r} cannot be combined with weights by word. Remove it.")
-    return make_contrast(model, word)
-
-
 class WordPairProbe(Probe):
     """A probe that compares words after a position of each eval text.
 
@@ -33,13 +24,14 @@ class WordPairProbe(Probe):
         self,
         word: Word | Words = "loved",
         other: Word | None = None,
-        pos: int = -1,
+        pos: int | None = -1,
         n: int = 64,
         every: int | None = None,
         name: str | None = None,
         step: str | None = None,
+        text: str | None = None,
     ) -> None:
-        super().__init__(every, name, step)
+        super().__init__(every, name, step, text=text)
         self.word, self.other, self.pos = word, other, pos
         self.n = self.rows = n
 
@@ -49,7 +41,12 @@ class WordPairProbe(Probe):
 
     def contrast(self, model: HookedModel) -> Contrast:
         """Return the words with their weights."""
-        return encode_contrast(model, self.word, self.other)
+        word, other = self.word, self.other
+        if isinstance(word, str | int):
+            return make_contrast(model, (word, "hated" if other is None else other))
+        if other is not None:
+            raise ConfigError(f"other={other!r} cannot be combined with weights. Remove it.")
+        return make_contrast(model, word)
 
     def settings(self) -> dict[str, Any]:
         """Return also both sides of the contrast."""

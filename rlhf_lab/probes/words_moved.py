@@ -16,8 +16,8 @@ from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_e
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
 from rlhf_lab.probes.kl_attribution import MOST_HEADS
 from rlhf_lab.probes.moved_words import describe_moved_words, shift_parts
-from rlhf_lab.probes.probe import Check, Observation, Record
-from rlhf_lab.probes.text_rows import TextName, TextProbe, text_rows
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.probes.text_rows import TextName, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 NORMALIZED, SCALE = "ln_final.hook_normalized", "ln_final.hook_scale"
@@ -39,7 +39,7 @@ class ModelMeans(NamedTuple):
     probs: Float[Tensor, "group position d_vocab"]
 
 
-class WordsMoved(TextProbe):
+class WordsMoved(Probe):
     """Words that won and lost probability since the reference, and by which components.
 
     Words are found by `find_moved_words`. On Reel a position is a slot of the grammar; elsewhere
@@ -65,7 +65,7 @@ class WordsMoved(TextProbe):
         every: int | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(text, every, name)
+        super().__init__(every, name, text=text)
         self.n, self.rows = n, n
         if text == "eval":
             self.sites = WORD_SITES

@@ -144,9 +144,9 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
 @pytest.mark.parametrize(
     "mask, message",
     [
-        ([[True, False, True]], "eval_mask has a gap in sequence 0"),
-        ([[False, False, False]], "eval_mask has a gap in sequence 0 or hides"),
-        ([[True, True]], r"eval_mask is a tensor of shape \[1, 2\]"),
+        ([[True, False, True]], "True on one stretch of each sequence"),
+        ([[False, False, False]], "eval_mask must be a boolean"),
+        ([[True, True]], r"eval_mask must be a boolean tensor of shape \[1, 3\]"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
