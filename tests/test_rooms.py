@@ -22,12 +22,12 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5115),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
-    "rlhf_lab/probes": (4800, 5748),
-    "rlhf_lab/views": (1700, 3216),
-    "rlhf_lab/course": (3600, 4415),
+    "rlhf_lab/probes": (4800, 5719),
+    "rlhf_lab/views": (1700, 3107),
+    "rlhf_lab/course": (3600, 4414),
     "rlhf_lab/compat": (400, 434),
     "rlhf_lab": (1900, 2645),  # the root and the commands
-    "tests": (28000, 33257),
+    "tests": (28000, 33236),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2767),  # with the figure of the README, the lint of prose, links by name
