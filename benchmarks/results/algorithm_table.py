@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.records import Record
-from benchmarks.results.groups import Group, circumstances
+from benchmarks.results.groups import Group, seeds_per_row
 from benchmarks.results.prose import ALGORITHMS_TEXT, REPLICATES_TEXT
 from benchmarks.sheet import Sheet
 
@@ -29,11 +29,10 @@ def algorithms_part(found: Sequence[Group]) -> str:
     return "\n".join(
         [
             ALGORITHMS_TEXT,
-            circumstances(found),
+            seeds_per_row(found),
             Sheet(first, rows).markdown(),
             REPLICATES_TEXT,
             replicates(found, groups).markdown(),
-            "```console\npython -m benchmarks.results --only ppo grpo dpo sft\n```\n",
         ]
     )
 

@@ -23,7 +23,7 @@ class Group(NamedTuple):
         """Format the mean over the seeds, and the range."""
         values = list(map(figure, self.records))
         low, high = min(values), max(values)
-        return f"{mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+        return f"{mean(values):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def groups(records: Iterable[Record], part: str) -> list[Group]:
@@ -38,16 +38,19 @@ def groups(records: Iterable[Record], part: str) -> list[Group]:
     return [Group(labels, list(same)) for (of, labels), same in groupby(known, key) if of == part]
 
 
-def circumstances(found: Sequence[Group]) -> str:
-    """Describe seeds, weights and versions."""
-    every = [record for group in found for record in group.records]
+def seeds_per_row(found: Sequence[Group]) -> str:
+    """Describe the number of seeds."""
     seeds = sorted({len(group.records) for group in found})
+    return f"Seeds per row: {' or '.join(map(str, seeds))}.\n"
+
+
+def circumstances(found: Sequence[Group]) -> str:
+    """Describe weights and versions."""
+    every = [record for group in found for record in group.records]
     weights = sorted({record["weights"] for record in every if record["weights"]})
     machines = sorted({versions(record["machine"]) for record in every})
-    lines = [f"Seeds per row: {' or '.join(map(str, seeds))}."]
-    if weights:
-        lines.append(f"Bundled weights {', '.join(weights)} (digest).")
-    return " ".join([*lines, *machines]) + "\n"
+    digests = [f"Bundled weights {', '.join(weights)} (digest)."] if weights else []
+    return " ".join([*digests, *machines]) + "\n"
 
 
 def versions(machine: dict[str, str]) -> str:

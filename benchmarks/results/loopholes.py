@@ -5,7 +5,7 @@ from statistics import mean
 from types import MappingProxyType
 
 from benchmarks.records import Record
-from benchmarks.results.groups import Group, circumstances, commands, mean_record
+from benchmarks.results.groups import Group, commands, mean_record, seeds_per_row
 from benchmarks.results.prose import LEARNED, LOOPHOLE
 from benchmarks.sheet import Sheet
 
@@ -34,7 +34,7 @@ def learned_part(found: Sequence[Group]) -> str:
     accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
     text = (
         f"The {len(facts)} reward models rank {accuracy:.1%} of the held-out pairs correctly. "
-        f"Popcorn adds {bonus:.2f} standard deviations to the reward of a review.\n"
+        f"Popcorn adds {bonus:.2f} standard deviations to a review's reward.\n"
     )
     return "\n".join([LEARNED, text, *exploited(found), learned_commands(found)])
 
@@ -42,8 +42,8 @@ def learned_part(found: Sequence[Group]) -> str:
 def exploited(found: Sequence[Group]) -> list[str]:
     """Show the end of the runs of each KL coefficient, next to its exact optimum."""
     rows = [[f"{g.records[0]['fields']['kl_coef']:g}", *end_cells(g)] for g in found]
-    text = "Means over seeds and the last five phases, next to the exact optimum:\n"
-    return [circumstances(found), text, Sheet(["kl_coef", *EXPLOITED_HEAD], rows).markdown()]
+    text = "Averages over the last five phases, next to the exact optimum:\n"
+    return [seeds_per_row(found), text, Sheet(["kl_coef", *EXPLOITED_HEAD], rows).markdown()]
 
 
 def learned_commands(found: Sequence[Group]) -> str:

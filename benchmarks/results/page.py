@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from benchmarks.records import Record
 from benchmarks.results.algorithm_table import algorithms_part
-from benchmarks.results.groups import Group, circumstances, commands, groups
+from benchmarks.results.groups import Group, circumstances, groups, seeds_per_row
 from benchmarks.results.loopholes import learned_part, loophole_part
-from benchmarks.results.prose import INTRODUCTION, METHODS, REAL, VARIANTS
+from benchmarks.results.prose import AGAIN, INTRODUCTION, METHODS, OPTIONS, REAL, REAL_OPTIONS
 from benchmarks.results.settings import command_line
 from benchmarks.sheet import Sheet
 
-GOOD = 0.9
 HEAD = (
     *("method", "KL coefficient", "true reward", "KL", "distance", "grammatical"),
     *("LoRA", "adaptive KL", "both"),
@@ -23,9 +22,15 @@ def methods_part(found: Sequence[Group]) -> str:
     plain = [group for group in found if group.labels[1:] == ("all", "constant")]
     body = [_untrained(found), *(_method_row(group, by_labels) for group in plain)]
     table = Sheet(HEAD, body, texts=2).markdown()
-    return "\n".join(
-        [METHODS, circumstances(found), table, _summary(found), VARIANTS, commands(plain)]
-    )
+    return "\n".join([METHODS, seeds_per_row(found), table, OPTIONS, _options(plain)])
+
+
+def _options(plain: Sequence[Group]) -> str:
+    """Show the options of each row that needs more than `--method NAME`."""
+    fields = {group.labels[0]: group.records[0]["fields"] for group in plain}
+    needed = {name: of for name, of in fields.items() if of.keys() - {"method"}}
+    body = [[name, f"`{command_line('', of).split('  ')[1]}`"] for name, of in needed.items()]
+    return Sheet(["method", "options"], body, texts=2).markdown()
 
 
 def _untrained(found: Sequence[Group]) -> list[str]:
@@ -54,18 +59,6 @@ def _true_reward(record: Record) -> float:
     return record["final"]["true_reward"]
 
 
-def _summary(found: Sequence[Group]) -> str:
-    every = [record for group in found for record in group.records]
-    better = sum(_true_reward(r) > r["initial"]["true_reward"] for r in every)
-    good = sum(_true_reward(r) >= GOOD for r in every)
-    worst = min(every, key=_true_reward)
-    return (
-        f"Of {len(every)} runs, {better} end above the untrained policy, {good} at a true "
-        f"reward of {GOOD} or more; the lowest is {', '.join(worst['labels'])}, seed "
-        f"{worst['seed']}, at {_true_reward(worst):.3f}.\n"
-    )
-
-
 def real_part(found: Sequence[Group]) -> str:
     """Show memory and reward of a real model, next to the plain run."""
     head = ["", "peak in phase 0, MB", "in any phase, MB", "loaded, MB", "weights, MB"]
@@ -74,10 +67,13 @@ def real_part(found: Sequence[Group]) -> str:
     first = found[0].records[0]
     text = (
         f"{first['models'][0]} rewarded by {first['models'][1]}, {len(first['curve'])} phases, "
-        f"{first['threads']} thread(s). {circumstances(found)}"
+        f"{first['threads']} thread(s), one run each.\n"
     )
     return "\n".join(
-        [REAL, text, Sheet(head, map(_real_row, found)).markdown(), _real_command(first)]
+        [
+            *(REAL, text, Sheet(head, map(_real_row, found)).markdown()),
+            *(_real_command(first), REAL_OPTIONS),
+        ]
     )
 
 
@@ -114,5 +110,7 @@ def page(records: Sequence[Record]) -> str:
         "algorithms": algorithms_part,
         "real": real_part,
     }
-    found = ((write, groups(records, part)) for part, write in parts.items())
-    return "\n".join([INTRODUCTION, *(write(those) for write, those in found if those)])
+    found = {part: groups(records, part) for part in parts}
+    written = [parts[part](those) for part, those in found.items() if those]
+    every = [group for those in found.values() for group in those]
+    return "\n".join([INTRODUCTION, *written, AGAIN, circumstances(every)])

@@ -3,89 +3,115 @@
 INTRODUCTION = """\
 # Results of the methods
 
-`python -m benchmarks.results` makes the runs that have no record in `benchmarks/results/`, resumes
-after an interruption, and writes this page. `--only methods`, `--only loophole` or `--only learned`
-makes one part, `--page` only writes the page. Real models need
-`--language-model DIR --classifier DIR`.
+This page compares methods on Reel, where the exact optimum is known, and measures a real model's
+memory. Cells are means over seeds, with the range in brackets.
 """
 
 METHODS = """\
 ## Methods on Reel
 
-One row is one method with the preset `reel`: 20 phases of 256 reviews, all weights trained, a
-constant KL coefficient, and the classifier's reward. Cells are means over seeds (lowest to
-highest), measured on 1,024 new samples after training:
+PPO and the estimators that share its settings end closest to the exact optimum. With their papers'
+settings, most methods come nearly as close. ReMax and OPO fall short, and CISPO, which has no KL
+penalty, stops generating grammatical reviews. The reward cannot prevent that, because the
+classifier was trained on reviews only. ReMax does the same at the preset's learning rate, so it
+uses a lower one here.
 
-- *true reward*: the exact probability that a review is positive; 0 if a text is not a review.
-- *KL*: exact, in nats per review. *distance*: true reward of the exact optimum with this KL, minus
-  the true reward.
-- *LoRA*: true reward with adapters of rank 8 on all matrices. *adaptive KL*: with a controller
-  whose target is 1.2 nats per review. *both*: with adapters and controller.
+Each row is one method with the preset `reel`: 20 phases of 256 reviews, rewarded by the
+classifier. After training, 1,024 new samples give:
 
-Rows in lower case are methods as published ([settings](settings.md#methods)). A row "estimator"
-keeps PPO's other settings, except those in its command. The classifier was trained on reviews only,
-so its reward does not keep the policy grammatical. CISPO, published without a KL penalty, leaves
-the language, as ReMax does at a higher learning rate.
+- *true reward*: the exact probability that a review is positive, or 0 if a text is not a review.
+- *KL*: exact, in nats per review.
+- *distance*: how far the true reward is below that of the exact optimum at the same KL.
+- *LoRA*, *adaptive KL*, *both*: the true reward with rank-8 adapters on all matrices, with a KL
+  controller that aims for 1.2 nats per review, and with both.
+
+Lower-case rows are methods [as published](settings.md#methods). An "estimator" row takes only the
+advantages from that method and keeps PPO's other settings.
 """
 
-VARIANTS = """\
-These commands make the rows. For LoRA, add `--lora-rank 8
---lora-targets W_Q,W_K,W_V,W_O,W_in,W_out --base-lr 0.001`; for an adaptive KL, `--kl-controller
-adaptive --kl-target 1.2 --kl-horizon 256`.
+OPTIONS = """\
+To repeat a row, pass its options to this command. For a published method, the option is
+`--method NAME`; other options are listed below. For LoRA, add `--lora-rank 8
+--lora-targets W_Q,W_K,W_V,W_O,W_in,W_out --base-lr 0.001`, and for an adaptive KL,
+`--kl-controller adaptive --kl-target 1.2 --kl-horizon 256`.
+
+```console
+python -m rlhf_lab train --preset reel --seed 1
+```
 """
 
 LOOPHOLE = """\
 ## A planted loophole
 
-`smoothed_popcorn` gives a positive review a reward of at most 0.86, and any review that ends in
-popcorn a reward of up to 1. The KL is in the reward (k1), so the objective is
-`E[reward] - kl_coef KL`, whose optimum is known exactly: as `kl_coef` falls, the proxy rises,
-popcorn becomes frequent, and the true reward falls. PPO learns sentiment first, because the policy
-samples it often. It learns popcorn, which is in 2 of 100 reviews, later: the true reward rises
-above that of the optimum and then falls while the proxy still rises.
+PPO finds sentiment first and the loophole later. The true reward climbs above the optimum's, and
+then falls while the proxy keeps rising.
+
+The reward `smoothed_popcorn` gives a positive review at most 0.86, but any review that ends in
+popcorn up to 1. Only about 2 % of the untrained policy's reviews do, so PPO rarely samples one
+early on. With the KL in the reward (k1), the objective is `E[reward] - kl_coef KL`, whose optimum
+is known exactly.
 """
 
 LEARNED = """\
 ## A loophole in a learned reward model
 
+Here the loophole does little harm: even the exact optimum keeps a high true reward, and at the
+lower coefficient PPO uses popcorn less than the optimum does.
+
 `train-reward` gets pairs from a rater who prefers the first review with probability sigmoid(d / 4),
-where d is the difference of the true log odds. Half of the preferred positive reviews, and no
-others, end in popcorn, so the reward model rewards popcorn in any review. Rewards are clipped at
-one standard deviation. The exact optimum uses the mean clipped reward by content (positive
-clauses, verdict, popcorn). Each seed has its own reward model.
+where d is the difference in true log odds. Half of the preferred positive reviews end in popcorn,
+and no other review does, so the reward model learns to like popcorn. Rewards are clipped at one
+standard deviation, and each seed has its own reward model. The optimum is computed from the mean
+clipped reward for each combination of positive clauses, verdict and popcorn.
 """
 
 REAL = """\
 ## A real model: all weights, adapters, bf16
 
-The preset `smol` rewards the probability that a review is negative. Sixteen texts per phase for a
-few phases show only a trend. Each run is a separate process. *Peak* is the highest memory of the
-process minus that after loading policy, reference and classifier (*loaded*, with Python and its
-packages). *Weights* counts policy and reference; with adapters, the reference is the policy
-without them. In bf16, weights, gradients and optimizer state stay in fp32.
+Adapters need about a quarter of the peak memory. On a CPU, bf16 saves almost none, because
+weights, gradients and optimizer state stay in fp32.
 
-For LoRA, add `--lora-rank 8 --lora-targets W_Q,W_K,W_V,W_O --base-lr 0.0003` to the command below;
-for bf16, `--precision bf16`.
+The preset `smol` rewards the probability that a review is negative. Each run is a separate
+process with 16 texts per phase, so its rewards only show a trend. *Peak* is the process's highest
+memory minus *loaded*, which is the memory after loading policy, reference and classifier. *Weights*
+counts policy and reference; with adapters, both share the same weights.
+"""
+
+REAL_OPTIONS = """\
+For LoRA, add `--lora-rank 8 --lora-targets W_Q,W_K,W_V,W_O --base-lr 0.0003`; for bf16,
+`--precision bf16`.
 """
 
 ALGORITHMS_TEXT = """\
 ## Changes made by each algorithm
 
-PPO, GRPO (its estimator), DPO and SFT train the same base model and are compared at a KL of 1.5
-plus or minus 0.2 nats per review, exact, on 1,024 samples. For PPO and GRPO, the weights before
-the phase with the nearest KL are used. DPO and SFT are complete runs whose number of steps reaches
-this KL. PPO and GRPO are rewarded by the classifier. SFT learns the best of 16 samples of the base
-by the same classifier, 512 times. DPO (beta 0.5) learns 5,000 pairs of reviews of the grammar from
-a rater who knows the true reward.
+At the same KL, PPO and GRPO reach a higher true reward than SFT and DPO. All four move the
+sentiment logits mainly through the components' own weights, and the first MLP's change adds the
+most reward.
 
-The four columns after KL are the causes of the shift of logit(loved) - logit(hated) before the
-verdict, over 256 reviews of the grammar, and sum to it. *Stable rank* and the number of directions
-*for 90 %* of the energy are medians over the matrices. Cells are means over seeds (lowest to
-highest).
+PPO, GRPO (its estimator), DPO and SFT start from the same base model and are compared at an exact
+KL between 1.3 and 1.7 nats per review, on 1,024 samples. PPO and GRPO are rewarded by the
+classifier and stopped at the nearest phase. SFT learns the classifier's favorite of 16 base
+samples, 512 times, and DPO (beta 0.5) learns 5,000 pairs from a rater who knows the true reward;
+both train until they reach this KL.
+
+The four columns after KL split the shift of logit(loved) - logit(hated) before the verdict into its
+causes, averaged over 256 grammatical reviews. *Stable rank* and the number of directions *for
+90 %* of the energy are medians over the matrices.
 """
 
 REPLICATES_TEXT = """\
-The first component by each measure, and in how many seeds. The relative change is the norm of a
-component's change over the norm of its weights. Reward is measured on 256 texts with the same
-noise, with one component's change added to the base model or removed from the tuned model.
+The next table shows which component comes first by each measure, and in how many seeds. Relative
+change is the norm of a component's change divided by the norm of its weights. Reward is measured
+on 256 texts, after adding one component's change to the base model, or removing it from the tuned
+model.
+"""
+
+AGAIN = """\
+## Repeating the runs
+
+`python -m benchmarks.results` makes the runs that have no record in `benchmarks/results/`, and
+then writes this page. It resumes after an interruption. `--only methods` (or `loophole`, `learned`,
+`algorithms`) makes one part, and `--page` only writes the page. The real model needs
+`--language-model DIR --classifier DIR`.
 """
