@@ -26,17 +26,17 @@ from tests.tiny_models import llama_tokenizer, save
 HEAD = """\
 # Models
 
-`models.load_model` loads these architectures from a hub, a directory or a loaded model, and
-`python -m rlhf_lab export` writes them. The tables in `rlhf_lab/models/families.py` convert the
-weights to this package's `HookedTransformer` and back; unchanged weights are exported bitwise
-identical. `python -m docs.make_models` writes this page. The numbers were measured with tiny random
-models that have unusual values in every setting, on texts of 40 tokens with a window of 5:
+`models.load_model` loads these architectures from the hub, a directory or a model in memory, and
+`python -m rlhf_lab export` writes them back. Weights that training did not change are exported
+bitwise identical. The conversions are in `rlhf_lab/models/families.py`.
 
-- **gap**: the largest difference of a logit from plain transformers, over all variants in
-  `tests/tiny_families.py`; 1e-4 is allowed.
-- **trained**: after one phase of PPO, the probability-weighted difference in nats between the
-  log-probs of the policy and those of plain transformers on its export; 1e-4 is allowed.
-- **heads add up**: "yes" if a logit is a sum over heads and MLPs, which `LogitShift` requires.
+The numbers compare tiny random models with plain transformers, with unusual values in every
+setting. Differences up to 1e-4 pass.
+
+- **gap**: the largest logit difference after loading.
+- **trained**: the probability-weighted log-prob difference, in nats, between the policy and its
+  export after one phase of PPO.
+- **heads add up**: whether logits are a sum over heads and MLPs, which `LogitShift` needs.
 
 | architecture | such as | gap | trained | heads add up |
 |---|---|---|---|---|
@@ -44,24 +44,25 @@ models that have unusual values in every setting, on texts of 40 tokens with a w
 SETTINGS = """
 ## Settings
 
-Each setting of `config.json` is converted, has no effect on the logits, or is rejected by name, as
-are other rotary types. `dynamic` is supported within the model's context, and `longrope` within the
-original context if each short factor is 1. Mixtures of experts, quantized weights and image towers
-are not supported.
+Every entry of `config.json` is either converted, has no effect on logits, or raises an error that
+names it. The table lists the rotary types that work (of `default`, `linear`, `llama3`, `yarn`,
+`dynamic` and `longrope`), and the settings with only one supported value. `dynamic` works up to the
+model's context length, and `longrope` up to the original one if every short factor is 1. Mixtures
+of experts, quantized weights and image towers are not supported.
 
-| architecture | converted | for these values only | rotary types | with a window |
-|---|---|---|---|---|
+| architecture | rotary types | with a sliding window | single value |
+|---|---|---|---|
 """
 COMPARED = """
 ## Compared with TransformerLens
 
-`HookedTransformer` is a class of this package, in `rlhf_lab/models/hooked_transformer.py`. Weights,
-hook points and fields of `cfg` have the names of TransformerLens, and hooks, `run_with_cache`,
-`ActivationCache`, `to_tokens` and stacked weights (`W_Q` ...) work in the same way, with
-TransformerLens 3.9 and 4. A policy, `TransformerWithValueHead(model)`, has the same methods for
-hooks, and its `model` may be a `HookedTransformer` of TransformerLens 3.9.
+`HookedTransformer` is this package's own class (`rlhf_lab/models/hooked_transformer.py`), but it is
+used like TransformerLens's (3.9 and 4). Weights, hook points, `cfg`, hooks, `run_with_cache`,
+`ActivationCache`, `to_tokens` and stacked weights (`W_Q` ...) have the same names and behavior. A
+policy, `TransformerWithValueHead(model)`, has the same hook methods, and you can also build it
+around a `HookedTransformer` of TransformerLens 3.9.
 
-These features of TransformerLens's class are missing or different:
+The differences:
 
 | in TransformerLens | here |
 |---|---|
@@ -69,9 +70,8 @@ These features of TransformerLens's class are missing or different:
 DIFFERENCES = {
     "`HookedTransformer.from_pretrained(name)`": "`models.load_model(name)`",
     "`fold_ln`, `center_writing_weights`, `center_unembed`": (
-        "weights stay as they were trained, as with `from_pretrained_no_processing`. So "
-        "`ActivationCache.logit_attrs` and `apply_ln=True` leave out the weight and the bias of "
-        "the final norm"
+        "weights are never processed, so `ActivationCache.logit_attrs` and `apply_ln=True` leave "
+        "out the final norm's weight and bias"
     ),
     "`generate`": "`sampling.sample(policy, prompts, SamplingSpec(...))`",
     "`loss_per_token=True` of the forward pass": "`functional.get_logprobs` of the logits",
@@ -83,18 +83,17 @@ DIFFERENCES = {
     "stacked `W_gate`": "`torch.stack([block.mlp.W_gate for block in model.blocks])`",
     "`use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in`": (
         "hooks on `attn.hook_q`, `attn.hook_k`, `attn.hook_v` and `ln2.hook_normalized`; "
-        "`diffing.patch_path` patches the input of one head"
+        "`diffing.patch_path` patches a single head's input"
     ),
     "`use_attn_result`": (
-        "not needed: `attn.hook_result` fires if it has a hook. `run_with_cache` stores it only if "
+        "not needed: `attn.hook_result` fires if it has a hook, and `run_with_cache` stores it if "
         "`names_filter` selects it"
     ),
     "hook points of q and k norms: `[batch * pos * head, d_head]`": (
         "`[batch pos head d_head]`; all heads together in OLMo 2"
     ),
     "`isinstance(model, transformer_lens.HookedTransformer)`": (
-        "is False. SAELens and circuit-tracer need a class of their library: load the model that "
-        "`python -m rlhf_lab export` writes"
+        "is False; for SAELens or circuit-tracer, load what `python -m rlhf_lab export` writes"
     ),
 }
 SUCH_AS = {
@@ -152,9 +151,8 @@ def _settings(architecture: str) -> str:
     known = converted | WITHOUT_EFFECT
     fields = _fields(architecture)
     only = [f"`{name}={default!r}`" for name, default in fields.items() if name not in known]
-    names = ", ".join(f"`{name}`" for name in sorted(converted & fields.keys()))
     ropes = [_ropes(architecture, sliding) for sliding in (False, True)]
-    return f"| `{architecture}` | {names} | {', '.join(only)} | {' | '.join(ropes)} |\n"
+    return f"| `{architecture}` | {' | '.join(ropes)} | {', '.join(only)} |\n"
 
 
 def _fields(architecture: str) -> dict[str, object]:
@@ -183,8 +181,11 @@ def _ropes(architecture: str, sliding: bool) -> str:
             FAMILIES[architecture].model_config(tiny_of(architecture, **changes).config)
         except Exception:  # a LoadError, or an error of transformers
             continue
-        found.append(f"`{kind}`")
-    return ", ".join(found)
+        found.append(kind)
+    missing = [f"`{kind}`" for kind in ROPES if kind not in found]
+    if len(missing) < 2:
+        return f"all but {missing[0]}" if missing else "all"
+    return ", ".join(f"`{kind}`" for kind in found)
 
 
 def measure(architecture: str) -> Figures:
