@@ -1,35 +1,24 @@
 # %% [markdown]
 # # 00 Start
 #
-# By the end of this lesson you can train a small language model with RLHF on a reward that you wrote yourself, and catch it
-# cheating.
+# By the end of this lesson you can train a small language model with RLHF on a reward function that you wrote yourself, and
+# catch the model cheating.
 #
-# You run the RLHF loop once, learn its vocabulary on a single review, write your first functions, and then train the
-# model twice: once with a penalty for drifting away from the original model, and once without.
+# First you run the RLHF loop once and learn its vocabulary on a single review. Then you write your first functions, and train
+# the model twice with your own reward: once with a penalty for drifting away from the original model, and once without.
 #
 # **You will also be able to**
 # - name the parts of the RLHF loop: policy, state, action, reward, value, advantage, reference, KL;
 # - fill in a function in a notebook, and read the result of its check;
 # - explain why padding must not count in a mean;
 # - write a reward function, and recognize reward hacking when you see it.
-#
-# **If something does not work**
-#
-# | you see | it means |
-# |---|---|
-# | ○ not written yet | the function still ends in `raise NotImplementedError` |
-# | ✗ and a table | your result next to the expected one, at the first entry that differs |
-# | ✗ and an error | your function raised it; the line is counted from the top of its cell |
-# | likely: ... | the mistake that produces exactly your results |
-# | `TypeCheckError` | a tensor has a different shape or dtype than the signature promises |
-# | `NameError` | an earlier cell has not been run in this session |
 
 # %%
 # first cell
 
 # %% [markdown]
 # About {minutes} minutes of work. All cells together run in about 40 seconds on one core, without a network. Cells that take
-# more than 3 seconds are labeled, like this one:
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -70,38 +59,36 @@ over_seeds = SeedFigures("start", SETTINGS)  # this run next to stored runs of o
 predictions = Predictions()
 
 # %% [markdown]
-# The first two lines turn on runtime shape checking. `SETTINGS` chooses what the lesson runs on: Reel, a tiny language of
-# movie reviews, and a two-layer transformer that was trained to write it. On a GPU with a network, change
-# `preset="reel"` to `preset="gpt2-medium"`. The results quoted in the text are for Reel.
+# The first two lines turn on runtime shape checking. `SETTINGS` chooses the model and the reward. In this lesson you use Reel,
+# a tiny language of movie reviews, together with a two-layer transformer that was trained to generate it. If you have a GPU and
+# a network, you can change `preset="reel"` to `preset="gpt2-medium"`, but the results quoted in the text are for Reel.
 #
 # ## Why RLHF exists
 #
-# A language model learns to continue text the way people write it. But *likely* text is not the same as *wanted* text.
-# The most likely continuation of a question may be another question; the most likely review of a bad movie is a bad
-# review. Nobody knows how to write a differentiable loss for "helpful" or "true". What people can do is compare two
-# texts and choose the better one.
+# A language model learns to continue text the way people write it. But *likely* text is not the same as *wanted* text. The most
+# likely continuation of a question may be another question, and the most likely review of a bad movie is a bad review. Nobody
+# knows how to write a differentiable loss for "helpful" or "true". What people can do is look at two texts and pick the better
+# one.
 #
 # Reinforcement learning from human feedback turns such comparisons into training, in three steps:
 #
-# 1. Collect comparisons: two texts, and which of them a person preferred.
-# 2. Train a **reward model** on them. It gives every text a number, its *reward*, which is higher for texts that people
-#    prefer.
-# 3. Let the language model write, score its texts with the reward model, and update the weights so that high-scoring text
-#    becomes more likely, while the model stays close to where it started.
+# 1. Collect comparisons: pairs of texts, and which of the two a person preferred.
+# 2. Train a **reward model** on them. It gives every text a number, its *reward*, which is higher for texts that people prefer.
+# 3. Let the language model generate texts, score them with the reward model, and update the weights so that high-scoring texts
+#    become more likely, while the model stays close to where it started.
 #
-# The last condition matters. A reward model is reliable only near the texts it was trained on, and an unconstrained
-# language model will find texts on which the reward model is wrong. You will see that happen below.
+# That last condition matters. A reward model is only reliable near the texts it was trained on, and an unconstrained language
+# model will find texts on which the reward model is wrong. You will see this happen below.
 #
-# - 2017, Christiano et al. ([1706.03741](https://arxiv.org/abs/1706.03741)): a simulated robot learns a backflip from
-#   about 900 comparisons.
-# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same idea for GPT-2, with a penalty for
-#   moving away from the original model. This is the method you will implement.
-# - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human-written
-#   ones.
-# - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, whose method ChatGPT uses.
+# - 2017, Christiano et al. ([1706.03741](https://arxiv.org/abs/1706.03741)): a simulated robot learns a backflip from about 900
+#   comparisons.
+# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same idea for GPT-2, with a penalty for moving
+#   away from the original model. This is the method you will implement.
+# - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human-written ones.
+# - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, whose method ChatGPT also uses.
 #
-# There is no human in this lesson: the reward is a classifier or a formula, so we know what should happen and can check
-# whether it did. Everything that comes after the reward is the same as with human feedback.
+# There is no human in this lesson. The reward is a classifier or a formula, so we know what should happen and can check whether
+# it did. Everything that comes after the reward works exactly as it does with human feedback.
 #
 # ## The loop
 
@@ -109,8 +96,8 @@ predictions = Predictions()
 loop_diagram()
 
 # %% [markdown]
-# Here is one trip around the loop with four reviews. Each commented line is a box or an arrow in the diagram. The
-# number at a box is the lesson that explains it.
+# Let's go around the loop once, with four reviews. Each commented line below is a box or an arrow in the diagram, and the
+# number next to a box is the lesson that explains it.
 
 # %%
 trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(batch_size=4, num_minibatches=1)))
@@ -122,13 +109,13 @@ learned = trainer.learning_phase(rollout)  # objective, gradient steps
 show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits=2)
 
 # %% [markdown]
-# The reward comes from a sentiment classifier: close to 1 for a positive review, close to 0 for a negative one.
-# (`learned` contains statistics of the gradient steps; {lesson:ppo} explains them.)
+# The reward comes from a sentiment classifier, so it is close to 1 for a positive review and close to 0 for a negative one.
+# (`learned` contains statistics of the gradient steps, which {lesson:ppo} explains.)
 #
 # ## The vocabulary, on one review
 #
-# A review is written one *token* at a time, and in Reel a token is a word. The first words, the *prompt*, are given. The
-# table follows the best of the four reviews through its first seven tokens.
+# The model generates a review one *token* at a time, and in Reel every token is a word. The first few words, called the
+# *prompt*, are given. The table below follows the best of the four reviews through its first seven tokens.
 
 # %%
 best = int(rewards.argmax())
@@ -158,32 +145,32 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 # %% [markdown]
 # | term | in this example |
 # |---|---|
-# | **policy**, $\pi(a \mid s)$ | the language model: given the text so far, a probability for each possible next token |
-# | **state**, $s_t$ | the prompt and the tokens written so far: one row of the table |
-# | **action**, $a_t$ | the token written next |
+# | **policy**, $\pi(a \mid s)$ | the language model. Given the text so far, it assigns a probability to each possible next token |
+# | **state**, $s_t$ | the prompt and the tokens generated so far: one row of the table |
+# | **action**, $a_t$ | the token generated next |
 # | **episode** | one review, from the prompt to its end |
 # | **reward**, $R$ | one number for the finished review |
-# | **value**, $V(s_t)$ | the reward to expect from this state, predicted by the *value head*, a small network on top of the model. It is untrained, so its predictions are all close to 0 |
-# | **advantage**, $A_t$ | how much better things went with this token than expected. This is the credit a token receives |
-# | **reference**, $\pi_\mathrm{ref}$ | a frozen copy of the model as it was before training |
+# | **value**, $V(s_t)$ | the reward to expect from this state, predicted by the *value head*, a small network on top of the model. It is untrained so far, so its predictions are all close to 0 |
+# | **advantage**, $A_t$ | how much better things went with this token than expected. This is the credit that the token receives |
+# | **reference**, $\pi_\mathrm{ref}$ | a frozen copy of the model from before training |
 # | **KL** | how far the policy has moved from the reference, in *nats*. One nat is a factor of $e \approx 2.7$ in probability |
 # | **rollout** | a batch of finished reviews together with all these numbers |
-# | **phase** | one trip around the loop: a rollout, then a few gradient steps |
+# | **phase** | one trip around the loop: a rollout, followed by a few gradient steps |
 #
-# If you know reinforcement learning from games, three things are different here. The next state is known exactly: it is
-# the text plus one token. The reward comes once, at the very end. And the policy is good from the start: the hard part is
-# not learning to write, but changing the content of the reviews without breaking them.
+# If you know reinforcement learning from games, three things are different here. The next state is known exactly, because it is
+# just the text plus one token. There is only one reward, at the very end. And the policy is already good at the start: the hard
+# part is not learning to write, but changing what the reviews say without breaking them.
 #
-# The goal of training fits on one line. $\mathbb{E}_{x \sim \pi}$ is the average over reviews $x$ written by the policy,
-# and $\beta$ (`kl_coef` in the code) is the amount of (normalized) reward that one nat of KL costs:
+# The goal of training fits on one line. Here $\mathbb{E}_{x \sim \pi}$ is the average over reviews $x$ generated by the policy,
+# and $\beta$ (`kl_coef` in the code) is how much (normalized) reward we are willing to give up for one nat of KL:
 #
 # $$\max_\pi \;\; \mathbb{E}_{x \sim \pi}\big[R(x)\big] \;-\; \beta \, \mathrm{KL}(\pi \,\|\, \pi_\mathrm{ref})$$
 #
 # ## Masks
 #
-# Reviews have different lengths, but they share one tensor: a row per review, a column per token. Short rows are filled
-# up with padding, and a *mask* is True where a token is real. Here are three reviews with one number per token. The 9s are
-# padding.
+# Reviews can have different lengths, but they have to fit into one tensor, with a row per review and a column per token. Short
+# rows are therefore filled up with padding, and a *mask* is True wherever a token is real. Here are three reviews with one
+# number per token. The 9s are padding.
 
 # %%
 scores = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 9.0, 9.0], [7.0, 8.0, 2.0, 9.0]])
@@ -194,11 +181,11 @@ show_table(
 )
 
 # %% [markdown]
-# The package's `sequence_sum` adds the real scores of each row. Its signature is its contract: `x` is
-# `Float[Tensor, "batch gen"]`, floats with one row per sequence and one column per generated token, and the result is
-# `Float[Tensor, " batch"]`, one float per sequence. `zero_masked(x, mask)` puts 0 where the mask is False, and returns `x`
-# unchanged if there is no mask. `check_same_shape` raises an error if shapes differ, and `at_least_float32` converts half
-# precision to float32.
+# The package's `sequence_sum` adds up the real scores in each row. Read its signature first: `x` is
+# `Float[Tensor, "batch gen"]`, so it contains floats, with one row per sequence and one column per generated token. The result
+# is `Float[Tensor, " batch"]`, one float per sequence. The function uses three helpers. `zero_masked(x, mask)` puts 0 wherever
+# the mask is False, and returns `x` unchanged if there is no mask. `check_same_shape` raises an error if shapes differ, and
+# `at_least_float32` converts half precision to float32.
 
 # %%
 from rlhf_lab.functional import sequence_sum  # given
@@ -209,23 +196,32 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 # %% [markdown]
 # ## Your first function: a masked mean
 #
-# A mean over real tokens is this sum divided by a count, and a wrong count is one of the most common bugs in RLHF code.
-# One of the three fractions below is the mean of the real scores, one counts the padding in the denominator, and one
-# counts it in the numerator as well. Which is which? Replace the dots with the correct mean before you continue. The
-# notebook keeps your predictions and shows at the end which results surprised you.
+# The mean over real tokens is this sum divided by a count. Getting that count wrong is one of the most common bugs in RLHF
+# code. One of the three fractions below is the mean of the real scores, one counts the padding in the denominator, and one
+# counts it in the numerator as well. Which is which? Replace the dots with your answer before you read on. The notebook keeps
+# track of your predictions, and shows you at the end which results surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
 
 # %% [markdown]
-# The next cell is yours. The numbered lines of the docstring are the steps. Replace the last line of the cell with your
-# code, run the cell, then run the check below it. The check tries more than this example: other sizes, a single row, a
+# Now it's your turn. The numbered lines of the docstring are the steps. Replace the last line of the next cell with your code,
+# run the cell, and then run the check below it. The check tries more than our small example: other sizes, a single row, a
 # single token, no mask, very large numbers, and the gradient.
 #
-# Run the check once before you write anything, to see an unsolved exercise. If you get stuck, run `hint("masked_mean")`
-# in a new cell. Each exercise has three hints: the idea, the shapes, and finally the line of code. (`denominator` is for
-# minibatches that are split into pieces to save memory; the docstring gives the rule. The cell also imports
-# `real_entries(x, mask)`, which returns the mask, or all True if there is no mask.)
+# Run the check once before you write anything, to see what an unsolved exercise looks like. If you get stuck, run
+# `hint("masked_mean")` in a new cell. Each exercise has three hints: the idea, the shapes, and finally the code itself. (Leave
+# `denominator` for last: it is only needed when a minibatch is split into pieces to save memory. The imported
+# `real_entries(x, mask)` returns the mask, or all True if you do not pass a mask.)
+#
+# | you see | it means |
+# |---|---|
+# | ○ not written yet | the function still ends in `raise NotImplementedError` |
+# | ✗ and a table | your result next to the expected one, at the first entry that differs |
+# | ✗ and an error | your function raised it; the line number is counted from the top of its cell |
+# | likely: ... | the mistake that produces exactly your results |
+# | `TypeCheckError` | a tensor has a different shape or dtype than the signature promises |
+# | `NameError` | an earlier cell has not been run in this session |
 
 # %%
 from rlhf_lab.functional import masked_mean  # exercise
@@ -239,30 +235,32 @@ nearest = min(candidates, key=lambda name: abs(candidates[name] - mean))
 predictions.compare("the mean of the real scores is", which_mean, nearest)
 
 # %% [markdown]
-# Neither mistake raises an error. The result is simply wrong, and the more padding there is, the more wrong it gets.
+# Neither of the two mistakes raises an error. The result is simply wrong, and the more padding there is, the more wrong it
+# gets.
 #
 # ## Your own reward
 #
-# Now invent a reward. It can be any function from texts to numbers: what would you like this model to write? There are
-# no steps to follow and no right answer. The check only tests what every reward needs: one float per text, and the same
-# float for the same text no matter what else is in the batch.
+# Now make up a reward. It can be any function from texts to numbers, so what would you like this model to write? There are no
+# steps to follow and no right answer. The check only tests what every reward function needs: it returns one float per text, and
+# a text always gets the same reward, no matter what else is in the batch.
 #
-# If nothing comes to mind, reward strong praise: count the words brilliant, perfect, superb and stunning. (Avoid rewards
-# that never vary. All Reel reviews have nearly the same length, so rewarding length teaches the model nothing.)
+# If nothing comes to mind, reward gushing praise: count the words brilliant, perfect, superb and stunning. (Avoid rewards that
+# never vary. All Reel reviews have nearly the same length, for example, so rewarding length teaches the model nothing.)
 
 # %%
 from rlhf_lab.course.exercises.start import my_reward  # exercise
 
 # %% [markdown]
-# A policy does not know what you *meant*. It finds the texts that score highest. So before you train: how will it cheat?
-# Replace the dots with one sentence in quotes. It is not graded, but you will see it again next to the policy's reviews.
+# The policy has no idea what you *meant*. It only finds the texts that score highest. So before you train, think like the
+# policy: how could you get a high score without doing what your reward is supposed to encourage? Replace the dots with one
+# sentence in quotes. It isn't graded, but you will see it again next to the policy's reviews.
 
 # %%
 cheated_by = "it will say the praise words and forget the rest"  # predict: in words
 
 # %% [markdown]
-# You will now train twice from the same start with your reward: once with the KL penalty (`kl_coef` 0.3) and once without
-# it. Which run ends with the higher reward, and which with the higher KL?
+# Next you train the model twice with your reward, from the same start: once with the KL penalty (`kl_coef` 0.3) and once
+# without it. Which run will end with the higher reward, and which with the higher KL?
 #
 # (7 s on one core)
 
@@ -321,12 +319,13 @@ curves(
 )
 
 # %% [markdown]
-# Look at the two plots together. Both runs learn. With the praise words as the reward, the run without the penalty gains
-# more, and moves further from the reference for it.
+# Look at the two plots together. Both runs learn. If you rewarded praise words, the run without the penalty gains more reward,
+# but it also moves further away from the reference.
 #
-# With that reward, both curves dip at phase 1. Has the first learning phase made the policy worse? A band is the 95 %
-# interval of a mean over the reviews of one phase, and both runs draw the same random numbers, so a dip by chance appears
-# in both. A larger sample answers the question: 2,048 fresh reviews before the first learning phase and after it.
+# With that reward, both curves also dip at phase 1. Did the first learning phase make the policy worse, or was it just bad
+# luck? Each band is the 95 % interval of a mean over one phase's reviews, and both runs draw the same random numbers, so a dip
+# by chance would show up in both. A larger sample settles the question. Let's generate 2,048 fresh reviews before the first
+# learning phase, and 2,048 after it.
 #
 # (4 s on one core)
 
@@ -348,13 +347,14 @@ if is_praise:  # the stored runs have this reward
     over_seeds.compare("reward gained", gained, digits=2)
 
 # %% [markdown]
-# On fresh reviews the reward rises in the first learning phase, so this batch was unusually bad. A mean over 128 reviews has
-# a standard error of 0.06 to 0.08, and differences of that size mean nothing. The dots repeat the whole experiment: next
-# to your run are two stored runs with other seeds. With another reward you have one seed only.
+# It was bad luck: on fresh reviews, the reward goes up in the first learning phase. A mean over 128 reviews has a standard
+# error of 0.06 to 0.08, so don't read anything into differences of that size. The dots below the table repeat the whole
+# experiment. They show your run next to two stored runs with other seeds. (There are stored runs for the praise words only, so
+# if you chose another reward, you have just one seed.)
 #
 # ### The reviews of the three policies
 #
-# Below are three reviews of each policy. The color of a word shows how much the reward drops when that word is left out.
+# Below are three reviews from each policy. The color of a word shows how much the reward drops if you leave that word out.
 
 
 # %%
@@ -392,19 +392,20 @@ if is_praise:
 predictions.recall("how it will be cheated", cheated_by)
 
 # %% [markdown]
-# With the praise words as the reward, the policy puts them wherever an adjective fits, even after "wasn't": "the plot
-# wasn't so brilliant" scores as much as "the plot was so brilliant". Before training, 17 % to 21 % of adjectives after
-# "wasn't" are praise words. After training it is 46 % to 56 % with the penalty and 70 % to 76 % without (three seeds).
+# If you rewarded the praise words, you will find that the policy puts them wherever an adjective fits, even after "wasn't".
+# After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17 % to 21 % of
+# the adjectives after "wasn't" are praise words. After training it is 46 % to 56 % with the penalty, and 70 % to 76 % without
+# (three seeds).
 #
-# The reward was computed correctly, but it did not measure what you meant. This is **reward hacking**. Krakovna et al.
+# The reward was computed correctly, but it did not measure what you meant. This is called **reward hacking**. Krakovna et al.
 # (2020, "Specification gaming") keep a long list of examples from the literature. Gao et al. (2022,
-# [2210.10760](https://arxiv.org/abs/2210.10760)) measure how the true quality first rises and then falls as a policy
-# moves away from the reference towards a learned reward.
+# [2210.10760](https://arxiv.org/abs/2210.10760)) train policies on learned rewards, and measure how the true quality first
+# rises and then falls as the policy moves away from the reference.
 #
 # ### A real model
 #
-# Does this happen outside of a toy language? These reviews are stored from a run in which the language model SmolLM2
-# continues "This movie was really", and its reward is the probability of *negative* of a sentiment classifier.
+# Does this happen outside of a toy language? Here are stored reviews from a run in which the language model SmolLM2 continues
+# "This movie was really". The reward is the probability of *negative* according to a sentiment classifier.
 
 # %%
 stored = stored_figures("real_samples")
@@ -412,15 +413,15 @@ show_table(["phase", "mean reward of 16", "reviews with bad"], stored["means"], 
 show_table(["phase", "reward", "the first three reviews"], stored["samples"], digits=2)
 
 # %% [markdown]
-# The model learns quickly: the mean reward rises from 0.13 to 0.98. But it has not become a critic. It has learned to
-# write "bad" first, in 15 of 16 reviews, and then continues as before. {Lesson:a_real_model} looks inside such a run.
+# The model learns quickly: the mean reward rises from 0.13 to 0.98. But it has not become a critic. It has merely learned to
+# start with the word "bad", which it does in 15 of 16 reviews, and then it carries on as before. {Lesson:a_real_model} looks
+# inside such a run.
 #
-# That was RLHF: write, score, step towards a higher score, and stay close to the reference. The other lessons take the
-# loop apart and let you rebuild it, with PPO (proximal policy optimization, Schulman et al. 2017,
-# [1707.06347](https://arxiv.org/abs/1707.06347)), the algorithm that has just taken the gradient steps. {Lesson:the_value_head}
-# attaches the value head with a hook, {lesson:the_objective} builds the objective of PPO, and {lesson:ppo} the training loop.
-#
-# [The map of the lessons](README.md) shows the way through an evening, a weekend, and everything.
+# That was RLHF: generate, score, step towards a higher score, and stay close to the reference. The algorithm that just took the
+# gradient steps for you is PPO (proximal policy optimization, Schulman et al. 2017,
+# [1707.06347](https://arxiv.org/abs/1707.06347)). In the next lessons you take the loop apart and rebuild it:
+# {lesson:the_value_head} attaches the value head with a hook, {lesson:the_objective} builds PPO's objective, and {lesson:ppo}
+# the training loop. [The map of the lessons](README.md) shows what you can do in an evening, in a weekend, and beyond.
 #
 # ## Where you are
 
@@ -431,20 +432,18 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **Reward two things at once**, one of them only if the other is present: praise words, but only in reviews that contain
-#   "but". Does the policy find the combination, or settle for one of the two?
+# - **Reward two things at once**, but count the first only if the second is present: for example praise words, but only in
+#   reviews that contain "but". Does the policy find the combination, or does it settle for one of the two?
 #
 #   <details><summary>Results (three seeds, 8 phases)</summary>
 #
-#   | | reviews with "but" | praise words per review |
-#   |---|---|---|
-#   | before training | 52 to 63 % | 0.5 to 0.6 |
-#   | with the penalty (`kl_coef` 0.3) | 81 to 89 % | 1.5 to 1.6 |
-#   | without | 88 to 95 % | 1.9 to 2.2 |
-#
-#   The policy finds both. Without the penalty, 86 to 94 % of the reviews are still grammatical.
+#   The policy finds both. Before training, 52 to 63 % of the reviews contain "but", and a review has 0.5 to 0.6 praise words.
+#   With the penalty it is 81 to 89 % and 1.5 to 1.6 words, and without the penalty 88 to 95 % and 1.9 to 2.2 words. Even then,
+#   86 to 94 % of the reviews are still grammatical.
 #
 #   </details>
 #
-# - **Repair your reward.** Change it so that the cheat you saw scores nothing, and train again. How many rounds does it
-#   take until you find no cheat in ten reviews, and how would you know that your reward has no cheat left?
+# - **Fix your reward.** Change it so that the cheat you saw no longer scores, and train again. How many rounds does it take
+#   until you find no cheat in ten reviews? And how would you know that your reward has no cheat left?
+#
+# Next: {lesson:the_value_head}, in which you teach the model to predict the reward while it is still writing.
