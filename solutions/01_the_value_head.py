@@ -1,36 +1,28 @@
 # %% [markdown]
 # # 01 The value head
 #
-# By the end of this lesson you can attach a value head to a transformer with a hook, and train it to predict the reward
-# of a review while the review is being written.
+# By the end of this lesson you can attach a value head to a transformer with a hook, and train it to predict the reward of a
+# review while the review is still being generated.
 #
-# PPO, the algorithm that trains the policy, needs to know in the middle of a text how well the text is going. The *value*
-# of a state is the reward to expect from there:
+# PPO, the algorithm that trains the policy, needs to know in the middle of a text how well things are going. The *value* of a
+# state is the reward to expect from there:
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
 #
-# A language model does not output this value, but its activations may contain it. The value head is a small network that
-# reads one activation inside the transformer and outputs one number per position.
+# A language model does not output this value, but its activations may contain it. The value head is a small network that reads
+# one activation inside the transformer and outputs one number per position.
 #
 # **You will also be able to**
 # - find a hook point by its name, and know the shape of its activation;
-# - choose, from the 29 values of a review, the right one for each of its 26 generated tokens;
-# - explain how much of the outcome a frozen transformer already represents.
-#
-# **If something does not work**
-#
-# | you see | look at |
-# |---|---|
-# | logits change when the value head is attached | the return value of your hook: a hook that returns something replaces the activation |
-# | the value moves one token too late | the slice of the values: a value belongs to the state *before* a token |
-# | explained variance stays at 0 | `head_lr`, the hook point, and the assignment of rewards to rows |
+# - pick out the right one of a review's 29 values for each of its 26 generated tokens;
+# - explain how much a frozen transformer already knows about the outcome.
 
 # %%
 # first cell
 
 # %% [markdown]
 # About {minutes} minutes of work. All cells together run in about 25 seconds on one core, without a network. Cells that take
-# more than 3 seconds are labeled:
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -68,15 +60,15 @@ over_seeds = SeedFigures("the_value_head", SETTINGS)  # this run next to stored 
 predictions = Predictions()
 
 # %% [markdown]
-# `SETTINGS` chooses what the lesson runs on: Reel, a tiny language of movie reviews, and a two-layer transformer that was
-# trained to write it. The results quoted in the text are for Reel.
+# `SETTINGS` chooses the model and the reward. As before, you use Reel, a tiny language of movie reviews, and a two-layer
+# transformer that was trained to generate it. The results quoted in the text are for Reel.
 #
 # ## Names of activations
 #
-# A `HookedTransformer` is an ordinary transformer that passes every intermediate activation through a *hook point*. A hook
-# point does nothing by itself. If you register a function on it, the function receives the activation, and may replace
-# it. The cell below registers a function on all hook points that records names and shapes, and runs the model on one
-# review. TransformerLens uses the same names.
+# A `HookedTransformer` is an ordinary transformer that passes every intermediate activation through a *hook point*. By default,
+# a hook point does nothing. But if you register a function on it, this function receives the activation and may replace it. The
+# cell below runs the model on one review, with a function on every hook point that records the name and the shape of the
+# activation. (The names are the same as in TransformerLens.)
 
 # %%
 args = RLHFArgs(**SETTINGS)
@@ -98,9 +90,10 @@ in_last_block = [(name, shape) for name, shape in fired if name.startswith(last_
 show_table(["hook point in the last block", "shape"], in_last_block)
 
 # %% [markdown]
-# The *residual stream* runs through all blocks. Each attention layer reads it and adds to it (`hook_resid_pre` is before
-# the attention, `hook_resid_mid` after), then each MLP does (`hook_resid_post` is after the MLP). After the last block,
-# `ln_final` normalizes the stream and `unembed`, a matrix, turns it into logits:
+# The *residual stream* runs through all blocks. In each block, the attention layer reads the stream and adds its output to it,
+# and then the MLP does the same. So `hook_resid_pre` is the stream before the attention, `hook_resid_mid` is between attention
+# and MLP, and `hook_resid_post` is after the MLP. After the last block, `ln_final` normalizes the stream, and `unembed`, a
+# matrix, turns it into logits:
 #
 # ```text
 # tokens -> embedding -> block 0 -> block 1 -> ln_final -+-> unembed    -> logits  [batch seq d_vocab]
@@ -108,8 +101,8 @@ show_table(["hook point in the last block", "shape"], in_last_block)
 #                                                        +-> value head -> values  [batch seq]
 # ```
 #
-# The value head should read the same activation as `unembed`, up to a scale and a shift of each dimension. At which of
-# these four hook points is it?
+# The value head should read the same activation as `unembed`, up to a scale and a shift of each dimension. Which of these four
+# hook points gives you that activation?
 
 # %%
 hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "blocks.1.hook_mlp_out"
@@ -121,14 +114,14 @@ has_width = [name for name, shape in after_the_blocks if shape[-1] == model.cfg.
 predictions.compare("the value head belongs on", hook_point, has_width[0])
 
 # %% [markdown]
-# The norm changes the stream, so the last `hook_resid_post` is not the right one. `hook_scale` is the divisor, one number
-# per position, and `blocks.1.hook_mlp_out` is only the output of the last MLP.
+# It is `ln_final.hook_normalized`. The last `hook_resid_post` comes too early, because the final norm still changes the stream.
+# `hook_scale` is only the divisor, one number per position, and `blocks.1.hook_mlp_out` is only the output of the last MLP.
 #
-# There are two ways to register a hook. `model.add_hook(name, function)` keeps it until `model.reset_hooks()`, which
-# removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes its own hooks at the end of the
-# block, even after an error. Prefer the second.
+# There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
+# which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, at the end
+# of the block and even after an error. Prefer the second way.
 #
-# A hook that returns nothing leaves the activation unchanged. Here is one that returns something. Are the logits the same
+# A hook that returns nothing leaves the activation unchanged. The hook below does return something. Will the logits be the same
 # while it is registered?
 
 # %%
@@ -154,23 +147,25 @@ print("after the with block they are", "the same" if after.equal(before) else "s
 # %% [markdown]
 # ## A value head
 #
-# The value head maps `d_model` numbers to one. Registered on `ln_final.hook_normalized`, it gives logits and values in a
-# single forward pass.
+# The value head maps `d_model` numbers to one number. If you register it on `ln_final.hook_normalized`, a single forward pass
+# gives you both the logits and the values.
 #
-# The cell below contains the whole class except for one method, `value_hook`. The rest of the class uses it as
-# `with self.value_hook() as values:` around the final norm, and then takes `values[0]`, of shape `[batch seq]`. Write it
-# as a context manager: make an empty list, register a hook that appends the values to the list, and `yield` the list while
-# the hook is registered.
+# The cell below contains the whole class except for one method, `value_hook`, which you write. The rest of the class wraps the
+# final norm in `with self.value_hook() as values:`, and afterwards uses `values[0]`, of shape `[batch seq]`. Your method is a
+# context manager: make an empty list, register a hook that appends the values to this list, and `yield` the list while the hook
+# is registered.
 #
-# `self.base_model.hook_dict[VALUE_HOOK]` is the hook point, a torch module. Its method
-# `register_forward_hook(function)` calls `function(hook_point, inputs, activation)` in every forward pass. It returns a
-# handle, and `with` this handle the hook is removed at the end.
+# You find the hook point, a torch module, at `self.base_model.hook_dict[VALUE_HOOK]`. Its method
+# `register_forward_hook(function)` makes torch call `function(hook_point, inputs, activation)` in every forward pass. The
+# method returns a handle. If you use this handle in a `with` statement, torch removes the hook at the end of the block.
+#
+# (Do the logits change when the value head is attached? Then your hook returns something, which replaces the activation.)
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
 
 # %% [markdown]
-# Does the policy still have the logits of the model? And how large are the first values, before any training?
+# Does the policy still compute the same logits as the model alone? And how large are the values before any training?
 
 # %%
 first_values = "about 0"  # predict: "about 0", "about 1" or "anything"
@@ -189,14 +184,14 @@ kind = "about 0" if size < 0.1 else "about 1" if (values - 1).abs().max() < 0.1 
 predictions.compare("the first values are", first_values, kind)
 
 # %% [markdown]
-# The last layer of a new value head has very small random weights, so all values start near 0. This is deliberate. An
-# advantage is computed from the reward and the values, and large random values would make the first advantages noise.
+# The last layer of a new value head has very small random weights, so all values start out near 0. This is deliberate.
+# Advantages are computed from the reward and the values, so large random values would fill the first advantages with noise.
 #
 # ## Values and tokens
 #
-# The policy outputs a value at every position: the value of the state *after* the token at this position, in which the next
-# token is chosen. PPO needs, for each generated token, the value of the state *before* it. `prefix_len` counts the tokens
-# of the prompt.
+# The policy outputs a value at every position. It is the value of the state *after* the token at this position, which is the
+# state in which the next token is chosen. PPO, however, needs the value of the state *before* each generated token. Write a
+# function that cuts out these values. `prefix_len` is the number of tokens in the prompt.
 
 # %%
 from rlhf_lab.functional import generated_values  # exercise
@@ -227,20 +222,21 @@ show_table(
 print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values, atol=1e-5)))
 
 # %% [markdown]
-# The sampler computes its values token by token while it writes. Your slice of a single forward pass over the finished
-# reviews gives the same numbers, so your alignment is right.
+# The sampler computes its values token by token while it generates the review. Your slice comes from a single forward pass over
+# the finished review. The two agree, so your alignment is right. (If your values come one token too late, you have taken the
+# value after each token.)
 #
 # ## Training the head alone
 #
-# Your policy is in the trainer above. Its `base_lr` is 0: only the value head learns, and the transformer does not change.
-# What can the head learn from a transformer that was trained to continue reviews, and never on a reward?
+# The trainer above uses your policy with `base_lr` 0, so only the value head learns, and the transformer does not change. This
+# transformer was trained to continue reviews, and has never seen a reward. What can the head learn from it?
 #
-# The *explained variance* is the fraction of the variance of the returns $G$, the targets of the value head, that the
-# values predict. 0 is nothing, 1 is everything:
+# To measure this, we use the *explained variance*: how much of the variance of the returns $G$, the targets of the value head,
+# the values can predict. 0 means nothing, and 1 means everything:
 #
 # $$EV = 1 - \operatorname{Var}(G - V) \,/\, \operatorname{Var}(G)$$
 #
-# How large is it in the last of eight phases?
+# How large will it be in the last of eight phases?
 #
 # (6 s on one core)
 
@@ -268,15 +264,15 @@ curves(
 )
 
 # %% [markdown]
-# The explained variance rises from 0 in each seed, without a single change to the transformer. So its residual stream
-# already contained information about the outcome. It cannot reach 1: part of the outcome is decided by words that are not
-# written yet.
+# The explained variance rises from 0 in each seed, without a single change to the transformer. So the residual stream already
+# contained information about the outcome. But the explained variance cannot reach 1, because part of the outcome depends on
+# words that have not been generated yet. (If yours stays at 0, check `head_lr` and the hook point.)
 #
 # ## The values of a review
 #
-# Below are the best and the worst of 128 reviews. Each word has the color of the value *after* it: blue is above 0, orange
-# below (hover for the numbers). The trainer normalizes rewards to mean 0, so the values are also around 0. Find the words
-# at which the value head changes its prediction.
+# Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue is above 0, orange is
+# below (hover for the numbers). The values are centered around 0 because the trainer normalizes rewards to mean 0. At which
+# words does the value head change its prediction?
 
 # %%
 rollout = trainer.rollout_phase()
@@ -307,16 +303,16 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **A longer or faster training of the head.** Set `head_lr=1e-2`, or train for 20 phases. How far does the explained
-#   variance rise with the transformer frozen? And with the preset's `base_lr`?
+# - **Train the head for longer, or faster.** Set `head_lr=1e-2`, or train for 20 phases. How far does the explained variance
+#   rise while the transformer is frozen? And what happens with the preset's `base_lr`?
 #
 #   <details><summary>Results (three seeds, last phase)</summary>
 #
-#   Frozen, 20 phases: 0.40 to 0.41. Frozen, 8 phases with `head_lr=1e-2`: 0.31 to 0.42. With the preset's `base_lr`, 8
-#   phases: 0.27 to 0.34, no more than with the transformer frozen. (In the last case the rewards change during the run,
-#   so the numbers are not strictly comparable.)
+#   With a frozen transformer, 20 phases reach 0.40 to 0.41, and 8 phases with `head_lr=1e-2` reach 0.31 to 0.42. With the
+#   preset's `base_lr`, 8 phases reach 0.27 to 0.34, so training the transformer as well does not help here. (In that case the
+#   rewards change during the run, so the numbers are not strictly comparable.)
 #
 #   </details>
 #
-# Next: {lesson:the_objective}, in which values and rewards become one objective. The appendix
-# {lesson:where_values_are_read} finds the first layer and word at which the value can be read.
+# Next: {lesson:the_objective}, in which values and rewards become one objective. If you want to know in which layer and at
+# which word the value first shows up, see the appendix {lesson:where_values_are_read}.
