@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
@@ -16,7 +16,6 @@ from rlhf_lab.probes import (
     LogitShift,
     ReelTruth,
     Run,
-    Suite,
     ValueLens,
     WeightDelta,
     attach,
@@ -68,34 +67,16 @@ def make_trainer(tmp_path: Path) -> Callable[..., RLHFTrainer]:
 
 
 @pytest.fixture
-def elsewhere(model_dir: Path, tmp_path: Path) -> RLHFTrainer:
-    """Two phases of each of the two tiny models, which do not speak Reel."""
-    args = RLHFArgs(
-        base_model=str(model_dir),
-        reward_fn="count:w1",
-        prefix="w3 w4",
-        total_phases=2,
-        warmup_steps=1,
-        batch_size=8,
-        num_minibatches=2,
-        gen_len=5,
-        top_k=4,
-        base_lr=3e-3,
-    )
-    return RLHFTrainer(args, out=tmp_path / "run")
+def elsewhere_with(model_dir: Path, tmp_path: Path) -> Callable[..., RLHFTrainer]:
+    """A run of a tiny model that does not speak Reel."""
 
+    def make(name: str = "run", prompts: list[str] | None = None, **changes: Any) -> RLHFTrainer:
+        fields = {"base_model": str(model_dir), "reward_fn": "count:w1", "prefix": "w3 w4"}
+        fields |= {"total_phases": 3, "warmup_steps": 1, "batch_size": 8, "num_minibatches": 2}
+        fields |= {"gen_len": 5, "base_lr": 3e-3, "lora_rank": 2}
+        return RLHFTrainer(RLHFArgs(**(fields | changes)), out=tmp_path / name, prompts=prompts)
 
-@pytest.fixture(scope="session")
-def weights_of() -> Callable[[nn.Module], dict[str, Tensor]]:
-    def copy(module: nn.Module) -> dict[str, Tensor]:
-        return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-    return copy
-
-
-@pytest.fixture(scope="session")
-def make_default_suite() -> Callable[[RLHFTrainer], Suite]:
-    return lambda trainer: default_suite(trainer)
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth
+from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth, Run
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
 
@@ -52,6 +52,21 @@ class Trained(NamedTuple):
             text=EvalText.of(self.tokens, self.mask),
             truth=self.truth,
         )
+
+
+def train_soundly(trainer: RLHFTrainer) -> Run:
+    """Train to the end: no probe was switched off, and all checks hold."""
+    trainer.train()
+    run = Run(trainer.run.path)
+    assert run.notes() == [] and run.checks()
+    assert [(x.phase, x.probe, x.name, x.value) for x in run.checks() if not x.ok] == []
+    return run
+
+
+def same_weights(one: RLHFTrainer, other: RLHFTrainer) -> bool:
+    """Compare the policies bitwise."""
+    pairs = zip(one.policy.parameters(), other.policy.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
 
 
 def trained(trainer: RLHFTrainer, tokens: Tensor, truth: ReelTruth | None) -> Trained:

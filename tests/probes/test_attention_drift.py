@@ -8,10 +8,10 @@ from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model
 from rlhf_lab.models.hooked_model import is_centered
-from rlhf_lab.probes import AttentionDrift, ReelTruth, Run, attach
+from rlhf_lab.probes import AttentionDrift, ReelTruth, attach
 from rlhf_lab.probes.attention_drift import distance_places, slot_places
 from rlhf_lab.probes.text_rows import TextRows
-from tests.probes.looking import Trained, row_alone, sound
+from tests.probes.looking import Trained, row_alone, sound, train_soundly
 from tests.tiny_families import tiny_of
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -95,9 +95,7 @@ def test_what_an_intervention_changes_behind_the_heads_stands_beside_the_causes(
     trainer = make_trainer()
     trainer.intervene("blocks.1.attn.hook_z", lambda z, where: z * 0.5, name="half")
     attach(trainer, AttentionDrift(every=1), eval_tokens=reviews[0])
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert all(check.ok for check in run.checks())
+    run = train_soundly(trainer)
     first = run.tensors("attention_drift", 0)
     assert not first["qk"].any() and not first["ov"].any() and first["hooks"][1].any()
     assert first["hooks"][0].abs().max() < 1e-5

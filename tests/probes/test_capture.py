@@ -9,6 +9,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.capture import capture_activations, resolve_sites
 from rlhf_lab.training.isolation import detached_gradients, no_side_effects
+from tests.probes.looking import same_weights
 
 POST = "blocks.1.hook_resid_post"
 
@@ -185,7 +186,7 @@ def test_copies_of_gradients_are_lent_when_asked(reel_policy):
 
 
 @pytest.mark.slow
-def test_captures_leave_the_weights_bit_for_bit(make_trainer, weights_of):
+def test_captures_leave_the_weights_bit_for_bit(make_trainer):
     plain, watched = make_trainer(), make_trainer()
 
     @watched.capture("blocks.*.hook_resid_*", at="after_score")
@@ -195,8 +196,7 @@ def test_captures_leave_the_weights_bit_for_bit(make_trainer, weights_of):
     plain.train()
     with pytest.warns(UserWarning, match="everything .*hooks of .* were changed"):
         watched.train()
-    found, expected = weights_of(watched.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert same_weights(watched, plain)
 
 
 def test_a_position_that_is_no_number_is_refused_at_once(make_trainer, monkeypatch):

@@ -5,10 +5,10 @@ import math
 import warnings
 
 import pytest
-import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import ComponentTransplant, Run, attach
+from rlhf_lab.probes import ComponentTransplant, attach
+from tests.probes.looking import same_weights, train_soundly
 
 pytestmark = pytest.mark.slow
 CLAUSE = "the plot was pretty good"
@@ -17,18 +17,14 @@ SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather
 FAST = {"total_phases": 2, "base_lr": 0.02, "prefix": SO_FAR, "gen_len": 5}
 
 
-def test_effects_match_coalitions_and_weights_are_unchanged(
-    make_trainer, weights_of, no_type_checks
-):
+def test_effects_match_coalitions_and_weights_are_unchanged(make_trainer, no_type_checks):
     plain, trainer = make_trainer(**FAST), make_trainer(**FAST)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        attached = attach(trainer, ComponentTransplant(n=6))
-        plain.train(), trainer.train()
-    run = Run(trainer.run.path)
-    assert attached.notes == [] and all(check.ok for check in run.checks()), run.checks()
-    found, expected = weights_of(trainer.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+        attach(trainer, ComponentTransplant(n=6))
+        plain.train()
+        run = train_soundly(trainer)
+    assert same_weights(trainer, plain)
     record = run.records("component_transplant")[-1]
     tensors = run.tensors("component_transplant", record["phase"])
     assert len(record["groups"]) == 7 and tensors["rewards"].shape == (128, 6)

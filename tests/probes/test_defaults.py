@@ -2,21 +2,20 @@ import pytest
 
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import (
-    Run,
     attach,
     attach_default_suite,
     default_suite,
     had_default_suite,
 )
 from rlhf_lab.training import RLHFTrainer
+from tests.probes.looking import train_soundly
 
 
 @pytest.mark.slow
-def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):
-    attachment = attach(elsewhere, default_suite(elsewhere))
-    elsewhere.train()
-    run = Run(elsewhere.run.path)
-    assert attachment.notes == []
+def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere_with):
+    trainer = elsewhere_with(total_phases=2, lora_rank=0, top_k=4)
+    attach(trainer, default_suite(trainer))
+    run = train_soundly(trainer)
     assert run.probes() == [
         "kl_by_position",
         "run_health",
@@ -26,7 +25,6 @@ def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere):
         "weight_delta",
         "words_moved",
     ]
-    assert [check for check in run.checks() if not check.ok] == []
     assert "optimal_reward" not in run.records("run_health")[0]
     assert "true_value" not in run.tensors("text_heatmap", 0)
 

@@ -20,6 +20,7 @@ from rlhf_lab.probes.direction import (
 from rlhf_lab.probes.direction_probe import Split, _by_halves, accuracy_interval
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.looking import train_soundly
 
 
 def two_gaussians(
@@ -134,7 +135,4 @@ def test_labels_other_than_the_sentiment_have_no_bayes_rule(make_trainer, probe)
     assert ReelTruth().fits(tokens, sentiment) and not ReelTruth().fits(tokens, of_plot)
     trainer = make_trainer(total_phases=1, warmup_steps=0)
     attach(trainer, probe, eval_tokens=tokens, labels=of_plot)
-    trainer.train()
-    run = Run(trainer.run)
-    assert [check.name for check in run.checks() if not check.ok] == []
-    assert "bayes_accuracy" not in run.records(probe.name)[-1]
+    assert "bayes_accuracy" not in train_soundly(trainer).records(probe.name)[-1]

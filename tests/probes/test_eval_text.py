@@ -1,7 +1,5 @@
 """Eval text: texts of unequal length reach every probe, and a run keeps the text that it reads."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,13 +10,13 @@ from rlhf_lab.probes import (
     EvalText,
     Probe,
     Record,
-    Run,
     Suite,
     attach,
     default_suite,
 )
 from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
+from tests.probes.looking import train_soundly
 
 LENGTHS = (29, 12, 20, 17, 29, 12, 15, 23, 12, 13, 29, 18)
 
@@ -83,21 +81,6 @@ def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side, p
     assert acts["values"].shape[:1] == (len(LENGTHS),)
 
 
-@pytest.fixture
-def elsewhere_with(model_dir, tmp_path) -> Callable[..., RLHFTrainer]:
-    """A run of a tiny model that does not speak Reel."""
-
-    def make(name: str = "run", prompts: list[str] | None = None, **changes) -> RLHFTrainer:
-        from rlhf_lab.config import RLHFArgs
-
-        fields = {"base_model": str(model_dir), "reward_fn": "count:w1", "prefix": "w3 w4"}
-        fields |= {"total_phases": 3, "warmup_steps": 1, "batch_size": 8, "num_minibatches": 2}
-        fields |= {"gen_len": 5, "base_lr": 3e-3, "lora_rank": 2}
-        return RLHFTrainer(RLHFArgs(**(fields | changes)), out=tmp_path / name, prompts=prompts)
-
-    return make
-
-
 def unequal(n: int) -> list[str]:
     return [" ".join(f"w{1 + (i + j) % 7}" for j in range(1 + i % 4)) for i in range(n)]
 
@@ -135,10 +118,8 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
     suite = default_suite(resumed)
     assert suite.eval_tokens.equal(began.eval_tokens)
     assert suite.eval_mask.equal(began.eval_mask)
-    attached = attach(resumed, suite)
-    resumed.train()
-    assert attached.notes == []
-    assert not [check for check in Run(trainer.run.path).checks() if not check.ok]
+    attach(resumed, suite)
+    train_soundly(resumed)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from rlhf_lab.probes import (
     WordsMoved,
     attach,
 )
+from tests.probes.looking import same_weights, train_soundly
 from tests.probes.test_eval_text import cut_reviews
 
 MAKERS = {
@@ -78,28 +79,28 @@ def test_every_probe_has_a_question_and_a_caveat():
     "kind",
     [pytest.param(x, marks=pytest.mark.nightly if x in ("lora", "grpo") else []) for x in RUNS],
 )
-def test_the_weights_are_the_same_bit_for_bit(make_trainer, weights_of, reviews, kind):
+def test_the_weights_are_the_same_bit_for_bit(make_trainer, reviews, kind):
     """With eval texts of unequal length; every check holds, and no probe is refused."""
     plain, probed = (make_trainer(base_lr=1e-3, **RUNS[kind]) for _ in range(2))
     wanted = MAKERS.keys() - REJECTED.get(kind, set())
-    attached = watch(probed, reviews, wanted)
+    watch(probed, reviews, wanted)
     lengths = set()
     probed.on("after_score")(lambda ctx: lengths.update(ctx.rollout.samples.mask.sum(1).tolist()))
-    plain.train(), probed.train()
+    plain.train()
+    assert len(train_soundly(probed).probes()) == len(wanted)
     assert (len(lengths) > 1) == ("stop_tokens" in RUNS[kind])
-    assert_sound(probed, attached, wanted)
-    assert_same(weights_of(probed.policy), weights_of(plain.policy))
+    assert same_weights(probed, plain)
     assert all(p.grad is None or p.requires_grad for p in probed.policy.parameters())
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the hooked modules run")
-def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, weights_of, reviews):
+def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, reviews):
     """Prompts and answers of unequal length, given by the caller, some of whose tokens count."""
     plain, probed = (make_trainer(base_lr=1e-3, stop_tokens="bye") for _ in range(2))
     # the probe samples as the settings say
     wanted = MAKERS.keys() - {ComponentTransplant}
-    attached = watch(probed, reviews, wanted)
+    watch(probed, reviews, wanted)
     rows = [row[: 12 + 2 * i].tolist() for i, row in enumerate(reviews[0][:8])]
     asked = [torch.tensor(row[: 3 + i % 3]) for i, row in enumerate(rows)]
     answers = [torch.tensor(row[3 + i % 3 :]) for i, row in enumerate(rows)]
@@ -110,8 +111,10 @@ def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, weigh
             scores = [((i + phase) % 3) / 2 for i in range(8)]
             trainer.step(asked, answers, scores, masks)
         trainer.finish()
-    assert_sound(probed, attached, wanted)
-    assert_same(weights_of(probed.policy), weights_of(plain.policy))
+    run = Run(probed.run.path)
+    assert run.notes() == [] and len(run.probes()) == len(wanted)
+    assert not [(c.probe, c.name, c.value) for c in run.checks() if not c.ok]
+    assert same_weights(probed, plain)
 
 
 def watch(trainer, reviews, wanted):
@@ -119,18 +122,4 @@ def watch(trainer, reviews, wanted):
     tokens, mask = cut_reviews(reviews, "left")
     probes = [make() for probe, make in MAKERS.items() if probe in wanted]
     suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
-    return attach(trainer, suite)
-
-
-def assert_sound(trainer, attached, wanted):
-    """No probe was switched off, each recorded, and all checks hold."""
-    assert attached.notes == []
-    run = Run(trainer.run.path)
-    assert len(run.probes()) == len(wanted)
-    assert not [(c.probe, c.name, c.value) for c in run.checks() if not c.ok]
-
-
-def assert_same(found, expected):
-    """The same weights, bit for bit."""
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    attach(trainer, suite)

@@ -4,8 +4,9 @@ import torch
 from rlhf_lab import functional as F
 from rlhf_lab.diffing import Groups
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import GradTerms, Run, attach
+from rlhf_lab.probes import GradTerms, attach
 from rlhf_lab.probes.grad_terms import cosines_of, gradient_products, term_gradients
+from tests.probes.looking import same_weights, train_soundly
 
 
 def test_products_and_cosines_by_hand():
@@ -23,10 +24,10 @@ def test_products_and_cosines_by_hand():
 
 
 @pytest.mark.slow
-def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
+def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer):
     plain, trainer = (make_trainer(ent_coef=0.01) for _ in range(2))
     probes = GradTerms(every=1), GradTerms(step="last", every=1, name="late")
-    attached = attach(trainer, *probes)
+    attach(trainer, *probes)
     policy_gradients, norms = [], []
 
     @trainer.on("after_backward")
@@ -48,10 +49,8 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
             expected = 0.0 if gradient is None else gradient
             policy_gradients.append((surrogate[name] - expected).abs().max().item())
 
-    plain.train(), trainer.train()
-    assert attached.notes == []
-    run = Run(trainer.run.path)
-    assert [check for check in run.checks() if not check.ok] == []
+    plain.train()
+    run = train_soundly(trainer)
     assert max(policy_gradients) < 1e-6
     record, found = run.records("grad_terms")[0], run.tensors("grad_terms", 0)
     value, unembed = record["terms"].index("value_loss"), record["groups"].index("unembed")
@@ -61,8 +60,7 @@ def test_terms_of_a_run_and_what_they_do_not_reach(make_trainer, weights_of):
     kl = record["terms"].index("kl_penalty")
     assert found["norms"][kl].max() < 1e-6 < run.tensors("late", 1)["norms"][kl].max()
     assert record["groups"][-2:] == ["value_head", "all"]
-    weights, expected = weights_of(trainer.policy), weights_of(plain.policy)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert same_weights(trainer, plain)
 
 
 def test_grad_terms_raises_on_step_in_backward(make_trainer):

@@ -11,6 +11,7 @@ from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach, default_su
 from rlhf_lab.probes.defaults import affordable_rows
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
+from tests.probes.looking import same_weights
 
 FINE = Check.at_most("fine", 0, 0)
 
@@ -72,7 +73,7 @@ def stored(path):
 
 
 @pytest.mark.slow
-def test_clock_changes_no_record(make_trainer, weights_of, monkeypatch):
+def test_clock_changes_no_record(make_trainer, monkeypatch):
     """In the second run, each reading of the clock is an hour later than the last."""
     usual, slow, plain = (make_trainer(gen_len=26) for _ in range(3))
     attach(usual, default_suite(usual))
@@ -85,8 +86,7 @@ def test_clock_changes_no_record(make_trainer, weights_of, monkeypatch):
         for folder in (usual.run.path / "probes", slow.run.path / "probes")
     )
     assert len(first) > 15 and first == second
-    found, expected = weights_of(slow.policy), weights_of(plain.policy)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert same_weights(slow, plain)
 
 
 def test_affordable_rows_cost_3_percent_of_a_run():

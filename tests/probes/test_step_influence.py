@@ -7,7 +7,7 @@ from torch.optim import AdamW
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import forward, has_hooks, token_stats
-from rlhf_lab.probes import Run, StepInfluence, attach
+from rlhf_lab.probes import StepInfluence, attach
 from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.step_influence import (
     AdamSettings,
@@ -17,6 +17,7 @@ from rlhf_lab.probes.step_influence import (
     row_direction,
     shares_of,
 )
+from tests.probes.looking import train_soundly
 
 SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
 
@@ -160,10 +161,8 @@ def trained(truth, tmp_path_factory):
     tokens, _ = truth.reviews(32, seed=5)
     probe = Truth(pos=truth.grammar.slot("VERB") - 1, fine=False, every=2)
 
-    attached = attach(trainer, probe, eval_tokens=tokens)
-    trainer.train()
-    assert attached.notes == []
-    return Run(out)
+    attach(trainer, probe, eval_tokens=tokens)
+    return train_soundly(trainer)
 
 
 @pytest.mark.slow
@@ -193,12 +192,9 @@ def test_injected_advantage_of_a_word_is_the_largest_row(make_trainer, truth):
 
     probe = StepInfluence(pos=truth.grammar.slot("VERB") - 1, fine=False)
     attach(trainer, probe, eval_tokens=truth.reviews(16, seed=5)[0])
-    trainer.train()
-    run = Run(trainer.run.path)
-    rows = run.tensors("step_influence", 0)["rows"].sum(0)
+    rows = train_soundly(trainer).tensors("step_influence", 0)["rows"].sum(0)
     largest = rows.argmax().item()
     assert [divmod(largest, rows.shape[1])] == planted_at
-    assert [check for check in run.checks() if not check.ok] == []
 
 
 @pytest.mark.slow
@@ -210,10 +206,8 @@ def test_shares_are_differentiated_twice_without_shortcuts(make_trainer, truth, 
     for precision in ("fp32", "bf16"):
         trainer = make_trainer(total_phases=1, warmup_steps=0, precision=precision)
         probe = StepInfluence(pos=4, fine=False, n=4)
-        attached = attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
-        trainer.train()
-        assert attached.notes == []
-        assert [check for check in Run(trainer.run.path).checks() if not check.ok] == []
+        attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
+        train_soundly(trainer)
 
 
 @pytest.mark.slow
@@ -223,9 +217,7 @@ def test_the_first_step_of_a_group_method_holds_every_check(make_trainer, truth)
     trainer = make_trainer(total_phases=1, warmup_steps=0, reward_fn="sentiment", seed=3, **groups)
     probe = StepInfluence(pos=8, step="first", fine=False, n=4)
     attach(trainer, probe, eval_tokens=truth.reviews(4, 5)[0])
-    trainer.train()
-    checks = Run(trainer.run.path).checks()
-    assert [check for check in checks if not check.ok] == [] and checks
+    train_soundly(trainer)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from rlhf_lab.probes.value_lens import (
     value_lens,
 )
 from rlhf_lab.training.capture import capture_activations
+from tests.probes.looking import train_soundly
 
 
 def readability(*rows, **options):
@@ -130,9 +131,8 @@ def test_r2_of_a_record_matches_least_squares_by_numpy(make_trainer, truth):
 def test_lens_of_a_separate_critic_is_the_critics(make_trainer, text, reviews):
     trainer = make_trainer(value_head="separate", total_phases=3, gen_len=26)
     attach(trainer, ValueLens(text=text, every=1), eval_tokens=reviews[0])
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert all(check.ok for check in run.checks()) and len(run.checks()) >= 3
+    run = train_soundly(trainer)
+    assert len(run.checks()) >= 3
     if text == "eval":
         policy, shown = trainer.policy, reviews[0][:4]
         last = run.tensors("value_lens", 3)["lens"][-1]

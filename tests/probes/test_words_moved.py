@@ -8,7 +8,6 @@ import torch
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import (
-    Run,
     WordsMoved,
     attach,
     find_moved_words,
@@ -16,7 +15,7 @@ from rlhf_lab.probes import (
     shift_parts,
 )
 from rlhf_lab.probes.words_moved import spell_ids
-from tests.probes.looking import Trained, sound
+from tests.probes.looking import Trained, sound, train_soundly
 from tests.tiny_families import tiny_of
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -167,11 +166,9 @@ def test_texts_with_padding_and_other_architectures_are_pooled(trained_runs):
 @pytest.mark.slow
 def test_a_run_splits_any_contrast_in_every_phase(make_trainer, reviews):
     trainer, tokens = make_trainer(base_lr=3e-3), reviews[0]
-    attachment = attach(trainer, WordsMoved(n=8), eval_tokens=tokens, record="every")
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert attachment.notes == [] and run.phases("words_moved") == [0, 1, 2]
-    assert all(check.ok for check in run.checks())
+    attach(trainer, WordsMoved(n=8), eval_tokens=tokens, record="every")
+    run = train_soundly(trainer)
+    assert run.phases("words_moved") == [0, 1, 2]
     assert run.records("words_moved")[0]["contrasts"] == []
     words = {"was": 1.0, "wasn't": -1.0}
     found = parts_over_phases(run, words, "COP 1")
