@@ -204,16 +204,8 @@ def _plain_phases(result: Record, name: str) -> list[float]:
 def costs_page(page: str, results: Sequence[Record]) -> str:
     """Replace the table between the two marks of the page."""
     before, after = page.split(BEGIN)[0], page.split(END)[1]
-    sources = []
-    for result in results:
-        phases = sorted({round(median(_plain_phases(result, n)), 2) for n in result["probes"]})
-        calls = max(len(one["calls"]) for one in result["probes"].values())
-        sources.append(
-            f"- `{result['command']}`: at most {calls} records each; a phase takes "
-            f"{' or '.join(map(str, phases))} s ({result['machine']['processor']})."
-        )
     table = costs_table(results).markdown()
-    return "\n".join([f"{before}{BEGIN}", "", table, *sources, "", f"{END}{after}"])
+    return f"{before}{BEGIN}\n\n{table}\n{END}{after}"
 
 
 def write_docs(results: Path = RESULTS, page: Path = PAGE) -> int:
