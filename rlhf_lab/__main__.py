@@ -4,7 +4,6 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Set
 from dataclasses import fields
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -20,7 +19,6 @@ from rlhf_lab import commands, compare_commands, model_commands, tuning_commands
 from rlhf_lab.cli_runner import parse_call, run_guarded
 from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.config.args import read_settings
-from rlhf_lab.errors import ConfigError
 
 DESCRIPTION = "RLHF you can see inside: train a policy, inspect it, continue from it."
 DEFAULT_PRESET = "reel"
@@ -52,8 +50,6 @@ def parse(arguments: list[str]) -> Callable[[], int]:
 
     For `train`, `--config` and `--preset` set the defaults.
     """
-    if "--out=" in arguments or ("--out", "") in pairwise(arguments):
-        raise ConfigError("--out is empty. Set a path, such as runs/first.")
     registry = None
     if arguments[:1] == ["train"]:
         arguments = [_to_flag(argument) for argument in arguments]

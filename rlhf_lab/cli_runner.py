@@ -1,14 +1,10 @@
-"""Runner of every program: tyro parses typed functions, and each error is one line."""
+"""Runner of every program: tyro parses typed functions, and an error of the user is one line."""
 
-import contextlib
-import errno
 import functools
-import io
-import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +13,11 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
-from rlhf_lab.errors import ConfigError, LabError, LostRankError, RankError
+from rlhf_lab.errors import LabError, LostRankError, RankError
 from rlhf_lab.parallel.launcher import is_main_process, process_rank
 
 Function = Callable[..., int]
+OF_INPUT = (OSError, ImportError, UnicodeError, RecursionError, MemoryError)  # Python's own
 
 
 def run_program(
@@ -53,11 +50,10 @@ def parse_call(
         name, *arguments = arguments
         program, prog, description = program[name], f"{prog} {name}", None
     options |= {"prog": prog, "args": list(arguments), "description": description}
-    with _one_line_errors(prog):
-        if callable(program):
-            return tyro.cli(_bind(program), **options)
-        functions = {name: _bind(function) for name, function in program.items()}
-        return subcommand_cli_from_dict(functions, **options)
+    if callable(program):
+        return tyro.cli(_bind(program), **options)
+    functions = {name: _bind(function) for name, function in program.items()}
+    return subcommand_cli_from_dict(functions, **options)
 
 
 def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
@@ -75,23 +71,6 @@ def _bind(function: Function) -> Callable[..., Callable[[], int]]:
         return functools.partial(function, *values, **named)
 
     return bind
-
-
-@contextlib.contextmanager
-def _one_line_errors(prog: str) -> Iterator[None]:
-    """Raise the text of tyro's error panel as a ConfigError."""
-    panel = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(panel):
-            yield
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        lines = [line.strip("│ ") for line in panel.getvalue().splitlines()[1:]]
-        is_rule = lambda line: set(line) <= set("─-╰╯")  # hyphens if stderr cannot encode ─
-        below_title = itertools.dropwhile(is_rule, lines)
-        problem = " ".join(itertools.takewhile(lambda line: not is_rule(line), below_title))
-        raise ConfigError(f"{problem.rstrip('. ')}; see `{prog} --help`.") from None
 
 
 def run_guarded(prog: str, run: Callable[[], int]) -> int:
@@ -115,36 +94,17 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
-    except Exception as error:
-        problem = _input_problem(error)
-        if problem is None:
-            raise
+    except OF_INPUT as error:
         _discard_output()
-        _print_error(f"{prog}: {problem}")
+        _print_error(f"{prog}: {type(error).__name__}: {error}.")
         return 2
 
 
 def _discard_output() -> None:
     try:
         sys.stdout.flush()
-    except OSError:
+    except OSError:  # Python would flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _input_problem(error: Exception) -> str | None:
-    if isinstance(error, ModuleNotFoundError):
-        return f"A package cannot be imported ({error}). Install it, or reinstall rlhf_lab."
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"Cannot use {str(error.filename)!a:.99}: {error.strerror}. Choose another path."
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return "Cannot write: no space left on the device. Free some space."
-    if isinstance(error, UnicodeEncodeError) and error.encoding.replace("-", "") == "utf8":
-        return "A text contains half of a surrogate pair. Save the text as UTF-8."
-    if isinstance(error, RecursionError):
-        return "The input is nested too deeply. Use a flatter structure."
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return "Out of memory. Use fewer samples or a smaller batch."
-    return None
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:

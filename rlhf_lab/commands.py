@@ -145,7 +145,6 @@ def score(
     lines = list(texts) or _stdin_lines()
     if not lines:
         raise ConfigError("There is no text to score. Pass texts, or one per line on stdin.")
-    "".join(lines).encode()  # half of a surrogate pair raises UnicodeEncodeError
     options = dict(reward_fn=reward_fn, reward_model=reward_model, reward_weights=reward_weights)
     options |= dict(direction=direction, positive_label=positive_label)
     scorer = load_reward(RLHFArgs(preset="reel", **options), pick_device(device))
@@ -163,11 +162,8 @@ def _stdin_lines() -> list[str]:
     """Return the lines of standard input that are not blank; none from a terminal."""
     if sys.stdin is None or sys.stdin.isatty():
         return []
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"Standard input is not valid UTF-8 ({error}).") from None
-    return [line for line in text.removeprefix("\ufeff").split("\n") if line.strip()]
+    lines = sys.stdin.read().removeprefix("\ufeff").split("\n")
+    return [line for line in lines if line.strip()]
 
 
 def report(directory: RunDirectory, out: Path | None = None) -> int:

@@ -45,7 +45,10 @@ def run(arguments: list[Any]) -> Outcome:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _time_limit():
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # under `pytest -W ignore`, too
-            status = main([str(argument) for argument in arguments])
+            try:
+                status = main([str(argument) for argument in arguments])
+            except SystemExit as stop:  # tyro's panel
+                status = stop.code
     return Outcome(status, out.getvalue(), err.getvalue())
 
 

@@ -79,7 +79,7 @@ STDIN = {
     "CRLF": (b"good\r\n \r\nbad", ["good", "bad"]),
     "BOM": (b"\xef\xbb\xbfgood\n", ["good"]),
     "nothing": (b"\n \n", "no text"),
-    "latin-1": (b"good\ncaf\xe9\n", "UTF-8"),
+    "latin-1": (b"good\ncaf\xe9\n", "utf-8"),
 }
 
 
