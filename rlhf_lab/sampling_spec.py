@@ -75,13 +75,6 @@ class SamplingSpec:
         """True if some tokens can never be sampled."""
         return self.top_k is not None or (self.top_p is not None and self.top_p < 1)
 
-    def filter(self, logits: Float[Tensor, "*batch d_vocab"]) -> Float[Tensor, "*batch d_vocab"]:
-        """Return logits at this temperature, with -inf where top-k or top-p removes a token."""
-        kept, tokens = self.candidates(logits)
-        if tokens is None:
-            return kept
-        return torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
-
     def candidates(
         self, logits: Float[Tensor, "*batch d_vocab"]
     ) -> tuple[Float[Tensor, "*batch width"], Int[Tensor, "*batch width"] | None]:
@@ -126,10 +119,3 @@ def _single_token(tokenizer: PreTrainedTokenizerBase, text: str, stop_tokens: st
             "policy's tokenizer."
         )
     return token
-
-
-def top_k_filter(
-    logits: Float[Tensor, "*batch d_vocab"], k: int
-) -> Float[Tensor, "*batch d_vocab"]:
-    """Set all but the k largest logits to -inf (Fan et al. 2018, arXiv 1805.04833)."""
-    return SamplingSpec(1, top_k=k).filter(logits)

@@ -22,7 +22,6 @@ from rlhf_lab.sampling import (
     sampling_noise,
     tokenize_prompts,
 )
-from rlhf_lab.sampling_spec import top_k_filter
 from tests.test_sampling import INF, UNEQUAL, seeded
 
 
@@ -95,11 +94,17 @@ KEPT = [  # probabilities .1 .4 .2 .3: sorted .4 .3 .2 .1, reached .4 .7 .9 1.0
 ]
 
 
+def kept_logits(spec, logits):
+    """Logits with -inf at the tokens that are never sampled."""
+    kept, tokens = spec.candidates(logits)
+    return kept if tokens is None else torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
+
+
 @pytest.mark.parametrize(("values", "kept"), KEPT, ids=str)
-def test_filter_keeps_the_tokens_counted_by_hand(values, kept):
+def test_candidates_are_the_tokens_counted_by_hand(values, kept):
     spec = SamplingSpec(1, **values)
     logits = torch.tensor([[0.1, 0.4, 0.2, 0.3]]).log() + 5
-    filtered = spec.filter(torch.stack([logits, logits.flip(-1)]))
+    filtered = kept_logits(spec, torch.stack([logits, logits.flip(-1)]))
     assert filtered[0, 0].isfinite().nonzero()[:, 0].tolist() == kept
     assert torch.equal(filtered[0].flip(-1), filtered[1])
     scaled = logits / spec.temperature
@@ -109,11 +114,12 @@ def test_filter_keeps_the_tokens_counted_by_hand(values, kept):
 
 def test_ties_keep_exactly_k_and_stop_at_p():
     for k in (1, 3):
-        assert top_k_filter(torch.zeros(2, 5), k).isfinite().sum(-1).tolist() == [k, k]
+        kept = kept_logits(SamplingSpec(1, top_k=k), torch.zeros(2, 5))
+        assert kept.isfinite().sum(-1).tolist() == [k, k]
     logits = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log2() * math.log(2)  # exact in binary
-    assert SamplingSpec(1, top_p=0.75).filter(logits).isfinite().sum() == 2
+    assert kept_logits(SamplingSpec(1, top_p=0.75), logits).isfinite().sum() == 2
     rows = torch.tensor([[0.9, 0.05, 0.05], [0.4, 0.3, 0.3]]).log()
-    assert SamplingSpec(1, top_p=0.6).filter(rows).isfinite().sum(-1).tolist() == [1, 2]
+    assert kept_logits(SamplingSpec(1, top_p=0.6), rows).isfinite().sum(-1).tolist() == [1, 2]
 
 
 def test_stops_include_eos_and_stop_tokens(llama_tokenizer):
