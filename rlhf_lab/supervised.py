@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import FitConfig
 
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.01
@@ -84,21 +83,6 @@ def hold_out(
     order = rng.permutation(n_rows)
     n_held_out = min(max(1, round(fraction * n_rows)), n_rows - 1)
     return order[:n_held_out], order[n_held_out:]
-
-
-def fit_rows(
-    model: torch.nn.Module,
-    rows: Int[np.ndarray, " train"],
-    loss: Callable[[Int[np.ndarray, " batch"]], Float[Tensor, ""]],
-    fitting: FitConfig,
-    rng: np.random.Generator,
-    title: str,
-) -> Float[Tensor, " step"]:
-    """Minimize the loss of random batches of rows; return the loss of each step."""
-    size = min(fitting.batch_size, len(rows))
-    batch_loss = lambda: loss(rng.choice(rows, size, replace=False))
-    show = fitting.show_progress
-    return fit(model, batch_loss, fitting.steps, fitting.learning_rate, title, show)
 
 
 def first_and_last(losses: Float[Tensor, " step"]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Supervised training: schedule, hold-out split, batches and steps by hand."""
+"""Supervised training: schedule, hold-out split and steps by hand."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.fitting import FitConfig
-from rlhf_lab.supervised import first_and_last, fit, fit_rows, hold_out, learning_rate_factor
+from rlhf_lab.supervised import first_and_last, fit, hold_out, learning_rate_factor
 
 
 def test_learning_rate_warms_up_and_follows_half_a_cosine():
@@ -26,21 +25,6 @@ def test_hold_out_splits_every_row_once(n_rows, fraction, n_held_out):
     assert len(held_out) == n_held_out and sorted([*held_out, *train]) == list(range(n_rows))
     with pytest.raises(ConfigError, match="examples must have at least 2 rows, .* got 1.$"):
         hold_out(1, fraction, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(("batch_size", "n_rows"), [(3, 3), (64, 4)])
-def test_batches_have_training_rows_without_repeats(batch_size, n_rows):
-    weight, seen = nn.Linear(1, 1, bias=False), []
-
-    def loss(rows):
-        seen.append(sorted(rows))
-        return weight.weight.square().sum()
-
-    fitting = FitConfig(steps=20, batch_size=batch_size, show_progress=False)
-    losses = fit_rows(weight, np.array([2, 5, 7, 11]), loss, fitting, np.random.default_rng(0), "")
-    assert all(len(set(rows)) == n_rows and set(rows) <= {2, 5, 7, 11} for rows in seen)
-    assert len({tuple(rows) for rows in seen}) == (4 if n_rows == 3 else 1)
-    assert len(losses) == 20 and losses[-1] < losses[0]
 
 
 def test_two_steps_match_hand_computed_adamw():

@@ -14,7 +14,7 @@ from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOL
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import Pairs, RewardFn, RewardModel
-from rlhf_lab.supervised import first_and_last, fit_rows, hold_out
+from rlhf_lab.supervised import first_and_last, fit, hold_out
 from rlhf_lab.tuning import losses
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
 from rlhf_lab.tuning.kl_meter import KLEstimate, KLMeter
@@ -158,7 +158,10 @@ def _minimize(
     if drift_eval is not None and drift_eval.samples:
         sampling = (fitting.seed, fitting.batch_size, method.reference, rendered)
         meter = KLMeter(model, prompts, drift_eval, true_reward_fn, *sampling)
-    first, last = first_and_last(fit_rows(model, train, method.loss, fitting, rng, method.title))
+    size, rate = min(fitting.batch_size, len(train)), fitting.learning_rate
+    batch_loss = lambda: method.loss(rng.choice(train, size, replace=False))
+    steps = fit(model, batch_loss, fitting.steps, rate, method.title, fitting.show_progress)
+    first, last = first_and_last(steps)
     return dict(first_loss=first, last_loss=last), meter and meter.measure()
 
 

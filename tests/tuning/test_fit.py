@@ -32,7 +32,7 @@ from rlhf_lab.tuning import (
     train_reward_model,
 )
 from rlhf_lab.tuning.examples import TokenRow
-from rlhf_lab.tuning.fit import held_out_loss
+from rlhf_lab.tuning.fit import _minimize, held_out_loss
 
 PROMPTS = ["w8 w9", "w6"] * 4
 GOOD, BAD = ["w1 w2", "w3"] * 4, ["w4 w5 w6 w7", "w4"] * 4
@@ -420,3 +420,19 @@ def test_seed_decides_all_and_random_state_is_unchanged():
 def test_settings_out_of_range_raise(kind, values, words):
     with pytest.raises(ConfigError, match=words):
         kind(*values)
+
+
+@pytest.mark.usefixtures("no_type_checks")  # the model is a layer
+@pytest.mark.parametrize(("batch_size", "n_rows"), [(3, 3), (64, 4)])
+def test_batches_have_training_rows_without_repeats(batch_size, n_rows):
+    weight, seen = torch.nn.Linear(1, 1, bias=False), []
+
+    def loss(rows):
+        seen.append(sorted(rows))
+        return weight.weight.square().sum()
+
+    rows, rng = np.array([2, 5, 7, 11]), np.random.default_rng(0)
+    values, _ = _minimize(weight, losses.TuningMethod("", loss), rows, fitting(20, batch_size), rng)
+    assert all(len(set(rows)) == n_rows and set(rows) <= {2, 5, 7, 11} for rows in seen)
+    assert len({tuple(rows) for rows in seen}) == (4 if n_rows == 3 else 1)
+    assert len(seen) == 20 and values["last_loss"] < values["first_loss"]

@@ -15,7 +15,7 @@ from rlhf_lab.organism import Grammar, true_reward
 from rlhf_lab.organism.rewards import replace_word
 from rlhf_lab.rewards import Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge
-from rlhf_lab.supervised import fit_rows
+from rlhf_lab.supervised import fit
 from tools.course.preference_policies import BASE, Metrics
 from tools.course.stored_parts import over_seeds
 
@@ -30,12 +30,12 @@ def fit_reward_model(pairs: Pairs, seed: int, steps: int = 120) -> RewardModel:
     both = pairs.chosen + pairs.rejected
     tokens, real = model.encode(both)
 
-    def loss(rows: np.ndarray) -> Float[Tensor, ""]:
+    def batch_loss() -> Float[Tensor, ""]:
+        rows = rng.choice(len(pairs), 32, replace=False)
         of_batch = np.concatenate([rows, rows + len(pairs)])
         return bradley_terry_loss(*model(tokens[of_batch], real[of_batch]).chunk(2))
 
-    config = FitConfig(steps, 32, seed=seed, show_progress=False)
-    fit_rows(model, np.arange(len(pairs)), loss, config, rng, "reward model")
+    fit(model, batch_loss, steps, FitConfig.learning_rate, "reward model", False)
     model.set_normalization(model.score(both))
     return model.requires_grad_(False)
 
