@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import logging
 
@@ -49,19 +49,17 @@ def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
         with hidden_progress(on_disk):
             return loader.from_pretrained(place, **options)
     except Exception as error:  # an invalid configuration can raise any exception
-        advice = f"the model hub. Correct the name, or choose a bundled model: {', '.join(BUNDLED)}"
-        if on_disk:
-            advice = f"the directory {place!r}. Save the model again as safetensors"
-        cause = _error_line(error)
-        raise LoadError(f"Cannot load the {kind} {name!r} ({cause}) from {advice}.") from error
+        raise LoadError(
+            f"Cannot load the {kind} {name!r} from {place!r} ({_error_line(error)}). Choose a "
+            f"directory with safetensors, a hub id, or a bundled name ({', '.join(BUNDLED)})."
+        ) from error
 
 
 def _error_line(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return "it requires custom code, which is not run"
     text = " ".join(str(error).split())[:300].rstrip(".")
-    is_clear = isinstance(error, (LabError, OSError, ValueError))
-    return text if is_clear else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, LabError) else f"{type(error).__name__}: {text}"
 
 
 @contextlib.contextmanager
@@ -79,6 +77,12 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
 
 def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> PreTrainedModel:
     """Load a model from safetensors, since pickles can run code, or raise LoadError by weight."""
+    saved = (load_pretrained(AutoConfig, name, kind).architectures or [""])[0]
+    if ("Classification" if kind == "language model" else "LM") in saved:
+        raise LoadError(
+            f"{name!r} is a {saved}, not a {kind}. Pass a language model as base_model, and a "
+            "sequence classifier as reward_model."
+        )
     options |= {"use_safetensors": True, "output_loading_info": True}
     options |= {"ignore_mismatched_sizes": True}  # named below
     model, report = load_pretrained(loader, name, kind, **options)
@@ -148,8 +152,6 @@ def load_model(
         tokenizer = tokenizer or load_pretrained_tokenizer(name)
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
-        if tokenizer is None:
-            raise LoadError(f"The loaded model {name!r} requires its tokenizer. Set tokenizer=...")
     validate_tokenizer(hf_model, tokenizer, name)
     try:
         model = from_hugging_face(hf_model, tokenizer, dtype)

@@ -78,7 +78,7 @@ class RewardPipeline:
             texts=texts,
             raw_rewards=raw,
             rewards=rewards,
-            true_rewards=self.read(self.true_reward_fn, samples, texts).rewards
+            true_rewards=self.read(self.true_reward_fn, samples, texts, "true_reward_fn").rewards
             if self.true_reward_fn
             else None,
             grammatical=grammatical(texts) if self.check_grammar else None,
@@ -90,13 +90,17 @@ class RewardPipeline:
         )
 
     def read(
-        self, reward_fn: RewardFn, samples: Samples, texts: list[str] | None = None
+        self,
+        reward_fn: RewardFn,
+        samples: Samples,
+        texts: list[str] | None = None,
+        field: str = "reward_fn",
     ) -> RewardOutput:
         """Score samples, without processing; see `score_batch`. `texts` are the decoded samples."""
         if self.score_by_rank is not None and not _needs_whole_batch(reward_fn):
-            score_rows = lambda rows: score_batch(reward_fn, self._batch(rows))
+            score_rows = lambda rows: score_batch(reward_fn, self._batch(rows), field)
             return self.score_by_rank(samples, score_rows)
-        return score_batch(reward_fn, self._batch(samples, texts))
+        return score_batch(reward_fn, self._batch(samples, texts), field)
 
     def _batch(self, samples: Samples, texts: list[str] | None = None) -> TextBatch:
         prompts = samples.prompt_texts(self.tokenizer)

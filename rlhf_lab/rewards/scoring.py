@@ -103,7 +103,7 @@ def requires_answers(reward_fn: Any) -> bool:
     return any(getattr(reward, "answers", False) for reward in split_rewards(reward_fn).values())
 
 
-def score_batch(reward_fn: RewardFn, batch: TextBatch) -> RewardOutput:
+def score_batch(reward_fn: RewardFn, batch: TextBatch, field: str = "reward_fn") -> RewardOutput:
     """Score a batch with a reward function of any kind.
 
     A function of texts, responses or conversations is called once, on the whole batch. A reward on
@@ -117,9 +117,9 @@ def score_batch(reward_fn: RewardFn, batch: TextBatch) -> RewardOutput:
     if isinstance(reward_fn, WeightedRewards):
         return _score_sum(reward_fn, batch)
     if isinstance(reward_fn, ResponseReward):
-        return RewardOutput(score_texts(lambda texts: reward_fn.read(batch), batch.texts))
+        return RewardOutput(score_texts(lambda texts: reward_fn.read(batch), batch.texts, field))
     if not isinstance(reward_fn, TokenReward):
-        return RewardOutput(score_texts(reward_fn, batch.texts))
+        return RewardOutput(score_texts(reward_fn, batch.texts, field))
     samples = batch.samples
     if samples is None:
         raise ConfigError("reward_fn reads token ids, and there are texts only. Use it in a run.")
@@ -155,7 +155,9 @@ def _score_sum(several: WeightedRewards, batch: TextBatch) -> RewardOutput:
     return RewardOutput(total, token_total, by_name)
 
 
-def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"]:
+def score_texts(
+    reward_fn: RewardFn, texts: list[str], field: str = "reward_fn"
+) -> Float[Tensor, " batch"]:
     """Call a reward function on texts and return one finite float32 number for each.
 
     Raises:
@@ -167,7 +169,7 @@ def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"
         pass
     except TypeError as error:
         raise ConfigError(
-            f"reward_fn={reward_name(reward_fn)} cannot be called with a list of texts ({error}). "
+            f"{field}={reward_name(reward_fn)} cannot be called with a list of texts ({error}). "
             "To read prompts and responses apart, pass ResponseReward(function)."
         ) from None
     with torch_modes_kept():
@@ -179,14 +181,14 @@ def score_texts(reward_fn: RewardFn, texts: list[str]) -> Float[Tensor, " batch"
         rewards, got = torch.empty(0, 0), type(returned).__name__
     if rewards.shape != (len(texts),) or rewards.is_complex():
         raise ConfigError(
-            f"reward_fn returned {got} for {len(texts)} texts. Return one real number per text, as "
+            f"{field} returned {got} for {len(texts)} texts. Return one real number per text, as "
             "a list or a tensor."
         )
     rewards = rewards.float()
     if not rewards.isfinite().all():
         worst = int((~rewards.isfinite()).nonzero()[0])
         raise ConfigError(
-            f"reward_fn returned {rewards[worst]} for the text {texts[worst]!r}. "
+            f"{field} returned {rewards[worst]} for the text {texts[worst]!r}. "
             "Return finite numbers."
         )
     return rewards

@@ -80,3 +80,8 @@ def test_dead_learning_is_reported(here, options: str) -> None:
     outcome = accepted([*TRAIN, "--total-phases", 3, "--out", "made", *options.split()])
     (finding,) = json.loads(Path("made/run.json").read_text())["diagnostics"].values()
     assert re.search("nothing (is )?learn", finding["text"]) and finding["text"] in outcome.out
+
+
+def test_true_reward_with_a_wrong_result_is_named(idle) -> None:
+    trainer = RLHFTrainer(settings(), policy=idle.policy, true_reward_fn=lambda texts: 0.5)
+    refuses(trainer.rollout_phase, "true_reward_fn returned shape ()")

@@ -70,7 +70,6 @@ def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
     enable_progress_bar()
     with load_module.hidden_progress():
         assert not is_progress_bar_enabled()
-    assert "requires its tokenizer" in error_message(hf_model)
     model = load_model(hf_model, tokenizer)
     assert model.tokenizer.get_vocab() == tokenizer.get_vocab()
     assert hf_model.training and is_progress_bar_enabled()
