@@ -107,7 +107,7 @@ def sft(
     load = lambda: load_examples(texts, n_texts, fitting.seed, column, prompts)
     tune = fine_tune
     if chat.chat or chat.system_prompt is not None:
-        load = lambda: read_conversations(texts, column, prompts, chat)
+        load = lambda: read_conversations(texts, column, prompts, chat.system_prompt)
         tune = lambda model, turns, *fit, **more: fine_tune(
             model, render_examples(model.tokenizer, turns), *fit, **more
         )

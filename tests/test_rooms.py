@@ -17,8 +17,8 @@ LINES = {
     "rlhf_lab/functional": (2700, 2846),
     "rlhf_lab/organism": (1300, None),
     "rlhf_lab/models": (3600, None),  # issue "CUDA at speed" adds 150 here and 200 to training
-    "rlhf_lab/rewards": (1600, 1736),
-    "rlhf_lab/tuning": (700, 848),
+    "rlhf_lab/rewards": (1600, 1696),
+    "rlhf_lab/tuning": (700, 836),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 5115),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
@@ -26,7 +26,7 @@ LINES = {
     "rlhf_lab/views": (1700, 3107),
     "rlhf_lab/course": (3600, 4414),
     "rlhf_lab/compat": (400, 434),
-    "rlhf_lab": (1900, 2645),  # the root and the commands
+    "rlhf_lab": (1900, 2543),  # the root and the commands
     "tests": (28000, 33029),
     "solutions": (10500, None),
     "benchmarks": (3500, None),

@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -168,8 +168,7 @@ class JsonSchemaReward(ResponseReward):
         schema: the schema, or the path of its file.
 
     Raises:
-        ConfigError: If the schema cannot be read or is not valid, a `$ref` leads out of it, or
-            jsonschema is not installed.
+        ConfigError: If the schema cannot be read or is not valid, or jsonschema is not installed.
     """
 
     __name__ = "json_schema"
@@ -178,8 +177,7 @@ class JsonSchemaReward(ResponseReward):
         super().__init__(self._are_valid)
         name = "the schema" if isinstance(schema, dict) else f"json_schema:{schema}"
         jsonschema = import_extra("jsonschema", name, "rewards")
-        from referencing import Registry, exceptions  # with jsonschema
-        from referencing.jsonschema import specification_with
+        from referencing import Registry  # with jsonschema
 
         try:
             if not isinstance(schema, dict):
@@ -187,14 +185,6 @@ class JsonSchemaReward(ResponseReward):
             draft = jsonschema.Draft202012Validator
             kind = jsonschema.validators.validator_for(schema, default=draft)
             kind.check_schema(schema)
-            resource = specification_with(kind.META_SCHEMA["$schema"]).create_resource(schema)
-            for resolver, ref in _references(resource, Registry().resolver_with_root(resource)):
-                resolver.lookup(ref)
-        except exceptions.Unresolvable:
-            raise ConfigError(
-                f"{name} has the reference {ref!r:.80}, which is not in the schema. Put it "
-                "under $defs and refer to #/$defs/NAME."
-            ) from None
         except (OSError, ValueError, jsonschema.SchemaError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
@@ -213,13 +203,6 @@ class JsonSchemaReward(ResponseReward):
             return self.validator.is_valid(json.loads(response, parse_constant=_reject_constant))
         except (ValueError, RecursionError, ArithmeticError):
             return False
-
-
-def _references(schema: Any, resolver: Any) -> Iterator[tuple[Any, str]]:
-    if isinstance(schema.contents, dict) and "$ref" in schema.contents:
-        yield resolver, schema.contents["$ref"]
-    for part in schema.subresources():
-        yield from _references(part, resolver.in_subresource(part))
 
 
 def _reject_constant(constant: str) -> None:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.rewards.conversation import ResponseReward, TextBatch, reward_name
 from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.torch_modes import torch_modes_kept
@@ -122,7 +122,7 @@ def score_batch(reward_fn: RewardFn, batch: TextBatch, field: str = "reward_fn")
         return RewardOutput(score_texts(reward_fn, batch.texts, field))
     samples = batch.samples
     if samples is None:
-        raise ConfigError("reward_fn reads token ids, and there are texts only. Use it in a run.")
+        raise ConfigError(f"{field} reads token ids, and there are texts only. Use it in a run.")
     rewards = reward_fn(samples.tokens, samples.written_mask)
     if rewards.ndim == 1:
         return RewardOutput(rewards)
@@ -131,15 +131,10 @@ def score_batch(reward_fn: RewardFn, batch: TextBatch, field: str = "reward_fn")
 
 
 def _score_sum(several: WeightedRewards, batch: TextBatch) -> RewardOutput:
-    outputs: dict[str, RewardOutput] = {}
-    for name, reward in several.rewards.items():
-        try:
-            outputs[name] = score_batch(reward, batch)
-        except LabError as error:
-            raise type(error)(f"the reward {name!r}: {error}") from error.__cause__
-        except Exception as error:
-            error.add_note(f"It came from the reward {name!r}.")
-            raise
+    outputs = {
+        name: score_batch(reward, batch, f"the reward {name!r}")
+        for name, reward in several.rewards.items()
+    }
     by_name = {name: output.rewards for name, output in outputs.items()}
     device = next(iter(by_name.values())).device
     weighted = [several.weights[name] * each.to(device) for name, each in by_name.items()]

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.chat import Message, read_turns, render_chat, template_stops, with_system
-from rlhf_lab.config import ChatArgs
 from rlhf_lab.config.checks import AT_LEAST_1, AT_LEAST_2, check_range
 from rlhf_lab.data_sources import MOVIE_REVIEWS, PROMPT, TEXT, Row, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
@@ -75,7 +74,7 @@ def load_examples(
 
 
 def read_conversations(
-    name: str, column: str, prompt_column: str | None, chat: ChatArgs
+    name: str, column: str, prompt_column: str | None, system_prompt: str | None = None
 ) -> list[list[Message]]:
     """Read conversations from a source (see `read_rows`), each of which ends with a response.
 
@@ -83,16 +82,11 @@ def read_conversations(
         column: column of whole conversations; with a prompt_column, of responses, as texts or
             messages.
         prompt_column: column of the prompts: a user's turn as text, or messages; None without.
-        chat: its system prompt is added to conversations without one.
+        system_prompt: added to conversations without one.
 
     Raises:
-        ConfigError: If a system prompt is set without chat.
         LoadError: If the source does not exist, or a row is not a conversation.
     """
-    if not chat.chat:
-        raise ConfigError(
-            f"system_prompt={chat.system_prompt!r:.60} requires a chat. Set chat=True (--chat)."
-        )
     conversations = []
     for row in read_rows(name, "texts", lines_as=column):
         before = [] if prompt_column is None else _read_turns(row, prompt_column, "user")
@@ -102,7 +96,7 @@ def read_conversations(
                 f"{row.where} begins with a response. Set prompt_column to the column of its "
                 "prompt, or remove that row."
             )
-        conversations.append(with_system(turns, chat.system_prompt))
+        conversations.append(with_system(turns, system_prompt))
     return conversations
 
 

@@ -115,7 +115,7 @@ def test_answers_that_are_not_usable_raise(make_trainer, questions, tmp_path):
         ({"prompts": ["this movie"]}, exact, "but prompts were passed"),
         ({"reward_fn": asks}, {}, "set answers_column"),
         ({}, exact | {"prompts": str(twice)}, "has two answers, 'a' and 'b'"),
-        ({"reward_fn": {"bad": lambda t: None}}, {}, "reward_fn returned"),
+        ({"reward_fn": {"bad": lambda t: None}}, {}, "returned NoneType"),
     ]
     for parts, fields, words in cases:
         with pytest.raises(ConfigError, match=words):

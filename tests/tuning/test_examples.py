@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.config import ChatArgs
 from rlhf_lab.errors import ConfigError, LabError, LoadError
 from rlhf_lab.models import load_model
 from rlhf_lab.organism import Grammar
@@ -30,7 +29,6 @@ TWICE = [
     {"role": "user", "content": "w4"},
     {"role": "assistant", "content": "w5 w6"},
 ]
-CHAT = ChatArgs(chat=True)
 LABELED = [
     {"prompt": "ask", "response": "yes", "label": "good"},
     {"prompt": "tell", "response": "no", "label": "bad"},
@@ -152,14 +150,14 @@ def test_conversations_come_from_one_or_two_columns(stored):
         {"ask": [QUESTION], "say": [ANSWER]},
         {"ask": TWICE[:3], "say": "w5 w6"},
     ]
-    turns = read_conversations(stored(*rows), "say", "ask", CHAT)
+    turns = read_conversations(stored(*rows), "say", "ask")
     assert turns == [[QUESTION, ANSWER], [QUESTION, ANSWER], TWICE]
     rule = {"role": "system", "content": "w9"}
     rows = [
         {"all": [QUESTION, ANSWER]},
         {"all": [{"role": "system", "content": "w8"}, QUESTION, ANSWER]},
     ]
-    turns = read_conversations(stored(*rows), "all", None, ChatArgs(chat=True, system_prompt="w9"))
+    turns = read_conversations(stored(*rows), "all", None, "w9")
     assert turns == [[rule, QUESTION, ANSWER], rows[1]["all"]]
 
 
@@ -174,12 +172,10 @@ def test_conversations_come_from_one_or_two_columns(stored):
 )
 def test_invalid_conversation_raises(stored, row, prompt_column, words):
     with pytest.raises(LoadError, match=words):
-        read_conversations(stored(row), "say", prompt_column, CHAT)
+        read_conversations(stored(row), "say", prompt_column)
 
 
-def test_system_prompt_and_template_are_validated(stored):
-    with pytest.raises(ConfigError, match="Set chat=True"):
-        read_conversations(stored({}), "say", None, ChatArgs(system_prompt="w1"))
+def test_inconsistent_template_raises():
     other = "{% for m in messages %}{{ m.content }} </s> {% endfor %}"
     other += "{% if add_generation_prompt %}w0{% endif %}"
     with pytest.raises(LoadError, match="conversation 1: the chat template renders a response"):
@@ -240,9 +236,6 @@ def test_labels_have_several_spellings(stored, good, bad):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "0 good texts and 0 bad"),
-        (LABELED[:1] * 2, "2 good texts and 0 bad"),
-        (LABELED[1:], "0 good texts and 2 bad"),
         ([*LABELED, {"prompt": "a", "response": "b"}], "line 4 has None under 'label'"),
         ([LABELED[0] | {"label": 1.5}], "line 1 has 1.5 under"),
         ([LABELED[0] | {"label": ["good"]}], "line 1 has"),
