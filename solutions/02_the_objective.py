@@ -1,37 +1,27 @@
 # %% [markdown]
 # # 02 The objective
 #
-# By the end of this lesson you can write the objective of PPO with a KL penalty, term by term, and hand it to a real
-# trainer.
+# By the end of this lesson you can write PPO's objective with a KL penalty, term by term, and train a real policy with it.
 #
-# For each minibatch, PPO computes one number, the objective, and takes a step up its gradient:
+# For each minibatch, PPO computes one number, the objective, and takes a gradient step that increases it:
 #
 # $$J(\theta) = L^{\mathrm{clip}}(\theta) - L^{V}(\theta) + c_H H(\theta) - \beta \, \mathrm{KL}(\theta)$$
 #
-# The terms are the clipped surrogate, the value loss, the entropy bonus and the KL penalty. A *surrogate* replaces the
-# expected reward: it can be computed from samples, and at the first step it has the same gradient. You write the
-# surrogate, the penalty and the sum. The other two are given.
+# The four terms are the clipped surrogate, the value loss, the entropy bonus and the KL penalty. A *surrogate* stands in for
+# the expected reward: you can compute it from samples, and at the first step it has the same gradient. You write the surrogate,
+# the penalty and the sum. The other two terms are given.
 #
 # **You will also be able to**
 # - test whether the policy that you train is the policy that generated the samples;
 # - predict where the gradient of the clipped surrogate is zero;
 # - explain why PPO for language models needs a clip *and* a KL penalty.
-#
-# **If a run looks wrong**
-#
-# | you see | look at |
-# |---|---|
-# | KL below 0 | the estimator and the mask: exact KL is never negative |
-# | KL above 0 before the first step | policy and reference on the same tokens: equal weights give exactly 0 |
-# | ratio is not 1 on the first minibatch | temperature, top-k, an index that is off by one |
-# | nothing moves | gradient norm, `clip_fraction`, and a `kl_coef` that is too high |
 
 # %%
 # first cell
 
 # %% [markdown]
 # About {minutes} minutes of work. All cells together run in about 45 seconds on one core, without a network. Cells that take
-# more than 3 seconds are labeled:
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -70,16 +60,17 @@ predictions = Predictions()
 over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored runs of other seeds
 
 # %% [markdown]
-# `SETTINGS` chooses what the lesson runs on: Reel, a tiny language of movie reviews, a two-layer transformer that was
-# trained to write it, and a classifier that rewards positive reviews.
+# `SETTINGS` chooses the model and the reward: Reel, the tiny language of movie reviews, a two-layer transformer that was
+# trained to generate it, and a classifier that rewards positive reviews.
 #
-# Notation: $s_t$ is the text before generated token $t$, $a_t$ that token, $\pi$ the policy, $\pi_\mathrm{old}$ the policy
-# that generated the samples, $\pi_\mathrm{ref}$ the reference, $R$ the reward of a review, $V$ the value head and $A_t$ the
-# advantage.
+# Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ the policy
+# that generated the samples, and $\pi_\mathrm{ref}$ the reference. $R$ is the reward of a review, $V$ the value head, and $A_t$
+# the advantage.
 #
 # ## A policy that has learned a little
 #
-# At the start, policy and reference are equal and every KL is 0. So let the package train for five phases first.
+# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. Let's train for five phases
+# with the package first.
 #
 # (4 s on one core)
 
@@ -93,12 +84,12 @@ rows = zip(rollout.raw_rewards[:3].tolist(), rollout.texts[:3], strict=True)
 show_table(["reward", "text"], rows, digits=2)
 
 # %% [markdown]
-# The learning phase splits a rollout into minibatches. Take one of them, and run policy and reference on it.
+# The learning phase splits a rollout into minibatches. Here we take one of them, and run both policy and reference on it.
 #
-# The logits at a position are about the *next* token, so the logits for the first generated token are at position
-# `prefix_len - 1`. `generated_logits` and `generated_values` cut out the states before each generated token. From here on
-# a tensor is `[batch gen]` or `[batch gen d_vocab]`. `mask` is True on real tokens: after the stop token of a review there
-# is padding, which must not count in any mean.
+# Keep in mind that the logits at a position predict the *next* token, so the logits for the first generated token are at
+# position `prefix_len - 1`. `generated_logits` and `generated_values` cut out the states before each generated token. From here
+# on, every tensor is `[batch gen]` or `[batch gen d_vocab]`. `mask` is True on real tokens. A review may be followed by padding
+# after its stop token, and this padding must not count in any mean.
 
 # %%
 memory = ReplayMemory(rollout, args.num_minibatches, passes=1)  # each review is used once
@@ -122,14 +113,14 @@ print("values    ", list(values.shape))
 print("real tokens", int(mask.sum()), "of", mask.numel())
 
 # %% [markdown]
-# The minibatch also carries an advantage for each token: how much better the review went with this token than expected.
-# The trainer computes it from the rewards, which it first brings to mean 0 and standard deviation 1, and from the values.
-# Both steps are derived in {lesson:rewards_and_credit}.
+# The minibatch also contains an advantage for each token: how much better the review went with this token than expected. To
+# compute it, the trainer first rescales the rewards to mean 0 and standard deviation 1, and then combines them with the values.
+# {Lesson:rewards_and_credit} derives both steps.
 #
 # ## Log-probabilities
 #
-# PPO changes how likely the sampled tokens are, so everything starts from their log-probabilities. With the logits $z$ at
-# the position before token $t$ and the temperature $T$, by which sampling divides them (1 in this lesson),
+# PPO changes how likely the sampled tokens are, so everything starts from their log-probabilities. Let $z$ be the logits at the
+# position before token $t$, and $T$ the temperature, by which the sampler divides the logits (1 in this lesson). Then
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T}$$
 
@@ -137,9 +128,9 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 from rlhf_lab.functional import get_logprobs  # given
 
 # %% [markdown]
-# The minibatch carries the log-probabilities of the policy that generated it. The sampler computed them token by token;
-# `get_logprobs` computes them from the finished reviews in one forward pass. The policy has not taken a step in between.
-# Are they equal, up to rounding?
+# The minibatch also stores log-probabilities, which the sampler computed token by token while it generated the reviews.
+# `get_logprobs` computes them in one forward pass over the finished reviews. The policy has not taken a step in between. Are
+# the two equal, up to rounding?
 
 # %%
 same_policy = "equal"  # predict: "equal" or "different"
@@ -155,13 +146,13 @@ predictions.compare(
 )
 
 # %% [markdown]
-# This comparison finds many bugs. An index that is off by one, a forgotten temperature or a forgotten top-k makes the two
-# differ. The trainer runs it in every phase, and warns.
+# They are. This comparison catches many bugs: an off-by-one index, a forgotten temperature or a forgotten top-k all make the
+# two differ. The trainer runs it in every phase, and warns you if it fails.
 #
 # ## The KL penalty
 #
-# The policy drifts away from the reference. At each state, the KL divergence is the mean, over the policy's next token, of
-# the difference in log-probability:
+# As it learns, the policy drifts away from the reference. The KL divergence measures how far. At each state, it is the
+# difference between the two log-probabilities of the next token, averaged over the policy's distribution:
 #
 # $$\mathrm{KL}_t = \sum_v \pi(v \mid s_t) \big(\log \pi(v \mid s_t) - \log \pi_\mathrm{ref}(v \mid s_t)\big)$$
 
@@ -169,7 +160,7 @@ predictions.compare(
 from rlhf_lab.functional import kl_per_token  # given
 
 # %% [markdown]
-# Here is the KL of two reviews: the darker a token, the more KL at the state before it (hover for the numbers).
+# Here is the KL in two of the reviews. The darker a token, the larger the KL in the state before it (hover for the numbers).
 
 # %%
 policy_logprobs = log_probs(logits, args.temperature)  # of the whole vocabulary
@@ -186,8 +177,8 @@ print(f"of {len(ordered)} tokens, the tenth with the most KL has {tenth:.0%} of 
 # %% [markdown]
 # The policy has changed its mind about the words that carry an opinion, and about hardly anything else.
 #
-# The objective needs a single number: the mean over the real tokens, times a coefficient. `denominator` is for minibatches
-# that are split into pieces; pass it on to `masked_mean`.
+# The objective needs a single number: the mean over all real tokens, times a coefficient. Write it now. (You don't need
+# `denominator` yourself, just pass it on to `masked_mean`.)
 
 # %%
 from rlhf_lab.functional import calc_kl_penalty  # exercise
@@ -197,13 +188,11 @@ penalty = calc_kl_penalty(kl, args.kl_coef, mask)
 print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 
 # %% [markdown]
-# (The gradient of this penalty, and a controller that adjusts `kl_coef`, are in {lesson:kl_placements}.)
-#
 # ## Entropy
 #
-# The entropy $H(\pi) = -\sum_v \pi(v) \log \pi(v)$ is 0 if one token has probability 1, and $\log n$ if $n$ tokens are
-# equally likely. A small bonus for entropy keeps a policy from settling too early. The bonus is the masked mean times
-# `ent_coef`, which is 0 on Reel.
+# The entropy $H(\pi) = -\sum_v \pi(v) \log \pi(v)$ measures how undecided the policy is. It is 0 if one token has probability
+# 1, and $\log n$ if $n$ tokens are equally likely. A small entropy bonus keeps the policy from committing too early. It is the
+# masked mean times `ent_coef` (0 on Reel).
 
 # %%
 from rlhf_lab.functional import entropy_per_token  # given
@@ -219,41 +208,43 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 # %% [markdown]
 # ## The clipped surrogate
 #
-# This is the term that learns from rewards. Its form follows in four steps.
+# This is the term that learns from rewards. We get to it in four steps.
 #
-# **1. The gradient of an expected reward** is $\nabla \mathbb{E}_{x \sim \pi}[R(x)] =
-# \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$: make the tokens of a review more likely in
-# proportion to its reward. It follows from $\nabla \pi = \pi \nabla \log \pi$; {lesson:rewards_and_credit} has the details.
+# **1. The gradient of an expected reward** is
+# $\nabla \mathbb{E}_{x \sim \pi}[R(x)] = \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$. In words:
+# make the tokens of a review more likely in proportion to its reward. This follows from $\nabla \pi = \pi \nabla \log \pi$, as
+# {lesson:rewards_and_credit} shows.
 #
-# **2. Advantages instead of rewards.** Subtracting a baseline such as $V(s_t)$ changes nothing on average, since
-# $\mathbb{E}_{a \sim \pi}[\nabla \log \pi(a)] = 0$, and removes noise. The rest of the reward, about $R(x) - V(s_t)$, is
-# the advantage $A_t$.
+# **2. Advantages instead of rewards.** You may subtract a baseline such as $V(s_t)$ from the reward. On average this changes
+# nothing, because $\mathbb{E}_{a \sim \pi}[\nabla \log \pi(a)] = 0$, but it removes noise. What is left of the reward, roughly
+# $R(x) - V(s_t)$, is the advantage $A_t$.
 #
-# **3. Samples from an older policy.** One rollout serves several steps, and after the first step the policy is no longer
-# the one that generated the samples. So weight each token by the ratio
-# $r_t = \pi(a_t \mid s_t) / \pi_\mathrm{old}(a_t \mid s_t)$. Then
-# $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$, and we maximize the mean of $r_t A_t$. At the
-# first step $r = 1$ and $\nabla r = \nabla \log \pi$: this *is* the policy gradient.
+# **3. Samples from an older policy.** We want to take several steps on one rollout, but after the first step, the policy is no
+# longer the one that generated the samples. To correct for this, weight each token by the ratio
+# $r_t = \pi(a_t \mid s_t) / \pi_\mathrm{old}(a_t \mid s_t)$. Because
+# $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$, we can then maximize the mean of $r_t A_t$. At the
+# first step $r = 1$ and $\nabla r = \nabla \log \pi$, so this *is* the policy gradient.
 
 # %%
 from rlhf_lab.functional import policy_ratio  # given
 
 # %% [markdown]
-# **4. The clip.** The ratio corrects for the token, but not for the states: a policy that has changed visits others. And
-# $r_t A_t$ has no upper limit: a token with $A > 0$ could be made more and more likely because of a single sample. So in
-# PPO a token gains nothing more once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the direction of its advantage*:
+# **4. The clip.** The ratio corrects for the choice of the token, but not for the states: a policy that has changed visits
+# different texts. Moreover, $r_t A_t$ has no upper limit, so a token with $A > 0$ could become more and more likely because of
+# a single sample. PPO therefore stops rewarding a token once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the
+# direction of its advantage*:
 #
 # $$L^{\mathrm{clip}} = \operatorname{mean}_t \, \min\big(r_t A_t, \; \operatorname{clip}(r_t, 1 - \epsilon, 1 + \epsilon) \, A_t\big)$$
 #
-# To *blank* masked tokens is to put 0 there with `zero_masked(x, mask)`. `whiten(x, mask, eps=eps)` brings x to mean 0 and
-# standard deviation 1 over its real tokens.
+# Two helpers for your function: `zero_masked(x, mask)` blanks masked tokens by putting 0 there, and `whiten(x, mask, eps=eps)`
+# rescales x to mean 0 and standard deviation 1 over its real tokens.
 
 # %%
 from rlhf_lab.functional import calc_clipped_surrogate_objective  # exercise
 
 # %% [markdown]
-# Take a single token with a negative advantage that has become *more* likely: ratio 1.5, advantage -1, `clip_coef` 0.2.
-# Is the gradient of its surrogate zero?
+# Consider a single token with a negative advantage that has nevertheless become *more* likely: ratio 1.5, advantage -1, and
+# `clip_coef` 0.2. Is the gradient of its surrogate zero?
 
 # %%
 ratio_high_advantage_negative = "not zero"  # predict: "zero" or "not zero"
@@ -289,11 +280,11 @@ curves(
 )
 
 # %% [markdown]
-# Where a curve is flat, the gradient is zero. The minimum makes the two curves asymmetric: a token that has become more
-# likely although its advantage is negative went the wrong way, and is pulled back from any distance.
+# Wherever a curve is flat, the gradient is zero. The minimum is what makes the two curves asymmetric. If a token has a negative
+# advantage and has still become more likely, it went the wrong way, and PPO pulls it back no matter how far it went.
 #
-# Before the first step every ratio is 1, and the advantages of a minibatch are whitened to mean 0. So the surrogate is 0.
-# Is its gradient 0 as well?
+# Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0. So the surrogate is 0. Is
+# its gradient 0 as well?
 
 # %%
 gradient_at_start = "not zero"  # predict: "zero" or "not zero"
@@ -310,12 +301,12 @@ predictions.compare(
 )
 
 # %% [markdown]
-# So do not judge a run by the value of its surrogate: at the start of each phase it is near 0. Look at the reward.
+# So don't judge a run by the value of its surrogate, which is near 0 at the start of every phase. Look at the reward instead.
 #
 # ## The value loss
 #
-# The value head predicts, before each token, the outcome of the review. Its target is the return
-# $G_t = A_t + V_\mathrm{old}(s_t)$, and its loss half the squared error, times $c_V$ (`vf_coef`):
+# Before each token, the value head predicts the outcome of the review. Its target is the return
+# $G_t = A_t + V_\mathrm{old}(s_t)$. The loss is half the squared error, times a coefficient $c_V$ (`vf_coef`):
 #
 # $$L^V = \frac{c_V}{2} \operatorname{mean}_t \big(V(s_t) - G_t\big)^2$$
 
@@ -325,8 +316,8 @@ from rlhf_lab.functional import calc_value_function_loss  # given
 # %% [markdown]
 # ## The whole objective
 #
-# Now write the sum, with one function for each term. There are no steps this time: the formula at the top of the lesson is
-# all you need. Pass each function its coefficient and the mask. The surrogate whitens the advantages itself.
+# Now write the sum, with one function call per term. There are no numbered steps this time, because the formula at the top of
+# the lesson is all you need. Pass each function its coefficient and the mask. (The surrogate whitens the advantages itself.)
 
 # %%
 from rlhf_lab.course.exercises.objective import whole_objective  # exercise
@@ -353,9 +344,9 @@ print(f"objective {objective.item():.4f} = {terms} + bonus 0 - KL penalty {penal
 # %% [markdown]
 # ## Your functions in the trainer
 #
-# The trainer accepts each term by name. Train with your functions for eight phases at three values of `kl_coef`: 0, 0.3
-# and 3. The first five phases at 0.3 repeat the run at the top of this lesson, which used the package's functions. For
-# which `kl_coef` is the KL highest in the last phase?
+# The trainer accepts each term by name. Use your functions to train for eight phases at three values of `kl_coef`: 0, 0.3 and
+# 3. At 0.3, the first five phases should repeat the run at the top of this lesson, which used the package's functions. For
+# which `kl_coef` will the KL be highest in the last phase?
 #
 # (14 s on one core)
 
@@ -382,7 +373,14 @@ predictions.compare(
 )
 
 # %% [markdown]
-# The rewards of the two runs agree: your functions *are* the objective of the trainer.
+# The two runs have the same rewards, so your functions *are* the objective of the trainer. If yours look different, start here:
+#
+# | you see | look at |
+# |---|---|
+# | KL below 0 | the formula and the mask: the exact KL is never negative |
+# | KL above 0 before the first step | whether policy and reference read the same tokens: equal weights give exactly 0 |
+# | ratio is not 1 on the first minibatch | temperature, top-k, and off-by-one indices |
+# | nothing moves | gradient norm, `clip_fraction`, and whether `kl_coef` is too high |
 
 # %%
 curves(
@@ -404,16 +402,17 @@ for coef, trained in trainers.items():
     print(f"kl_coef {coef}, one review: {after.raw_rewards[0].item():.2f}  {after.texts[0]}")
 
 # %% [markdown]
-# The smaller the coefficient, the further the policy moves and the higher the reward: the ranges over three seeds do not
-# overlap. In a run as short as this one, a penalty only costs reward. {Lesson:what_breaks_it} shows a long run without it.
+# The smaller the coefficient, the further the policy moves, and the higher the reward. The ranges over three seeds do not
+# overlap. In a run as short as this one, the penalty only costs reward. {Lesson:what_breaks_it} shows what happens in a long
+# run without it.
 #
 # ### Why a clip *and* a KL penalty?
 #
 # They limit different distances. The clip is about *one phase*: how far may the policy move from the one that sampled this
-# rollout, before the samples are stale? It starts again with every rollout, so a hundred phases can go anywhere. The KL
-# penalty is about *the whole run*: how far from the language we started with? But it does not know whether *this* step is
-# supported by *these* samples. Without the clip a single minibatch can break the policy. Without the penalty the policy
-# finds, in many small and well-supported steps, the one sentence that the classifier likes best.
+# rollout before the samples are stale? It starts over with every rollout, so in a hundred phases the policy can end up
+# anywhere. The KL penalty is about *the whole run*: how far are we from the language we started with? But it does not know
+# whether *this* step is supported by *these* samples. Without the clip, a single minibatch can break the policy. Without the
+# penalty, many small and well-supported steps lead the policy to the one sentence that the classifier likes best.
 #
 # ## Your results
 
@@ -424,27 +423,28 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **A bug on purpose.** Change one of your functions, such as a KL penalty without `kl_coef`, and read the message of its
-#   check. Then pass the function to the trainer anyway. Which number of a report shows the bug?
+# - **A bug on purpose.** Break one of your functions (for example, drop `kl_coef` from the KL penalty) and read the message of
+#   its check. Then pass the broken function to the trainer anyway. Which number in a report gives it away?
 #
 # - **An entropy bonus.** Train with `ent_coef=0.1`, and compare entropy and reward.
 #
 #   <details><summary>Results (three seeds, last of eight phases, kl_coef 0.3)</summary>
 #
-#   Entropy 1.025 to 1.043 nats per token, and 0.991 to 1.002 without the bonus. Reward 0.84 to 0.86, and 0.90 to 0.92
-#   without it.
+#   With the bonus, the entropy is 1.025 to 1.043 nats per token instead of 0.991 to 1.002. But the reward is 0.84 to 0.86
+#   instead of 0.90 to 0.92.
 #
 #   </details>
 #
-# - **No clip.** Train with a `clip_coef` so large that it never clips, and with `kl_coef=0`, for 8 phases and for five times
-#   as many.
+# - **No clip.** Train with a `clip_coef` so large that it never clips, and with `kl_coef=0.3`. Then keep the clip and set
+#   `kl_coef=0`. Compare the two after 8 phases, and after five times as many.
 #
 #   <details><summary>Results (three seeds)</summary>
 #
-#   Without the clip, after 8 phases: reward 0.90 to 0.92, KL 0.97 to 1.20 nats per review. After 40: reward 1.00, KL 1.86
-#   to 2.03, and 97 % to 99 % of the reviews are grammatical. With the clip and without the penalty, after 40: reward 1.00,
-#   KL 2.83 to 3.99, and 84 % to 95 % are grammatical. The steps of this lesson are small, so the clip is rarely needed.
+#   Without the clip, the reward is 0.90 to 0.92 after 8 phases, at a KL of 0.97 to 1.20 nats per review. After 40 phases, the
+#   reward is 1.00, the KL 1.86 to 2.03, and 97 % to 99 % of the reviews are grammatical. Without the penalty, the reward after
+#   40 phases is also 1.00, but the KL is 2.83 to 3.99, and only 84 % to 95 % are grammatical. The steps in this lesson are so
+#   small that the clip is rarely needed.
 #
 #   </details>
 #
-# Next: {lesson:ppo}, in which you write the training loop around this objective.
+# Next: {lesson:ppo}, in which you write the training loop around this objective. (Appendix: {lesson:kl_placements}.)
