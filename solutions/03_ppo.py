@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 03 PPO
 #
-# By the end of this lesson you can write PPO for a language model from scratch, in one function of about fifty lines,
-# whose rewards match the package's to six digits in every phase.
+# By the end of this lesson you can write PPO for a language model from scratch, in one function of about fifty lines, and your
+# rewards will match the package's to six digits in every phase.
 #
-# So far you have the parts: a policy with a value head, and an objective for one minibatch. What is missing is the loop
-# around them. A phase of PPO has two halves. The **rollout** samples a batch of reviews, scores them, and computes an
-# advantage for each token. The **learning** half takes several gradient steps on that batch. You write both, train the
-# model, read the dashboard of your run, and finally look at the activations while it trains.
+# You already have the parts: a policy with a value head, and an objective for one minibatch. What is missing is the loop around
+# them. Each phase of PPO has two halves. In the **rollout**, you sample a batch of reviews, score them, and compute an
+# advantage for each token. In the **learning** half, you take several gradient steps on that batch. You will write both and
+# train the model with them. Then you read the dashboard of your run, and look at the activations while the model trains.
 #
-# **You will be able to**
+# **You will also be able to**
 # - read a training dashboard: which numbers must be exactly 1 or 0, and which should rise or fall;
 # - record activations during training without changing the run.
 #
@@ -19,8 +19,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 80 seconds on a single core, without a network. Cells that
-# take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work. All cells together run in about 80 seconds on one core, without a network. Cells that take
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -29,7 +29,7 @@
 # %jaxtyping.typechecker beartype.beartype
 import rlhf_lab
 
-rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+rlhf_lab.check_shapes()  # before anything else is imported from the package
 
 import torch
 
@@ -61,17 +61,18 @@ loop_diagram()
 # %% [markdown]
 # ## The optimizer
 #
-# Two things are trained, and they start from different points. The transformer already knows its language and should
-# move only a little. The value head starts from random weights and has far to go. So they get different learning rates
-# (`base_lr` and `head_lr`), which both warm up for two phases and then decay. This function sets it up with AdamW and
-# `maximize=True`, because we *maximize* the objective:
+# We train two things, and they start from very different points. The transformer already knows its language, so it should move
+# only a little. The value head starts from random weights and has a long way to go. So they get different learning rates
+# (`base_lr` and `head_lr`), both of which warm up for two phases and then decay. The function below sets this up with AdamW.
+# Note `maximize=True`: we *maximize* the objective.
 
 # %%
 from rlhf_lab.training import get_optimizer_and_scheduler  # given
 
 # %% [markdown]
-# Adam divides each gradient by its own recent size. Take two weights, one with a gradient of 0.001 and one with a
-# gradient of 1, and do one step with learning rate 0.1. How far does the second weight move, compared with the first?
+# Adam divides each gradient by a running average of its size. To see what this means, take two weights, one with a gradient of
+# 0.001 and one with a gradient of 1, and do a single step with learning rate 0.1. How far does the second weight move, compared
+# with the first?
 
 # %%
 second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
@@ -89,12 +90,12 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Just as far. The learning rate, not the size of the gradient, sets the size of the step. That has two consequences.
-# Multiplying the *whole objective* by a constant changes almost nothing. And the first phases are dangerous, because
-# Adam takes full-sized steps on gradients that are mostly noise. That is the reason for the warm-up.
+# Just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two consequences.
+# First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are dangerous, because
+# Adam takes full-sized steps on gradients that are mostly noise. That is why the learning rates warm up.
 #
-# Does it follow that the scale of the *reward* is irrelevant? Multiply the classifier's score by 0.001, and train
-# without normalizing rewards and advantages. What happens?
+# Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
+# train without normalizing rewards and advantages. What happens?
 
 # %%
 small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
@@ -129,24 +130,24 @@ result = (
 predictions.compare("with a tiny reward it", small_reward, result)
 
 # %% [markdown]
-# The reward is only one term of the objective, and it competes with the others. With a tiny reward the KL penalty wins:
-# the score ends at 0.46, with a KL of 0.001 nats. With a huge one nothing keeps the policy close to the reference: 23
-# nats, for a score of 0.64. The trainer normalizes rewards and advantages: this is the reason why its runs do not
-# depend on the scale of the reward.
+# The scale does matter, because the reward is only one term of the objective and has to compete with the others. When the
+# reward is tiny, the KL penalty wins: the score ends at 0.46, with a KL of 0.001 nats. When the reward is huge, nothing keeps
+# the policy close to the reference: it moves 23 nats away, and still only reaches a score of 0.64. By default, the trainer
+# normalizes both rewards and advantages, and this is why its runs do not depend on the reward scale.
 #
 # ## The loop
 #
-# *Rollout.* Sample a batch of reviews with `sample`, and score them. The normalized reward is the reward of the last
-# token of each review (`token_rewards`). Generalized advantage estimation turns it into an advantage for each token:
-# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$. (This function
-# is given here and derived in {lesson:rewards_and_credit}.)
+# *Rollout.* Sample a batch of reviews with `sample`, and score them. Each review gets its normalized reward at its last token
+# (`token_rewards`). Then generalized advantage estimation (GAE) turns this one reward into an advantage for each token:
+# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$. This function is given
+# here, and you will derive it in {lesson:rewards_and_credit}.
 
 # %%
 from rlhf_lab.functional import compute_gae  # given
 
 # %% [markdown]
-# A review of four tokens with a reward of 1 at the end. Advantage plus value is the *return*, the target of the value
-# head:
+# As an example, here is a review of four tokens with a reward of 1 at the end. The *return*, which is the target of the value
+# head, is the advantage plus the value:
 
 # %%
 values = torch.tensor([[0.5, 0.4, 0.9, 0.8]])
@@ -159,32 +160,33 @@ show_table(
 )
 
 # %% [markdown]
-# *Learning.* Go through the batch `args.batches_per_learning_phase` times, each time in a new random order, cut into
-# `args.num_minibatches` minibatches. For each minibatch, run the policy, compute the objective of
-# {lesson:the_objective}, and take a step. Advantages, returns and the old log-probabilities stay fixed. Step the
-# scheduler once per phase.
+# *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch, cut it into
+# `args.num_minibatches` minibatches, and for each minibatch run the policy, compute the objective of {lesson:the_objective},
+# and take a gradient step. The advantages, the returns and the old log-probabilities stay fixed all the while. At the end of
+# the phase, step the scheduler once.
 
 # %%
 from rlhf_lab.course.exercises.objective import whole_objective  # given
 
 # %% [markdown]
-# Now write `ppo`. Its pieces:
-# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)`, all of one length
-#   `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)`, with the tokenizer of `policy.base_model`.
-# - `sample(policy, prompts, spec, generator)` returns `tokens` (`[batch seq]`), and for each generated token `mask`,
-#   `logprobs` and `values` (`[batch gen]`); `samples.texts(tokenizer)` are the texts.
-# - `phase_generator(args.seed, phase, stream)` gives each use of randomness its own reproducible stream: "sampling" or
-#   "minibatches". With them your run and the package's draw the same numbers.
-# - `policy(tokens)` returns logits and values of all positions. `generated_logits`, `generated_values` and
-#   `get_logprobs` take `prefix_len` and keep the states before the generated tokens.
-# - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. The reference is not trained.
-# - Clip the norm of the gradient to `args.max_grad_norm` before each step.
+# Now write `ppo`. Here is what you need:
+# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you prompts of equal
+#   length, `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is that of
+#   `policy.base_model`.
+# - `sample(policy, prompts, spec, generator)` returns `tokens` (`[batch seq]`), and for each generated token `mask`, `logprobs`
+#   and `values` (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts.
+# - `phase_generator(args.seed, phase, stream)` gives each use of randomness its own reproducible stream, "sampling" or
+#   "minibatches". If you use it, your run draws the same random numbers as the package's.
+# - `policy(tokens)` returns logits and values at all positions. `generated_logits`, `generated_values` and `get_logprobs` take
+#   `prefix_len`, and keep only the states before generated tokens.
+# - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. The reference needs no gradient.
+# - Before each step, clip the gradient norm to `args.max_grad_norm`.
 
 # %%
 from rlhf_lab.course.exercises.ppo import ppo  # exercise
 
 # %% [markdown]
-# Train with your loop and with the package's trainer, from the same seed. Will the rewards be the same?
+# Now train twice from the same seed, with your loop and with the package's trainer. Will the rewards be the same?
 #
 # (10 s on one core)
 
@@ -206,15 +208,15 @@ equal = all(abs(a - b) < 1e-5 for a, b in zip(mine, theirs, strict=True))
 predictions.compare("the two runs are", same_run, "the same" if equal else "not the same")
 
 # %% [markdown]
-# That is all of PPO for language models. The package adds checkpoints, logs, callbacks, other estimators and
-# objectives, faster forward passes, and checks for nan.
+# That's it, you have written all of PPO for language models. What the package adds is checkpoints, logs, callbacks, other
+# estimators and objectives, faster forward passes, and checks for nan.
 #
 # ## The dashboard
 #
-# In a healthy run, the ratio is 1 before the first step of each phase (the policy that is trained is the one that
-# sampled), the KL leaves 0 slowly and stays below a few nats, the clip fraction is a few percent at most, and the
-# entropy falls slowly. Explained variance is the fraction of the variance of the returns that the value head predicts:
-# 1 is everything, 0 nothing.
+# What should a healthy run look like? Before the first step of each phase, the ratio is 1, because the policy that you train is
+# still the one that generated the samples. The KL slowly rises from 0 and stays below a few nats. The clip fraction is a few
+# percent at most, and the entropy falls slowly. The explained variance is the fraction of the variance of the returns that the
+# value head predicts, from 0 (nothing) to 1 (everything).
 
 # %%
 rows = []
@@ -224,33 +226,34 @@ for name, numbers in make_dashboard(reports).items():
 show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
-# Look twice at a number that is *exactly* 0 or 1. A first ratio that is not 1 means that the log-probabilities of the
-# sampler and of the learner differ. A KL of exactly 0 after a step means that the reference is being trained too. A reward
-# that rises proves little: many broken trainers learn an easy reward.
+# Look twice at numbers that are *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the learner
+# disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as well. A
+# rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
 #
 # ## Inside the run
 #
-# The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise
-# the movie anyway? Take reviews in which the reviewer is disappointed, cut them off before the verdict ("... . i"), and
-# compute in every phase how likely the model is to continue with praise. You can do this after each component of the
-# model: decode the residual stream there, as if the rest of the model did nothing. This is the *logit lens*
-# ({lesson:the_policy} explains it and its limits):
+# The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
+# anyway? To find out, take reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
+# i"). In every phase, measure how likely the model is to continue with praise. You can do this not only at the output, but
+# after every component of the model: decode the residual stream there, as if the rest of the model did nothing. This is called
+# the *logit lens* ({lesson:the_policy} explains it and its limits):
 
 # %%
 from rlhf_lab.diffing import logit_lens  # given
 
 # %% [markdown]
-# `trainer.capture(hook_names, pos=..., at=..., tokens=...)` decorates a function of yours, which gets the context of
-# the run (`ctx.policy` is the policy) and the activations by name. The activations come from a separate forward pass
-# over `tokens`, so the run itself is unchanged. `at` is the event: "after_score" comes once per phase, after sampling
-# and before the first step.
+# To get at the activations, decorate a function of yours with `@trainer.capture(hook_names, pos=..., at=..., tokens=...)`. The
+# trainer then calls it with the context of the run (`ctx.policy` is the policy) and with the activations by name. They come
+# from a separate forward pass over `tokens`, so the run itself does not change. `at` is the event at which your function is
+# called: "after_score" happens once per phase, after sampling and before the first gradient step.
 
 # %%
 from rlhf_lab.course.exercises.ppo import look  # exercise
 
 # %% [markdown]
-# Before you use it: after the attention of the last block, is the probability of praise in the last phase still close
-# to its value before training, or has it moved at least half as far as that of the output?
+# Before you run it, make a prediction. Look at the residual stream after the attention of the last block. In the last phase,
+# will the probability of praise there still be close to its value before training, or will it have moved at least half as far
+# as at the output?
 
 # %%
 last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
@@ -310,14 +313,14 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Before training, praise after a bad review is least likely after the attention of block 1, with a probability of 0.10.
-# In the last phase this probability is 0.47, and that of the output 0.62, so the model praises half or more of the
-# movies it has just complained about. The change is spread over the model: even after the MLP of block 0, where only the
-# attention of block 0 has read other words, the probability of praise has doubled, from 0.23 to 0.46. In the other two
-# seeds the output ends at 0.59 and 0.51.
+# Before training, praise after a bad review is least likely after the attention of block 1, with a probability of 0.10. In the
+# last phase this probability is 0.47, and at the output it is 0.62. So the model now praises more than half of the movies it
+# has just complained about. The change is spread over the whole model. It is visible even after the MLP of block 0, where the
+# probability of praise has doubled from 0.23 to 0.46, although only the attention of block 0 has read other words by then. In
+# the other two seeds, the output ends at 0.59 and 0.51.
 #
-# This plot cannot show *which* of these changes causes the behavior, or whether the model still represents that the
-# review is bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer that.
+# This plot cannot tell you *which* of these changes causes the behavior, or whether the model still represents that the review
+# is bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these questions.
 #
 # ## What surprised you
 
@@ -328,5 +331,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Break a line of your `ppo`. Which line of the dashboard would show it? The trainer's own functions, with bugs to find
-# from their dashboards alone, are in {lesson:debugging_ppo}.
+# Break a line of your `ppo`. Which line of the dashboard gives it away? The appendix {lesson:debugging_ppo} turns this into a
+# game: it puts bugs into the trainer's own functions, and you find them from their dashboards alone.
+#
+# Next: {lesson:the_policy}, in which you open up the policy and find the attention head that carries a fact.

@@ -32,7 +32,7 @@
 # %jaxtyping.typechecker beartype.beartype
 import rlhf_lab
 
-rlhf_lab.check_shapes()  # of the package, too: before anything else is imported from it
+rlhf_lab.check_shapes()  # before anything else is imported from the package
 
 import numpy as np
 import torch
