@@ -70,9 +70,9 @@ loop_diagram()
 from rlhf_lab.training import get_optimizer_and_scheduler  # given
 
 # %% [markdown]
-# Adam divides each gradient by a running average of its size. To see what this means, take two weights, one with a gradient of
-# 0.001 and one with a gradient of 1, and do a single step with learning rate 0.1. How far does the second weight move, compared
-# with the first?
+# Adam divides each gradient by a running average of its size. To see what this means, imagine two weights, one with a gradient
+# of 0.001 and one with a gradient of 1, and do a single step with learning rate 0.1. How far does the second weight move,
+# compared with the first?
 
 # %%
 second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
@@ -171,8 +171,8 @@ from rlhf_lab.course.exercises.objective import whole_objective  # given
 # %% [markdown]
 # Now write `ppo`. Here is what you need:
 # - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you prompts of equal
-#   length, `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is that of
-#   `policy.base_model`.
+#   length, `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is
+#   `policy.base_model.tokenizer`.
 # - `sample(policy, prompts, spec, generator)` returns `tokens` (`[batch seq]`), and for each generated token `mask`, `logprobs`
 #   and `values` (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts.
 # - `phase_generator(args.seed, phase, stream)` gives each use of randomness its own reproducible stream, "sampling" or
@@ -233,7 +233,7 @@ show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 # ## Inside the run
 #
 # The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
-# anyway? To find out, take reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
+# anyway? To find out, collect reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
 # i"). In every phase, measure how likely the model is to continue with praise. You can do this not only at the output, but
 # after every component of the model: decode the residual stream there, as if the rest of the model did nothing. This is called
 # the *logit lens* ({lesson:the_policy} explains it and its limits):

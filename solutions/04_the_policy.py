@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 04 The policy and its hooks
 #
-# By the end of this lesson you can find the attention head that carries a fact, by putting activations of one text into
+# By the end of this lesson you can find the attention head that carries a fact, by patching activations of one text into
 # another.
 #
 # **You will also be able to**
@@ -9,21 +9,14 @@
 # - decode an intermediate layer with the logit lens;
 # - explain why an attention pattern does not show what a model uses.
 #
-# **If something does not work**
-#
-# | you see | look at |
-# |---|---|
-# | sampled and recomputed log-probabilities differ | temperature, top-k, and the position of the logits |
-# | a patch changes nothing | the return value of the hook: a hook that returns nothing leaves the activation unchanged |
-#
 # **You need** {lesson:start}. The lesson runs on Reel only.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on a single core, without a network. Cells
-# that take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -56,12 +49,12 @@ predictions = Predictions()
 # %% [markdown]
 # ## Sampling
 #
-# The policy reads the text so far and outputs one *logit* $z_v$ for each word of the vocabulary. The softmax turns logits
-# into probabilities, here with a *temperature* $T$:
+# The policy reads the text so far and outputs one *logit* $z_v$ for each word of the vocabulary. A softmax turns these logits
+# into probabilities, after dividing them by a *temperature* $T$:
 #
 # $$\pi(v \mid s) = \frac{e^{z_v / T}}{\sum_w e^{z_w / T}}$$
 #
-# Only differences of logits matter: $\log \pi(v) - \log \pi(w) = (z_v - z_w) / T$. A lower temperature makes all
+# Only differences between logits matter: $\log \pi(v) - \log \pi(w) = (z_v - z_w) / T$. A lower temperature makes all
 # differences larger, so the most likely word becomes even more likely.
 
 # %%
@@ -75,23 +68,23 @@ def word(token: int | Tensor) -> str:
 
 
 # %% [markdown]
-# A uniform random number $u$ is enough to draw a word: draw the first word whose cumulative probability is *greater* than
-# $u$. It is drawn with exactly its probability.
+# To draw a word, all you need is a uniform random number $u$. Go through the words in order, add up their probabilities, and
+# stop at the first word at which the sum is *greater* than $u$. This draws every word with exactly its probability.
 
 # %%
 from rlhf_lab.sampling import draw_token  # given
 
 # %% [markdown]
-# To generate a text, repeat: run the model on everything so far, use the logits at the last position, draw a token,
-# append it. `noise` has one row per step. `check_context` raises an error if the text would be longer than the model can
-# read, and `at_least_float32` converts half precision to float32.
+# To generate a whole text, repeat: run the model on everything so far, look at the logits at the last position, draw a token,
+# and append it. `noise` has one row per step. (`check_context` raises an error if the text would be longer than the model can
+# read, and `at_least_float32` converts half precision to float32.)
 
 # %%
 from rlhf_lab.sampling import sample_without_cache  # exercise
 
 # %% [markdown]
-# The package's `sample` is faster, with a *KV cache*: it keeps keys and values of the tokens that the model has read, and
-# reads only the new one. With the same random numbers it should generate the same texts:
+# The package's `sample` is faster because it uses a *KV cache*: it keeps the keys and values of all earlier tokens, so at each
+# step the model only has to read the new one. With the same random numbers, it should generate the same texts:
 
 # %%
 prompts = trainer.next_prompts()
@@ -107,22 +100,24 @@ print(f"fraction of tokens that are equal: {same:.3f}")
 # %% [markdown]
 # ## Log-probabilities
 #
-# PPO changes how likely the sampled tokens are, so it needs the *log-probability* $\log \pi(a_t \mid s_t)$ of each. The
-# logits at one position are about the token at the next. The log-probability of a text is the sum over its tokens:
+# PPO changes how likely the sampled tokens are, so it needs the *log-probability* $\log \pi(a_t \mid s_t)$ of each of them.
+# Remember that the logits at one position are about the token at the next. The log-probability of a text is the sum over its
+# tokens:
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
-# `eindex` picks entries by name: `eindex(logprobs, tokens, "b s [b s+1]")` is `logprobs[b, s, tokens[b, s+1]]` for each
-# row b and position s (not a state). You can also use `gather`. Compute in float32 or better (`at_least_float32`).
+# To pick out the right entries, you can use `eindex`, which indexes by name: `eindex(logprobs, tokens, "b s [b s+1]")` is
+# `logprobs[b, s, tokens[b, s+1]]` for each row b and position s. `gather` works as well. Compute in float32 or better
+# (`at_least_float32`).
 
 # %%
 from rlhf_lab.functional import get_logprobs  # exercise
 
 # %% [markdown]
-# Many samplers exclude unlikely words: with `top_k=5` only the five most likely can be drawn, from a distribution that is
-# normalized over these five. Your function does not know about this. For each review, divide the probability that your
-# function computes by the probability with which the review was sampled. Per token this ratio is a little below 1. How
-# large is its median over reviews?
+# Many samplers exclude unlikely words. With `top_k=5`, for example, only the five most likely words can be drawn, and their
+# probabilities are rescaled to add up to 1. Your function does not know about this. So for each review, divide the probability
+# that your function computes by the probability with which the review was actually sampled. For a single token, this ratio is a
+# little below 1. How large is the median over whole reviews?
 
 # %%
 quotient_of_a_review = "below 0.5"  # predict: "about 1", "0.5 to 0.9" or "below 0.5"
@@ -141,21 +136,23 @@ size = "about 1" if median > 0.9 else "0.5 to 0.9" if median > 0.5 else "below 0
 predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 
 # %% [markdown]
-# A review has 26 tokens, and small factors multiply: the ratio of a token is 0.87 on average, and some are much smaller.
-# In PPO this ratio must be 1 before the first gradient step, so sampling and training must use the same settings.
+# A review has 26 tokens, and many small factors multiply: the ratio of a single token is 0.87 on average, but some are much
+# smaller. In PPO, this ratio must be 1 before the first gradient step, so sampling and training must use the same temperature
+# and the same top-k.
 #
 # ## Hook points
 #
-# A `HookedTransformer` passes every activation through a named *hook point*, with the names of TransformerLens.
-# `run_with_cache` returns the output and the activation at each hook point. `run_with_hooks` registers functions for one
-# run: each is called with the activation, and what it returns, if anything, replaces the activation. In one block:
+# A `HookedTransformer` passes every activation through a named *hook point*, with the same names as TransformerLens.
+# `run_with_cache` returns the output together with the activation at each hook point. `run_with_hooks` registers functions for
+# a single run. Each function is called with its activation, and if it returns something, this replaces the activation. Here is
+# what happens inside one block:
 #
-# - The *residual stream* enters (`hook_resid_pre`): one vector of `d_model` numbers per position.
-# - *Attention* moves information between positions. A *head* compares the query of one position with the keys of all
-#   positions up to it. The softmax gives weights, the *pattern* $A$ (`hook_pattern`). The head sums the values $V$ with
-#   these weights, $z_q = \sum_k A_{qk} V_k$ (`hook_z`), and writes $z_q W_O$ to the residual stream.
-# - The *MLP* reads each position separately: a linear map (`hook_pre`), a nonlinearity, the GELU (`hook_post`), and a
-#   second linear map to the residual stream.
+# - The *residual stream* enters (`hook_resid_pre`), with one vector of `d_model` numbers per position.
+# - *Attention* moves information between positions. A *head* compares the query of one position with the keys of all positions
+#   up to it, and a softmax turns the result into weights, the *pattern* $A$ (`hook_pattern`). The head then adds up the values
+#   $V$ with these weights, $z_q = \sum_k A_{qk} V_k$ (`hook_z`), and writes $z_q W_O$ to the residual stream.
+# - The *MLP* reads each position separately. It consists of a linear map (`hook_pre`), a nonlinearity called GELU
+#   (`hook_post`), and a second linear map back to the residual stream.
 
 # %%
 _, cache = model.run_with_cache(samples.tokens[:8])
@@ -164,20 +161,21 @@ show_table(["hook point of block 0", "shape"], [[n, str(list(cache[n].shape))] f
 print(len(cache), "hook points in total")
 
 # %% [markdown]
-# The class is short enough to read: `rlhf_lab/models/hooked_transformer.py`. Every component adds to the residual stream,
-# and nothing overwrites it.
+# If you want to read the class, it is short: `rlhf_lab/models/hooked_transformer.py`. Note that every component only adds to
+# the residual stream. Nothing is ever overwritten.
 #
 # ## Logit lens
 #
-# After the last block, the stream is normalized and multiplied by the *unembedding*, a matrix with one column per word.
-# You can do the same with the stream of an *earlier* layer, as if the model stopped there. This is the *logit lens*.
-# `unembed_residuals` does both for a tensor [batch seq d_model]: flatten the sites for it, and then restore them.
+# After the last block, the stream is normalized and multiplied by the *unembedding*, a matrix with one column per word. You can
+# do the same to the stream of an *earlier* layer, as if the model stopped there. This is the *logit lens*. `unembed_residuals`
+# does both steps for a tensor [batch seq d_model], so flatten the leading axes first, and restore them afterwards.
 
 # %%
 from rlhf_lab.diffing import logit_lens  # exercise
 
 # %% [markdown]
-# Reel's grammar gives the exact probability of each next word. So you can measure how far each layer is from it, in nats:
+# Reel's grammar gives us the exact probability of each next word, so we can measure how far each layer is from the truth, in
+# nats:
 
 # %%
 PLACES = {"embedding": "blocks.0.hook_resid_pre"}
@@ -202,18 +200,18 @@ title = "log10 of KL(exact || lens) in nats, by layer and next word"
 heatmap(torch.stack(errors).clamp(min=1e-4).log10(), list(PLACES), slots[1:], title)
 
 # %% [markdown]
-# Each column is the *slot* of the next word. Each of the three clauses of a review has THE, ASP (an aspect such as
-# "plot"), COP ("was" or "wasn't"), ADV and ADJ; CONN is "and" or "but"; VERB is the verdict, such as "loved". MLP 0
-# reduces the distance most, from 261 to 3.8 nats. A large distance does not mean that the information is missing: early
-# layers do not have to use the basis of the unembedding. A *tuned lens* (Belrose et al. 2023,
-# [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map for each layer.
+# Each column is the *slot* of the next word. A review has three clauses, each with THE, ASP (an aspect such as "plot"), COP
+# ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0 reduces the distance
+# most, from 261 to 3.8 nats. But a large distance does not mean that the information is missing, because early layers do not
+# have to use the unembedding's basis. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112))
+# learns a map for each layer to correct for this.
 #
 # ## Attention patterns
 #
-# In "the plot **wasn't** so good", the copula reverses the adjective, and the verdict follows many words later: "i liked
-# it" or "i hated it". Only attention moves information between positions, so some head has to carry the difference between
-# "was" and "wasn't". Below are the patterns of all heads for one review with "wasn't" in its first clause. Each row is a
-# word that reads, each column a word that is read. L0H1 is head 1 of layer 0.
+# In "the plot **wasn't** so good", the copula reverses the adjective. The verdict, "i liked it" or "i hated it", follows many
+# words later. Only attention moves information between positions, so some head has to carry the difference between "was" and
+# "wasn't". Below are the attention patterns of all heads for one review with "wasn't" in its first clause. Each row is a word
+# that reads, and each column a word that is read. L0H1 is head 1 of layer 0.
 
 # %%
 copula = [truth.grammar.slot("COP", k) for k in range(3)]
@@ -228,9 +226,9 @@ words = [word(token) for token in example[0]]
 heatmaps(grids, words, words, "Attention patterns: each row reads the columns", 2, (0.0, 1.0))
 
 # %% [markdown]
-# Find the column of the first "wasn't". At which word does a head read it such that the verdict depends on it: at the
-# adjective, at a later word before "i", or at "i"? And is the head with the *largest attention* to the copula the one that
-# carries the fact?
+# Find the column of the first "wasn't". Several words attend to it, but which of them matters for the verdict: the adjective, a
+# later word before "i", or "i" itself? And is the head with the *largest attention* to the copula the one that carries the
+# fact?
 
 # %%
 picked_up = "at the adjective"  # predict: "at the adjective", "in between" or "at i"
@@ -239,9 +237,9 @@ largest_attention_carries_it = "yes"  # predict: "yes" or "no"
 # %% [markdown]
 # ## Activation patching
 #
-# A pattern shows what a head reads. It does not show whether the output depends on it. To find out, change what one head
-# has read. Take two texts that differ in one word. Run both, and then run the second again, with one activation replaced by
-# that of the first. This is *activation patching*:
+# A pattern shows you what a head reads, but not whether the output depends on it. To find out, change what a single head
+# contributes, and see what happens. Choose two texts that differ in one word. Run both, and then run the second one again, with
+# one of its activations replaced by the same activation from the first. This is called *activation patching*:
 #
 # ```text
 # donor     the plot was    so good ... i  ->  logit(loved) - logit(hated) = clean
@@ -254,17 +252,17 @@ largest_attention_carries_it = "yes"  # predict: "yes" or "no"
 from rlhf_lab.diffing import patch_heads  # exercise
 
 # %% [markdown]
-# The *recovered fraction* is $f = (\mathrm{patched} - \mathrm{corrupted}) / (\mathrm{clean} - \mathrm{corrupted})$, with a
-# mean over texts in each place: 0 if the patch changes nothing, 1 if the model behaves as if the text contained "was". The
-# function below adds a 95 % interval by a *bootstrap*, from 2,000 samples of texts with replacement.
+# The *recovered fraction* is $f = (\mathrm{patched} - \mathrm{corrupted}) / (\mathrm{clean} - \mathrm{corrupted})$, where each
+# term is a mean over texts. It is 0 if the patch changes nothing, and 1 if the model behaves as if the text contained "was".
+# The function below also computes a 95 % interval with a *bootstrap*: it resamples the texts 2,000 times with replacement.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # given
 
 # %% [markdown]
-# With your function as the hook, the next cell measures this for any heads at any positions. What is measured at "i" is the
-# mean logit of the three positive verbs minus that of the negative ones, times the sign of the adjective. (In your own work
-# use `patch_activations` of `rlhf_lab.diffing`, which patches any activation.)
+# The next cell uses your function as a hook, and measures the recovered fraction for any heads at any positions. The quantity
+# it measures at "i" is the mean logit of the three positive verbs minus that of the negative ones, times the sign of the
+# adjective. (In your own work, use `patch_activations` from `rlhf_lab.diffing`, which patches any activation.)
 
 # %%
 Place = tuple[str, list[int], slice]  # hook point, heads (or neurons), positions
@@ -301,8 +299,8 @@ def head_places(k: int) -> dict[str, Place]:
 
 
 # %% [markdown]
-# Patch every head at every position from the copula to "i" on 64 pairs. (In the last layer only "i" matters: what its heads
-# write at other positions is not read again.) Here is the result for the copula of the first clause:
+# Now patch every head at every position from the copula to "i", on 64 pairs of texts. (In the last layer only "i" matters,
+# because nothing reads what its heads write at other positions.) Here is the result for the copula of the first clause:
 
 # %%
 pairs = truth.reviews(320, seed=1)[0].to(device)
@@ -314,8 +312,8 @@ title = "Recovered fraction by head and slot, first copula"
 heatmap(grid, names, columns, title, "diverging", (-1, 1))
 
 # %% [markdown]
-# Measure the best place on 256 pairs that were not used in the search. (The largest of many noisy numbers is larger than it
-# would be on new data.) Then list the three heads and slots with the most attention to the first copula.
+# The largest of many noisy numbers is usually too large, so measure the best place again on 256 pairs that were not used in the
+# search. For comparison, also list the three places with the most attention to the first copula.
 
 
 # %%
@@ -345,16 +343,17 @@ carries = "yes" if top[0] == best else "no"
 predictions.compare("the largest attention carries it", largest_attention_carries_it, carries)
 
 # %% [markdown]
-# The first copula is read by head 0 at ASP 2, the aspect of the *next* clause. Two heads attend to it even more at the
-# adverb, where a patch changes nothing. An attention pattern shows what a head reads, not what the output depends on. (Jain
-# and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186); the reply of Wiegreffe and Pinter 2019,
+# Head 0 reads the first copula at ASP 2, the aspect of the *next* clause. Two heads attend to it even more at the adverb, but
+# patching them there changes nothing. So an attention pattern shows what a head reads, not what the output depends on. (This
+# was debated by Jain and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe and Pinter 2019,
 # [1908.04626](https://arxiv.org/abs/1908.04626).)
 #
 # ## One neuron
 #
-# At ASP 2, the MLP of block 0 receives the adjective and the copula. The verdict depends on their combination, the
-# *polarity* ("good" and "wasn't" is negative). Is there a neuron whose activation separates the polarities perfectly? The
-# *AUC* is the probability that a text of positive polarity has the larger activation: 0.5 is random, and 0 or 1 is perfect.
+# At ASP 2, the MLP of block 0 sees both the adjective and the copula. The verdict depends on their combination, the *polarity*
+# ("good" with "wasn't" is negative). Is there a single neuron whose activation separates the two polarities perfectly? To
+# measure this, use the *AUC*, which is the probability that a text of positive polarity has the larger activation. An AUC of
+# 0.5 is no better than guessing, and 0 or 1 is perfect.
 
 # %%
 perfect_neuron = "nowhere"  # predict: "nowhere", "before the GELU" or "only after the GELU"
@@ -381,14 +380,14 @@ predictions.compare("a perfect neuron exists", perfect_neuron, beyond)
 curves(points, title, "input of the GELU", "output")
 
 # %% [markdown]
-# Before the GELU, no neuron separates them. The input is nearly a sum of one number for the adjective and one for the
-# copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the GELU, 55
-# of 256 neurons have an AUC beyond 0.95 in one direction, and the best is perfect to two digits. This is possible because
-# the GELU is not monotone: it has a dip. In neuron 2, "bad, was" is so far to the left that the output is back at 0,
-# "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next to "bad,
-# was": their outputs are nearly equal. "Perfect" depends on this small difference.
+# Before the GELU, no neuron separates the polarities. Its input is nearly a sum of one number for the adjective and one for the
+# copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the GELU, 55 of
+# 256 neurons have an AUC beyond 0.95 in one direction, and the best is perfect to two digits.
 #
-# Can the model use it? Patch this neuron alone, the whole MLP, and other heads and positions of block 0:
+# How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
+# is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next
+# to "bad, was", so their outputs are nearly equal, and the "perfect" separation depends on a tiny difference. Can the model use
+# it? Patch this neuron alone, then the whole MLP, and then other heads and positions of block 0:
 
 # %%
 z, here, n_heads = "blocks.0.attn.hook_z", slice(at, at + 1), range(model.cfg.n_heads)
@@ -404,14 +403,15 @@ measured = patch(model, fresh, 0, places)
 show_table(["patched", "recovered fraction"], [[name, str(f)] for name, f in measured.items()])
 
 # %% [markdown]
-# The MLP at ASP 2 recovers 1.09, and the perfect neuron nothing. Readable is not the same as used. Fractions also do not
-# add up: head 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words, all heads after ASP 2 0.19, and all heads
-# together 1.00. The fact is read at three words, and the later ones depend on the first. A share above 1 is not an error.
+# Patching the MLP at ASP 2 recovers 1.09, but the perfect neuron recovers nothing. Readable is not the same as used. Note also
+# that the fractions do not add up: head 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words, all heads after ASP 2
+# recover 0.19, and all heads together 1.00. The fact is read at three words, and what happens at the later ones depends on the
+# first. So a fraction above 1 is not an error.
 #
 # ## Other seeds
 #
-# All of this is about one set of weights. The package has two more models of the same training, with other seeds. Search
-# them in the same way. Is the copula of the first clause picked up at the same word?
+# So far, you have looked at a single set of weights. The package has two more models that were trained in the same way with
+# other seeds. Search them as well. Is the copula of the first clause picked up at the same word?
 #
 # (6 s on one core)
 
@@ -429,9 +429,9 @@ words = {place.split(" at ")[1] for _, clause, place, _ in rows if clause == 1}
 predictions.compare("the same word", same_word, "yes" if len(words) == 1 else "no")
 
 # %% [markdown]
-# In all three models a head of the first layer reads the copula. At which word it does so differs between models, and even
-# between clauses. So a sentence such as "head 0 does negation" is about one model. A fraction clearly below 1 may mean that
-# the fact is read at several words.
+# In all three models, a head in the first layer reads the copula. But the word at which it does so differs from model to model,
+# and even from clause to clause. A sentence such as "head 0 does negation" is therefore about one model only. (A fraction
+# clearly below 1 may mean that the fact is read at several words.)
 #
 # ## Your results
 
@@ -442,9 +442,10 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Does a head of layer 1 read, at "i", what head 0 wrote at ASP 2? `patch_path` in `rlhf_lab.diffing` patches the output
-#   of one head into the input of another.
-# - Read Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) on metrics for patching, and Heimersheim and
-#   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) on their interpretation.
+# - At "i", does a head of layer 1 read what head 0 wrote at ASP 2? `patch_path` in `rlhf_lab.diffing` patches the output of one
+#   head into the input of another.
+# - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare metrics for patching, and Heimersheim and
+#   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret them.
 #
-# Next: {lesson:rewards_and_credit}. Appendix: {lesson:write_the_rest} has `draw_token` and the ablation of heads.
+# Next: {lesson:rewards_and_credit}, in which you find out which tokens deserve the credit for a reward. (Appendix:
+# {lesson:write_the_rest}.)
