@@ -447,5 +447,4 @@ progress()
 # - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare metrics for patching, and Heimersheim and
 #   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret them.
 #
-# Next: {lesson:rewards_and_credit}, in which you find out which tokens deserve the credit for a reward. (Appendix:
-# {lesson:write_the_rest}.)
+# Next: {lesson:rewards_and_credit}, in which you find the tokens that deserve the credit. (Appendix: {lesson:write_the_rest}.)

@@ -1,25 +1,17 @@
 # %% [markdown]
 # # 05 Rewards and credit
 #
-# By the end of this lesson you can compute exactly how much each token of a review contributed to its reward, and explain
-# what GAE gets wrong when it estimates this.
+# By the end of this lesson you can compute exactly how much each token of a review contributed to its reward, and explain what
+# GAE gets wrong when it estimates this.
 #
-# The reward is one number at the end of a review of 26 tokens. In the first half of this lesson the exact contribution of
-# each token is known, and you derive the gradient that RLHF follows. In the second half you estimate the contributions with
-# a value head. The choice of the estimator matters: with a young value head, one-step advantages keep 2 to 3 % of the
-# gradient.
+# A review has 26 tokens, but only one reward, at its end. In the first half of this lesson, you compute the exact contribution
+# of each token, and derive the gradient that RLHF follows. In the second half, you estimate the contributions with a value
+# head. The choice of estimator matters: with a young value head, one-step advantages keep only 2 to 4 % of the gradient.
 #
 # **You will also be able to**
-# - derive the policy gradient, and explain on what a baseline may depend;
+# - derive the policy gradient, and explain what a baseline may depend on;
 # - derive GAE, and choose its lambda;
-# - distinguish an error of the advantages from an error of the gradient.
-#
-# **If something does not work**
-#
-# | you see | look at |
-# |---|---|
-# | the value head changes when only the policy should | `detach`: in the gradient of the policy, an advantage is a constant |
-# | larger batches do not help | the bias of the estimator: averaging removes only noise |
+# - tell an error of the advantages from an error of the gradient.
 #
 # **You need** {lesson:start} and {lesson:the_value_head}. The lesson runs on Reel only.
 
@@ -27,8 +19,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 35 seconds on one core, without a network. Cells that
-# take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work. All cells together run in about 35 seconds on one core, without a network. Cells that take
+# longer than 3 seconds have a note with their time, like this one:
 #
 # (4 s on one core)
 
@@ -66,12 +58,13 @@ over_seeds = SeedFigures("rewards_and_credit", SETTINGS)
 # %% [markdown]
 # ## The reward
 #
-# The reward of a review is the probability of "positive" by a sentiment classifier. On Reel, the classifier was trained to
-# learn a formula, `true_reward`: the exact probability that a review is positive. In this lesson the reward is
-# `true_reward`, so that values can be computed exactly.
+# As before, a sentiment classifier rewards each review with the probability that it is positive. On Reel, the classifier was
+# trained to imitate a formula, `true_reward`, which gives the exact probability. In this lesson we use `true_reward` itself, so
+# that values can be computed exactly.
 #
-# A warning: a classifier reads texts of different length as a padded batch, and without the attention mask it reads the
-# padding. The cell cuts off 256 reviews at a random word, and scores them in a batch with whole reviews without the mask.
+# One warning before we leave the classifier: it reads texts of different lengths as one padded batch, and without the attention
+# mask it reads the padding too. The next cell shows what happens. It cuts off 256 reviews at a random word, and scores them in
+# a batch with whole reviews, without the mask.
 
 # %%
 model = load_model(args.base_model)
@@ -108,26 +101,26 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 # %% [markdown]
 # ## Exact advantages
 #
-# The *value* $V(s)$ is the reward to expect from the state $s$, the text so far. $Q(s, a)$ is the same after the token $a$
-# is chosen, and the difference is the *advantage* of $a$. The next state is the text with $a$ appended, so $Q(s, a) =
-# V(sa)$:
+# The *value* $V(s)$ is the reward to expect from the state $s$, the text so far. $Q(s, a)$ is the same once the token $a$ is
+# chosen, and the *advantage* of $a$ is the difference between the two. For text, the next state is simply the old one with $a$
+# appended, so $Q(s, a) = V(sa)$:
 #
 # $$V(s) = \mathbb{E}[R \mid s], \qquad A(s, a) = V(sa) - V(s)$$
 #
-# At the end of a text, $V(x) = R(x)$. Before it, $V$ is the expectation over the next token:
+# At the end of a text, $V(x) = R(x)$. Before the end, $V$ is the expectation over the next token:
 #
 # $$V(s) = \sum_a \pi(a \mid s)\, V(sa)$$
 #
-# So you can compute all values from the last position to the first. Texts with the same future have the same value, and
-# Reel's grammar has few enough of these *states* to list them. `graph.probability[t]` is a table [states, vocabulary] of
-# next-word probabilities, and `graph.successor[t]` contains the state to which each word leads.
+# So you can compute all values backwards, from the last position to the first. Texts with the same future share a value, and
+# Reel's grammar has so few of these *states* that we can list them all. `graph.probability[t]` is a table [states, vocabulary]
+# of next-word probabilities, and `graph.successor[t]` contains the state to which each word leads.
 
 # %%
 from rlhf_lab.organism import backward_values  # exercise
 
 # %% [markdown]
-# Below is one review with the exact advantages of its tokens. (Exact under the grammar, which the policy has learned almost
-# perfectly.) Of its 26 tokens, how many have an advantage that is not 0? And what is the sum of all 26 advantages?
+# Below is one review with the exact advantages of its tokens. (They are exact under the grammar, which the policy has learned
+# almost perfectly.) How many of its 26 tokens have an advantage other than 0? And what do all 26 advantages add up to?
 
 # %%
 tokens_that_matter = 6  # predict: a number from 0 to 26
@@ -141,9 +134,7 @@ print(f"{sum(map(len, tables)):,} states, value at the start {tables[0][0]:.4f}"
 exact, _ = state_values(grammar, true_reward, tokens)
 V, after = exact[:, prefix_len - 1 : -1], exact[:, prefix_len:]  # before and after each token
 A = after - V
-mixed = int(
-    (A.abs().sum(1) - A.sum(1).abs()).argmax()
-)  # a review with large advantages of both signs
+mixed = int((A.abs().sum(1) - A.sum(1).abs()).argmax())  # large advantages of both signs
 words = [f" {model.tokenizer.decode([token])}" for token in tokens[mixed, prefix_len:].tolist()]
 matter = [t for t in range(len(words)) if A[mixed, t].abs() > 1e-9]
 show_table(
@@ -160,11 +151,11 @@ predictions.compare("they add up to", they_add_up_to, min(sums, key=lambda s: ab
 tokens_html(words, A[mixed], "advantage")
 
 # %% [markdown]
-# Three adjectives, two connectors ("and" and "but" announce whether the next clause agrees) and the verb have an effect.
-# All other words leave the value unchanged. The sum telescopes: $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
+# Only six words have an effect: three adjectives, two connectors ("and" and "but" reveal whether the next clause agrees), and
+# the verb. All other words leave the value unchanged. The sum telescopes: $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
 #
-# Advantages at different positions are uncorrelated, since $\mathbb{E}[A_k \mid s_k] = 0$. So the variance of the reward is
-# the sum of $I_t = \mathbb{E}[A_t^2]$ over positions, and $I_t$ is how much position $t$ decides:
+# Because $\mathbb{E}[A_k \mid s_k] = 0$, advantages at different positions are uncorrelated. The variance of the reward is
+# therefore the sum of $I_t = \mathbb{E}[A_t^2]$ over all positions, and $I_t$ is how much position $t$ decides:
 
 # %%
 information = token_information(grammar, true_reward)[prefix_len - 1 :]
@@ -175,25 +166,25 @@ print(f"ADJ 1: {I['ADJ 1']:.4f} of {information.sum():.4f}, the variance of the 
 bars(list(I), {"I": list(I.values())}, "Which words decide the reward", "E[A squared]")
 
 # %% [markdown]
-# More than half of the variance is decided by the first adjective. A good estimator has to find this out.
+# More than half of the variance is decided by the first adjective. A good estimator should discover this.
 #
 # ## The policy gradient
 #
-# RLHF maximizes the expected reward $J(\theta) = \sum_x \pi_\theta(x) R(x)$ over all texts $x$. With $\nabla \log \pi =
-# \nabla \pi / \pi$,
+# RLHF maximizes the expected reward $J(\theta) = \sum_x \pi_\theta(x) R(x)$ over all texts $x$. Because
+# $\nabla \log \pi = \nabla \pi / \pi$,
 #
 # $$\nabla J = \sum_x R(x)\, \nabla \pi(x) = \mathbb{E}_{x \sim \pi}\big[R(x)\, \nabla \log \pi(x)\big]$$
 #
-# This is the *log-derivative trick*. The gradient is now a mean over samples, and the reward need not be differentiable.
-# With $\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$, the objective is a weight per token, below called its advantage, times
-# its log-probability. Steps along its gradient are called *REINFORCE* (Williams 1992).
+# This is the *log-derivative trick*. It turns the gradient into a mean over samples, and the reward does not even have to be
+# differentiable. Since $\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$, you get an objective in which each token's
+# log-probability is multiplied by a weight, which we call its advantage. Taking steps along the gradient of this objective is
+# called *REINFORCE* (Williams 1992).
 
 # %%
 from rlhf_lab.functional import policy_gradient_objective  # exercise
 
 # %% [markdown]
-# Test it on a policy that chooses one word of five, where the exact gradient is $\partial J / \partial z_v = \pi_v (R_v -
-# \bar R)$:
+# Test it on a policy that chooses one of five words. The exact gradient is $\partial J / \partial z_v = \pi_v (R_v - \bar R)$:
 
 # %%
 z = torch.tensor([0.5, -0.2, 0.1, 1.0, -1.0], requires_grad=True)
@@ -210,32 +201,33 @@ show_table(
 # %% [markdown]
 # ## Baselines
 #
-# In any state, the mean of $\nabla \log \pi$ over the next token is 0, because probabilities add up to 1: $\sum_a \pi(a
-# \mid s) \nabla \log \pi(a \mid s) = \sum_a \nabla \pi(a \mid s) = \nabla 1 = 0$. So you may subtract any *baseline*
-# $b(s_t)$ from the weight of a token. The mean stays the same, and the noise can fall. With $b = V$ the weight is the
-# advantage, on average:
+# In any state, the mean of $\nabla \log \pi$ over the next token is 0, because probabilities add up to 1:
+# $\sum_a \pi(a \mid s) \nabla \log \pi(a \mid s) = \sum_a \nabla \pi(a \mid s) = \nabla 1 = 0$. So you may subtract any
+# *baseline* $b(s_t)$ from the weight of a token. The mean gradient stays the same, but it can become less noisy. If you choose
+# $b = V$, the weight is the advantage, on average:
 #
 # $$\nabla J = \mathbb{E}\Big[\sum_t A(s_t, a_t)\, \nabla \log \pi(a_t \mid s_t)\Big]$$
 #
-# A baseline must not depend on $a_t$. The mean reward of other reviews of the same prompt is allowed, and its own reward is
-# not: it scales the gradient by $(n-1)/n$. *RLOO* (REINFORCE leave-one-out) leaves it out:
+# The only condition is that the baseline must not depend on $a_t$. You may use the mean reward of other reviews of the same
+# prompt, but not the review's own reward: including it scales the gradient by $(n-1)/n$. *RLOO* (REINFORCE leave-one-out)
+# therefore leaves it out:
 
 # %%
 from rlhf_lab.functional import rloo_advantages  # given
 
 # %% [markdown]
-# *GRPO* (group relative policy optimization) subtracts the mean of the whole group, and divides by its standard deviation.
-# Rows with the same number in `group` belong together. `informative_groups(rewards, group)` is True for rows of groups
-# whose rewards are not all equal; the others get an advantage of 0.
+# *GRPO* (group relative policy optimization) subtracts the mean of the whole group, and divides by its standard deviation. Rows
+# with the same number in `group` belong to the same prompt. `informative_groups(rewards, group)` is True for the rows of groups
+# whose rewards are not all equal. All other rows get an advantage of 0.
 
 # %%
 from rlhf_lab.functional import grpo_advantages  # exercise
 
 # %% [markdown]
-# Suppose that each of eight responses to a prompt is right (reward 1) with probability $p$. The gradient of a single logit
-# that decides this is $p(1-p)$. There are only $2^8$ groups, so the mean gradient of each estimator can be computed
-# exactly. RLOO has the true gradient for every $p$. For a hard prompt, with $p = 0.1$, is GRPO's gradient smaller, the
-# same, or larger?
+# What does this division do? Suppose a prompt gets eight responses, and each of them is right (reward 1) with probability $p$.
+# Let a single logit decide this, so that the true gradient is $p(1-p)$. Since there are only $2^8$ possible groups, we can
+# compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every $p$. For a hard prompt with
+# $p = 0.1$, is GRPO's gradient smaller, the same, or larger?
 
 # %%
 grpo_is = "larger"  # predict: "smaller", "the same" or "larger"
@@ -258,28 +250,29 @@ title, y_label = "Mean gradient of eight responses", "multiple of the true gradi
 curves(gradients, title, "probability of a right response", y_label)
 
 # %% [markdown]
-# GRPO weights prompts by their difficulty: a prompt that is nearly always right or wrong counts more than one that is right
-# half of the time. With many prompts this is another objective than the mean reward. (Dr. GRPO omits the division.)
+# GRPO weights prompts by their difficulty: a prompt that is almost always right or almost always wrong counts more than one
+# that is right half of the time. So over many prompts, GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
 #
 # ## GAE
 #
-# Outside Reel, $V$ is unknown. A value head gives $\hat V$, and the *one-step error*
+# Outside Reel, $V$ is unknown. A value head gives you an estimate $\hat V$, and with it the *one-step error*
 #
 # $$\delta_t = r_t + \gamma \hat V(s_{t+1}) - \hat V(s_t), \qquad \hat V = 0 \text{ after the end}$$
 #
-# is an estimate of the advantage ($r_t$ is the reward at token $t$, 0 except at the last). It trusts $\hat V$ completely.
-# Instead you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
+# is an estimate of the advantage. ($r_t$ is the reward at token $t$, which is 0 except at the last.) This estimate trusts
+# $\hat V$ completely. Alternatively, you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
 #
 # $$\hat A_t^{(k)} = \sum_{l < k} \gamma^l \delta_{t+l}
 # = \sum_{l < k} \gamma^l r_{t+l} + \gamma^k \hat V(s_{t+k}) - \hat V(s_t)$$
 #
-# *Generalized advantage estimation* (GAE) is a mean over all $k$ with weights $(1 - \lambda) \lambda^{k-1}$. The error
-# $\delta_{t+l}$ is in all estimates with $k > l$, and their weights add up to $\lambda^l$. Hence
+# *Generalized advantage estimation* (GAE) averages over all $k$ with weights $(1 - \lambda) \lambda^{k-1}$. The error
+# $\delta_{t+l}$ appears in all estimates with $k > l$, and the weights of these add up to $\lambda^l$. Hence
 #
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l} = \delta_t + \gamma \lambda\, \hat A_{t+1}$$
 #
-# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. Compute it from
-# the last token to the first (values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$, $\lambda = 0.95$):
+# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute it from
+# the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$ and
+# $\lambda = 0.95$:
 #
 # ```text
 # token              0         1         2         3
@@ -299,18 +292,19 @@ print("advantages:", [round(a, 2) for a in compute_gae(four, at_the_end, 1.0, 0.
 # %% [markdown]
 # ## What lambda trades
 #
-# Let $\hat V = V + e$, with an error $e$ for each state. Then, with $\gamma = 1$, the mean of GAE given $s_t$ and $a_t$ is
+# Suppose the value head has an error $e$ in each state, so that $\hat V = V + e$. With $\gamma = 1$, the mean of GAE given
+# $s_t$ and $a_t$ is then
 #
 # $$\mathbb{E}[\hat A_t \mid s_t, a_t] = A_t - e(s_t) + (1 - \lambda) \sum_{l \ge 1} \lambda^{l-1}\,
 # \mathbb{E}[e(s_{t+l}) \mid s_t, a_t]$$
 #
-# - $-e(s_t)$ depends only on the state. It is an error of the advantage, and not of the gradient: a bad baseline.
-# - The last term depends on the token, through the states to which it leads. It is a bias of the *gradient*, with the
-#   factor $1 - \lambda$.
+# - $-e(s_t)$ depends only on the state. It makes the advantage wrong but not the gradient, like a bad baseline.
+# - The last term depends on the token, through the states to which it leads. It biases the *gradient*, with a factor
+#   $1 - \lambda$.
 #
-# The disadvantage of $\lambda = 1$ is noise: a token also gets the credit for everything random that follows. Now train
-# value heads for 16, 64 and 1,024 steps on the frozen policy, and compare GAE with the exact advantages. Which of the
-# values of lambda below is best for the oldest head? (For the exact $V$ it is 0, for a new head 1.)
+# So why not always choose $\lambda = 1$? Because of noise: a token then also gets the credit for everything random that
+# follows. To see the trade-off, train value heads for 16, 64 and 1,024 steps on the frozen policy, and compare GAE with the
+# exact advantages. Which of the lambdas below is best for the oldest head? (It is 0 for the exact $V$ and 1 for a new head.)
 #
 # (6 s on one core)
 
@@ -360,19 +354,20 @@ lines, title = {n: (list(LAMBDAS), row) for n, row in agreement.items()}, "GAE a
 curves(lines, title, "lambda", "correlation over tokens")
 
 # %% [markdown]
-# The best lambda falls as the value head learns. Good values are not the same as good credit: the oldest head has an R2 of
-# 0.63, and its one-step advantages have a correlation of 0.09 with the exact ones. Even with the exact values, $\lambda = 1$
-# has a correlation of only 0.30, because of noise.
+# As the value head learns, the best lambda falls. But good values are not the same as good credit. The oldest head has an R2 of
+# 0.63, yet its one-step advantages have a correlation of only 0.09 with the exact ones. Even with the exact values,
+# $\lambda = 1$ only reaches 0.30, because of noise.
 #
 # ## What the optimizer sees
 #
-# The optimizer sees only a gradient, averaged over a batch. So the last question is: how much of the true gradient does an
-# estimator keep? Project its mean gradient on the true one: 1 is everything. Bias lowers this fraction, and noise does not.
-# The cosine on a batch contains both. For a batch of 1,024 reviews, which of these estimators has a cosine far below the
-# others: R itself, or GAE with the young head (16 steps), with $\lambda$ 0 or 1?
+# The optimizer never sees advantages, only a gradient that is averaged over a batch. So the question that counts is: how much
+# of the true gradient does an estimator keep? To answer it, project the estimator's mean gradient onto the true gradient: 1
+# means that it keeps everything. Bias lowers this fraction, noise does not. The cosine on a batch is sensitive to both. On a
+# batch of 1,024 reviews, one of these three has a cosine far below the others. Which one: R itself, or GAE with the young head
+# (16 steps) and $\lambda$ 0 or 1?
 #
-# The reference is the gradient of $R - V$, which is unbiased by derivation, on 4,096 other reviews. Noise makes it longer,
-# and two halves of it measure this.
+# (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes it too long, and
+# the code corrects for this by comparing two halves of it.)
 #
 # (15 s on one core)
 
@@ -425,11 +420,12 @@ three = {name: cosine[name] for name in ("R", "GAE 0, young head", "GAE 1, young
 predictions.compare("far below on 1,024 reviews", far_away, min(three, key=three.get))
 
 # %% [markdown]
-# - **Bias.** With a young head, one-step advantages keep 2 to 4 % of the gradient in three seeds, and GAE with $\lambda =
-#   0.95$ just over a half. More reviews do not help. The unbiased estimators keep nearly everything; only $R$ is noisy.
-# - **Noise.** Better baselines give a higher cosine. The exact advantages have the least noise, and $R$ the most.
-# - **Both.** With the old head, $\lambda = 0.95$ loses some of the gradient and has a higher cosine on 1,024 reviews than
-#   $\lambda = 1$, in each seed. On a large enough batch the unbiased estimator wins.
+# - **Bias.** With a young head, one-step advantages keep 2 to 4 % of the gradient in three seeds, and GAE with $\lambda = 0.95$
+#   just over half. More reviews do not help, because averaging only removes noise. Unbiased estimators keep nearly all of it.
+# - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages have the
+#   least noise and $R$ the most.
+# - **Both.** With the old head, $\lambda = 0.95$ loses some of the gradient, but on 1,024 reviews it has a higher cosine than
+#   $\lambda = 1$ in every seed. On a large enough batch, the unbiased estimator would win.
 #
 # ## Your results
 
@@ -440,10 +436,13 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Replace the mean in `backward_values` by the maximum, and plot it over a review: the best reward that is still possible.
+# - In `backward_values`, replace the mean by the maximum. Plot the result, the best reward that is still possible, over a
+#   review.
 # - Estimate values by the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
 #   [2410.01679](https://arxiv.org/abs/2410.01679)), and use them in GAE. How many continuations do you need?
 #
 # Papers: GAE, [1506.02438](https://arxiv.org/abs/1506.02438). RLOO for language models,
-# [2402.14740](https://arxiv.org/abs/2402.14740). GRPO, [2402.03300](https://arxiv.org/abs/2402.03300). Next:
-# {lesson:the_kl_penalty}. Appendix: {lesson:write_the_rest} has the given functions.
+# [2402.14740](https://arxiv.org/abs/2402.14740). GRPO, [2402.03300](https://arxiv.org/abs/2402.03300). Appendix:
+# {lesson:write_the_rest}.
+#
+# Next: {lesson:the_kl_penalty}, in which you look at what holds the policy back.
