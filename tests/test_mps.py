@@ -31,10 +31,7 @@ SMALL |= dict(gen_len=5)
 
 
 def train_on_both(
-    directory: Path,
-    probes: bool = False,
-    intervenes: bool = False,
-    **fields: Any,
+    directory: Path, probes: bool = False, intervenes: bool = False, **fields: Any
 ) -> list[RLHFTrainer]:
     """Train the same run on the CPU and on the device."""
     trainers = []

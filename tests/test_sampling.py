@@ -7,12 +7,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import HookedTransformer, TransformerWithValueHead
-from rlhf_lab.sampling import (
-    SamplingSpec,
-    sample,
-    sample_without_cache,
-    sampling_noise,
-)
+from rlhf_lab.sampling import SamplingSpec, sample, sample_without_cache, sampling_noise
 from tests.tiny_models import policy_on
 
 VALUE_HOOK = "ln_final.hook_normalized"

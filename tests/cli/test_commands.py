@@ -157,12 +157,6 @@ DAMAGE = {
 }
 
 
-def test_report_shows_the_probes_of_a_run(probed):
-    accepted(["report", probed])
-    page = (probed / "report.html").read_text(encoding="utf-8")
-    assert all(f"<h3>{name}</h3>" in page for name in Run(probed).probes())
-
-
 @pytest.mark.parametrize("file", DAMAGE)
 def test_report_of_a_damaged_run_names_the_file(probed, tmp_path, file):
     text, words = DAMAGE[file]

@@ -27,9 +27,7 @@ LONG = ("assign_credit", "learning_phase", "score_samples")  # a fourth of the s
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.name)
-def test_reference_passes_and_wrong_answers_are_named(
-    exercise: Exercise,
-) -> None:
+def test_reference_passes_and_wrong_answers_are_named(exercise: Exercise) -> None:
     assert len(exercise.slips) >= 2
     assert exercise.difficulty in range(1, 6) and exercise.importance in range(6)
     assert 1 <= exercise.minutes <= 40

@@ -83,9 +83,7 @@ def on_gpt2(master: Path) -> nbformat.NotebookNode:
 
 @pytest.fixture(scope="module")
 def printed(
-    tmp_path_factory: pytest.TempPathFactory,
-    warm_python: WarmPython,
-    surroundings: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython, surroundings: dict[str, str]
 ) -> dict[str, subprocess.CompletedProcess[str]]:
     """What each lesson printed, in a folder where the preset's two models are tiny and random."""
     place, tokenizer = tmp_path_factory.mktemp("gpt2"), byte_level_tokenizer()

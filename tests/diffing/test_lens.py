@@ -30,10 +30,3 @@ def test_a_lens_by_hand():
     found = logit_lens(model, torch.tensor([3.0, -3.0]).repeat(4)).exp()
     expected = torch.tensor([7.389056, 2.0] + [1.0] * 9) / 18.389056
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_residuals_of_any_shape_are_read_one_by_one(base):
-    residual = torch.randn(2, 3, 4, 64, generator=torch.Generator().manual_seed(0))
-    found = logit_lens(base, residual)
-    assert found.shape == (2, 3, 4, base.cfg.d_vocab)
-    torch.testing.assert_close(logit_lens(base, residual[1, 2, 3]), found[1, 2, 3])

@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from rlhf_lab.organism import (
-    FrontierPoint,
-    GraphPolicy,
-    Reward,
-    optimal_policy,
-    true_reward,
-)
+from rlhf_lab.organism import FrontierPoint, GraphPolicy, Reward, optimal_policy, true_reward
 
 
 def entropy(policy: GraphPolicy) -> float:

@@ -1,12 +1,7 @@
 import pytest
 
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.probes import (
-    attach,
-    attach_default_suite,
-    default_suite,
-    had_default_suite,
-)
+from rlhf_lab.probes import attach, attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
 

@@ -10,13 +10,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, Run, attach
-from rlhf_lab.probes.direction import (
-    ablate,
-    accuracy,
-    fit_direction,
-    fit_each_site,
-    project,
-)
+from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, fit_each_site, project
 from rlhf_lab.probes.direction_probe import Split, _by_halves, accuracy_interval
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.capture import capture_activations

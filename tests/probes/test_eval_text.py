@@ -5,15 +5,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import (
-    Check,
-    EvalText,
-    Probe,
-    Record,
-    Suite,
-    attach,
-    default_suite,
-)
+from rlhf_lab.probes import Check, EvalText, Probe, Record, Suite, attach, default_suite
 from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly

@@ -8,10 +8,7 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes import KLByPosition
-from rlhf_lab.probes.kl_by_position import (
-    estimates_by_position,
-    interval_by_position,
-)
+from rlhf_lab.probes.kl_by_position import estimates_by_position, interval_by_position
 from rlhf_lab.probes.probe import RESAMPLES
 
 

@@ -6,11 +6,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import AttentionDrift, LogitShift, NeuronRank, attach, default_suite
-from rlhf_lab.probes.logit_shift import (
-    SITES,
-    attribute_logits,
-    single_token,
-)
+from rlhf_lab.probes.logit_shift import SITES, attribute_logits, single_token
 from rlhf_lab.training.capture import capture_activations
 from tests.probes.looking import train_soundly
 from tests.tiny_models import policy_on

@@ -104,10 +104,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: ValueLens("rollout"),
         ],
     ),
-    "lora": (
-        {"lora_rank": 2},
-        [StepLedger, WeightDelta],
-    ),
+    "lora": ({"lora_rank": 2}, [StepLedger, WeightDelta]),
     "critic": ({"value_head": "separate"}, [ValueLens, StepLedger, RunHealth]),
     "clipped": (
         {"max_grad_norm": 0.05, "stop_tokens": "and"},

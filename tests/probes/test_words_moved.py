@@ -7,13 +7,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import load_model
-from rlhf_lab.probes import (
-    WordsMoved,
-    attach,
-    find_moved_words,
-    parts_over_phases,
-    shift_parts,
-)
+from rlhf_lab.probes import WordsMoved, attach, find_moved_words, parts_over_phases, shift_parts
 from rlhf_lab.probes.words_moved import spell_ids
 from tests.probes.looking import Trained, sound, train_soundly
 from tests.tiny_families import tiny_of

@@ -13,12 +13,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import tiny_chat
-from tests.training.recorded_runs import (
-    CONFIGURATIONS,
-    MakeRun,
-    RecordedRun,
-    train_partly,
-)
+from tests.training.recorded_runs import CONFIGURATIONS, MakeRun, RecordedRun, train_partly
 
 SMALL = {
     "preset": "reel",

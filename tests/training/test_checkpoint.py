@@ -136,8 +136,7 @@ def test_flattened_state_survives_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keep", "left"),
-    [(None, "0 1 2 3 5 8 13"), (0, "0 13"), (1, "0 8 13"), (9, "0 1 2 3 5 8 13")],
+    ("keep", "left"), [(None, "0 1 2 3 5 8 13"), (0, "0 13"), (1, "0 8 13"), (9, "0 1 2 3 5 8 13")]
 )
 def test_remove_outdated_keeps_phase_0_and_the_newest(tmp_path, keep, left):
     numbers = [n for n in range(20) if is_numbered(n, keep)]

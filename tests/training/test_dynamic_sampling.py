@@ -9,13 +9,7 @@ import torch
 
 from rlhf_lab.training import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.prompts import deal, load_prompts
-from tests.training.recorded_runs import (
-    EQUAL,
-    PAIRS,
-    PROMPTS,
-    reward_by_prompt,
-    reward_by_text,
-)
+from tests.training.recorded_runs import EQUAL, PAIRS, PROMPTS, reward_by_prompt, reward_by_text
 
 WITHOUT = PAIRS | {"dynamic_sampling": None}
 BY_PROMPT = {"prompts": PROMPTS, "reward_fn": reward_by_prompt}

@@ -85,11 +85,7 @@ rlhf_lab.training.RLHFTrainer = Stopped
 sys.exit(main(arguments))
 """
 # an event, or a file that is then half written; a phase; `save_every`
-KILLS = [
-    ("after_backward", 2, 3),
-    (".last.safetensors", 3, 1),
-    ("metrics.jsonl", 2, 1),
-]
+KILLS = [("after_backward", 2, 3), (".last.safetensors", 3, 1), ("metrics.jsonl", 2, 1)]
 NIGHTLY_KILLS = [
     ("run.json", 1, 1),
     ("run_start", 0, 1),

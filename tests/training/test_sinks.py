@@ -143,8 +143,7 @@ def test_sink_gets_the_exit_code_of_an_error(make_trainer, monkeypatch, error, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fails_at", "calls"),
-    [("open 0", ["open 0"]), (1, ["open 0", 0, 1, "final 3", "close 0"])],
+    ("fails_at", "calls"), [("open 0", ["open 0"]), (1, ["open 0", 0, 1, "final 3", "close 0"])]
 )
 def test_failing_sink_is_switched_off_with_a_warning(make_trainer, fails_at, calls):
     trainer, sink = make_trainer(total_phases=3), Journal(fails_at)

@@ -153,8 +153,7 @@ REPLACED = ("forward", "module", "setting")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change",
-    [pytest.param(x, marks=pytest.mark.nightly if x in REPLACED else []) for x in CHANGES],
+    "change", [pytest.param(x, marks=pytest.mark.nightly if x in REPLACED else []) for x in CHANGES]
 )
 def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch):
     trainer = make_cpu_trainer()

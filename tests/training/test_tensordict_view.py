@@ -37,11 +37,7 @@ def ours(theirs, tensordict) -> Any:
     eos = theirs["stop_token"]
     pad = [0]
     tokens = tensor(
-        [
-            [*pad, 1, 2, 5, eos, eos, eos],
-            [1, 2, 3, 6, 7, 8, 9],
-            [*pad, 1, 2, 5, 6, 7, eos],
-        ]
+        [[*pad, 1, 2, 5, eos, eos, eos], [1, 2, 3, 6, 7, 8, 9], [*pad, 1, 2, 5, 6, 7, eos]]
     )
     prompt_mask = tensor([[0, 1, 1], [1, 1, 1], [0, 1, 1]]).bool()
     mask = tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()

@@ -92,10 +92,7 @@ EXTRA = {
     },
     "ValueAttribution": {"positions": [3, 4], "n": [8, 9]},
     "Direction": {"sequences": {"fitted": 8, "held": 4}, "informed": [False, True]},
-    "FrozenProbe": {
-        "sequences": {"fitted": 8, "held": 4},
-        "slot": "B",
-    },
+    "FrozenProbe": {"sequences": {"fitted": 8, "held": 4}, "slot": "B"},
     "NeuronRank": {
         "neurons": ["L0N1", "L0N2"],
         "tokens": [["a"], ["b"]],

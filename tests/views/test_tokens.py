@@ -3,13 +3,7 @@ import re
 import pytest
 import torch
 
-from rlhf_lab.views.marks import (
-    BLUE,
-    NEUTRAL,
-    ORANGE,
-    color_of,
-    ink_on,
-)
+from rlhf_lab.views.marks import BLUE, NEUTRAL, ORANGE, color_of, ink_on
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 
 WORDS = ["this", " was", " <b>&", " fine"]
