@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +11,13 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import TransformerWithValueHead
-from rlhf_lab.probes.store import CHECKS, NOTE, NOTES, ProbeStore, records_file
+from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.callbacks import switched_off
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.restore import load_policy
-from rlhf_lab.training.run_dir import METRIC, METRICS, PHASE, RETURNED, SAMPLE, SAMPLES, Fields
+from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,6 @@ class StoredCheck:
     value: float
     tolerance: float
     ok: bool
-
-
-CHECK: Fields = MappingProxyType(
-    PHASE
-    | {"probe": str, "name": str, "value": float | int | None, "tolerance": float | int, "ok": bool}
-)
 
 
 class Run:
@@ -70,14 +63,14 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one dict per phase, as in `PhaseReport.to_dict`."""
-        return self.directory.read(METRICS, METRIC)
+        return self.directory.read(METRICS)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
         """Return the samples of one phase or all: text, reward, true reward.
 
         A phase is the number of learning phases before it; a finished run has some of its end.
         """
-        samples = self.directory.read(SAMPLES, SAMPLE)
+        samples = self.directory.read(SAMPLES)
         return [s for s in samples if phase is None or s["phase"] == phase]
 
     def probes(self) -> list[str]:
@@ -127,15 +120,14 @@ class Run:
     def checks(self) -> list[StoredCheck]:
         """Return the checks of all probes and phases, in the order in which they ran."""
         checks = []
-        for line in self.directory.read(CHECKS, CHECK):
-            fields = {name: line[name] for name in CHECK}
-            fields["value"] = math.nan if line["value"] is None else line["value"]
-            checks.append(StoredCheck(**fields))
+        for line in self.directory.read(CHECKS):
+            value = math.nan if line["value"] is None else line["value"]
+            checks.append(StoredCheck(**line | {"value": value}))
         return checks
 
     def notes(self) -> list[dict[str, Any]]:
         """Return the probes that were switched off, why, and in which phase."""
-        return self.directory.read(NOTES, NOTE)
+        return self.directory.read(NOTES)
 
     def functions(self) -> list[str]:
         """Return the names of functions on events that returned a dict."""

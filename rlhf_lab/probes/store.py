@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.training.run_dir import PHASE, Fields, read_object, reading, replacing
+from rlhf_lab.training.run_dir import read_object, reading, replacing
 
 FOLDER = "probes"
 CHECKS = f"{FOLDER}/checks.jsonl"
@@ -24,7 +23,6 @@ SUITE, EVAL_TEXT = "suite.json", "eval_text.safetensors"
 LONGEST_NOTE = 300
 MEGABYTE = 2**20
 LINE_BYTES, HEADER_BYTES = 100, 600  # phase and probe of a line; header of a tensor
-NOTE: Fields = MappingProxyType(PHASE | {"probe": str, "note": str})
 
 
 def record_bytes(record: Record) -> int:

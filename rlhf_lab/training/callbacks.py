@@ -1,8 +1,7 @@
 """Callbacks: the named events of a run, at which any callable can read its data."""
 
-import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Number
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -28,7 +27,6 @@ FIELD_AVAILABILITY = {
     "checkpoint": "checkpoint",
     "reports": "run_end",
 }
-MOST_NUMBERS = 100_000  # of a tensor that a callback returns
 
 
 def validate_every(every: Any, of: str = "") -> None:
@@ -42,30 +40,6 @@ def function_name(function: Callable[..., Any]) -> str:
     function = getattr(function, "func", function)
     name = getattr(function, "__name__", type(function).__name__)
     return "".join(c if c.isalnum() or c == "_" else " " for c in name).strip().replace(" ", "_")
-
-
-def to_json(value: Any, place: str) -> Any:
-    """Return a value with lists for tensors and arrays; raise ConfigError for other objects."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ConfigError(f"{place} has the key {key!r}. Use keys of type str.")
-        return {key: to_json(entry, f"{place}[{key!r}]") for key, entry in value.items()}
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        size = math.prod(value.shape)
-        if size > MOST_NUMBERS:
-            raise ConfigError(
-                f"{place} has {size:,} numbers, more than {MOST_NUMBERS:,}. Return their mean."
-            )
-        return to_json(value.tolist(), place)
-    if isinstance(value, list | tuple):
-        return [to_json(entry, f"{place}[{i}]") for i, entry in enumerate(value)]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        f"{place} is a {type(value).__name__}, which cannot be stored. Return numbers, texts, "
-        "tensors, and lists or dicts of these."
-    )
 
 
 class Context:
@@ -197,4 +171,4 @@ class Callbacks:
         for key in where:
             if key in result:
                 raise ConfigError(f"the dict has a key {key!r}, which each record has. Rename it.")
-        run.append(f"{RETURNED}/{name}.jsonl", [where | to_json(result, "the dict")])
+        run.append(f"{RETURNED}/{name}.jsonl", [where | result])

@@ -60,10 +60,9 @@ def capture_activations(
         attention_mask: False on left padding.
 
     Raises:
-        ConfigError: If a name is unknown, a position is outside, or a site does not fire.
+        ConfigError: If a name is unknown, or a site does not fire.
     """
     sites = resolve_sites(policy, hook_names)
-    positions = None if pos is None else _positions(tokens, pos)
     mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
     square = _square_sites(sites, pos)
     device, run = next(policy.parameters()).device, partial(_activations, policy, sites)
@@ -74,30 +73,13 @@ def capture_activations(
         chunk = run_left_padded(run, tokens[rows].to(device), row_mask)
         if square:
             chunk = _rotate_keys(chunk, sites, row_mask)
-        if positions is not None:  # at once: all positions of all rows may be too many to keep
-            at = positions[rows].to(device)
-            chunk = tuple(x[torch.arange(len(at), device=device), at] for x in chunk)
+        if pos is not None:  # at once: all positions of all rows may be too many to keep
+            is_each = isinstance(pos, Tensor)
+            first = torch.arange(len(row_mask), device=device) if is_each else slice(None)
+            at = pos[rows].to(device) if is_each else pos
+            chunk = tuple(x[first, at].clone() for x in chunk)
         chunks.append(chunk)
     return dict(zip(sites, map(torch.cat, zip(*chunks, strict=True)), strict=True))
-
-
-def _positions(
-    tokens: Int[Tensor, "batch seq"], pos: int | Int[Tensor, " batch"]
-) -> Int[Tensor, " batch"]:
-    positions = torch.full((len(tokens),), pos) if isinstance(pos, int) else pos
-    if positions.shape != (len(tokens),):
-        raise ConfigError(
-            f"pos has shape {tuple(positions.shape)}. Pass one position, or one for each of the "
-            f"{len(tokens)} sequences."
-        )
-    length = tokens.shape[1]
-    outside = positions[(positions < -length) | (positions >= length)].tolist()
-    if outside:
-        raise ConfigError(
-            f"pos={outside[0]} is outside sequences of {length} tokens. Choose from {-length} to "
-            f"{length - 1}."
-        )
-    return positions
 
 
 def _square_sites(sites: Sequence[str], pos: object) -> list[str]:
@@ -170,7 +152,7 @@ def capturing(
     Args:
         hook_names: such as "blocks.1.hook_resid_post" or "blocks.*.hook_mlp_out", "logits" or
             "values".
-        pos: a position; one for each of `tokens`; or "last", the last token of each sequence,
+        pos: a position; one for each sequence; or "last", the last token of each sequence,
             which is before the end if a response ended early.
 
     Raises:
@@ -181,11 +163,6 @@ def capturing(
     _square_sites(resolve_sites(policy, names), pos)
     if isinstance(pos, str) and pos != "last":
         raise ConfigError(f"pos={pos!r} is not a position. Pass an integer, or 'last'.")
-    if tokens is None and isinstance(pos, Tensor):
-        raise ConfigError(
-            "pos has a position for each sequence, and the sequences are not sampled yet. Pass "
-            "tokens=, or pos='last' for the last token of each."
-        )
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences. Pass tokens=.")
 

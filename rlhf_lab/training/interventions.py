@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
@@ -25,19 +24,6 @@ class Where(NamedTuple):
 
 
 InterventionFn = Callable[[Tensor, Where], Tensor | None]
-
-
-def _validate_result(result: Any, shape: torch.Size, dtype: torch.dtype, name: str) -> None:
-    is_tensor = isinstance(result, Tensor)
-    problem = f"{tuple(result.shape)} of {result.dtype}" if is_tensor else f"{result!r:.40}"
-    if is_tensor and (result.shape, result.dtype) == (shape, dtype):
-        if not result.isnan().any():  # infinity is allowed, since attention scores contain it
-            return
-        problem = "nan"
-    raise ConfigError(
-        f"The intervention {name!r} returned {problem}. Return an activation of shape "
-        f"{tuple(shape)} and {dtype} without nan."
-    )
 
 
 class Interventions:
@@ -89,7 +75,13 @@ class Interventions:
                 return None
             shape, dtype = activation.shape, activation.dtype
             result = fn(activation, Where(phase, stage, hook.name))
-            _validate_result(activation if result is None else result, shape, dtype, name)
+            new = activation if result is None else result
+            fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (shape, dtype)
+            if not fits or new.isnan().any():  # infinity is allowed: attention scores contain it
+                raise ConfigError(
+                    f"The intervention {name!r} returned {new!r:.80}. Return an activation of "
+                    f"shape {tuple(shape)} and {dtype} without nan."
+                )
             return result
 
         for each in sites:

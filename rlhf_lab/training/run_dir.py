@@ -4,9 +4,8 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -17,10 +16,6 @@ from rlhf_lab.files import clear_draft, partial_file, validate_replaceable
 INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
 FORMAT = 2  # of run.json and the checkpoints; other versions of a run are not read
-Fields = Mapping[str, Any]  # fields that each line of a file has, with their types
-PHASE: Fields = MappingProxyType({"phase": int})
-METRIC: Fields = MappingProxyType(PHASE | {"mean_reward": float | int | None})
-SAMPLE: Fields = MappingProxyType(PHASE | {"text": str, "reward": float | int})
 
 
 @contextlib.contextmanager
@@ -104,8 +99,6 @@ class RunDir:
         """Raise RunError if the directory contains a run, or files that a run would replace."""
         if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
             raise RunError(f"{self.path} is not UTF-8, as checkpoints need. Choose another --out.")
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file. Choose another --out.")
         if self.info_path.exists() or (self.path / METRICS).exists():
             raise RunError(
                 f"{self.path} already holds a run. Continue with `resume {self.path}`, or choose "
@@ -135,22 +128,27 @@ class RunDir:
 
     def append(self, file: str, records: list[dict[str, Any]]) -> None:
         """Add lines to a JSONL file, whose folder in the run is made if it does not exist."""
-        path = self.path / file
+        path, text = self.path / file, json_lines(records)
         validate_replaceable(path)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
             with open(path, "a", encoding="utf-8") as out:
-                out.write(json_lines(records))
+                out.write(text)
 
-    def read(self, file: str, fields: Fields = PHASE) -> list[dict[str, Any]]:
-        """Read records with these fields, without a last line that a crash cut off."""
-        path = self.path / file
-        if not path.exists() and not path.is_symlink():
-            return []
-        if not path.is_file():  # a pipe would be read without end
-            raise RunError(f"{path} is not a regular file. Restore or remove it.")
-        lines = path.read_bytes().split(b"\n")[:-1]
-        return [_record(line, f"{path}, line {n},", fields) for n, line in enumerate(lines, 1)]
+    def read(self, file: str) -> list[dict[str, Any]]:
+        """Read records, which have a phase, without a last line that a crash cut off."""
+        path, records = self.path / file, []
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                records.append(record := json.loads(line))
+                int(record["phase"])
+            except (ValueError, RecursionError, TypeError, LookupError) as error:
+                raise RunError(
+                    f"{path}, line {number}, is not a JSON object with a phase "
+                    f"({type(error).__name__}: {error}). Correct or delete it."
+                ) from None
+        return records
 
     def rewind(self, phase: int) -> None:
         """Drop the records of `phase` and later, and drafts that a killed run left."""
@@ -171,7 +169,8 @@ class RunDir:
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the records of a JSONL file for which `stays` is false."""
         path = self.path / file
-        if path.exists() or path.is_symlink():
+        validate_replaceable(path)  # a pipe would be read without end
+        if path.exists():
             kept = [record for record in self.read(file) if stays(record)]
             with replacing(path) as partial:
                 partial.write_text(json_lines(kept), encoding="utf-8")
@@ -232,22 +231,11 @@ def json_lines(records: list[dict[str, Any]]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return a value of JSON's types with null for nan and inf, which JSON does not have."""
+    """Return a value with lists for tensors, and null for nan and inf, which JSON lacks."""
+    if hasattr(value, "tolist"):
+        return finite(value.tolist())
     if isinstance(value, dict):
         return {name: finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _record(line: bytes, place: str, fields: Fields) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{place} is not valid JSON ({error}). Correct or delete it.") from None
-    for name, kind in fields.items():
-        if not isinstance(record, dict) or name not in record:
-            raise RunError(f"{place} has no field {name!r}. Correct or delete it.")
-        if not isinstance(record[name], kind) or isinstance(record[name], bool) > (kind is bool):
-            raise RunError(f"{place} has {name}={record[name]!r:.80}. Correct or delete it.")
-    return record

@@ -5,8 +5,8 @@ The algorithm is in `ppo.py`, logs and checkpoints are in `recorder.py`.
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -244,22 +244,13 @@ class RLHFTrainer(RunLoop):
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`."""
-        with self._learning():
-            return ppo.learning_phase(self, rollout)
-
-    @contextmanager
-    def _learning(self) -> Iterator[None]:
-        """Context of a learning phase; entered twice if a subclass overrides learning_phase."""
-        if self.stage == "learning":
-            yield
-            return
         if self.engine is not None:
             self.engine.is_current = False
         world = nullcontext() if self.world is None else self.world.learning()
         self.stage = "learning"
         try:
             with self.forward.products(), world:
-                yield
+                return ppo.learning_phase(self, rollout)
         finally:
             self.stage = "rollout"
 
@@ -278,8 +269,7 @@ class RLHFTrainer(RunLoop):
             )
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
             start = perf_counter()
-            with self._learning():
-                learned = self.learning_phase(rollout)
+            learned = self.learning_phase(rollout)
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
             report = PhaseReport(self.phase, stats, learned, rates[0], rates[-1], kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)

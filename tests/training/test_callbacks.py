@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
-from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.callbacks import MOST_NUMBERS, Callbacks, to_json
+from rlhf_lab.training import Context, RLHFTrainer, RunDir
+from rlhf_lab.training.callbacks import Callbacks
 from tests.training.recorded_runs import copy_weights, is_equal, train_partly
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -181,17 +181,12 @@ def test_returned_dicts_are_stored_and_read_back(make_trainer):
         run.returned("kl")
 
 
-def test_to_json_rejects_what_json_lacks():
-    assert len(to_json(torch.zeros(MOST_NUMBERS), "x")) == MOST_NUMBERS
-    for value, words in (
-        ({1}, r"the dict\['x'\] is a set, which cannot be stored. Return numbers"),
-        ([{"y": object()}], r"the dict\['x'\]\[0\]\['y'\] is a object"),
-        (torch.tensor([1j]), r"the dict\['x'\]\[0\] is a complex"),
-        ({3: 1}, r"the dict\['x'\] has the key 3. Use keys of type str"),
-        (np.zeros((MOST_NUMBERS, 2)), "has 200,000 numbers, more than 100,000"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            to_json({"x": value}, "the dict")
+def test_append_rejects_what_json_lacks_and_writes_nothing(tmp_path):
+    run = RunDir.create(tmp_path / "run")
+    for value, kind in (({1}, "set"), ([{"y": object()}], "object"), (torch.tensor([1j]), "comp")):
+        with pytest.raises(TypeError, match=f"Object of type {kind}.* is not JSON serializable"):
+            run.append("returned/f.jsonl", [{"x": value}])
+    assert not (run.path / "returned").exists()
 
 
 def register(trainer):

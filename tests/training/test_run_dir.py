@@ -9,7 +9,7 @@ from filelock import FileLock
 
 from rlhf_lab.errors import RunError
 from rlhf_lab.training import RunDir
-from rlhf_lab.training.run_dir import FORMAT, LOCK, METRIC, SAMPLE, RunLock, replacing
+from rlhf_lab.training.run_dir import FORMAT, LOCK, RunLock, replacing
 
 INFO = {"format": FORMAT, "args": {"prefix": "schön"}, "best": None, "x": 0.1 + 0.2}
 
@@ -27,7 +27,7 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
     (tmp_path / "file").write_text("x")
     for path, words in (
         (run.path, "already holds a run. Continue with `resume .*another --o"),
-        (tmp_path / "file", "is a file. Choose another --out"),
+        (tmp_path / "file", "cannot write"),
         (tmp_path / "file" / "run", "cannot write"),
     ):
         with pytest.raises(RunError, match=words):
@@ -71,18 +71,11 @@ def test_read_ignores_a_truncated_last_line(run, cut):
 
 
 def test_read_rejects_a_broken_line_by_number(run):
-    first = b'{"phase": 0, "mean_reward": null, "text": "", "reward": 0}'
-    for line, fields, words in (
-        (b'{"pha', METRIC, "is not valid JSON"),
-        (b'{"phase": 1, "text": "caf\xe9"}', SAMPLE, "is not valid JSON"),
-        (b"[" * 100_000, METRIC, "is not valid JSON"),
-        (b"[1]", METRIC, "has no field 'phase'"),
-        (b'{"phase": true}', METRIC, "has phase=True"),
-        (b'{"phase": 1, "text": 3, "reward": 1}', SAMPLE, "has text=3"),
-    ):
+    first = b'{"phase": 0}'
+    for line in (b'{"pha', b'{"phase": 1, "text": "caf\xe9"}', b"[" * 100_000, b"[1]", b"{}"):
         (run.path / "log.jsonl").write_bytes(first + b"\n" + line + b"\n" + first + b"\n")
-        with pytest.raises(RunError, match=f"log.jsonl, line 2, {words}"):
-            run.read("log.jsonl", fields)
+        with pytest.raises(RunError, match="log.jsonl, line 2, is not a JSON object with a phase"):
+            run.read("log.jsonl")
 
 
 def test_rewind_drops_the_phases_that_are_done_again(run):
