@@ -107,7 +107,7 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training import RLHFTrainer, RunDir
-    from rlhf_lab.training.restore import load_policy
+    from rlhf_lab.training.resume import load_policy
 
     no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):

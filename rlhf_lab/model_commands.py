@@ -38,7 +38,7 @@ def load_run_or_model(
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training.diagnostics import broken_weight
-    from rlhf_lab.training.restore import load_policy
+    from rlhf_lab.training.resume import load_policy
 
     if is_run(model):
         policy, args = load_policy(model, checkpoint, device)
@@ -133,7 +133,7 @@ def export(
     from rlhf_lab.models import export_adapter, export_policy
     from rlhf_lab.training import RunDir
     from rlhf_lab.training.model_card import write_run_card
-    from rlhf_lab.training.restore import checkpoint_name, load_policy
+    from rlhf_lab.training.resume import checkpoint_name, load_policy
 
     prepare(out)
     policy, args = load_policy(directory, checkpoint)

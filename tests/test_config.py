@@ -152,7 +152,6 @@ GROUPS_OF_2 = dict(dynamic_sampling=2, samples_per_prompt=2)
 CONFLICTS = [
     (dict(batch_size=30, num_minibatches=4), "batch_size=30 is not divisible by num_minibatches=4"),
     (dict(samples_per_prompt=5), "batch_size=32 is not divisible by samples_per_prompt=5"),
-    (dict(micro_batch_size=3), "micro_batch_size=3 must divide .* 8 sequences"),
     (dict(warmup_steps=200), "warmup_steps=200 must be smaller than total_phases=200"),
     (dict(reset_reference_every=200), "reset_reference_every=200 must be smaller"),
     (dict(advantages="rloo"), "advantages='rloo' compares .* samples_per_prompt=1"),
@@ -170,7 +169,6 @@ CONFLICTS = [
     (dict(kl_controller="adaptive", kl_horizon=31), "batch_size=32 exceeds kl_horizon=31"),
     (dict(gen_len_min=51), "gen_len_min=51 exceeds gen_len=50"),
     (dict(min_response_length=51, stop_at_eos=True), "min_response_length=51 exceeds gen_len=50"),
-    (dict(prefix="", prepend_bos=False), "prefix='' with prepend_bos=False"),
     (dict(system_prompt="Kind"), "system_prompt='Kind' has no effect with chat=False"),
     (dict(labels_column="label"), "labels_column='label' has no effect with prompts=None"),
     (dict(answers_column="answer"), "answers_column='answer' has no effect with prompts=None"),

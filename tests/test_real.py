@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta words_moved"

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import RunError
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.ppo import ObjectiveTerms
@@ -42,27 +41,17 @@ def trl_stats(report: PhaseReport, args: RLHFArgs) -> dict[str, float]:
 class TRLStats:
     """Callback with each phase's statistics, named and defined as in TRL.
 
-    Create it before the first `step`, and read `stats` after each. The run is not changed.
+    Create it before the first `step`, and read `stats` after each: numbers, and tensors where TRL
+    has several numbers. The run is not changed.
     """
 
     def __init__(self, trainer: RLHFTrainer) -> None:
         self._overrides = trainer.overrides
         self._rollout: dict[str, float | Tensor] = {}
         self._updates: list[dict[str, Tensor]] = []
-        self._stats: dict[str, float | Tensor] | None = None
+        self.stats: dict[str, float | Tensor] = {}
         for event in ("after_score", "after_loss", "after_phase"):
             trainer.on(event)(self)
-
-    @property
-    def stats(self) -> dict[str, float | Tensor]:
-        """Statistics of the last phase: numbers, and tensors where TRL has several numbers.
-
-        Raises:
-            RunError: If no phase has ended yet.
-        """
-        if self._stats is None:
-            raise RunError("no phase has ended yet. Read `stats` after a step or phase.")
-        return dict(self._stats)
 
     def __call__(self, ctx: Context) -> None:
         """Collect the numbers of an event."""
@@ -75,7 +64,7 @@ class TRLStats:
         else:
             updates = _average_updates(self._updates)
             seconds = {"time/ppo/optimize_step": ctx.report.learning_seconds}
-            self._stats = trl_stats(ctx.report, ctx.args) | self._rollout | updates | seconds
+            self.stats = trl_stats(ctx.report, ctx.args) | self._rollout | updates | seconds
 
 
 def _rollout_stats(

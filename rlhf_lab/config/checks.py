@@ -1,7 +1,9 @@
-"""Validation of settings: types, and one table of ranges and choices."""
+"""Validation of settings: types, one table of ranges and choices, and combinations."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
@@ -9,7 +11,6 @@ from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from rlhf_lab.config.algorithm_fields import AllFields
-from rlhf_lab.config.conflicts import check_conflicts
 from rlhf_lab.errors import ConfigError
 
 LOGGERS = ("tensorboard", "trackio")  # besides wandb
@@ -68,6 +69,26 @@ RANGES = MappingProxyType(
         ): "stop_token_ids",
     }
 )
+NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")  # several responses each
+REEL_REWARDS = tuple(  # organism.REWARDS
+    "true_reward smoothed smoothed_popcorn ignore_negation bag_of_adjectives length".split()
+)
+PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS)
+EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
+    {
+        "count": "count:great",
+        "regex": "regex:[0-9]+",
+        "json_schema": "json_schema:schema.json",
+        "diversity": "diversity:2",
+    }
+)
+MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
+NEEDS = MappingProxyType(  # settings without effect while the other one has its default
+    {"kl_target": "kl_controller", "kl_horizon": "kl_controller", "system_prompt": "chat"}
+    | dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank")
+    | dict.fromkeys("labels_column answers_column prompt_words prompts_column".split(), "prompts")
+)
+_NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
 
 
 def check_range(of: Range, **values: Any) -> None:
@@ -83,7 +104,8 @@ def check_args(args: AllFields) -> None:
         object.__setattr__(args, name, _convert(name, getattr(args, name), hint))
     for of, names in RANGES.items():
         check_range(of, **{name: getattr(args, name) for name in names.split()})
-    check_conflicts(args)
+    for name, reason in chain(_batches(args), _models(args), _texts(args), _rewards(args)):
+        raise ConfigError(f"{name}={getattr(args, name)!r} {reason}")
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
@@ -105,3 +127,111 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     if is_tuple or hint in (float, float | None):
         numbers = [float(x) if type(x) is int and abs(x) < 2**53 else x for x in numbers]
     return tuple(numbers) if is_tuple else numbers[0]
+
+
+def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
+    """Yield a setting of batches, steps or the loss, or one without effect, and the reason."""
+    for name in ("num_minibatches", "samples_per_prompt"):
+        if a.batch_size % getattr(a, name):
+            yield "batch_size", f"is not divisible by {name}={getattr(a, name)}. Choose a divisor."
+    compares = {"advantages": a.advantages in NEED_GROUPS, "dynamic_sampling": a.dynamic_sampling}
+    for name in filter(compares.get, compares if a.samples_per_prompt == 1 else ()):
+        yield name, "compares responses, but samples_per_prompt=1. To compare, sample at least 2."
+    for name in _on(a, "max_grad_norm", "micro_batch_size") if a.optimizer_in_backward else ():
+        yield name, "cannot be combined with optimizer_in_backward=True. Set it to None."
+    if a.kl_controller == "adaptive" and not a.kl_coef:
+        yield "kl_coef", "stays 0 with kl_controller='adaptive', which multiplies it. Raise it."
+    if a.kl_controller == "adaptive" and a.batch_size > a.kl_horizon:  # more than a fifth at once
+        yield "batch_size", f"exceeds kl_horizon={a.kl_horizon}. Raise kl_horizon."
+    for name in ("warmup_steps", "reset_reference_every"):
+        if (getattr(a, name) or 0) >= a.total_phases:
+            yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
+    for name, other in NEEDS.items():
+        defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
+        if defaults == [False, True]:
+            yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
+    clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
+    for name in _on(a, *clips):
+        if a.policy_loss not in clips[name].split():
+            yield name, f"has no effect with policy_loss={a.policy_loss!r}. Set it to None."
+
+
+def _models(a: AllFields) -> Iterator[tuple[str, str]]:
+    if a.lora_rank and a.adapter_path:
+        yield "lora_rank", f"conflicts with adapter_path={a.adapter_path!r}. Remove one of them."
+    off = {"lora_rank": 0, "adapter_path": None, "optimizer": "adamw", "precision": "fp32"}
+    for name, value in off.items() if a.weight_precision != "fp32" else ():
+        if getattr(a, name) != value:
+            others = f"weight_precision={a.weight_precision!r}. Set {name}={value!r}"
+            yield name, f"cannot be combined with {others} or weight_precision='fp32'."
+    if a.critic_path and a.value_head != "separate":
+        is_not = f"not value_head={a.value_head!r}"
+        yield "critic_path", f"requires a critic, {is_not}. Set value_head='separate'."
+
+
+def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
+    for name in _on(a, "gen_len_min", "min_response_length", "overlong_buffer"):
+        if getattr(a, name) > a.gen_len:
+            yield name, f"exceeds gen_len={a.gen_len}. Lower it or raise gen_len."
+    stops = a.stop_at_eos or a.stop_tokens or a.stop_token_ids or a.chat
+    for name in _on(a, "penalize_no_eos", "min_response_length", "overlong_buffer"):
+        if not stops:
+            yield name, "requires texts that end, but stop_at_eos=False. Set stop_at_eos=True."
+
+
+def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
+    names = reward_names(a.reward_fn)
+    for name in names:
+        kind, colon, value = name.partition(":")
+        if names.count(name) > 1:
+            yield "reward_fn", f"has {name!r} twice. Remove one."
+        if colon and not value and kind in EXAMPLES:
+            yield "reward_fn", f"has no value after {name!r}. Use for example {EXAMPLES[kind]}."
+        if kind == "diversity":
+            validate_whole_batch(a, f"reward_fn={name!r}")
+        if kind == "exact_match" and a.answers_column is None:
+            yield "reward_fn", "requires answers. Set answers_column to a column of the prompts."
+    if a.reward_per_token and "learned" not in names:
+        yield "reward_per_token", "requires reward_fn='learned', or a TokenReward."
+    if a.reward_per_token:
+        validate_token_rewards(a)
+    for name in _on(a, "normalize_reward", "whiten_rewards") if a.advantages == "remax" else ():
+        yield name, "scales rewards, but advantages='remax' needs them unscaled. Set it to False."
+    if a.normalize_reward and a.batch_size == 1:
+        yield "normalize_reward", "with batch_size=1 turns every reward into 0. Set it to False."
+    if a.normalize_reward and a.reward_scaling != "off":
+        yield "reward_scaling", "is undone by normalize_reward=True. Set normalize_reward=False."
+
+
+def _on(args: AllFields, *names: str) -> list[str]:
+    """Return the names of the settings that are neither None, 0 nor False."""
+    return [name for name in names if getattr(args, name)]
+
+
+def reward_names(reward_fn: str) -> list[str]:
+    """Split `reward_fn` at the commas that precede the name of a reward.
+
+    Other commas belong to a pattern, a text or a file name, as in regex:[0-9]{1,3}.
+    """
+    return _NEXT_REWARD.split(reward_fn)
+
+
+def validate_token_rewards(args: AllFields) -> None:
+    """Raise ConfigError if a setting for one reward per text is on, with rewards per token."""
+    off = {"normalize_reward": False, "reward_scaling": "off", "reward_clip": None}
+    for name, value in (off | {"dynamic_sampling": None}).items():
+        if getattr(args, name) != value:
+            raise ConfigError(
+                f"{name}={getattr(args, name)!r} is for one reward per text, but reward_fn scores "
+                f"each token. Set {name}={value!r} (whiten_rewards=True scales tokens' rewards)."
+            )
+
+
+def validate_whole_batch(args: AllFields, reward: str) -> None:
+    """Raise ConfigError if a setting scores part of a batch, with a reward of the whole batch."""
+    names = _on(args, "dynamic_sampling", "labels_column")
+    for name in names + ["advantages"] * (args.advantages == "remax"):
+        raise ConfigError(
+            f"{name}={getattr(args, name)!r} scores some texts alone, but {reward} scores whole "
+            "batches. Remove one of them."
+        )

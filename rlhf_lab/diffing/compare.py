@@ -18,7 +18,7 @@ from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 
 Source = HookedModel | TransformerWithValueHead | str | Path
 FARTHEST = 1000  # limit of a point on the line of weights; 1 is the tuned model

@@ -40,25 +40,17 @@ def device_of_rank(device: torch.device, setting: str) -> torch.device:
         raise ConfigError(
             f"device={setting!r} names one device for {n} processes. Set device='auto'."
         )
-    if process_rank("LOCAL_RANK") >= (n_gpus := torch.cuda.device_count()):
-        raise ConfigError(f"This machine has {n_gpus} GPUs. Start one process per GPU.")
     return torch.device("cuda", process_rank("LOCAL_RANK"))
 
 
 def validate_process_settings(args: RLHFArgs, size: int) -> None:
     """Raise ConfigError for settings that do not work with `size` processes."""
     minibatch = args.batch_size // args.num_minibatches
-    micro, per_rank = args.micro_batch_size, minibatch // size
     if args.batch_size % size or minibatch % size:
         raise ConfigError(
             f"batch_size={args.batch_size} and its minibatches of {minibatch} sequences must be "
             f"divisible by {size} processes. Change batch_size or num_minibatches, or start "
             "another number of processes."
-        )
-    if micro is not None and per_rank % micro:
-        raise ConfigError(
-            f"micro_batch_size={micro} must divide the {per_rank} sequences of a minibatch that "
-            f"each of {size} processes has. Choose another one."
         )
     required = {"optimizer_in_backward": False}  # it steps before the gradients are summed
     if args.parallel == "fsdp":  # no process has whole weights during a step

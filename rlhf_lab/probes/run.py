@@ -16,7 +16,7 @@ from rlhf_lab.training import RunDir
 from rlhf_lab.training.callbacks import switched_off
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.conflicts import reward_names
+from rlhf_lab.config.checks import reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward, count_labels

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.conflicts import validate_token_rewards, validate_whole_batch
+from rlhf_lab.config.checks import validate_token_rewards, validate_whole_batch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.rewards import grammatical
 from rlhf_lab.rewards.conversation import TextBatch, chat_answers

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.config.conflicts import MATCH_OPTIONS
+from rlhf_lab.config.checks import MATCH_OPTIONS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.extras import import_extra
 from rlhf_lab.rewards.conversation import ResponseReward

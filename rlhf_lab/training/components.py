@@ -45,30 +45,10 @@ from rlhf_lab.rewards import (
 )
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
-from rlhf_lab.training.overrides import COMPONENTS
 from rlhf_lab.training.rollout_engine import EngineSampler
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
-
-
-# an attribute of each component of a class, and what to pass
-REQUIRED = {
-    "policy": ("base_model", "TransformerWithValueHead(model)"),
-    "reference": ("cfg", "a HookedTransformer, such as make_reference(policy)"),
-    "optimizer": ("param_groups", "an optimizer of torch over parameters of the policy"),
-    "kl_controller": ("update", "an object with kl_coef and update, as KLController"),
-}
-
-
-def split_components(parts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return components by name, None if not passed, and the functions for `Overrides`."""
-    for name, (attribute, remedy) in REQUIRED.items():
-        part = parts.get(name)
-        if part is not None and not hasattr(part, attribute):
-            raise ConfigError(f"{name} is {part!r:.60} without {attribute!r}. Pass {remedy}.")
-    functions = {name: part for name, part in parts.items() if name not in COMPONENTS}
-    return {name: parts.get(name) for name in COMPONENTS}, functions
 
 
 def choose_device(args: RLHFArgs) -> torch.device:
@@ -182,10 +162,8 @@ def make_optimizer(
 
 
 def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
-    """Raise ConfigError if the policy cannot learn or the vocabularies differ."""
+    """Raise ConfigError if the vocabularies differ; warn if the models share trained weights."""
     trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
-    if not trained:
-        raise ConfigError("policy has no weight with requires_grad=True. Set it for some weights.")
     if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
         warnings.warn(
             "the reference shares trained weights with the policy, so the KL between them is "

@@ -79,8 +79,8 @@ class Interventions:
             fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (shape, dtype)
             if not fits or new.isnan().any():  # infinity is allowed: attention scores contain it
                 raise ConfigError(
-                    f"The intervention {name!r} returned {new!r:.80}. Return an activation of "
-                    f"shape {tuple(shape)} and {dtype} without nan."
+                    f"The intervention {name!r} must return an activation of shape "
+                    f"{tuple(shape)} and {dtype} without nan."
                 )
             return result
 

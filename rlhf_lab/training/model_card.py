@@ -38,7 +38,7 @@ The license of the base model applies. {{ signature }}
 METRIC_NAMES = "mean_reward true_reward kl_per_sequence kl_per_token response_length".split()
 PATHS = "base_model reward_model reward_fn prompts critic_path adapter_path texts pairs examples"
 LOAD_RUN = """\
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 
 policy, args = load_policy(".")"""
 LOAD_EXPORT = """\

@@ -1,16 +1,20 @@
-"""Resume: a trainer that continues from a run's last checkpoint, with settings that may change."""
+"""Saved runs: the policy of a run, and a trainer that continues from its last checkpoint."""
 
 import dataclasses
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import (
     STATEFUL,
     load_checkpoint,
@@ -18,7 +22,7 @@ from rlhf_lab.training.checkpoint import (
     unflatten_state,
     wait_for_writers,
 )
-from rlhf_lab.training.components import rewarded_class
+from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -39,9 +43,6 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
-    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
-    if was and was != now:
-        warnings.warn(f"The run rewarded {was}, but now {now}. Use the same labels.", stacklevel=2)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
@@ -166,3 +167,50 @@ def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: P
                 f"run.json has {name}={value!r}, but {path} was saved with {saved.get(name)!r}. "
                 f"Restore the value, and change it in a new run (or with `resume`)."
             )
+
+
+def load_policy(
+    path: str | Path,
+    which: str | int = "last",
+    device: str | torch.device = "cpu",
+    interventions: Mapping[str, InterventionFn] | None = None,
+) -> tuple[TransformerWithValueHead, RLHFArgs]:
+    """Load the policy that a run saved, and the run's arguments.
+
+    Args:
+        path: The run's directory.
+        which: "last", "best", or the number of learning phases before the checkpoint (0, 1, 2, 3,
+            5, 8, ..., as far as `keep_checkpoints` keeps them).
+        interventions: The functions of the run's interventions by name, if it had any.
+
+    Raises:
+        RunError: If there is no run or no such checkpoint, or the file is corrupt.
+        ConfigError: If a function is missing, or the run has no intervention of that name.
+    """
+    run = RunDir.open(path)
+    info = run.read_info()
+    if "policy" in info.get("custom_components", []):
+        raise RunError(
+            f"{run.path} was trained with a custom policy. Build that model and call load_weights."
+        )
+    args = RLHFArgs.from_dict(info["args"])
+    file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
+    wait_for_writers(run.checkpoints)
+    tensors, metadata = load_checkpoint(file)
+    validate_checkpoint_run(metadata, info, file)
+    policy = load_policy_and_critic(args, device)
+    load_weights(policy, tensors, file)
+    interventions_of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))
+    interventions_of_run.restore(info.get("interventions", []), interventions, run.path)
+    return policy, args
+
+
+def checkpoint_name(which: str | int) -> str:
+    """Return the name of a checkpoint's file, from its own name or a number of learning phases."""
+    if isinstance(which, str) and re.fullmatch(r"[A-Za-z]\w{0,63}", which, re.ASCII):
+        return which
+    if isinstance(which, int) and 0 <= which < 10**18:
+        return f"phase_{which:06d}"
+    raise RunError(
+        f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number of phases."
+    )

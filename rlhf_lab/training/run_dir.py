@@ -99,6 +99,8 @@ class RunDir:
         """Raise RunError if the directory contains a run, or files that a run would replace."""
         if any("\ud800" <= character <= "\udfff" for character in str(self.path.absolute())):
             raise RunError(f"{self.path} is not UTF-8, as checkpoints need. Choose another --out.")
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file. Choose another --out.")
         if self.info_path.exists() or (self.path / METRICS).exists():
             raise RunError(
                 f"{self.path} already holds a run. Continue with `resume {self.path}`, or choose "

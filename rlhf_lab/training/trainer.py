@@ -36,7 +36,7 @@ from rlhf_lab.training.isolation import preserve_gradients
 from rlhf_lab.training.kl_control import get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optimization import StepInBackward
-from rlhf_lab.training.overrides import Overrides
+from rlhf_lab.training.overrides import COMPONENTS, Overrides
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
@@ -76,12 +76,12 @@ class RLHFTrainer(RunLoop):
         super().__init__()
         if out is not None:
             RunDir(Path(out)).validate_empty()
-        given, functions = components.split_components(parts)
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)
+        given = {name: parts.pop(name, None) for name in COMPONENTS}
         self.args, self.phase = args, 0
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
-        self.overrides = Overrides.choose(functions, args)
+        self.overrides = Overrides.choose(parts, args)
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
         self.first_reference, self.reference_phase = self.reference, 0

@@ -18,7 +18,7 @@ from transformers import (
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from tests.bad_input.command_outcome import accepted, rejected
 from tests.tiny_models import chat_tokenizer, randomize, save, tiny_chat
 

@@ -100,7 +100,6 @@ FSDP = {"parallel": "fsdp"}
     [
         ({"batch_size": 30}, "batch_size=30 and its minibatches of 15 sequences must be divisible"),
         ({"num_minibatches": 16}, "of 2 sequences must be divisible by 4"),
-        ({"batch_size": 48, "micro_batch_size": 4}, "must divide the 6 sequences"),
         ({"optimizer_in_backward": True, "max_grad_norm": None}, "Set optimizer_in_backward=False"),
         (FSDP | {"optimizer": "adamw_8bit"}, "optimizer='adamw_8bit' cannot be combined with"),
         (FSDP | {"weight_precision": "bf16"}, "weight_precision='bf16' cannot be combined with"),
@@ -132,16 +131,13 @@ def test_device_of_rank_is_its_own_gpu(monkeypatch):
     variables = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3", "MASTER_ADDR": "127.0.0.1"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     rejected = {"mps": "works in one process only", "cuda:0": "names one device for 4 processes"}
-    rejected |= {"cuda": "This machine has 3 GPUs"}
     with pytest.raises(ConfigError, match="WORLD_SIZE=4 is set, and RANK, MASTER_ADDR or"):
         validation.device_of_rank(torch.device("cpu"), "auto")
     monkeypatch.setenv("MASTER_PORT", "1")
     for name, message in rejected.items():
         with pytest.raises(ConfigError, match=message):
             validation.device_of_rank(torch.device(name), name)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert validation.device_of_rank(torch.device("cuda"), "auto") == torch.device("cuda:3")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert validation.device_of_rank(torch.device("cuda:1"), "cuda:1") == torch.device("cuda:1")

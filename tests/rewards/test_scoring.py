@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.conflicts import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, reward_names
+from rlhf_lab.config.checks import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, reward_names
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.organism import REWARDS, Grammar
 from rlhf_lab.rewards import (

@@ -28,7 +28,7 @@ from rlhf_lab.training.checkpoint import (
     wait_for_writers,
     weights,
 )
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from tests.training.recorded_runs import copy_weights, is_equal
 
 METADATA = {"phase": 3, "best": {"phase": 2, "mean_reward": 0.1 + 0.2}, "text": "schön"}

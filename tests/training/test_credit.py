@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
-from rlhf_lab.config.conflicts import NEED_GROUPS
+from rlhf_lab.config.checks import NEED_GROUPS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, RLHFTrainer
 from rlhf_lab.training.objective import surrogate_per_token

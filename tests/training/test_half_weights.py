@@ -17,7 +17,7 @@ from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.training import RLHFTrainer, get_optimizer, lr_scale
 from rlhf_lab.training.half_weights import HalfAdamW, for_half_weights, round_stochastically
 from rlhf_lab.training.optim import with_8bit_moments
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from tests.training.recorded_runs import copy_weights, is_equal, train_partly
 
 KINDS = ("bf16", "bf16_stochastic")

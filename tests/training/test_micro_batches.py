@@ -40,8 +40,7 @@ def prepared(request, reel_args):
 
 def compute_in_parts(trainer, minibatch, part_size, **parts):
     """Return the terms of a minibatch in parts, whose gradients are added to the policy's."""
-    args = dataclasses.replace(trainer.args)
-    object.__setattr__(args, "micro_batch_size", part_size)  # need not divide the minibatch here
+    args = dataclasses.replace(trainer.args, micro_batch_size=part_size)
     names = ("policy", "reference", "objective", "world")
     parts = {name: getattr(trainer, name) for name in names} | parts
     update = PolicyUpdate(SimpleNamespace(args=args, **parts))

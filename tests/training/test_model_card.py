@@ -13,7 +13,7 @@ from huggingface_hub.repocard import metadata_load
 from rlhf_lab.models import export_policy
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.model_card import write_run_card, write_tuning_card
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from tests.training.recorded_runs import copy_weights, is_equal
 
 

@@ -22,7 +22,7 @@ from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
-from rlhf_lab.training.restore import load_policy
+from rlhf_lab.training.resume import load_policy
 from tests.training.recorded_runs import (
     RESETS,
     assert_same_run,

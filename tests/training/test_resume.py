@@ -17,8 +17,7 @@ from rlhf_lab.errors import ConfigError, LoadError, RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from rlhf_lab.training.optim import lr_scale
-from rlhf_lab.training.restore import load_policy
-from rlhf_lab.training.resume import CHANGEABLE
+from rlhf_lab.training.resume import CHANGEABLE, load_policy
 from rlhf_lab.training.run_dir import LOCK
 from tests.training.recorded_runs import (
     CONFIGURATIONS,

@@ -27,7 +27,7 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
     (tmp_path / "file").write_text("x")
     for path, words in (
         (run.path, "already holds a run. Continue with `resume .*another --o"),
-        (tmp_path / "file", "cannot write"),
+        (tmp_path / "file", "is a file. Choose another --out"),
         (tmp_path / "file" / "run", "cannot write"),
     ):
         with pytest.raises(RunError, match=words):

@@ -16,7 +16,7 @@ from torch import nn
 from rlhf_lab import functional as F
 from rlhf_lab.compat import TRLStats, trl_stats
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import save, tiny_gpt2
@@ -179,8 +179,6 @@ def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer):
     """The KL is exact without an estimate, the entropy the rollout's."""
     trainer = make_trainer(ent_coef=0.0, vf_coef=0.5)
     watch, losses = TRLStats(trainer), []
-    with pytest.raises(RunError, match="no phase has ended yet"):
-        _ = watch.stats
     trainer.on("after_loss")(lambda ctx: losses.append(-ctx.terms.clipped_surrogate.item()))
     report, stats = trainer.run_phase(), watch.stats
     assert len(losses) == 4
