@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -157,11 +156,10 @@ def step(
     def rollout_phase() -> Rollout:
         if trainer.is_main:
             trainer.recorder.write_info(scores="given")
-        with nullcontext() if trainer.world is None else trainer.world.barrier("sampling"):
-            tokens, prompt_mask = pad_prompts(prompts, 0, trainer.policy.device)
-            tokens = torch.cat([tokens, pad_rows(written, tokens.device)[0]], dim=1)
-            mask = pad_rows(learned, tokens.device)[0].bool()
-            samples = score_tokens(trainer, tokens, prompt_mask, mask)
+        tokens, prompt_mask = pad_prompts(prompts, 0, trainer.policy.device)
+        tokens = torch.cat([tokens, pad_rows(written, tokens.device)[0]], dim=1)
+        mask = pad_rows(learned, tokens.device)[0].bool()
+        samples = score_tokens(trainer, tokens, prompt_mask, mask)
         trainer.emit("after_rollout", samples=samples)
         rollout = score_samples(trainer, samples, numbers)
         trainer.emit("after_score", samples=samples, rollout=rollout)

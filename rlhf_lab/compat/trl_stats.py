@@ -1,12 +1,13 @@
 """Statistics of a phase under the names of TRL's PPOTrainer (0.7 to 0.11)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training.callbacks import Context
-from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.ppo import ObjectiveTerms
 from rlhf_lab.training.replay import ReplayMinibatch
 from rlhf_lab.training.report import PhaseReport
@@ -46,7 +47,7 @@ class TRLStats:
     """
 
     def __init__(self, trainer: RLHFTrainer) -> None:
-        self._overrides = trainer.overrides
+        self._estimator = trainer.objective.kl_estimator
         self._rollout: dict[str, float | Tensor] = {}
         self._updates: list[dict[str, Tensor]] = []
         self.stats: dict[str, float | Tensor] = {}
@@ -57,7 +58,7 @@ class TRLStats:
         """Collect the numbers of an event."""
         if ctx.event == "after_score":
             kl_coef = ctx.kl_coef if ctx.args.kl_in == "reward" else 0.0
-            self._rollout = _rollout_stats(ctx.rollout, ctx.args, self._overrides, kl_coef)
+            self._rollout = _rollout_stats(ctx.rollout, self._estimator, kl_coef)
             self._updates = []
         elif ctx.event == "after_loss":
             self._updates.append(_update_stats(ctx.terms, ctx.minibatch, ctx.args))
@@ -68,9 +69,9 @@ class TRLStats:
 
 
 def _rollout_stats(
-    rollout: Rollout, args: RLHFArgs, overrides: Overrides, kl_coef: float
+    rollout: Rollout, estimator: str | Callable[..., Tensor] | None, kl_coef: float
 ) -> dict[str, float | Tensor]:
-    samples, estimator = rollout.samples, overrides.sampled_kl(args)
+    samples = rollout.samples
     mask, kl = samples.mask, F.zero_masked(rollout.kl, samples.mask)
     stats: dict[str, Tensor] = {"objective/logprobs": F.zero_masked(samples.logprobs, mask)}
     if estimator is not None and rollout.ref_logprobs is not None:

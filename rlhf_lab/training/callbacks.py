@@ -57,10 +57,7 @@ class Context:
         raise AttributeError(f"ctx.{name} cannot be set; a context is read-only.")
 
     def __getattr__(self, name: str) -> Any:
-        when = FIELD_AVAILABILITY.get(name)
-        if when is None:
-            known = ", ".join([*self.__dict__, *FIELD_AVAILABILITY])
-            raise AttributeError(f"ctx has no field {name!r}; the fields are {known}.")
+        when = FIELD_AVAILABILITY.get(name, "no event")
         raise AttributeError(f"ctx.{name} is not there at {self.event}; it is at {when}.")
 
 

@@ -2,10 +2,8 @@
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,28 +64,8 @@ def detached_gradients(*modules: nn.Module, lend: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_gradients(policy: nn.Module, event: Event) -> Iterator[None]:
-    """Allow callbacks of an event to call backward() without a change to the training."""
+    """Restore gradients and modes after callbacks, which may call backward(retain_graph=True)."""
     with torch_modes_kept(), contextlib.ExitStack() as stack:
         if event in ("after_loss", "after_backward"):  # otherwise cleared before the step
             stack.enter_context(detached_gradients(policy, lend=True))
-            stack.enter_context(_retained_graphs())
         yield
-
-
-@contextlib.contextmanager
-def _retained_graphs() -> Iterator[None]:
-    backward, grad = torch.autograd.backward, torch.autograd.grad
-    torch.autograd.backward = partial(_retain_graph, backward, 2)
-    torch.autograd.grad = partial(_retain_graph, grad, 3)
-    try:
-        yield
-    finally:
-        torch.autograd.backward, torch.autograd.grad = backward, grad
-
-
-def _retain_graph(function: Callable[..., Any], position: int, *inputs: Any, **more: Any) -> Any:
-    if len(inputs) > position:
-        inputs = (*inputs[:position], True, *inputs[position + 1 :])
-    else:
-        more["retain_graph"] = True
-    return function(*inputs, **more)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, TransformerWithValueHead, run_policy
 from rlhf_lab.models.device import LOGPROB_ROUNDING
 from rlhf_lab.models.hooked_model import HookedModel
@@ -41,10 +42,36 @@ class Objective:
         self.forward = forward or Forward.from_args(args)
         self.normalize = args.normalize_advantages
         self.rounding = LOGPROB_ROUNDING[args.rounding]
-        self.clips_plainly = self.overrides.clips_plainly(args)
-        self.kl_estimator = self.overrides.sampled_kl(args)
+        self.clips_plainly = (
+            self.overrides.policy_loss is None
+            and (args.policy_loss, args.loss_aggregation) == ("ppo", "token_mean")
+            and args.clip_coef_high is None
+            and args.dual_clip is None
+        )
+        name = None if args.kl_estimator == "exact" else args.kl_estimator
+        self.kl_estimator = self.overrides.kl_estimator or name
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
         self.average_kl = "token_mean" if self.kl_estimator is None else args.loss_aggregation
+        self._validate_called()
+
+    def _validate_called(self) -> None:
+        """Raise ConfigError for a custom function that these settings leave unused."""
+        custom = self.overrides
+        is_custom = custom.clipped_surrogate is not Overrides.clipped_surrogate
+        if is_custom and not self.clips_plainly:
+            raise ConfigError(
+                "clipped_surrogate is called for the plain policy_loss='ppo' only. Leave "
+                "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
+                "pass the function as policy_loss."
+            )
+        is_custom = custom.normalize_reward is not Overrides.normalize_reward
+        if is_custom and not self.args.normalize_reward:
+            raise ConfigError("normalize_reward is not called. Set normalize_reward=True in args.")
+        if custom.kl_penalty is not Overrides.kl_penalty and not self.penalizes_exact_kl:
+            raise ConfigError(
+                "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only. Set them, "
+                "or pass the function as kl_estimator."
+            )
 
     def run_policy(
         self,

@@ -69,7 +69,7 @@ class Overrides:
     kl_estimator: Callable[..., Tensor] | None = None
 
     @classmethod
-    def choose(cls, given: dict[str, Any], args: RLHFArgs | None = None) -> "Overrides":
+    def choose(cls, given: dict[str, Any]) -> "Overrides":
         """Return the defaults with custom functions in their place, which are validated."""
         names = [*COMPONENTS, *(field.name for field in dataclasses.fields(cls))]
         for name, function in given.items():
@@ -82,43 +82,7 @@ class Overrides:
                     F.check_order(function, CALLED_WITH[name].split(), name)
                 except ValueError as error:
                     raise ConfigError(str(error)) from error
-        overrides = cls(**{name: fn for name, fn in given.items() if fn is not None})
-        if args is not None:
-            overrides.validate_called(args)
-        return overrides
-
-    def validate_called(self, args: RLHFArgs) -> None:
-        """Raise ConfigError for a custom function that these settings leave unused."""
-        is_custom = self.clipped_surrogate is not Overrides.clipped_surrogate
-        if is_custom and not self.clips_plainly(args):
-            raise ConfigError(
-                "clipped_surrogate is called for the plain policy_loss='ppo' only. Leave "
-                "policy_loss, clip_coef_high, dual_clip and loss_aggregation at their defaults, or "
-                "pass the function as policy_loss."
-            )
-        if self.normalize_reward is not Overrides.normalize_reward and not args.normalize_reward:
-            raise ConfigError("normalize_reward is not called. Set normalize_reward=True in args.")
-        is_exact = args.kl_in == "loss" and self.sampled_kl(args) is None
-        if self.kl_penalty is not Overrides.kl_penalty and not is_exact:
-            raise ConfigError(
-                "kl_penalty is called for kl_in='loss' with kl_estimator='exact' only. Set them, "
-                "or pass the function as kl_estimator."
-            )
-
-    def sampled_kl(self, args: RLHFArgs) -> str | Callable[..., Tensor] | None:
-        """Return the estimator of the KL from sampled tokens; None for the exact KL."""
-        if self.kl_estimator is not None:
-            return self.kl_estimator
-        return None if args.kl_estimator == "exact" else args.kl_estimator
-
-    def clips_plainly(self, args: RLHFArgs) -> bool:
-        """Return True if the policy objective is `clipped_surrogate`: one clip, a token mean."""
-        return (
-            self.policy_loss is None
-            and (args.policy_loss, args.loss_aggregation) == ("ppo", "token_mean")
-            and args.clip_coef_high is None
-            and args.dual_clip is None
-        )
+        return cls(**{name: fn for name, fn in given.items() if fn is not None})
 
     def estimate_advantages(
         self,

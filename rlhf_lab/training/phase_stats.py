@@ -70,10 +70,7 @@ class PhaseStats:
         """Add the numbers of a minibatch on which a step was taken."""
         new, old, mask = terms.logprobs, minibatch.logprobs, minibatch.mask
         step = {name: getattr(terms, name).detach() for name in TERMS}
-        if self.trainer.objective.clips_plainly:
-            step["clip_fraction"] = F.clip_fraction(new, old, self.trainer.args.clip_coef, mask)
-        else:
-            step["clip_fraction"] = clipped_fraction(new, minibatch, self.trainer.args)
+        step["clip_fraction"] = clipped_fraction(new, minibatch, self.trainer.args)
         step["approx_kl_per_token"] = F.masked_mean(F.kl_estimate(old, new, "k3"), mask)
         step["mean_ratio"] = F.mean_ratio(new, old, mask)
         self._steps.append(step | {"grad_norm": grad_norm.detach()})

@@ -44,8 +44,6 @@ class EngineSampler:
 
     def __init__(self, trainer: Any, engine: Any) -> None:
         self.trainer, self.engine, self.is_current = trainer, engine, False
-        if not all(callable(getattr(engine, name, None)) for name in ("load", "write")):
-            raise ConfigError(f"rollout_engine={engine!r:.60} must have methods load and write.")
         if trainer.sampling_spec.truncates:
             raise ConfigError(
                 "top_k and top_p cannot be combined with a rollout_engine, which does not return "

@@ -89,8 +89,6 @@ class RunDir:
     def open(cls, path: str | Path) -> "RunDir":
         """Return the directory of an existing run."""
         run = cls(Path(path))
-        if not run.path.is_dir():
-            raise RunError(f"there is no directory {run.path}. Pass the directory of a run.")
         if not run.info_path.is_file():
             raise RunError(f"{run.path} has no run.json. Pass the directory of a run.")
         return run

@@ -81,7 +81,7 @@ class RLHFTrainer(RunLoop):
         self.args, self.phase = args, 0
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
-        self.overrides = Overrides.choose(parts, args)
+        self.overrides = Overrides.choose(parts)
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
         self.first_reference, self.reference_phase = self.reference, 0

@@ -55,10 +55,10 @@ REJECTED = {
     f"{TRAINING} /dev/null": "/dev/null is",
     f"{TRAINING} /proc/run": "cannot write /proc/run",
     # inputs
-    "resume pipe": "no directory pipe",
+    "resume pipe": "pipe has no run.json",
     "report empty": "no run.json",
     "sample ./thesis.tex": "no model directory",
-    "export reel-nano made": "no directory reel-nano",
+    "export reel-nano made": "reel-nano has no run.json",
     "score good --reward-model RUN": "is a run",
     "score good --reward-fn learned --reward-model empty": "train-reward",
     "sft --texts /dev/null --out made": "is not a file",

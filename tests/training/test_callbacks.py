@@ -76,7 +76,7 @@ def test_context_names_the_event_of_a_missing_field():
     assert (ctx.event, ctx.phase, ctx.samples) == ("after_rollout", 3, "some")
     with pytest.raises(AttributeError, match="ctx.rollout is not there at after_rollout.*_score"):
         _ = ctx.rollout
-    with pytest.raises(AttributeError, match="no field 'rolout'.*phase.*rollout"):
+    with pytest.raises(AttributeError, match="ctx.rolout is not there at after_rollout.*no event"):
         _ = ctx.rolout
     with pytest.raises(AttributeError, match="ctx.phase cannot be set.*read-only"):
         ctx.phase = 4
@@ -125,7 +125,7 @@ def test_backward_in_a_callback_leaves_the_run_unchanged(make_trainer, fields):
     @watched.on("after_backward")
     def meddle(ctx):
         if ctx.event == "after_loss" and ctx.terms.objective.requires_grad:
-            ctx.terms.objective.backward()
+            ctx.terms.objective.backward(retain_graph=True)
         logits, values = ctx.policy(torch.arange(2, 8)[None])
         (logits.square().mean() + values.sum()).backward()
         norms.append(sum(p.grad.norm().item() for p in ctx.policy.parameters()))

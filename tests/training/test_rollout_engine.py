@@ -172,8 +172,6 @@ def test_surrogate_gradient_has_importance_weights(correction, weights, normaliz
 def test_hooks_and_unfit_engines_are_reported():
     with pytest.raises(ConfigError, match="importance_correction='masked' requires a rollout_eng"):
         trainer_with(None, importance_correction="masked")
-    with pytest.raises(ConfigError, match="must have methods load and write"):
-        trainer_with(object())
     with pytest.raises(ConfigError, match="top_k and top_p cannot be combined"):
         trainer_with(Double(), top_p=0.9)
     engine = Double()

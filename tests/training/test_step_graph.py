@@ -86,7 +86,8 @@ def read_gradients(trainer):
 def go_through_the_objective(trainer):
     @trainer.on("after_loss")
     def read(ctx):
-        torch.autograd.grad(ctx.terms.value_loss, [ctx.policy.value_head[0].weight])
+        weight = ctx.policy.value_head[0].weight
+        torch.autograd.grad(ctx.terms.value_loss, [weight], retain_graph=True)
 
 
 def set_debugger(trainer):
