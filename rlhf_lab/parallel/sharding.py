@@ -43,7 +43,6 @@ class Unit(nn.Module):
         self.units, self.parts = nn.ModuleList(units), nn.ModuleList(parts)
 
     def forward(self, run: Callable[..., Any], *inputs: Any, **more: Any) -> Any:
-        """Run the function while the weights are gathered."""
         result = run(*inputs, **more)
         is_view = isinstance(result, Tensor) and result._is_view()
         return result.clone() if is_view else result  # FSDP2 adds a hook, which views lose
@@ -85,7 +84,6 @@ class ShardedWorld(World):
         self.shards: dict[str, Any] = trained_weights(policy)
 
     def open(self) -> None:
-        """Gather all weights on every process."""
         for unit in (self.root, *self.units.values()):
             unit.unshard()
 
@@ -114,7 +112,6 @@ class ShardedWorld(World):
         self.open()
 
     def wrap_forward(self, compute_part: Callable[..., Any]) -> Callable[..., Any]:
-        """Run the forward pass with the weights of one block at a time."""
 
         def compute(part: Any) -> ObjectiveTerms:
             self.trainer.forward.units = self.units
@@ -161,7 +158,6 @@ class ShardedWorld(World):
         return {name: tensor.cpu() for name, tensor in whole if tensor is not None}
 
     def shard_state(self, state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-        """Return a saved state with the moments split as the weights are."""
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         for index, fields in state["state"].items():
             for name, whole in fields.items():

@@ -44,7 +44,6 @@ def device_of_rank(device: torch.device, setting: str) -> torch.device:
 
 
 def validate_process_settings(args: RLHFArgs, size: int) -> None:
-    """Raise ConfigError for settings that do not work with `size` processes."""
     minibatch = args.batch_size // args.num_minibatches
     if args.batch_size % size or minibatch % size:
         raise ConfigError(

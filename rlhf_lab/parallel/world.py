@@ -70,7 +70,6 @@ class World:
         return torch.cat(received).to(rows.device)
 
     def max_over_ranks(self, number: int) -> int:
-        """Return the largest of the ranks' numbers."""
         return int(self.gather(torch.tensor([number])).max())
 
     def broadcast(self, value: Any) -> Any:

@@ -127,7 +127,6 @@ class Callbacks:
         return name
 
     def listeners(self) -> list[Callback]:
-        """Return all callbacks, once for each of their events."""
         return [entry.callback for entries in self.registered.values() for entry in entries]
 
     def has_callbacks(self, event: Event) -> bool:
@@ -135,7 +134,6 @@ class Callbacks:
         return bool(self.registered.get(event))
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
-        """Call the callbacks of this event, in the order of registration."""
         for entry in list(self.registered.get(event, [])):
             if phase % entry.every and event not in ("run_start", "run_end"):
                 continue

@@ -122,7 +122,6 @@ def flatten_state(state: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unflatten_state(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the state that `flatten_state` made JSON and tensors of."""
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items()
@@ -145,7 +144,6 @@ def make_training_state(trainer: "RLHFTrainer") -> tuple[dict[str, Any], dict[st
 
 
 def make_metadata(trainer: "RLHFTrainer", name: str, phase: int) -> dict[str, Any]:
-    """Return the metadata of the checkpoint `name`, made after `phase` learning phases."""
     return {
         "run": trainer.recorder.run_id,
         "name": name,

@@ -73,7 +73,6 @@ def choose_device(args: RLHFArgs) -> torch.device:
 def load_models(
     args: RLHFArgs, device: torch.device, given: Mapping[str, Any]
 ) -> tuple[TransformerWithValueHead, HookedModel]:
-    """Return the policy and its reference, custom ones or loaded."""
     policy, reference = given["policy"], given["reference"]
     policy = (load_policy_and_critic(args, device) if policy is None else policy).to(device)
     dtype = next(policy.parameters()).dtype
@@ -99,7 +98,6 @@ def load_models(
 
 
 def load_engine(trainer: "RLHFTrainer", engine: Any) -> EngineSampler | None:
-    """Return the sampler of a rollout engine; None for the built-in sampler."""
     correction = trainer.args.importance_correction
     if engine is None and correction != "none":
         raise ConfigError(
@@ -152,7 +150,6 @@ def rewarded_class(reward_fn: RewardFn) -> dict[str, Any] | None:
 def make_optimizer(
     args: RLHFArgs, policy: TransformerWithValueHead, optimizer: Any, scheduler: Any
 ) -> tuple[Optimizer, LRScheduler]:
-    """Return optimizer and schedule, custom ones or those of the settings."""
     if optimizer is None and scheduler is None:
         optimizer, scheduler = get_optimizer_and_scheduler(args, policy)
         if isinstance(policy, TransformerWithCritic):

@@ -64,7 +64,6 @@ class HalfAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """Update every weight that has a gradient."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:

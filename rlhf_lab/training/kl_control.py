@@ -64,7 +64,6 @@ class AdaptiveKLController:
 
 
 def get_kl_controller(args: RLHFArgs) -> KLController:
-    """Return the controller that `args.kl_controller` names, at `args.kl_coef`."""
     if args.kl_controller == "fixed":
         return FixedKLController(args.kl_coef)
     return AdaptiveKLController(args.kl_coef, args.kl_target, args.kl_horizon)

@@ -5,7 +5,6 @@ import uuid
 import warnings
 from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -53,7 +52,6 @@ class Recorder:
         self.diagnostics: dict[str, dict[str, Any]] = {}  # phase and text by name
         self.changes: list[dict[str, Any]] = []  # of settings by `resume`
         self.writer, self.lock = CheckpointWriter(), RunLock()
-        self.seconds = 0.0  # of saving within rollout phases
         self._waiting: list[tuple[dict[str, Any], dict[str, Tensor]]] = []
         callbacks = trainer.callbacks
         callbacks.record("run_start", self.maybe_save, last=True)
@@ -107,7 +105,6 @@ class Recorder:
                 )
 
     def write_info(self, **changes: Any) -> None:
-        """Change entries of run.json."""
         trainer = self.trainer
         info = self.run.read_info() if self.run.info_path.exists() else {}
         if trainer.phase < trainer.args.total_phases:
@@ -116,7 +113,6 @@ class Recorder:
         self.run.write_info(info | changes | {"reference_phase": trainer.reference_phase})
 
     def log(self, ctx: Context) -> None:
-        """Add the phase to metrics.jsonl and samples.jsonl."""
         self._hold()
         self.run.append(METRICS, [ctx.report.to_dict()])
         self._log_samples(ctx.rollout)
@@ -141,7 +137,6 @@ class Recorder:
         """Copy the weights if they sampled the best batch so far, before they learn from it."""
         if ctx.run is None:  # a rollout phase that is run on its own
             return
-        start = perf_counter()
         mean_reward = ctx.rollout.raw_rewards.mean().item()
         if self.best is None or mean_reward > self.best["mean_reward"]:
             self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
@@ -149,7 +144,6 @@ class Recorder:
             self._waiting = [(make_metadata(self.trainer, "best", ctx.phase), tensors)]
             if self.trainer.callbacks.has_callbacks("checkpoint"):
                 self._write()
-        self.seconds += perf_counter() - start
 
     def maybe_save(self, ctx: Context) -> None:
         """Save weights after 0, 1, 2, 3, 5, 8, ... phases, the state every `save_every` phases."""

@@ -57,7 +57,6 @@ def reference_tensors(trainer: "RLHFTrainer") -> dict[str, Tensor]:
 def restore_reference(
     trainer: "RLHFTrainer", tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], path: Path
 ) -> None:
-    """Restore the reference of the phase that was saved."""
     trainer.reference_phase = metadata["reference_phase"]
     if trainer.reference_phase:
         reference = trainable_copy(trainer.policy.base_model)

@@ -37,7 +37,6 @@ SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimi
 def resume_trainer(
     kind: "type[RLHFTrainer]", run: RunDir, changes: Mapping[str, Any] | None, parts: dict[str, Any]
 ) -> "RLHFTrainer":
-    """Make a trainer that continues from a run's last checkpoint; see `RLHFTrainer.resume`."""
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)

@@ -87,7 +87,6 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDir":
-        """Return the directory of an existing run."""
         run = cls(Path(path))
         if not run.info_path.is_file():
             raise RunError(f"{run.path} has no run.json. Pass the directory of a run.")
@@ -121,7 +120,6 @@ class RunDir:
         return info
 
     def write_info(self, info: dict[str, Any]) -> None:
-        """Replace run.json."""
         with replacing(self.info_path) as partial:
             text = json.dumps(finite({"format": FORMAT} | info), indent=2, allow_nan=False)
             partial.write_text(text + "\n", encoding="utf-8")
@@ -224,7 +222,6 @@ class RunLock:
 
 
 def json_lines(records: list[dict[str, Any]]) -> str:
-    """Return records as JSON, one per line."""
     return "".join(
         json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n" for record in records
     )

@@ -77,7 +77,6 @@ class RunLoop:
         return self.sample(prompts, torch.Generator(), spec)
 
     def break_off(self, error: BaseException) -> None:
-        """Close the loggers and unlock the run after an error."""
         for sink in self.sinks:
             sink.break_off(error)
         self.recorder.break_off(error if self._started else None)
@@ -95,7 +94,6 @@ class RunLoop:
         self.end(self.unfinished)
 
     def end(self, reports: list[PhaseReport]) -> None:
-        """Emit run_end with the reports since the last end."""
         self.unfinished = []
         with self._recorded():
             self.emit("run_end", reports=reports)

@@ -109,7 +109,6 @@ class Sink:
             self._close(0 if is_finished else INTERRUPTED)
 
     def offer(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Send values if the log is open."""
         if self.state == "open":
             self.send(phase, values, is_final)
 
@@ -161,7 +160,6 @@ class RunSink(Sink):
         self.is_wandb, self.__name__ = module.__name__ == "wandb", f"{module.__name__}_sink"
 
     def attach(self, callbacks: Callbacks) -> None:
-        """Register as every sink, and to write each step after all other callbacks."""
         super().attach(callbacks)
         if self.is_wandb:
             callbacks.on("after_phase", last=True)(self.commit)
@@ -220,7 +218,6 @@ class RunSink(Sink):
             self.run.log({}, step=ctx.phase, commit=True)
 
     def close(self, exit_code: int) -> None:
-        """Commit the last step, update the summary, and finish the run."""
         if self.summary:
             if self.run.step == self.phase:
                 self.run.log({}, step=self.phase, commit=True)
@@ -245,7 +242,6 @@ class TensorBoardSink(Sink):
         self.writer = self.module.SummaryWriter(str(run.path / "tensorboard"), purge_step=phase)
 
     def send(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Write everything at the step of the phase."""
         for name, value in values.items():
             if isinstance(value, list):
                 lines = (f"    {json.dumps(row, ensure_ascii=False)}" for row in value)
@@ -255,5 +251,4 @@ class TensorBoardSink(Sink):
         self.writer.flush()
 
     def close(self, exit_code: int) -> None:
-        """Close the event file."""
         self.writer.close()

@@ -82,7 +82,6 @@ class StepGraph:
         return next((reason for reason, is_true in obstacles.items() if is_true), None)
 
     def obstacle(self, minibatch: ReplayMinibatch) -> str | None:
-        """Return why this minibatch cannot be replayed; None if it can."""
         trainer, policy = self.trainer, self.trainer.policy
         callbacks = trainer.callbacks
         if any(map(callbacks.has_callbacks, MINIBATCH_EVENTS)):  # which can change anything
@@ -170,12 +169,10 @@ class StepGraph:
 
 
 def minibatch_tensors(minibatch: ReplayMinibatch) -> list[Tensor]:
-    """Return all tensors of a minibatch."""
     tensors: list[Tensor] = []
     minibatch.map(lambda x: tensors.append(x) or x)
     return tensors
 
 
 def map_terms(terms: "ObjectiveTerms", function: Callable[[Tensor], Tensor]) -> "ObjectiveTerms":
-    """Apply a function to all terms."""
     return type(terms)(*map(function, vars(terms).values()))

@@ -259,9 +259,9 @@ class RLHFTrainer(RunLoop):
         self.start()
         reset_reference(self)
         with self._recorded(), self.forward.products():
-            start, saving = perf_counter(), self.recorder.seconds
+            start = perf_counter()
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
-            seconds = perf_counter() - start - (self.recorder.seconds - saving)
+            seconds = perf_counter() - start
             stats = dataclasses.replace(
                 summarize(rollout),
                 kl_to_initial_per_sequence=kl_to_initial(self, rollout),
