@@ -23,7 +23,7 @@ LINES = {
     "rlhf_lab/training": (3750, 4930),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2510),
     "rlhf_lab/probes": (4800, 5719),
-    "rlhf_lab/views": (1700, 3107),
+    "rlhf_lab/views": (1700, 3157),
     "rlhf_lab/course": (3600, 4414),
     "rlhf_lab/compat": (400, 422),
     "rlhf_lab": (1900, 2543),  # the root and the commands
