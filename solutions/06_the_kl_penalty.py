@@ -1,35 +1,35 @@
 # %% [markdown]
 # # 06 The KL penalty and the optimal policy
 #
-# By the end of this lesson you can compute the best possible policy for any KL penalty, exactly, and measure how close PPO
-# comes to it.
+# By the end of this lesson you can compute the best possible policy for any KL penalty, exactly, and measure how close
+# PPO comes to it.
 #
-# How far from the reference should a policy go? On a real model you find out by trying. Reel's grammar is small enough that
-# you can compute the answer: for every strength of the penalty there is one best policy. You derive it, compute it token by
-# token, and plot PPO next to it.
+# How far should a policy move away from its reference? With a real language model, the only way to find out is to train
+# and see. Reel's grammar is so small that you can work out the answer instead: for every penalty strength there is
+# exactly one best policy. You will derive it, compute it token by token, and plot PPO next to it.
 #
 # **You will also be able to**
-# - explain what exact KL and the estimates k1, k2 and k3 measure, and which one to trust on a single token;
+# - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust on a single token;
 # - read a plot of reward against KL, and explain why the slope of its frontier is $\beta$;
-# - explain where PPO and best-of-n are in that plot.
+# - predict where PPO and best-of-n end up in that plot.
 #
-# **If the KL of a run looks odd**
+# **If your run's KL looks odd**
 #
 # | you see | look at | because |
 # |---|---|---|
-# | the reward stops below what you know is possible | reward and KL next to the frontier | the penalty is too strong, or training too short |
-# | KL grows late in the run although `kl_coef` is fixed | the standard deviation of the rewards | with normalized rewards the same coefficient becomes a weaker penalty |
-# | two runs with the same `kl_coef` end at different KL | `kl_in`: `"loss"` or `"reward"` | the two placements have different optima |
+# | the reward stops short of what you know is possible | your run next to the frontier | the penalty is too strong, or you stopped training too early |
+# | KL grows late in the run although `kl_coef` is fixed | the standard deviation of the rewards | with normalized rewards, the same coefficient becomes a weaker penalty |
+# | two runs with the same `kl_coef` end at different KL | whether `kl_in` is `"loss"` or `"reward"` | the two placements have different optima |
 #
-# **You need** {lesson:start} (policy, reference, KL) and {lesson:rewards_and_credit} (values, exact advantages). The lesson
-# runs on Reel only.
+# **You need** {lesson:start} (policy, reference, KL) and {lesson:rewards_and_credit} (values, exact advantages).
+# Everything in this lesson runs on Reel.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 35 seconds on one core, without a network. Cells that
-# take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work. Running all the cells takes about 35 seconds on one core and needs no network. If a
+# cell takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (4 s on one core)
 
@@ -53,6 +53,7 @@ from rlhf_lab.organism import Grammar, GraphPolicy, best_of_n, build_graph, fron
 from rlhf_lab.organism import grammar_policy, optimal_policy, token_information, true_reward
 from rlhf_lab.probes import ReelTruth
 from rlhf_lab.views import bars, curves
+from rlhf_lab.views.diagrams import factor_diagram
 
 SETTINGS = dict(
     preset="reel",
@@ -79,32 +80,35 @@ print("states of a review:", sum(map(len, reference.graph.states)))
 print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 
 # %% [markdown]
-# The reference is the grammar of Reel itself. (The bundled transformer was trained to reproduce it.) The reward of a review
-# is `true_reward`, the exact probability that it is positive.
+# Here the reference is the Reel grammar itself, which the bundled transformer was trained to imitate. The reward of a
+# review is `true_reward`: the exact probability that the review is positive.
 #
 # ## Exact KL
 #
-# The *KL divergence* of a policy from the reference is a mean over texts of the *policy*, in *nats*:
+# The *KL divergence*, measured in *nats*, is how far the policy is from the reference. It is an average over texts that
+# the *policy* writes:
 #
 # $$\mathrm{KL}(\pi \,\|\, \mathrm{ref}) = \mathbb{E}_{x \sim \pi}\Big[\log \frac{\pi(x)}{\mathrm{ref}(x)}\Big]
 # = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad \mathrm{KL}_t(s) = \sum_a \pi(a \mid s) \log
 # \frac{\pi(a \mid s)}{\mathrm{ref}(a \mid s)} \ge 0$$
 #
-# The second form is the *chain rule*: the KL of a review is the sum over its tokens. So you can compute at which token a
-# policy differs from its reference.
+# The second form is the *chain rule*: a review's KL is the sum of its tokens' KLs. This is what lets you find the token
+# at which a policy departs from its reference.
 #
-# `log_probs(logits)` computes log-probabilities of the whole vocabulary. A token with probability 0 has -1e30 there instead
-# of -inf, because 0 times -inf is nan. If the policy can produce a token that the reference cannot, the KL is infinite;
-# your sum is then a huge number, far above `MAX_KL` (imported above the function).
+# `log_probs(logits)` returns log-probabilities over the whole vocabulary. A token with probability 0 gets -1e30 rather
+# than -inf, because 0 times -inf is nan. If the policy can sample a token that has probability 0 under the reference, the
+# true KL is infinite. In that case your sum will come out absurdly large, far above `MAX_KL` (already imported above the
+# function).
 
 # %%
 from rlhf_lab.functional import kl_per_token  # exercise
 
 # %% [markdown]
-# KL is not symmetric. Take a reference with two peaks, and the policy with a *single* peak that is closest to it. In
-# $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$ a word counts in proportion to its probability under the *policy*, and in
-# $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$ under the *reference*. With the first, which RLHF uses, does the best policy
-# cover one peak or both? (The cell prints the probability of the smaller side.)
+# KL is not symmetric. To see what this means in practice, suppose the reference has two peaks, but the policy can only
+# have one. Which single peak minimizes the KL? In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$, each word is weighted by its
+# probability under the *policy*. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$, it is weighted by its probability under the
+# *reference*. RLHF uses the first. Will the best policy cover one peak or both? (The cell prints how much probability the
+# smaller side gets.)
 
 # %%
 policy_side = "one peak"  # predict: "one peak" or "both peaks"
@@ -129,39 +133,39 @@ on_the_right = first[30:].sum().item()
 bins = {"one peak": 0.2, "both peaks": 0.8}
 beyond = min(on_the_right, 1 - on_the_right)
 predictions.compare("KL(policy || reference) covers", policy_side, beyond, bins=bins)
-curves(
-    {
-        "reference": (words.tolist(), two.softmax(-1).tolist()),
-        "least KL(policy || reference)": (words.tolist(), first.tolist()),
-        "least KL(reference || policy)": (words.tolist(), second.tolist()),
-    },
-    "The closest single peak",
-    "word",
-    "probability",
-)
+peaks = {
+    "reference": two.softmax(-1),
+    "least KL(policy || reference)": first,
+    "least KL(reference || policy)": second,
+}
+drawn = {name: (words.tolist(), y.tolist()) for name, y in peaks.items()}
+curves(drawn, "The closest single peak", "word", "probability")
 
 # %% [markdown]
-# RLHF uses KL(policy || reference) because it is a mean over samples of the policy, and because it penalizes texts that the
-# reference would not write. It does not protect variety: a policy that always writes the same likely text can be close to
-# the reference.
+# RLHF uses KL(policy || reference) for two reasons. It can be averaged over the policy's own samples, and it penalizes
+# texts that the reference would never write. Note that it does not protect diversity: a policy that always writes the
+# same likely text can still be close to the reference.
 #
 # ## Estimates of the KL
 #
-# Exact KL needs the full distributions at each token. Often only the log-probabilities of the sampled tokens are available.
-# With $d = \log \pi(a) - \log \mathrm{ref}(a)$:
+# Computing the KL exactly requires both full distributions at every token. Often all you have is the log-probabilities of
+# the sampled tokens, so you need an estimator. With $d = \log \pi(a) - \log \mathrm{ref}(a)$:
 #
-# - **k1** $= d$. Its mean under $\pi$ *is* the KL, but single values can be negative and vary a lot.
-# - **k3** $= e^{-d} - 1 + d$. It is never negative, and its mean is also the KL, because $\mathbb{E}_{a \sim \pi}[e^{-d}] =
-#   \sum_a \mathrm{ref}(a) = 1$. (With top-k sampling the sum is below 1, and k3 is too small.)
-# - **k2** $= d^2 / 2$ is nearly k3 for small $d$; k1 agrees with k3 only in the mean. Its mean is not the KL, but close
-#   to it for small $d$. (Other names of `KL_ESTIMATORS`, and functions as `kind`, are not needed here.)
+# - **k1** $= d$. Its mean under $\pi$ *is* the KL, but individual values can be negative and vary a lot.
+# - **k3** $= e^{-d} - 1 + d$. It is never negative, and its mean is also the KL, because $\mathbb{E}_{a \sim \pi}[e^{-d}]
+#   = \sum_a \mathrm{ref}(a) = 1$. (With top-k sampling this sum is less than 1, which makes k3 too small.)
+# - **k2** $= d^2 / 2$. For small $d$ it is almost the same as k3. Its mean is not the KL, but it comes close when $d$ is
+#   small.
+#
+# These three are all you need to implement; the package itself also accepts other kinds.
 
 # %%
 from rlhf_lab.functional import kl_estimate  # exercise
 
 # %% [markdown]
-# Take a reference over 1,000 words, a policy close to it and a policy far from it, and draw many words from each. Close to
-# the reference, k3 has the smaller standard deviation. Which one has it far from the reference?
+# Let's compare the estimators on a reference over 1,000 words, with one policy close to it and one far from it. The cell
+# samples many words from each policy. Close to the reference, k3 has the smaller standard deviation. Which estimator has
+# the smaller one far from the reference?
 
 # %%
 smaller_spread_far = "k1"  # predict: "k1" or "k3"
@@ -182,35 +186,34 @@ show_table(["policy", "exact KL", "mean", "+-", "standard deviation"], rows, dig
 spread = {kind: estimates[kind].std().item() for kind in ("k1", "k3")}
 predictions.compare("smaller spread far from it", smaller_spread_far, min(spread, key=spread.get))
 low, high, count = -4.0, 12.0, 16
+histogram = lambda x: (torch.histc(x.clamp(low, high), count, low, high) / n).tolist()
 bars(
     [f"{low + i:g}" for i in range(count - 1)] + ["11 or more"],
-    {
-        k: (torch.histc(x.clamp(low, high), count, low, high) / n).tolist()
-        for k, x in estimates.items()
-    },
+    {k: histogram(x) for k, x in estimates.items()},
     "Estimates from one token, far from the reference, by the lower edge of each bin",
     "fraction of the tokens",
 )
 
 # %% [markdown]
-# Both k1 and k3 have the right mean, and k2 does not. Far from the reference most values of k3 are closer together than
-# those of k1, but $e^{-d}$ is enormous at the few words that the reference likes much better. They are in the last bin, and
-# because of them k3 has the larger standard deviation.
+# Both k1 and k3 have the right mean, and k2 does not. Far from the reference, most k3 values are closer together than the
+# k1 values are. But $e^{-d}$ is enormous for the few words that the reference likes much better than the policy does.
+# Those words end up in the last bin, and they give k3 the larger standard deviation.
 #
 # ## The best policy for one choice
 #
-# With a penalty $\beta$ per nat, the objective of RLHF is one number:
+# With a penalty of $\beta$ per nat, RLHF maximizes a single number:
 #
 # $$J(\pi) = \sum_x \pi(x)\, r(x) - \beta \sum_x \pi(x) \log \frac{\pi(x)}{\mathrm{ref}(x)}$$
 #
-# Define $\pi^*(x) = \mathrm{ref}(x)\, e^{r(x) / \beta} / Z$, with $Z = \sum_x \mathrm{ref}(x)\, e^{r(x) / \beta}$ so that
-# it adds up to 1. Then $r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$. Insert this into $J$ of *any*
-# policy:
+# Define $\pi^*(x) = \mathrm{ref}(x)\, e^{r(x) / \beta} / Z$, where $Z = \sum_x \mathrm{ref}(x)\, e^{r(x) / \beta}$ makes
+# the probabilities sum to 1. Solve this for the reward, $r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log
+# Z$, and substitute it into $J$. For *any* policy you get:
 #
 # $$J(\pi) = \beta \log Z - \beta\, \mathrm{KL}(\pi \,\|\, \pi^*)$$
 #
-# The first term does not depend on $\pi$. The second is 0 at $\pi^*$ and negative elsewhere. So $\pi^*$ is the optimum, and
-# **RLHF minimizes the KL to $\pi^*$**, with any training method. Reweighting by $e^{r / \beta}$ is called *tilting*:
+# The first term does not depend on $\pi$. The second is 0 at $\pi^*$ and negative everywhere else. So $\pi^*$ is the
+# optimum, and **RLHF minimizes the KL to $\pi^*$**, no matter which method you train with. Reweighting a distribution by
+# $e^{r / \beta}$ is called *tilting* it:
 
 # %%
 from rlhf_lab.functional import tilt  # exercise
@@ -219,26 +222,33 @@ from rlhf_lab.functional import tilt  # exercise
 endings = ["i liked it", "it was fine", "i loved it", "it was perfect"]
 chances, rewards = torch.tensor([0.6, 0.3, 0.09, 0.01]), torch.tensor([0.5, 0.4, 0.9, 1.0])
 tilted = {beta: tilt(chances, rewards, beta).tolist() for beta in (1.0, 0.3, 0.1, 0.03)}
+factors = {"reference": chances.tolist(), "× exp(reward / 0.3)": (rewards / 0.3).exp().tolist()}
+factor_diagram(endings, factors | {"÷ Z = best policy": tilted[0.3]})
+
+# %%
 names = [f"{e}: reward {r:.1f}" for e, r in zip(endings, rewards.tolist(), strict=True)]
 series = {"reference": chances.tolist()} | {f"beta {beta}": row for beta, row in tilted.items()}
 bars(names, series, "The best policy over four endings", "probability")
 
 # %% [markdown]
-# With a weak penalty, the ending with the highest reward wins, although the reference hardly ever uses it. In between, "i
-# loved it" wins: it has nearly the same reward for less KL.
+# When the penalty is weak, the ending with the highest reward wins, even though the reference hardly ever uses it. In
+# between, "i loved it" wins, because its reward is nearly as high and it costs less KL.
 #
 # ## Token by token
 #
-# A policy chooses one token at a time. Define the *soft value* $W$ of a state:
+# A policy doesn't choose a whole review at once. It chooses one token at a time, so we need the optimum at each state.
+# Define the *soft value* $W$ of a state:
 #
 # $$W(x) = \frac{r(x)}{\beta} \text{ at the end}, \qquad
 # W(s) = \log \sum_a \mathrm{ref}(a \mid s)\, e^{W(sa)}, \qquad \pi^*(a \mid s) = \mathrm{ref}(a \mid s)\, e^{W(sa) -
 # W(s)}$$
 #
-# The product over a review telescopes to $\mathrm{ref}(x)\, e^{r(x)/\beta} / Z$, with $W(s_0) = \log Z$: it is the same
-# policy. And you can compute it from the last token to the first, like the values in {lesson:rewards_and_credit}, with the
-# log of a mean of exponentials instead of the mean. `later` contains the soft values of the states after the next token,
-# `probability[s, a]` is $\mathrm{ref}(a \mid s)$, and `successor[s, a]` is the index of the state to which word a leads.
+# If you multiply these probabilities along a review, the soft values in between cancel, and what remains is
+# $\mathrm{ref}(x)\, e^{r(x)/\beta} / Z$ with $W(s_0) = \log Z$. So this is the same policy as before. You can compute it
+# from the last token back to the first, just like the values in {lesson:rewards_and_credit}, but taking the log of a mean
+# of exponentials at each state instead of a mean. In the exercise, `later` contains the soft values of the states after
+# the next token, `probability[s, a]` is $\mathrm{ref}(a \mid s)$, and `successor[s, a]` is the index of the state that
+# word a leads to.
 
 # %%
 from rlhf_lab.organism import soft_backup  # exercise
@@ -269,8 +279,8 @@ print(f"reward by tilting whole reviews: {whole:.4f}")
 # ## Where the optimal policy uses its KL
 #
 # At $\beta = 0.3$ the optimal policy is about half a nat per review away from the reference. A review has three clauses,
-# each with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which word
-# gets most of the KL?
+# each with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which of
+# these words accounts for most of the KL?
 
 # %%
 most_of_it = "first adjective"  # predict: "first adjective", "last adjective" or "verdict"
@@ -294,37 +304,33 @@ bars(
 )
 
 # %% [markdown]
-# KL is used at the tokens that decide the reward, and for a strong penalty you can derive how much. If $\beta$ is large,
-# the optimal policy is a small change of the reference. Then $W \approx V / \beta$, so the log-ratio of a token is $\log
-# \pi^* - \log \mathrm{ref} \approx A_t / \beta$. The KL of a small change is half the variance of the log-ratio $d$: as
-# in k3, $\mathbb{E}[e^{-d}] = 1$, so $\mathbb{E}[d] \approx \mathbb{E}[d^2] / 2$. With $I_t = \mathbb{E}[A_t^2]$ under
-# the reference, the variance of the reward that token $t$ decides (in the figure above):
+# The optimal policy spends its KL on the tokens that decide the reward. For a strong penalty, you can even derive how
+# much. If $\beta$ is large, the optimal policy is only a small change to the reference, so $W \approx V / \beta$, and a
+# token's log-ratio is $\log \pi^* - \log \mathrm{ref} \approx A_t / \beta$. For a small change, the KL is half the
+# variance of the log-ratio $d$. The reason is the one you saw for k3: since $\mathbb{E}[e^{-d}] = 1$, we have
+# $\mathbb{E}[d] \approx \mathbb{E}[d^2] / 2$. Let $I_t = \mathbb{E}[A_t^2]$ under the reference, which is the variance of
+# the reward that token $t$ decides (shown in the figure above). Then:
 #
 # $$\mathrm{KL}_t \;\approx\; \tfrac12 \operatorname{Var}\!\big(A_t / \beta\big) \;=\; \frac{I_t}{2 \beta^2}$$
 #
-# How strong does the penalty have to be for this to hold?
+# How strong does the penalty have to be for this approximation to work?
 
 # %%
-total = sum(decides.values())
-show_table(
-    ["beta", "KL of the optimum", "sum of I / 2 beta^2"],
-    [
-        [f"{beta:g}", review_kl(optimum(beta)), total / (2 * beta**2)]
-        for beta in (10.0, 3.0, 1.0, 0.3)
-    ],
-    digits=4,
-)
+total, betas = sum(decides.values()), (10.0, 3.0, 1.0, 0.3)
+rows = [[f"{b:g}", review_kl(optimum(b)), total / (2 * b**2)] for b in betas]
+show_table(["beta", "KL of the optimum", "sum of I / 2 beta^2"], rows, digits=4)
 
 # %% [markdown]
-# At $\beta = 3$ the approximation is less than 2 % too large, and at $\beta = 1$ 11 %. At $\beta = 0.3$ it is more than
-# twice the KL: the probabilities have changed so much that a first-order description fails. The order remains: the tokens
-# that decide most of the reward still get most of the KL.
+# At $\beta = 3$ the approximation is less than 2 % too large, and at $\beta = 1$ it is 11 % too large. At $\beta = 0.3$
+# it predicts more than twice the true KL, because the probabilities have changed too much for a first-order description.
+# The ranking survives, though: the tokens that decide most of the reward still get most of the KL.
 #
 # ## The frontier
 #
-# The optima for all $\beta$ form the *frontier*: the highest reward at each KL. No policy is above it. Its slope has a
-# meaning. At an optimum, $J$ does not change to first order when the policy changes a little, so $dr - \beta\, d\mathrm{KL}
-# = 0$, and the slope $dr / d\mathrm{KL}$ is $\beta$. To find the $\beta$ for a given KL, use bisection:
+# Together, the optima for all $\beta$ form the *frontier*: the highest reward that any policy can reach at a given KL.
+# Its slope has a meaning. At an optimum, $J$ does not change to first order when you change the policy a little. So $dr -
+# \beta\, d\mathrm{KL} = 0$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. To go the other way, and find the
+# $\beta$ that gives a certain KL, you can use bisection:
 
 # %%
 from rlhf_lab.organism import best_at_budget  # given
@@ -345,9 +351,10 @@ print(f"beta for 0.5 nats: {best_at_budget(solve, 0.5):.3f}")
 # %% [markdown]
 # ## PPO next to the optimum
 #
-# For a fair comparison `kl_coef` must be $\beta$. By default the trainer normalizes rewards and advantages, but not the
-# KL. `SETTINGS` at the top switches this off, puts the KL into the reward of each token (`kl_in="reward"`), and sets
-# $\lambda = 1$, so that the advantages are unbiased. Are the last phases below the frontier, on it, or above it?
+# For a fair comparison, `kl_coef` has to be the $\beta$ of the formula. By default it isn't, because the trainer
+# normalizes rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization
+# off. It also puts the KL into each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are
+# unbiased. Will the last phases of this run be below the frontier, on it, or above it?
 #
 # (14 s on one core)
 
@@ -365,21 +372,17 @@ last = reports[-6:]
 kl, reward = (np.mean([getattr(r, x) for r in last]) for x in ("kl_per_sequence", "mean_reward"))
 error = 2 * np.sqrt(np.mean([r.reward_std**2 for r in last]) / (6 * 128))
 gap = reward - solve(best_at_budget(solve, kl))[0]
-print(
-    f"last six phases: KL {kl:.3f}, reward {reward:.3f}, {-gap:.3f} +- {error:.3f} below the frontier"
-)
+print(f"last six phases: KL {kl:.3f}, reward {reward:.3f}", end=", ")
+print(f"{-gap:.3f} +- {error:.3f} below the frontier")
 bins = {"below": -error, "on": error, "above": np.inf}
 predictions.compare("the last phases are", phases_lie, gap, bins=bins)
-curves(
-    {
-        "frontier": tuple(zip(*line, strict=True)),
-        "this run, means of three phases": tuple(thirds.T.tolist()),
-        "five beta, 40 phases, mean of three seeds": tuple(zip(*seeds, strict=True)),
-    },
-    "Reward and KL: PPO and the frontier",
-    "KL from the reference, nats per review",
-    "reward",
-)
+points = {
+    "frontier": tuple(zip(*line, strict=True)),
+    "this run, means of three phases": tuple(thirds.T.tolist()),
+    "five beta, 40 phases, mean of three seeds": tuple(zip(*seeds, strict=True)),
+}
+title, axis = "Reward and KL: PPO and the frontier", "KL from the reference, nats per review"
+curves(points, title, axis, "reward")
 
 # %%
 to = lambda x: f"{min(x):.3f} to {max(x):.3f}"
@@ -392,41 +395,34 @@ top = final_rewards > final_rewards.max() - 1e-6
 print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.3f} nats")
 
 # %% [markdown]
-# PPO stays below the curve, this run by 0.080 in its last phases. The five longer runs of 40 phases were trained
-# beforehand. At $\beta = 1$ and 0.3 PPO uses about as much KL as the optimum, for less reward. At 3, 0.1 and 0.03 it uses
-# more: at 0.03 the optimum has 0.846 nats, and PPO 1.301 to 1.622. The highest reward needs only 1.285 nats, the KL of
-# the reference restricted to the reviews with that reward. A policy can use more than that, but gets nothing for it.
-# These numbers do not show why PPO stays below the curve.
+# PPO stays below the frontier: in its last phases, this run is 0.080 short of it. The five longer runs were trained
+# beforehand, for 40 phases each. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum, but gets less reward
+# for it. At 3, 0.1 and 0.03 it uses more KL. For example, at 0.03 the optimum has 0.846 nats, and PPO has 1.301 to 1.622.
+# Even the highest possible reward only needs 1.285 nats, which is the KL you get by restricting the reference to the
+# reviews with that reward. A policy that uses more KL than this gets nothing in return. Note that these numbers don't
+# show *why* PPO stays below the frontier.
 #
-# With the penalty in the loss (`kl_in="loss"`, the default) the optimum is another policy, with a lower $J$: it ignores the
-# KL of the states to which a word leads. {Lesson:kl_placements} computes it.
+# With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because
+# this penalty ignores the KL of the states that a word leads to. The appendix {lesson:kl_placements} computes it.
 #
 # ## Best of n
 #
-# The simplest method needs no training. *Best-of-n* draws n reviews and keeps the best. Its KL is at most $\log n -
-# \frac{n-1}{n}$, and less if rewards are equal, because it has no preference among equal rewards. How far is it from the
-# frontier?
+# The simplest method of all needs no training. *Best-of-n* samples n reviews and keeps the best one. Its KL is at most
+# $\log n - \frac{n-1}{n}$. If several reviews have the same reward, the KL is smaller, because best-of-n has no
+# preference among them. How far is it from the frontier?
 
 # %%
-points = best_of_n(reference, true_reward, (2, 4, 8, 16, 64))
-show_table(
-    ["n", "reward", "frontier there", "KL", "log n - (n-1)/n"],
-    [
-        [
-            p.n,
-            p.proxy,
-            solve(best_at_budget(solve, p.kl_per_sequence))[0],
-            p.kl_per_sequence,
-            best_of_n_kl_bound(p.n),
-        ]
-        for p in points
-    ],
-)
+rows = []
+for p in best_of_n(reference, true_reward, (2, 4, 8, 16, 64)):
+    there = solve(best_at_budget(solve, p.kl_per_sequence))[0]
+    rows.append([p.n, p.proxy, there, p.kl_per_sequence, best_of_n_kl_bound(p.n)])
+show_table(["n", "reward", "frontier there", "KL", "log n - (n-1)/n"], rows)
 
 # %% [markdown]
-# Best-of-n is below the frontier: for n = 4 the reward is 0.932, and 0.957 on the frontier. (For n = 16 and 64 both print
-# 0.999.) It does not know how much better the best review is, only that it is the best. Its KL stops at 1.285 nats, where
-# the bound continues to grow: once all kept reviews have the highest reward, a larger n changes nothing.
+# Best-of-n is below the frontier, too. With n = 4, for example, its reward is 0.932, and the frontier reaches 0.957 at
+# the same KL. (With n = 16 and 64, both print as 0.999.) Best-of-n only knows which review is the best, not how much
+# better it is. Its KL stops growing at 1.285 nats while the bound keeps rising: once every review it keeps has the
+# highest reward, a larger n changes nothing.
 #
 # ## Your results
 
@@ -437,14 +433,15 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - What is the optimum for the reward that you wrote in {lesson:start}? First write down three sentences that $\pi^*$ would
-#   produce at a `kl_coef` of 0.3, and three at 0.01.
-# - Switch `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. The spread of the
-#   rewards shrinks as the policy improves. What does this do to the penalty?
+# - What is the optimal policy for the reward you wrote in {lesson:start}? Before you compute it, write down three
+#   sentences that you expect $\pi^*$ to produce at a `kl_coef` of 0.3, and three at 0.01.
+# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy improves,
+#   its rewards become more similar. What does this do to the penalty?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y axis.
 #
-# Papers: Korbak et al. 2022, RL with KL penalties as Bayesian inference ([2205.11275](https://arxiv.org/abs/2205.11275));
-# Beirami et al. 2024, the KL of best-of-n ([2401.01879](https://arxiv.org/abs/2401.01879)).
+# To read more, see Korbak et al. 2022 on RL with KL penalties as Bayesian inference
+# ([2205.11275](https://arxiv.org/abs/2205.11275)) and Beirami et al. 2024 on the KL of best-of-n
+# ([2401.01879](https://arxiv.org/abs/2401.01879)).
 #
-# Next: {lesson:what_breaks_it}, where the reward is no longer the goal. Appendix: {lesson:kl_placements} has the optimum of
-# a penalty in the loss.
+# In the next lesson, {lesson:what_breaks_it}, the reward is no longer the goal, and you see what happens to a policy that
+# maximizes it anyway.

@@ -4,30 +4,30 @@
 # By the end of this lesson you can find out when the true reward falls while the reward rises, derive why it happens, and
 # measure how much of a run's KL was wasted.
 #
-# A *proxy* is the reward that a policy trains on. The *true reward* is the goal; on Reel it is the exact probability that
-# a review is meant positively, and 0 for a text that is not a review. Outside of Reel nobody knows it. Here you see both
-# numbers, in runs that go wrong.
+# A *proxy* is the reward that a policy trains on. The *true reward* is what you actually want. On Reel, that is the exact
+# probability that a review is meant positively, and 0 for a text that isn't a review at all. Outside of Reel, nobody can
+# compute it. Here you can watch both numbers, in runs that go wrong.
 #
 # **You will be able to**
 # - compute the slope of the true reward along the optimal policies, and predict its sign;
-# - compute how much of a run's KL has brought no true reward;
-# - name the cause of a bad run from its reward, KL and explained variance.
+# - compute how much of a run's KL brought no true reward;
+# - diagnose a bad run from its reward, KL and explained variance.
 #
 # **You need** {lesson:ppo} and {lesson:the_kl_penalty}.
 #
 # | you see | look at | because |
 # |---|---|---|
-# | reward near its maximum | samples with a high reward | the reward model was not trained on such texts |
-# | reward and KL rise fast | a score that the policy does not train on | proxy and goal differ far from the reference |
-# | entropy unchanged, texts similar | distinct n-grams | entropy is measured in each state, not between texts |
-# | high explained variance | whether the reward changes at all | a value head can predict a policy that learns nothing |
+# | the reward is near its maximum | samples with a high reward | the reward model may never have been trained on such texts |
+# | reward and KL rise fast | a score that the policy is not trained on | far from the reference, the proxy and the goal differ |
+# | entropy stays the same, but texts become similar | distinct n-grams | entropy is measured at each state, not between texts |
+# | explained variance is high | whether the reward changes at all | a value head can also predict a policy that learns nothing |
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 75 seconds on one core, without a network. Cells that
-# take more than 3 seconds have a note with their time:
+# About {minutes} minutes of work. Running all the cells takes about 75 seconds on one core and needs no network. If a
+# cell takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (4 s on one core)
 
@@ -98,8 +98,8 @@ def plot_run(reports, title: str, **more: list[float]):
 # %% [markdown]
 # ## A flaw that nobody planted
 #
-# On reviews the bundled classifier agrees with the true reward. Train on it without a KL penalty. The reward goes to its
-# maximum. Where does the true reward end?
+# On reviews, the bundled classifier agrees with the true reward. Let's train on it without a KL penalty. The reward goes
+# all the way to its maximum. Where does the true reward end up?
 #
 # (14 s on one core)
 
@@ -145,12 +145,12 @@ for i in (scores - exact).argsort(descending=True)[:3].tolist():
     print(f"reward {scores[i]:.3f}: {texts[i]}")
 
 # %% [markdown]
-# These texts are not reviews. The classifier was trained on reviews only, so its score for anything else is meaningless,
-# and the policy is rewarded for finding such texts. In this run the true reward falls after phase 6, recovers until phase
-# 10, and falls again; the cause of the recovery has not been tested. How far it falls differs between seeds.
+# These texts aren't reviews. The classifier was only trained on reviews, so its score for anything else is meaningless,
+# and the policy gets rewarded for finding such texts. In this run the true reward falls after phase 6, recovers until
+# phase 10, and then falls again. (We haven't tested why it recovers.) How far it falls differs between seeds.
 #
-# Do the texts also become more similar? Entropy per token cannot show it. *Distinct-n* is the number of different n-grams
-# divided by the number of all n-grams, over all texts of a batch.
+# Do the texts also become more similar to each other? Entropy per token can't tell you, but *distinct-n* can. It is the
+# number of different n-grams in a batch, divided by the number of all its n-grams.
 
 # %%
 from rlhf_lab.functional import distinct_n  # given
@@ -164,22 +164,23 @@ for n in (1, 2, 3):
     print(f"distinct {n}-grams: {start:.3f} -> {end:.3f}, a fraction of {end / start:.2f}")
 
 # %% [markdown]
-# The longer the n-gram, the larger the loss: the words are the same, but there are fewer combinations.
+# The longer the n-gram, the larger the drop. The policy still uses the same words, but it combines them in fewer ways.
 #
 # ## Why the true reward falls
 #
-# {Lesson:the_kl_penalty} derives the optimal policy for a penalty $\beta$. Write $\lambda = 1 / \beta$:
+# In {lesson:the_kl_penalty} you derived the optimal policy for a penalty of $\beta$. With $\lambda = 1 / \beta$, it is
 #
 # $$\pi_\lambda(x) = \frac{\mathrm{ref}(x)\, e^{\lambda r(x)}}{Z(\lambda)}, \qquad Z(\lambda) = \sum_x \mathrm{ref}(x)\, e^{\lambda r(x)}$$
 #
-# How does the mean of another score $h$ change with $\lambda$? Because $\frac{d}{d\lambda} \log Z =
+# How does the mean of some other score $h$ change as $\lambda$ grows? Since $\frac{d}{d\lambda} \log Z =
 # \mathbb{E}_\lambda[r]$, we have $\frac{d}{d\lambda} \log \pi_\lambda(x) = r(x) - \mathbb{E}_\lambda[r]$, and therefore
 #
 # $$\frac{d}{d\lambda} \mathbb{E}_\lambda[h] = \sum_x \pi_\lambda(x)\, \big(r(x) - \mathbb{E}_\lambda[r]\big)\, h(x) = \mathrm{Cov}_\lambda(h, r)$$
 #
-# With $h = r$ this is a variance, so *the proxy never falls*. With $h$ the true reward it is a covariance *over the texts
-# that the policy generates now*. The correlation over the reference's texts does not determine its sign later. The KL is
-# $\lambda \mathbb{E}_\lambda[r] - \log Z$, with the derivative $\lambda \mathrm{Var}_\lambda(r)$, so
+# If $h$ is the reward itself, this is a variance, so *the proxy never falls*. If $h$ is the true reward, it is a
+# covariance *over the texts that the policy generates now*. That is why you can't rely on a good correlation over the
+# reference's texts: later in training, the sign can be different. The KL is $\lambda \mathbb{E}_\lambda[r] - \log Z$, and
+# its derivative is $\lambda \mathrm{Var}_\lambda(r)$, so
 #
 # $$\frac{d\, \mathbb{E}[h]}{d\, \mathrm{KL}} = \frac{\mathrm{Cov}_\lambda(h, r)}{\lambda\, \mathrm{Var}_\lambda(r)}$$
 
@@ -187,9 +188,10 @@ for n in (1, 2, 3):
 from rlhf_lab.functional import tilt_slopes  # exercise
 
 # %% [markdown]
-# Now a planted flaw. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$, with the logit of the
-# true reward: a quarter of the sentiment's log odds, plus 4 if the word *popcorn* occurs. Over the reference's texts it
-# correlates with the true reward (0.95). Along the optimal policies, where does the true reward go?
+# Now let's look at a flaw that we planted. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$,
+# where the logit is the true reward's. In other words, it takes a quarter of the sentiment's log odds, and adds 4 if the
+# word *popcorn* occurs. Over the reference's texts, its correlation with the true reward is 0.95. Where does the true
+# reward go along the optimal policies?
 
 # %%
 true_reward_goes = "up"  # predict: "up", "up, down" or "up, down, up"
@@ -234,22 +236,24 @@ curves(
 )
 
 # %% [markdown]
-# At first sentiment costs less KL, and the true reward rises. Popcorn is rare in the reference, so it costs more. But
-# every review with popcorn, good or bad, has a higher reward than the best review without. Below some $\beta$ the
-# probability moves from praise to popcorn, and in such a mixture the texts with the higher reward have the lower true
-# reward: the covariance is negative. When nearly all texts contain popcorn, only sentiment is left to improve.
+# At first, sentiment is the cheapest way to a higher reward, so the true reward rises. Popcorn is rare in the reference,
+# so it costs more KL. But every review with popcorn, good or bad, has a higher reward than the best review without it.
+# Below some $\beta$, probability moves from praise to popcorn. In such a mixture, the texts with the higher reward have
+# the lower true reward, so the covariance is negative. Once nearly all texts contain popcorn, sentiment is the only thing
+# left to improve.
 #
 # ## PPO on the flawed reward
 #
-# Does PPO follow this curve? Train for 40 phases with the KL in the reward and without normalization, so that `kl_coef`
-# is the $\beta$ of the formula. To say how much of the KL was useless, compare with the optimal policies *for the true
-# reward*: the excess KL is the KL of a run minus the least KL for its true reward.
+# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and without normalization, so that
+# `kl_coef` is the $\beta$ of the formula. You also want to know how much of the KL was wasted. For that, compare the run
+# with the optimal policies *for the true reward*: its excess KL is its own KL minus the smallest KL that reaches the same
+# true reward.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
-# Compare phases 8 to 15 with the last 8 of 40. The reward has risen. And the true reward?
+# Compare phases 8 to 15 with the last 8 of the 40 phases. The reward has gone up. What about the true reward?
 #
 # (36 s on one core)
 
@@ -308,27 +312,29 @@ predictions.compare("in 40 phases, the true reward", forty_phases, found)
 plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_popcorn})
 
 # %% [markdown]
-# From phases 8 to 15 to the last 8 phases the reward rises from 0.84 to 0.95, while the true reward *falls* from 0.97 to
-# 0.93. The same happens in both other seeds. At the end 81 % of the reviews contain popcorn, and 3.2 of the 3.8 nats have
-# brought no true reward.
+# Between phases 8 to 15 and the last 8 phases, the reward rises from 0.84 to 0.95, while the true reward *falls* from
+# 0.97 to 0.93. The same happens with both of the other seeds. By the end, 81 % of the reviews contain popcorn, and 3.2 of
+# the 3.8 nats have bought no true reward.
 #
-# In the first 15 phases PPO learns sentiment, and the run looks healthy. It approaches the optimum of its reward slowly,
-# so stopping early protects the true reward here.
+# During the first 15 phases PPO learns sentiment, and the run looks healthy. It approaches the optimum of its reward only
+# slowly, which means that here, stopping early protects the true reward.
 #
 # ## Kinds of flaws
 #
-# Manheim and Garrabrant 2018 ([1803.04585](https://arxiv.org/abs/1803.04585)) distinguish how a proxy and its goal come
-# apart:
+# Manheim and Garrabrant 2018 ([1803.04585](https://arxiv.org/abs/1803.04585)) distinguish four ways in which a proxy and
+# its goal can come apart:
 #
-# - **regressional**: the proxy is the goal with an error, and the highest scores are in part errors (`ignore_negation`
-#   reads "wasn't" as "was");
-# - **extremal**: they agree in the range that was seen, and not beyond it (`bag_of_adjectives` adds up all adjectives,
-#   also in a text that is not a review);
-# - **causal**: the proxy also depends on something without true reward (`smoothed_popcorn`);
-# - **adversarial**: somebody else knows the proxy and uses it. None here: a policy only maximizes its reward.
+# - **regressional**: the proxy is the goal plus an error, so the highest scores are partly errors. For example,
+#   `ignore_negation` reads "wasn't" as "was".
+# - **extremal**: the two agree in the range that was observed, but not beyond it. For example, `bag_of_adjectives` adds
+#   up all adjectives, even in a text that isn't a review.
+# - **causal**: the proxy also depends on something that has no true reward. For example, `smoothed_popcorn` depends on
+#   popcorn.
+# - **adversarial**: somebody else knows the proxy and exploits it. There is no example of this here, since a policy only
+#   maximizes its reward.
 #
-# `smoothed` has no flaw: it ranks reviews as the true reward does. Solve for the optimal policies at $\beta$ = 0.1 and
-# 0.03. For how many of the four is the true reward lower at 0.03?
+# In contrast, `smoothed` has no flaw: it ranks reviews exactly as the true reward does. The next cell solves for the
+# optimal policies at $\beta$ = 0.1 and 0.03. For how many of these four rewards is the true reward lower at 0.03?
 
 # %%
 falls_for = 2  # predict: a number from 0 to 4
@@ -357,18 +363,19 @@ bars(
 )
 
 # %% [markdown]
-# A proxy with the right order does no harm. With a regressional flaw the true reward still rises, but costs more KL than
-# it has to. Only the causal flaw makes the true reward fall.
+# A proxy that ranks texts correctly does no harm. With the regressional flaw the true reward still rises, but it costs
+# more KL than necessary. Only the causal flaw makes the true reward fall.
 #
-# These numbers underestimate the extremal flaw: the optimum can only use texts of the grammar. A trained policy is not
-# limited to them, and a loop of one adjective has a higher proxy than any review, with a true reward of 0. So also plot
-# the grammatical fraction.
+# These numbers underestimate the extremal flaw, because this optimum can only use texts of the grammar. A trained policy
+# has no such limit: a loop of one adjective scores higher than any review, and its true reward is 0. This is why you
+# should also plot the fraction of grammatical texts.
 #
 # ## Symptoms
 #
-# Most bad runs have a bad setting. Four stored runs of 12 phases, three seeds each: nothing is wrong in one, and in the
-# others one setting was changed. The table shows the mean of the last three phases, lowest to highest seed. In which run
-# does the value head not learn?
+# Most bad runs have nothing wrong with their reward. They have a bad setting. The table below shows four stored runs of
+# 12 phases, with three seeds each. One of the runs is healthy, and in each of the others one setting was changed. Each
+# entry is the mean of the last three phases, from the lowest to the highest seed. In which run does the value head fail
+# to learn?
 
 # %%
 no_value_head = "A"  # predict: "A", "B", "C" or "D"
@@ -393,15 +400,16 @@ predictions.compare("the value head does not learn in", no_value_head, found)
 print(causes)
 
 # %% [markdown]
-# In A the reward is highest and so is the KL: `kl_coef` is 0. In B nothing is learned, and a fifth of the tokens is
-# clipped: `clip_coef` is 0.001. C is healthy. In D the explained variance is 0, and the run still learns, only a little
-# less: the reward alone would not have shown it. {Lesson:debugging_ppo} has more bugs to find.
+# Run A has the highest reward, but also the highest KL: its `kl_coef` is 0. Run B learns nothing, and a fifth of its
+# tokens are clipped: its `clip_coef` is 0.001. C is the healthy one. In D the explained variance is 0, yet the run still
+# learns, only a little less. Note that you could not have found this one from the reward alone. {Lesson:debugging_ppo}
+# has more bugs for you to find.
 #
 # ## Blind tuning
 #
-# Tune a run whose reward you do not know. It is drawn from five rewards, with your name as the seed. Choose four fields
-# within a budget of 1,536 reviews (`total_phases` times `batch_size`). Runs with a true reward of at least 0.9 come first
-# on the leaderboard, ordered by excess KL. Will this run be above the preset?
+# Now tune a run without knowing its reward. It is drawn from five rewards, with your name as the seed. You choose four
+# fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). The leaderboard puts runs with a true
+# reward of at least 0.9 first, ordered by excess KL. Will this run rank above the preset?
 #
 # (5 s on one core)
 
@@ -415,8 +423,8 @@ found = "yes" if tuning.is_above_preset(tuned) else "no"
 predictions.compare("above the preset", above_preset, found)
 
 # %% [markdown]
-# Run the cell again with other fields. What limits the run: too few phases, too small a step, or too strong a penalty?
-# `tuning.reveal()` names the reward.
+# Run the cell again with other values. What is holding the run back: too few phases, steps that are too small, or a
+# penalty that is too strong? When you are done, `tuning.reveal()` shows you the reward.
 #
 # ## What surprised you
 
@@ -427,7 +435,9 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Design a reward that a neighbor cannot hack in 20 phases. Read on: Gao et al. 2022
-# ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization; Skalse et al. 2022
-# ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that cannot be hacked. Next:
-# {lesson:watch_it_learn}.
+# Design a reward that a neighbor can't hack in 20 phases.
+#
+# To read more, see Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization, and Skalse et
+# al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that can't be hacked.
+#
+# In the next lesson, {lesson:watch_it_learn}, you look inside the policy while it trains.

@@ -92,19 +92,19 @@ def kl_estimate(
     kind: str | Callable[..., Tensor],
     mask: Bool[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, "batch gen"]:
-    """Estimate the KL of each token from the log-probabilities of the token that was sampled.
+    """Estimate the KL at each token from the sampled token's log-probabilities.
 
     1. Put 0 at masked tokens, and take d = log pi - log pi_ref.
-    2. k1 = d: unbiased, high variance, may be negative.
-    3. k2 = d^2 / 2: biased, low variance.
-    4. k3 = exp(-d) - 1 + d: never negative, and unbiased if the policy can say all that the
-       reference can (with top-k sampling it is too small); inf if the reference's probability
-       exceeds e^88 times that of the policy, beyond float32.
+    2. k1 = d is unbiased, but has a high variance and can be negative.
+    3. k2 = d^2 / 2 is biased, with a low variance.
+    4. k3 = exp(-d) - 1 + d is never negative. It is unbiased if the policy can produce every token
+       that the reference can; with top-k sampling it is too small. It overflows to inf if the
+       reference's probability is more than e^88 times the policy's.
 
-    In nats per token, unbiased when the tokens were sampled from the policy that comes first: of
-    KL(old || new), the drift of a policy since it sampled, the old log-probabilities come first.
-    A `kind` may also be another name of `KL_ESTIMATORS`, or a function that takes any of
-    `logprobs`, `ref_logprobs` and `mask`.
+    In nats per token. The estimates are unbiased if the tokens were sampled from the policy whose
+    log-probabilities come first. To measure how far a policy has moved since it sampled, KL(old ||
+    new), pass the old log-probabilities first. `kind` can also be another name from
+    `KL_ESTIMATORS`, or a function of any of `logprobs`, `ref_logprobs` and `mask`.
 
     Source: Schulman, "Approximating KL Divergence", 2020 (with r = pi_ref / pi = exp(-d)).
     """

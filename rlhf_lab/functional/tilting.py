@@ -14,13 +14,13 @@ def tilt(
 ) -> Float[Tensor, "*rows n"]:
     """Compute the distribution over n outcomes that maximizes E[reward] - beta KL(. || `chances`).
 
-    1. Subtract the largest reward of an outcome that can happen; nothing overflows then, and the
-       result is the same.
+    1. Subtract the largest reward of any possible outcome. This prevents an overflow, and does not
+       change the result.
     2. Multiply each entry of `chances` by exp(reward / beta).
     3. Divide by the sum.
 
-    Rewards and beta are in one unit, beta per nat. An outcome of probability 0 keeps it, for any
-    reward, also inf or nan. Raises ValueError unless beta > 0, and for a row of zeros.
+    Beta is in units of reward per nat. An outcome of probability 0 keeps probability 0, even if its
+    reward is inf or nan. Raises ValueError unless beta > 0, and for a row of zeros.
 
     pi*(x) = ref(x) exp(r(x) / beta) / Z   (Korbak et al. 2022, arXiv 2205.11275)
     """
@@ -42,12 +42,11 @@ def tilt_slopes(
 ) -> tuple[float, float]:
     """Compute the slopes of E[reward] and of E[measured] as a tilted policy is tilted further.
 
-    1. The slope of the reward's mean is the variance of the reward under the policy,
-       which is never negative.
-    2. That of another score's mean is its covariance with the reward: if that is negative, what
-       raises the reward lowers the score.
+    1. The slope of E[reward] is the reward's variance under the policy, which is never negative.
+    2. The slope of E[measured] is its covariance with the reward. If this is negative, then a
+       higher reward means a lower score.
 
-    `probs` are the tilted policy's. Slopes are per unit of lambda = 1 / beta; in
+    `probs` are the tilted policy's probabilities. Slopes are per unit of lambda = 1 / beta, in
     float64. Raises ValueError unless the probabilities sum to 1 within 1e-4.
 
     d E_lambda[h] / d lambda = Cov_lambda(h, r), by the derivative of log Z
@@ -68,10 +67,10 @@ def excess_kl(
 ) -> float:
     """Compute the KL of a policy minus the least KL of any policy with the same reward, in nats.
 
-    The points of the frontier come in any order, with straight lines between neighbors. A reward
-    beyond its ends gives nan. In float64. Raises ValueError for fewer than two points.
+    The frontier's points can be in any order; interpolate linearly between neighbors. A reward
+    outside the frontier's range gives nan. In float64. Raises ValueError for fewer than two points.
 
-    excess = KL - KL*(r), with KL*(r) the KL at which the frontier reaches the reward r
+    excess = KL - KL*(r), where KL*(r) is the KL at which the frontier reaches the reward r
     """
     check_same_shape(frontier_reward=frontier_reward, frontier_kl=frontier_kl)
     if len(frontier_reward) < 2:

@@ -21,12 +21,12 @@ def soft_backup(
 ) -> tuple[Float[Tensor, " state"], Float[Tensor, "state vocab"]]:
     """Compute the soft values of all states at one position, and the optimal policy there.
 
-    1. Look up the soft value of the state that each word leads to; words of probability 0 do
-       not count.
-    2. The soft value of a state is the log of the mean of their exponentials, by the reference.
+    1. Look up the soft value of the state that each word leads to. Ignore words of probability 0.
+    2. A state's soft value is the log of the mean exponential of these values, where the mean is
+       over the reference's next words.
     3. The optimal policy is the reference, tilted by the soft values of the next states.
 
-    Soft values are in nats: rewards over beta. The policy is 0 where the reference is.
+    Soft values are in nats (reward divided by beta). Words of probability 0 keep it.
 
     W(s) = log sum_a ref(a | s) exp W(s a),  pi*(a | s) = ref(a | s) exp(W(s a) - W(s))
     (Levine 2018, arXiv 1805.00909)
