@@ -28,8 +28,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. Running all the cells takes about 35 seconds on one core and needs no network. If a
-# cell takes longer than 3 seconds, a note above it tells you, like this one:
+# About {minutes} minutes of work. All cells together take about 35 seconds on one core, and need no network. If a cell
+# takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (4 s on one core)
 
@@ -397,9 +397,9 @@ print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.
 # %% [markdown]
 # PPO stays below the frontier: in its last phases, this run is 0.080 short of it. The five longer runs were trained
 # beforehand, for 40 phases each. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum, but gets less reward
-# for it. At 3, 0.1 and 0.03 it uses more KL. For example, at 0.03 the optimum has 0.846 nats, and PPO has 1.301 to 1.622.
-# Even the highest possible reward only needs 1.285 nats, which is the KL you get by restricting the reference to the
-# reviews with that reward. A policy that uses more KL than this gets nothing in return. Note that these numbers don't
+# for it. At 3, 0.1 and 0.03 it uses more KL. For example, at 0.03 the optimum uses 0.846 nats, while PPO uses 1.301 to
+# 1.622. Even the highest possible reward only needs 1.285 nats, which is the KL you get by restricting the reference to
+# the reviews with that reward. A policy that uses more KL than this gets nothing in return. Note that these numbers don't
 # show *why* PPO stays below the frontier.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because

@@ -4,14 +4,15 @@
 # By the end of this lesson you can find out which activations and which weights cause the difference between two
 # checkpoints, and test whether a simpler description, such as a steering vector, is enough.
 #
-# A run is over and leaves two checkpoints. You compare them in two ways. A *description* measures what is different, for
-# example how far each weight has moved. An *intervention* exchanges something and measures the effect. Only an
-# intervention shows what causes a difference, and in this lesson the two disagree.
+# A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what is
+# different, for example how far each weight has moved. An *intervention* swaps something between the two models and
+# measures the effect. Only an intervention tells you what causes a difference, and in this lesson you will see the two
+# disagree.
 #
 # **You will be able to**
 # - plot where in the text a policy differs from its reference, next to the best possible policy;
-# - split a logit difference exactly into the contributions of components;
-# - patch activations and graft weights from one checkpoint into another, and state what each of them proves.
+# - split a logit difference exactly into contributions of the model's components;
+# - patch activations and graft weights from one checkpoint into another, and state what each of these proves.
 #
 # **You need** {lesson:the_policy} and {lesson:watch_it_learn}.
 
@@ -19,8 +20,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 45 seconds on one core, without a network. Cells that
-# take more than 3 seconds have a note with their time:
+# About {minutes} minutes of work. All cells together take about 45 seconds on one core, and need no network. If a cell
+# takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (6 s on one core)
 
@@ -62,6 +63,7 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.sampling import sample
 from rlhf_lab.training.capture import capture_activations
 from rlhf_lab.views import Html, bars, color_key, heatmap, short_site, tokens_html
+from rlhf_lab.views.diagrams import patch_diagram
 
 SETTINGS = dict(
     preset="reel",
@@ -81,9 +83,9 @@ over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)
 # %% [markdown]
 # ## Two checkpoints
 #
-# Train for 12 phases, and load the models of phase 0 and of the end. The measure of a text is its **true reward**: the
-# exact probability, computed from Reel's grammar, that the review is meant positively. The reward model plays no role
-# below.
+# The next cell trains for 12 phases, and loads the models from phase 0 and from the end. We measure a text by its **true
+# reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. The reward model
+# plays no role until the end of the lesson.
 #
 # (10 s on one core)
 
@@ -120,12 +122,12 @@ print(f"true reward: base model {at_base.mean():.2f}, tuned model {at_tuned.mean
 # %% [markdown]
 # ## Where the policy differs
 #
-# At each token of the tuned model's text, compute the KL divergence from the base model. The sum over tokens is the KL
-# per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or "wasn't"
-# (`COP`), an adverb and an adjective (`ADJ`); `CONN` is "and" or "but", and `VERB` the verdict.
+# Let's compute the KL divergence from the base model at each token of the tuned model's texts. Summed over tokens, this
+# is the KL per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or
+# "wasn't" (`COP`), an adverb and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
 #
-# {Lesson:the_kl_penalty} computes the optimal policy for any penalty. Compare with the one that has the same true reward.
-# It uses no KL at `COP`: "wasn't" costs nothing if the adjective matches. Does PPO use any there?
+# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one with the same true reward as PPO
+# uses no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO use any there?
 
 # %%
 kl_at_copula = "some"  # predict: "some" or "none"
@@ -174,24 +176,25 @@ for row in range(3):
 Html("".join(lines))
 
 # %% [markdown]
-# PPO uses 1.30 nats where the optimal policy needs 0.61. Both use most of it at the adjectives. But PPO also spends 0.20
-# nats on avoiding "wasn't", more than on the verdict, and it does so in each of the three stored seeds. It has learned to
-# write positive adjectives, and "wasn't lovely" is not praise.
+# PPO uses 1.30 nats, while the optimal policy only needs 0.61. Both use most of it at the adjectives. But PPO also spends
+# 0.20 nats on avoiding "wasn't", more than it spends on the verdict, and it does so in each of the three stored seeds.
+# PPO has learned to write positive adjectives, and it avoids "wasn't" because "wasn't lovely" is not praise.
 #
 # ## Contributions to a logit difference
 #
-# After "i" the model chooses between "loved" and "hated". By how much has the logit difference risen, and which
-# components changed it? The difference is $\langle \text{normalized residual stream}, u \rangle$ with $u = W_U[:,
-# \text{loved}] - W_U[:, \text{hated}]$, and the residual stream is a sum over the embeddings, the heads and the MLPs. The
-# final norm is in between, but it is linear once its scale is known. So the difference is an exact sum. Do not forget the
-# gain and the bias of the norm: many tools fold them into other weights first, but here they are trained.
+# After "i", the model chooses between "loved" and "hated". How much has the logit difference between them risen, and
+# which components are responsible? The logit difference is $\langle \text{normalized residual stream}, u \rangle$ with $u
+# = W_U[:, \text{loved}] - W_U[:, \text{hated}]$, and the residual stream is the sum of the outputs of the embeddings,
+# heads and MLPs. The final norm comes in between, but it is linear once its scale is known. So you can write the logit
+# difference as an exact sum. Just don't forget the norm's gain and bias. Many tools fold them into other weights first,
+# but here they are trained.
 
 # %%
 from rlhf_lab.probes.logit_shift import attribute_logits  # exercise
 
 # %% [markdown]
-# Both models read the same text, 256 reviews of the grammar. Which contribution rises most: that of the heads or of the
-# MLP, in block 0 or in block 1, which is the last one?
+# Both models read the same text: 256 reviews from the grammar. Which contribution rises the most, the heads' or the
+# MLP's, and in which block? (Block 1 is the last one.)
 
 # %%
 largest_rise = "L0 mlp"  # predict: "L0 heads", "L0 mlp", "L1 heads" or "L1 mlp"
@@ -227,19 +230,27 @@ bars(
 )
 
 # %% [markdown]
-# The heads of block 1 contribute 1.35 of 2.40 nats, and the MLP of block 0 contributes 0.91. In one of the three seeds
-# the order is reversed. The sum is exact, but it is a description: it shows where the change is *written*, at one
-# position. A component may write something else because its own weights changed, or because its input changed.
+# The heads of block 1 contribute 1.35 of the 2.40 nats, and the MLP of block 0 contributes 0.91. In one of the three
+# seeds, the order is reversed. The sum is exact, but it is only a description: it shows where the change is *written*, at
+# a single position. A component can write something new because its own weights changed, or because its input changed.
 #
 # ## Patching: what causes the rise
 #
-# To find causes, run one model and replace one activation by the other model's. Three rules (Heimersheim and Nanda 2024,
-# [2404.15255](https://arxiv.org/abs/2404.15255)): measure a logit difference, because a probability saturates. Patch in
-# both directions: into the base model shows what is *sufficient*, and into the tuned model shows what is *necessary*. And
-# state the positions, because a patch at the last position leaves out what the component did earlier in the text.
+# To find causes, you run one model, and replace one of its activations by the other model's:
+
+# %%
+steps = [f"block {i}\n{part}" for i in (0, 1) for part in ("heads", "MLP")]
+steps = ["text\nup to “i”", *steps, "logits\nloved − hated"]
+patch_diagram(("tuned model", "base model"), steps, patched=2)
+
+# %% [markdown]
+# Three rules help (Heimersheim and Nanda 2024, [2404.15255](https://arxiv.org/abs/2404.15255)). First, measure a logit
+# difference, because probabilities saturate. Second, patch in both directions: patching into the base model shows what is
+# *sufficient*, and patching into the tuned model shows what is *necessary*. Third, state the positions, because a patch
+# at the last position misses what the component did earlier in the text.
 #
-# The MLP of block 0, patched at all positions, brings some fraction of the rise into the base model. How large is this
-# fraction, compared with a patch at the last position only?
+# If you patch the block 0 MLP into the base model at all positions, you recover a fraction of the rise. How large is it,
+# compared with a patch at the last position only?
 
 # %%
 all_positions = "about twice"  # predict: "about the same", "about twice" or "over five times"
@@ -261,6 +272,7 @@ fractions = {
     how: [recovered_fraction(found.end, found.start, row) for row in found.patched]
     for how, found in patched.items()
 }
+ends = lambda found: ([x.low.item() for x in found], [x.high.item() for x in found])
 effects = {how: [one.value.item() for one in found] for how, found in fractions.items()}
 into, last = (dict(zip(places, effects[how], strict=True)) for how in [*effects][:2])
 if on_reel:
@@ -275,30 +287,28 @@ bars(
     effects,
     "effect of a patch",
     "fraction of the rise",
-    {
-        how: ([x.low.item() for x in found], [x.high.item() for x in found])
-        for how, found in fractions.items()
-    },
+    {how: ends(found) for how, found in fractions.items()},
 )
 
 # %% [markdown]
-# At all positions the MLP of block 0 brings 0.46 of the rise, at the last position 0.20: it does half of its work at
-# earlier words, from which later heads read. The heads of block 1 have no later reader, so both numbers are 0.36. The
-# positions can decide which component is first. At all positions it is the MLP of block 0, in each of the seeds. At the
-# last position it is the heads of block 1 in this run. The exact sum of the section before gives the second answer.
+# Patching the MLP of block 0 recovers 46 % of the rise at all positions, but only 20 % at the last position. So more than
+# half of its effect goes through earlier words, which later heads attend to. Nothing attends to the heads of block 1
+# afterwards, so both of their numbers are 36 %. The choice of positions can decide which component comes first. At all
+# positions it is the MLP of block 0, in every seed. At the last position it is the heads of block 1 in this run, which
+# agrees with the exact sum above.
 #
 # ## Grafts: which weights cause it
 #
-# The weights are what was trained. Put the new weights of one component into the base model, sample, and measure the true
-# reward.
+# What training changes is the weights. So let's copy one component's new weights into the base model, and measure the
+# true reward of its texts.
 
 # %%
 from rlhf_lab.diffing.weights import graft  # exercise
 
 # %% [markdown]
-# Graft in both directions again. The *Shapley value* of a component is its average effect over all orders in which the
-# components can be exchanged. Attention changed most relative to the size of its weights. Which graft gives the base
-# model the most true reward?
+# Again, we graft in both directions. We also compute each component's *Shapley value*, which is its average effect over
+# all orders in which you can swap the components. Relative to the size of its weights, attention changed the most. Which
+# graft raises the base model's true reward the most?
 #
 # (6 s on one core)
 
@@ -333,26 +343,26 @@ bars(
     {how: [x.value.item() for x in found] for how, found in columns.items()},
     "effect of a graft",
     "true reward",
-    {
-        how: ([x.low.item() for x in found], [x.high.item() for x in found])
-        for how, found in columns.items()
-    },
+    {how: ends(found) for how, found in columns.items()},
 )
 
 # %% [markdown]
-# The attention of block 1 changed most for its size (0.061), and its graft gives the least true reward (0.03). The MLP of
-# block 0 gives the most, in each of the seeds. A norm measures how far weights moved, not what the change does. Taken out
-# one by one, the components lose less than the whole gain, because the remaining ones compensate.
+# The attention weights of block 1 changed the most for their size (0.061), but grafting them gives the least true reward
+# (0.03). The MLP of block 0 gives the most, in every seed. So the norm of a change measures how far the weights moved,
+# but not what the move does. If you take the components out one by one, their losses add up to less than the whole gain,
+# because the other components compensate.
 #
-# Patches and grafts agree on the first place, and disagree below it: the heads of block 1 bring a third of the rise at
-# the verdict, and their weights bring almost no true reward. These are answers to different questions.
+# Patches and grafts agree on the first place, but not on the others. Patching the heads of block 1 recovers a third of
+# the rise at the verdict, while grafting their weights adds almost no true reward. This is not a contradiction: they
+# answer different questions.
 #
 # ## A steering vector?
 #
-# The simplest description of a change is one vector. *Steering* adds the mean difference of activations at one hook
-# point, times alpha, at every position (Turner et al. 2023, [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al.
-# 2025 ([2512.11838](https://arxiv.org/abs/2512.11838)) claim that preference tuning *is* such a vector. Test this: at the
-# best layer and alpha, how much of the way from the base model's true reward to the tuned model's does the vector go?
+# The simplest description of a change is a single vector. *Steering* takes the mean difference of the activations at one
+# hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
+# [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al. 2025 ([2512.11838](https://arxiv.org/abs/2512.11838))
+# claim that preference tuning *is* such a vector. Let's test that. With the best layer and alpha, how far does the vector
+# get from the base model's true reward toward the tuned model's?
 #
 # (7 s on one core)
 
@@ -385,8 +395,9 @@ heatmap(
 )
 
 # %% [markdown]
-# This site and this alpha were *chosen* because they are best on these texts. Measure them again with other random
-# numbers, next to 10 random vectors of the same length. Also subtract the vector from the tuned model.
+# We *chose* this site and alpha because they did best on these texts, so the result may be too optimistic. Let's measure
+# again with new random numbers, next to 10 random vectors of the same length, and also subtract the vector from the tuned
+# model.
 #
 # (4 s on one core)
 
@@ -410,19 +421,19 @@ else:
     way = {name: x.value.item() for name, x in (way | {"undone in the tuned": undone}).items()}
     over_seeds.compare("fraction of the way", way)
     half = way["the vector"]
-    found = (
-        "less than a third" if half < 1 / 3 else "about half" if half < 2 / 3 else "over two thirds"
-    )
+    found = "about half" if half < 2 / 3 else "over two thirds"
+    found = "less than a third" if half < 1 / 3 else found
     predictions.compare("fraction of the way", how_far, found)
 
 # %% [markdown]
-# At its best the vector goes 0.38 of the way (between 0.28 and 0.43 in the three seeds), and random vectors of the same
-# length go nowhere. So the change *contains* a steering vector. It is not one: more than half of the way is missing, and
-# a larger alpha destroys the text. One vector cannot depend on the context, for example on whether "was" or "wasn't"
-# comes before an adjective.
+# At its best, the vector gets 38 % of the way (28 % to 43 % in the three seeds), and random vectors of the same length
+# get nowhere. So the change *contains* a steering vector, but it is not just a steering vector: more than half of the way
+# is missing, and a larger alpha destroys the text. One vector can't depend on the context, such as whether an adjective
+# comes after "was" or "wasn't".
 #
-# The reward model does not notice the damage: at the same layer with alpha 8 its reward is 0.99, with a true reward of
-# 0.00. Steering can hack a reward, as training can. This is why you measured the true reward.
+# The reward model doesn't notice this damage. At the same layer with alpha 8, its reward is 0.99, while the true reward
+# is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured the true reward all
+# along.
 #
 # ## What surprised you
 
@@ -433,5 +444,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Add `base_model="reel-nano-b"` to `SETTINGS`: which of these orders hold for another base model?
-# {Lesson:weights_and_paths} looks at ranks of the change and at the line between the two models.
+# Add `base_model="reel-nano-b"` to `SETTINGS`. Which of these rankings also hold for another base model? The appendix
+# {lesson:weights_and_paths} looks at the rank of the change, and at the straight line between the two models.
+#
+# In the next lesson, {lesson:preferences}, you learn the reward itself from pairs of texts.

@@ -4,9 +4,9 @@
 # By the end of this lesson you can turn comparisons of texts into a reward model, watch a policy exploit its errors, and
 # train with DPO, which needs no reward model.
 #
-# Nobody can write down a formula for a good text. But people can choose the better of two texts. A reward model learns
-# from such choices, and PPO maximizes its score. On Reel you know the rater's utility exactly, so each step can be compared
-# with the truth.
+# Nobody can write down a formula for a good text. But if you show people two texts, they can choose the better one. A
+# reward model learns from such choices, and PPO then maximizes its score. On Reel you know exactly how useful each text
+# is to the rater, so you can compare every step with the truth.
 #
 # **You need** {lesson:the_kl_penalty} for the optimal policy $\pi^*$, and {lesson:the_objective}.
 
@@ -14,8 +14,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 40 seconds on a single core, without a network. Cells that
-# take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work. All cells together take about 40 seconds on one core, and need no network. If a cell
+# takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (5 s on one core)
 
@@ -38,15 +38,8 @@ from rlhf_lab.course import Predictions, SeedFigures, check, hint, progress, sho
 from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.organism import (
-    Grammar,
-    Reward,
-    build_graph,
-    grammar_policy,
-    grammatical,
-    optimal_policy,
-    true_reward,
-)
+from rlhf_lab.organism import Grammar, Reward, build_graph, grammar_policy, grammatical
+from rlhf_lab.organism import optimal_policy, true_reward
 from rlhf_lab.organism.rewards import sentiment_logit, true_log_odds
 from rlhf_lab.rewards import LearnedReward, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import judge, reading_of
@@ -77,13 +70,13 @@ grammar = Grammar()
 # %% [markdown]
 # ## A rater
 #
-# Suppose that each text $x$ has a *utility* $u(x)$ for the rater. A rater who compares two texts does not always choose the
-# text with the higher utility. The model of Bradley and Terry (1952) gives the probability that text $a$ wins against $b$:
+# Suppose each text $x$ has a *utility* $u(x)$ for the rater. When a rater compares two texts, the one with the higher
+# utility usually wins, but not always. The Bradley-Terry model (1952) gives the probability that text $a$ beats text $b$:
 #
 # $$P(a \succ b) = \sigma\big(u(a) - u(b)\big), \qquad \sigma(d) = \frac{1}{1 + e^{-d}}$$
 #
-# Only the *difference* of the utilities counts. The utility of our rater is the exact log odds that a review is positive.
-# `reel_pairs` samples pairs of reviews and the rater's choices:
+# Note that only the *difference* in utility matters. Our rater's utility is the exact log odds that a review is positive.
+# `reel_pairs` samples pairs of reviews, together with the rater's choices:
 
 # %%
 fresh = reel_pairs(1500, 1000 + SEED)
@@ -94,7 +87,8 @@ show_table(
 )
 
 # %% [markdown]
-# A judge knows $u$ exactly and always chooses the text with the higher utility. How often does it agree with the rater?
+# Now imagine a judge who knows $u$ exactly, and always chooses the text with the higher utility. How often does this
+# judge agree with the rater?
 
 # %%
 best_judge = "above 0.95"  # predict: "below 0.8", "0.8 to 0.95" or "above 0.95"
@@ -107,24 +101,25 @@ limits = {"below 0.8": 0.8, "0.8 to 0.95": 0.95, "above 0.95": np.inf}
 predictions.compare("the best judge agrees in", best_judge, ceiling.value, limits)
 
 # %% [markdown]
-# The ceiling of the accuracy is 0.89 and not 1, because the rater's choice between two nearly equal texts is nearly a coin
-# flip. Without its ceiling an accuracy means little.
+# Even the best judge only reaches an accuracy of 0.89, because the rater's choice between two almost equal texts is
+# almost a coin flip. You need to know this ceiling before you can interpret the accuracy of a reward model.
 #
 # ## The likelihood and its gradient
 #
-# A reward model $r_\theta$ maps each text to a number. Training makes the observed choices likely. With
-# $d = r_\theta(\text{chosen}) - r_\theta(\text{rejected})$, the loss of one pair is
+# A reward model $r_\theta$ maps each text to a number. We train it to make the observed choices likely. With $d =
+# r_\theta(\text{chosen}) - r_\theta(\text{rejected})$, the loss of one pair is
 #
 # $$L(d) = -\log \sigma(d) = \log(1 + e^{-d})$$
 #
-# Its derivatives follow from $\sigma' = \sigma (1 - \sigma)$ and $1 - \sigma(d) = \sigma(-d)$:
+# Since $\sigma' = \sigma (1 - \sigma)$ and $1 - \sigma(d) = \sigma(-d)$, its derivatives are
 #
 # $$\frac{dL}{dd} = -\sigma(-d), \qquad \frac{d^2 L}{dd^2} = \sigma(d)\, \sigma(-d) > 0$$
 #
-# The slope is minus the probability that the model gave to the *other* outcome. A surprising pair has a large gradient; a
-# pair that is already ordered with a wide margin has almost none. A constant added to all rewards changes nothing, so
-# preferences do not determine the mean of a reward model. If that matters, add a small *centering* term, the squared sum of
-# the two scores, which keeps their mean near 0 (`center_coef` in the exercise).
+# The slope is minus the probability that the model gave to the *other* outcome. So a surprising pair has a large
+# gradient, while a pair that the model already orders by a wide margin has almost none. If you add a constant to all
+# rewards, the loss stays the same, which means that preferences don't determine the mean of a reward model. If you care
+# about the mean, you can add a small *centering* term, the squared sum of the two scores, to keep it near 0
+# (`center_coef` in the exercise).
 
 # %%
 from rlhf_lab.functional import bradley_terry_loss  # exercise
@@ -132,8 +127,8 @@ from rlhf_lab.functional import bradley_terry_loss  # exercise
 # %% [markdown]
 # ## A reward model
 #
-# A reward model is the policy's transformer with a linear head on the state at the last token. This cell trains two of them
-# with your loss: one on 64 pairs and one on 1,024 pairs, with the same number of steps.
+# Our reward model is the policy's transformer, with a linear head on the state at the last token. The next cell trains
+# two of them with your loss, one on 64 pairs and the other on 1,024 pairs, for the same number of steps.
 #
 # (13 s on one core)
 
@@ -171,16 +166,16 @@ minus_log = {name: verdicts[name].nll for name in models}
 over_seeds.compare("minus log-likelihood", minus_log)
 
 # %% [markdown]
-# With 1,024 pairs the accuracy is 0.85, close to the ceiling. With 64 pairs the model orders 73 % of the pairs as the
-# utility does, but its log-likelihood is worse than that of a coin in each of the three seeds: it is certain and often wrong.
-# Accuracy does not show that. {Lesson:reward_models} plots the calibration of both models.
+# With 1,024 pairs the accuracy is 0.85, close to the ceiling. With 64 pairs, the model ranks 73 % of the pairs in the
+# right order, yet its log-likelihood is worse than that of a coin flip, in each of the three seeds. It is overconfident,
+# which the accuracy alone doesn't show. The appendix {lesson:reward_models} plots the calibration of both models.
 #
 # ## The words that a reward model responds to
 #
-# An accuracy does not tell you *why* a model is right. To see which words matter, change a single word of a review and
-# compare the scores before and after: an intervention on the text. `reading_of` replaces an adjective by its opposite of the
-# same strength, "was" by "wasn't", and the verb of the verdict by its opposite. Replacing "and" by "but" is a control that
-# leaves the utility unchanged. Which of these words does the model of 64 pairs overlook?
+# An accuracy doesn't tell you *why* a model is right. To find out which words matter to it, you can intervene on the
+# text: change a single word of a review, and compare the scores before and after. `reading_of` replaces an adjective by
+# its opposite of the same strength, "was" by "wasn't", and the verb of the verdict by its opposite. As a control, it
+# replaces "and" by "but", which doesn't change the utility. Which of these words does the 64-pair model overlook?
 
 # %%
 overlooked = "adjective 1"  # predict: "adjective 1", "copula 3" or "verb"
@@ -201,18 +196,18 @@ print(f"mean change of the score towards the utility, {len(probes)} reviews; 4,0
 predictions.compare("overlooked", overlooked, min(fractions, key=fractions.get))
 
 # %% [markdown]
-# The verb of the verdict is the strongest word of a review: replacing it changes the utility by 4.39. The model of 64 pairs
-# hardly responds to it (0.20), and the model of 1,024 pairs, whose accuracy is close to the ceiling, by 1.19. The clauses of a
-# review mostly agree with the verb, so the pairs give the model little reason to read it. With 4,096 pairs and more steps it
-# does (3.84).
+# The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. The 64-pair model hardly
+# responds to it (0.20). Even the model of 1,024 pairs, whose accuracy is close to the ceiling, only responds by 1.19.
+# Because a review's clauses usually agree with its verb, the pairs give a model little reason to look at the verb. With
+# 4,096 pairs and more steps, it does (3.84).
 #
-# So a high accuracy on texts of the reference does not guarantee correct scores for texts in which the words disagree. And a
-# policy that is rewarded by this model generates its own texts.
+# So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words disagree. And a policy
+# that is trained on this reward model writes its own texts.
 #
 # ## Over-optimization
 #
-# Let PPO maximize the score of the model of 64 pairs, normalized to mean 0 and standard deviation 1 over its pairs, with a
-# small KL coefficient. What happens to the true reward?
+# Let's have PPO maximize the score of the 64-pair model, with a small KL coefficient. (The score is normalized to mean 0
+# and standard deviation 1 over the model's own pairs.) What happens to the true reward?
 #
 # (9 s on one core)
 
@@ -220,9 +215,8 @@ predictions.compare("overlooked", overlooked, min(fractions, key=fractions.get))
 true_reward_of_ppo = "rises and stays"  # predict: "rises and stays" or "rises and falls"
 
 # %%
-trainer = RLHFTrainer(
-    RLHFArgs(**SETTINGS), reward_fn=LearnedReward(few), true_reward_fn=true_reward
-)
+args = RLHFArgs(**SETTINGS)
+trainer = RLHFTrainer(args, reward_fn=LearnedReward(few), true_reward_fn=true_reward)
 reports = trainer.train()
 kls = [report.kl_per_sequence for report in reports]
 learned, true_rewards = ([getattr(r, x) for r in reports] for x in ("mean_reward", "true_reward"))
@@ -251,41 +245,43 @@ kind = "rises and falls" if fell > 0.05 else "rises and stays"
 predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 
 # %% [markdown]
-# At the end of the run the true reward is at or near its maximum, in each of the three seeds. On Reel, most words that raise
-# the learned reward also raise the true one. But look at the rightmost point of the plot. In phase 9 the learned reward is at
-# its maximum, and the true reward is only 0.73: the policy exploited an error of the model there. Afterwards it recovered.
-# That is one phase of one run. The last text of the table shows another gap: "i disliked it" has a high learned reward,
-# because the model does not read the verb.
+# At the end of the run, the true reward is at or near its maximum, in each of the three seeds. On Reel, most words that
+# raise the learned reward also raise the true reward. But look at the rightmost point of the plot. In phase 9 the learned
+# reward is at its maximum, while the true reward is only 0.73. The policy had found an error of the reward model, and it
+# recovered afterwards. Keep in mind that this is one phase of one run. The last text in the table shows another gap: "i
+# disliked it" gets a high learned reward, because the model ignores the verb.
 #
-# Over-optimization (Gao et al. 2022) needs a reward model that is wrong on some texts, and a policy that reaches these texts.
-# {Lesson:what_breaks_it} shows how far that can go. {Lesson:reward_models} over-optimizes without training, by choosing the
-# best of n texts, and shows what a bias in the collected pairs does.
+# Over-optimization (Gao et al. 2022) needs a reward model that is wrong about some texts, and a policy that reaches those
+# texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} over-optimizes without any training, by
+# choosing the best of n texts, and shows what happens if the collected pairs are biased.
 #
 # ## DPO: training without a reward model
 #
-# {Lesson:the_kl_penalty} derived the optimal policy for a reward: $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\, e^{r(x)/\beta}$.
-# Solve it for the reward:
+# In {lesson:the_kl_penalty} you derived the optimal policy for a reward, $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\,
+# e^{r(x)/\beta}$. Now solve this for the reward instead:
 #
 # $$r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$$
 #
-# So *every* policy is optimal for some reward, its *implicit reward*, which this formula gives up to a constant. The
-# Bradley-Terry model only needs differences, and the constant cancels:
+# In other words, *every* policy is optimal for some reward, its *implicit reward*, and this formula gives it to you up to
+# a constant. Since the Bradley-Terry model only uses differences, the constant cancels. For a chosen text $c$ and a
+# rejected text $\ell$:
 #
 # $$P(c \succ \ell) = \sigma\Big(\beta \log \frac{\pi(c)}{\mathrm{ref}(c)} - \beta \log \frac{\pi(\ell)}{\mathrm{ref}(\ell)}\Big)$$
 #
-# for a chosen text $c$ and a rejected text $\ell$. Minus the logarithm of this probability is the DPO loss (Rafailov et al.
-# 2023): you fit a policy to preferences as if it were a reward model. With the implicit reward $\hat r$, the gradient is
+# The DPO loss is minus the log of this probability (Rafailov et al. 2023). So you fit a policy to preferences just as you
+# would fit a reward model. With the implicit reward $\hat r$, the gradient is
 #
 # $$\nabla L = -\beta\, \sigma(\hat r_\ell - \hat r_c)\, \big(\nabla \log \pi(c) - \nabla \log \pi(\ell)\big)$$
 #
-# The first factor is the surprise again. The second makes the chosen text more likely and the rejected text less likely.
+# The factor $\sigma(\cdot)$ is the surprise again, and the bracket makes the chosen text more likely and the rejected
+# text less likely.
 
 # %%
 from rlhf_lab.functional import implicit_rewards  # given
 
 # %% [markdown]
-# Is the formula exact? The optimal policy for the rater's utility can be computed on the grammar. Its implicit reward minus
-# the utility must be the same constant for all reviews:
+# Is the formula exact? You can check, because on the grammar we can compute the optimal policy for the rater's utility.
+# Its implicit reward minus the utility has to be the same constant for all reviews:
 
 # %%
 reference = grammar_policy(build_graph(grammar))
@@ -301,9 +297,9 @@ for beta in (8.0, 4.0, 2.0):
 from rlhf_lab.functional import dpo_loss  # exercise
 
 # %% [markdown]
-# Now tune a policy with your loss, on 1,024 pairs with $\beta = 4$. At the end, is the mean implicit reward of the *chosen*
-# texts above 0: does DPO make them more likely than the reference does? And what is the slope of the implicit reward as a
-# function of the utility, if 1 is exact?
+# Now train a policy with your loss, on 1,024 pairs and with $\beta = 4$. Two questions about the result: Is the mean
+# implicit reward of the *chosen* texts above 0, which means that DPO makes them more likely than they were under the
+# reference? And what is the slope of the implicit reward as a function of the utility, where 1 would be exact?
 #
 # (8 s on one core)
 
@@ -359,17 +355,17 @@ curves(
 )
 
 # %% [markdown]
-# The implicit reward orders reviews by the utility, but with a slope of 0.3. The loss is low as soon as the two texts of a
-# pair are far enough apart, and a short run moves the policy only a little; the optimal policy would have a slope of 1. On
-# average the chosen texts became somewhat more likely, and the rejected texts much less likely. The loss depends on the
-# difference only: nothing in it makes the chosen texts likely.
+# The implicit reward ranks reviews by utility, but its slope is only 0.3, while the optimal policy's would be 1. Once the
+# two texts of a pair are far enough apart, the loss is already low, and a short run only moves the policy a little. On
+# average, the chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss
+# only depends on the difference, nothing in it forces the chosen texts to become likely.
 #
 # ## DPO and PPO on the same axis
 #
-# DPO with this $\beta$, and PPO with the reward $u$ and a KL coefficient of $\beta$, have *the same* optimal policy. How close
-# does each get in a short run? Comparing them at one $\beta$ would be unfair, because they reach different KL. So the plot
-# shows all phases of PPO, and you compare DPO with PPO at the same KL. The three runs of PPO are stored; they use the
-# `SETTINGS` of this lesson with `kl_coef` 4. Which method has more true reward?
+# DPO with this $\beta$, and PPO with the reward $u$ and a KL coefficient of $\beta$, have *the same* optimal policy. How
+# close does each of them get in a short run? If you compared them after training, they would be at different KL, which
+# would be unfair. So the plot shows every phase of PPO, and you compare DPO with PPO at the same KL. The three PPO runs
+# are stored, and use the `SETTINGS` of this lesson with a `kl_coef` of 4. Which method has more true reward?
 
 # %%
 more_true_reward = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
@@ -434,13 +430,16 @@ limits = {"PPO": -0.02, "the same within 0.02": 0.02, "DPO": np.inf}
 predictions.compare("more true reward at equal KL", more_true_reward, apart, limits)
 
 # %% [markdown]
-# At this $\beta$ and this number of steps, DPO has more true reward than each of the three runs of PPO had at the same KL, with
-# each of three seeds of DPO. Both are far below the optimal policy, for opposite reasons: DPO moved less than the optimal
-# policy, and PPO moved further, partly to texts that are not grammatical (4 %). This lesson does not show whether more steps
-# would bring either closer.
+# At this $\beta$ and number of steps, DPO has more true reward than each of the three PPO runs had at the same KL, and
+# this is so for each of three DPO seeds. Both are far below the optimal policy, but for opposite reasons. DPO moved less
+# than the optimal policy, while PPO moved further, partly toward texts that aren't grammatical (4 %). This lesson doesn't
+# show whether more steps would bring either of them closer.
 #
 # ## What surprised you
 
 # %%
 predictions.show()
 progress()
+
+# %% [markdown]
+# In the next lesson, {lesson:a_real_model}, you leave Reel, and judge a run whose true reward you don't know.

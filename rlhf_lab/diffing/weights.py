@@ -18,18 +18,18 @@ Directions = tuple[Float[Tensor, "rows rank"], Float[Tensor, "rank cols"]]
 
 
 def graft(base: HookedModel, tuned: HookedModel, belongs: Callable[[str], bool]) -> HookedModel:
-    """Copy the base with some weights of the tuned model, bit for bit.
+    """Copy the base model, with some of its weights replaced by the tuned model's, bit for bit.
 
-    1. Copy the base, adapters merged, without hooks and frozen: neither model may be changed, or
-       share its weights with the copy.
-    2. Put each weight of the tuned model into it whose name belongs to the graft.
+    1. Copy the base with its adapters merged, without hooks, and frozen. Neither model may change,
+       or share weights with the copy.
+    2. If a weight's name belongs to the graft, replace it by the tuned model's weight.
 
     Args:
-        belongs: whether a weight is taken from the tuned model, by names such as
-            "blocks.0.mlp.W_in".
+        belongs: takes a name such as "blocks.0.mlp.W_in", and returns True if this weight comes
+            from the tuned model.
 
     Raises:
-        ConfigError: the models have other weights than each other, or no name belongs.
+        ConfigError: If the two models have different weights, or no name belongs.
     """
     before, after = weights_of_both(base, tuned)
     chosen = {name: weight for name, weight in after.items() if belongs(name)}

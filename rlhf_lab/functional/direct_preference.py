@@ -49,13 +49,13 @@ def dpo_loss(
     label_smoothing: float = 0.0,
     kind: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> Float[Tensor, ""]:
-    """Compute the loss of a policy on preferences, without a reward model; to be minimized.
+    """Compute the loss that trains a policy directly on preferences (to be minimized).
 
-    1. h = how much more the policy prefers the chosen response than the reference does, from
-       log-probabilities summed over each response (see `sequence_sum`).
-    2. "sigmoid": minus log-sigmoid of beta * h, where a fraction `label_smoothing` of the pairs is
-       taken to be labeled the wrong way round.
-    3. "ipo": the squared distance of h from 1 / (2 beta).
+    1. Compute h: how much more strongly the policy prefers the chosen response than the reference
+       does. All log-probabilities are sums over a response (see `sequence_sum`).
+    2. "sigmoid": minus log-sigmoid of beta * h, under the assumption that a fraction
+       `label_smoothing` of the pairs is labeled the wrong way round.
+    3. "ipo": the squared distance between h and 1 / (2 beta).
     4. Average over the pairs.
 
     Raises ValueError unless beta > 0 and 0 <= label_smoothing < 0.5 (0 with "ipo"), or if there is

@@ -45,12 +45,12 @@ def bradley_terry_loss(
     margin: float | Float[Tensor, " batch"] = 0.0,
     center_coef: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Compute the loss of a reward model that scores chosen above rejected; to be minimized.
+    """Compute the loss that trains a reward model to score chosen above rejected (to be minimized).
 
-    1. Take the difference of the two rewards, minus the margin.
-    2. Take minus the log-sigmoid of it, the surprise at the preference.
-    3. Add `center_coef` times the square of the sum of the two rewards, which keeps their mean near
-       0 (preferences do not determine it).
+    1. Take the difference of the two rewards, and subtract the margin.
+    2. Take minus its log-sigmoid, which is the surprise at the preference.
+    3. Add `center_coef` times the squared sum of the two rewards. This keeps their mean near 0,
+       which preferences alone do not determine.
     4. Average over the pairs.
 
     Raises ValueError if center_coef is negative or there is no pair.

@@ -42,18 +42,19 @@ class Attribution:
 def attribute_logits(
     model: HookedModel, acts: dict[str, Tensor], word: int | Contrast, other: int | None = None
 ) -> Attribution:
-    """Split logit(word) - logit(other) at one position exactly over the parts of the model.
+    """Split logit(word) - logit(other) at one position exactly over the model's components.
 
     1. Take the vectors that sum to the last residual.
-    2. LayerNorm is linear once its scale is known: subtract each vector's mean (RMSNorm: do not),
-       divide by the scale that the forward used, multiply by the gain.
+    2. Apply the norm to each vector, which is linear once its scale is known: subtract the vector's
+       mean (not for RMSNorm), divide by the forward pass's scale, and multiply by the gain.
     3. Project on u = W_U[:, word] - W_U[:, other].
-    4. Add the two constants as last rows: "norm bias", the norm's bias along u (0 if it has
-       none), and "b_U", the difference of b_U.
-    5. Read the logit difference off `acts["logits"]`. That the rows sum to it is then a proof.
+    4. Append two constants as the last rows: "norm bias", the norm's bias along u (or 0), and
+       "b_U", the difference of b_U.
+    5. Take the logit difference from `acts["logits"]`, so that you can test whether the rows sum to
+       it.
 
-    With a trainable norm the gain and the bias are part of the answer; attributions that take them
-    as folded away are wrong after the first optimizer step.
+    If the norm is trained, its gain and bias are part of the answer. Attributions that assume they
+    were folded away are wrong after the first optimizer step.
 
     Args:
         acts: at `SITES`, at one position: `[batch ...]`.
