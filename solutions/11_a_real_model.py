@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 11 A real model, or its stand-in
 #
-# By the end of this lesson you can report the effect of RLHF on a model whose true rewards are unknown, with controls that take
-# the place of the truth.
+# By the end of this lesson you can report the effect of RLHF on a model whose true rewards are unknown, with controls
+# instead of the truth.
 #
-# **The cells run on a stand-in**, Reel with its true rewards hidden until the end, **unless you set the environment variable
-# `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel, an exact answer was always available. A real
-# language does not have one. These replace it:
+# **The cells run on a stand-in**, Reel with its true rewards hidden until the end, **unless you set the environment
+# variable `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel you could always compute an exact
+# answer. For real language you can't, so you need replacements:
 #
 # | on Reel | on a real model | what it can show |
 # |---|---|---|
@@ -15,8 +15,8 @@
 # | Bayes' rule next to a probe | a control task with random labels ({lesson:what_a_probe_memorizes}) | how much a probe memorizes |
 # | an injected change | a *placebo* run, whose reward is a hash of the text | what training does with any reward |
 #
-# The placebo is the most valuable of these, and costs one run. A difference between base and tuned model that also exists
-# between base and placebo is not an effect of the reward.
+# The placebo is the most valuable of these, and it only costs you one more run. If a difference between the tuned and the
+# base model also shows up between the placebo and the base model, it is not an effect of the reward.
 #
 # **You need** {lesson:what_rlhf_changed} (patching) and {lesson:preferences}.
 
@@ -24,8 +24,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 40 seconds on a single core on the stand-in, and in about 7
-# CPU minutes on SmolLM2. Cells that take more than 3 seconds on the stand-in have a note with their time:
+# About {minutes} minutes of work. All cells together take about 40 seconds on one core with the stand-in, and about 4 CPU
+# minutes with SmolLM2. If a cell takes longer than 3 seconds, a note above it tells you:
 #
 # (4 s on one core)
 
@@ -54,17 +54,14 @@ from rlhf_lab.course.tables import show_intervals, show_table
 from rlhf_lab.diffing import PatchPlace, Side, patch_activations
 from rlhf_lab.diffing.weights import truncations
 from rlhf_lab.functional import bootstrap_means, log_probs
-from rlhf_lab.models import (
-    HookedTransformer,
-    TransformerWithValueHead,
-    merged_copy,
-    without_adapters,
-)
+from rlhf_lab.models import HookedTransformer, TransformerWithValueHead
+from rlhf_lab.models import merged_copy, without_adapters
 from rlhf_lab.organism import true_reward
 from rlhf_lab.organism.lexicon import ADJECTIVES, VERBS, flat
 from rlhf_lab.probes.logit_shift import single_token
 from rlhf_lab.sampling import sample
 from rlhf_lab.views import curves
+from rlhf_lab.views.dots import seed_dots
 
 SETTINGS = dict(
     preset="reel",
@@ -84,27 +81,34 @@ predictions = Predictions()
 # %% [markdown]
 # ## SmolLM2, stored
 #
-# One run of SmolLM2-135M-Instruct and its placebo are stored: **one seed**, six phases of 16 texts, 48 fresh texts of each
-# model, about 7 CPU minutes.
+# We stored runs of SmolLM2-135M-Instruct and of its placebo with **three seeds**, each with six phases of 16 texts, and
+# evaluated them on 48 fresh texts. The figure shows how much the scores of two raters rose, in standard deviations (sd),
+# how far each run moved from the reference, and how much a difference of two logits shifted.
 
 # %%
 RECORDS = ("a_real_model", "a_real_model_real")  # of the stand-in, and of the real model
-tables = stored_figures(RECORDS[1])["tables"]
-rows = [[table, name, x[0]] for table, found in tables.items() for name, x in found.items()]
-show_table(["SmolLM2, seed 1", "model", "value"], rows, digits=2)
+tables = stored_figures(RECORDS[1])["tables"].values()
+labels = zip(("{}, sd", "KL of the {}, nats", "logit difference, {}, nats"), tables, strict=True)
+rows = {text.format(name): (x[0], x[1:]) for text, found in labels for name, x in found.items()}
+seed_dots(rows, "SmolLM2 and its placebo (this run: seed 1)", digits=2)
 
 # %% [markdown]
-# The placebo moved *further* than the run, by 1.54 nats and 1.35 nats. It shifted the difference of two logits by 0.49, and
-# the run by 0.63. Without a placebo, a report would call most of this shift an effect of the reward. The classifier of the
-# training run sees a difference of 0.66 standard deviations, and a second rater 0.40. One seed of a short run: not what SmolLM2
-# does in general.
+# Three seeds are too few to measure an effect, but you can ask whether it has the same direction in all of them. With
+# every seed, the run beats its placebo by both raters and by the logit difference. Compared with the base model, the
+# classifier's score rises by 0.47 to 0.75 sd, and the second rater's by 0.13 to 0.37.
+#
+# Now look at the placebo. Its reward is meaningless, and yet it moves by 0.99 to 1.35 nats, while the real reward moves
+# the model by 1.32 to 2.05. With one of the seeds, its classifier score rises by 0.35, compared with 0.47 for the run.
+# Without a placebo, you would have reported all of the 0.47 as an effect of the reward. These runs are too short to show
+# what SmolLM2 does in general.
 #
 # ## The model
 #
-# `SCALE` chooses the model of the cells below: `"local"` for `smollm2/` and `minilm-sentiment/` in the folder of
-# `RLHF_LAB_REAL_MODELS`, `"hub"` for the same language model and another classifier from the Hugging Face hub (0.5 GB), and
-# `"stand-in"` for Reel. `"auto"` is local if the variable is set, and otherwise the stand-in. The reward is for the class that
-# the base model generates less: *negative* for SmolLM2, *positive* for Reel. The text below calls it the wanted class.
+# `SCALE` chooses the model for the cells below. `"local"` uses `smollm2/` and `minilm-sentiment/` from the folder in
+# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub (0.5
+# GB). `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward is for
+# the class that the base model generates less often, which is *negative* for SmolLM2 and *positive* for Reel. We call
+# this the wanted class.
 
 # %%
 SCALE = "auto"  # or "stand-in", "local", "hub"
@@ -125,11 +129,11 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 # %% [markdown]
 # ## Train a run and a placebo
 #
-# Both runs use LoRA: the weights are frozen, and $\frac{\alpha}{r} A B$ of rank $r = 8$ is learned next to each attention
-# matrix. Without the adapters the same model *is* the reference.
+# Both runs use LoRA: the weights are frozen, and each attention matrix gets a learned update $\frac{\alpha}{r} A B$ of
+# rank $r = 8$. Without these adapters, the model *is* the reference.
 #
-# The reward of the **placebo** is a hash of the text: a number between 0 and 1 that is always the same for the same text, and
-# about which nothing can be learned. Settings, seed and number of steps are the same. How far will the placebo move from the
+# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text, but
+# has no pattern that the policy could learn. Everything else is the same. How far will the placebo move from the
 # reference, compared with the run, in KL per sequence?
 
 # %%
@@ -165,9 +169,9 @@ curves(
 )
 
 # %% [markdown]
-# From here on, forget the trainers. Three models remain: `base` (without adapters), `tuned` and `placebo`. Rewards logged in
-# training belong to a policy that changed in the meantime, and each phase has few texts. So all three generate **fresh texts,
-# with the same random numbers**: text $i$ starts the same way in each model.
+# From here on, forget the trainers and the rewards they logged, because the policy kept changing, and each phase only has
+# a few texts. Three models remain: `base` (without adapters), `tuned` and `placebo`. They generate **fresh texts with the
+# same random numbers**, so text $i$ starts the same way in each of them.
 
 # %%
 base = without_adapters(trainer.policy.base_model)
@@ -190,9 +194,9 @@ show_table(["model", "text"], [[name, texts[name][i]] for i in range(2) for name
 # %% [markdown]
 # ## A second rater
 #
-# The policy was optimized against the classifier, so of all raters this one is the least trustworthy. Take another that was not
-# used in training. It need not be good; it must have *other* weaknesses. Here it is a list of words: the number of words of the
-# wanted class minus those of the other class. (It does not understand "wasn't".)
+# The policy was optimized against the classifier, so the classifier is the rater you should trust least. So you need
+# another rater. It doesn't have to be good, but it has to have *different* weaknesses. Here we use a word list: the
+# number of words of the wanted class, minus the number of words of the other class. (It doesn't understand "wasn't".)
 
 # %%
 GOOD = """good great wonderful fantastic excellent brilliant lovely perfect superb amazing beautiful
@@ -223,17 +227,18 @@ means = {
 show_intervals("model", means)
 
 # %% [markdown]
-# Are the differences larger than noise? The texts come in pairs with the same random numbers, so test the *differences*. If
-# two models were equal, a coin could decide which text of a pair is called tuned and which base: each difference could as well
-# have the opposite sign. Draw signs many times, and count how often the mean difference is as far from 0 as the real one. This
-# is a **permutation test** (Fisher 1935), which assumes nothing about the distribution.
+# Are these differences larger than noise? The texts come in pairs that share their random numbers, so you can test the
+# *differences*. If two models were equal, you could flip a coin to decide which text of a pair is called tuned and which
+# is called base. So each difference could just as well have the opposite sign. Draw random signs many times, and count
+# how often the mean difference ends up as far from 0 as the real one. This is a **permutation test** (Fisher 1935), and
+# it assumes nothing about the distribution.
 
 # %%
 from rlhf_lab.functional import paired_permutation_test  # exercise
 
 # %% [markdown]
-# The two raters have different units. To compare them, divide each mean difference by the standard deviation of the rater over
-# the texts of the base. Which rater sees the larger effect?
+# The two raters have different units. To compare them, we divide each mean difference by the rater's standard deviation
+# over the base model's texts. Which rater sees the larger effect?
 
 # %%
 sees_more = "classifier"  # predict: "about the same", "word list" or "classifier"
@@ -259,16 +264,16 @@ limits = {"under a third": 1 / 3, "about as far": 1.5, "further": np.inf}
 predictions.compare("the placebo moves, relative to the run,", placebo_moves, moved, limits)
 
 # %% [markdown]
-# Two raters that agree on the direction are worth more than one rater that is certain. If only the classifier saw an effect, the
-# policy would have learned to please the classifier. In the rows of the placebo there is nothing to find, and of such tests one
-# in twenty has p < 0.05.
+# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier saw an
+# effect, the policy may have learned nothing but to please it. In the placebo rows there is nothing to find, but even so,
+# one in twenty such tests has p < 0.05.
 #
 # ## Worth its KL?
 #
-# An optimal policy is not known here. But one policy needs no training: let the base generate $n$ texts, and keep the text with
-# the highest score of the classifier. Its KL is at most $\log n - \frac{n-1}{n}$, and its mean reward can be estimated without
-# bias from one pool of texts (`best_of_n_mean`). A run with less reward at the same KL was not worth training; a run with more
-# reward *by the second rater* was. Where is the run?
+# We can't compute the optimal policy here. But there is one policy that needs no training: let the base model generate
+# $n$ texts, and keep the one with the classifier's highest score. Its KL is at most $\log n - \frac{n-1}{n}$, and you can
+# estimate its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a run has less reward at the
+# same KL, it was not worth training. If it has more, *according to the second rater*, it was. Where is our run?
 
 # %%
 position = "below"  # predict: "above", "on the line" or "below"
@@ -309,13 +314,14 @@ curves(
 )
 
 # %% [markdown]
-# Best-of-n is a strong baseline for short runs. Its KL is at most the bound, so its true line is further left. But it is not a
-# policy: it generates $n$ texts for each that it keeps.
+# For short runs, best-of-n is a strong baseline, and even stronger than the plot shows: its KL is at most the bound, so
+# the true line is further to the left. But it is not a policy. For each text that it keeps, it has to generate $n$.
 #
 # ## Causes
 #
-# So far you only described a difference. Now intervene, as in {lesson:what_rlhf_changed}. At any size you can take prompts of
-# one form, and the difference of two logits after them. How large is its shift, and is it larger than that of the placebo?
+# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of any
+# size, you can take prompts of the same form, and compare two logits after them. How far does training shift their
+# difference, and how far does the placebo?
 
 # %%
 lead = ("loved", "hated") if on_reel else (" great", " terrible")
@@ -348,33 +354,25 @@ for name, shift in shifts.items():
 over_seeds.compare("shift of the logit difference", {n: x.mean().item() for n, x in shifts.items()})
 
 # %% [markdown]
-# **Patch** the output of each layer's attention or MLP from the tuned model into the base (which outputs suffice?), and from
-# the base into the tuned model (which are needed?). The table has the eight largest of many effects, so the largest is
-# overestimated.
+# **Patch** the output of each layer's attention or MLP from the tuned model into the base model to see which outputs are
+# sufficient, and from the base model into the tuned model to see which are necessary. The table only shows the eight
+# largest of many effects, so it overestimates the largest one.
 
 # %%
-places = {
-    f"L{i} {kind}": PatchPlace(f"blocks.{i}.hook_{kind}_out")
-    for i in range(base.cfg.n_layers)
-    for kind in ("attn", "mlp")
-}
+sites = [(i, kind) for i in range(base.cfg.n_layers) for kind in ("attn", "mlp")]
+places = {f"L{i} {kind}": PatchPlace(f"blocks.{i}.hook_{kind}_out") for i, kind in sites}
 old, new = Side(base, prompts), Side(models["tuned"], prompts)
 into = patch_activations(old, new, places, -1, ids).fractions()
 out = patch_activations(new, old, places, -1, ids).fractions()
 value = lambda found: 0.0 if found.value is None else found.value.item()
 largest = sorted(into, key=lambda name: -value(into[name]))[:8]
-show_intervals(
-    "fraction of the shift",
-    {
-        how: {n: found[n] for n in largest}
-        for how, found in (("into base", into), ("out of tuned", out))
-    },
-    "prompts",
-)
+effects = {"into base": into, "out of tuned": out}
+effects = {how: {name: found[name] for name in largest} for how, found in effects.items()}
+show_intervals("fraction of the shift", effects, "prompts")
 
 # %% [markdown]
-# An MLP without an adapter can carry the shift: its weights are unchanged, but its input has changed. All adapters have
-# rank 8. Which fraction of the shift remains if you cut each to its strongest direction?
+# Even an MLP without an adapter can carry the shift: its weights are unchanged, but its input isn't. All adapters have
+# rank 8. How much of the shift remains if you reduce each of them to its strongest direction?
 
 # %%
 at_rank_one = "under a third"  # predict: "under a third", "in between" or "over two thirds"
@@ -382,10 +380,8 @@ at_rank_one = "under a third"  # predict: "under a third", "in between" or "over
 # %%
 ranks, cut = (0, 1, 2, 4, 8), {}
 for rank, model in zip(ranks, truncations(base, models["tuned"], ranks), strict=True):
-    fraction = F.recovered_fraction(
-        differences["tuned"], differences["base"], logit_difference(model)
-    )
-    cut[f"rank {rank}"] = fraction
+    ends = differences["tuned"], differences["base"]
+    cut[f"rank {rank}"] = F.recovered_fraction(*ends, logit_difference(model))
 show_intervals("all changes cut to", {"fraction of the shift": cut}, "prompts")
 limits = {"under a third": 1 / 3, "in between": 2 / 3, "over two thirds": np.inf}
 predictions.compare("rank 1", at_rank_one, value(cut["rank 1"]), limits)
@@ -393,18 +389,19 @@ predictions.compare("rank 1", at_rank_one, value(cut["rank 1"]), limits)
 # %% [markdown]
 # ## The report
 #
-# A claim that a reader can check has five parts: a sentence, a number with its interval and its $n$, a control, a decision, and
-# a measurement that would refute it. In a `Claim` these are the fields `says`, `effect` (tuned minus base), `beyond_control`
-# (tuned minus control), `holds` and `refuted_by`, which must contain a number. You have three columns for each measure: tuned,
-# base and placebo, text by text. When may you claim that *the reward* moved the measure? Write the function that decides. It has
-# no steps; the check knows cases in which the control moved as much, or more, or is not known precisely enough.
+# A claim that a reader can check has five parts: a sentence, a number with its interval and $n$, a control, a decision,
+# and a measurement that would refute it. `Claim` has a field for each of them: `says`, `effect` (tuned minus base),
+# `beyond_control` (tuned minus control), `holds`, and `refuted_by`, which has to contain a number. For each measure you
+# get three columns, one number per text: tuned, base and placebo. When can you claim that *the reward* moved the measure?
+# Write the function that decides. This time there are no steps to follow. The check tries cases in which the control
+# moved just as far, or further, or in which its effect is too uncertain.
 
 # %%
 from rlhf_lab.course.exercises.real import my_claim  # exercise
 
 # %% [markdown]
-# Which of these four claims will hold: the score of the classifier, the word list, the length of the texts, and the number of
-# different words in each?
+# The next cell tests four claims: that training moved the classifier's score, the word list, the length of the texts, and
+# the number of different words per text. How many of them will hold?
 
 # %%
 claims_hold = 3  # predict: a number from 0 to 4
@@ -420,13 +417,13 @@ show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 
 # %% [markdown]
-# Report how many claims you looked at, not only those that hold. Of wrong claims, about one in forty holds by chance on one
-# side of a 95 % interval.
+# In a report, state how many claims you looked at, not only the ones that hold. About one in forty wrong claims holds by
+# luck, on one side of a 95 % interval.
 #
 # ## The true reward
 #
-# On the stand-in, each text has a true reward. Grade your report with it. On a real model this cell has nothing to show, and the
-# report above is all you have.
+# With the stand-in, each text has a true reward, so you can now grade your report. With a real model this cell has
+# nothing to show, and the report above is all you have.
 
 # %%
 if on_reel:
@@ -439,12 +436,15 @@ if on_reel:
         print(f"correlation with the true reward, {rater}: {columns.corrcoef()[0, 1].item():.2f}")
 
 # %% [markdown]
-# On the stand-in the claim is true: the true reward rises from 0.50 to 0.84, and that of the placebo does not (0.47). The
-# classifier has a correlation of 0.99 with the true reward, and the word list 0.84. On a real model you know neither number,
-# and the placebo and the second rater are your only evidence.
+# With the stand-in, the claim is true: the true reward rises from 0.50 to 0.84, while the placebo's doesn't (0.47). The
+# classifier's correlation with the true reward is 0.99, and the word list's is 0.84. With a real model you know neither
+# number, so the placebo and the second rater are your only evidence.
 #
 # ## What surprised you
 
 # %%
 predictions.show()
 progress()
+
+# %% [markdown]
+# In the last lesson, {lesson:your_question}, you apply all of this to a question that you choose yourself.

@@ -18,18 +18,19 @@ def paired_permutation_test(
     draws: int = 2000,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Compute the two-sided p-value of the mean difference of pairs.
+    """Compute the two-sided p-value of the mean difference between pairs.
 
-    1. Take the difference of each pair; the mean of all of them is what was observed.
-    2. Draw signs for all pairs and draws by `torch.randint(2, (draws, batch),
-       generator=generator)`, where 0 means -1: without an effect, each difference could as well
-       have had the other sign.
-    3. Take the mean of the differences with the signs of each draw.
-    4. Count the draws whose mean is at least as far from 0 as the observed one, where equal within
-       1e-9 of it counts as equal. The observed one is a draw too: (1 + count) / (1 + draws).
+    1. Take the difference of each pair. The mean of these differences is what you observed.
+    2. Draw a sign for each pair in each draw, with `torch.randint(2, (draws, batch),
+       generator=generator)`, where 0 means -1. If there is no effect, each difference could just as
+       well have had the opposite sign.
+    3. For each draw, flip the signs of the differences, and take their mean.
+    4. Count the draws whose mean is at least as far from 0 as the observed one. To allow for
+       rounding, means that agree to 1e-9 (relative) count as equal. The observed mean is a draw
+       too, so p is (1 + count) / (1 + draws).
 
-    Signs are the same every time unless a `generator` (of the CPU) is passed. Computed on the CPU
-    in float64. Raises ValueError for fewer than 100 draws, for nan, and if there is no pair.
+    The signs are the same in every call unless you pass a (CPU) `generator`. Computed on the CPU in
+    float64. Raises ValueError for fewer than 100 draws, for nan, and if there is no pair.
 
     p = (1 + #{|mean s d| >= |mean d|}) / (1 + draws)    (Fisher 1935; Phipson and Smyth 2010)
     """
@@ -50,17 +51,18 @@ def paired_permutation_test(
 def seed_interval(
     treated: Float[Tensor, " seeds"], control: Float[Tensor, " seeds"], level: float = 0.95
 ) -> Interval:
-    """Compute the mean difference of paired runs, one pair per seed, with its interval over seeds.
+    """Compute the mean difference between paired runs, one pair per seed, with its interval.
 
-    1. Take the difference of each pair, treated minus control, in float64; their mean is the value.
-    2. Its standard error is their unbiased standard deviation over the root of their number n.
-    3. The interval reaches `t_two_sided(level, n - 1)` standard errors to either side: return
+    1. Take the difference of each pair, treated minus control, in float64. Their mean is the value.
+    2. The standard error is the unbiased standard deviation of the n differences over sqrt(n).
+    3. The interval extends `t_two_sided(level, n - 1)` standard errors to either side. Return
        `Interval(value, low, high, n, level)`.
-    4. A single pair has no interval: low and high are None, and `why="one seed"` is added.
+    4. A single pair has no interval. In this case low and high are None, and you add
+       `why="one seed"`.
 
-    Entry i of both belongs to seed i. With three seeds the factor is 4.3, where a normal
-    distribution has 1.96. Assumes that differences over many seeds are about normal. Raises
-    ValueError for nan or inf, for a level outside 0 to 1, and if there is no seed.
+    Entry i of both tensors belongs to seed i. With three seeds the factor is 4.3, compared with
+    1.96 for a normal distribution. The interval assumes that differences over many seeds are about
+    normally distributed. Raises ValueError for nan, inf, empty tensors, or a level outside 0 to 1.
 
     mean(d) +- t_{n-1} std(d) / sqrt(n)    (Student 1908; Agarwal et al. 2021, arXiv 2108.13264, on
     runs over few seeds)
