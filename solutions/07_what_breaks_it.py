@@ -26,8 +26,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. Running all the cells takes about 75 seconds on one core and needs no network. If a
-# cell takes longer than 3 seconds, a note above it tells you, like this one:
+# About {minutes} minutes of work. All cells together take about 75 seconds on one core, and need no network. If a cell
+# takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (4 s on one core)
 
@@ -372,10 +372,9 @@ bars(
 #
 # ## Symptoms
 #
-# Most bad runs have nothing wrong with their reward. They have a bad setting. The table below shows four stored runs of
-# 12 phases, with three seeds each. One of the runs is healthy, and in each of the others one setting was changed. Each
-# entry is the mean of the last three phases, from the lowest to the highest seed. In which run does the value head fail
-# to learn?
+# Most bad runs simply have a bad setting. The table below shows four stored runs of 12 phases, with three seeds each. One
+# of the runs is healthy, and in each of the others one setting was changed. Each entry is the mean of the last three
+# phases, from the lowest to the highest seed. In which run does the value head fail to learn?
 
 # %%
 no_value_head = "A"  # predict: "A", "B", "C" or "D"

@@ -4,13 +4,14 @@
 # By the end of this lesson you can follow what a policy represents while it trains, and test whether the model uses what
 # a probe reads.
 #
-# A reward curve shows *that* a policy learns. Here you train *probes* on its activations: small classifiers that predict
-# a property of the text. A probe finds information. Whether the model uses this information is a different question: to
-# answer it, erase the information and look at the behavior.
+# A reward curve shows *that* a policy learns, but not what changes inside it. To see that, you train *probes* on its
+# activations: small classifiers that predict a property of the text. A probe tells you that information is present.
+# Whether the model uses it is a different question. To answer that one, you erase the information and watch what happens
+# to the behavior.
 #
 # **You will be able to**
-# - attach probes to a run, and check that they do not change it;
-# - recognize a probe that has become outdated during training;
+# - attach probes to a run, and check that they don't change it;
+# - recognize when a probe has gone stale during training;
 # - erase a label from activations with LEACE, and choose the controls that such an experiment needs.
 #
 # **You need** {lesson:the_policy}.
@@ -19,8 +20,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 90 seconds on one core, without a network. Cells that
-# take more than 3 seconds have a note with their time:
+# About {minutes} minutes of work. All cells together take about 90 seconds on one core, and need no network. If a cell
+# takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (4 s on one core)
 
@@ -67,8 +68,8 @@ truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 # %% [markdown]
 # ## Probes on a run
 #
-# The text that a policy samples changes while it learns. To see changes of the *policy*, use the same text in every
-# phase: 768 reviews that the grammar samples, each with a hidden label, positive or negative.
+# As a policy learns, the texts that it samples change. But you want to see how the *policy* changes, so you need the same
+# texts in every phase. Here we use 768 reviews sampled from the grammar, each with a hidden label: positive or negative.
 
 # %%
 if truth is not None:
@@ -89,13 +90,13 @@ for row in range(2):
     print("positive:" if positive[row] else "negative:", trainer.tokenizer.decode(text[row]))
 
 # %% [markdown]
-# Each position of a review has a name: `ADJ 2` is the adjective of the second clause, `CONN 2` the "and" or "but" before
-# that clause, `ASP` its noun, `COP` "was" or "wasn't" and `ADV` its adverb. `STOP`, `I`, `VERB`, `IT`, `END` and `TAG`
-# are the end (". i loved it . thanks"). A number at a position is about the state *after* that token. At `I` the model is
-# about to choose the verdict.
+# Each position in a review has a name. `ADJ 2` is the adjective of the second clause, `ASP 2` its noun, `COP 2` "was" or
+# "wasn't", `ADV 2` its adverb, and `CONN 2` the "and" or "but" before that clause. `STOP`, `I`, `VERB`, `IT`, `END` and
+# `TAG` are the end of the review (". i loved it . thanks"). A number at a position describes the state *after* that
+# token. So at `I`, the model is just about to choose the verdict.
 #
-# A suite is a set of probes that record one run. `Direction` fits a probe for the label at every position, again in every
-# recorded phase. `FrozenProbe` fits one at `I` in phase 0, and uses it unchanged in later phases.
+# A suite is a set of probes that record the same run. `Direction` fits a new probe for the label at every position, in
+# every recorded phase. `FrozenProbe` fits one probe at `I` in phase 0, and keeps using it in later phases.
 #
 # (9 s on one core)
 
@@ -114,8 +115,9 @@ print(f"reward {reports[0].mean_reward:.2f} -> {reports[-1].mean_reward:.2f} in 
 print(f"{sum(c.ok for c in run.checks())} of {len(run.checks())} checks of the records passed")
 
 # %% [markdown]
-# `Run` reads everything from the folder of the run. Each record has identities that it must satisfy. Did the probes
-# change the run? Train a twin without probes for two phases, and compare its weights with those of the watched run.
+# `Run` reads everything back from the run's folder, and checks identities that each record has to satisfy. Did the probes
+# change the run? To find out, train a twin without probes for two phases, and compare its weights with those of the
+# watched run.
 
 # %%
 twin_weights = "bitwise identical"  # predict: "bitwise identical", "nearly equal" or "different"
@@ -130,21 +132,23 @@ found = "bitwise identical" if gap == 0 else "nearly equal" if gap < 1e-5 else "
 predictions.compare("weights with and without probes", twin_weights, found)
 
 # %% [markdown]
-# Probes run separate forward passes and draw no random numbers of the run.
+# The probes run their own forward passes, and draw none of the run's random numbers.
 #
 # ## A direction for sentiment
 #
-# Is "this review will be positive" a direction in the residual stream? There are two common ways to find one: the
-# difference of the two class means, and Fisher's linear discriminant (lda), which also divides by the covariance $S$
-# within the classes. Return `Fitted(direction, threshold)`. The ridge adds `ridge` times the mean of its diagonal.
+# Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a
+# direction. One is the difference of the two class means. The other is Fisher's linear discriminant (lda), which also
+# divides by the covariance $S$ within the classes. Your function returns `Fitted(direction, threshold)`. The ridge adds
+# `ridge` times the mean of $S$'s diagonal.
 
 # %%
 from rlhf_lab.probes.direction import fit_direction  # exercise
 
 # %% [markdown]
-# How well does lda at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? The best
-# possible classifier is Bayes' rule with the probabilities of the grammar. It makes errors, too, because a positive
-# reviewer may write negative clauses. ("0 pre" is the embedding of "i", "post" is after the MLP of a block.)
+# How well does lda at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? No classifier
+# can do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive
+# reviewer sometimes writes negative clauses. (In the table, "0 pre" is the embedding of "i", and "post" means after a
+# block's MLP.)
 
 # %%
 lda_accuracy = "as good as Bayes' rule"  # predict: "more than 2 points worse", "as good as Bayes' rule" or "better than it"
@@ -156,10 +160,8 @@ at_verdict = lambda record, name: [row[verdict] for row in record[name]]
 layers = [short_site(site) for site in before["sites"]]
 columns = [at_verdict(before, "accuracy"), at_verdict(after, "accuracy")]
 columns.append(at_verdict(after, "accuracy_shuffled"))
-show_table(
-    ["layer", "before training", "after training", "after, shuffled labels"],
-    zip(layers, *columns, strict=True),
-)
+names = ["layer", "before training", "after training", "after, shuffled labels"]
+show_table(names, zip(layers, *columns, strict=True))
 print(f"accuracy of lda at I on {before['sequences']['held']} held-out reviews")
 cosines = [at_verdict(after, x)[-1] for x in ("cosine_with_reference", "split_half_cosine")]
 print(f"cosine of lda before and after training: {cosines[0]:.2f}; of two halves: {cosines[1]:.2f}")
@@ -171,13 +173,14 @@ if truth is not None:
     predictions.compare("before training, lda at the last layer is", lda_accuracy, found)
 
 # %% [markdown]
-# Before training, lda at the last layer is as good as Bayes' rule (0.96): at `I` the model represents all there is to
-# know about the label. After training it is nearly as good (0.93). The embedding contains nothing about it.
+# Before training, lda at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything there
+# is to know about the label. After training it is almost as good (0.93). The embedding contains no information about the
+# label.
 #
-# Be careful with cosines. The lda directions before and after training have a cosine of 0.29. But two lda directions that
-# are fitted to two halves of the *same* activations have a cosine of only 0.42: in dozens of dimensions many directions
-# separate the classes, and small differences in the covariance decide which of them lda returns. Before you conclude that
-# a direction turned, compare two fits of the same data.
+# Be careful with cosines. The lda directions before and after training have a cosine of only 0.29. But if you fit lda to
+# two halves of the *same* activations, their cosine is only 0.42. With dozens of dimensions, many directions separate the
+# classes, and small differences in the covariance decide which of them lda returns. Before you conclude that a direction
+# has turned, compare two fits of the same data.
 
 # %%
 heatmap(
@@ -189,24 +192,21 @@ heatmap(
 )
 
 # %% [markdown]
-# Compare the rows: at most positions the accuracy hardly changes in training. The policy has learned to *write*
-# something else, and still represents which reviews are negative. At `I` lda matches Bayes' rule, but not at the adjectives.
+# Compare the rows of this heatmap: at most positions, training hardly changes the accuracy. The policy has learned to
+# *write* something else, but it still represents which reviews are negative. Note also that lda matches Bayes' rule at
+# `I`, but not at the adjectives.
 #
 # ### A probe from before training
 #
-# These probes were fitted again in every phase. A monitor in practice is often fitted once. `FrozenProbe` keeps the
-# difference of means of phase 0, with its threshold. How accurate is it in the last phase, compared with a new fit?
+# So far, each phase had a new fit. In practice, a monitor is often fitted only once. `FrozenProbe` keeps the difference
+# of means from phase 0, together with its threshold. How accurate is it in the last phase, compared with a new fit?
 
 # %%
 frozen_probe = "more than 5 points worse"  # predict: "as good", "1 to 5 points worse" or "more than 5 points worse"
 
 # %%
 records = run.records("frozen_probe")
-names = {
-    "accuracy_frozen": "accuracy",
-    "called": "calls positive",
-    "cosine": "cosine with a new fit",
-}
+names = dict(accuracy_frozen="accuracy", called="calls positive", cosine="cosine with a new fit")
 columns = {name: [record[key][-1] for record in records] for key, name in names.items()}
 worse = [-record["gap"][-1] for record in records]
 columns["accuracy of a new fit"] = [a + b for a, b in zip(columns["accuracy"], worse, strict=True)]
@@ -222,17 +222,18 @@ curves(
 )
 
 # %% [markdown]
-# In the last phase the frozen probe has an accuracy of 0.71, and a new fit 0.86, although their directions have a cosine
-# of 0.96. The error is in the threshold: the policy now leans toward praise in all reviews, so all states have moved
-# along the direction, and the probe calls 82 % of them positive. The runs with other seeds agree. A monitor that is fitted
-# before training has to be recalibrated.
+# In the last phase, the frozen probe has an accuracy of 0.71, while a new fit has 0.86. Yet their directions have a
+# cosine of 0.96, so the direction is not the problem. The threshold is: the policy now leans toward praise in all
+# reviews, which shifts all states along the direction, and the probe calls 82 % of them positive. The runs with other
+# seeds agree. So if you fit a monitor before training, you have to recalibrate it later.
 #
 # ## Read, erase, use
 #
-# A probe shows that sentiment can be *read*. Does the model *use* it to choose between "loved" and "hated"? Remove it
-# from the activations, and look at the choice. The *gap* is how much larger the logit difference of "loved" and "hated"
-# is in positive reviews than in negative ones, on average. On reviews that nothing was fitted to, `decide_without`
-# measures the gap, and the accuracy of an lda that is fitted *after the erasure*, at the erased layer and the last.
+# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved" and
+# "hated"? To find out, remove it from the activations and look at the choice. Our measure is the *gap*: how much larger
+# the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
+# `decide_without` measures the gap on reviews that nothing was fitted to. It also reports the accuracy of a new lda that
+# is fitted *after the erasure*, both at the erased layer and at the last layer.
 
 # %%
 base = run.policy(0)
@@ -263,13 +264,14 @@ most = lambda x: "all of it" if x > 0.9 else "next to nothing" if x < 0.25 else 
 # %% [markdown]
 # ### An experiment with a known result
 #
-# The obvious experiment removes a direction from the final residual stream and measures the gap. But its result is
-# algebra. Up to the scale of the norm, a linear map $u$ turns the final residual stream into the logit difference. With
-# $d$ the difference of class means, the gap is $u \cdot d$, and without a unit vector $a$ (in the code: mu, and `d` for $a$)
+# The obvious experiment is to remove a direction from the final residual stream, and to measure the gap. But there, the
+# result is mere algebra. Up to the norm's scale, a linear map $u$ turns the final residual stream into the logit
+# difference. If $d$ is the difference of class means, the gap is $u \cdot d$. After you remove a unit vector $a$ (in the
+# code, $a$ is `d`, and $d$ is `axes["mean"]`), the gap is
 #
 # $$u \cdot (d - (a \cdot d)\, a) = u \cdot d \; \left(1 - \frac{\cos(a, d) \cos(a, u)}{\cos(d, u)}\right)$$
 #
-# What is left after ablating (removing) the lda direction?
+# How much of the gap is left after you ablate (remove) the lda direction?
 
 # %%
 left_without_lda = "all of it"  # predict: "all of it", "about half" or "next to nothing"
@@ -285,26 +287,27 @@ for name, d in axes.items():
         predictions.compare("of the gap, without lda, is left", left_without_lda, most(left))
 
 # %% [markdown]
-# The lda direction has a cosine of about 0 with $d$. With $\cos(a, d) = 0$ the fraction in the formula is 0: the whole
-# gap is left, whether or not the model uses this direction. And a new lda, fitted after the ablation, is as accurate as
-# before, so nothing was erased. The difference of means is $d$ itself, so the gap disappears in any model.
+# The lda direction has a cosine of about 0 with $d$. If $\cos(a, d) = 0$, the fraction in the formula is 0, so the whole
+# gap remains, whether or not the model uses this direction. A new lda, fitted after the ablation, is also as accurate as
+# before, so nothing was erased. The difference of means, on the other hand, is $d$ itself, so ablating it removes the gap
+# in any model.
 #
 # ### LEACE
 #
-# When is every linear probe blind to a label? A probe $w \cdot x$ is useless if it does not covary with the label, and
+# When is a label invisible to every linear probe? A probe $w \cdot x$ is useless if it doesn't covary with the label, and
 # this is true for all $w$ if and only if the two class means are equal. LEACE (Belrose et al. 2023,
-# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes them equal and moves $x$ least. $S$ is
-# the covariance of all $x$, $\mu$ their mean, and $d$ the difference of the class means:
+# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes the means equal, and moves $x$ as little as
+# possible. With the covariance $S$ and the mean $\mu$ of all $x$, and the difference $d$ of the class means:
 #
 # 1. Whiten: $y = S^{-1/2} (x - \mu)$. The class means now differ by $v = S^{-1/2} d$.
 # 2. The smallest change that makes the means equal is a projection: $y - v \, (v \cdot y) / (v \cdot v)$.
-# 3. Transform back. $S^{1/2} v = d$ and $v \cdot y = d^\top S^{-1} (x - \mu)$, so
+# 3. Transform back. Since $S^{1/2} v = d$ and $v \cdot y = d^\top S^{-1} (x - \mu)$, you get
 #
 # $$r(x) = x - d \; w \cdot (x - \mu), \qquad w = \frac{S^{-1} d}{d^\top S^{-1} d}$$
 #
-# LEACE reads with the direction of lda, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
-# component along $d$; LEACE removes what the best linear reader reads. Return `Eraser(mean, axis, reader)`: $\mu$, $d$
-# and $w$. Use float64 (`exact(x)`) and the ridge of `fit_direction`.
+# So LEACE reads with the lda direction, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
+# component along $d$, while LEACE removes what the best linear reader reads. Your function returns `Eraser(mean, axis,
+# reader)`, which are $\mu$, $d$ and $w$. Use float64 (`exact(x)`), and the same ridge as in `fit_direction`.
 
 # %%
 from rlhf_lab.probes.erasure import fit_leace  # exercise
@@ -312,12 +315,12 @@ from rlhf_lab.probes.erasure import fit_leace  # exercise
 # %% [markdown]
 # ### Does the verdict need it?
 #
-# Now erase in the middle of the network, where the result is not algebra: after block 0, at *every* position up to `I`,
-# because block 1 reads all of them. This is amnesic probing (Elazar et al. 2021,
-# [2006.00995](https://arxiv.org/abs/2006.00995)).
+# Now erase the label in the middle of the network, where the result is not algebra. We do this after block 0 and at
+# *every* position up to `I`, because block 1 reads from all of them. This is known as amnesic probing (Elazar et al.
+# 2021, [2006.00995](https://arxiv.org/abs/2006.00995)).
 #
 # Two controls erase something else, 20 times each: LEACE of shuffled labels, and ablation of random directions with the
-# covariance of the activations. How much of the gap is left after LEACE of the true labels?
+# activations' covariance. How much of the gap is left after LEACE of the true labels?
 
 # %%
 gap_after_leace = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -363,36 +366,34 @@ for name in ("reel-nano-b", "reel-nano-c") if truth else ():
     print(f"{name}: gap left after LEACE {left:.2f}, after 5 shuffled {low:.2f} to {high:.2f}")
 
 # %%
-means = torch.stack([results[name].mean(0) for name in order], 1).tolist()
-lows = torch.stack([results[name].amin(0) for name in order], 1).tolist()
-highs = torch.stack([results[name].amax(0) for name in order], 1).tolist()
-measures = ["gap left", "lda fitted there", "lda fitted at the last layer"]
+measures = ("gap left", "lda fitted there", "lda fitted at the last layer")
+column = lambda i, summary: [summary(results[name][:, i]).item() for name in order]
 bars(
     order,
-    dict(zip(measures, means, strict=True)),
+    {name: column(i, torch.mean) for i, name in enumerate(measures)},
     "what is left after an erasure (controls: mean and range of 20)",
     "fraction of the gap; accuracy",
-    dict(zip(measures, zip(lows, highs, strict=True), strict=True)),
+    {name: (column(i, torch.amin), column(i, torch.amax)) for i, name in enumerate(measures)},
 )
 
 # %% [markdown]
 # Compare LEACE with LEACE of shuffled labels, and the ablation of the means with random directions.
 #
-# - lda: nothing changes, as at the last layer. It needs no control.
-# - LEACE: the probe at the erased layer is close to 0.5 (0.58), and 6 % of the gap is left. LEACE of shuffled labels does
-#   neither. So the verdict depends on what a linear probe reads after block 0.
-# - The difference of means has the same effect as LEACE. But some *random* directions of the same kind leave only 0.39 of
-#   the gap, at an unchanged accuracy. An ablation along a direction of large variance does damage, with or without a
-#   meaning. Without its control, the ablation would prove little.
-# - After LEACE, lda at the last layer reads the label again (0.85): block 1 recomputes it from information that is not
-#   linear. The verdict does not use it. This is a label that is *readable and not used*.
+# - With lda, nothing changes, just as at the last layer. It doesn't need a control.
+# - With LEACE, the probe at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE of
+#   shuffled labels does neither. So the verdict depends on what a linear probe reads after block 0.
+# - The difference of means has the same effect as LEACE. But some *random* directions of the same kind leave only 39 % of
+#   the gap, without changing the accuracy. Ablating a direction of large variance does damage, no matter what it means.
+#   Without this control, the ablation would prove little.
+# - After LEACE, lda at the last layer can read the label again (0.85). Block 1 recomputes it from information that is not
+#   linear, but the verdict doesn't use it. So here is a label that is *readable and not used*.
 # - Two more base models, pretrained on Reel with other seeds, agree.
 #
 # ### Training with the label erased
 #
-# `trainer.intervene` changes activations during a whole run, in sampling and in learning. Train with the eraser of phase
-# 0 after block 0, and once more with an eraser of shuffled labels as the control. Does the policy still learn to get a
-# high reward?
+# `trainer.intervene` changes activations during a whole run, in sampling as well as in learning. The next cell trains
+# with the phase 0 eraser after block 0. As a control, it trains once more with an eraser of shuffled labels. Does the
+# policy still learn to get a high reward?
 #
 # (15 s on one core)
 
@@ -412,28 +413,26 @@ for name, policy in policies.items():
     leans = [decided.lean[side].mean() for side in (decided.positive, ~decided.positive)]
     gaps[name] = (leans[0] - leans[1]).item()
     accuracies[name] = decided.read_there.double().mean().item()
-show_table(
-    ["trained", "reward", "gap, label erased, nats", "lda after the eraser"],
-    [[name, rewards[name], gaps[name], accuracies[name]] for name in policies],
-    digits=2,
-)
+rows = [[name, rewards[name], gaps[name], accuracies[name]] for name in policies]
+show_table(["trained", "reward", "gap, label erased, nats", "lda after the eraser"], rows, digits=2)
 over_seeds.compare("gap with the label erased, nats", gaps)
 found = "as high" if rewards["no eraser"] - rewards["label erased"] < 0.1 else "at least 0.1 lower"
 found = found if rewards["label erased"] > reports[0].mean_reward + 0.05 else "not learned"
 predictions.compare("the reward with the label erased is", reward_if_erased, found)
 
 # %% [markdown]
-# The reward is nearly as high (0.96, and 0.98 without an eraser): to write praise, the policy does not need to know what
-# the review contains.
+# The reward is nearly as high as without an eraser (0.96 compared with 0.98). To write praise, the policy doesn't need to
+# know what the review contains.
 #
 # At the end of training, lda reads the label after the eraser with an accuracy of 0.90. Has the policy found a way around
-# the eraser? No: the policy that trained without an eraser shows the same. Training moves the activations so far that an
-# eraser of phase 0 no longer fits them.
+# the eraser? No, because the policy that trained without an eraser shows the same. Training simply moves the activations
+# so far that the phase 0 eraser no longer fits them.
 #
-# The gap is larger in the policy that trained with the label erased, in each of three seeds: 0.89, 1.52 and 2.09 nats, and
-# 0.57, 0.70 and 0.87 without an eraser. Did the policy learn to use what the eraser leaves? That is *not shown*. The control
-# changes the gap by as much, in the other direction (to -0.21, -0.51 and -0.11), although its eraser removes only a
-# shuffled label. The difference between two runs is an effect only if it exceeds what an irrelevant change causes.
+# With the label erased, the policy that trained this way has a larger gap in each of three seeds: 0.89, 1.52 and 2.09
+# nats, compared with 0.57, 0.70 and 0.87 nats without an eraser. Did it learn to use what the eraser leaves? This is *not
+# shown*. The control changes the gap by just as much in the other direction (to -0.21, -0.51 and -0.11), although its
+# eraser only removes a shuffled label. A difference between two runs only counts as an effect if it exceeds what an
+# irrelevant change does.
 #
 # ## What surprised you
 
@@ -444,7 +443,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Choose a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't", and test it with a
-# probe, an eraser, a shuffled control and an interval. What would make you give up the claim?
+# Choose a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't". Test it with a probe,
+# an eraser, a shuffled control and an interval. Before you start, write down what would make you give up the claim.
 #
-# Next: {lesson:what_rlhf_changed}.
+# In the next lesson, {lesson:what_rlhf_changed}, you compare a policy before and after training, and find out which parts
+# of it caused the difference.

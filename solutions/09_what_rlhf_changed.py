@@ -178,7 +178,7 @@ Html("".join(lines))
 # %% [markdown]
 # PPO uses 1.30 nats, while the optimal policy only needs 0.61. Both use most of it at the adjectives. But PPO also spends
 # 0.20 nats on avoiding "wasn't", more than it spends on the verdict, and it does so in each of the three stored seeds.
-# PPO has learned to write positive adjectives, and it avoids "wasn't" because "wasn't lovely" is not praise.
+# After all, PPO has learned to write positive adjectives, and "wasn't lovely" is not praise.
 #
 # ## Contributions to a logit difference
 #

@@ -1,23 +1,23 @@
 # %% [markdown]
 # # 13 Your own question
 #
-# By the end of this lesson you can turn a question about RLHF into a claim that runs can refute, test it over several seeds,
-# and report the result so others can check it.
+# By the end of this lesson you can turn a question about RLHF into a claim that runs can refute, test it over several
+# seeds, and report the result so others can check it.
 #
-# In the other lessons the questions were given. Here you ask one. Everything runs on Reel, and the runs are short on purpose:
-# they show the method and settle nothing. For a report, raise `total_phases` and `batch_size`, and use at least
-# five seeds.
+# In the other lessons, the questions came from us. Now you ask one yourself. Everything runs on Reel, and the runs are
+# deliberately short: they show you the method, but they don't settle anything. For a real report, raise `total_phases`
+# and `batch_size`, and use at least five seeds.
 #
-# **Before you believe a claim, your own included, check:**
+# **Before you believe a claim, including your own, check:**
 #
 # | if you see | check | because |
 # |---|---|---|
-# | a difference between two runs | the number of seeds | with one seed you know what happened once |
-# | an n of several hundred | which unit n counts | reviews of one run tell you nothing about another run |
-# | two settings that differ | which of them is the cause | a control differs in one thing |
-# | the largest of many numbers | how many were compared | the largest of many is large by chance |
+# | a difference between two runs | the number of seeds | with one seed, you only know what happened once |
+# | an n of several hundred | what n counts | many reviews from one run tell you nothing about another run |
+# | two settings that differ | which of them is the cause | a control differs in only one thing |
+# | the largest of many numbers | how many numbers were compared | the largest of many is large by chance |
 # | an interval that contains 0 | its width | "no difference" and "too few seeds" look the same |
-# | a component that attends to a word, or from which a probe can read it | a patch or an ablation | the model need not use it |
+# | a component that attends to a word, or lets a probe read it | a patch or an ablation | the model may not use it |
 #
 # **You need** {lesson:what_rlhf_changed}, or {lesson:a_real_model} if your question is about a real model.
 
@@ -25,8 +25,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work before your own question. All cells together run in about 25 seconds on a single core, without
-# a network. Cells that take more than 3 seconds have a note with their time, as the imports here:
+# About {minutes} minutes of work before your own question. All cells together take about 25 seconds on one core, and need
+# no network. If a cell takes longer than 3 seconds, a note above it tells you, like this one:
 #
 # (6 s on one core)
 
@@ -69,22 +69,24 @@ predictions = Predictions()
 # %% [markdown]
 # ## A difference over seeds
 #
-# Two runs that differ in one setting end with different rewards. Would the difference have the same sign with another seed?
-# Train both runs with each of n seeds. The two runs of a seed start from the same weights and draw the same random numbers, so
-# they have much in common. Therefore take the difference $d_i$ of each seed first, and then
+# Suppose two runs that differ in one setting end with different rewards. Would the difference have the same sign with
+# another seed? To find out, train both runs with each of n seeds. The two runs of a seed start from the same weights and
+# draw the same random numbers, so they have a lot in common. This common part cancels if you first take the difference
+# $d_i$ for each seed, and then compute
 #
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
-# $t_{n-1}$ is the factor of Student's t distribution. The standard deviation of three numbers is itself uncertain, and the
-# factor accounts for that. (The bootstrap of {lesson:the_policy} resamples the data. It is right for hundreds of reviews; three
-# numbers are too few.) `t_two_sided(level, degrees)` returns the factor.
+# Here $t_{n-1}$ is the factor from Student's t distribution, and `t_two_sided(level, degrees)` returns it. The factor
+# accounts for the fact that a standard deviation of three numbers is itself uncertain. (Why not the bootstrap from
+# {lesson:the_policy}? It resamples the data, which works well for hundreds of reviews, but not for three numbers.)
 
 # %%
 from rlhf_lab.functional import seed_interval  # exercise
 
 # %% [markdown]
-# How often do 95 % intervals over three seeds contain the true mean? Draw three differences from a normal distribution with
-# mean 0, many times, and count. For the bootstrap over the three: about 95 %, about two thirds, or less than half?
+# How often does a 95 % interval over three seeds contain the true mean? Let's draw three differences from a normal
+# distribution with mean 0, many times, and count. What will the result be for the bootstrap: about 95 %, about two
+# thirds, or less than half?
 
 # %%
 bootstrap_covers = "95 %"  # predict: "95 %", "two thirds" or "less than half"
@@ -111,19 +113,19 @@ predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], li
 #
 # ## A claim
 #
-# "What does the KL coefficient do?" is a question. "After six phases the mean reward is higher with `kl_coef` 0.1 than with
-# 1.0" is a claim: it can be wrong. A claim that pairs of runs can decide has
+# "What does the KL coefficient do?" is a question. "After six phases the mean reward is higher with `kl_coef` 0.1 than
+# with 1.0" is a claim, because it can be wrong. If pairs of runs are to decide a claim, it needs
 #
 # - a sentence with a *direction*;
-# - a *measure*: one number per run;
+# - a *measure*, which is one number per run;
 # - the *smallest effect* that matters, and an outcome that would *refute* the claim, both written down before the runs;
 # - a *treated* run and a *control*, which differ in one setting;
 # - the *seeds*.
 #
-# Write one. Settings to think about are `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`, `ent_coef`
-# and `reward_fn`. The measure is a number of `PhaseReport`, such as `mean_reward`, `true_reward`, `kl_per_sequence`,
-# `entropy_per_token` or `explained_variance`. The check does not test whether you are right. It tests whether you could be
-# wrong.
+# Now write one. Settings you could try are `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`,
+# `ent_coef` and `reward_fn`. The measure is a number from `PhaseReport`, such as `mean_reward`, `true_reward`,
+# `kl_per_sequence`, `entropy_per_token` or `explained_variance`. Note that the check doesn't test whether you are right.
+# It tests whether you could be wrong.
 
 # %%
 from rlhf_lab.course.exercises.question import seed_claim  # exercise
@@ -131,7 +133,7 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # %% [markdown]
 # ## The decision
 #
-# Compare the whole interval with the smallest effect, in the direction of the claim:
+# To decide, compare the whole interval with the smallest effect, in the direction of the claim:
 #
 # | interval | verdict |
 # |---|---|
@@ -140,8 +142,9 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # | its lower end is above 0 | *a difference, size open* |
 # | anything else | *undecided* |
 #
-# Why not *holds* as soon as the lower end is above 0? Suppose that the true effect is only half of the smallest effect that
-# matters, so the claim is false. If you add seeds, does that looser rule accept the claim less often, or more often?
+# Why doesn't a claim *hold* as soon as the lower end is above 0? Suppose the true effect is only half of the smallest
+# effect that matters, so the claim is false. If you add seeds, will that looser rule accept the claim less often or more
+# often?
 
 # %%
 with_more_seeds = "less often"  # predict: "less often" or "more often"
@@ -159,12 +162,13 @@ trend = "more often" if rows[2][2] > rows[0][2] else "less often"
 predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_seeds, trend)
 
 # %% [markdown]
-# The looser rule accepts the false claim in 0.11 of the cases with three seeds, and in 0.37 with eight. The rule above accepts
-# it in at most 0.003, and it accepts a claim whose effect is twice the smallest more often if you add seeds. But decide on
-# their number first: adding seeds until the claim holds, and stopping then, is not a test.
+# With three seeds, the looser rule accepts the false claim in 11 % of the cases, and with eight seeds in 37 %. The rule
+# in the table accepts it in at most 0.3 %. And if the effect is twice the smallest one, it accepts the claim more often
+# as you add seeds. But decide on the number of seeds first. If you keep adding seeds until the claim holds, and then
+# stop, you haven't tested it.
 #
-# A stored example with five seeds: "after eight phases the mean reward is lower with `gae_lambda` 0.5 than with 1.0", with a
-# smallest effect of 0.1.
+# Here is a stored example with five seeds. The claim is "after eight phases the mean reward is lower with `gae_lambda`
+# 0.5 than with 1.0", and the smallest effect is 0.1.
 
 
 # %%
@@ -191,9 +195,9 @@ for n in (3, 5):
     print(f"treated - control: {found}; verdict: {decide(example, found)}")
 
 # %% [markdown]
-# The claim holds with five seeds, and already with three: the whole interval is on the far side of -0.1.
+# The claim holds with five seeds, and even with three, because the whole interval is below -0.1.
 #
-# Now your own claim. What will the runs decide?
+# Now it's your claim's turn. What will the runs decide?
 #
 # (13 s on one core)
 
@@ -223,7 +227,7 @@ predictions.compare("my claim", my_verdict, decide(claim, found))
 # %% [markdown]
 # ## The report
 #
-# One page is enough. Your runs filled in the numbers; you add the lines in parentheses.
+# One page is enough. Your runs have filled in the numbers, and you complete the lines in parentheses.
 
 # %%
 the_rest = {name: SETTINGS[name] for name in SETTINGS if name not in claim["treated"]}
@@ -243,40 +247,42 @@ REPRODUCE   (one command or cell that computes the numbers again)
 print(report)
 
 # %% [markdown]
-# Exchange reports with someone and grade them: half a point or a full point per line.
+# Swap reports with someone and grade each other, with half a point or a full point per line:
 #
 # | | half | full |
 # |---|---|---|
-# | claim | a direction | also a measure and a smallest effect |
+# | claim | has a direction | also has a measure and a smallest effect |
 # | refutation | written afterwards | written before the runs, with a number |
 # | control | differs in several things | differs in one thing |
-# | n | given | also what it counts |
-# | interval | over tokens, or over reviews of one run | over the unit of the claim, here seeds |
+# | n | given | also explains what it counts |
+# | interval | over tokens, or over reviews of one run | over the unit of the claim, which is seeds here |
 # | selection | reported | also repeated on fresh seeds |
-# | inside | a probe with a control | an activation changed, with a control |
-# | other explanation | named | also a run that tests it |
+# | inside | a probe with a control | a changed activation, with a control |
+# | other explanation | named | also tested with a run |
 #
 # ## Thirty lines from memory
 #
-# This exercise has no check. Without looking at the other notebooks or at the cell below, write a run with your own reward in
-# which you watch attention patterns, neurons and a direction over phases, and patch a component at the end. Useful parts:
+# This exercise has no check. Without looking at the other notebooks or at the cell below, write a run with your own
+# reward. During the run, watch attention patterns, neurons and a direction, and at the end, patch a component. You may
+# want to use:
 #
 # | what you watch | a probe, with fields of its records | with `trainer.capture` |
 # |---|---|---|
 # | attention patterns | `AttentionDrift(word, other)`: `heads`, `tv_here` (distance from the reference, 0 to 1) | `blocks.*.attn.hook_pattern` |
 # | neurons | `NeuronRank(word, other)`: `neurons`, `contribution` (nats) | `blocks.*.mlp.hook_post` |
 # | a direction | `Direction(label, method)`: `auc` by layer and position | `blocks.*.hook_resid_post` |
-# | the effect of each component on a word | `LogitShift(word, other)`: `components`, `shift` | `logits` |
+# | each component's effect on a word | `LogitShift(word, other)`: `components`, `shift` | `logits` |
 # | the value head | `ValueLens()`: `r2` by layer and position | `values` |
 #
-# Probes record before the update in phases 0, 1, 2, 3, 5, 8, ..., and after the last phase; `every=3` records every third
-# phase. `run.records(name)` returns what a probe measured, `run.returned(name)` what your own function returned.
+# Probes record before the update in phases 0, 1, 2, 3, 5, 8, ..., and after the last phase. With `every=3` they record
+# every third phase. `run.records(name)` returns what a probe measured, and `run.returned(name)` returns what your own
+# function returned.
 
 # %%
 # your thirty lines
 
 # %% [markdown]
-# One solution. It rewards reviews without "wasn't".
+# Here is one solution. It rewards reviews without "wasn't".
 #
 # (5 s on one core)
 
@@ -330,7 +336,10 @@ progress()
 # %% [markdown]
 # ## Read on
 #
-# `docs/investigations.md` has questions to start from. Agarwal et al. 2021 on what few runs can show
-# ([2108.13264](https://arxiv.org/abs/2108.13264)); Henderson et al. 2018, *Deep reinforcement learning that matters*
-# ([1709.06560](https://arxiv.org/abs/1709.06560)); Nosek et al. 2018 on preregistration
+# To find a question, start with `docs/investigations.md`. To read more about method, see Agarwal et al. 2021 on what few
+# runs can show ([2108.13264](https://arxiv.org/abs/2108.13264)), Henderson et al. 2018, *Deep reinforcement learning that
+# matters* ([1709.06560](https://arxiv.org/abs/1709.06560)), and Nosek et al. 2018 on preregistration
 # ([10.1073/pnas.1708274114](https://doi.org/10.1073/pnas.1708274114)).
+#
+# This was the last lesson. If you also want to write the functions that the lessons gave you, continue with the appendix
+# {lesson:write_the_rest}.

@@ -26,16 +26,16 @@ def fit_direction(
     method: Method = "mean",
     ridge: float = 1e-4,
 ) -> Fitted:
-    """The direction that separates two classes, at each site by itself.
+    """Find the direction that separates two classes, independently at each site.
 
-    1. "mean": the difference of the class means.
-    2. "lda": that difference divided by the covariance within the classes (with a ridge, a
-       fraction of its mean variance): the best direction for two Gaussians of one covariance.
-    3. Scale to length 1; put the threshold half-way between the class means.
-    4. Where all activations are one vector, the direction is 0: clamp the mean variance of step 2,
-       and the length of step 3, to at least 1e-12.
+    1. "mean": take the difference of the class means.
+    2. "lda": divide this difference by the covariance within the classes, plus `ridge` times its
+       mean variance. This is the best direction for two Gaussians with the same covariance.
+    3. Scale the direction to length 1, and put the threshold halfway between the class means.
+    4. At a site with the same activation in every text, the direction is 0. For this, clamp the
+       mean variance of step 2 and the length of step 3 to at least 1e-12.
 
-    Raises ValueError unless both labels occur and each of the n has one.
+    Raises ValueError unless both labels occur, and there is one for each of the n activations.
 
     d = mu+ - mu-  (Marks and Tegmark 2024, arXiv 2310.06824);  d = S^-1 (mu+ - mu-)  (Fisher 1936)
     """

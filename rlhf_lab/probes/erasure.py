@@ -51,16 +51,16 @@ def orthogonal_eraser(direction: Float[Tensor, "*site d_model"]) -> Eraser:
 def fit_leace(
     x: Float[Tensor, "*site n d_model"], labels: Bool[Tensor, " n"], ridge: float = 1e-4
 ) -> Eraser:
-    """The smallest change of activations after which both classes have one mean.
+    """Find the smallest change of activations that makes both classes' means equal.
 
-    1. Take the difference of the class means, and the covariance of all activations (with a ridge
-       of a fraction of its mean variance, since a token that is always the same varies in nothing).
-    2. The reader is that difference divided by the covariance, scaled to read the difference as 1.
-    3. Where the means are equal there is nothing to erase: the reader is 0.
+    1. Take the difference of the class means, and the covariance of all activations. Add `ridge`
+       times its mean variance, because a token that never changes has no variance.
+    2. The reader is the difference divided by the covariance, scaled so that it reads the
+       difference as 1.
+    3. If the means are equal there is nothing to erase, and the reader is 0.
 
-    Difference-of-means ablation takes the same
-    axis away where activations *vary along* it, which leaves a label that is correlated with
-    other directions; LEACE removes what a reader *reads*.
+    Difference-of-means ablation removes how far activations *vary along* the same axis, which
+    leaves labels that correlate with other directions. LEACE removes what a linear reader *reads*.
 
     r(x) = x - (x - mu)' w d, d = mu+ - mu-, w = S^-1 d / (d' S^-1 d)
     (Belrose et al. 2023, arXiv 2306.03819, theorem 4.3, for one binary label)

@@ -18,15 +18,15 @@ DIRECTION = r"\b(higher|lower|larger|smaller|more|less|fewer|earlier|later)\b"
 
 
 def seed_claim() -> dict[str, Any]:
-    """What you claim, what would refute it, and the pair of runs that decides.
+    """Return what you claim, what would refute it, and the pair of runs that decides.
 
-    - "claim": one sentence that says in which direction the treated run differs.
-    - "refuted by": one sentence that says which outcome would make you give the claim up.
+    - "claim": one sentence, including the direction in which the treated run differs.
+    - "refuted by": one sentence on the outcome that would make you give up the claim.
     - "measure": the field of the last phase's report that decides, such as "mean_reward".
-    - "direction": +1 if the treated run is to have more of it, -1 if less.
-    - "treated" and "control": the settings of each, the same fields in both; one of them differs.
-    - "seeds": a list of seeds, at least three, the same for both.
-    - "smallest effect": how large a difference would have to be to matter, in the measure's unit.
+    - "direction": +1 if you expect more of it in the treated run, -1 if less.
+    - "treated" and "control": each run's settings, with the same fields, one of which differs.
+    - "seeds": a list of at least three seeds, which both runs use.
+    - "smallest effect": the smallest difference that would matter, in the measure's unit.
     """
     return {
         "claim": "After six phases the mean reward is higher with kl_coef 0.1 than with 1.0.",
