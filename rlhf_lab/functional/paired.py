@@ -57,8 +57,7 @@ def seed_interval(
     2. The standard error is the unbiased standard deviation of the n differences over sqrt(n).
     3. The interval extends `t_two_sided(level, n - 1)` standard errors to either side. Return
        `Interval(value, low, high, n, level)`.
-    4. A single pair has no interval. In this case low and high are None, and you add
-       `why="one seed"`.
+    4. A single pair has no interval: set low and high to None, and add `why="one seed"`.
 
     Entry i of both tensors belongs to seed i. With three seeds the factor is 4.3, compared with
     1.96 for a normal distribution. The interval assumes that differences over many seeds are about

@@ -55,8 +55,7 @@ def fit_leace(
 
     1. Take the difference of the class means, and the covariance of all activations. Add `ridge`
        times its mean variance, because a token that never changes has no variance.
-    2. The reader is the difference divided by the covariance, scaled so that it reads the
-       difference as 1.
+    2. The reader is the difference divided by the covariance, scaled to read the difference as 1.
     3. If the means are equal there is nothing to erase, and the reader is 0.
 
     Difference-of-means ablation removes how far activations *vary along* the same axis, which

@@ -20,16 +20,12 @@ def my_claim(
 ) -> Claim:
     """Decide whether a claim about a run is confirmed, given one number for each of n texts.
 
-    Text i was sampled with the same random numbers from all three models. `tuned` comes from the
-    run that the claim is about, and `control` from a run of the same length with a meaningless
-    reward. The claim is that the run raised (or lowered) the number, and by more than training with
-    just any reward does. Return `Claim(says, effect, beyond_control, holds, refuted_by)`:
-
-    - `says`: the claim in one sentence;
-    - `effect` and `beyond_control`: tuned minus base, and tuned minus control, each as the
-      `Interval` that `bootstrap_means` returns;
-    - `holds`: True if the claim is confirmed;
-    - `refuted_by`: a measurement, with a number, that would refute it.
+    Text i was sampled with the same random numbers from all three models. `tuned` is the run that
+    the claim is about, and `control` is a run of the same length with a meaningless reward. The
+    claim is that the run raised or lowered the number by more than training with any reward does.
+    Return `Claim(says, effect, beyond_control, holds, refuted_by)`: the claim in one sentence;
+    tuned minus base and tuned minus control, each as an `Interval` from `bootstrap_means`; True if
+    the claim is confirmed; and a measurement, with a number, that would refute it.
     """
     effect, beyond = bootstrap_means(tuned - base), bootstrap_means(tuned - control)
     ends = (effect.low, effect.high, beyond.low, beyond.high)
