@@ -17,7 +17,8 @@ HEAD = """\
 
 These are the fields of `RLHFArgs`, which are also options of `python -m rlhf_lab train`: the field
 `batch_size` is `--batch-size`. A preset ({presets}) replaces the
-defaults, and `train` uses the preset `reel` unless you choose another.
+defaults, and `train` uses the preset `reel` unless you choose another. Its values are in
+parentheses if they differ.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",
@@ -50,7 +51,7 @@ leaves out what is the default anyway.
 | method | paper (arXiv) | sets |
 |---|---|---|
 """
-TABLE = ["| field | default | in `reel` | meaning |", "|---|---|---|---|"]
+TABLE = ["| field | default | meaning |", "|---|---|---|"]
 
 
 def page() -> str:
@@ -76,14 +77,14 @@ def _method_row(name: str) -> str:
 
 def _section(title: str, group: type) -> list[str]:
     """Format a heading and a table with a row per field."""
-    lines = [f"## {title[0].upper()}{title[1:]}", "", inspect.getdoc(group), "", *TABLE]
+    lines = [f"## {title[0].upper()}{title[1:]}", "", *TABLE]
     plain, reel, meanings = RLHFArgs(), RLHFArgs(preset="reel"), _docstrings(group)
     for field in dataclasses.fields(group):
         name, literal = field.name, re.search(r"Literal\[(.*?)\]", str(field.type))
         default, changed = getattr(plain, name), getattr(reel, name)
-        in_reel = "" if changed == default else f"`{changed!r}`"
+        in_reel = "" if changed == default else f" (`{changed!r}`)"
         values = f" Choices: {literal[1].replace(chr(39), '`')}." if literal else ""
-        cells = f"`{name}`", f"`{default!r}`", in_reel, meanings[name] + values
+        cells = f"`{name}`", f"`{default!r}`{in_reel}", meanings[name] + values
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
