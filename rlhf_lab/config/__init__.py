@@ -4,5 +4,3 @@ from rlhf_lab.config.algorithm_fields import GROUPS, Advantages
 from rlhf_lab.config.args import RLHFArgs
 from rlhf_lab.config.fields import AdapterArgs, ChatArgs
 from rlhf_lab.config.presets import PRESETS
-
-__all__ = ["GROUPS", "PRESETS", "AdapterArgs", "Advantages", "ChatArgs", "RLHFArgs"]

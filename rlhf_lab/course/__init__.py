@@ -6,18 +6,3 @@ from rlhf_lab.course.copying import new_run
 from rlhf_lab.course.predictions import Predictions
 from rlhf_lab.course.seed_figures import SeedFigures, stored_figures
 from rlhf_lab.course.tables import show_intervals, show_table
-
-__all__ = [
-    "CheckNotPassed",
-    "Claim",
-    "Predictions",
-    "SeedFigures",
-    "check",
-    "hint",
-    "new_run",
-    "progress",
-    "show_claims",
-    "show_intervals",
-    "show_table",
-    "stored_figures",
-]

@@ -4,8 +4,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["control_labels"]
-
 
 def control_labels(
     tokens: Int[Tensor, "*shape"], generator: torch.Generator, share: float = 0.5

@@ -11,26 +11,3 @@ from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutSt
 from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer
-
-__all__ = [
-    "AdaptiveKLController",
-    "Context",
-    "Cost",
-    "FixedKLController",
-    "Overrides",
-    "LearningStats",
-    "Event",
-    "Objective",
-    "ObjectiveTerms",
-    "PhaseReport",
-    "RLHFTrainer",
-    "ReplayMemory",
-    "ReplayMinibatch",
-    "RolloutStats",
-    "Rollout",
-    "RunDir",
-    "get_optimizer",
-    "get_optimizer_and_scheduler",
-    "lr_scale",
-    "objective_terms",
-]

@@ -13,27 +13,3 @@ from rlhf_lab.tuning.examples import (
 from rlhf_lab.tuning.fit import fine_tune, train_on_labels, train_on_pairs, train_reward_model
 from rlhf_lab.tuning.labels import LabeledExamples, load_labeled_examples, split_pairs
 from rlhf_lab.tuning.results import FitResult
-
-__all__ = [
-    "DPOLoss",
-    "Examples",
-    "FitResult",
-    "FitConfig",
-    "KTOLoss",
-    "LabeledExamples",
-    "ORPOLoss",
-    "DriftEvalConfig",
-    "RewardLoss",
-    "encode_examples",
-    "example_logprobs",
-    "fine_tune",
-    "load_examples",
-    "load_labeled_examples",
-    "read_conversations",
-    "render_examples",
-    "split_pairs",
-    "text_logprobs",
-    "train_on_labels",
-    "train_on_pairs",
-    "train_reward_model",
-]

@@ -8,21 +8,3 @@ from rlhf_lab.views.probe_pictures import probe_html
 from rlhf_lab.views.records import short_site
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
-
-__all__ = [
-    "Html",
-    "Picture",
-    "RunView",
-    "bars",
-    "color_key",
-    "curves",
-    "heatmap",
-    "loop_diagram",
-    "probe_html",
-    "sample_table",
-    "short_site",
-    "sparkline",
-    "tokens_html",
-    "tokens_text",
-    "write_report",
-]

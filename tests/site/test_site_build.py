@@ -44,16 +44,11 @@ def test_every_public_name_has_an_entry_with_its_docstring(site):
     counted = 0
     for room in rooms():
         module = importlib.import_module(room)
-        listed = getattr(module, "__all__", None)
-        if listed is None:
-            found = {n: v for n, v in vars(module).items() if not n.startswith("_")}
-            own = {
-                n
-                for n, v in found.items()
-                if f"{getattr(v, '__module__', '')}.".startswith(f"{room}.")
-            }
-            listed = sorted(own)
-        for name in listed:
+        found = {n: v for n, v in vars(module).items() if not n.startswith("_")}
+        listed = {
+            n for n, v in found.items() if f"{getattr(v, '__module__', '')}.".startswith(f"{room}.")
+        }
+        for name in sorted(listed):
             value = getattr(module, name)
             (there,) = [p for p, source in pages.items() if f'id="{room}.{name}"' in source]
             counted += 1

@@ -1,6 +1,5 @@
 """Public names and docstrings as the site shows them."""
 
-import importlib
 import inspect
 
 from tools.site.public import public_names, rooms, text_after
@@ -12,10 +11,6 @@ PACKAGES += ("training", "tuning", "views")
 def test_the_rooms_are_the_packages_and_what_they_export_is_documented():
     assert {f"rlhf_lab.{name}" for name in PACKAGES} < set(rooms())
     for room in rooms():
-        module = importlib.import_module(room)
-        found = {public.name for public in public_names(room)}
-        if hasattr(module, "__all__"):
-            assert found == set(module.__all__), room
         for public in public_names(room):
             value = public.value
             if inspect.isclass(value) or inspect.isfunction(value):

@@ -43,9 +43,7 @@ def public_names(room: str) -> list[PublicName]:
     """List the exports of a room, in the order of its imports."""
     if room.removeprefix("rlhf_lab.") in MODULES:
         return [PublicName(n, room, room) for n in definitions(room) if not n.startswith("_")]
-    listed = _exported(room)
-    found = (PublicName(name, room, home) for name, home in _imports(room))
-    return [public for public in found if listed is None or public.name in listed]
+    return [PublicName(name, room, home) for name, home in _imports(room)]
 
 
 def definitions(module: str) -> dict[str, ast.stmt]:
@@ -92,16 +90,7 @@ def public_paths() -> MappingProxyType[str, str]:
     return MappingProxyType({f"{public.home}.{public.name}": public.path for public in every})
 
 
-def _exported(module: str) -> list[str] | None:
-    node = definitions(module).get("__all__")
-    return None if node is None else ast.literal_eval(node.value)
-
-
 def _imports(room: str) -> Iterator[tuple[str, str]]:
     for node in tree(room).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlhf_lab"):
-            for alias in node.names:
-                if alias.name == "*":
-                    yield from ((name, node.module) for name in _exported(node.module) or ())
-                else:
-                    yield alias.asname or alias.name, node.module
+            yield from ((alias.asname or alias.name, node.module) for alias in node.names)
