@@ -86,14 +86,6 @@ class ActivationStore:
         self.seen += len(rows)
         self.n_texts = max(self.n_texts, int(places.texts.max()) + 1 if len(rows) else 0)
 
-    def beside_itself(self, model: str) -> "ActivationStore":
-        """Return a store with one model twice, for controls."""
-        twice = ActivationStore(self.mb, (model, f"{model} again"), self.dtype)
-        twice.seen, twice.n_texts = self.seen, self.n_texts
-        twice._rows = self._rows[:, [self.models.index(model)] * 2]
-        twice._places = self._places.clone()
-        return twice
-
     def save(self, path: str | Path) -> None:
         """Write a safetensors file, from which `load` continues the sample."""
         tensors = {

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -44,7 +44,10 @@ def attention_split(
     (Shapley 1953; the integral: Owen 1972, "Multilinear Extensions of Games")
     """
     readers = [torch.einsum("hdm,bm->bhd", W_O, reader) for W_O in (W_O0, W_O1)]
-    values = [value_of_each_head(cache.value, cache.pattern.shape[1]) for cache in (cache0, cache1)]
+    values = [  # by query head, if several heads share a value
+        cache.value.repeat_interleave(cache.pattern.shape[1] // cache.value.shape[2], dim=2)
+        for cache in (cache0, cache1)
+    ]
     v = [[torch.einsum("bkhd,bhd->bhk", value, read) for read in readers] for value in values]
     early = cache0.pattern / 3 + cache1.pattern / 6
     late = cache1.pattern / 3 + cache0.pattern / 6
@@ -55,13 +58,6 @@ def attention_split(
         (v[1][0] - v[0][0]) * early + (v[1][1] - v[0][1]) * late,
         (v[0][1] - v[0][0]) * early + (v[1][1] - v[1][0]) * late,
     )
-
-
-def value_of_each_head(
-    value: Shaped[Tensor, "batch key value_head d_head"], n_heads: int
-) -> Shaped[Tensor, "batch key head d_head"]:
-    """Return values by query head, if several heads share them."""
-    return value.repeat_interleave(n_heads // value.shape[2], dim=2)
 
 
 def pattern_distance(

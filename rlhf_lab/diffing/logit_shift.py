@@ -143,29 +143,17 @@ def ends_of(
                 at = pos.to(rows.device)[rows]
                 parts.append(capture_activations(model, tokens[rows], PART_SITES, at))
         fed = {site: torch.cat([part[site] for part in parts]) for site in parts[0]}
-        found.append(model_end(model, own, fed, words))
+        norm, contrast = model.ln_final, make_contrast(model, words)
+        u = contrast.of(model.unembed.W_U)
+        bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
+        constants = torch.stack([bias, contrast.of(model.unembed.b_U)])
+        scale, reader = exact(own["ln_final.hook_scale"])[:, 0], logit_reader(model, contrast)
+        both = (
+            residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
+            for each in (own, fed)
+        )
+        found.append(ModelEnd(*both, 1 / scale, reader, constants))
     return found[0], found[1]
-
-
-@torch.no_grad()
-def model_end(
-    model: HookedModel,
-    acts: dict[str, Tensor],
-    fed: dict[str, Tensor],
-    words: Words,
-) -> ModelEnd:
-    """Return one model at one position; `fed`: activations of blocks with the other's streams."""
-    norm, unembed, contrast = model.ln_final, model.unembed, make_contrast(model, words)
-    u = contrast.of(unembed.W_U)
-    bias = exact(norm.b) @ u if hasattr(norm, "b") else torch.zeros_like(u[0])
-    b_u = contrast.of(unembed.b_U)
-    scale = exact(acts["ln_final.hook_scale"])[:, 0]
-    parts, others = (
-        residual_components(model, {site: where_exact(act) for site, act in each.items()})[1]
-        for each in (acts, fed)
-    )
-    reader = logit_reader(model, contrast)
-    return ModelEnd(parts, others, 1 / scale, reader, torch.stack([bias, b_u]))
 
 
 def _less_mean(x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:

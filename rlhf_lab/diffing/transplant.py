@@ -13,7 +13,6 @@ from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead, merged_copy
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
 
@@ -73,6 +72,7 @@ class Transplant:
         return bootstrap_means(torch.stack(gains, 1))
 
 
+@torch.no_grad()
 def transplant(
     model0: HookedModel,
     model1: HookedModel,
@@ -106,35 +106,18 @@ def transplant(
     before, after = weights_of_both(model0, model1)
     check_partition(groups, before)
     members, pairs = transplant_plan(len(groups), seed)
-    writer = Writer(model0, prompt_ids(model0, prompts, n), spec or SamplingSpec(gen_len=26), seed)
-    rewards = []
+    policy, ids = TransformerWithValueHead(merged_copy(model0)), prompt_ids(model0, prompts, n)
+    spec, rewards = spec or SamplingSpec(gen_len=26), []
     for chosen in members:
         parts = [part for g in chosen.nonzero()[:, 0] for part in groups.parts[g]]
-        texts = writer.write(taken_from(after, before, parts)).texts(writer.tokenizer)
-        rewards.append(torch.as_tensor(reward(texts)).detach().cpu().float())
-    return Transplant(list(groups.names), members, torch.stack(rewards), pairs)
-
-
-class Writer:
-    """A copy of a model that samples from the same prompts with the same noise each time.
-
-    Args:
-        prompts: token ids, one for each sample.
-    """
-
-    def __init__(
-        self, model: HookedModel, prompts: list[list[int]], spec: SamplingSpec, seed: int
-    ) -> None:
-        self.prompts, self.spec, self.seed = prompts, spec, seed
-        self.policy, self.tokenizer = TransformerWithValueHead(merged_copy(model)), model.tokenizer
-
-    @torch.no_grad()
-    def write(self, weights: dict[str, Tensor]) -> Samples:
-        """Sample from the model with these weights."""
-        for name, parameter in self.policy.base_model.named_parameters():
+        weights = taken_from(after, before, parts)
+        for name, parameter in policy.base_model.named_parameters():
             parameter.copy_(weights[name])
-        generator = torch.Generator().manual_seed(self.seed)
-        return sample(self.policy, self.prompts, self.spec, generator, part_size=ROWS_WRITTEN)
+        generator = torch.Generator().manual_seed(seed)
+        samples = sample(policy, ids, spec, generator, part_size=ROWS_WRITTEN)
+        found = reward(samples.texts(model0.tokenizer))
+        rewards.append(torch.as_tensor(found).detach().cpu().float())
+    return Transplant(list(groups.names), members, torch.stack(rewards), pairs)
 
 
 def transplant_plan(

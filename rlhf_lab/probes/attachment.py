@@ -11,7 +11,7 @@ from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import exact_values
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
-from rlhf_lab.probes.store import MEGABYTE, ProbeStore, record_bytes, records_file
+from rlhf_lab.probes.store import ProbeStore, records_file
 from rlhf_lab.training import Context, RLHFTrainer
 from rlhf_lab.training.capture import resolve_sites
 from rlhf_lab.training.checkpoint import is_numbered
@@ -34,14 +34,13 @@ class Attachment:
         self,
         probes: Sequence[Probe],
         text: EvalText | None,
-        max_mb: float | int,
         record: Schedule,
         trainer: RLHFTrainer,
     ) -> None:
         _reject_taken_names(probes, trainer)
         self.probes = {probe.name: probe for probe in probes}
         self.plan = {probe.name: probe.every or record for probe in probes}
-        self.text, self._max_bytes = text, max_mb * MEGABYTE
+        self.text = text
         custom = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
         self.truth, self._of_true_reward = None, ""
         if trainer.starts_as_grammar:
@@ -49,7 +48,6 @@ class Attachment:
         self.prefix_len, self.custom_components = len(trainer.prompt), trainer.custom_components
         self.notes: list[str] = []
         self.seconds: Counter[str] = Counter()
-        self._stored = 0
         self._store: ProbeStore | None = None
         self._shared = SharedActs(text)
         self._failed: set[tuple[str, str]] = set()
@@ -96,7 +94,6 @@ class Attachment:
         self._store.write_suite({"probes": probes, "eval_tokens": eval_shape})
         if self.text is not None and self.text.kept:
             self._store.keep_text(self.text)
-        self._stored = self._store.size()
         for probe in self.probes.values():
             is_new = not self._store.run.read(records_file(probe.name))
             if probe.exact_reward and self._of_true_reward and is_new:
@@ -154,15 +151,7 @@ class Attachment:
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:
         if record is None:
             return
-        size = record_bytes(record)
-        if self._stored + size > self._max_bytes:
-            self.plan.pop(probe.name)
-            limit, stored, more = (x / MEGABYTE for x in (self._max_bytes, self._stored, size))
-            note = f"its record of {more:.3g} MB exceeds max_mb={limit:g} with the {stored:.3g} MB "
-            self._say(ctx, probe.name, f"switched off: {note}stored before. Pass a larger max_mb.")
-            return
         self._store.write(probe.name, ctx.phase, record)
-        self._stored += size
         for error in record.errors:
             self._warn_once(ctx, probe.name, error, f"{error}. The record is kept without it.")
         for check in record.checks:

@@ -21,15 +21,6 @@ CHECKS = f"{FOLDER}/checks.jsonl"
 NOTES = f"{FOLDER}/notes.jsonl"
 SUITE, EVAL_TEXT = "suite.json", "eval_text.safetensors"
 LONGEST_NOTE = 300
-MEGABYTE = 2**20
-LINE_BYTES, HEADER_BYTES = 100, 600  # phase and probe of a line; header of a tensor
-
-
-def record_bytes(record: Record) -> int:
-    """Return about how many bytes a record, its checks and its tensors take on disk."""
-    lines = [record.values, *map(dataclasses.asdict, record.checks)]
-    text = sum(len(json.dumps(line)) + LINE_BYTES for line in lines)
-    return text + sum(x.nbytes + HEADER_BYTES for x in record.tensors.values())
 
 
 def records_file(probe: str) -> str:
@@ -113,10 +104,6 @@ class ProbeStore:
     def tensor_path(self, probe: str, phase: int) -> Path:
         """Return the path of one probe's tensors in one phase."""
         return self.path / "tensors" / probe / f"phase_{phase:06d}.safetensors"
-
-    def size(self) -> int:
-        """Return the size of the folder in bytes."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def rewind(self, phase: int, probes: list[str]) -> None:
         """Remove what these probes stored from this phase on, before it is done again."""

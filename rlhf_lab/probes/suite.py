@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from rlhf_lab.config.checks import POSITIVE, check_range
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.probes.attachment import Attachment
@@ -29,8 +28,6 @@ class Suite:
         labels: class of each eval sequence.
         record: phases to record: "milestones" (0, 1, 2, 3, 5, 8, ...), "every", or a list; the end
             is always recorded. A probe's own `every` goes first.
-        max_mb: limit of all records on disk; a probe whose record exceeds it is switched off with
-            a warning, which is stored.
 
     Raises:
         ConfigError: If two probes have one name, or an argument has another type or range.
@@ -45,7 +42,6 @@ class Suite:
         keep_eval_text: bool = False,
         labels: Bool[Tensor, " batch"] | None = None,
         record: Literal["milestones", "every"] | Sequence[int] = "milestones",
-        max_mb: float | int = 64,
     ) -> None:
         if len(probes) == 1 and isinstance(probes[0], list | tuple):
             probes = tuple(probes[0])
@@ -68,8 +64,6 @@ class Suite:
                 f"record must be 'milestones', 'every' or a list of phases, got {record!r}."
             )
         self.record = record if isinstance(record, str) else sorted(set(record))
-        check_range(POSITIVE, max_mb=max_mb)
-        self.max_mb = max_mb
 
     def attach(self, trainer: RLHFTrainer) -> Attachment:
         """Register the probes on a trainer's events.
@@ -82,7 +76,7 @@ class Suite:
             kind = type(trainer).__name__
             raise ConfigError(f"{kind} is not a trainer. Pass RLHFTrainer(args) first.")
         text = self._read_eval_text(trainer)
-        attachment = Attachment(self.probes, text, self.max_mb, self.record, trainer)
+        attachment = Attachment(self.probes, text, self.record, trainer)
         if trainer.args.log_probes:
             from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes
 

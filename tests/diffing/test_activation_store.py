@@ -100,10 +100,3 @@ def test_padded_texts_match_forward_passes_of_each_model():
         assert torch.allclose(store.activations[:3, i].float(), cache[site][0], atol=2e-2)
     collect_activations(store, models, tokens[1:], site)
     assert store.places.texts.tolist()[6:] == [2] * 5
-    twice = store.beside_itself("tuned")
-    assert torch.equal(twice.activations, store.activations[:, [1, 1]])
-    assert torch.equal(twice.places.ids, store.places.ids)
-    tight = offer(ActivationStore(mb=100 * TOKEN), 0, 100)
-    twice = tight.beside_itself("base")
-    offer(tight, 100, 900)
-    assert torch.equal(twice.activations[:, 0, 0].long(), twice.places.ids)

@@ -124,6 +124,8 @@ def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
     fires, places = coder.encode(store.activations)[:, latent] > 0, store.places
     truly = has_feature(reviews)[places.texts, places.positions]
     assert (fires & truly).sum() > 0.9 * max(fires.sum(), truly.sum())
-    control = fit_crosscoder(store.beside_itself("base"), 128, K, 150, 0, 256, False)
-    alive = find_latents(control, store.beside_itself("base")).freq > 0
+    twice = ActivationStore(mb=3)
+    collect_activations(twice, dict.fromkeys(models, models["base"]), reviews, SITE)
+    control = fit_crosscoder(twice, 128, K, 150, 0, 256, False)
+    alive = find_latents(control, twice).freq > 0
     assert relative_norms(control)[alive].max() < 0.7

@@ -1,4 +1,4 @@
-"""A run's probes record by phase, never by the clock, and stay within their megabytes."""
+"""A run's probes record by phase, never by the clock."""
 
 from itertools import count
 
@@ -9,7 +9,6 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach, default_suite
 from rlhf_lab.probes.defaults import affordable_rows
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from tests.probes.looking import same_weights
 
@@ -21,17 +20,6 @@ class Plain(Probe):
 
     def observe(self, seen):
         return Record(checks=[FINE])
-
-
-class Large(Probe):
-    """Each call stores some megabytes."""
-
-    def __init__(self, mb: float, name: str = "large", every: int = 1) -> None:
-        super().__init__(every, name)
-        self.values = round(mb * 2**20 / 4)
-
-    def observe(self, seen):
-        return Record({"text": "x"}, {"x": torch.zeros(self.values)}, [FINE])
 
 
 class Sampled(Plain):
@@ -94,28 +82,3 @@ def test_affordable_rows_cost_3_percent_of_a_run():
     args = RLHFArgs(preset="reel", batch_size=256, total_phases=20, batches_per_learning_phase=3)
     rows = affordable_rows(args)
     assert rows * 8 * 1.5 <= 0.03 * 20 * 256 * (2 + 3 * 3) < (rows + 1) * 8 * 1.5
-
-
-@pytest.mark.slow
-def test_record_over_max_mb_switches_only_its_probe_off(make_trainer):
-    trainer = make_trainer(total_phases=3)
-    attachment = attach(trainer, Large(0.35), Large(0.01, "small"), max_mb=1)
-    with pytest.warns(UserWarning, match=r"large: switched off: its record of 0.351 MB exceeds"):
-        trainer.train()
-    run = Run(trainer.run.path)
-    assert list(attachment.plan) == ["small"] and len(attachment.notes) == 1
-    assert run.phases("large") == [0, 1] and run.phases("small") == [0, 1, 2, 3]
-    assert "max_mb=1 with the 0.7" in run.notes()[0]["note"]
-
-
-@pytest.mark.slow
-def test_resumed_run_counts_what_it_has_stored(make_trainer):
-    """0.7 MB in phases 0 and 1: no room for as much again, though either half alone would fit."""
-    trainer = make_trainer(total_phases=4)
-    attach(trainer, Large(0.35), max_mb=10)
-    trainer.run_phase(), trainer.run_phase()
-    resumed = RLHFTrainer.resume(trainer.run.path)
-    attachment = attach(resumed, Large(0.35), max_mb=1)
-    with pytest.warns(UserWarning, match=r"exceeds max_mb=1 with the 0.7\d* MB stored before"):
-        resumed.train()
-    assert attachment.plan == {} and Run(trainer.run.path).phases("large") == [0, 1]
