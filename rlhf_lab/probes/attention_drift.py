@@ -1,7 +1,7 @@
 """AttentionDrift: change of heads since the reference, by pattern, values and W_O, by key."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -13,14 +13,13 @@ from rlhf_lab.diffing.attention import (
     attention_split,
     pattern_distance,
 )
-from rlhf_lab.diffing.contrast import Word, Words
 from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
-from rlhf_lab.probes.probe import Check, Observation, Record, mean_fields
+from rlhf_lab.probes.probe import Check, Observation, Probe, Record, mean_fields
 from rlhf_lab.probes.text_rows import TextRows, text_rows
 from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
@@ -67,20 +66,12 @@ class AttentionDrift(WordPairProbe):
     name = "attention_drift"
     question = "Which heads attend elsewhere or carry something else?"
     caveat = "A pattern may shift between keys whose values are equal, without an effect."
-    every = 5
+    options = ("word", "other", "pos", "n", "text", *Probe.options)
+    pos, every = None, 5
 
-    def __init__(
-        self,
-        word: Word | Words = "loved",
-        other: Word | None = None,
-        pos: int | None = None,
-        n: int = 64,
-        text: Literal["eval", "rollout"] = "eval",
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(word, other, None, n, every, name, text=text)
-        self.at = pos
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.at, self.pos = self.pos, None  # texts without a token there are omitted
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"pos": self.at}

@@ -34,6 +34,7 @@ class ComponentTransplant(Probe):
     question = "Which component's change of weights raises the reward?"
     caveat = "The answers differ if the reward saturates."
     events = ("run_end",)
+    options = ("n", *Probe.options)
     n, fewest = 96, 2
 
     def check_model(self, model: HookedModel) -> None:

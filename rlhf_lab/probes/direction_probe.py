@@ -1,6 +1,6 @@
 """Direction: linear probe for a label in the residual stream, its controls, and its drift."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -64,18 +64,14 @@ class Direction(Probe):
     sites = LAYER_SITES
     every = 5
     needs_labels = True
+    options = ("label", "method", *Probe.options)
+    label, method = "sentiment", "mean"
 
-    def __init__(
-        self,
-        label: str = "sentiment",
-        method: str = "mean",
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name or f"direction_{label}")
-        if method not in ("mean", "lda"):
-            raise ConfigError(f"method={method!r} of {self.name} must be 'mean' or 'lda'.")
-        self.label, self.method = label, method
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.name = f"direction_{self.label}" if self.name == "direction" else self.name
+        if self.method not in ("mean", "lda"):
+            raise ConfigError(f"method={self.method!r} of {self.name} must be 'mean' or 'lda'.")
 
     def settings(self) -> dict:
         return super().settings() | {"method": self.method}

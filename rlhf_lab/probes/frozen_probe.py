@@ -54,15 +54,8 @@ class FrozenProbe(Probe):
     sites = LAYER_SITES
     every = 5
     needs_labels = True
-
-    def __init__(
-        self,
-        pos: int = -1,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        self.pos = pos
+    options = ("pos", *Probe.options)
+    pos = -1
 
     def check_run(self, trainer: RLHFTrainer) -> None:
         if trainer.args.reset_reference_every is not None:

@@ -118,6 +118,7 @@ class GradTerms(Probe):
     events = ("after_backward",)
     step = "first"
     every = 5
+    options = ("step", *Probe.options)
 
     def check_run(self, trainer: Any) -> None:
         if trainer.args.optimizer_in_backward:

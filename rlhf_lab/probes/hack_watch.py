@@ -50,6 +50,7 @@ class HackWatch(Probe):
     caveat = "An alarm is not proof of hacking: honest learning promotes words as well."
     events = ("after_score",)
     every = 5
+    options = ("n", *Probe.options)
     n, fewest = 128, 2
 
     @torch.no_grad()

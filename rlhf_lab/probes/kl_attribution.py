@@ -23,7 +23,7 @@ from rlhf_lab.probes.probe import (
     interval_fields,
     mean_fields,
 )
-from rlhf_lab.probes.text_rows import TextName, TextRows, text_rows
+from rlhf_lab.probes.text_rows import TextRows, text_rows
 from rlhf_lab.training.capture import capture_activations
 
 MOST_HEADS = 32  # with more heads, groups of weights are whole layers
@@ -54,17 +54,8 @@ class KLAttribution(Probe):
     caveat = "The two splits answer different questions and need not agree."
     text = "eval"
     every = 10
-
-    def __init__(
-        self,
-        n: int = 64,
-        text: TextName = "eval",
-        nodes: int = NODES,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name, text=text)
-        self.n, self.nodes = n, nodes
+    options = ("n", "text", "nodes", *Probe.options)
+    n, nodes = 64, NODES
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)

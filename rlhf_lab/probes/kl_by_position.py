@@ -70,6 +70,7 @@ class KLByPosition(Probe):
     caveat = "Positions are in samples of the policy: late positions have fewer sequences."
     exact_reward = True
     events = ("after_score",)
+    options = ("n", *Probe.options)
     n, fewest = 32, 2
 
     def observe(self, seen: Observation) -> Record:

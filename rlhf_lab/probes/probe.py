@@ -101,6 +101,7 @@ class Probe:
     is passed to `observe` in the same step as `seen.prepared`.
 
     Attributes:
+        options: names of the arguments, in order; the class has their defaults.
         name: names the probe's files.
         question: what the probe answers, in one sentence.
         caveat: what its numbers do not show, in one sentence.
@@ -109,14 +110,14 @@ class Probe:
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
-        rows: number of eval sequences whose activations are captured; all when None.
-        n: number of texts, if that is an option of the probe; at least `fewest`.
+        n: number of texts, at least `fewest`; all when None.
         step: step of the phase, at events of a step; all when None.
         every: period in phases; the suite's `record` when None. run_end is always observed.
         needs_labels: True to require a label per eval sequence.
         exact_reward: True to compare with exact values of the reward, if any.
     """
 
+    options: tuple[str, ...] = ("every", "name")
     name: str = "probe"
     question: str = ""
     caveat: str = ""
@@ -125,7 +126,6 @@ class Probe:
     text: Literal["eval", "rollout"] | None = None
     sites: tuple[str, ...] = ()
     pos: int | None = None
-    rows: int | None = None
     n: int | None = None
     fewest: int = 1
     step: Literal["first", "last"] | None = None
@@ -133,30 +133,22 @@ class Probe:
     needs_labels: bool = False
     exact_reward: bool = False
 
-    def __init__(
-        self,
-        every: int | None = None,
-        name: str | None = None,
-        step: str | None = None,
-        n: int | None = None,
-        text: str | None = None,
-    ) -> None:
-        self.every = type(self).every if every is None else every
-        self.name = type(self).name if name is None else name
-        self.step = type(self).step if step is None else step
-        if n is not None:
-            self.n = n
-            if type(self).n is None or n < self.fewest:
-                rule = "removed" if type(self).n is None else f"at least {self.fewest}"
-                raise ConfigError(f"n={n} of {self.name} must be {rule}.")
+    def __init__(self, *values: Any, **named: Any) -> None:
+        passed = dict(zip(self.options, values, strict=False)) | named
+        if len(values) > len(self.options) or not passed.keys() <= set(self.options):
+            kind, names = type(self).__name__, ", ".join(self.options)
+            raise ConfigError(f"{kind} has the options {names}, not {values} and {list(named)}.")
+        for option in self.options:
+            value = passed.get(option)
+            setattr(self, option, getattr(type(self), option) if value is None else value)
+        if self.n is not None and self.n < self.fewest:
+            raise ConfigError(f"n={self.n} of {self.name} must be at least {self.fewest}.")
         if self.step not in (None, "first", "last"):
-            raise ConfigError(f"step={step!r} of {self.name} must be 'first' or 'last'.")
-        if text is not None:
-            self.text = text
-            if text not in ("eval", "rollout"):
-                raise ConfigError(f"text={text!r} of {self.name} must be 'eval' or 'rollout'.")
-            if text == "rollout":
-                self.events = ("after_score",)
+            raise ConfigError(f"step={self.step!r} of {self.name} must be 'first' or 'last'.")
+        if self.text not in (None, "eval", "rollout"):
+            raise ConfigError(f"text={self.text!r} of {self.name} must be 'eval' or 'rollout'.")
+        if "text" in self.options and self.text == "rollout":
+            self.events = ("after_score",)
         if self.every is not None:
             validate_every(self.every, f" of {self.name}")
         if not self.name.replace("_", "").isalnum():

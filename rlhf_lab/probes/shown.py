@@ -51,7 +51,7 @@ class SharedActs:
         if text == "rollout":
             tokens, mask = text_at(ctx)
             return capture_activations(ctx.policy, tokens, sites, attention_mask=mask), {}
-        rows = max(p.rows or len(self.text.tokens) for p in probes)
+        rows = max(p.n or len(self.text.tokens) for p in probes)
         if self._reference is not ctx.reference or rows > self._rows:
             self._reference, self._of_reference, self._rows = ctx.reference, {}, rows
         in_both = [site for site in sites if site != "values"]
@@ -69,7 +69,7 @@ class SharedActs:
     def at(self, acts: Acts, model: HookedModel, probe: Probe) -> Acts:
         """Return a probe's sites among the activations, at its position or at all positions."""
         sites = resolve_sites(model, probe.sites)
-        found = {site: acts[site][: probe.rows] for site in sites if site in acts}
+        found = {site: acts[site][: probe.n] for site in sites if site in acts}
         if probe.pos is None:
             return found
         is_sampled = probe.text == "rollout"

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from rlhf_lab.diffing.contrast import Word, Words
 from rlhf_lab.diffing.groups import restrict, sum_by_group
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
@@ -80,20 +79,8 @@ class StepInfluence(WordPairProbe):
     events = ("after_step",)
     step = "last"
     every = 5
-
-    def __init__(
-        self,
-        word: Word | Words = "loved",
-        other: Word | None = None,
-        pos: int = -1,
-        n: int = 64,
-        step: str = "last",
-        fine: bool = True,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(word, other, pos, n, every, name, step)
-        self.fine = fine
+    options = (*WordPairProbe.options, "step", "fine")
+    fine = True
 
     def check_run(self, trainer: RLHFTrainer) -> None:
         _validate_adamw(self.name, trainer)

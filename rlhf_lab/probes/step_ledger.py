@@ -112,6 +112,7 @@ class StepLedger(Probe):
     question = "What does each token add to the objective of one step?"
     caveat = "The terms are those before the step; one step is not the whole phase."
     events = ("after_loss",)
+    options = ("step", *Probe.options)
     step = "last"
 
     def observe(self, seen: Observation) -> Record:

@@ -25,6 +25,7 @@ class TextHeatmap(Probe):
     caveat = "The first samples of a phase are few, and an advantage smears blame over tokens."
     exact_reward = True
     events = ("after_score",)
+    options = ("n", *Probe.options)
     n = 4
 
     def observe(self, seen: Observation) -> Record:

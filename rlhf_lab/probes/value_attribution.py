@@ -108,16 +108,9 @@ class ValueAttribution(Probe):
     text = "eval"
     sites = (*PART_SITES, "ln_final.hook_scale", "values")
     every = 5
-
-    def __init__(
-        self,
-        slots: tuple[int, ...] | None = None,
-        n: int = 64,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name)
-        self.slots, self.n = slots, n
+    options = ("slots", "n", *Probe.options)
+    slots: tuple[int, ...] | None = None
+    n = 64
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)

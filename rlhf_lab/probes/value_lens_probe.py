@@ -68,16 +68,9 @@ class ValueLens(Probe):
     exact_reward = True
     sites = (*RESIDUAL_SITES, "values")
     every = 5
-
-    def __init__(
-        self,
-        text: str = "eval",
-        ridge: float | None = None,
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name, text=text)
-        self.ridge = ridge
+    options = ("text", "ridge", *Probe.options)
+    text = "eval"
+    ridge: float | None = None
 
     def observe(self, seen: Observation) -> Record:
         policy, on_eval = seen.ctx.policy, self.text == "eval"

@@ -17,23 +17,12 @@ class WordPairProbe(Probe):
         n: number of sequences.
     """
 
+    options = ("word", "other", "pos", "n", *Probe.options)
+    word: Word | Words = "loved"
+    other: Word | None = None
+    pos, n = -1, 64
     text = "eval"
     sides: tuple[str, str] = ("", "")  # of the contrast, once the model is known
-
-    def __init__(
-        self,
-        word: Word | Words = "loved",
-        other: Word | None = None,
-        pos: int | None = -1,
-        n: int = 64,
-        every: int | None = None,
-        name: str | None = None,
-        step: str | None = None,
-        text: str | None = None,
-    ) -> None:
-        super().__init__(every, name, step, text=text)
-        self.word, self.other, self.pos = word, other, pos
-        self.n = self.rows = n
 
     def check_model(self, model: HookedModel) -> None:
         """Raise ConfigError if the words are not a contrast of single tokens of the model."""

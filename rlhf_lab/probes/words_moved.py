@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ from rlhf_lab.models.residual_parts import PART_SITES, residual_components, vali
 from rlhf_lab.probes.kl_attribution import MOST_HEADS
 from rlhf_lab.probes.moved_words import describe_moved_words, shift_parts
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
-from rlhf_lab.probes.text_rows import TextName, text_rows
+from rlhf_lab.probes.text_rows import text_rows
 from rlhf_lab.training.capture import capture_activations
 
 NORMALIZED, SCALE = "ln_final.hook_normalized", "ln_final.hook_scale"
@@ -58,17 +58,12 @@ class WordsMoved(Probe):
     question = "Which words became more or less likely, and which components did it?"
     caveat = "Parts are direct effects on the logits: later components can undo or repeat them."
 
-    def __init__(
-        self,
-        n: int = 32,
-        text: TextName = "eval",
-        every: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(every, name, text=text)
-        self.n, self.rows = n, n
-        if text == "eval":
-            self.sites = WORD_SITES
+    options = ("n", "text", *Probe.options)
+    n, fewest, text = 32, 2, "eval"
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.sites = WORD_SITES if self.text == "eval" else ()
 
     def check_model(self, model: HookedModel) -> None:
         validate_additive(model, self.name)

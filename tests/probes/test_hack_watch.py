@@ -140,7 +140,7 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
 
 
 def test_hack_watch_raises_on_one_text():
-    with pytest.raises(ConfigError, match="n=4 of run_health must be removed"):
+    with pytest.raises(ConfigError, match="RunHealth has the options every, name, not"):
         RunHealth(n=4)
     with pytest.raises(ConfigError, match="n=1 of hack_watch must be at least 2"):
         HackWatch(n=1)
