@@ -69,9 +69,7 @@ class RunHealth(Probe):
 
     name = "run_health"
     question = "Is the run healthy, and how far is it from the best policy at its KL penalty?"
-    caveat = (
-        "The optimum belongs to the first step's objective, without clipping and entropy bonus."
-    )
+    caveat = "The optimum is at the beta_eff of the phase's first step, without entropy bonus."
     exact_reward = True
     events = ("after_phase",)
 

@@ -6,7 +6,6 @@ from html import escape
 from typing import Any
 
 from rlhf_lab.probes import Run
-from rlhf_lab.probes.run_health import FREE_KL
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import records as draw
@@ -176,15 +175,6 @@ def _parse(line: str) -> PictureRow:
 PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines()))
 
 
-def _optimum(records: Sequence[Snapshot]) -> Pictures:
-    if any("optimal_reward" in at.record for at in records):
-        yield Html(
-            "<p>The exact optimum is the best policy at that phase's beta_eff, which is kl_coef "
-            "times the standard deviations that advantages and rewards were divided by. A phase "
-            f"whose beta_eff is at most {FREE_KL:g} has no point.</p>"
-        )
-
-
 def _kl_map(records: Sequence[Snapshot]) -> Pictures:
     cols = max((at.get("slots") or () for at in records), key=len)
     title = f"KL from the reference, n = {records[-1]['sequences']['exact']}"
@@ -301,7 +291,7 @@ def _no_words(at: Snapshot) -> Pictures:
     yield None if at.get("contrasts") else Html("<p>No word has moved beyond noise.</p>")
 
 
-OVER_PHASES = {"RunHealth": _optimum, "KLByPosition": _kl_map, "GradTerms": _gradient_norms}
+OVER_PHASES = {"KLByPosition": _kl_map, "GradTerms": _gradient_norms}
 OVER_PHASES |= {"HackWatch": _repetition, "Direction": _drift, "FrozenProbe": _frozen_curves}
 OF_RECORD = {"GradTerms": _gradient_bars, "AttentionDrift": _patterns, "StepLedger": _ledger}
 OF_RECORD |= {"WeightDelta": _singular_values, "WordsMoved": _no_words}

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from rlhf_lab import probes
-from rlhf_lab.errors import RunError
 from rlhf_lab.files import is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
@@ -54,10 +53,6 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     """
     run = Run(run_path)
     path = Path(out) if out is not None else run.path / "report.html"
-    if path.is_dir():
-        raise RunError(f"--out {path} is a directory. Use a file, such as {path / 'report.html'}.")
-    if not path.parent.is_dir():
-        raise RunError(f"there is no directory {path.parent}. Choose another --out.")
     validate_replaceable(path, is_marked)
     write_marked(path, runs_page([run]))
     return path

@@ -42,7 +42,7 @@ REJECTED = {
     f"{REPORT} /dev/null": "is a device",
     f"{REPORT} /proc/page.html": "/proc/page.html",
     f"{REPORT}=": "is a directory",
-    f"{REPORT} nowhere/page.html": "no directory nowhere",
+    f"{REPORT} nowhere/page.html": "cannot write nowhere/page.html",
     f"{EXPORT} RUN": "already exists",
     f"{EXPORT} thesis.tex/made": "thesis.tex",
     f"{EXPORT} /dev/null": "/dev/null already exists",
