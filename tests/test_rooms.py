@@ -21,13 +21,13 @@ LINES = {
     "rlhf_lab/tuning": (700, 836),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4930),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 2510),
-    "rlhf_lab/probes": (4800, 5719),
-    "rlhf_lab/views": (1700, 3157),
-    "rlhf_lab/course": (3600, 4414),
+    "rlhf_lab/diffing": (2300, 2417),
+    "rlhf_lab/probes": (4800, 5557),
+    "rlhf_lab/views": (1700, 3124),
+    "rlhf_lab/course": (3600, 4399),
     "rlhf_lab/compat": (400, 422),
     "rlhf_lab": (1900, 2543),  # the root and the commands
-    "tests": (28000, 32823),
+    "tests": (28000, 32724),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2767),  # with the figure of the README, the lint of prose, links by name
