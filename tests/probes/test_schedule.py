@@ -3,7 +3,6 @@
 from itertools import count
 
 import pytest
-import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
