@@ -172,7 +172,7 @@ for row in range(2):
     display(tokens_html(words, kl[row], "KL", mask[row], kl.max().item(), "sequential"))
 ordered = kl[mask].sort(descending=True).values
 tenth = (ordered[: len(ordered) // 10].sum() / ordered.sum()).item()
-print(f"of {len(ordered)} tokens, the tenth with the most KL has {tenth:.0%} of it")
+print(f"{len(ordered)} tokens; the 10 % with the most KL account for {tenth:.0%} of all KL")
 
 # %% [markdown]
 # The policy has changed its mind about the words that carry an opinion, and about hardly anything else.

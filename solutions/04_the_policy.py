@@ -380,9 +380,9 @@ predictions.compare("a perfect neuron exists", perfect_neuron, beyond)
 curves(points, title, "input of the GELU", "output")
 
 # %% [markdown]
-# Before the GELU, no neuron separates the polarities. Its input is nearly a sum of one number for the adjective and one for the
-# copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the GELU, 55 of
-# 256 neurons have an AUC beyond 0.95 in one direction, and the best is perfect to two digits.
+# Before the GELU, no neuron separates the polarities. The input of the GELU is nearly a sum of one number for the adjective and
+# one for the copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the
+# GELU, 55 of 256 neurons have an AUC beyond 0.95 in one direction or the other, and the best is perfect to two digits.
 #
 # How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
 # is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next

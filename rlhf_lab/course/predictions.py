@@ -80,7 +80,7 @@ class Predictions:
         elif _is_hit(first, found):
             line.append(", ").append("as you predicted", GOOD)
         else:
-            line.append(", ").append(f"a surprise, you predicted {first}", BAD)
+            line.append(", ").append(f"but you predicted {first}", BAD)
         if first is None and predicted is not None:
             line.append(" (made after the result was shown, so it does not count)")
         elif predicted != first:

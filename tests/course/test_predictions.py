@@ -43,7 +43,7 @@ def test_what_is_no_choice_is_refused_with_the_choices(written, among, message) 
 def test_the_first_prediction_is_kept(capsys: pytest.CaptureFixture) -> None:
     predictions = Predictions()
     predictions.compare("it goes", "up", "down")
-    assert "a surprise, you predicted up" in capsys.readouterr().out
+    assert "but you predicted up" in capsys.readouterr().out
     predictions.compare("it goes", "down", "down")
     out = capsys.readouterr().out
     assert "you predicted up" in out and "your first prediction is kept" in out
@@ -78,7 +78,7 @@ def test_compare_finds_the_bin_of_a_number(capsys: pytest.CaptureFixture) -> Non
     for question, found in [("low", 0.49), ("middle", 0.5), ("high", 7.0)]:
         predictions.compare(question, "0.5 to 0.9", torch.tensor(found), bins)
     low, middle, high = capsys.readouterr().out.splitlines()
-    assert low == "low: below 0.5 (0.49), a surprise, you predicted 0.5 to 0.9"
+    assert low == "low: below 0.5 (0.49), but you predicted 0.5 to 0.9"
     assert middle == "middle: 0.5 to 0.9 (0.5), as you predicted"
     assert high.startswith("high: above 0.9 (7), a surprise")
     with pytest.raises(LessonError, match="2 is in no bin"):
