@@ -40,7 +40,7 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
         if verdict.slip:
             parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
         return Panel(Group(*parts), title=title, border_style=color, expand=False, width=WIDTH)
-    more = f'  not written yet; a hint: hint("{exercise.name}")'
+    more = f'  not written yet; for a hint, run hint("{exercise.name}")'
     if verdict.state == "passed":
         title.stylize(color)
         more = f"  {verdict.cases} case" + "s" * (verdict.cases != 1)

@@ -65,7 +65,7 @@ def test_check_reports_a_stub_in_one_line(capsys: pytest.CaptureFixture) -> None
 
     check(kl_per_token)
     out = capsys.readouterr().out
-    assert 'kl_per_token  not written yet; a hint: hint("kl_per_token")' in out
+    assert 'kl_per_token  not written yet; for a hint, run hint("kl_per_token")' in out
     assert "Traceback" not in out
     assert read_records()["kl_per_token"].state == "unwritten"
 

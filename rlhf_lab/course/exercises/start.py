@@ -46,11 +46,11 @@ def _review_cases() -> Cases:
 def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
     together = fn(list(texts))
     if not isinstance(together, Tensor):
-        return {"a tensor comes back": False}
+        return {"the function returns a tensor": False}
     facts = {
-        "a tensor comes back": True,
-        "there is more than one number for all texts": together.ndim > 0,
-        "the numbers are along one axis": together.ndim == 1,
+        "the function returns a tensor": True,
+        "there is not just one number for all texts": together.ndim > 0,
+        "the tensor has one axis": together.ndim == 1,
         "there is one number per text": together.shape[:1] == (len(texts),),
     }
     if not all(facts.values()):
@@ -59,11 +59,11 @@ def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
     alone = torch.stack([fn([text])[0] for text in texts[:8]])
     return facts | {
         "the numbers are floats": together.is_floating_point(),
-        "they are finite": bool(together.isfinite().all()),
-        "the same text has the same reward again": torch.equal(together, fn(list(texts))),
-        "the reward of a text does not depend on the others": close(alone, together[:8]),
+        "the numbers are finite": bool(together.isfinite().all()),
+        "the same text gets the same reward again": torch.equal(together, fn(list(texts))),
+        "a text's reward does not depend on the other texts": close(alone, together[:8]),
         "rewards are in the order of the texts": close(fn(texts[::-1]), together.flip(0)),
-        "no text, no reward": tuple(fn([]).shape) == (0,),
+        "without texts, the tensor is empty": tuple(fn([]).shape) == (0,),
         "the reward of an empty text is finite": bool(fn([""]).double().isfinite().all()),
         "not all rewards are equal": bool((together != together[0]).any()),
     }
