@@ -61,7 +61,7 @@ def test_compare_accepts_each_of_several_results(capsys: pytest.CaptureFixture) 
         Predictions().compare("it reads", predicted, found)
         assert "as you predicted" in capsys.readouterr().out
     Predictions().compare("it reads", "a", ("b", "c"))
-    assert "a surprise" in capsys.readouterr().out
+    assert "but you predicted" in capsys.readouterr().out
 
 
 def test_recall_shows_predictions_in_words(capsys: pytest.CaptureFixture) -> None:
@@ -80,6 +80,6 @@ def test_compare_finds_the_bin_of_a_number(capsys: pytest.CaptureFixture) -> Non
     low, middle, high = capsys.readouterr().out.splitlines()
     assert low == "low: below 0.5 (0.49), but you predicted 0.5 to 0.9"
     assert middle == "middle: 0.5 to 0.9 (0.5), as you predicted"
-    assert high.startswith("high: above 0.9 (7), a surprise")
+    assert high.startswith("high: above 0.9 (7), but")
     with pytest.raises(LessonError, match="2 is in no bin"):
         predictions.compare("beyond", "small", 2.0, {"small": 1.0})
