@@ -38,18 +38,16 @@ def algorithms_part(found: Sequence[Group]) -> str:
 
 
 def replicates(found: Sequence[Group], groups: Sequence[str]) -> Sheet:
-    """Show the first component of each algorithm by several measures, and in how many seeds."""
-    head = ("algorithm", "largest cause of the shift", "largest relative change")
-    rows = []
-    for group in found:
-        cause = _first(group, lambda r: {c: abs(r["shift"][c]) for c in CAUSES})
-        moved = _first(group, lambda r: r["relative"])
-        added, removed = (
-            _first(group, lambda r, i=i: {n: r["grafts"][n][i] for n in groups}) for i in (0, 1)
-        )
-        cause = cause.replace("read_out", "unembedding").replace("_", " ")
-        rows.append([group.labels[0], cause, moved, added, removed])
-    return Sheet([*head, "adds most reward", "loses most reward if removed"], rows, texts=5)
+    """Show the component with the largest effect on the reward, and in how many seeds."""
+    head = ("algorithm", "adds most reward", "loses most reward if removed")
+    rows = [
+        [
+            group.labels[0],
+            *(_first(group, lambda r, i=i: {n: r["grafts"][n][i] for n in groups}) for i in (0, 1)),
+        ]
+        for group in found
+    ]
+    return Sheet(head, rows, texts=3)
 
 
 def _first(group: Group, figures: Callable[[Record], dict[str, float]]) -> str:

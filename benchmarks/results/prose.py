@@ -101,10 +101,9 @@ causes, averaged over 256 grammatical reviews. *Stable rank* and the number of d
 """
 
 REPLICATES_TEXT = """\
-The next table shows which component comes first by each measure, and in how many seeds. Relative
-change is the norm of a component's change divided by the norm of its weights. Reward is measured
-on 256 texts, after adding one component's change to the base model, or removing it from the tuned
-model.
+The next table shows which component's change affects the reward most, and in how many seeds. The
+reward is measured on 256 texts, after adding one component's change to the base model, or removing
+it from the tuned model.
 """
 
 AGAIN = """\
