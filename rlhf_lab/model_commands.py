@@ -12,7 +12,6 @@ from rlhf_lab.commands import Checkpoint, Device, RunDirectory, given
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
-from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.tuning_commands import format_written, prepare
 
 ModelName = Annotated[
@@ -37,18 +36,12 @@ def load_run_or_model(
     """Load the policy of a run with the run's settings, or a language model with None."""
     from rlhf_lab.models import TransformerWithValueHead, load_model
     from rlhf_lab.rewards.model import validate_language_model
-    from rlhf_lab.training.diagnostics import broken_weight
     from rlhf_lab.training.resume import load_policy
 
     if is_run(model):
-        policy, args = load_policy(model, checkpoint, device)
-    else:
-        validate_language_model(model)
-        policy, args = TransformerWithValueHead(load_model(model, device=device)), None
-    broken = broken_weight(policy)
-    if broken:
-        raise LoadError(f"The weight {broken} of {model!r} contains nan or inf.")
-    return policy, args
+        return load_policy(model, checkpoint, device)
+    validate_language_model(model)
+    return TransformerWithValueHead(load_model(model, device=device)), None
 
 
 def sample_command(
@@ -93,8 +86,6 @@ def sample_command(
     changes |= {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
     prompts, spec = prompt_and_spec(model, args, **changes)
     samples = sample(policy, prompts.tokens * n, spec, torch.Generator().manual_seed(seed))
-    if not samples.logprobs[samples.mask].isfinite().all():
-        raise ConfigError(f"The log-probs at temperature={spec.temperature} are nan. Raise it.")
     texts = samples.texts(tokenizer)
     reward_fn = load_reward(args, place) if args else None
     if reward_fn is None or requires_answers(reward_fn):  # a prompt has no right answer here

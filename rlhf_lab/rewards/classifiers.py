@@ -42,9 +42,8 @@ class SentimentReward:
         rewarded_class: the index of the rewarded class.
 
     Raises:
-        LoadError: If there is no such classifier, it does not have two classes, or it has no
-            padding token.
-        ConfigError: If the direction is unknown, or the positive class cannot be determined.
+        LoadError: If there is no such classifier, or it does not have two classes.
+        ConfigError: If the positive class cannot be determined.
     """
 
     def __init__(
@@ -55,8 +54,6 @@ class SentimentReward:
         batch_size: int = 128,
         positive_label: str | None = None,
     ) -> None:
-        if direction not in ("pos", "neg"):
-            raise ConfigError(f"Unknown direction={direction!r}. Choose one of: pos, neg.")
         self.model, self.tokenizer, self.longest = load_classifier(model, "classifier", device)
         config = self.model.config
         names = config.id2label
@@ -69,11 +66,6 @@ class SentimentReward:
         positive = _positive_class(config, positive_label, model)
         self.rewarded_class = {"pos": positive, "neg": 1 - positive}[direction]
         self.name, self.batch_size = model, batch_size
-        if self.tokenizer.pad_token_id is None:
-            raise LoadError(
-                f"the classifier {model!r} has no padding token, which batches of texts require. "
-                "Set pad_token in tokenizer_config.json."
-            )
         if config.pad_token_id is None:  # decoders find the last real token by it
             config.pad_token_id = self.tokenizer.pad_token_id
 

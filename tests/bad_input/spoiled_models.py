@@ -112,7 +112,7 @@ def without(name: str, file: str = WEIGHTS) -> Spoil:
     return weights(lambda tensors: {k: v for k, v in tensors.items() if k != name}, file)
 
 
-TOKENIZER, NAN = "tokenizer_config.json", float("nan")
+NAN = float("nan")
 POLICY: Cases = {  # tests/models/test_load.py has damaged configurations, weights and code
     "pickle in addition": (pickled("pytorch_model.bin", keep=True), None),
     "pickle under the right name": (pickled(WEIGHTS), []),
@@ -127,7 +127,6 @@ CLASSIFIER: Cases = {  # tests/rewards/test_classifiers.py has more
     "names from 1": (settings(id2label={"1": "neg", "2": "pos"}), ["id2label"]),
     "head missing": (without("classifier.weight"), ["missing", "classifier.weight"]),
     "head nan": (entry("classifier.weight", NAN), ["classifier.weight", "nan"]),
-    "no pad token": (settings(TOKENIZER, pad_token=...), ["pad"]),
 }
 REWARD: Cases = {
     "head without mean": (without("mean", HEAD), [HEAD]),

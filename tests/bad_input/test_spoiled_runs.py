@@ -98,7 +98,7 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     (LOADING, info("args", "warp_factor", 9), "warp_factor"),
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
-    (("resume", "sample"), NAN, "nan or inf"),
+    (("resume",), NAN, "nan or inf"),
     (LOADING, ANOTHER, "another run"),
     (LOADING, copy(ONE, LAST), "copy of this run's"),
     *((LOADING, instead(LAST, kind), "last.safetensors") for kind in ("device", "nothing")),

@@ -51,9 +51,12 @@ def test_read_help_train_shows_the_preset_defaults():
 
 
 def test_help_starts_without_torch(cold_python):
-    code = "import sys; from rlhf_lab.__main__ import main; main(['sample', 'x', '--colour']); "
-    done = cold_python(["-c", code + "assert 'torch' not in sys.modules"])
-    assert done.returncode == 0 and "--colour" in done.stderr, done.stderr
+    code = "import atexit, sys; from rlhf_lab.__main__ import main; "
+    code += (
+        "atexit.register(lambda: print('torch' in sys.modules)); main(['sample', 'x', '--colour'])"
+    )
+    done = cold_python(["-c", code])
+    assert (done.returncode, done.stdout) == (2, "False\n") and "--colour" in done.stderr
 
 
 def test_train_prints_and_writes_its_numbers(finished):

@@ -106,11 +106,6 @@ def test_sentiment_near_one_keeps_texts_apart(make_classifier):
     assert scores.half().unique().numel() == 1
 
 
-def test_unknown_direction_raises():
-    with pytest.raises(ConfigError, match="^Unknown direction='up'. Choose one of: pos, neg.$"):
-        SentimentReward("reel-sentiment", "up")
-
-
 @pytest.mark.parametrize("kind", ["distilbert", "roberta"])
 def test_long_text_is_cut_to_what_the_classifier_reads(make_classifier, kind):
     reward = SentimentReward(make_classifier(kind=kind))
