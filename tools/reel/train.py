@@ -7,7 +7,6 @@ which is why three language models are bundled.
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,13 +21,13 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedModel,
 )
 
 from rlhf_lab.organism import Grammar, weights_dir
 from rlhf_lab.supervised import fit
 
-LANGUAGE_MODEL_SEEDS = MappingProxyType({"reel-nano": 0, "reel-nano-b": 1, "reel-nano-c": 2})
+CLASSIFIER = "reel-sentiment"
+SEEDS = MappingProxyType({"reel-nano": 0, "reel-nano-b": 1, "reel-nano-c": 2, CLASSIFIER: 0})
 LEARNING_RATE = 4e-3
 
 
@@ -60,66 +59,27 @@ def classifier_loss(
     return cross_entropy(model(torch.from_numpy(reviews.tokens)).logits, labels)
 
 
-def train_language_model(
-    out_dir: Path,
-    grammar: Grammar | None = None,
-    steps: int = 3600,
-    batch_size: int = 128,
-    seed: int = 0,
-    title: str | None = "reel-nano",
-) -> Trained:
-    """Train a language model on fresh reviews, and save it with its tokenizer."""
-    config = GPT2Config.from_pretrained(weights_dir("reel-nano"))
-    make, loss = lambda: GPT2LMHeadModel(config), language_model_loss
-    return _train(out_dir, make, loss, grammar, steps, batch_size, seed, title, "reel-nano")
-
-
-def train_classifier(
-    out_dir: Path,
-    grammar: Grammar | None = None,
-    steps: int = 900,
-    batch_size: int = 256,
-    seed: int = 0,
-    title: str | None = "reel-sentiment",
-) -> Trained:
-    """Train reel-sentiment on the latent sentiment of fresh reviews, and save it."""
-    config = DistilBertConfig.from_pretrained(weights_dir("reel-sentiment"))
-    make, loss = lambda: DistilBertForSequenceClassification(config), classifier_loss
-    return _train(out_dir, make, loss, grammar, steps, batch_size, seed, title, "reel-sentiment")
-
-
-def _train(
-    directory: Path,
-    make_model: Callable[[], PreTrainedModel],
-    loss: Callable[..., Float[Tensor, ""]],
-    grammar: Grammar | None,
-    steps: int,
-    batch_size: int,
-    seed: int,
-    title: str | None,
-    shipped: str,
-) -> Trained:
-    rng, grammar = np.random.default_rng(seed), grammar or Grammar()
+def train_model(name: str, directory: Path) -> Trained:
+    """Train a bundled model on fresh reviews, and save it with its tokenizer."""
+    seed, rng, grammar = SEEDS[name], np.random.default_rng(SEEDS[name]), Grammar()
+    shape = weights_dir(name if name == CLASSIFIER else "reel-nano")
+    if name == CLASSIFIER:
+        make, config = DistilBertForSequenceClassification, DistilBertConfig.from_pretrained(shape)
+        loss, steps, batch_size = classifier_loss, 900, 256
+    else:
+        make, config = GPT2LMHeadModel, GPT2Config.from_pretrained(shape)
+        loss, steps, batch_size = language_model_loss, 3600, 128
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in one order, so that every machine gets the same weights
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = make_model()
+            model = make(config)
             step = lambda: loss(model, grammar, batch_size, rng)
-            losses = fit(model, step, steps, LEARNING_RATE, title or "", title is not None)
+            losses = fit(model, step, steps, LEARNING_RATE, name, True)
     finally:
         torch.set_num_threads(threads)
     model.eval().save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(weights_dir(shipped) / name, directory)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(shape / file, directory)
     return Trained(model, directory, losses)
-
-
-def rebuild(out_dir: Path) -> dict[str, Trained]:
-    """Train all bundled models with the default settings into folders of out_dir."""
-    language_models = {
-        name: train_language_model(out_dir / name, seed=seed, title=name)
-        for name, seed in LANGUAGE_MODEL_SEEDS.items()
-    }
-    return {**language_models, "reel-sentiment": train_classifier(out_dir / "reel-sentiment")}
