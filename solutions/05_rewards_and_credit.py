@@ -49,6 +49,7 @@ from rlhf_lab.organism import token_information, true_reward
 from rlhf_lab.rewards import SentimentReward
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.views import bars, curves, tokens_html
+from rlhf_lab.views.diagrams import gae_diagram
 
 SETTINGS = dict(preset="reel", gen_len=26, top_k=None, seed=1)
 args = RLHFArgs(**SETTINGS)
@@ -272,14 +273,10 @@ curves(gradients, title, "probability of a right response", y_label)
 #
 # With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute it from
 # the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$ and
-# $\lambda = 0.95$:
-#
-# ```text
-# token              0         1         2         3
-# V before it      0.50      0.40      0.90      0.80     R = 1
-# delta           -0.10     +0.50     -0.10     +0.20
-# advantage        0.46 <--- 0.59 <--- 0.09 <--- 0.20     each: delta + 0.95 * the one to the right
-# ```
+# $\lambda = 0.95$. Read it from the right:
+
+# %%
+gae_diagram([0, 0, 0, 1], [0.5, 0.4, 0.9, 0.8], 0.95)
 
 # %%
 from rlhf_lab.functional import compute_gae  # exercise
