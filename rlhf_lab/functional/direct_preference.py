@@ -29,8 +29,8 @@ def implicit_rewards(
 ) -> Float[Tensor, " batch"]:
     """Compute the reward that a policy trained by DPO implies for each response.
 
-    Takes log-probabilities summed over each response. Right up to a constant of the prompt, which a
-    pair has in common. Raises ValueError unless beta > 0.
+    Takes log-probabilities summed over each response. The result is right up to a constant for each
+    prompt, which cancels within a pair. Raises ValueError unless beta > 0.
 
     r = beta * (log pi(y | x) - log pi_ref(y | x))   (Rafailov et al. 2023, arXiv 2305.18290)
     """

@@ -24,12 +24,12 @@ def distinct_n(
 ) -> float:
     """Compute the number of different n-grams divided by the number of all, over all texts.
 
-    1. Slide a window of n tokens over each text; it never reaches from one text into the next.
-    2. Leave out windows with a masked token.
-    3. Count the different ones, and divide by the number of all.
+    1. Slide a window of n tokens over each text. A window never spans two texts.
+    2. Leave out windows that contain a masked token.
+    3. Count the different windows, and divide by the number of all windows.
 
-    It falls with the number of texts: compare batches of one size only. nan if no text has n
-    tokens. Raises ValueError for n below 1, or a mask of another shape.
+    The result falls as the number of texts grows, so only compare batches of the same size. It is
+    nan if no text has n tokens. Raises ValueError for n below 1, or a mask of another shape.
 
     distinct_n = |set of n-grams| / |n-grams|    (Li et al. 2016, arXiv 1510.03055)
     """

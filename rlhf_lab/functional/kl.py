@@ -27,11 +27,11 @@ def kl_per_token(
 ) -> Float[Tensor, "batch gen"]:
     """Compute KL(policy || reference) at each generated token, exactly, over the whole vocabulary.
 
-    1. Sum probability times difference of log-probabilities over the vocabulary.
-    2. Set a KL above `MAX_KL` to inf: the policy can produce a token that the reference cannot.
+    1. Multiply each probability of the policy by the difference of log-probabilities, and sum.
+    2. Set a KL above `MAX_KL` to inf, since the policy can produce a token the reference cannot.
 
-    `log_probs` computes both arguments. In nats per token. An infinite KL has gradient 0. (For a
-    token that the reference cannot produce, a probability below 1e-24 does not make the KL inf.)
+    `log_probs` computes both arguments. The result is in nats per token. An infinite KL has
+    gradient 0. Tokens to which the policy gives less than 1e-24 never make the KL infinite.
 
     KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
     """
