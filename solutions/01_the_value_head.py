@@ -231,8 +231,8 @@ print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values,
 # The trainer above uses your policy with `base_lr` 0, so only the value head learns, and the transformer does not change. This
 # transformer was trained to continue reviews, and has never seen a reward. What can the head learn from it?
 #
-# To measure this, we use the *explained variance*: how much of the variance of the returns $G$, the targets of the value head,
-# the values can predict. 0 means nothing, and 1 means everything:
+# To measure this, we use the *explained variance*. It is the fraction of the variance of the returns $G$ (the targets of the
+# value head) that the values predict, from 0 (nothing) to 1 (everything):
 #
 # $$EV = 1 - \operatorname{Var}(G - V) \,/\, \operatorname{Var}(G)$$
 #

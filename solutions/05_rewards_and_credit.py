@@ -360,8 +360,8 @@ curves(lines, title, "lambda", "correlation over tokens")
 # The optimizer never sees advantages, only a gradient that is averaged over a batch. So the question that counts is: how much
 # of the true gradient does an estimator keep? To answer it, project the estimator's mean gradient onto the true gradient: 1
 # means that it keeps everything. Bias lowers this fraction, noise does not. The cosine on a batch is sensitive to both. On a
-# batch of 1,024 reviews, one of these three has a cosine far below the others. Which one: R itself, or GAE with the young head
-# (16 steps) and $\lambda$ 0 or 1?
+# batch of 1,024 reviews, one of these three has a cosine far below the others. Which one: R itself, GAE with the young head (16
+# steps) and $\lambda = 0$, or the same with $\lambda = 1$?
 #
 # (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes it too long, and
 # the code corrects for this by comparing two halves of it.)
