@@ -66,11 +66,7 @@ def fit_direction(
 def fit_each_site(
     x: Float[Tensor, "site *pos n d_model"], labels: Bool[Tensor, " n"], method: Method
 ) -> Fitted:
-    """`fit_direction` at one site after the other.
-
-    The directions are the same, but the covariances of all sites at once would fill the memory
-    where d_model is large.
-    """
+    """Apply `fit_direction` to one site after the other, which needs less memory."""
     parts = [fit_direction(one.float(), labels, method) for one in x]
     return Fitted(*(torch.stack(part) for part in zip(*parts, strict=True)))
 

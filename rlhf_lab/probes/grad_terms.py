@@ -29,10 +29,7 @@ def term_gradients(
     objective: Objective,
     kl_coef: float,
 ) -> list[dict[str, Tensor]]:
-    """Return the gradient of each signed term of the objective by all trained weights.
-
-    One forward pass, and one backward pass for each term.
-    """
+    """Return the gradient of each signed term of the objective by all trained weights."""
     weights = {n: p for n, p in policy.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         terms = objective_terms(policy, reference, minibatch, objective, kl_coef)
@@ -70,10 +67,8 @@ def policy_groups(
     """Return a partition of the trained parameters, by the policy's names of them.
 
     Those of the transformer are `fine_groups` or `coarse_groups`; with adapters, which belong to
-    the layer whose weight they change, they are coarse, since A serves all heads.
-
-    Args:
-        heads: True to have groups of the value head and of a separate critic.
+    the layer whose weight they change, they are coarse, since A serves all heads. With `heads`, the
+    value head and a separate critic are groups as well.
     """
     model = policy.base_model
     adapted = bool(lora_layers(model))

@@ -124,19 +124,15 @@ def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:
     return found.rows[[i for i, name in enumerate(found.components) if name.endswith(" mlp")]]
 
 
-def _batches(model: HookedModel, text: EvalText, layers: int) -> list[Tensor]:
-    of_row = text.tokens.shape[1] * model.cfg.d_mlp * layers
-    return list(torch.arange(len(text.tokens)).split(max(1, ACTIVATIONS_AT_ONCE // of_row)))
-
-
 def _most_active(
     model: HookedModel, text: EvalText, at: Int[Tensor, "2 top"]
 ) -> list[tuple[list[int], Tensor]]:
     layers = sorted(set(at[0].tolist()))
     sites = [NEURON_SITE.replace("*", str(layer)) for layer in layers]
     largest = torch.full((at.shape[1], model.cfg.d_vocab), -torch.inf)
-    for rows in _batches(model, text, len(layers)):
-        there = rows.to(text.tokens.device)
+    of_row = text.tokens.shape[1] * model.cfg.d_mlp * len(layers)
+    index = torch.arange(len(text.tokens), device=text.tokens.device)
+    for there in index.split(max(1, ACTIVATIONS_AT_ONCE // of_row)):
         mask, tokens = text.attention_mask[there], text.tokens[there]
         acts = capture_activations(model, tokens, sites, attention_mask=mask)
         ids = tokens[mask].cpu()

@@ -150,11 +150,7 @@ class ReelTruth:
 
 
 def exact_values(reward_fn: str, custom: object = None) -> tuple[ReelTruth, str]:
-    """Return the exact values of a run's reward, and a note if they are those of another reward.
-
-    Args:
-        custom: the reward function that was passed instead of the name `reward_fn`, or None.
-    """
+    """Return exact values of a named or custom reward, and a note if they are of another."""
     if custom is None:
         return ReelTruth.of_reward(reward_fn), ""
     if isinstance(custom, Reward):

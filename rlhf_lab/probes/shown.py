@@ -29,10 +29,7 @@ def prompt_length(ctx: Context, longest: int) -> int:
 
 
 class SharedActs:
-    """Activations of all probes from one forward pass per model and text.
-
-    The reference's activations on the eval text are captured once, and again after a reset.
-    """
+    """Activations of all probes; those of the reference on eval text are captured once."""
 
     def __init__(self, text: EvalText | None) -> None:
         self.text = text
@@ -41,10 +38,7 @@ class SharedActs:
         self._rows = 0
 
     def capture(self, ctx: Context, probes: Sequence[Probe], text: str) -> tuple[Acts, Acts]:
-        """Return activations of policy and reference at all sites of these probes, on their text.
-
-        The reference's are of the eval text only.
-        """
+        """Return activations of the policy and, on eval text, the reference at all sites."""
         sites = [site for probe in probes for site in probe.sites]
         if not sites:
             return {}, {}

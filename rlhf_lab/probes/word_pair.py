@@ -9,13 +9,7 @@ from rlhf_lab.probes.probe import Probe
 
 
 class WordPairProbe(Probe):
-    """A probe that compares words after a position of each eval text.
-
-    Args:
-        word, other: single tokens; or weights by word as `word`, see `make_contrast`.
-        pos: the position before the word, in each text; from its end when negative.
-        n: number of sequences.
-    """
+    """A probe that compares words, see `make_contrast`, after a position of each eval text."""
 
     options = ("word", "other", "pos", "n", *Probe.options)
     word: Word | Words = "loved"
