@@ -57,8 +57,8 @@ class Context:
         raise AttributeError(f"ctx.{name} cannot be set; a context is read-only.")
 
     def __getattr__(self, name: str) -> Any:
-        when = FIELD_AVAILABILITY.get(name, "no event")
-        raise AttributeError(f"ctx.{name} is not there at {self.event}; it is at {when}.")
+        when, event = FIELD_AVAILABILITY.get(name, "no event"), vars(self).get("event")
+        raise AttributeError(f"ctx.{name} is not there at {event}; it is at {when}.")
 
 
 Callback = Callable[[Context], Any]
