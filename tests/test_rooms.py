@@ -22,12 +22,12 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4930),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
-    "rlhf_lab/probes": (4800, 5557),
+    "rlhf_lab/probes": (4800, 5528),
     "rlhf_lab/views": (1700, 3124),
     "rlhf_lab/course": (3600, 4399),
     "rlhf_lab/compat": (400, 422),
     "rlhf_lab": (1900, 2543),  # the root and the commands
-    "tests": (28000, 32723),
+    "tests": (28000, 32720),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2767),  # with the figure of the README, the lint of prose, links by name
