@@ -59,13 +59,8 @@ def definitions(module: str) -> dict[str, ast.stmt]:
 
 
 def text_after(module: str, name: str) -> str:
-    """Return the string below a constant, else the comment on its lines or above, else ""."""
-    body, node = tree(module).body, definitions(module)[name]
-    at = body.index(node) + 1
-    following = body[at] if at < len(body) else None
-    if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-        return str(following.value.value)
-    lines = source(module).splitlines()
+    """Return the comment on the lines of a constant or above it, else ""."""
+    node, lines = definitions(module)[name], source(module).splitlines()
     above, first, last = lines[node.lineno - 2], lines[node.lineno - 1], lines[node.end_lineno - 1]
     comments = [line.partition("  # ")[2] for line in (first, last)]
     comments += [above.removeprefix("# ")] if above.startswith("# ") else []
