@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from fnmatch import filter as match_names
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,8 +14,11 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel, has_custom_forward
 from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.models.padding import rotate_padding, run_left_padded
-from rlhf_lab.training.callbacks import Callback, Context, Event
+from rlhf_lab.training.callbacks import Context, Event
 from rlhf_lab.training.isolation import no_side_effects
+
+if TYPE_CHECKING:
+    from rlhf_lab.training.trainer import RLHFTrainer
 
 OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
@@ -136,14 +139,15 @@ def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch
     return samples.tokens, samples.attention_mask
 
 
-def capturing(
-    policy: TransformerWithValueHead,
+def capture(
+    trainer: "RLHFTrainer",
     hook_names: str | Sequence[str],
     pos: Position,
     at: Event,
+    every: int,
     tokens: Int[Tensor, "batch seq"] | None,
-) -> Callable[[Callable[[Context, Any], Any]], Callback]:
-    """Turn `function(ctx, acts)` into a callback that captures its activations first.
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated `function(ctx, acts)` as a callback that reads activations.
 
     The activations come from a separate forward pass, never from sampling: over the phase's
     sequences, or over `tokens`. One site gives a tensor `[batch seq d_model]`, or `[batch d_model]`
@@ -160,13 +164,13 @@ def capturing(
     """
     names = [hook_names] if isinstance(hook_names, str) else list(hook_names)
     only_one = isinstance(hook_names, str) and "*" not in hook_names
-    _square_sites(resolve_sites(policy, names), pos)
+    _square_sites(resolve_sites(trainer.policy, names), pos)
     if isinstance(pos, str) and pos != "last":
         raise ConfigError(f"pos={pos!r} is not a position. Pass an integer, or 'last'.")
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences. Pass tokens=.")
 
-    def wrap(function: Callable[[Context, Any], Any]) -> Callback:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def callback(ctx: Context) -> Any:
             with no_side_effects(ctx.policy, ctx.reference):
                 text, mask = text_at(ctx) if tokens is None else (tokens, None)
@@ -180,6 +184,7 @@ def capturing(
                 return function(ctx, acts[names[0]] if only_one else acts)
 
         callback.__name__ = getattr(function, "__name__", "capture")
-        return callback
+        trainer.on(at, every)(callback)
+        return function
 
-    return wrap
+    return register

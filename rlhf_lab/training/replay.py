@@ -14,18 +14,9 @@ from rlhf_lab.training.rollout import Rollout
 
 @dataclass(frozen=True)
 class ReplayMinibatch(Rows):
-    """Some sequences of a rollout, with what the objective needs of them.
+    """Some sequences of a rollout, with what the objective needs; see `Samples` and `Rollout`.
 
-    Args:
-        tokens: prompt and response.
-        attention_mask: False on left padding.
-        mask: True on the real generated tokens.
-        logprobs: of the generated tokens under the policy that sampled them.
-        values: of the states before them, by the value head at that time.
-        advantages, returns, ref_residuals, ref_logprobs, teaching: see `Rollout`.
-        support: the tokens that truncated sampling kept, if it was on.
-        padded: False if the attention mask hides nothing.
-        engine_logprobs: see `Samples`; `logprobs` over these are the importance ratios.
+    `padded` is False if the attention mask hides nothing.
     """
 
     tokens: Int[Tensor, "minibatch seq"]

@@ -13,20 +13,7 @@ from rlhf_lab.samples import Samples
 
 @dataclass(frozen=True)
 class LearningStats:
-    """Means over the minibatches of one learning phase; each term has its weight and sign.
-
-    Args:
-        objective: clipped_surrogate - value_loss + entropy_bonus - kl_penalty, maximized.
-        clip_fraction: fraction of tokens whose probability ratio left the clip range.
-        approx_kl_per_token: k3 estimate of KL(old policy || policy), in nats per token.
-        mean_ratio: mean over the tokens of the probability ratio, whose expectation is 1.
-        ratio_first_minibatch: the probability ratio that is furthest from 1 before the first step;
-            1 if the policy that is trained is the policy that sampled.
-        grad_norm: global norm of the gradient before clipping.
-        skipped_minibatches: number of those whose mean ratio exceeded ratio_threshold; they are
-            in no mean.
-        unused_minibatches: those left when target_kl ended the phase; 0 if it did not.
-    """
+    """Means over the minibatches of one learning phase; see docs/metrics.md."""
 
     objective: float
     clipped_surrogate: float
@@ -44,25 +31,7 @@ class LearningStats:
 
 @dataclass(frozen=True)
 class RolloutStats:
-    """Statistics of a batch of samples. None is a number that the run does not have.
-
-    Args:
-        mean_reward, reward_std: of the raw rewards.
-        true_reward, grammatical_fraction: true reward on Reel.
-        kl_per_token, kl_per_sequence: exact KL from the reference, in nats.
-        entropy_per_token: in nats.
-        response_length: mean number of real generated tokens, stop token included.
-        explained_variance: of the returns by the values.
-        uninformative_group_fraction: fraction of prompts whose responses have equal raw rewards.
-        resampled_prompts: number of times that `dynamic_sampling` resampled prompts.
-        engine_kl_per_token: k3 estimate of KL(rollout engine || policy) on the engine's samples, in
-            nats, from the engine's log-probs.
-        effective_sample_fraction: effective sample size of the tokens, weighted by policy over
-            engine probability, divided by their number.
-        reward_means: mean of each of several rewards, before its weight; `reward/NAME` in metrics.
-        kl_to_initial_per_sequence: exact KL from the run's first reference, in nats.
-        reference_phase: learning phases after which the policy became the reference.
-    """
+    """Statistics of a batch, None if the run has no such number; see docs/metrics.md."""
 
     mean_reward: float
     reward_std: float
@@ -84,14 +53,7 @@ class RolloutStats:
 
 @dataclass(frozen=True)
 class Cost:
-    """Times and memory of a phase; the only numbers that differ between two runs of one seed.
-
-    Args:
-        rollout_tokens_per_second: generated tokens per second of the rollout phase.
-        learning_tokens_per_second: generated tokens times passes, per second of learning.
-        peak_memory_bytes: of the process on CPU, of the allocator on CUDA and MPS, since the run
-            began.
-    """
+    """Times and memory of a phase, which a seed does not determine; see docs/metrics.md."""
 
     rollout_seconds: float
     learning_seconds: float
@@ -102,14 +64,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """One line of metrics.jsonl; numbers of its parts are attributes: `report.mean_reward`.
+    """One line of metrics.jsonl; numbers of its parts are attributes: `report.mean_reward`."""
 
-    Args:
-        phase: counted from 0; the rollout is of the weights after `phase` learning phases.
-        base_lr, head_lr, kl_coef: learning rates and weight of the KL penalty in this phase.
-    """
-
-    phase: int
+    phase: int  # learning phases before its rollout
     rollout: RolloutStats
     learning: LearningStats
     base_lr: float
