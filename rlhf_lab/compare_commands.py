@@ -77,12 +77,12 @@ def best_of_n_command(
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
     candidates = draw_candidates(trainer, n_prompts, samples, fitting.seed, fitting.show_progress)
     exact = exact_figures(trainer, numbers) if checkpoint == 0 or not is_run(model) else {}
-    results = [replace(candidates.figures(k), **exact.get(k, {})) for k in numbers]
+    results = [candidates.figures(k) | exact.get(k, {}) for k in numbers]
     print_line(f"{n_prompts} prompts, {samples} responses each; means with 95 % intervals over")
     print_line("\n".join(["prompts; KL in nats per sequence", *map(_format_result, results)]))
     if out is not None:
         notes = {"model": model, "n_prompts": n_prompts, "samples": samples, "seed": fitting.seed}
-        notes |= {"figures": [asdict(r) for r in results], "args": trainer.args.to_dict()}
+        notes |= {"figures": results, "args": trainer.args.to_dict()}
         _write_text(out, json.dumps(notes, indent=2) + "\n")
     if fit is not None:
         _fit_best(trainer, candidates, numbers[-1], fitting, fit)
@@ -129,15 +129,15 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
     return trainer
 
 
-def _format_result(r: Any) -> str:
-    line = f"best of {r.n}: reward {r.reward:.4f} ± {r.reward_half:.4f}"
-    if r.true_reward is not None:
-        line += f", true reward {r.true_reward:.4f} ± {r.true_reward_half:.4f}"
-    line += f", KL at most {r.kl_bound:.3f}"
-    if r.exact_kl is not None:
-        rewards = f"reward {r.exact_reward:.4f}, true reward {r.exact_true_reward:.4f}"
-        line += f" (exact: {rewards}, KL {r.exact_kl:.3f})"
-    return line
+def _format_result(r: dict[str, Any]) -> str:
+    line = "best of {n}: reward {reward:.4f} ± {reward_half:.4f}"
+    if "true_reward" in r:
+        line += ", true reward {true_reward:.4f} ± {true_reward_half:.4f}"
+    line += ", KL at most {kl_bound:.3f}"
+    if "exact_kl" in r:
+        line += " (exact: reward {exact_reward:.4f}, true reward {exact_true_reward:.4f}, "
+        line += "KL {exact_kl:.3f})"
+    return line.format(**r)
 
 
 def compare_command(

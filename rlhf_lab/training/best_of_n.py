@@ -26,28 +26,6 @@ RESPONSES_AT_ONCE = 256  # sampled and scored together, about
 
 
 @dataclass(frozen=True)
-class BestOfNFigures:
-    """Rewards of the best of n responses, over prompts.
-
-    Args:
-        reward, true_reward: means of the best response's reward and true reward.
-        reward_half, true_reward_half: half of their 95 % intervals over prompts.
-        kl_bound: log n - (n - 1) / n, an upper bound of the KL in nats per sequence.
-        exact_reward, exact_true_reward, exact_kl: of Reel's grammar, if known.
-    """
-
-    n: int
-    reward: float
-    reward_half: float
-    true_reward: float | None
-    true_reward_half: float | None
-    kl_bound: float
-    exact_reward: float | None = None
-    exact_true_reward: float | None = None
-    exact_kl: float | None = None
-
-
-@dataclass(frozen=True)
 class Candidates:
     """Several responses to each prompt, with their rewards; `ended` is True after a stop token."""
 
@@ -57,13 +35,18 @@ class Candidates:
     rewards: Float[Tensor, "prompts samples"]
     true_reward: Float[Tensor, "prompts samples"] | None
 
-    def figures(self, n: int) -> BestOfNFigures:
-        """Estimate the rewards of the best of n without bias from all responses."""
-        found = [
-            (None, None) if x is None else mean_and_half(F.best_of_n_mean(self.rewards, x, n))
-            for x in (self.rewards, self.true_reward)
-        ]
-        return BestOfNFigures(n, *found[0], *found[1], F.best_of_n_kl_bound(n))
+    def figures(self, n: int) -> dict[str, Any]:
+        """Estimate the rewards of the best of n without bias from all responses.
+
+        `reward` and `true_reward` are means over prompts, and `*_half` half of their 95 %
+        intervals; `kl_bound` is log n - (n - 1) / n, in nats per sequence.
+        """
+        numbers = {"n": n, "kl_bound": F.best_of_n_kl_bound(n)}
+        for name, x in {"reward": self.rewards, "true_reward": self.true_reward}.items():
+            if x is not None:
+                best = F.best_of_n_mean(self.rewards, x, n)
+                numbers[name], numbers[f"{name}_half"] = mean_and_half(best)
+        return numbers
 
     def chosen(self, n: int) -> Examples:
         """Return the best of the first n responses to each prompt, if it ended, for fine-tuning."""
