@@ -28,7 +28,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
-from rlhf_lab.training.capture import Position, capture
+from rlhf_lab.training.capture import Position, capture_at_event
 from rlhf_lab.training.diagnostics import validate_finite_samples
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
@@ -147,8 +147,8 @@ class RLHFTrainer(RunLoop):
         every: int = 1,
         tokens: Int[Tensor, "batch seq"] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated `function(ctx, acts)` to read activations; see `capture`."""
-        return capture(self, hook_names, pos, at, every, tokens)
+        """Register the decorated `function(ctx, acts)` to read activations; see `capture_at_event`."""
+        return capture_at_event(self, hook_names, pos, at, every, tokens)
 
     def intervene(
         self,
