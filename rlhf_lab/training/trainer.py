@@ -147,7 +147,7 @@ class RLHFTrainer(RunLoop):
         every: int = 1,
         tokens: Int[Tensor, "batch seq"] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the decorated `function(ctx, acts)` to read activations; see `capture_at_event`."""
+        """Register `function(ctx, acts)` to read activations; see `capture_at_event`."""
         return capture_at_event(self, hook_names, pos, at, every, tokens)
 
     def intervene(
