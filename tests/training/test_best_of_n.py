@@ -38,7 +38,6 @@ def test_figures_match_hand_computed():
     assert three["reward_half"] == pytest.approx(4.302653 * std / math.sqrt(3))  # t, 2 degrees
     assert mean_and_half(torch.tensor([3.0])) == (3.0, math.inf)
     assert (one["reward"], one["true_reward"]) == pytest.approx((21 / 9, 4 / 9))
-    assert one["kl_bound"] == 0
 
 
 def test_chosen_is_the_best_of_the_first_n_that_ended():
