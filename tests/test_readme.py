@@ -21,7 +21,7 @@ MAKERS = ("python -m tools.", "python -m benchmarks")
 FEWER = {
     "train": "--total-phases 2 --batch-size 16 --num-minibatches 2 --warmup-steps 1",
     "resume": "--total-phases 3",
-    "compare": "--n-texts 4 --methods split --ranks 0 --alphas 0 1",
+    "compare": "--n-texts 4 --methods split",
     "train-reward": "--steps 2 --n-pairs 40",
     "sft": "--steps 2 --n-texts 40 --samples 8",
     "check": "--reviews 300",
