@@ -180,6 +180,8 @@ CONFLICTS = [
     (dict(clip_coef_high=0.3, policy_loss="policy_gradient"), "clip_coef_high=0.3 has no effect"),
     (dict(dual_clip=3.0, policy_loss="gspo"), "dual_clip=3.0 has no effect .*'gspo'"),
     (dict(max_log_ratio=3.0, policy_loss="cispo"), "max_log_ratio=3.0 has no effect .*'cispo'"),
+    (dict(gamma=0.9, advantages="remax"), "gamma=0.9 has no effect with advantages='remax'"),
+    (dict(gae_lambda=0.9, advantages="reinforce"), "gae_lambda=0.9 has no effect .*'reinforce'"),
     (dict(batch_size=1), "normalize_reward=True with batch_size=1"),
     (dict(reward_scaling="scale"), "reward_scaling='scale' is undone by normalize_reward=True"),
     (dict(penalize_no_eos=True), "penalize_no_eos=True requires .* stop_at_eos=False"),

@@ -88,6 +88,15 @@ NEEDS = MappingProxyType(  # settings without effect while the other one has its
     | dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank")
     | dict.fromkeys("labels_column answers_column prompt_words prompts_column".split(), "prompts")
 )
+USED_BY = MappingProxyType(  # settings without effect for other values of another setting
+    {
+        "clip_coef_high": ("policy_loss", "ppo gspo cispo"),
+        "dual_clip": ("policy_loss", "ppo"),
+        "max_log_ratio": ("policy_loss", "ppo gspo"),
+        "gamma": ("advantages", "one_step gae reinforce reinforce++"),
+        "gae_lambda": ("advantages", "one_step gae"),  # the default, under a custom function
+    }
+)
 _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
 
 
@@ -150,10 +159,10 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
         defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
         if defaults == [False, True]:
             yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
-    clips = {"clip_coef_high": "ppo gspo cispo", "dual_clip": "ppo", "max_log_ratio": "ppo gspo"}
-    for name in _on(a, *clips):
-        if a.policy_loss not in clips[name].split():
-            yield name, f"has no effect with policy_loss={a.policy_loss!r}. Set it to None."
+    for name, (other, values) in USED_BY.items():
+        is_set = getattr(a, name) != getattr(AllFields, name)
+        if is_set and getattr(a, other) not in values.split():
+            yield name, f"has no effect with {other}={getattr(a, other)!r}. Remove it."
 
 
 def _models(a: AllFields) -> Iterator[tuple[str, str]]:

@@ -30,7 +30,7 @@ class Suite:
             is always recorded. A probe's own `every` goes first.
 
     Raises:
-        ConfigError: If two probes have one name, or an argument has another type or range.
+        ConfigError: If there is no probe, two have one name, or an argument is invalid.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class Suite:
                 f"record must be 'milestones', 'every' or a list of phases, got {record!r}."
             )
         self.record = record if isinstance(record, str) else sorted(set(record))
+        if not probes:
+            raise ConfigError("A suite needs probes. Pass some, or call attach_default_suite.")
 
     def attach(self, trainer: RLHFTrainer) -> Attachment:
         """Register the probes on a trainer's events.

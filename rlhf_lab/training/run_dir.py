@@ -134,9 +134,12 @@ class RunDir:
                 out.write(text)
 
     def read(self, file: str) -> list[dict[str, Any]]:
-        """Read records, which have a phase, without a last line that a crash cut off."""
+        """Read records, which have a phase, without a last line that a crash truncated."""
         path, records = self.path / file, []
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        *lines, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        with contextlib.suppress(ValueError, RecursionError):  # truncated or empty
+            json.loads(last)
+            lines.append(last)  # an editor may have removed the newline
         for number, line in enumerate(lines, 1):
             try:
                 records.append(record := json.loads(line))

@@ -56,9 +56,11 @@ def load_examples(
 
     Raises:
         LoadError: If the source does not exist, or a row has no text.
-        ConfigError: If `n_texts` is below 1.
+        ConfigError: If `n_texts` is below 1, or both columns are the same.
     """
     check_range(AT_LEAST_1, n_texts=n_texts)
+    if column == prompt_column:  # texts would be empty
+        raise ConfigError(f"column and prompt_column are both {column!r}. Set two columns.")
     rng = np.random.default_rng(seed)
     if name == REEL:
         return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())

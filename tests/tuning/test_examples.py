@@ -60,6 +60,8 @@ def test_reel_examples_are_reviews_of_the_seed():
     assert load_examples("reel", 20, 3) == examples != load_examples("reel", 20, 4)
     with pytest.raises(ConfigError, match="n_texts=0"):
         load_examples("reel", 0, 0)
+    with pytest.raises(ConfigError, match="column and prompt_column are both 'text'"):
+        load_examples("reel", 4, 1, "text", "text")
 
 
 @pytest.mark.parametrize(
