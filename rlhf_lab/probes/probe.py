@@ -1,5 +1,6 @@
 """The Probe interface: what a probe needs, what it is shown, the record and checks it returns."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -133,11 +134,19 @@ class Probe:
     needs_labels: bool = False
     exact_reward: bool = False
 
+    def __init_subclass__(cls) -> None:
+        if "options" in vars(cls) or cls.__init__ is Probe.__init__:  # for help and completion
+            cls.__signature__ = cls._signature()
+
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature(
+            [inspect.Parameter(name, kind, default=getattr(cls, name)) for name in cls.options]
+        )
+
     def __init__(self, *values: Any, **named: Any) -> None:
-        passed = dict(zip(self.options, values, strict=False)) | named
-        if len(values) > len(self.options) or not passed.keys() <= set(self.options):
-            kind, names = type(self).__name__, ", ".join(self.options)
-            raise ConfigError(f"{kind} has the options {names}, not {values} and {list(named)}.")
+        passed = self._signature().bind(*values, **named).arguments
         for option in self.options:
             value = passed.get(option)
             setattr(self, option, getattr(type(self), option) if value is None else value)

@@ -1,5 +1,6 @@
 """HackWatch: a planted loophole by name, numbers of runs of every kind, and injected faults."""
 
+import inspect
 from statistics import NormalDist
 
 import pytest
@@ -140,7 +141,8 @@ def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(run
 
 
 def test_hack_watch_raises_on_one_text():
-    with pytest.raises(ConfigError, match="RunHealth has the options every, name, not"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'n'"):
         RunHealth(n=4)
+    assert str(inspect.signature(HackWatch)) == "(n=128, every=5, name='hack_watch')"
     with pytest.raises(ConfigError, match="n=1 of hack_watch must be at least 2"):
         HackWatch(n=1)
