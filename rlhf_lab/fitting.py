@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rlhf_lab.config.checks import AT_LEAST_0, AT_LEAST_1, POSITIVE, SEED, Range, check_range
+from rlhf_lab.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,8 @@ class KTOLoss:
     def __post_init__(self) -> None:
         check_range(POSITIVE, beta=self.beta)
         check_range(AT_LEAST_0, good_weight=self.good_weight, bad_weight=self.bad_weight)
+        if not self.good_weight + self.bad_weight:
+            raise ConfigError("good_weight and bad_weight are both 0. Raise one of them.")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rlhf_lab.training.callbacks import switched_off
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.resume import load_policy
-from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES
+from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES, reading
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,10 @@ class Run:
     def checks(self) -> list[StoredCheck]:
         """Return the checks of all probes and phases, in the order in which they ran."""
         checks = []
-        for line in self.directory.read(CHECKS):
-            value = math.nan if line["value"] is None else line["value"]
-            checks.append(StoredCheck(**line | {"value": value}))
+        with reading(self.path / CHECKS):
+            for line in self.directory.read(CHECKS):
+                value = math.nan if line["value"] is None else line["value"]
+                checks.append(StoredCheck(**line | {"value": value}))
         return checks
 
     def notes(self) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from rlhf_lab.models.load import (
     load_pretrained,
     load_pretrained_model,
     load_pretrained_tokenizer,
+    locate,
     validate_tokenizer,
 )
 from rlhf_lab.models.padding import pad_rows
@@ -56,13 +57,7 @@ class SentimentReward:
     ) -> None:
         self.model, self.tokenizer, self.longest = load_classifier(model, "classifier", device)
         config = self.model.config
-        names = config.id2label
-        numbers = {name: index for index, name in names.items()}
-        if set(names) != {0, 1} or numbers != (config.label2id or numbers):
-            raise LoadError(
-                f"the classifier {model!r} has id2label={names} and label2id={config.label2id}. "
-                "The sentiment reward requires two classes, numbered 0 and 1 in the same way."
-            )
+        _validate_classes(config, model)
         positive = _positive_class(config, positive_label, model)
         self.rewarded_class = {"pos": positive, "neg": 1 - positive}[direction]
         self.name, self.batch_size = model, batch_size
@@ -132,6 +127,21 @@ def load_classifier(
     longest = model.config.max_position_embeddings - max(reserved, default=0)
     model = model.requires_grad_(False).eval().to(device)
     return model, tokenizer, min(tokenizer.model_max_length, longest)
+
+
+def _validate_classes(config: PreTrainedConfig, model: str) -> None:
+    """Raise LoadError unless the classifier has two classes with consistent names."""
+    names = config.id2label
+    numbers = {name: index for index, name in names.items()}
+    place, on_disk = locate(model)
+    stored = PreTrainedConfig.get_config_dict(place, local_files_only=on_disk)[0].get("id2label")
+    stored = stored or names  # transformers ignores names that do not fit num_labels
+    if set(names) != {0, 1} or len(stored) != 2 or numbers != (config.label2id or numbers):
+        raise LoadError(
+            f"the classifier {model!r} has num_labels={len(names)}, id2label={stored} and "
+            f"label2id={config.label2id}. The sentiment reward requires two classes, numbered 0 "
+            "and 1 in the same way."
+        )
 
 
 def _positive_class(config: PreTrainedConfig, label: str | None, model: str) -> int:

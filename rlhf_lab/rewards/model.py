@@ -140,8 +140,13 @@ class RewardModel(nn.Module):
         try:
             tensors = load_file(path)
             for name, value in model._head_state().items():
-                value.copy_(tensors[name])
-        except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+                stored = tensors[name]
+                is_float = stored.is_floating_point() and stored.isfinite().all()
+                fits = is_float and stored.shape == value.shape
+                if not fits or (name == "std" and stored <= 0):
+                    raise ValueError(f"its {name} does not fit")
+                value.copy_(stored)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise LoadError(f"{path} is corrupt ({error}). Train the model again.") from None
         return model.requires_grad_(False).eval()
 

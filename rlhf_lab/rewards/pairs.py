@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from rlhf_lab.config.checks import AT_LEAST_2, check_range
 from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, find_prompt_column, read_rows
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import sample_preferences
 from rlhf_lab.organism import Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit, sigmoid
@@ -71,12 +72,20 @@ def load_pairs(
 
     Raises:
         LoadError: If the source does not exist or a row is not a pair.
+        ConfigError: If no pair has a preference.
     """
     if name == REEL:
-        return reel_pairs(n_pairs, seed)
-    if name.partition(":")[0] == MOVIE_REVIEWS:
-        return movie_pairs(name, n_pairs, seed)
-    return read_pairs(name, prompt_column, with_margins)
+        pairs = reel_pairs(n_pairs, seed)
+    elif name.partition(":")[0] == MOVIE_REVIEWS:
+        pairs = movie_pairs(name, n_pairs, seed)
+    else:
+        pairs = read_pairs(name, prompt_column, with_margins)
+    if pairs.chosen == pairs.rejected:
+        raise ConfigError(
+            f"pairs={name!r} has no pair whose chosen and rejected texts differ. Provide at "
+            "least 2 pairs."
+        )
+    return pairs
 
 
 def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:

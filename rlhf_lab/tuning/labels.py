@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, Row, find_prompt_column, read_rows
-from rlhf_lab.errors import LoadError
+from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.rewards.pairs import REEL, Pairs, load_pairs
 from rlhf_lab.supervised import hold_out
 
@@ -58,12 +58,21 @@ def load_labeled_examples(
 
     Raises:
         LoadError: If the source does not exist, or a row is not valid.
+        ConfigError: If all texts are good, or all are bad.
     """
     is_made = name == REEL or name.partition(":")[0] == MOVIE_REVIEWS
     rows = [] if is_made else read_rows(name, "examples")
     if is_made or (rows and rows[0].has("chosen")):
-        return split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
-    return _read_labeled_rows(rows, prompt_column)
+        examples = split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
+    else:
+        examples = _read_labeled_rows(rows, prompt_column)
+    good, n = int(examples.is_good.sum()), len(examples)
+    if not 0 < good < n:
+        raise ConfigError(
+            f"examples={name!r} has {good} good texts and {n - good} bad ones. Use at least one of "
+            "each."
+        )
+    return examples
 
 
 def split_pairs(pairs: Pairs) -> LabeledExamples:

@@ -13,7 +13,7 @@ from rlhf_lab.files import is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
-from rlhf_lab.probes.store import CHECKS
+from rlhf_lab.probes.store import CHECKS, NOTES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
@@ -239,8 +239,10 @@ def _probes(runs: Sequence[RunData]) -> str:
             f'<div id="{escape(name)}">{tag("p", doc)}{tag("p", caveat, is_note)}'
             f'<div class="sides">{sides}</div></div></details>'
         )
-    notes = [note for data in runs for note in data.run.notes()]
-    lines = _listed(f"phase {note['phase']}: {note['probe']}: {note['note']}" for note in notes)
+    lines = ""
+    for run in [data.run for data in runs]:
+        with reading(run.path / NOTES):
+            lines += _listed(f"phase {n['phase']}: {n['probe']}: {n['note']}" for n in run.notes())
     off = f"<h3>Refused or switched off</h3>{lines}" if lines else ""
     return _section("probes", "Probes", ("".join(folds) or NO_PROBES) + off)
 

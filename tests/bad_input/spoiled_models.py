@@ -123,6 +123,10 @@ POLICY: Cases = {  # tests/models/test_load.py has damaged configurations, weigh
 CLASSIFIER: Cases = {  # tests/rewards/test_classifiers.py has more
     "pickle only": (pickled("pytorch_model.bin"), ["safetensors"]),
     "one class": (instead(lambda path: classifier(path, ("good",))), ["score --prompt"]),
+    "names of three classes": (
+        settings(num_labels=2, id2label={"0": "good", "1": "bad", "2": "c"}),
+        ["num_labels=2", "'2': 'c'"],
+    ),
     "no names": (settings(id2label=..., label2id=...), None),
     "names from 1": (settings(id2label={"1": "neg", "2": "pos"}), ["id2label"]),
     "head missing": (without("classifier.weight"), ["missing", "classifier.weight"]),
@@ -130,6 +134,7 @@ CLASSIFIER: Cases = {  # tests/rewards/test_classifiers.py has more
 }
 REWARD: Cases = {
     "head without mean": (without("mean", HEAD), [HEAD]),
+    "std 0": (entry("std", 0.0, HEAD), [HEAD]),
     "metadata missing": (lacks("reward_model.json"), None),
 }
 TABLES = {"policy": POLICY, "classifier": CLASSIFIER, "reward": REWARD}

@@ -37,6 +37,7 @@ BROKEN = [  # commands, file, content, words of the message
     (PAIRS, "x.jsonl", PAIR, ["pairs must have at least 2 rows", "got 1"]),
     (PAIRS, "x.jsonl", UNKNOWN * 2, ["vocabulary"]),
     (PAIRS, "x.jsonl", PAIR.replace("good", "\\ud800") * 2, ["ud800"]),
+    (("kto",), "x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
 ]
 
 

@@ -152,7 +152,10 @@ def test_probes_leave_the_weights_bitwise_equal_and_are_resumed(finished, tmp_pa
 
 DAMAGE = {
     "metrics.jsonl": ("[1]\n", "line 1, is not a JSON object with a phase"),
+    "samples.jsonl": ("{}\n", "line 1, is not a JSON object with a phase"),
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
+    "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "checks.jsonl has unexpected contents"),
+    "probes/notes.jsonl": ('{"phase": 0}\n', "notes.jsonl has unexpected contents"),
     "probes/records/direction_sentiment.jsonl": ('{"phase": 0}\n', "'accuracy'"),
 }
 

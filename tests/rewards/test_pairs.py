@@ -49,6 +49,12 @@ def test_invalid_row_raises(tmp_path, name, text, words):
         load_pairs(write(tmp_path / name, text), 0, 0)
 
 
+@pytest.mark.parametrize("text", ["", '{"chosen": "a", "rejected": "a"}\n' * 2])
+def test_pairs_without_preference_raise(tmp_path, text):
+    with pytest.raises(ConfigError, match="no pair whose chosen and rejected texts differ"):
+        load_pairs(write(tmp_path / "x.jsonl", text), 0, 0)
+
+
 def test_prompt_is_added_to_both_texts(tmp_path):
     lines = '{"prompt": "it was", "chosen": " good", "rejected": "it was bad"}\n' * 2
     path = write(tmp_path / "x.jsonl", lines)

@@ -404,6 +404,7 @@ def test_seed_decides_all_and_random_state_is_unchanged():
         (DPOLoss, (0.1, 0.1, "ipo"), "label_smoothing=0.1 .* 0 for ipo"),
         (KTOLoss, (math.inf,), "beta=inf"),
         (KTOLoss, (0.1, -1.0), "good_weight=-1.0 is out"),
+        (KTOLoss, (0.1, 0.0, 0.0), "are both 0"),
         (KTOLoss, (0.1, 1.0, math.nan), "bad_weight=nan is out"),
         (ORPOLoss, (-1.0,), "odds_weight=-1.0 is out"),
         (ORPOLoss, (math.inf,), "odds_weight=inf"),
