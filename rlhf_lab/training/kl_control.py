@@ -44,20 +44,11 @@ class AdaptiveKLController:
         kl_coef: the initial coefficient; `update` changes it.
         target: the target KL, in nats per sequence (not per token).
         horizon: sequences after which a full error multiplies the coefficient by 1.2 or 0.8.
-
-    Raises:
-        ValueError: If the target or the horizon is not greater than 0.
     """
 
     kl_coef: float
     target: float
     horizon: int
-
-    def __post_init__(self) -> None:
-        if not (self.target > 0 and self.horizon > 0):
-            raise ValueError(
-                f"target and horizon must be greater than 0, got {self.target} and {self.horizon}."
-            )
 
     def update(self, kl_per_sequence: float, n_sequences: int) -> float:
         """Update by a batch's mean KL, in nats per sequence; return the new coefficient.

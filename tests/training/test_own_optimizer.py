@@ -188,9 +188,6 @@ def test_adaptive_coefficient_matches_hand_computed():
         with pytest.raises(ValueError, match=f"must be finite, got {kl}"):
             controller.update(kl, 256)
     assert controller.kl_coef == before
-    for target, horizon in ((0.0, 1), (-6.0, 1), (6.0, 0)):
-        with pytest.raises(ValueError, match="must be greater than 0"):
-            AdaptiveKLController(0.2, target, horizon)
 
 
 def test_adaptive_controller_reads_nats_per_sequence(runs):
