@@ -1,16 +1,18 @@
 # %% [markdown]
 # # Debugging PPO
 #
-# By the end of this appendix to {lesson:ppo} you can find a bug in a trainer from its dashboard alone.
+# By the end of this appendix to {lesson:ppo} you can track down a bug in a trainer from nothing but its dashboard.
 #
-# First you write the package's own phases, then you train with them on rewards that are so easy that you know the
-# result in advance, find three bugs, and write an alarm for broken runs.
+# You start by writing the package's training phases yourself. Then you test your trainer on rewards that are so easy
+# that you know the outcome in advance, find the bugs in three broken runs, and design an alarm that recognizes broken
+# runs automatically.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work, and about 40 CPU seconds without a network, 4 of them for these imports.
+# About {minutes} minutes of work. The cells take about 40 CPU seconds in total, 4 of them for the imports below, and
+# don't need a network.
 
 # %%
 # %load_ext jaxtyping
@@ -44,14 +46,15 @@ SETTINGS = dict(
 predictions = Predictions()
 
 # %% [markdown]
-# The numbers in the text come from Reel. One run is one seed; the package has stored the dashboards of healthy and of
-# broken runs with these settings, three seeds of each, and the tables below show them next to yours.
+# The numbers quoted in the text are for Reel, and each run you see uses a single seed. For comparison, the package
+# stores the dashboards of healthy and broken runs with the same settings, three seeds of each. The tables below show
+# them next to yours.
 #
 # ## From a batch to steps
 #
-# A rollout is expensive, and so it is used more than once. `ReplayMemory` splits it into minibatches, and the
-# optimizer takes a step with each. Most of the class exists. Write `get_minibatches`. (`_take` has an argument `padded`:
-# read `self.rollout.samples.is_padded` once, before the loop.)
+# Rollouts are expensive, so PPO uses each one more than once. `ReplayMemory` splits a rollout into minibatches, and the
+# optimizer takes one step per minibatch. Most of the class is already there; you write `get_minibatches`. (`_take` has
+# an argument `padded`. Read `self.rollout.samples.is_padded` once, before the loop, and pass it in.)
 
 # %%
 from rlhf_lab.training import ReplayMemory  # exercise
@@ -63,8 +66,8 @@ trainer = RLHFTrainer(args, out=new_run("look"))
 # %% [markdown]
 # ## The optimizer
 #
-# The transformer is already trained on its language, and its weights should change little. The value head starts from
-# random weights, and needs a higher learning rate.
+# The transformer already knows its language, so its weights should only change a little. The value head, on the other
+# hand, starts from random weights and needs a higher learning rate.
 
 # %%
 from rlhf_lab.training import get_optimizer  # exercise
@@ -75,43 +78,51 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
 # %% [markdown]
 # ## The rollout phase
 #
-# A phase of training has two halves, and each is a function of the trainer, which has the policy, the reference, the
-# optimizer and the reward function. The rollout phase samples, scores, compares with the reference, and assigns credit.
-# The functions for each step exist; you write the code that combines them.
+# Each training phase has two halves, and each half is a function of the trainer, which has the policy, the reference,
+# the optimizer and the reward function as attributes. The first half, the rollout phase, generates samples, scores
+# them, compares them with the reference, and assigns credit. The functions for the individual steps already exist, and
+# your job is to put them together.
 #
-# What you write here is the trainer's own code: `rlhf_lab/training/ppo.py` has these functions and the objective.
-# `trainer.overrides` has the functions that are passed to the trainer (yours, soon), and `trainer.emit` calls the
-# callbacks of an event; a run learns the same without it.
+# What you write here is the real thing: these functions are the ones in `rlhf_lab/training/ppo.py`. Along the way you
+# will meet two attributes. `trainer.overrides` contains any functions that were passed to the trainer (soon these will
+# be yours), and `trainer.emit` runs the callbacks registered for an event. You can leave out `trainer.emit`, because a
+# run learns the same without it.
 #
-# First the credit. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` puts the reward at the last real token and
-# subtracts each token's KL times the coefficient, which is `trainer.kl_controller.kl_coef`, or 0 if `kl_to_pay` is
-# None. With `args.whiten_rewards` the rewards of the tokens are whitened, and keep their mean (`shift_mean=False`).
-# `F.prompt_groups(len(rewards), args.samples_per_prompt)` numbers the rows by their prompt. The estimators take
-# `args` first: `estimate_advantages(args, values, rewards, mask, token_rewards, group, greedy_rewards)` and
-# `estimate_returns(args, advantages, values, token_rewards, mask)`, both of `trainer.overrides`.
+# Let's start with credit assignment. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` places the reward on the last
+# real token and subtracts the coefficient times each token's KL. The coefficient is `trainer.kl_controller.kl_coef`, or
+# 0 if `kl_to_pay` is None. If `args.whiten_rewards` is set, you then whiten the token rewards but keep their mean
+# (`shift_mean=False`). `F.prompt_groups(len(rewards), args.samples_per_prompt)` gives you each row's prompt number.
+# Finally, `trainer.overrides` has the two estimators, which both take `args` first: `estimate_advantages(args, values,
+# rewards, mask, token_rewards, group, greedy_rewards)` and `estimate_returns(args, advantages, values, token_rewards,
+# mask)`.
 
 # %%
 from rlhf_lab.training.ppo import assign_credit  # exercise
 
 # %% [markdown]
-# Next, compute everything that learning needs from finished samples. `trainer.rewards` is the reward pipeline: it calls the
-# reward function, and standardizes with `args.normalize_reward`. To see the arguments of a function or the fields of
-# a `Rollout`, run a cell with a question mark: `trainer.compare_with_reference?`.
+# The next function takes finished samples and computes everything that the learning phase needs. `trainer.rewards` is
+# the reward pipeline: it calls the reward function, and standardizes the scores if `args.normalize_reward` is set. If
+# you want to see a function's arguments or the fields of a `Rollout`, run a cell with a question mark, such as
+# `trainer.compare_with_reference?`.
 #
-# `trainer.compare_with_reference(samples)` runs the reference over the reviews. The policy need not run again: the
-# sampler kept its last residual before each token, and the unembedding turns it into logits. While both have the same
-# weights, one set of residuals serves for both, so the KL before the first step is exactly 0.
+# `trainer.compare_with_reference(samples)` runs the reference over the reviews. You don't have to run the policy again,
+# because the sampler kept the final residual stream before each token, and the unembedding turns that into logits. As
+# long as the policy and the reference have the same weights, they even share these residuals, so the KL before the
+# first step is exactly 0.
 #
-# The others that you need: `trainer.objective.reference_logprobs(trainer.reference, samples, ref_residuals)` gives
-# None where the KL is exact, `trainer.objective.kl_in_reward(samples, kl, ref_logprobs)` None if the KL is in the
-# loss, and `trainer.rewards.greedy_rewards(samples, scores.reward_moments)` None except for ReMax.
+# You need three more functions, each of which may return None:
+#
+# - `trainer.objective.reference_logprobs(trainer.reference, samples, ref_residuals)` returns None if the KL is exact;
+# - `trainer.objective.kl_in_reward(samples, kl, ref_logprobs)` returns None if the KL is part of the loss;
+# - `trainer.rewards.greedy_rewards(samples, scores.reward_moments)` returns None unless you use ReMax.
 
 # %%
 from rlhf_lab.training.ppo import score_samples  # exercise
 
 # %% [markdown]
-# The rollout phase samples, then scores. The random numbers of `phase_generator(seed, phase, stream)` depend on its
-# three arguments only. So two runs of one seed are bitwise identical, even if one of them is stopped and resumed.
+# Now put the two together: the rollout phase samples first, and then scores the samples. Its random numbers come from
+# `phase_generator(seed, phase, stream)`, which depends only on its three arguments. This is why two runs with the same
+# seed are bitwise identical, even if you stop one of them and resume it later.
 
 # %%
 from rlhf_lab.training.ppo import rollout_phase  # exercise
@@ -119,13 +130,18 @@ from rlhf_lab.training.ppo import rollout_phase  # exercise
 # %% [markdown]
 # ## The learning phase
 #
-# `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of a minibatch.
-# `PolicyUpdate(trainer)` does what is not specific to PPO: it clips gradients, splits minibatches to save memory (with
-# `accumulate`, which you do not need), and takes no step if a number is not finite. Call `backward(terms.objective)`,
-# `clip(args.max_grad_norm)`, which returns the norm before clipping, and `step()`.
+# `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of the objective for
+# one minibatch.
 #
-# `PhaseStats(trainer)` collects metrics. Before the gradient, `judge(terms, minibatch)` returns "step", "skip" or "stop";
-# after a step, call `add(terms, minibatch, grad_norm)`. The phase returns `learning_stats(memory)`. (`trainer.rewards.remember(rollout.reward_moments)` at the end is for rewards that are scaled over phases.)
+# `PolicyUpdate(trainer)` does the work that isn't specific to PPO. It clips gradients, skips the step if a number isn't
+# finite, and can split minibatches to save memory (with `accumulate`, which you don't need here). For each minibatch,
+# call `backward(terms.objective)`, then `clip(args.max_grad_norm)`, which returns the norm before clipping, and then
+# `step()`.
+#
+# `PhaseStats(trainer)` collects the metrics. Before you compute the gradient, `judge(terms, minibatch)` tells you
+# whether to "step", "skip" or "stop". After each step, call `add(terms, minibatch, grad_norm)`. At the end,
+# `learning_stats(memory)` gives you the result of the phase. If `rollout.reward_moments` isn't None, also pass it to
+# `trainer.rewards.remember`, which matters for rewards that are scaled over several phases.
 
 # %%
 from rlhf_lab.training.ppo import learning_phase  # exercise
@@ -133,8 +149,8 @@ from rlhf_lab.training.ppo import learning_phase  # exercise
 # %% [markdown]
 # ## Your trainer
 #
-# Both functions take the trainer as their first argument, and that makes them methods. Here is a trainer whose
-# phases, minibatches, optimizer and schedule are yours, with the advantages of {lesson:rewards_and_credit}:
+# Both functions take the trainer as their first argument, so you can use them as methods. Here is a trainer that runs
+# on your phases, minibatches, optimizer and schedule, together with the advantages from {lesson:rewards_and_credit}:
 
 
 # %%
@@ -155,7 +171,8 @@ def my_advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
 
 
 # %% [markdown]
-# Two runs of eight phases from the same seed, yours and the package's. Are their rewards the same to the last digit?
+# Now train twice from the same seed for eight phases, once with your trainer and once with the package's. Will the
+# rewards agree to the last digit?
 #
 # (15 s on one core)
 
@@ -186,24 +203,24 @@ dashboard(debugging.make_dashboard(mine))
 # %% [markdown]
 # ## A ladder of rewards
 #
-# "The reward goes up" proves little. A trainer with a bug often still learns an easy reward, only more slowly, and
-# you do not know how fast a correct trainer would be. So before you train on anything that matters,
-# climb a ladder of rewards that are so simple that you know in advance what must happen. Each rung needs one more
-# part to be right. All rungs use texts of ten tokens, and take seconds.
+# "The reward goes up" proves very little. A trainer with a bug often still learns an easy reward, just more slowly, and
+# you don't know how fast a correct trainer would be. So before you train on anything that matters, climb a ladder of
+# rewards that are so simple that you know in advance what has to happen. Each rung depends on one more part of the
+# trainer. All rungs use texts of ten tokens, so they only take seconds.
 #
-# 1. **constant**: every text gets 1, and rewards are not normalized. There is nothing to gain. The value before the
-#    last token must become 1, and the policy must not move. This is about the value loss and the returns, and nothing
-#    else.
-# 2. **last word**: 1 if the last word begins with a letter from a to m. The reward follows immediately, so no credit
-#    has to be assigned to earlier tokens. This is about the sign of the objective, and about log-probabilities, actions and rewards that belong
-#    together.
-# 3. **first word**: the same for the first word. The credit has to be assigned to a token nine positions before
-#    the reward. This is about advantages, `lam` and masks.
-# 4. **the real thing**: the classifier.
+# 1. **constant**: Every text gets a reward of 1, and rewards aren't normalized. There is nothing to gain, so the policy
+#    shouldn't change, and the value before the last token should become 1. This rung only tests the value loss
+#    and the returns.
+# 2. **last word**: The reward is 1 if the last word starts with a letter from a to m. It follows immediately, so you
+#    don't need to assign credit to earlier tokens. This rung tests the sign of the objective, and whether log-probs,
+#    actions and rewards are matched up correctly.
+# 3. **first word**: The reward depends on the first word in the same way. Now the credit has to reach a token nine
+#    positions before the reward, so this rung tests the advantages, `lam` and the masks.
+# 4. **the real thing**: The reward comes from the classifier.
 #
-# Three trainers climb it in addition to yours, each with one wrong part. Read the wrong parts, and predict for each the
-# first rung that it fails (4 if it passes these three). Their climbs and those of the package's own trainer are stored,
-# three seeds of each. Yours climbs here.
+# Three other trainers, each with one broken part, have already climbed the ladder. The package stores their results
+# together with its own trainer's, three seeds each. Your trainer climbs right here. First read the broken parts
+# below, and predict the first rung that each trainer fails (4 if it passes the first three).
 
 # %%
 print("a climb changes of SETTINGS:", dict(debugging.LADDER_FIELDS))
@@ -241,16 +258,16 @@ for name, guess in [
     predictions.compare(f"{name!r} falls from rung", guess, usual)
 
 # %% [markdown]
-# Each rung catches what the others let through. The trainer whose advantages are one token late is the most
-# dangerous: it *learns* both words as if nothing were wrong, since with `lam` near 1 neighboring tokens have nearly
-# equal advantages. Only the constant reward shows that its values go wrong. And crediting the last token alone got a
-# higher reward on rung 2 on average than the healthy trainer: there the last token is all that matters,
-# and the other tokens only add noise.
+# Each rung catches a bug that the others let through. The most dangerous trainer is the one whose advantages are one
+# token late. It *learns* both word rewards as if nothing were wrong, because with `lam` near 1, neighboring tokens have
+# nearly equal advantages. Only the constant reward shows that its values are off. Also note that on rung 2, the trainer
+# that only credits the last token got a higher average reward than the healthy one. That makes sense: only the last
+# token matters there, so credit for any other token is just noise.
 #
 # ## Three bugs to find
 #
-# Three runs on the real reward, each with one wrong part. This time you do not see the part, only the dashboard. The
-# runs are stored, three seeds of each kind; seed 1 is shown below. The three culprits are among these suspects:
+# Here are three more runs on the real reward, each with one broken part. This time you only get to see the dashboard.
+# All runs are stored, with three seeds of each kind, and you see seed 1. The three culprits are among these suspects:
 
 # %%
 for number, suspect in enumerate(SUSPECTS, start=1):
@@ -263,8 +280,8 @@ for name, numbers in broken.items():
     dashboard(numbers)
 
 # %% [markdown]
-# Compare each with your own dashboard above, line by line. Which lines are normal, and which are impossible?
-# What would each suspect do to such a line? Then name the culprits by their numbers.
+# Compare each dashboard with your own above, line by line. Which lines look normal, and which ones can't possibly be
+# right? How would each suspect change such a line? Once you have decided, enter the culprits' numbers.
 
 # %%
 culprit_of_a = 8  # predict: a number from 1 to 8
@@ -276,44 +293,45 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
     predictions.compare(f"culprit of run {run}", guess, SUSPECTS.index(CULPRITS[run]) + 1)
 
 # %% [markdown]
-# How it could be seen:
+# Here is how you could have found them:
 #
-# - **A** gets the reward of the healthy run, or more. But its KL is exactly 0 in every phase, while its reward rises
-#   from about 0.5 to above 0.9. A policy that has changed its texts has moved away from its start, so what it is
-#   compared with must have moved along. Look twice at a number that is *exactly* 0 or 1.
-# - **B** hardly learns: its reward wanders, far below the healthy one. Ratio, KL, clipping and gradient norm are all
-#   as they should be. The clue is the explained variance, which stays near 0. With advantages of the wrong sign, or
-#   one token late, the value head does learn something (see the stored dashboards below). Here it cannot: its targets
-#   have nothing to do with its states.
-# - **C** begins like the healthy run, and for six phases its reward does not give it away. But the KL penalty, a
-#   number that cannot be negative, is below 0, and in the last phases the KL grows to tens of nats per review.
-#   Entropy, which falls in a healthy run, rises. KL is *rewarded* here, so the policy writes tokens that the
-#   reference finds almost impossible.
+# - **A** gets at least the reward of the healthy run. But its KL is exactly 0 in every phase, while the reward rises
+#   from about 0.5 to above 0.9. A policy that generates different texts must have moved away from where it started, so
+#   the reference must have moved with it. Be suspicious of any number that is *exactly* 0 or 1.
+# - **B** hardly learns anything: its reward wanders around, far below the healthy run's. Ratio, KL, clipping and
+#   gradient norm all look fine. The clue is the explained variance, which stays near 0. If the advantages had the wrong
+#   sign, or were one token late, the value head would still learn something (see the stored dashboards below). Here it
+#   can't, because its targets have nothing to do with its states.
+# - **C** starts out like the healthy run, and for six phases you can't tell it apart by its reward. But the KL penalty,
+#   which can never be negative in a correct trainer, is below 0, and in the last phases the KL grows to tens of nats
+#   per review. The entropy, which falls in a healthy run, rises here. This run *rewards* KL, so the policy learns to
+#   produce tokens that the reference considers almost impossible.
 #
 # **What to inspect** when a run looks wrong:
 #
 # | you see | look at | because |
 # |---|---|---|
-# | the ratio is not 1 on the first minibatch | log-probabilities, temperature | before the first step the policy *is* the one that sampled |
-# | KL stays at exactly 0 | the reference | it must be a copy, and frozen |
-# | KL grows without end | sign and size of the KL penalty | a larger KL increases the objective, or does not change it |
-# | reward stays flat, explained variance at 0 | which reward goes with which row | there is nothing in the states that could predict a stranger's reward |
-# | reward stays flat, explained variance goes up | log-probabilities, first ratio | values and their targets agree, but the credit goes to the wrong tokens |
-# | value loss grows, explained variance is high | the positions of the advantages | values drift all together, which explained variance does not see |
-# | reward falls | the sign of the advantages or of the objective | the policy is taught the opposite |
-# | explained variance far below 0 | value loss, returns | values run away from their targets (or the returns are all the same, and there is nothing to explain) |
-# | reward rises | nothing is proven | a wrong trainer can learn an easy reward: climb the ladder above |
+# | the first minibatch's ratio isn't 1 | log-probs, temperature | before the first step, the policy *is* the policy that generated the samples |
+# | KL stays at exactly 0 | the reference | it must be a copy, and it must be frozen |
+# | KL keeps growing | sign and size of the KL penalty | more KL increases the objective, or hardly changes it |
+# | reward is flat, explained variance stays at 0 | whether rewards and rows match | a state contains no information about another text's reward |
+# | reward is flat, explained variance goes up | log-probs, first ratio | values match their targets, but the wrong tokens get the credit |
+# | value loss grows, explained variance is high | the positions of the advantages | all values drift together, which explained variance doesn't notice |
+# | reward falls | the sign of the advantages or of the objective | the policy learns the opposite of what you want |
+# | explained variance is far below 0 | value loss, returns | values run away from their targets (or all returns are equal, and there is no variance to explain) |
+# | reward rises | the reward ladder above | this proves nothing, because even a broken trainer can learn an easy reward |
 #
 # ## Your own alarm
 #
-# You will not look at every run. Design a function that does: it is given the dashboard of a finished run, all lines
-# and phases, and returns whether a part of the trainer is broken. There are no steps and no one right answer. The
-# check compares it with the stored dashboards: it must stay silent at every healthy run, and go off at every broken
-# one.
+# You won't look at every run yourself, so write a function that does. It receives the dashboard of a finished run, with
+# all its lines and phases, and returns True if part of the trainer is broken. There is no single right answer, so this
+# exercise has no steps. The check runs your alarm on the stored dashboards, where it must stay silent for every healthy
+# run and go off for every broken one.
 #
-# Look at them first. What does each line tell, and where would you draw the line so that *another* seed is on the
-# right side of it, too? One suspect gets nearly the reward of a healthy run and has *more* explained variance.
-# Explained variance does not see an error that is the same everywhere; which line does?
+# Look at the stored dashboards first. What does each line tell you, and where would you put a threshold so that
+# *another* seed still ends up on the right side of it? Watch out for one suspect in particular: it gets nearly as much
+# reward as a healthy run, and its explained variance is *higher*. Explained variance can't see an error that is the
+# same everywhere. Which line can?
 
 # %%
 for line in ("reward", "explained variance", "value loss"):
@@ -327,8 +345,9 @@ for line in ("reward", "explained variance", "value loss"):
 from rlhf_lab.course.exercises.debugging_ppo import alarm  # exercise
 
 # %% [markdown]
-# Now runs that it has not seen: yours, and two kinds that are healthy but different, with half the learning rate and
-# with 3 times the KL penalty. These are stored, too, three seeds of each. Does your alarm stay silent for all six?
+# Now try your alarm on runs that it hasn't seen. One is your own. The others are healthy but use different settings:
+# half the learning rate, and 3 times the KL penalty. They are stored as well, three seeds each. Will your alarm stay
+# silent for all of them?
 
 # %%
 silent_for_all = "yes"  # predict: "yes" or "no"
@@ -340,9 +359,10 @@ show_table(["run", "alarms", "of"], [[name, rings[name], len(unseen[name])] for 
 predictions.compare("silent for all six", silent_for_all, "no" if any(rings.values()) else "yes")
 
 # %% [markdown]
-# A threshold that was fitted to three seeds of one setting is a claim about that setting. Signs of something
-# *impossible* (a KL of exactly 0 after a step, a negative penalty, a first ratio that is not 1) carry over to other
-# settings; signs of something *unusual* (a low explained variance, a slow reward) need new thresholds there.
+# If you fit a threshold to three seeds of one setting, it may only work for that setting. Signs of something
+# *impossible*, such as a KL of exactly 0 after a step, a negative penalty, or a first ratio that isn't 1, work with any
+# settings. Signs of something merely *unusual*, such as low explained variance or slow progress, need new thresholds
+# for new settings.
 #
 # ## What surprised you
 
@@ -353,6 +373,6 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Pass one of the other suspects to a trainer yourself, and see whether a friend finds it from the dashboard.
-# - Give the constant reward to a trainer *with* normalized rewards. Every reward is 0 then. Why does the policy move
-#   all the same? (Look at what whitening does to advantages that are nearly 0.)
+# - Pass one of the other suspects to a trainer, and see whether a friend can find the bug from the dashboard.
+# - Train on the constant reward *with* reward normalization. Every reward is now 0. Why does the policy move anyway?
+#   (Think about what whitening does to advantages that are nearly 0.)

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # What a probe memorizes
 #
-# By the end of this lesson you can measure how much of a probe's accuracy is memory, with a control task.
+# By the end of this lesson you can use a control task to measure how much of a probe's accuracy is just memorization.
 #
-# A linear probe shall find out whether the last adjective was a good or a bad one. But a probe with enough dimensions can also
-# memorize the label of each word, even if the label means nothing. On Reel you can compute the best possible accuracy; for a
-# real model nobody knows it. A control task works for both.
+# Suppose you train a linear probe to tell whether the last adjective was positive or negative. A probe with enough
+# dimensions doesn't have to find sentiment for that: it can simply memorize one label per word, even if the labels are
+# meaningless. On Reel you can compute the best possible accuracy and compare, but for a real model nobody knows it. A
+# control task works in both cases.
 #
 # **You need** {lesson:watch_it_learn}.
 
@@ -41,17 +42,21 @@ model = load_model("reel-nano")
 # %% [markdown]
 # ## A control task
 #
-# Hewitt and Liang (2019, [1909.03368](https://arxiv.org/abs/1909.03368)) give each word a random label, always the same one. A
-# probe that reads this label has memorized it. The accuracy minus that of the control is the *selectivity*.
+# Hewitt and Liang (2019, [1909.03368](https://arxiv.org/abs/1909.03368)) assign a random label to each word, and use
+# the same label wherever the word appears. A probe can only predict such labels if it has memorized them. The
+# *selectivity* is the probe's accuracy on the real task minus its accuracy on this control task.
 
 # %%
 from rlhf_lab.probes import control_labels  # exercise
 
 # %% [markdown]
-# The sentences are minimal: "this movie anyway , the *plot* was quite *lovely* and", read at the last token, so the model must
-# have carried the adjective there. *Words seen*: the probe is tested with other nouns, but with words that it was fitted to.
-# *Words unseen*: it is tested with other words. Then the control must be at 0.5, or something leaks. With words seen, how
-# accurate is the probe for labels that mean nothing, at its best layer?
+# The sentences all have the form "this movie anyway , the *plot* was quite *lovely* and". The probe reads the last
+# token, so the model has to carry information about the adjective to this position.
+#
+# The probe is tested in two ways. With *words seen*, the test sentences have different nouns, but the adjectives are
+# ones that the probe was fitted to. With *words unseen*, the adjectives are new. In that case the control accuracy must
+# be 0.5, or else something leaks. With words seen, how accurately does the probe predict random labels at its best
+# layer?
 
 # %%
 memorized = "above 0.9"  # predict: "below 0.55", "0.55 to 0.9" or "above 0.9"
@@ -111,13 +116,15 @@ predictions.compare("random labels of words seen", memorized, best, limits)
 curves(lines, "Accuracy of a probe at the last token", "block", "fraction of words")
 
 # %% [markdown]
-# For words seen, the probe reads random labels with an accuracy of 0.59, and sentiment without an error. With
-# words unseen, the control is close to 0.5, and sentiment is read without an error: nothing of that is memory. The more
-# dimensions a model has, the more a probe can memorize.
+# With words seen, the probe predicts the random labels with an accuracy of 0.59, and sentiment perfectly. With words
+# unseen, the control accuracy drops to about 0.5, while sentiment is still predicted perfectly. So none of the
+# sentiment accuracy comes from memorization. Note that the more dimensions a model has, the more its probes can
+# memorize.
 #
-# One trap: with *exactly* half of the words True, the control of words unseen falls below 0.5. If more of the fitted words are
-# True, fewer of the held-out words are, and a probe that follows the majority it saw is wrong more often than not. Independent
-# coins do not have this problem. A control needs a check, too.
+# There is one trap. If you give *exactly* half of the words the label True, the control accuracy for words unseen falls
+# below 0.5. The reason is that whenever the fitted words contain more Trues, the held-out words contain fewer, so a
+# probe that predicts the majority is wrong more often than not. Independent coin flips don't have this problem. In
+# other words, a control needs checking, too.
 
 # %%
 predictions.show()

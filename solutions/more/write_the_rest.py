@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson you can write the functions that the lessons give or only mention.
+# By the end of this lesson you can write the functions that the other lessons give you or only mention.
 #
-# Each exercise is independent of the others. The formulas are in the docstrings.
+# The exercises don't depend on each other, so you can do them in any order. You find the formulas in the docstrings.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. The cells run in a few seconds.
+# About {minutes} minutes of work. The cells themselves only take a few seconds.
 
 # %%
 # %load_ext jaxtyping
@@ -31,7 +31,7 @@ SETTINGS = dict(preset="reel", gen_len=26, top_k=None, advantages="gae", kl_coef
 # %% [markdown]
 # ## A sum, from {lesson:start}
 #
-# Add the real scores of each sequence.
+# Sum the scores of each sequence, but only over its real tokens.
 
 # %%
 from rlhf_lab.functional import sequence_sum  # exercise
@@ -39,7 +39,8 @@ from rlhf_lab.functional import sequence_sum  # exercise
 # %% [markdown]
 # ## Terms of the objective, from {lesson:the_objective}
 #
-# The entropy of the policy at each token, and the bonus for it. `entropy_per_token` takes the output of `log_probs`.
+# Compute the policy's entropy at each token, and the entropy bonus. `entropy_per_token` takes the output of
+# `log_probs`.
 
 # %%
 from rlhf_lab.functional import entropy_per_token  # exercise
@@ -48,14 +49,14 @@ from rlhf_lab.functional import entropy_per_token  # exercise
 from rlhf_lab.functional import calc_entropy_bonus  # exercise
 
 # %% [markdown]
-# The ratio of new to old probability. `MAX_LOG_RATIO` limits the difference from above only: the exponential of a very
-# negative number is 0, which does no harm.
+# Next, compute the ratio of new to old probability. `MAX_LOG_RATIO` limits the log-ratio only from above. It needs no
+# lower limit, because the exponential of a very negative number is just 0.
 
 # %%
 from rlhf_lab.functional import policy_ratio  # exercise
 
 # %% [markdown]
-# The loss of the value head. With a `clip`, a value cannot make its error small by jumping away from its old value.
+# The value head's loss is next. With a `clip`, a value can't reduce its loss by jumping far away from its old value.
 
 # %%
 from rlhf_lab.functional import calc_value_function_loss  # exercise
@@ -63,23 +64,23 @@ from rlhf_lab.functional import calc_value_function_loss  # exercise
 # %% [markdown]
 # ## Sampling and hooks, from {lesson:the_policy}
 #
-# Draw a token from each row with one random number. It is the first token whose cumulative probability is greater
-# than the number; a token of probability 0 must never be drawn.
+# Draw one token from each row, using one random number per row. Pick the first token whose cumulative probability is
+# greater than the random number. Make sure that you never draw a token with probability 0.
 
 # %%
 from rlhf_lab.sampling import draw_token  # exercise
 
 # %% [markdown]
-# An *ablation* replaces the output of heads, by zeros or by their mean over the batch. The mean removes only what
-# distinguishes the texts. Copy the activation before you write into it.
+# An *ablation* replaces the output of some heads, either with zeros or with the mean over the batch. Mean ablation only
+# removes what differs between the texts. Copy the activation before you write to it.
 
 # %%
 from rlhf_lab.diffing import ablate_heads  # exercise
 
 # %% [markdown]
-# The recovered fraction with its interval. `bootstrap_means(*columns, statistic=...)` gives the interval of a statistic of
-# the means of columns, and `bootstrap_interval` that of any statistic. If the interval of clean minus corrupted includes 0,
-# return `Interval(None, None, None, n, level, why="...")`.
+# Compute the recovered fraction and its interval. You can use `bootstrap_means(*columns, statistic=...)`, which returns
+# the interval for a statistic of column means, or `bootstrap_interval`, which works for any statistic. If the interval
+# of clean minus corrupted includes 0, return `Interval(None, None, None, n, level, why="...")`.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # exercise
@@ -87,14 +88,15 @@ from rlhf_lab.functional import recovered_fraction  # exercise
 # %% [markdown]
 # ## Residual streams
 #
-# The value head reads the residual stream after the final norm, without the gain and bias of the norm. Bring the residual
-# stream of any layer to the same point, as if no later layer existed.
+# The value head reads the residual stream after the final norm, but without the norm's gain and bias. Apply the same
+# normalization to the residual stream of any layer, as if there were no later layers.
 
 # %%
 from rlhf_lab.probes.value_lens import normalize_residual  # exercise
 
 # %% [markdown]
-# Ablation removes a direction from activations. ({Lesson:watch_it_learn} shows how little it proves without a control.)
+# Here ablation means removing a direction from activations. ({Lesson:watch_it_learn} shows how little you can conclude
+# from it without a control.)
 
 # %%
 from rlhf_lab.probes.direction import ablate  # exercise
@@ -102,25 +104,26 @@ from rlhf_lab.probes.direction import ablate  # exercise
 # %% [markdown]
 # ## Rewards and credit, from {lesson:rewards_and_credit}
 #
-# The probability of the rewarded class, by a classifier. Texts of different length are padded: pass the attention mask.
+# Use a classifier to compute the probability of the rewarded class. Because texts have different lengths, they are
+# padded, so don't forget to pass the attention mask.
 
 # %%
 from rlhf_lab.rewards import sentiment_reward  # exercise
 
 # %% [markdown]
-# Rewards with mean 0 and standard deviation 1, and 0 if all are equal.
+# Normalize rewards to mean 0 and standard deviation 1. If all rewards are equal, return 0 for each of them.
 
 # %%
 from rlhf_lab.functional import normalize_reward  # exercise
 
 # %% [markdown]
-# The reward minus the mean of the other rewards of the same prompt.
+# For RLOO, subtract from each reward the mean of the other rewards for the same prompt.
 
 # %%
 from rlhf_lab.functional import rloo_advantages  # exercise
 
 # %% [markdown]
-# One-step advantages, which are GAE with lambda 0, and returns, the targets of the value head.
+# Compute one-step advantages, which are GAE with lambda 0, and the returns, which are the value head's targets.
 
 # %%
 from rlhf_lab.functional import compute_advantages  # exercise
@@ -129,8 +132,8 @@ from rlhf_lab.functional import compute_advantages  # exercise
 from rlhf_lab.functional import compute_returns  # exercise
 
 # %% [markdown]
-# Each row of `gradients` is the gradient of a review or of a block. A batch is n consecutive rows, and rows left over at
-# the end are not used. The result has one cosine for each batch.
+# Measure how well gradients agree. Each row of `gradients` is the gradient of one review, or of a block of reviews.
+# Every n consecutive rows form a batch, and leftover rows at the end are dropped. Return one cosine per batch.
 
 # %%
 from rlhf_lab.functional import gradient_cosine  # exercise
@@ -138,7 +141,7 @@ from rlhf_lab.functional import gradient_cosine  # exercise
 # %% [markdown]
 # ## The implicit reward, from {lesson:preferences}
 #
-# The reward for which a policy is optimal, up to a constant.
+# Every policy is optimal for some reward. Compute this reward, up to a constant.
 
 # %%
 from rlhf_lab.functional import implicit_rewards  # exercise
@@ -146,19 +149,21 @@ from rlhf_lab.functional import implicit_rewards  # exercise
 # %% [markdown]
 # ## LoRA
 #
-# To tune a policy you need all its weights, their gradients, two moments of the optimizer, and a copy of the weights for the
-# reference. *LoRA* (Hu et al. 2021, [2106.09685](https://arxiv.org/abs/2106.09685)) freezes a weight $W$ and learns a change of
-# low rank:
+# To fine-tune all of a policy's weights, you have to keep the weights, their gradients, two optimizer moments, and a
+# second copy of the weights as the reference. *LoRA* (Hu et al. 2021, [2106.09685](https://arxiv.org/abs/2106.09685))
+# needs much less: it freezes each weight $W$ and only learns a low-rank change.
 #
 # $$W' = W + \frac{\alpha}{r} A B, \qquad A: \text{inputs} \times r, \quad B: r \times \text{outputs}$$
 #
-# Without the adapters, the same weights are the reference. With $G$ the gradient for $W'$,
+# You don't need a separate reference either, because without the adapters, the same weights *are* the reference. If $G$
+# is the gradient with respect to $W'$, the gradients of the adapters are
 #
 # $$\nabla_A = \frac{\alpha}{r}\, G B^\top, \qquad \nabla_B = \frac{\alpha}{r}\, A^\top G$$
 #
-# If A and B both start at 0, both gradients are always 0. If neither does, the first policy is not the reference. So B starts
-# at 0, and A as noise of variance 1 / inputs, so $xA$ has about the size of $x$. (`merged` in the exercise is the finished sum,
-# which the trainer sets while it samples a batch, and None otherwise.)
+# How should you initialize them? If A and B both start at 0, both gradients are 0 and nothing is ever learned. If both
+# start at random, the first policy differs from the reference. So B starts at 0, and A starts as noise with variance 1
+# / inputs, which gives $xA$ about the same size as $x$. (In the exercise, `merged` is the finished sum of weight and
+# adapters. The trainer sets it while sampling; otherwise it is None.)
 
 # %%
 from rlhf_lab.models.lora import LoRALinear  # exercise
@@ -166,8 +171,8 @@ from rlhf_lab.models.lora import LoRALinear  # exercise
 # %% [markdown]
 # ## A KL budget, from {lesson:the_kl_penalty}
 #
-# `solve(beta)` returns reward and KL of the optimum. Find the beta between `1e-4` and `1e4` whose optimum has a given KL,
-# and raise `ValueError` if no beta has it.
+# `solve(beta)` returns the reward and KL of the optimum. Find the beta between `1e-4` and `1e4` whose optimum has a
+# given KL. If there is no such beta, raise a `ValueError`.
 
 # %%
 from rlhf_lab.organism import best_at_budget  # exercise
@@ -175,13 +180,14 @@ from rlhf_lab.organism import best_at_budget  # exercise
 # %% [markdown]
 # ## Numbers that warn
 #
-# The variety of a batch of texts, from {lesson:what_breaks_it}:
+# Measure the variety of a batch of texts, as in {lesson:what_breaks_it}:
 
 # %%
 from rlhf_lab.functional import distinct_n  # exercise
 
 # %% [markdown]
-# The words that have gained the most probability, whether or not they were sampled (an alarm of `docs/investigations.md`):
+# Find the words that have gained the most probability, even if they were never sampled. (`docs/investigations.md` uses
+# this as an alarm.)
 
 # %%
 from rlhf_lab.functional import promoted_mass  # exercise
