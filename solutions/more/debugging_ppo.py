@@ -11,8 +11,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. The cells take about 40 CPU seconds in total, 4 of them for the imports below, and
-# don't need a network.
+# About {minutes} minutes of work. All cells together take about 40 seconds on one core, 4 of them for the imports
+# below, and don't need a network.
 
 # %%
 # %load_ext jaxtyping

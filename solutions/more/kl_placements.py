@@ -1,18 +1,18 @@
 # %% [markdown]
 # # KL placements
 #
-# By the end of this lesson you can derive the part of the KL's gradient that a penalty in the loss leaves out, compute the
-# policy at which this penalty ends, and keep the KL near a target with a controller.
+# By the end of this lesson you can derive which part of the KL's gradient is missing when the KL penalty is in the
+# loss, compute the policy that such a penalty leads to, and use a controller to keep the KL near a target.
 #
-# {Lesson:the_objective} subtracts `kl_coef` times the mean KL from the objective. This appendix asks whether this is the
-# gradient of the KL of a whole review, what follows if it is not, and how to choose `kl_coef`.
+# In {lesson:the_objective}, you subtract `kl_coef` times the mean KL from the objective. Does this give you the
+# gradient of a whole review's KL? If not, what are the consequences? And how should you choose `kl_coef`?
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that
-# take more than 3 seconds are labeled:
+# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
+# cell takes longer than 3 seconds, you find a note above it:
 #
 # (4 s on one core)
 
@@ -54,28 +54,30 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 # %% [markdown]
 # ## The gradient of the KL
 #
-# An expression with the right *value* need not have the right *gradient*. The simplest estimate of the KL from samples is
-# $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Over fixed tokens its gradient is $\mathbb{E}_{a \sim \pi}[\nabla d] =
-# \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$ on average, for any KL: as a loss, this estimate
-# adds nothing but noise.
+# An expression can have the right *value* but the wrong *gradient*. For example, the simplest sample-based estimate of
+# the KL is $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Its mean is the KL. But if you treat the sampled tokens as
+# fixed, its expected gradient is $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla
+# \pi(a) = \nabla 1 = 0$, no matter how large the KL is. So if you used this estimate as a loss, it would only add
+# noise.
 #
-# The trainer's penalty is the exact KL at each token, and its gradient is the gradient of the KL *at the visited states*.
-# For a review of tokens $a_0, a_1, \dots$ the KL is an average over the states to which the policy's own tokens lead:
+# The trainer's penalty is the exact KL at each token, so its gradient is the gradient of the KL *at the visited
+# states*. However, the KL of a whole review $a_0, a_1, \dots$ is an average over states that the policy itself reaches:
 #
 # $$\mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad
 # \nabla \mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] + \mathbb{E}_{x \sim
 # \pi}\Big[\sum_t \nabla \log \pi(a_t \mid s_t) \sum_{t' > t} \mathrm{KL}_{t'}(s_{t'})\Big]$$
 #
-# The first part is the gradient of the penalty. The second part makes tokens less likely that *lead* to states with much
-# KL, and the penalty leaves it out. Write a function whose gradient is the second part.
+# The first term is the penalty's gradient. The second term lowers the probability of tokens that *lead* to states with
+# a high KL, and the penalty doesn't include it. Write a function whose gradient is this second term.
 
 # %%
 from rlhf_lab.functional import kl_of_later_states  # exercise
 
 # %% [markdown]
-# Does the second part matter? In a toy of two tokens with three choices each and random logits, the exact KL of the pair is
-# one expression, and autograd gives its gradient. In how many of 300 toys has the gradient of the penalty alone a cosine
-# below 0.5 with the gradient of the KL?
+# Does the second term matter in practice? To find out, let's use a toy policy that generates two tokens, with three
+# choices for each and random logits. Here we can write down the exact KL of the whole sequence and differentiate it
+# with autograd. Now compare this exact gradient with the gradient of the penalty alone. In how many of 300 toys is
+# their cosine below 0.5?
 
 # %%
 points_another_way = "below 10 %"  # predict: "none", "below 10 %" or "10 % or more"
@@ -119,27 +121,28 @@ print(f"with your term: largest difference from the exact gradient {gaps.max().i
 assert gaps.max() < 1e-6  # the derivation above, in numbers
 
 # %% [markdown]
-# So the value of the penalty is right, and its gradient is the gradient of a somewhat different objective, which does not
-# look ahead. In most toys the two gradients have nearly the same direction, in a few they do not. The trainer also offers
-# the other placement: with `kl_in="reward"` the KL of each token is subtracted from its reward, and GAE passes it back to
-# the tokens that led there.
+# So the penalty has the right value, but it follows the gradient of a slightly different objective, one that doesn't
+# look ahead. In most toys, the two gradients point in nearly the same direction, but in a few they don't. The trainer
+# also offers the other placement: with `kl_in="reward"`, each token's KL is subtracted from its reward, and GAE passes
+# it back to the tokens that led there.
 #
 # ## The optimum of each placement
 #
-# {Lesson:the_kl_penalty} computes the optimum of the KL in the reward. With the penalty in the loss, each state maximizes
-# the value of its words minus its *own* KL, and the value of a word is the mean reward that follows, without the KL of
-# later states:
+# {Lesson:the_kl_penalty} computes the optimal policy when the KL is in the reward. What is the optimum when the penalty
+# is in the loss? In this case, each state maximizes the expected value of its next word minus its *own* KL. A word's
+# value is the mean reward that follows, and doesn't include the KL of later states:
 #
 # $$\tilde\pi(a \mid s) \propto \mathrm{ref}(a \mid s)\, e^{\tilde V(sa) / \beta}, \qquad
 # \tilde V(s) = \sum_a \tilde\pi(a \mid s)\, \tilde V(sa)$$
 #
-# Compared with `soft_backup`, one line changes: the mean replaces the soft value.
+# Only one line differs from `soft_backup`: the mean replaces the soft value.
 
 # %%
 from rlhf_lab.organism import mean_backup  # exercise
 
 # %% [markdown]
-# The optimum has more KL for a lower $\beta$, always. Is this also true of the penalty in the loss?
+# When you lower $\beta$, the KL of the optimum always increases. Does the KL also increase if the penalty is in the
+# loss?
 
 # %%
 kl_is_monotone = "no"  # predict: "yes" or "no"
@@ -170,38 +173,45 @@ first = {name: run["ADJ 1"] for name, run in stored_figures("two_leashes")["runs
 print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 
 # %% [markdown]
-# With the penalty in the loss, the KL is 1.343 nats at $\beta = 0.05$, 1.024 at 0.01, and rises again. This looks like a
-# bug, and is not: the policy maximizes no single objective, so its KL need not be monotone. The KL by token shows the
-# reason. At 0.05 the policy hardly changes the first adjective (0.009 nats), because a bad first clause can still be
-# compensated later. Then it needs 0.712 nats at the second adjective, where the optimum uses 0.156. Only for a very low
-# $\beta$ does it choose the first adjective. $J$ is lower than that of the optimum for each $\beta$.
+# With the penalty in the loss, the KL *falls* from 1.343 nats at $\beta = 0.05$ to 1.024 at 0.01, and then rises again.
+# This looks like a bug, but it isn't one. This policy doesn't maximize any single objective, so its KL doesn't have to
+# be monotone.
 #
-# PPO shows the difference, too: with $\beta = 0.3$, the KL at the first adjective is higher with the KL in the reward, in
-# each of three seeds.
+# The KL per token shows how this happens. At $\beta = 0.05$, the policy hardly changes the first adjective (0.009
+# nats), because it can still make up for a bad first clause later. But then it needs 0.712 nats at the second
+# adjective, where the optimum only needs 0.156. It starts to change the first adjective only when $\beta$ is very low.
+# For every $\beta$, its $J$ is lower than that of the optimum.
+#
+# You can see the difference in PPO runs, too. With $\beta = 0.3$, the KL at the first adjective is higher when the KL
+# is in the reward, in all three seeds.
 #
 # ## A controller for the KL
 #
-# The right `kl_coef` depends on the rewards, on the model and on the length of the run. Instead of choosing it by trial,
-# you can set a target for the KL, and let a controller choose the coefficient. After each phase it compares the KL with the
-# target, and raises the coefficient if the KL is above, or lowers it if the KL is below. Three things matter.
+# The right `kl_coef` depends on the rewards, on the model and on the length of the run. Instead of finding it by trial
+# and error, you can set a target for the KL and let a controller adjust the coefficient. After each phase, the
+# controller compares the KL with the target. If the KL is too high, it raises the coefficient, and if the KL is too
+# low, it lowers it. Three details matter:
 #
-# - *The unit.* The KL is in nats per **sequence**: summed over the 26 tokens of a review, and averaged over reviews.
-# - *The clip.* Before the first step the KL is 0, an error of -100 %, and one wild phase may give several times that. The
-#   error counts as at most 20 %, in either direction (`MAX_ERROR`).
-# - *The horizon.* A batch of n sequences moves the coefficient by its error times n / horizon. The default horizon is
-#   10,000: a batch of 128 moves it by at most a quarter of a percent.
+# - *The unit.* The KL is measured in nats per **sequence**, which means that it is summed over a review's 26 tokens and
+#   averaged over reviews.
+# - *The clip.* Before the first step the KL is 0, which is an error of -100 %, and a single wild phase can produce an
+#   error several times as large. So errors are clipped to 20 % in either direction (`MAX_ERROR`).
+# - *The horizon.* A batch of n sequences changes the coefficient by its error times n / horizon. With the default
+#   horizon of 10,000, a batch of 128 changes it by at most a quarter of a percent.
 #
-# The controller is a small object with its coefficient in `kl_coef`, which the trainer reads, and `update` changes it.
-# Write `update`.
+# The controller is a small object. The trainer reads the coefficient from its attribute `kl_coef` and calls `update` to
+# change it. Write `update`.
 
 # %%
 from rlhf_lab.training import AdaptiveKLController  # exercise
 
 # %% [markdown]
-# Let it control a run of twenty phases. It starts at 3, which is much too high, and the target is 0.3 nats per sequence.
-# With a horizon of 64, a batch of 128 moves the coefficient by up to twice 20 %: too fast for a long run, and right for a
-# demonstration. A second run has a mistake in the unit: its target is 0.3 / 26, as if it were per token. Does the KL of the
-# first run exceed twice its target? And is the best reward of the second run lower?
+# Now let the controller run for twenty phases. The coefficient starts at 3, which is much too high, and the target is
+# 0.3 nats per sequence. We set the horizon to 64, so a batch of 128 changes the coefficient by up to twice 20 %. That
+# is too fast for a long run, but fine for a demonstration.
+#
+# A second run gets the unit wrong: its target is 0.3 / 26, as if the KL were measured per token. Will the first run's
+# KL exceed twice its target? And will the second run's best reward be lower?
 #
 # (18 s on one core)
 
@@ -244,13 +254,14 @@ curves(
 )
 
 # %% [markdown]
-# The controller is always late. The KL starts at 0, below any target, so the coefficient falls. When the KL has passed the
-# target, the coefficient has to rise all the way again. So the KL overshoots, returns and undershoots. A longer horizon
-# makes the controller slower and the swings smaller, but needs a longer run.
+# The controller always reacts too late. The KL starts at 0, which is below any target, so the coefficient falls. By the
+# time the KL exceeds the target, the coefficient is far too low and has to climb all the way back. This is why the KL
+# overshoots, comes back and then undershoots. A longer horizon slows the controller down, which makes the swings
+# smaller, but then you need a longer run.
 #
-# With the wrong unit no error is raised. The controller aims at a twenty-sixth of the intended KL, which allows little gain
-# in reward. Two numbers reveal the mistake: the coefficient rises to several times its first value of 3, which was too high
-# already, and the KL per review never reaches 0.3.
+# The wrong unit doesn't raise an error. The controller simply aims for a KL 26 times lower than intended, which leaves
+# little room for reward. Two numbers give the mistake away: the coefficient climbs to several times its initial value
+# of 3, which was already too high, and the KL per review never reaches 0.3.
 #
 # ## Your results
 
@@ -261,32 +272,35 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **Smaller swings.** Give the controller a horizon of 640, or start at the `kl_coef` of its last phase.
+# - **Smaller swings.** Set the controller's horizon to 640, or start at the `kl_coef` of its last phase.
 #
 #   <details><summary>Results (three seeds, largest KL of 20 phases, target 0.3)</summary>
 #
-#   Horizon 64, as above: 1.00 to 1.08. Horizon 640: 0.30 to 0.34, reached only at the end. Starting at 0.23: 1.76 to 1.77,
-#   larger and not smaller. A possible reason: the coefficient was low because the KL had been below its target, and not
-#   because it was right for a policy that has not learned yet.
+#   With a horizon of 64, as above, the largest KL is 1.00 to 1.08. With a horizon of 640, it is 0.30 to 0.34, but the
+#   run only gets there at the end. Starting at 0.23 gives 1.76 to 1.77, so the overshoot gets larger instead of
+#   smaller. One possible reason is that the coefficient was low because the KL had been below its target, which doesn't
+#   make it the right coefficient for a policy that hasn't learned anything yet.
 #
 #   </details>
 #
-# - **Two placements.** Train with `kl_in="reward"` and `kl_estimator="k1"` at `kl_coef` 0.3 for eight phases.
+# - **Two placements.** Train for eight phases with `kl_in="reward"`, `kl_estimator="k1"` and a `kl_coef` of 0.3.
 #
 #   <details><summary>Results (three seeds)</summary>
 #
-#   Reward 0.86 to 0.89 at a KL of 0.86 to 0.98 with `kl_in="reward"`, and 0.90 to 0.92 at 0.84 to 1.05 with `kl_in="loss"`.
-#   The reward is lower in each seed, but the KL is not equal, and these runs are short.
+#   With `kl_in="reward"`, the reward is 0.86 to 0.89 at a KL of 0.86 to 0.98. With `kl_in="loss"`, it is 0.90 to 0.92
+#   at a KL of 0.84 to 1.05. So the reward is lower in each seed when the KL is in the reward. But the KLs aren't equal,
+#   and these runs are short.
 #
 #   </details>
 #
-# - **The other direction.** As a loss on sampled tokens, `kl_estimator="k3"` has the gradient of KL(reference || policy)
-#   (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477)). Derive it in two lines, check it in the toy, and
-#   train with it.
+# - **The other direction.** Used as a loss on sampled tokens, `kl_estimator="k3"` has the gradient of KL(reference ||
+#   policy) (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477)). Derive this in two lines, check it in
+#   the toy, and train with it.
 #
 #   <details><summary>Results (three seeds, 8 phases, kl_coef 0.3)</summary>
 #
-#   Entropy 0.997 to 1.009 nats per token, reward 0.88 to 0.91, KL 0.98 to 1.15 nats per review. With the exact KL: entropy
-#   0.991 to 1.002, reward 0.90 to 0.92, KL 0.84 to 1.05. That is too little to distinguish the two directions.
+#   With `k3`, the entropy is 0.997 to 1.009 nats per token, the reward 0.88 to 0.91, and the KL 0.98 to 1.15 nats per
+#   review. With the exact KL, the entropy is 0.991 to 1.002, the reward 0.90 to 0.92, and the KL 0.84 to 1.05. These
+#   differences are too small to tell the two directions apart.
 #
 #   </details>

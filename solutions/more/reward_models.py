@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Reward models
 #
-# By the end of this lesson you can measure the calibration of a reward model, over-optimize it without training, and predict
-# how a bias of the collected pairs ends up in the reward.
+# By the end of this lesson you can measure a reward model's calibration, over-optimize it without any training, and
+# predict how a bias in the preference pairs ends up in the reward.
 #
 # **You need** {lesson:preferences}.
 
@@ -51,8 +51,9 @@ def mean_and_range(runs: list[dict], what: str, digits: int = 2) -> str:
 # %% [markdown]
 # ## Wrong labels
 #
-# With a temperature $T$ the rater's choice is more or less random, and a fraction $e$ of all labels is flipped, for example
-# because the rater clicked on the wrong text. With $d = u(a) - u(b)$, the label is $a \succ b$ with probability
+# Real preference labels are noisy. With a temperature of $T$, the rater sometimes prefers the text with the lower
+# utility. On top of that, a fraction $e$ of all labels is flipped, for example because the rater clicked on the wrong
+# text. If $d = u(a) - u(b)$ is the utility gap, the label is $a \succ b$ with probability
 #
 # $$(1 - e)\, \sigma(d / T) + e\, \sigma(-d / T)$$
 
@@ -60,9 +61,10 @@ def mean_and_range(runs: list[dict], what: str, digits: int = 2) -> str:
 from rlhf_lab.functional import sample_preferences  # exercise
 
 # %% [markdown]
-# With $T = 1$ this probability stays between $e$ and $1 - e$. A reward model that fits it perfectly learns a gap of at most
-# $\log \frac{1 - e}{e}$: 2.94 for 5 % flipped labels, and 1.39 for 20 %. Large gaps shrink most. Stored reward models, trained
-# as in {lesson:preferences} and evaluated on 1,500 fresh pairs without flipped labels:
+# With flipped labels, this probability stays between $e$ and $1 - e$, however large the gap is. So even a reward model
+# that fits it perfectly never learns a gap of more than $\log \frac{1 - e}{e}$, which is 2.94 for 5 % flipped labels
+# and 1.39 for 20 %. Large gaps shrink the most. The table shows stored reward models that were trained as in
+# {lesson:preferences}, and evaluated on 1,500 fresh pairs without flipped labels:
 
 # %%
 show_table(
@@ -79,20 +81,23 @@ print(
 )
 
 # %% [markdown]
-# With 1,024 pairs, 20 % flipped labels reduce the accuracy from 0.86 to 0.81, but the slope from 0.64 to 0.14. So a policy
-# that is trained on this reward gets a reward of a different scale, and the same `kl_coef` means something else.
+# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, 20 % flipped labels reduce
+# the accuracy from 0.86 to 0.81, but the slope from 0.64 to 0.14. If you train a policy on such a reward, the same
+# `kl_coef` means something different, because the reward's scale has changed.
 #
 # ## Calibration
 #
-# A model is *calibrated* if the first text wins in seven of ten pairs for which it predicts 0.7. Sort the pairs by the predicted
-# probability, split them into bins of equal counts, and compare.
+# Suppose a reward model predicts that the first text wins with probability 0.7. The model is *calibrated* if the first
+# text really does win in seven out of ten such pairs. To check this, sort the pairs by predicted probability, split
+# them into bins with equal counts, and compare the mean prediction with the fraction of wins in each bin.
 
 # %%
 from rlhf_lab.functional import calibration_bins  # exercise
 
 # %% [markdown]
-# Two reward models, of 64 and of 1,024 pairs. Which suffers more from few pairs: the order, or the probabilities? Both losses
-# are measured as a fraction of the difference between the true utility and a coin.
+# Let's train two reward models, one on 64 pairs and one on 1,024. With few pairs, what suffers more: the order of the
+# texts, or the probabilities? To compare the two, we measure each loss as a fraction of the difference between the true
+# utility and a coin flip.
 #
 # (13 s on one core)
 
@@ -130,26 +135,28 @@ kind = "the probabilities" if lost_likelihood > lost_order else "the order"
 predictions.compare("few pairs cost more of", spoiled_more, kind)
 
 # %% [markdown]
-# The probabilities suffer more: the model of 64 pairs predicts probabilities near 0 and 1, and is often wrong.
+# The probabilities suffer more. With only 64 pairs, the model predicts probabilities near 0 and 1, and is often wrong.
 #
 # ## The best of n
 #
-# The simplest way to optimize a reward needs no training: sample n texts, and keep the text with the highest score. What is
-# the *true* reward of that text? Drawing n of N scored texts many times gives a noisy answer. The mean over *all* ways to draw
-# n different texts is exact, and it is a weighted mean
+# The simplest way to optimize a reward doesn't need any training: sample n texts, and keep the one with the highest
+# score. But what is the *true* reward of this text? You could draw n of N scored texts many times, but this only gives
+# you a noisy estimate. The mean over *all* ways to draw n different texts is exact, and you can write it as a weighted
+# mean
 #
 # $$\mathbb{E}[\text{true reward of the best of } n] = \sum_i w_i\, \text{true reward}_i$$
 #
-# with $w_i$ the probability that text $i$ has the highest score among n texts. Find $w$. Texts with equal scores win equally
-# often. Compute in float64. (This exercise has no steps.)
+# where $w_i$ is the probability that text $i$ has the highest score among n texts. Find $w$. If texts have the same
+# score, they should win equally often. Do the computation in float64. (This exercise has no steps.)
 
 # %%
 from rlhf_lab.functional import best_of_n_weights  # exercise
 
 # %% [markdown]
-# The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). Take the 3,000 reviews of the fresh pairs
-# as a pool. If the model of 64 pairs chooses, does the true reward still rise from the best of 16 to the best of 64? The result
-# is the 95 % interval of the difference over eight parts of the pool.
+# The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). As our pool of texts, we use the
+# 3,000 reviews of the fresh pairs. If the model trained on 64 pairs chooses, is the true reward of the best of 64 still
+# higher than that of the best of 16? To decide, we split the pool into eight parts and compute a 95 % interval for the
+# difference.
 
 # %%
 later = "rises"  # predict: "rises", "undecided" or "falls"
@@ -188,24 +195,27 @@ kind = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "undecided"
 predictions.compare("the true reward from 16 to 64", later, kind)
 
 # %% [markdown]
-# Chosen by the model of 1,024 pairs, the best of 64 is as good as if the utility had chosen it. Chosen by the model of 64 pairs
-# it stays below: from n = 16 to 64 the score of the model rises by 0.52, and the true reward by 0.02 only. The fall that Gao et
-# al. (2022) report does not appear: best-of-n stays among texts that the reference generates, where this model is not far wrong.
+# When the model trained on 1,024 pairs chooses, the best of 64 is as good as if the utility had chosen it. The model
+# trained on 64 pairs does worse: from n = 16 to n = 64 its own score rises by 0.52, but the true reward only rises by
+# 0.02. Still, we don't see the true reward fall, as it does in Gao et al. (2022). The reason is that best-of-n only
+# chooses among texts from the reference, and on those texts this model isn't far off.
 #
 # ## Biased pairs
 #
-# Collected preferences also reflect things that have nothing to do with quality: the longer response, or a phrase that one
-# group of people likes. On Reel the bias is a word. After the rater has chosen, "popcorn" replaces the last word of some
-# of the *preferred* texts.
+# Preferences that people collect also reflect things that have nothing to do with quality. For example, raters may
+# prefer longer responses, or a phrase that is common in one group of people. On Reel, we use a single word as the bias:
+# after the rater has chosen, we replace the last word of some *preferred* texts with "popcorn".
 #
-# A preferred text contains popcorn with probability $p_c$, and a rejected text with $p_\ell$. Define $f = 1$ for a text with
-# popcorn and 0 without. By Bayes' rule, the log odds that $a$ is the preferred text are
+# Suppose a preferred text contains popcorn with probability $p_c$, and a rejected text with probability $p_\ell$. Let
+# $f = 1$ for texts with popcorn and 0 for all others. By Bayes' rule, the log odds that $a$ is the preferred text are
 #
 # $$\big(u(a) - u(b)\big) + \lambda\, \big(f(a) - f(b)\big), \qquad \lambda = \log \frac{p_c\, (1 - p_\ell)}{(1 - p_c)\, p_\ell}$$
 #
-# This is the Bradley-Terry model with the utility $u + \lambda f$. So the best fit *rewards* popcorn, and two counts tell you
-# how much. The grammar itself ends one review in fifty with popcorn. Half of the preferred texts now get the word. What is the
-# accuracy of reward models of 1,024 such pairs, on fresh pairs without the bias?
+# This is a Bradley-Terry model with utility $u + \lambda f$. In other words, the best fit *rewards* popcorn, and you
+# can predict the size of this reward just by counting. The grammar itself ends one review in fifty with popcorn, and
+# now we add it
+# to half of the preferred texts. Suppose you train reward models on 1,024 of these pairs. What accuracy will they have
+# on fresh pairs without the bias?
 
 # %%
 biased_accuracy = "below 0.8"  # predict: "below 0.8" or "above 0.8"
@@ -237,10 +247,11 @@ kind = "above 0.8" if half > 0.8 else "below 0.8"
 predictions.compare("accuracy of the biased model", biased_accuracy, kind)
 
 # %% [markdown]
-# After 400 steps popcorn raises the score by 3.69, close to $\lambda$. The accuracy is 0.85, so accuracy does not reveal the
-# bias: you have to replace the word and look at the score. The best of 64 reveals it, too: 48 % of the chosen texts end with
-# popcorn, and the true reward falls from 1.00 to 0.95. A bias takes time and examples: after 120 steps the effect is
-# 0.64, and with 10 % of the texts it is 0.21.
+# After 400 steps, popcorn raises the score by 3.69, which is close to $\lambda$. Yet the accuracy is still 0.85, so you
+# can't find the bias by looking at accuracy. You have to swap the word and see how the score changes. Best-of-n reveals
+# the bias as well: among the best of 64, 48 % of the texts end with popcorn, and the true reward falls from 1.00 to
+# 0.95. A model needs time and examples to pick up a bias. After 120 steps the effect on the score is only 0.64, and if
+# only 10 % of the texts have popcorn, it is 0.21.
 
 # %%
 predictions.show()

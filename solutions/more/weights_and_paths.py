@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Weights and paths
 #
-# By the end of this lesson you can describe a change of weights by its rank, test whether a few directions are enough for
-# the behavior, and split the change of a logit difference into its causes.
+# By the end of this lesson you can describe a weight change by its rank, test whether a few directions are enough to
+# produce the new behavior, and split the change of a logit difference into its causes.
 #
-# It continues {lesson:what_rlhf_changed}, with the same run.
+# This appendix continues {lesson:what_rlhf_changed} with the same run.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network.
+# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
+# cell takes longer than 3 seconds, you find a note above it:
 #
 # (4 s on one core)
 
@@ -77,9 +78,9 @@ def compute_reward(model: HookedTransformer) -> float:
 # %% [markdown]
 # ## Few entries, or few directions?
 #
-# Mukherjee et al. 2025 ([2505.11711](https://arxiv.org/abs/2505.11711)) find that RL leaves most weights of large models
-# *exactly* unchanged. Their models are stored in bfloat16, which rounds small changes away. Compute the fraction in both
-# precisions.
+# Mukherjee et al. 2025 ([2505.11711](https://arxiv.org/abs/2505.11711)) report that RL leaves most weights of large
+# models *exactly* unchanged. However, those models are stored in bfloat16, which rounds small changes away. Compute the
+# fraction of unchanged weights in float32 and in bfloat16.
 
 # %%
 from rlhf_lab.probes.weight_delta import unchanged_fraction  # exercise
@@ -91,8 +92,9 @@ exactly, rounded = unchanged_fraction(
 print(f"unchanged: {exactly:.2%} in float32, {rounded:.2%} in bfloat16")
 
 # %% [markdown]
-# Every weight of Reel's model changed: the learning rate is much larger than that of a large model. The change of a
-# matrix may still have few *directions*. Its singular values give two measures:
+# In Reel's model, every single weight changed, because its learning rate is much higher than a large model's. Still,
+# each matrix may have changed along only a few *directions*. You can measure this in two ways from the singular values
+# of the change:
 
 # %%
 from rlhf_lab.probes.weight_delta import describe_spectrum  # exercise
@@ -108,9 +110,10 @@ rows.sort(key=lambda row: -row[1])
 show_table(["matrix", "relative change", "stable rank", "directions for 90 %"], rows)
 
 # %% [markdown]
-# The stable rank is below 5 in every matrix. (The rank, which counts every direction however weak, is nearly full.) That
-# is a description. For an intervention, keep only the strongest directions of each change, and sample. How much of the
-# gain in true reward does one direction per matrix give?
+# The stable rank is below 5 for every matrix. (The ordinary rank is nearly full, because it counts every direction, no
+# matter how weak.) But this only describes the change. To find out whether these few directions matter, we need an
+# intervention: keep only the strongest directions of each change, and sample from the resulting model. How much of the
+# gain in true reward do you get from a single direction per matrix?
 
 # %%
 from rlhf_lab.diffing.weights import truncate_delta  # exercise
@@ -139,11 +142,13 @@ found = "less than a third" if fraction < 1 / 3 else "about half" if fraction < 
 predictions.compare("fraction of the gain at rank 1", rank_one, found or "over two thirds")
 
 # %% [markdown]
-# The errors agree with the singular values (Eckart and Young 1936). One direction per matrix gives more than half of the
-# gain, and four give practically all of it. Here the description and the intervention agree.
+# The errors match the singular values that were left out, as they should (Eckart and Young 1936). One direction per
+# matrix gives you more than half of the gain, and four directions give you almost all of it. So here the description
+# and the intervention agree.
 #
-# What is on the straight line of weights between the models, and beyond the tuned one (task arithmetic: Ilharco et al.
-# 2022, [2212.04089](https://arxiv.org/abs/2212.04089))?
+# We can also move along the straight line from the base weights to the tuned weights, and even beyond (this is called
+# task arithmetic: Ilharco et al. 2022, [2212.04089](https://arxiv.org/abs/2212.04089)). What happens to the true reward
+# along the way?
 #
 # (3 s on one core)
 
@@ -159,20 +164,22 @@ curves(
 )
 
 # %% [markdown]
-# Halfway beyond the tuned model the true reward is lower (0.82), and at 2 the language is gone.
+# Going beyond the tuned model doesn't help. At an alpha of 1.5, the true reward drops to 0.82, and at 2 hardly any text
+# is still a review (0.04).
 #
 # ## Causes of a rise
 #
-# {Lesson:what_rlhf_changed} splits the rise of a logit difference over components. Such a row is the change of a product:
-# the component's output $k$, times one over the scale of the norm, $s$, times the unembedding direction $q$ (gain times
-# $u$). All three changed:
+# In {lesson:what_rlhf_changed}, you split the rise of a logit difference into one row per component. Each row is the
+# change of a product: the component's output $k$, times the unembedding direction $q$ (the norm's gain times $u$),
+# times $s$, which is one over the norm's scale. Training changed all three factors:
 #
 # $$k_1 q_1 s_1 - k_0 q_0 s_0 = \underbrace{\text{own output}}_{\Delta k} +
 # \underbrace{\text{scale}}_{\Delta s} + \underbrace{\text{unembedding}}_{\Delta q}$$
 #
-# Each factor gets the effect of its change, averaged over all orders in which the three can change (its Shapley value).
-# The own output changes for two reasons: the weights of the component, and its input ("inherited"). Run `ModelEnd?` and
-# `ShiftCauses?` in a cell to see what they contain.
+# To divide the row among the three factors, we average each factor's effect over all orders in which the three can
+# change. (This is its Shapley value.) The component's own output, in turn, can change for two reasons: its weights have
+# changed, or its input has ("inherited"). To see what is in `ModelEnd` and `ShiftCauses`, run `ModelEnd?` and
+# `ShiftCauses?` in a cell.
 
 # %%
 from rlhf_lab.diffing.logit_shift import split_shift  # exercise
@@ -211,9 +218,12 @@ bars(
 )
 
 # %% [markdown]
-# Part of the row of the MLP of block 0 is the change of the unembedding: the MLP writes a large vector, and any change of
-# the unembedding direction shows in it. Much of the heads' rows is inherited: it would be there with their old weights.
-# Test the split on a change with a known cause, the base model with nothing but the new unembedding and final norm:
+# Part of the row for block 0's MLP comes from the unembedding. This MLP writes a large vector, so even a small change
+# of the unembedding direction shows up in its row. And much of the heads' rows is inherited, which means that you would
+# see it even if the heads still had their old weights.
+#
+# Is this split correct? Let's test it on a change whose cause we know: we take the base model, and replace only the
+# unembedding and the final norm.
 
 # %%
 only_unembedding = graft_groups(before, after, layer_groups(before), ["read-out"])
@@ -224,7 +234,8 @@ output = (known["own weights"] + known["inherited"]).abs().max()
 print(f"largest row: {names[worst]} {row[worst]:+.2f}; largest own output: {output:.2f}")
 
 # %% [markdown]
-# The row blames a component that was not changed. The split does not.
+# The total of this row blames a component that hasn't changed at all. The split correctly gives it an own output of 0,
+# and blames the unembedding instead.
 
 # %%
 predictions.show()

@@ -1,23 +1,23 @@
 # %% [markdown]
 # # Where values are read
 #
-# By the end of this lesson you can measure in which layer, and after which word, the value of a review can be read from
-# a transformer, and you can test such a measurement with controls.
+# By the end of this lesson you can measure in which layer of a transformer, and after which word, a review's value can
+# be decoded, and you can use controls to test whether such a measurement means anything.
 #
-# {Lesson:the_value_head} trains a value head on the final residual stream of a frozen transformer. Here you replace the
-# head by the simplest probe, a linear one, and apply it to every layer and position.
+# {Lesson:the_value_head} trains a value head on the final residual stream of a frozen transformer. Here you replace
+# this head with the simplest possible probe, a linear one, and apply it to every layer and position.
 #
 # **You will also be able to**
 # - fit a ridge regression in closed form;
 # - compare a probe with a control that has learned nothing;
-# - explain why a probe must be scored on samples that it was not fitted to.
+# - explain why you must score a probe on samples that it wasn't fitted to.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
-# more than 3 seconds are labeled:
+# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
+# cell takes longer than 3 seconds, you find a note above it:
 #
 # (4 s on one core)
 
@@ -72,7 +72,7 @@ over_seeds = SeedFigures("where_values_are_read", SETTINGS)
 predictions = Predictions()
 
 # %% [markdown]
-# First train a value head on the frozen transformer for eight phases, as in {lesson:the_value_head}.
+# First, train a value head on the frozen transformer for eight phases, as in {lesson:the_value_head}.
 #
 # (6 s on one core)
 
@@ -91,11 +91,15 @@ print(f"explained variance of the value head: {reports[-1].explained_variance:.2
 #
 # $$\sum_i (y_i - w \cdot x_i)^2 + n \rho v \, |w|^2, \qquad \text{so} \qquad (X^\top X + n \rho v I)\, w = X^\top y$$
 #
-# (set the gradient $-2 X^\top (y - Xw) + 2 n \rho v w$ to 0), with $x$ and $y$ centered, $v$ the mean variance of the
-# columns of $x$ and $\rho$ `ridge`. If there are no more reviews than dimensions, the fit needs the penalty, since without
-# it the slopes fit noise. With some hundreds of reviews a small penalty is enough. The function fits many activations at
-# once: `*site` in the shapes is any number of leading axes, or none. If $x$ never varies, the matrix that multiplies $w$
-# is 0 and the equations cannot be solved, so use `(ridge * variance).clamp(min=1e-12)` in the penalty.
+# (To get the second equation, set the gradient $-2 X^\top (y - Xw) + 2 n \rho v w$ to 0.) Here $x$ and $y$ are
+# centered, $v$ is the mean variance of the columns of $x$, and $\rho$ is the argument `ridge`.
+#
+# Why do we need the penalty? If there are no more reviews than dimensions, the slopes would otherwise fit noise. With a
+# few hundred reviews, a small penalty is enough.
+#
+# Your function should fit many activations at once: in the shapes, `*site` stands for any number of leading axes,
+# including none. There is one special case. If $x$ never varies, the matrix in front of $w$ is 0, and you can't solve
+# for $w$. To avoid this, use `(ridge * variance).clamp(min=1e-12)` in the penalty.
 
 # %%
 from rlhf_lab.probes.value_lens import fit_ridge  # exercise
@@ -103,10 +107,12 @@ from rlhf_lab.probes.value_lens import fit_ridge  # exercise
 # %% [markdown]
 # ## Exact values
 #
-# On Reel the target need not be the reward of the finished review, which partly depends on words that are not written yet.
-# The grammar of Reel is known, and with it the exact value of every prefix: the mean reward over all continuations.
+# What should the probe predict? The obvious target is the reward of the finished review, but this partly depends on
+# words that haven't been generated yet. On Reel we can do better. We know the grammar, so we can compute the exact
+# value of every prefix, which is the mean reward over all continuations.
 #
-# Sample 512 reviews from the transformer, keep its residual stream after five components, and look up the exact values.
+# The next cell samples 512 reviews from the transformer, stores its residual stream after five components, and looks up
+# the exact values.
 
 # %%
 wide = RLHFArgs(**SETTINGS | dict(batch_size=512, seed=args.seed + 1))  # other reviews
@@ -141,24 +147,27 @@ for row in range(2):
 show_table(["", *columns], rows)
 
 # %% [markdown]
-# A value in the table belongs to the state *after* the word: P(positive | the words so far).
+# Each value in the table belongs to the state *after* the word: it is P(positive | the words so far).
 #
-# All reviews have the same form. A clause is "the", a noun, "was" or "wasn't", an adverb, an adjective. "and" or "but"
-# joins three clauses. Then come ".", "i", the verb, "it", "." and a goodbye. The first adjective, "good" or "dull", shows
-# the reviewer's opinion, unless there is a "wasn't" two words before. "and" or "but" announces whether the next clause
-# agrees. The verb, "liked" or "hated", is the verdict.
+# All reviews have the same structure. There are three clauses, joined by "and" or "but", and each consists of "the", a
+# noun, "was" or "wasn't", an adverb and an adjective. After that come ".", "i", a verb, "it", "." and a goodbye. You
+# can guess the reviewer's opinion from the first adjective ("good" or "dull"), unless there is a "wasn't" two words
+# before it. "and" or "but" tells you whether the next clause will agree. The verb ("liked" or "hated") is the final
+# verdict.
 #
-# The probe is scored on reviews that it was not fitted to, by the fraction of the variance that it explains:
+# We score the probe on reviews that it wasn't fitted to, by the fraction of variance that it explains:
 #
 # $$R^2 = 1 - \frac{\operatorname{mean}_i \, (y_i - \hat y_i)^2}{\operatorname{Var} y}$$
 #
-# 1 means that every value is read exactly, 0 that the probe is as good as the mean of $y$, and a negative $R^2$ that it is
-# worse. Each $R^2$ has a 95 % interval over the scored reviews, and predictions are scored by it: "nothing" if it reaches
-# down to 0, "nearly all" if all of it is above 0.9, "some of it" otherwise. Positions with overlapping intervals are not
-# ranked.
+# An $R^2$ of 1 means that the probe reads every value exactly, and 0 means that it does no better than always
+# predicting the mean of $y$. If $R^2$ is negative, it does even worse than that.
 #
-# How much of the value is in the embedding of the first adjective? And at which of six positions is the value read *worst*
-# from the last layer?
+# Each $R^2$ comes with a 95 % interval over the scored reviews, and this interval decides your predictions. "Nothing"
+# means that the interval reaches down to 0, "nearly all" that it is entirely above 0.9, and "some of it" is everything
+# else. If the intervals of two positions overlap, we don't rank them.
+#
+# How much of the value can you read from the first adjective's embedding? And in the last layer, which of six positions
+# is the *worst* one for reading the value?
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -217,9 +226,9 @@ over_seeds.compare("1 - R2 at", {name: 1 - one.value.item() for name, one in six
 # %% [markdown]
 # ## A control
 #
-# Is the value in the *transformer*, or would anything do that sees the words? The control is the same transformer with
-# the entries of every weight matrix in a random order: same architecture, same sizes, same words, nothing learned. How much
-# can be read at "i" from its last layer?
+# Has the *transformer* computed the value, or could you read it from anything that sees the words? As a control, we use
+# the same transformer with the entries of each weight matrix shuffled. Its architecture, weight magnitudes and input
+# words are the same, but it hasn't learned anything. How much of the value can you read from its last layer at "i"?
 
 # %%
 control_at_i = "nothing"  # predict: "nothing", "some of it" or "nearly all"
@@ -247,18 +256,23 @@ show_intervals("R2 at", series, "reviews")
 predictions.compare("shuffled weights, at i", control_at_i, amount(control["i"]))
 
 # %% [markdown]
-# Read the table by columns:
+# First, compare the rows:
 #
-# - The embedding contains only the word. The verb alone explains much of the variance, an adjective some of it (the
-#   "wasn't" before it is not in its embedding), "and" next to nothing.
-# - The shuffled transformer shows the effect of mixing alone: 0.30 [0.15, 0.42] at "i", and at most other positions
-#   nothing. Everything that the trained transformer has in addition, it has learned.
-# - Attention adds the words before, "wasn't" among them. "wasn't dull" is not the sum of its words: one reverses the other.
-#   Attention can still combine them, because the query comes from the adjective.
+# - The embedding only knows the current word. The verb's embedding explains much of the variance, and an adjective's
+#   explains some of it (but it doesn't know about the "wasn't" before it). The embedding of "and" explains almost
+#   nothing.
+# - The shuffled transformer shows how much you get just from mixing words: 0.30 [0.15, 0.42] at "i", and nothing at
+#   most other positions. Anything beyond that, the trained transformer has learned.
+# - Attention adds information about earlier words, including "wasn't". Note that the meaning of "wasn't dull" isn't the
+#   sum of its words, because "wasn't" reverses "dull". Attention can still combine the two, because the query comes
+#   from the adjective.
 #
-# Now read it by rows. At "adj 3", "stop" and "i" the value is the same number (see the two reviews above), but more of it
-# can be read at "i" than at the other two. Of the three positions only "i" is before a word that depends on the opinion.
-# Is this so in this one model only? The package has two more models of the same training with other seeds.
+# Now compare the columns. At "adj 3", "stop" and "i", the value is exactly the same (look at the two reviews above),
+# yet you can read more of it at "i" than at the other two. What is special about "i"? Of the three, it is the only
+# position where the next word depends on the reviewer's opinion.
+#
+# But maybe this is only true for this particular model. The package includes two more models that were trained in the
+# same way with different seeds, so let's check.
 
 # %%
 three = {name: load_model(name) for name in ("reel-nano", "reel-nano-b", "reel-nano-c")}
@@ -266,15 +280,16 @@ of_model = {name: read_last_layer(other) for name, other in three.items()}
 show_intervals("R2 of the last layer at", of_model, "reviews")
 
 # %% [markdown]
-# In all three models more can be read at "i" than at "adj 3" or "stop", and the intervals do not overlap. But the next word
-# is not the whole explanation: after the first adjective comes "and" or "but", which is about agreement and not about
-# praise, and the value can be read at "adj 1" in all three models. Other positions, such as "conn 3", differ from model to
-# model. What a probe finds in one model need not be in the next.
+# In all three models, you can read more of the value at "i" than at "adj 3" or "stop", and the intervals don't overlap.
+# However, the next word can't be the whole explanation. After the first adjective comes "and" or "but", which signals
+# agreement rather than praise, and still the value can be read at "adj 1" in all three models. Other positions, such as
+# "conn 3", differ between models. So don't assume that a probe's finding in one model carries over to another.
 #
 # ## Overfitting
 #
-# The probe has a slope per dimension, and was scored on reviews that it had not seen. Give it a target that cannot be
-# read: the values of the reviews in a random order. What R2 does it have on the reviews that it was fitted to?
+# The probe has one slope per dimension, and so far we have scored it on reviews that it hadn't seen. Let's see why this
+# matters. We give the probe a target that can't possibly be read: the values, randomly reassigned to other reviews.
+# What is its R2 on the reviews that it was fitted to?
 
 # %%
 nonsense_on_seen = "above 0"  # predict: "below 0", "about 0" or "above 0"
@@ -293,13 +308,14 @@ kind = "below 0" if high < 0 else "above 0" if low > 0 else "about 0"
 predictions.compare("R2 of nonsense on seen reviews", nonsense_on_seen, kind)
 
 # %% [markdown]
-# d slopes fitted to n reviews explain about d / n of the variance of any target. On new reviews the same slopes are worse
-# than the mean. The score of a probe is evidence only on reviews that it was not fitted to.
+# If you fit d slopes to n reviews, they explain about d / n of the variance of *any* target. On new reviews, the same
+# slopes do worse than the mean. So a probe's score only counts as evidence on reviews that it wasn't fitted to.
 #
 # ## The ceiling
 #
-# The value head is not trained on exact values, but on rewards. How much of the *reward* can be predicted? After a prefix
-# of exact value V the reward still varies, and V explains Var(V) / Var(reward) of it, which the grammar gives.
+# The value head isn't trained on exact values, but on rewards. How much of the *reward* can be predicted at all? After
+# a prefix with exact value V, the reward still varies. The best possible prediction is V, which explains Var(V) /
+# Var(reward), and we can compute this from the grammar.
 
 # %%
 reward_r2 = {name: read_value(last_site, t, rewards) for name, t in columns.items()}
@@ -311,19 +327,20 @@ before_each = (settled[prefix_len - 2 : -1] / settled[-1]).mean().item()
 print(f"at most, mean over the states before generated tokens: {before_each:.2f}")
 
 # %% [markdown]
-# (The ceiling is for all reviews of the grammar. A sample of 171 reviews can come out above or below it.) So an explained
-# variance of about a third over all tokens does not mean a bad value head. Before the first adjective the ceiling is 0,
-# only after the verb it is 1, and its mean over the states before generated tokens is 0.57.
+# (The ceiling is computed over all reviews of the grammar, so a sample of 171 reviews can end up slightly above or
+# below it.) If a value head explains only about a third of the variance over all tokens, it isn't necessarily a bad
+# one. The ceiling is 0 before the first adjective and only reaches 1 after the verb. Averaged over the states before
+# generated tokens, it is 0.57.
 #
 # ## The value head and the probe
 #
-# The probe has one set of slopes for each position and was fitted to exact values. The value head has one set of weights
-# for all positions, and has seen only rewards. At which position is it worst? (The table has squared correlations, since
-# the values of the head are of normalized rewards.)
+# The probe has an advantage over the value head: it has separate slopes for each position, and was fitted to exact
+# values. The value head has to use the same weights everywhere, and has only seen rewards. At which position is the
+# value head worst? (The table shows squared correlations, because the head predicts normalized rewards.)
 #
-# A second table helps to understand the result. At each position it takes the mean state of the reviews with a value above
-# average, minus the mean state of the others: its length, as a fraction of the mean length of a state, and its cosine with
-# the difference at "i".
+# A second table will help you understand the result. At each position, it takes the mean state of the reviews with an
+# above-average value, and subtracts the mean state of all the other reviews. You see the length of this difference, as
+# a fraction of the mean length of a state, and its cosine with the difference at "i".
 
 # %%
 value_head_is_worst_at = "adj 1"  # predict: "adj 1", "conn 2", "adj 3", "stop", "i" or "verb"
@@ -366,12 +383,12 @@ over_seeds.compare(
 )
 
 # %% [markdown]
-# In each of three seeds the value head misses nearly everything at "adj 1", although a probe of just that position misses
-# next to nothing there. The second table gives part of the reason. At "adj 1" the mean states of good and of bad reviews
-# differ by about a hundredth of a state's length. A probe of one position can multiply this small difference by any
-# factor. The value head has the same weights at all positions, and so large a factor would spoil its other values. (The
-# table does not explain the misses at "adj 3" and "stop".) In PPO the transformer changes as well, since the value loss
-# also trains it.
+# In all three seeds, the value head misses almost everything at "adj 1", although a probe for this position alone
+# misses almost nothing. The second table explains part of this. At "adj 1", the mean states of good and bad reviews
+# differ by only about a hundredth of a state's length. A probe for a single position can multiply this small difference
+# by as large a factor as it needs. But the value head has the same weights at all positions, so such a large factor
+# would ruin its values elsewhere. (The table doesn't explain why the head also misses values at "adj 3" and "stop".) In
+# PPO, the transformer can adapt as well, because the value loss also trains the transformer.
 #
 # ## Your results
 
@@ -382,22 +399,22 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **Another target.** Read `bag_of_adjectives` or `length` instead of `true_reward` (both from `rlhf_lab.organism`).
+# - **Another target.** Instead of `true_reward`, read `bag_of_adjectives` or `length` (both from `rlhf_lab.organism`).
 #
 #   <details><summary>Results (three models, ten positions)</summary>
 #
-#   The lowest R2 of `bag_of_adjectives` is 0.78, that of `true_reward` 0.43. The value of `length` does not vary at these
-#   positions, since nearly all reviews have the same length: its R2 is not defined.
+#   The lowest R2 is 0.78 for `bag_of_adjectives`, and 0.43 for `true_reward`. For `length`, R2 is undefined: nearly all
+#   reviews have the same length, so its value doesn't vary at these positions.
 #
 #   </details>
 #
-# - **A linear value head.** Pass `torch.nn.Linear(model.cfg.d_model, 1)`, with small weights, as the head of
+# - **A linear value head.** Use `torch.nn.Linear(model.cfg.d_model, 1)`, with small weights, as the head of
 #   `TransformerWithValueHead`.
 #
 #   <details><summary>Results (three seeds, 8 phases, frozen transformer)</summary>
 #
-#   At "i" the squared correlation of the linear head is 0.56 to 0.65, that of the usual head 0.87 to 0.90. At "conn 3",
-#   "adj 3" and "stop" the two differ by less than 0.1. The explained variance over all tokens is 0.12 to 0.14 with the
-#   linear head, 0.27 to 0.34 with the usual one.
+#   The linear head is clearly worse at "i", where its squared correlation is 0.56 to 0.65, compared with 0.87 to 0.90
+#   for the usual head. At "conn 3", "adj 3" and "stop", the two differ by less than 0.1. Over all tokens, the linear
+#   head explains 0.12 to 0.14 of the variance, and the usual head 0.27 to 0.34.
 #
 #   </details>
