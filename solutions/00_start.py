@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 00 Start
 #
-# By the end of this lesson you can train a small language model with RLHF on a reward function that you wrote yourself, and
-# catch the model cheating.
+# By the end of this lesson, you will be able to train a small language model with RLHF on a reward function that you wrote
+# yourself, and catch the model cheating.
 #
 # First you run the RLHF loop once and learn its vocabulary on a single review. Then you write your first functions, and train
-# the model twice with your own reward: once with a penalty for drifting away from the original model, and once without.
+# the model twice with your own reward: once with a penalty for drifting away from the original model, and once without it.
 #
 # **You will also be able to**
 # - name the parts of the RLHF loop: policy, state, action, reward, value, advantage, reference, KL;
@@ -17,8 +17,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 40 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -59,9 +59,9 @@ over_seeds = SeedFigures("start", SETTINGS)  # this run next to stored runs of o
 predictions = Predictions()
 
 # %% [markdown]
-# The first two lines turn on runtime shape checking. `SETTINGS` chooses the model and the reward. In this lesson you use Reel,
-# a tiny language of movie reviews, together with a two-layer transformer that was trained to generate it. If you have a GPU and
-# a network, you can change `preset="reel"` to `preset="gpt2-medium"`, but the results quoted in the text are for Reel.
+# The first two lines turn on runtime shape checking. `SETTINGS` specifies the model and the reward. In this lesson, you use
+# Reel, a tiny language of movie reviews, together with a two-layer transformer that was trained to generate it. If you have a
+# GPU and internet access, you can set `preset` to `gpt2-medium`, but the results in the text are for Reel.
 #
 # ## Why RLHF exists
 #
@@ -73,7 +73,7 @@ predictions = Predictions()
 # Reinforcement learning from human feedback turns such comparisons into training, in three steps:
 #
 # 1. Collect comparisons: pairs of texts, and which of the two a person preferred.
-# 2. Train a **reward model** on them. It gives every text a number, its *reward*, which is higher for texts that people prefer.
+# 2. Train a **reward model** on them. It gives each text a score, its *reward*, which should be higher for texts people prefer.
 # 3. Let the language model generate texts, score them with the reward model, and update the weights so that high-scoring texts
 #    become more likely, while the model stays close to where it started.
 #
@@ -87,8 +87,8 @@ predictions = Predictions()
 # - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human-written ones.
 # - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, whose method ChatGPT also uses.
 #
-# There is no human in this lesson. The reward is a classifier or a formula, so we know what should happen and can check whether
-# it did. Everything that comes after the reward works exactly as it does with human feedback.
+# No human is involved in this lesson. The reward comes from a classifier or a formula, so we know what should happen and can
+# check whether it does. Everything that comes after the reward works exactly as it does with human feedback.
 #
 # ## The loop
 
@@ -96,8 +96,8 @@ predictions = Predictions()
 loop_diagram()
 
 # %% [markdown]
-# Let's go around the loop once, with four reviews. Each commented line below is a box or an arrow in the diagram, and the
-# number next to a box is the lesson that explains it.
+# Let's go around the loop once, with four reviews. Each commented line below corresponds to a box or an arrow in the diagram,
+# and the number next to a box refers to the lesson that explains it.
 
 # %%
 trainer = RLHFTrainer(RLHFArgs(**SETTINGS | dict(batch_size=4, num_minibatches=1)))
@@ -168,9 +168,9 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 #
 # ## Masks
 #
-# Reviews can have different lengths, but they have to fit into one tensor, with a row per review and a column per token. Short
-# rows are therefore filled up with padding, and a *mask* is True wherever a token is real. Here are three reviews with one
-# number per token. The 9s are padding.
+# Reviews can have different lengths, but they have to fit into one tensor, with a row per review and a column per token.
+# Shorter rows are therefore filled up with padding, and a *mask* is True wherever a token is real. Here are three reviews with
+# one number per token. The 9s are padding.
 
 # %%
 scores = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 9.0, 9.0], [7.0, 8.0, 2.0, 9.0]])
@@ -198,16 +198,16 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 #
 # The mean over real tokens is this sum divided by a count. Getting that count wrong is one of the most common bugs in RLHF
 # code. One of the three fractions below is the mean of the real scores, one counts the padding in the denominator, and one
-# counts it in the numerator as well. Which is which? Replace the dots with your answer before you read on. The notebook keeps
-# track of your predictions, and shows you at the end which results surprised you.
+# counts it in the numerator as well. Which one is the correct mean? Replace the dots with your answer before you read on. The
+# notebook keeps track of your predictions, and shows you at the end which results surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
 
 # %% [markdown]
-# Now it's your turn. The numbered lines of the docstring are the steps. Replace the last line of the next cell with your code,
-# run the cell, and then run the check below it. The check tries more than our small example: other sizes, a single row, a
-# single token, no mask, very large numbers, and the gradient.
+# Now it's your turn. The numbered lines of the docstring describe the steps. Replace the last line of the next cell with your
+# code, run the cell, and then run the check below it. It goes beyond our small example and also tests other sizes, a single
+# row, a single token, no mask, very large numbers, and the gradient.
 #
 # Run the check once before you write anything, to see what an unsolved exercise looks like. If you get stuck, run
 # `hint("masked_mean")` in a new cell. Each exercise has three hints: the idea, the shapes, and finally the code itself. (Leave
@@ -235,14 +235,13 @@ nearest = min(candidates, key=lambda name: abs(candidates[name] - mean))
 predictions.compare("the mean of the real scores is", which_mean, nearest)
 
 # %% [markdown]
-# Neither of the two mistakes raises an error. The result is simply wrong, and the more padding there is, the more wrong it
-# gets.
+# Neither mistake raises an error. The result is simply wrong, and the more padding there is, the more wrong it gets.
 #
 # ## Your own reward
 #
 # Now make up a reward. It can be any function from texts to numbers, so what would you like this model to write? There are no
-# steps to follow and no right answer. The check only tests what every reward function needs: it returns one float per text, and
-# a text always gets the same reward, no matter what else is in the batch.
+# steps to follow and no right answer. The check only tests the two things that every reward function has to do: return one
+# float per text, and always give a text the same reward, no matter which other texts are in the batch.
 #
 # If nothing comes to mind, reward gushing praise: count the words brilliant, perfect, superb and stunning. (Avoid rewards that
 # never vary. All Reel reviews have nearly the same length, for example, so rewarding length teaches the model nothing.)
@@ -259,8 +258,8 @@ from rlhf_lab.course.exercises.start import my_reward  # exercise
 cheated_by = "it will say the praise words and forget the rest"  # predict: in words
 
 # %% [markdown]
-# Next you train the model twice with your reward, from the same start: once with the KL penalty (`kl_coef` 0.3) and once
-# without it. Which run will end with the higher reward, and which with the higher KL?
+# Next, you train the model twice with your reward, starting from the same weights: once with the KL penalty (`kl_coef` 0.3) and
+# once without it. Which run will end up with the higher reward, and which will end up with the higher KL?
 #
 # (7 s on one core)
 
@@ -319,13 +318,13 @@ curves(
 )
 
 # %% [markdown]
-# Look at the two plots together. Both runs learn. If you rewarded praise words, the run without the penalty gains more reward,
-# but it also moves further away from the reference.
+# Look at the two plots together. In both runs, the policy learns. If you rewarded praise words, the run without the penalty
+# gains more reward, but it also moves further away from the reference.
 #
 # With that reward, both curves also dip at phase 1. Did the first learning phase make the policy worse, or was it just bad
 # luck? Each band is the 95 % interval of a mean over one phase's reviews, and both runs draw the same random numbers, so a dip
-# by chance would show up in both. A larger sample settles the question. Let's generate 2,048 fresh reviews before the first
-# learning phase, and 2,048 after it.
+# by chance would show up in both. A larger sample will settle the question, so let's generate 2,048 fresh reviews before the
+# first learning phase, and 2,048 after it.
 #
 # (4 s on one core)
 
@@ -347,10 +346,10 @@ if is_praise:  # the stored runs have this reward
     over_seeds.compare("reward gained", gained, digits=2)
 
 # %% [markdown]
-# It was bad luck: on fresh reviews, the reward goes up in the first learning phase. A mean over 128 reviews has a standard
-# error of 0.06 to 0.08, so don't read anything into differences of that size. The dots below the table repeat the whole
-# experiment. They show your run next to two stored runs with other seeds. (There are stored runs for the praise words only, so
-# if you chose another reward, you have just one seed.)
+# It was bad luck: on fresh reviews, the mean reward goes up during the first learning phase. A mean over 128 reviews has a
+# standard error of 0.06 to 0.08, so don't read anything into differences of that size. The dots below the table show how much
+# the result depends on the seed: they compare your run with two stored runs of the same experiment with different seeds. (We
+# only stored runs for the praise words, so any other reward shows no dots.)
 #
 # ### The reviews of the three policies
 #
@@ -394,8 +393,8 @@ predictions.recall("how it will be cheated", cheated_by)
 # %% [markdown]
 # If you rewarded the praise words, you will find that the policy puts them wherever an adjective fits, even after "wasn't".
 # After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17 % to 21 % of
-# the adjectives after "wasn't" are praise words. After training it is 46 % to 56 % with the penalty, and 70 % to 76 % without
-# (three seeds).
+# the adjectives after "wasn't" are praise words. Training raises this fraction to between 46 % and 56 % with the penalty, and
+# to between 70 % and 76 % without it (ranges over three seeds).
 #
 # The reward was computed correctly, but it did not measure what you meant. This is called **reward hacking**. Krakovna et al.
 # (2020, "Specification gaming") keep a long list of examples from the literature. Gao et al. (2022,
@@ -405,7 +404,7 @@ predictions.recall("how it will be cheated", cheated_by)
 # ### A real model
 #
 # Does this happen outside of a toy language? Here are stored reviews from a run in which the language model SmolLM2 continues
-# "This movie was really". The reward is the probability of *negative* according to a sentiment classifier.
+# "This movie was really". The reward is a sentiment classifier's probability that the text is *negative*.
 
 # %%
 stored = stored_figures("real_samples")
@@ -432,18 +431,19 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **Reward two things at once**, but count the first only if the second is present: for example praise words, but only in
-#   reviews that contain "but". Does the policy find the combination, or does it settle for one of the two?
+# - **Reward two things at once**, but count the first only if the second is present: for example, count praise words, but only
+#   in reviews that contain "but". Does the policy find the combination, or does it settle for one of the two?
 #
 #   <details><summary>Results (three seeds, 8 phases)</summary>
 #
-#   The policy finds both. Before training, 52 to 63 % of the reviews contain "but", and a review has 0.5 to 0.6 praise words.
-#   With the penalty it is 81 to 89 % and 1.5 to 1.6 words, and without the penalty 88 to 95 % and 1.9 to 2.2 words. Even then,
-#   86 to 94 % of the reviews are still grammatical.
+#   The policy learns both. Before training, 52 to 63 % of the reviews contain "but", and the average review contains 0.5 to 0.6
+#   praise words. After training with the penalty, 81 to 89 % contain "but", and the average review contains 1.5 to 1.6 praise
+#   words. Without the penalty, the numbers are 88 to 95 % and 1.9 to 2.2 praise words. Even so, 86 to 94 % of these reviews are
+#   still grammatical.
 #
 #   </details>
 #
-# - **Fix your reward.** Change it so that the cheat you saw no longer scores, and train again. How many rounds does it take
-#   until you find no cheat in ten reviews? And how would you know that your reward has no cheat left?
+# - **Fix your reward.** Change it so that the cheat you saw no longer gets a high reward, and train again. How many rounds does
+#   it take until ten reviews contain no more cheats? And how could you be sure that no cheat is left?
 #
 # Next: {lesson:the_value_head}, in which you teach the model to predict the reward while it is still writing.

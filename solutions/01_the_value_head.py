@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 The value head
 #
-# By the end of this lesson you can attach a value head to a transformer with a hook, and train it to predict the reward of a
-# review while the review is still being generated.
+# By the end of this lesson, you will be able to attach a value head to a transformer with a hook, and train it to predict a
+# review's reward while the review is still being generated.
 #
 # PPO, the algorithm that trains the policy, needs to know in the middle of a text how well things are going. The *value* of a
 # state is the reward to expect from there:
@@ -14,15 +14,15 @@
 #
 # **You will also be able to**
 # - find a hook point by its name, and know the shape of its activation;
-# - pick out the right one of a review's 29 values for each of its 26 generated tokens;
-# - explain how much a frozen transformer already knows about the outcome.
+# - match each of a review's 26 generated tokens with the right one of its 29 values;
+# - measure how much a frozen transformer already knows about the reward.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 25 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 25 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -60,7 +60,7 @@ over_seeds = SeedFigures("the_value_head", SETTINGS)  # this run next to stored 
 predictions = Predictions()
 
 # %% [markdown]
-# `SETTINGS` chooses the model and the reward. As before, you use Reel, a tiny language of movie reviews, and a two-layer
+# `SETTINGS` specifies the model and the reward. As before, you use Reel, a tiny language of movie reviews, and a two-layer
 # transformer that was trained to generate it. The results quoted in the text are for Reel.
 #
 # ## Names of activations
@@ -101,8 +101,8 @@ show_table(["hook point in the last block", "shape"], in_last_block)
 #                                                        +-> value head -> values  [batch seq]
 # ```
 #
-# The value head should read the same activation as `unembed`, up to a scale and a shift of each dimension. Which of these four
-# hook points gives you that activation?
+# The value head should receive the same input as `unembed`, up to a scale and a shift of each dimension. At which of these four
+# hook points do you find this activation?
 
 # %%
 hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "blocks.1.hook_mlp_out"
@@ -114,15 +114,16 @@ has_width = [name for name, shape in after_the_blocks if shape[-1] == model.cfg.
 predictions.compare("the value head belongs on", hook_point, has_width[0])
 
 # %% [markdown]
-# It is `ln_final.hook_normalized`. The last `hook_resid_post` comes too early, because the final norm still changes the stream.
-# `hook_scale` is only the divisor, one number per position, and `blocks.1.hook_mlp_out` is only the output of the last MLP.
+# It is `ln_final.hook_normalized`. The last `hook_resid_post` comes too early, because the final norm is applied after it.
+# `hook_scale` is only the number by which the norm divides at each position, and `blocks.1.hook_mlp_out` is only the output of
+# the last MLP.
 #
 # There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
 # which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, at the end
 # of the block and even after an error. Prefer the second way.
 #
-# A hook that returns nothing leaves the activation unchanged. The hook below does return something. Will the logits be the same
-# while it is registered?
+# A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. Will the
+# logits be the same while this hook is registered?
 
 # %%
 silenced = "different"  # predict: "the same" or "different"
@@ -155,17 +156,18 @@ print("after the with block they are", "the same" if after.equal(before) else "s
 # context manager: make an empty list, register a hook that appends the values to this list, and `yield` the list while the hook
 # is registered.
 #
-# You find the hook point, a torch module, at `self.base_model.hook_dict[VALUE_HOOK]`. Its method
-# `register_forward_hook(function)` makes torch call `function(hook_point, inputs, activation)` in every forward pass. The
-# method returns a handle. If you use this handle in a `with` statement, torch removes the hook at the end of the block.
+# The hook point is the torch module `self.base_model.hook_dict[VALUE_HOOK]`. Its method `register_forward_hook(function)` makes
+# torch call `function(hook_point, inputs, activation)` in every forward pass. The method returns a handle. If you use this
+# handle in a `with` statement, torch removes the hook at the end of the block.
 #
-# (Do the logits change when the value head is attached? Then your hook returns something, which replaces the activation.)
+# (If attaching the value head changes the logits, then your hook returns something, and that replaces the activation.)
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
 
 # %% [markdown]
-# Does the policy still compute the same logits as the model alone? And how large are the values before any training?
+# Does the policy still compute the same logits as the model without a value head? And how large are the predicted values before
+# any training?
 
 # %%
 first_values = "about 0"  # predict: "about 0", "about 1" or "anything"
@@ -191,7 +193,7 @@ predictions.compare("the first values are", first_values, kind)
 #
 # The policy outputs a value at every position. It is the value of the state *after* the token at this position, which is the
 # state in which the next token is chosen. PPO, however, needs the value of the state *before* each generated token. Write a
-# function that cuts out these values. `prefix_len` is the number of tokens in the prompt.
+# function that extracts these values. `prefix_len` is the number of tokens in the prompt.
 
 # %%
 from rlhf_lab.functional import generated_values  # exercise
@@ -223,20 +225,20 @@ print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values,
 
 # %% [markdown]
 # The sampler computes its values token by token while it generates the review. Your slice comes from a single forward pass over
-# the finished review. The two agree, so your alignment is right. (If your values come one token too late, you have taken the
-# value after each token.)
+# the finished review. Because the two agree, you know that your function picks the right positions. (If your values are off by
+# one token, you have probably taken the value *after* each token.)
 #
 # ## Training the head alone
 #
-# The trainer above uses your policy with `base_lr` 0, so only the value head learns, and the transformer does not change. This
-# transformer was trained to continue reviews, and has never seen a reward. What can the head learn from it?
+# Now train the value head, but set `base_lr` to 0, so that the transformer does not change. This transformer was trained to
+# continue reviews, and has never seen a reward. How well can a value head predict the reward from its activations?
 #
-# To measure this, we use the *explained variance*. It is the fraction of the variance of the returns $G$ (the targets of the
-# value head) that the values predict, from 0 (nothing) to 1 (everything):
+# To measure this, we use the *explained variance*. It is the fraction of the variance of the returns $G$ (the value head's
+# targets) that the values $V$ explain, from 0 (none of it) to 1 (all of it):
 #
 # $$EV = 1 - \operatorname{Var}(G - V) \,/\, \operatorname{Var}(G)$$
 #
-# How large will it be in the last of eight phases?
+# How large will the explained variance be in the last of eight phases?
 #
 # (6 s on one core)
 
@@ -264,15 +266,16 @@ curves(
 )
 
 # %% [markdown]
-# The explained variance rises from 0 in each seed, without a single change to the transformer. So the residual stream already
-# contained information about the outcome. But the explained variance cannot reach 1, because part of the outcome depends on
-# words that have not been generated yet. (If yours stays at 0, check `head_lr` and the hook point.)
+# For every seed, the explained variance rises from 0, even though the transformer itself does not change. So its residual
+# stream must already have contained information about the reward. But the explained variance cannot reach 1, because part of
+# the reward depends on words that have not been generated yet. (If your explained variance stays at 0, check `head_lr` and the
+# hook point.)
 #
 # ## The values of a review
 #
-# Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue is above 0, orange is
-# below (hover for the numbers). The values are centered around 0 because the trainer normalizes rewards to mean 0. At which
-# words does the value head change its prediction?
+# Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue values are above 0,
+# and orange values are below 0 (hover over a word to see the number). The values are centered around 0 because the trainer
+# normalizes rewards to mean 0. Which words make the value head change its prediction?
 
 # %%
 rollout = trainer.rollout_phase()
@@ -303,16 +306,17 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **Train the head for longer, or faster.** Set `head_lr=1e-2`, or train for 20 phases. How far does the explained variance
-#   rise while the transformer is frozen? And what happens with the preset's `base_lr`?
+# - **Train the head for longer, or faster.** Train for 20 phases, or set `head_lr=1e-2`. How high does the explained variance
+#   get while the transformer is frozen? And does it help to train the transformer as well, with the preset's `base_lr`?
 #
 #   <details><summary>Results (three seeds, last phase)</summary>
 #
-#   With a frozen transformer, 20 phases reach 0.40 to 0.41, and 8 phases with `head_lr=1e-2` reach 0.31 to 0.42. With the
-#   preset's `base_lr`, 8 phases reach 0.27 to 0.34, so training the transformer as well does not help here. (In that case the
-#   rewards change during the run, so the numbers are not strictly comparable.)
+#   With a frozen transformer, the explained variance reaches 0.40 to 0.41 after 20 phases. With `head_lr=1e-2`, it reaches 0.31
+#   to 0.42 after only 8 phases. If you train the transformer as well, with the preset's `base_lr`, it reaches 0.27 to 0.34
+#   after 8 phases, so this does not help here. (Note that the rewards then change during the run, so the numbers are not
+#   strictly comparable.)
 #
 #   </details>
 #
-# Next: {lesson:the_objective}, in which values and rewards become one objective. If you want to know in which layer and at
-# which word the value first shows up, see the appendix {lesson:where_values_are_read}.
+# Next: {lesson:the_objective}, in which values and rewards become one objective. If you want to know in which layer and after
+# which word the value can first be predicted, see the appendix {lesson:where_values_are_read}.

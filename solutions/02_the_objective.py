@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 The objective
 #
-# By the end of this lesson you can write PPO's objective with a KL penalty, term by term, and train a real policy with it.
+# By the end of this lesson, you will be able to write PPO's objective with a KL penalty, and to train a policy with it.
 #
 # For each minibatch, PPO computes one number, the objective, and takes a gradient step that increases it:
 #
@@ -20,8 +20,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 45 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 45 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -60,8 +60,8 @@ predictions = Predictions()
 over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored runs of other seeds
 
 # %% [markdown]
-# `SETTINGS` chooses the model and the reward: Reel, the tiny language of movie reviews, a two-layer transformer that was
-# trained to generate it, and a classifier that rewards positive reviews.
+# As before, `SETTINGS` specifies Reel, the tiny language of movie reviews, a two-layer transformer that was trained to generate
+# it, and a classifier that rewards positive reviews.
 #
 # Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ the policy
 # that generated the samples, and $\pi_\mathrm{ref}$ the reference. $R$ is the reward of a review, $V$ the value head, and $A_t$
@@ -69,8 +69,8 @@ over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored r
 #
 # ## A policy that has learned a little
 #
-# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. Let's train for five phases
-# with the package first.
+# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. So let's first train for five
+# phases with the package's own functions.
 #
 # (4 s on one core)
 
@@ -84,12 +84,12 @@ rows = zip(rollout.raw_rewards[:3].tolist(), rollout.texts[:3], strict=True)
 show_table(["reward", "text"], rows, digits=2)
 
 # %% [markdown]
-# The learning phase splits a rollout into minibatches. Here we take one of them, and run both policy and reference on it.
+# The learning phase splits a rollout into minibatches. Here we take one of them, and run the policy and the reference on it.
 #
 # Keep in mind that the logits at a position predict the *next* token, so the logits for the first generated token are at
-# position `prefix_len - 1`. `generated_logits` and `generated_values` cut out the states before each generated token. From here
-# on, every tensor is `[batch gen]` or `[batch gen d_vocab]`. `mask` is True on real tokens. A review may be followed by padding
-# after its stop token, and this padding must not count in any mean.
+# position `prefix_len - 1`. `generated_logits` and `generated_values` keep only the positions right before each generated
+# token. From here on, every tensor is `[batch gen]` or `[batch gen d_vocab]`. `mask` is True on real tokens. A review may be
+# followed by padding after its stop token, and this padding must not count in any mean.
 
 # %%
 memory = ReplayMemory(rollout, args.num_minibatches, passes=1)  # each review is used once
@@ -129,8 +129,8 @@ from rlhf_lab.functional import get_logprobs  # given
 
 # %% [markdown]
 # The minibatch also stores log-probabilities, which the sampler computed token by token while it generated the reviews.
-# `get_logprobs` computes them in one forward pass over the finished reviews. The policy has not taken a step in between. Are
-# the two equal, up to rounding?
+# `get_logprobs` computes them in a single forward pass over the finished reviews. The policy has not been updated in between.
+# Are the two results equal, up to rounding?
 
 # %%
 same_policy = "equal"  # predict: "equal" or "different"
@@ -146,13 +146,13 @@ predictions.compare(
 )
 
 # %% [markdown]
-# They are. This comparison catches many bugs: an off-by-one index, a forgotten temperature or a forgotten top-k all make the
-# two differ. The trainer runs it in every phase, and warns you if it fails.
+# They are equal. This comparison catches many bugs, because an off-by-one index, a forgotten temperature or a forgotten top-k
+# would all make the two differ. The trainer makes the same comparison in every phase, and warns you if they differ.
 #
 # ## The KL penalty
 #
-# As it learns, the policy drifts away from the reference. The KL divergence measures how far. At each state, it is the
-# difference between the two log-probabilities of the next token, averaged over the policy's distribution:
+# As it learns, the policy drifts away from the reference. The KL divergence measures how far it has drifted. In each state, it
+# is the policy's log-probability of the next token minus the reference's, averaged over the policy's distribution:
 #
 # $$\mathrm{KL}_t = \sum_v \pi(v \mid s_t) \big(\log \pi(v \mid s_t) - \log \pi_\mathrm{ref}(v \mid s_t)\big)$$
 
@@ -160,7 +160,7 @@ predictions.compare(
 from rlhf_lab.functional import kl_per_token  # given
 
 # %% [markdown]
-# Here is the KL in two of the reviews. The darker a token, the larger the KL in the state before it (hover for the numbers).
+# Here is the KL in two of the reviews. The darker a token, the larger the KL in the state before it (hover to see the numbers).
 
 # %%
 policy_logprobs = log_probs(logits, args.temperature)  # of the whole vocabulary
@@ -177,8 +177,8 @@ print(f"{len(ordered)} tokens; the 10 % with the most KL account for {tenth:.0%}
 # %% [markdown]
 # The policy has changed its mind about the words that carry an opinion, and about hardly anything else.
 #
-# The objective needs a single number: the mean over all real tokens, times a coefficient. Write it now. (You don't need
-# `denominator` yourself, just pass it on to `masked_mean`.)
+# The penalty in the objective is a single number: the mean KL over all real tokens, times a coefficient. Write this function
+# now. (You don't need `denominator` yourself; just pass it on to `masked_mean`.)
 
 # %%
 from rlhf_lab.functional import calc_kl_penalty  # exercise
@@ -191,8 +191,8 @@ print(f"KL penalty at kl_coef {args.kl_coef}: {penalty.item():.5f}")
 # ## Entropy
 #
 # The entropy $H(\pi) = -\sum_v \pi(v) \log \pi(v)$ measures how undecided the policy is. It is 0 if one token has probability
-# 1, and $\log n$ if $n$ tokens are equally likely. A small entropy bonus keeps the policy from committing too early. It is the
-# masked mean times `ent_coef` (0 on Reel).
+# 1, and $\log n$ if $n$ tokens are equally likely. A small entropy bonus keeps the policy from committing too early. The bonus
+# is the masked mean of the entropy, times `ent_coef` (which is 0 for Reel).
 
 # %%
 from rlhf_lab.functional import entropy_per_token  # given
@@ -208,7 +208,7 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 # %% [markdown]
 # ## The clipped surrogate
 #
-# This is the term that learns from rewards. We get to it in four steps.
+# This is the term that learns from rewards. We derive it in four steps.
 #
 # **1. The gradient of an expected reward** is
 # $\nabla \mathbb{E}_{x \sim \pi}[R(x)] = \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$. In words:
@@ -229,22 +229,22 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 from rlhf_lab.functional import policy_ratio  # given
 
 # %% [markdown]
-# **4. The clip.** The ratio corrects for the choice of the token, but not for the states: a policy that has changed visits
-# different texts. Moreover, $r_t A_t$ has no upper limit, so a token with $A > 0$ could become more and more likely because of
-# a single sample. PPO therefore stops rewarding a token once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the
-# direction of its advantage*:
+# **4. The clip.** The ratio corrects for how likely each token is under the new policy, but not for how likely the text before
+# it is. Moreover, $r_t A_t$ has no upper limit, so a token with $A > 0$ could become more and more likely because of a single
+# sample. PPO therefore stops rewarding a token once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the direction of its
+# advantage*:
 #
 # $$L^{\mathrm{clip}} = \operatorname{mean}_t \, \min\big(r_t A_t, \; \operatorname{clip}(r_t, 1 - \epsilon, 1 + \epsilon) \, A_t\big)$$
 #
-# Two helpers for your function: `zero_masked(x, mask)` blanks masked tokens by putting 0 there, and `whiten(x, mask, eps=eps)`
-# rescales x to mean 0 and standard deviation 1 over its real tokens.
+# Your function can use two helpers: `zero_masked(x, mask)` sets the masked entries to 0, and `whiten(x, mask, eps=eps)`
+# rescales `x` to mean 0 and standard deviation 1 over the real tokens.
 
 # %%
 from rlhf_lab.functional import calc_clipped_surrogate_objective  # exercise
 
 # %% [markdown]
-# Consider a single token with a negative advantage that has nevertheless become *more* likely: ratio 1.5, advantage -1, and
-# `clip_coef` 0.2. Is the gradient of its surrogate zero?
+# Consider a single token whose advantage is negative (-1), but which has nevertheless become *more* likely (its ratio is 1.5).
+# If `clip_coef` is 0.2, is the gradient of this token's surrogate zero?
 
 # %%
 ratio_high_advantage_negative = "not zero"  # predict: "zero" or "not zero"
@@ -280,8 +280,8 @@ curves(
 )
 
 # %% [markdown]
-# Wherever a curve is flat, the gradient is zero. The minimum is what makes the two curves asymmetric. If a token has a negative
-# advantage and has still become more likely, it went the wrong way, and PPO pulls it back no matter how far it went.
+# Wherever a curve is flat, the gradient is zero. The minimum makes the two curves asymmetric: if a token has a negative
+# advantage and has still become more likely, it has moved the wrong way, and PPO pulls it back no matter how far it went.
 #
 # Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0. So the surrogate is 0. Is
 # its gradient 0 as well?
@@ -301,7 +301,7 @@ predictions.compare(
 )
 
 # %% [markdown]
-# So don't judge a run by the value of its surrogate, which is near 0 at the start of every phase. Look at the reward instead.
+# It is not. So don't judge a run by its surrogate, which is near 0 at the start of every phase. Look at the reward instead.
 #
 # ## The value loss
 #
@@ -344,9 +344,9 @@ print(f"objective {objective.item():.4f} = {terms} + bonus 0 - KL penalty {penal
 # %% [markdown]
 # ## Your functions in the trainer
 #
-# The trainer accepts each term by name. Use your functions to train for eight phases at three values of `kl_coef`: 0, 0.3 and
-# 3. At 0.3, the first five phases should repeat the run at the top of this lesson, which used the package's functions. For
-# which `kl_coef` will the KL be highest in the last phase?
+# You can pass each term to the trainer as a keyword argument. Train with your functions for eight phases, with `kl_coef` set to
+# 0, 0.3 and 3. With 0.3, the first five phases should reproduce the run at the top of this lesson, which used the package's
+# functions. Which `kl_coef` will lead to the highest KL in the last phase?
 #
 # (14 s on one core)
 
@@ -373,14 +373,14 @@ predictions.compare(
 )
 
 # %% [markdown]
-# The two runs have the same rewards, so your functions *are* the objective of the trainer. If yours look different, start here:
+# The two runs have the same rewards, so your functions *are* the trainer's objective. If your rewards differ, start here:
 #
 # | you see | look at |
 # |---|---|
 # | KL below 0 | the formula and the mask: the exact KL is never negative |
 # | KL above 0 before the first step | whether policy and reference read the same tokens: equal weights give exactly 0 |
 # | ratio is not 1 on the first minibatch | temperature, top-k, and off-by-one indices |
-# | nothing moves | gradient norm, `clip_fraction`, and whether `kl_coef` is too high |
+# | the reward and the KL stay flat | the gradient norm, `clip_fraction`, and whether `kl_coef` is too high |
 
 # %%
 curves(
@@ -402,14 +402,14 @@ for coef, trained in trainers.items():
     print(f"kl_coef {coef}, one review: {after.raw_rewards[0].item():.2f}  {after.texts[0]}")
 
 # %% [markdown]
-# The smaller the coefficient, the further the policy moves, and the higher the reward. The ranges over three seeds do not
-# overlap. In a run as short as this one, the penalty only costs reward. {Lesson:what_breaks_it} shows what happens in a long
-# run without it.
+# The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. Across three seeds,
+# the ranges do not overlap. In a run as short as this one, the penalty only costs reward. {Lesson:what_breaks_it} shows what
+# happens in a long run without a penalty.
 #
 # ### Why a clip *and* a KL penalty?
 #
-# They limit different distances. The clip is about *one phase*: how far may the policy move from the one that sampled this
-# rollout before the samples are stale? It starts over with every rollout, so in a hundred phases the policy can end up
+# They limit different distances. The clip is about *one phase*: how far can the policy move away from the policy that generated
+# this rollout before the samples become stale? It starts over with every rollout, so in a hundred phases the policy can end up
 # anywhere. The KL penalty is about *the whole run*: how far are we from the language we started with? But it does not know
 # whether *this* step is supported by *these* samples. Without the clip, a single minibatch can break the policy. Without the
 # penalty, many small and well-supported steps lead the policy to the one sentence that the classifier likes best.
@@ -424,26 +424,26 @@ progress()
 # ## Try
 #
 # - **A bug on purpose.** Break one of your functions (for example, drop `kl_coef` from the KL penalty) and read the message of
-#   its check. Then pass the broken function to the trainer anyway. Which number in a report gives it away?
+#   its check. Then pass the broken function to the trainer anyway. Which number in the trainer's report gives the bug away?
 #
-# - **An entropy bonus.** Train with `ent_coef=0.1`, and compare entropy and reward.
+# - **An entropy bonus.** Train with `ent_coef=0.1`. How does the bonus change the entropy and the reward?
 #
 #   <details><summary>Results (three seeds, last of eight phases, kl_coef 0.3)</summary>
 #
-#   With the bonus, the entropy is 1.025 to 1.043 nats per token instead of 0.991 to 1.002. But the reward is 0.84 to 0.86
-#   instead of 0.90 to 0.92.
+#   With the bonus, the entropy is higher (1.025 to 1.043 nats per token, compared with 0.991 to 1.002 without it), but the
+#   reward is lower (0.84 to 0.86, compared with 0.90 to 0.92 without it).
 #
 #   </details>
 #
 # - **No clip.** Train with a `clip_coef` so large that it never clips, and with `kl_coef=0.3`. Then keep the clip and set
-#   `kl_coef=0`. Compare the two after 8 phases, and after five times as many.
+#   `kl_coef=0`. Compare the two runs after 8 phases, and after five times as many phases.
 #
 #   <details><summary>Results (three seeds)</summary>
 #
-#   Without the clip, the reward is 0.90 to 0.92 after 8 phases, at a KL of 0.97 to 1.20 nats per review. After 40 phases, the
-#   reward is 1.00, the KL 1.86 to 2.03, and 97 % to 99 % of the reviews are grammatical. Without the penalty, the reward after
-#   40 phases is also 1.00, but the KL is 2.83 to 3.99, and only 84 % to 95 % are grammatical. The steps in this lesson are so
-#   small that the clip is rarely needed.
+#   Without the clip, the reward is 0.90 to 0.92 after 8 phases, and the KL is 0.97 to 1.20 nats per review. After 40 phases,
+#   the reward is 1.00, the KL is 1.86 to 2.03, and 97 % to 99 % of the reviews are grammatical. Without the penalty, the reward
+#   after 40 phases is also 1.00, but the KL is 2.83 to 3.99, and only 84 % to 95 % of the reviews are grammatical. The gradient
+#   steps in this lesson are so small that the clip is rarely needed.
 #
 #   </details>
 #

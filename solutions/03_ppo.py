@@ -1,16 +1,17 @@
 # %% [markdown]
 # # 03 PPO
 #
-# By the end of this lesson you can write PPO for a language model from scratch, in one function of about fifty lines, and your
-# rewards will match the package's to six digits in every phase.
+# By the end of this lesson, you will be able to write PPO for a language model from scratch, in one function of about fifty
+# lines. In every phase, your rewards will match the package's to six digits.
 #
-# You already have the parts: a policy with a value head, and an objective for one minibatch. What is missing is the loop around
-# them. Each phase of PPO has two halves. In the **rollout**, you sample a batch of reviews, score them, and compute an
-# advantage for each token. In the **learning** half, you take several gradient steps on that batch. You will write both and
-# train the model with them. Then you read the dashboard of your run, and look at the activations while the model trains.
+# You already have the parts: a policy with a value head, and an objective for one minibatch. The loop around them is still
+# missing. Each phase of PPO has two halves. In the **rollout**, you sample a batch of reviews, score them, and compute an
+# advantage for each token. In the **learning** half, you take several gradient steps on that batch. You will write both halves
+# and train the model with them. Then you will read the training dashboard of your run, and look at the model's activations
+# while it trains.
 #
 # **You will also be able to**
-# - read a training dashboard: which numbers must be exactly 1 or 0, and which should rise or fall;
+# - read a training dashboard: you know which numbers must be exactly 1 or 0, and which should rise or fall;
 # - record activations during training without changing the run.
 #
 # **You need** {lesson:the_value_head} and {lesson:the_objective}.
@@ -19,8 +20,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 80 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 80 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -61,17 +62,17 @@ loop_diagram()
 # %% [markdown]
 # ## The optimizer
 #
-# We train two things, and they start from very different points. The transformer already knows its language, so it should move
-# only a little. The value head starts from random weights and has a long way to go. So they get different learning rates
-# (`base_lr` and `head_lr`), both of which warm up for two phases and then decay. The function below sets this up with AdamW.
-# Note `maximize=True`: we *maximize* the objective.
+# We train two things, and they start from very different points. The transformer can already write reviews, so its weights
+# should move only a little. The value head starts from random weights and has a long way to go. So the two get different
+# learning rates (`base_lr` and `head_lr`), both of which warm up for two phases and then decay. The function below sets this up
+# with AdamW. Note `maximize=True`: we *maximize* the objective.
 
 # %%
 from rlhf_lab.training import get_optimizer_and_scheduler  # given
 
 # %% [markdown]
 # Adam divides each gradient by a running average of its size. To see what this means, imagine two weights, one with a gradient
-# of 0.001 and one with a gradient of 1, and do a single step with learning rate 0.1. How far does the second weight move,
+# of 0.001 and one with a gradient of 1, and take a single step with learning rate 0.1. How far does the second weight move,
 # compared with the first?
 
 # %%
@@ -90,12 +91,12 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two consequences.
-# First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are dangerous, because
-# Adam takes full-sized steps on gradients that are mostly noise. That is why the learning rates warm up.
+# It moves just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two
+# consequences. First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are
+# dangerous, because Adam takes full-sized steps on gradients that are mostly noise. That is why the learning rates warm up.
 #
 # Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
-# train without normalizing rewards and advantages. What happens?
+# train without normalizing the rewards and advantages. What happens to the policy?
 
 # %%
 small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
@@ -131,9 +132,10 @@ predictions.compare("with a tiny reward it", small_reward, result)
 
 # %% [markdown]
 # The scale does matter, because the reward is only one term of the objective and has to compete with the others. When the
-# reward is tiny, the KL penalty wins: the score ends at 0.46, with a KL of 0.001 nats. When the reward is huge, nothing keeps
-# the policy close to the reference: it moves 23 nats away, and still only reaches a score of 0.64. By default, the trainer
-# normalizes both rewards and advantages, and this is why its runs do not depend on the reward scale.
+# reward is tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only
+# 0.46. When the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away, and still
+# only reaches a score of 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not
+# depend on the reward scale.
 #
 # ## The loop
 #
@@ -162,31 +164,33 @@ show_table(
 # %% [markdown]
 # *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch, cut it into
 # `args.num_minibatches` minibatches, and for each minibatch run the policy, compute the objective of {lesson:the_objective},
-# and take a gradient step. The advantages, the returns and the old log-probabilities stay fixed all the while. At the end of
-# the phase, step the scheduler once.
+# and take a gradient step. The advantages, the returns and the old log-probabilities stay fixed throughout. At the end of the
+# phase, step the scheduler once.
 
 # %%
 from rlhf_lab.course.exercises.objective import whole_objective  # given
 
 # %% [markdown]
 # Now write `ppo`. Here is what you need:
-# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you prompts of equal
-#   length, `prefix_len`, and `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is
-#   `policy.base_model.tokenizer`.
-# - `sample(policy, prompts, spec, generator)` returns `tokens` (`[batch seq]`), and for each generated token `mask`, `logprobs`
-#   and `values` (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts.
-# - `phase_generator(args.seed, phase, stream)` gives each use of randomness its own reproducible stream, "sampling" or
-#   "minibatches". If you use it, your run draws the same random numbers as the package's.
+# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you prompts that are all
+#   `prefix_len` tokens long, and `spec = SamplingSpec.from_args(args, tokenizer)` gives you the sampling settings. The
+#   tokenizer is `policy.base_model.tokenizer`.
+# - `sample(policy, prompts, spec, generator)` returns an object with `tokens` (`[batch seq]`), and with `mask`, `logprobs` and
+#   `values` for each generated token (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts.
+# - `phase_generator(args.seed, phase, stream)` returns a reproducible random generator for one phase. Set `stream` to
+#   "sampling" for the rollout and to "minibatches" for shuffling, and your run will draw the same random numbers as the
+#   package's.
 # - `policy(tokens)` returns logits and values at all positions. `generated_logits`, `generated_values` and `get_logprobs` take
-#   `prefix_len`, and keep only the states before generated tokens.
-# - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. The reference needs no gradient.
+#   `prefix_len`, and keep only the positions right before the generated tokens.
+# - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. You don't need gradients for the reference.
 # - Before each step, clip the gradient norm to `args.max_grad_norm`.
 
 # %%
 from rlhf_lab.course.exercises.ppo import ppo  # exercise
 
 # %% [markdown]
-# Now train twice from the same seed, with your loop and with the package's trainer. Will the rewards be the same?
+# Now train twice from the same seed, once with your loop and once with the package's trainer. Will the two runs get the same
+# rewards?
 #
 # (10 s on one core)
 
@@ -208,15 +212,15 @@ equal = all(abs(a - b) < 1e-5 for a, b in zip(mine, theirs, strict=True))
 predictions.compare("the two runs are", same_run, "the same" if equal else "not the same")
 
 # %% [markdown]
-# That's it, you have written all of PPO for language models. What the package adds is checkpoints, logs, callbacks, other
-# estimators and objectives, faster forward passes, and checks for nan.
+# That's it: you have written all of PPO for language models. On top of this, the package adds checkpoints, logs, callbacks,
+# other estimators and objectives, faster forward passes, and checks for NaNs.
 #
 # ## The dashboard
 #
 # What should a healthy run look like? Before the first step of each phase, the ratio is 1, because the policy that you train is
 # still the one that generated the samples. The KL slowly rises from 0 and stays below a few nats. The clip fraction is a few
 # percent at most, and the entropy falls slowly. The explained variance is the fraction of the variance of the returns that the
-# value head predicts, from 0 (nothing) to 1 (everything).
+# value head explains, so it should rise from 0 towards 1, but it cannot reach 1.
 
 # %%
 rows = []
@@ -226,34 +230,35 @@ for name, numbers in make_dashboard(reports).items():
 show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
-# Look twice at numbers that are *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the learner
-# disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as well. A
-# rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
+# Look twice at numbers that are *exactly* 0 or 1, or that should be exactly 0 or 1. If the first ratio is not 1, the sampler
+# and the learner disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being
+# trained as well. A rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy
+# reward.
 #
 # ## Inside the run
 #
 # The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
 # anyway? To find out, collect reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
-# i"). In every phase, measure how likely the model is to continue with praise. You can do this not only at the output, but
-# after every component of the model: decode the residual stream there, as if the rest of the model did nothing. This is called
-# the *logit lens* ({lesson:the_policy} explains it and its limits):
+# i"). In every phase, measure how likely the model is to continue with praise. You can measure this not only at the output, but
+# also after every component of the model, by decoding the residual stream at that point as if the rest of the model did
+# nothing. This is called the *logit lens* ({lesson:the_policy} explains it and its limits):
 
 # %%
 from rlhf_lab.diffing import logit_lens  # given
 
 # %% [markdown]
-# To get at the activations, decorate a function of yours with `@trainer.capture(hook_names, pos=..., at=..., tokens=...)`. The
-# trainer then calls it with the context of the run (`ctx.policy` is the policy) and with the activations by name. They come
-# from a separate forward pass over `tokens`, so the run itself does not change. `at` is the event at which your function is
-# called: "after_score" happens once per phase, after sampling and before the first gradient step.
+# To access the activations, decorate one of your functions with `@trainer.capture(hook_names, pos=..., at=..., tokens=...)`.
+# The trainer then calls this function with the context of the run (`ctx.policy` is the policy) and with the activations by
+# name. These activations come from a separate forward pass over `tokens`, so the run itself does not change. `at` is the event
+# at which your function is called: "after_score" happens once per phase, after sampling and before the first gradient step.
 
 # %%
 from rlhf_lab.course.exercises.ppo import look  # exercise
 
 # %% [markdown]
-# Before you run it, make a prediction. Look at the residual stream after the attention of the last block. In the last phase,
-# will the probability of praise there still be close to its value before training, or will it have moved at least half as far
-# as at the output?
+# Before you run this, make a prediction about the residual stream after the attention layer of the last block. Suppose you
+# decode the probability of praise there. By the last phase, will it still be close to its value before training, or will it
+# have moved at least half as far as the probability at the output?
 
 # %%
 last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
@@ -313,14 +318,14 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Before training, praise after a bad review is least likely after the attention of block 1, with a probability of 0.10. In the
-# last phase this probability is 0.47, and at the output it is 0.62. So the model now praises more than half of the movies it
-# has just complained about. The change is spread over the whole model. It is visible even after the MLP of block 0, where the
-# probability of praise has doubled from 0.23 to 0.46, although only the attention of block 0 has read other words by then. In
-# the other two seeds, the output ends at 0.59 and 0.51.
+# Before training, the probability of praise after a bad review is lowest when you decode it after the attention of block 1,
+# where it is 0.10. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises
+# more than half of the movies it has just complained about. The change is spread over the whole model: even after the MLP of
+# block 0, the probability of praise has doubled from 0.23 to 0.46, although up to this point only a single attention layer has
+# been able to look at earlier words. With the other two seeds, the probability at the output ends up at 0.59 and 0.51.
 #
-# This plot cannot tell you *which* of these changes causes the behavior, or whether the model still represents that the review
-# is bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these questions.
+# This plot does not show *which* of these changes causes the behavior, or whether the model still represents that the review is
+# bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these two questions.
 #
 # ## What surprised you
 
@@ -331,7 +336,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Break a line of your `ppo`. Which line of the dashboard gives it away? The appendix {lesson:debugging_ppo} turns this into a
-# game: it puts bugs into the trainer's own functions, and you find them from their dashboards alone.
+# Break a line of your `ppo` on purpose. Which row of the dashboard gives the bug away? The appendix {lesson:debugging_ppo}
+# turns this into a game: it adds bugs to the trainer's own functions, and you find each bug by looking at nothing but the run's
+# dashboard.
 #
 # Next: {lesson:the_policy}, in which you open up the policy and find the attention head that carries a fact.

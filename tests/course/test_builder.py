@@ -38,7 +38,7 @@ print(policy_ratio.__name__, guess)
 PLAIN = """# %% [markdown]
 # # 99 A toy lesson
 #
-# By the end of this lesson you can build one. About {minutes} minutes of work.
+# By the end of this lesson, you will be able to build one. Allow about {minutes} minutes.
 
 # %%
 import sys

@@ -9,7 +9,7 @@ NUMBER = re.compile(r"(?<![\w.$/\\])-?\d+(?:,\d{3})*(?:\.\d+)?(?![\w/])")
 NOT_PROSE = re.compile(
     r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$|\]\([^)]*\)|<[^>]+>|https?://\S+|"
     r"\[\d{4}\.\d{5}\]|\b(?:et al\.|equation|section|figure|table|lessons?|run)\s+\d+[\d, .and-]*|"
-    r"\(\d+ s on one core\)|about \d+ minutes|About \d+ minutes[^.]*\.|All cells together[^.]*\.|"
+    r"\(\d+ s on one core\)|about \d+ minutes|About \d+ minutes[^.]*\.|(All c|The whole n)[^.]*\.|"
     r"^\s*\d+\. |^(?:#|-) \d\d |\[[Ll]esson \d\d",
     re.DOTALL | re.MULTILINE,
 )
