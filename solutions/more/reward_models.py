@@ -213,9 +213,8 @@ predictions.compare("the true reward from 16 to 64", later, kind)
 #
 # This is a Bradley-Terry model with utility $u + \lambda f$. In other words, the best fit *rewards* popcorn, and you
 # can predict the size of this reward just by counting. The grammar itself ends one review in fifty with popcorn, and
-# now we add it
-# to half of the preferred texts. Suppose you train reward models on 1,024 of these pairs. What accuracy will they have
-# on fresh pairs without the bias?
+# now we add it to half of the preferred texts. Suppose you train reward models on 1,024 of these pairs. What
+# accuracy will they have on fresh pairs without the bias?
 
 # %%
 biased_accuracy = "below 0.8"  # predict: "below 0.8" or "above 0.8"

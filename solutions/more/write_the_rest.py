@@ -95,8 +95,8 @@ from rlhf_lab.functional import recovered_fraction  # exercise
 from rlhf_lab.probes.value_lens import normalize_residual  # exercise
 
 # %% [markdown]
-# Here ablation means removing a direction from activations. ({Lesson:watch_it_learn} shows how little you can conclude
-# from it without a control.)
+# You can ablate a single direction, too, by removing it from the activations. ({Lesson:watch_it_learn} shows how little
+# this proves without a control.)
 
 # %%
 from rlhf_lab.probes.direction import ablate  # exercise
@@ -132,7 +132,8 @@ from rlhf_lab.functional import compute_advantages  # exercise
 from rlhf_lab.functional import compute_returns  # exercise
 
 # %% [markdown]
-# Measure how well gradients agree. Each row of `gradients` is the gradient of one review, or of a block of reviews.
+# Measure how well each batch's mean gradient agrees with a reference gradient. Each row of `gradients` is the gradient
+# of one review, or of a block of reviews.
 # Every n consecutive rows form a batch, and leftover rows at the end are dropped. Return one cosine per batch.
 
 # %%
