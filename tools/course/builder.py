@@ -93,8 +93,8 @@ def map_text(root: Path) -> str:
 
     sections = re.split(r"(?=^## )", (root / MAP).read_text(encoding="utf-8"), flags=re.MULTILINE)
     with_minutes = (ROW.sub(row, section) for section in sections)
-    hours = r"About [\d.]+ hours"  # of all lessons up to here
-    return "".join(re.sub(hours, f"About {round(total / 30) / 2:g} hours", x) for x in with_minutes)
+    hours = r"about [\d.]+ hours"  # of all lessons up to here
+    return "".join(re.sub(hours, f"about {round(total / 30) / 2:g} hours", x) for x in with_minutes)
 
 
 def learner_notebook(master: Path) -> NotebookNode:
