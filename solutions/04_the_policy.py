@@ -1,22 +1,22 @@
 # %% [markdown]
 # # 04 The policy and its hooks
 #
-# By the end of this lesson you can find the attention head that carries a fact, by patching activations of one text into
-# another.
+# By the end of this lesson, you will be able to find the attention head that carries a fact, by patching activations from one
+# text into another.
 #
 # **You will also be able to**
 # - sample from a language model, and compute the log-probability of a text that was sampled elsewhere;
 # - decode an intermediate layer with the logit lens;
 # - explain why an attention pattern does not show what a model uses.
 #
-# **You need** {lesson:start}. The lesson runs on Reel only.
+# **You need** {lesson:start}. This lesson only works with Reel.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 30 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 30 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -49,7 +49,7 @@ predictions = Predictions()
 # %% [markdown]
 # ## Sampling
 #
-# The policy reads the text so far and outputs one *logit* $z_v$ for each word of the vocabulary. A softmax turns these logits
+# The policy reads the text so far and outputs one *logit* $z_v$ for each word in the vocabulary. A softmax turns these logits
 # into probabilities, after dividing them by a *temperature* $T$:
 #
 # $$\pi(v \mid s) = \frac{e^{z_v / T}}{\sum_w e^{z_w / T}}$$
@@ -76,15 +76,15 @@ from rlhf_lab.sampling import draw_token  # given
 
 # %% [markdown]
 # To generate a whole text, repeat: run the model on everything so far, look at the logits at the last position, draw a token,
-# and append it. `noise` has one row per step. (`check_context` raises an error if the text would be longer than the model can
-# read, and `at_least_float32` converts half precision to float32.)
+# and append it. `noise` contains the random numbers, with one row per step. (`check_context` raises an error if the text would
+# be longer than the model can read, and `at_least_float32` converts half precision to float32.)
 
 # %%
 from rlhf_lab.sampling import sample_without_cache  # exercise
 
 # %% [markdown]
 # The package's `sample` is faster because it uses a *KV cache*: it keeps the keys and values of all earlier tokens, so at each
-# step the model only has to read the new one. With the same random numbers, it should generate the same texts:
+# step the model only has to process the new token. With the same random numbers, it should generate the same texts:
 
 # %%
 prompts = trainer.next_prompts()
@@ -101,8 +101,7 @@ print(f"fraction of tokens that are equal: {same:.3f}")
 # ## Log-probabilities
 #
 # PPO changes how likely the sampled tokens are, so it needs the *log-probability* $\log \pi(a_t \mid s_t)$ of each of them.
-# Remember that the logits at one position are about the token at the next. The log-probability of a text is the sum over its
-# tokens:
+# Remember that the logits at one position predict the next token. The log-probability of a text is the sum over its tokens:
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
@@ -115,9 +114,9 @@ from rlhf_lab.functional import get_logprobs  # exercise
 
 # %% [markdown]
 # Many samplers exclude unlikely words. With `top_k=5`, for example, only the five most likely words can be drawn, and their
-# probabilities are rescaled to add up to 1. Your function does not know about this. So for each review, divide the probability
-# that your function computes by the probability with which the review was actually sampled. For a single token, this ratio is a
-# little below 1. How large is the median over whole reviews?
+# probabilities are rescaled to add up to 1. Your function does not take this into account. To see how much this matters, divide
+# the probability that your function computes for a review by the probability with which it was actually sampled. For a single
+# token, this ratio is a little below 1 on average. How large is it for a whole review (the median over all reviews)?
 
 # %%
 quotient_of_a_review = "below 0.5"  # predict: "about 1", "0.5 to 0.9" or "below 0.5"
@@ -136,22 +135,22 @@ size = "about 1" if median > 0.9 else "0.5 to 0.9" if median > 0.5 else "below 0
 predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 
 # %% [markdown]
-# A review has 26 tokens, and many small factors multiply: the ratio of a single token is 0.87 on average, but some are much
-# smaller. In PPO, this ratio must be 1 before the first gradient step, so sampling and training must use the same temperature
-# and the same top-k.
+# The ratio of a single token is 0.87 on average. But a review has 26 tokens, and its ratio is the product of all of theirs, so
+# the median over reviews is only 0.009. In PPO, this ratio must be 1 before the first gradient step, so sampling and training
+# must use the same temperature and the same top-k.
 #
 # ## Hook points
 #
 # A `HookedTransformer` passes every activation through a named *hook point*, with the same names as TransformerLens.
 # `run_with_cache` returns the output together with the activation at each hook point. `run_with_hooks` registers functions for
-# a single run. Each function is called with its activation, and if it returns something, this replaces the activation. Here is
-# what happens inside one block:
+# a single run. Each function is called with its activation, and if it returns a tensor, this tensor replaces the activation.
+# Here is what happens inside one block:
 #
 # - The *residual stream* enters (`hook_resid_pre`), with one vector of `d_model` numbers per position.
 # - *Attention* moves information between positions. A *head* compares the query of one position with the keys of all positions
 #   up to it, and a softmax turns the result into weights, the *pattern* $A$ (`hook_pattern`). The head then adds up the values
 #   $V$ with these weights, $z_q = \sum_k A_{qk} V_k$ (`hook_z`), and writes $z_q W_O$ to the residual stream.
-# - The *MLP* reads each position separately. It consists of a linear map (`hook_pre`), a nonlinearity called GELU
+# - The *MLP* processes each position separately. It consists of a linear map (`hook_pre`), a nonlinearity called GELU
 #   (`hook_post`), and a second linear map back to the residual stream.
 
 # %%
@@ -161,7 +160,7 @@ show_table(["hook point of block 0", "shape"], [[n, str(list(cache[n].shape))] f
 print(len(cache), "hook points in total")
 
 # %% [markdown]
-# If you want to read the class, it is short: `rlhf_lab/models/hooked_transformer.py`. Note that every component only adds to
+# The class is short enough to read in full (`rlhf_lab/models/hooked_transformer.py`). Note that every component only adds to
 # the residual stream. Nothing is ever overwritten.
 #
 # ## Logit lens
@@ -174,8 +173,8 @@ print(len(cache), "hook points in total")
 from rlhf_lab.diffing import logit_lens  # exercise
 
 # %% [markdown]
-# Reel's grammar gives us the exact probability of each next word, so we can measure how far each layer is from the truth, in
-# nats:
+# Reel's grammar gives us the exact probability of each next word, so we can measure how far the prediction decoded from each
+# layer is from the exact one, in nats:
 
 # %%
 PLACES = {"embedding": "blocks.0.hook_resid_pre"}
@@ -201,17 +200,17 @@ heatmap(torch.stack(errors).clamp(min=1e-4).log10(), list(PLACES), slots[1:], ti
 
 # %% [markdown]
 # Each column is the *slot* of the next word. A review has three clauses, each with THE, ASP (an aspect such as "plot"), COP
-# ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0 reduces the distance
-# most, from 261 to 3.8 nats. But a large distance does not mean that the information is missing, because early layers do not
-# have to use the unembedding's basis. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112))
-# learns a map for each layer to correct for this.
+# ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0 reduces the KL the
+# most, from 261 to 3.8 nats. But a large KL does not mean that the information is missing, because early layers do not have to
+# use the unembedding's basis. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map
+# for each layer to correct for this.
 #
 # ## Attention patterns
 #
 # In "the plot **wasn't** so good", the copula reverses the adjective. The verdict, "i liked it" or "i hated it", follows many
 # words later. Only attention moves information between positions, so some head has to carry the difference between "was" and
-# "wasn't". Below are the attention patterns of all heads for one review with "wasn't" in its first clause. Each row is a word
-# that reads, and each column a word that is read. L0H1 is head 1 of layer 0.
+# "wasn't". Below are the attention patterns of all heads for one review with "wasn't" in its first clause. Each row is the word
+# that attends, and each column is a word that it attends to. L0H1 is head 1 in layer 0.
 
 # %%
 copula = [truth.grammar.slot("COP", k) for k in range(3)]
@@ -226,9 +225,9 @@ words = [word(token) for token in example[0]]
 heatmaps(grids, words, words, "Attention patterns: each row reads the columns", 2, (0.0, 1.0))
 
 # %% [markdown]
-# Find the column of the first "wasn't". Several words attend to it, but which of them matters for the verdict: the adjective, a
-# later word before "i", or "i" itself? And is the head with the *largest attention* to the copula the one that carries the
-# fact?
+# Find the column of the first "wasn't". Several words attend to it, but at which of them does a head pick up the information
+# that the verdict depends on: at the adjective, at a later word before "i", or at "i" itself? And is the head that attends to
+# the copula *the most* also the head that carries the fact?
 
 # %%
 picked_up = "at the adjective"  # predict: "at the adjective", "in between" or "at i"
@@ -237,9 +236,9 @@ largest_attention_carries_it = "yes"  # predict: "yes" or "no"
 # %% [markdown]
 # ## Activation patching
 #
-# A pattern shows you what a head reads, but not whether the output depends on it. To find out, change what a single head
-# contributes, and see what happens. Choose two texts that differ in one word. Run both, and then run the second one again, with
-# one of its activations replaced by the same activation from the first. This is called *activation patching*:
+# A pattern shows you what a head attends to, but not whether the output depends on it. To find out, change what a single head
+# contributes, and see how the output changes. Choose two texts that differ in one word. Run both, and then run the second one
+# again, with one of its activations replaced by the same activation from the first. This is called *activation patching*:
 #
 # ```text
 # donor     the plot was    so good ... i  ->  logit(loved) - logit(hated) = clean
@@ -260,8 +259,8 @@ from rlhf_lab.diffing import patch_heads  # exercise
 from rlhf_lab.functional import recovered_fraction  # given
 
 # %% [markdown]
-# The next cell uses your function as a hook, and measures the recovered fraction for any heads at any positions. The quantity
-# it measures at "i" is the mean logit of the three positive verbs minus that of the negative ones, times the sign of the
+# The next cell uses your function as a hook, and measures the recovered fraction for any heads at any positions. The metric is
+# the mean logit of the three positive verbs minus the mean logit of the three negative verbs at "i", times the sign of the
 # adjective. (In your own work, use `patch_activations` from `rlhf_lab.diffing`, which patches any activation.)
 
 # %%
@@ -299,8 +298,8 @@ def head_places(k: int) -> dict[str, Place]:
 
 
 # %% [markdown]
-# Now patch every head at every position from the copula to "i", on 64 pairs of texts. (In the last layer only "i" matters,
-# because nothing reads what its heads write at other positions.) Here is the result for the copula of the first clause:
+# Now patch every head at every position from the copula to "i", on 64 pairs of texts. (In the last layer, only "i" matters,
+# because nothing uses what its heads write elsewhere.) Here is the result for the copula of the first clause:
 
 # %%
 pairs = truth.reviews(320, seed=1)[0].to(device)
@@ -312,8 +311,8 @@ title = "Recovered fraction by head and slot, first copula"
 heatmap(grid, names, columns, title, "diverging", (-1, 1))
 
 # %% [markdown]
-# The largest of many noisy numbers is usually too large, so measure the best place again on 256 pairs that were not used in the
-# search. For comparison, also list the three places with the most attention to the first copula.
+# The largest of many noisy estimates is usually an overestimate, so measure the best place again on 256 pairs that were not
+# used in the search. For comparison, the next cell also lists the three places with the most attention to the first copula.
 
 
 # %%
@@ -343,17 +342,17 @@ carries = "yes" if top[0] == best else "no"
 predictions.compare("the largest attention carries it", largest_attention_carries_it, carries)
 
 # %% [markdown]
-# Head 0 reads the first copula at ASP 2, the aspect of the *next* clause. Two heads attend to it even more at the adverb, but
-# patching them there changes nothing. So an attention pattern shows what a head reads, not what the output depends on. (This
-# was debated by Jain and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe and Pinter 2019,
-# [1908.04626](https://arxiv.org/abs/1908.04626).)
+# Head 0 in layer 0 picks up the first copula at ASP 2, the aspect of the *next* clause. At the adverb, two heads attend to the
+# copula even more, but patching them there recovers nothing. So an attention pattern shows what a head attends to, not what the
+# output depends on. (This was debated by Jain and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe
+# and Pinter 2019, [1908.04626](https://arxiv.org/abs/1908.04626).)
 #
 # ## One neuron
 #
-# At ASP 2, the MLP of block 0 sees both the adjective and the copula. The verdict depends on their combination, the *polarity*
-# ("good" with "wasn't" is negative). Is there a single neuron whose activation separates the two polarities perfectly? To
-# measure this, use the *AUC*, which is the probability that a text of positive polarity has the larger activation. An AUC of
-# 0.5 is no better than guessing, and 0 or 1 is perfect.
+# At ASP 2, the MLP of block 0 has access to both the adjective and the copula. The verdict depends on their combination, the
+# *polarity* ("good" with "wasn't" is negative). Is there a single neuron whose activation separates the two polarities
+# perfectly? To measure this, use the *AUC*, the probability that a random text of positive polarity has a larger activation
+# than a random text of negative polarity. An AUC of 0.5 is no better than guessing, and an AUC of 0 or 1 is perfect.
 
 # %%
 perfect_neuron = "nowhere"  # predict: "nowhere", "before the GELU" or "only after the GELU"
@@ -382,12 +381,12 @@ curves(points, title, "input of the GELU", "output")
 # %% [markdown]
 # Before the GELU, no neuron separates the polarities. The input of the GELU is nearly a sum of one number for the adjective and
 # one for the copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the
-# GELU, 55 of 256 neurons have an AUC beyond 0.95 in one direction or the other, and the best is perfect to two digits.
+# GELU, 55 of 256 neurons have an AUC beyond 0.95 in one direction or the other, and the best neuron's AUC is 1.00.
 #
 # How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
 # is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next
-# to "bad, was", so their outputs are nearly equal, and the "perfect" separation depends on a tiny difference. Can the model use
-# it? Patch this neuron alone, then the whole MLP, and then other heads and positions of block 0:
+# to "bad, was", so their outputs are nearly equal, and the "perfect" separation depends on a tiny difference. Does the model
+# use this difference? To find out, patch this neuron alone, then the whole MLP, and then heads of block 0 at other positions:
 
 # %%
 z, here, n_heads = "blocks.0.attn.hook_z", slice(at, at + 1), range(model.cfg.n_heads)
@@ -403,15 +402,16 @@ measured = patch(model, fresh, 0, places)
 show_table(["patched", "recovered fraction"], [[name, str(f)] for name, f in measured.items()])
 
 # %% [markdown]
-# Patching the MLP at ASP 2 recovers 1.09, but the perfect neuron recovers nothing. Readable is not the same as used. Note also
-# that the fractions do not add up: head 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words, all heads after ASP 2
-# recover 0.19, and all heads together 1.00. The fact is read at three words, and what happens at the later ones depends on the
-# first. So a fraction above 1 is not an error.
+# Patching the whole MLP at ASP 2 recovers a fraction of 1.09, but patching the perfect neuron recovers nothing. So even if you
+# can decode a fact from a neuron, the model may not use that neuron. Note also that the fractions do not add up. Patching head
+# 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words. Patching all heads after ASP 2 recovers 0.19, and patching all
+# heads at all positions recovers 1.00. The reason is that head 0 picks up the fact at three words, and its effect at the later
+# words depends on what it wrote at the first. So a fraction above 1 is not an error.
 #
 # ## Other seeds
 #
-# So far, you have looked at a single set of weights. The package has two more models that were trained in the same way with
-# other seeds. Search them as well. Is the copula of the first clause picked up at the same word?
+# So far, you have looked at a single set of weights. The package contains two more models that were trained the same way with
+# different seeds. Repeat the search with them. Do all three models pick up the copula of the first clause at the same word?
 #
 # (6 s on one core)
 
@@ -429,9 +429,9 @@ words = {place.split(" at ")[1] for _, clause, place, _ in rows if clause == 1}
 predictions.compare("the same word", same_word, "yes" if len(words) == 1 else "no")
 
 # %% [markdown]
-# In all three models, a head in the first layer reads the copula. But the word at which it does so differs from model to model,
-# and even from clause to clause. A sentence such as "head 0 does negation" is therefore about one model only. (A fraction
-# clearly below 1 may mean that the fact is read at several words.)
+# In all three models, a head in the first layer picks up the copula. But the word at which it does so differs from model to
+# model, and even from clause to clause. So a claim such as "head 0 does negation" is only true of a single model. (A fraction
+# clearly below 1 may mean that the fact is picked up at several words.)
 #
 # ## Your results
 
@@ -442,9 +442,9 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - At "i", does a head of layer 1 read what head 0 wrote at ASP 2? `patch_path` in `rlhf_lab.diffing` patches the output of one
+# - At "i", does a head in layer 1 use what head 0 wrote at ASP 2? `patch_path` in `rlhf_lab.diffing` patches the output of one
 #   head into the input of another.
 # - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare metrics for patching, and Heimersheim and
-#   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret them.
+#   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret the results.
 #
 # Next: {lesson:rewards_and_credit}, in which you find the tokens that deserve the credit. (Appendix: {lesson:write_the_rest}.)

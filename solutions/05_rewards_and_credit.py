@@ -1,26 +1,27 @@
 # %% [markdown]
 # # 05 Rewards and credit
 #
-# By the end of this lesson you can compute exactly how much each token of a review contributed to its reward, and explain what
-# GAE gets wrong when it estimates this.
+# By the end of this lesson, you will be able to compute exactly how much each token of a review contributed to its reward, and
+# explain what GAE gets wrong when it estimates these contributions.
 #
-# A review has 26 tokens, but only one reward, at its end. In the first half of this lesson, you compute the exact contribution
-# of each token, and derive the gradient that RLHF follows. In the second half, you estimate the contributions with a value
-# head. The choice of estimator matters: with a young value head, one-step advantages keep only 2 to 4 % of the gradient.
+# A review has 26 tokens, but it gets only one reward, after its last token. In the first half of this lesson, you compute the
+# exact contribution of each token, and derive the gradient that RLHF follows. In the second half, you estimate the
+# contributions with a value head. The choice of estimator matters: with a value head that has barely been trained, one-step
+# advantages keep only 2 to 4 % of the gradient.
 #
 # **You will also be able to**
 # - derive the policy gradient, and explain what a baseline may depend on;
 # - derive GAE, and choose its lambda;
-# - tell an error of the advantages from an error of the gradient.
+# - distinguish between an error in the advantages and an error in the gradient.
 #
-# **You need** {lesson:start} and {lesson:the_value_head}. The lesson runs on Reel only.
+# **You need** {lesson:start} and {lesson:the_value_head}. This lesson only works with Reel.
 
 # %%
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 35 seconds on one core, without a network. Cells that take
-# longer than 3 seconds have a note with their time, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 35 seconds on one CPU core and needs no internet access. Cells
+# that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -63,9 +64,9 @@ over_seeds = SeedFigures("rewards_and_credit", SETTINGS)
 # trained to imitate a formula, `true_reward`, which gives the exact probability. In this lesson we use `true_reward` itself, so
 # that values can be computed exactly.
 #
-# One warning before we leave the classifier: it reads texts of different lengths as one padded batch, and without the attention
-# mask it reads the padding too. The next cell shows what happens. It cuts off 256 reviews at a random word, and scores them in
-# a batch with whole reviews, without the mask.
+# One warning before we leave the classifier: texts of different lengths are padded to form a batch, and if you forget the
+# attention mask, the classifier treats the padding as text. The next cell shows what happens then. It cuts off 256 reviews at a
+# random word, and scores them in a batch with complete reviews, without passing the mask.
 
 # %%
 model = load_model(args.base_model)
@@ -121,7 +122,7 @@ from rlhf_lab.organism import backward_values  # exercise
 
 # %% [markdown]
 # Below is one review with the exact advantages of its tokens. (They are exact under the grammar, which the policy has learned
-# almost perfectly.) How many of its 26 tokens have an advantage other than 0? And what do all 26 advantages add up to?
+# almost perfectly.) How many of its 26 tokens have a nonzero advantage? And what is the sum of all 26 advantages?
 
 # %%
 tokens_that_matter = 6  # predict: a number from 0 to 26
@@ -152,11 +153,12 @@ predictions.compare("they add up to", they_add_up_to, min(sums, key=lambda s: ab
 tokens_html(words, A[mixed], "advantage")
 
 # %% [markdown]
-# Only six words have an effect: three adjectives, two connectors ("and" and "but" reveal whether the next clause agrees), and
-# the verb. All other words leave the value unchanged. The sum telescopes: $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
+# Only six words change the expected reward: three adjectives, two connectors ("and" and "but" reveal whether the next clause
+# agrees), and the verb. All other words leave it unchanged. The sum of the advantages telescopes:
+# $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
 #
 # Because $\mathbb{E}[A_k \mid s_k] = 0$, advantages at different positions are uncorrelated. The variance of the reward is
-# therefore the sum of $I_t = \mathbb{E}[A_t^2]$ over all positions, and $I_t$ is how much position $t$ decides:
+# therefore the sum of $I_t = \mathbb{E}[A_t^2]$ over all positions, and $I_t$ is the part decided at position $t$:
 
 # %%
 information = token_information(grammar, true_reward)[prefix_len - 1 :]
@@ -167,7 +169,7 @@ print(f"ADJ 1: {I['ADJ 1']:.4f} of {information.sum():.4f}, the variance of the 
 bars(list(I), {"I": list(I.values())}, "Which words decide the reward", "E[A squared]")
 
 # %% [markdown]
-# More than half of the variance is decided by the first adjective. A good estimator should discover this.
+# The first adjective alone decides more than half of the variance. A good estimator of the advantages should discover this.
 #
 # ## The policy gradient
 #
@@ -209,9 +211,9 @@ show_table(
 #
 # $$\nabla J = \mathbb{E}\Big[\sum_t A(s_t, a_t)\, \nabla \log \pi(a_t \mid s_t)\Big]$$
 #
-# The only condition is that the baseline must not depend on $a_t$. You may use the mean reward of other reviews of the same
-# prompt, but not the review's own reward: including it scales the gradient by $(n-1)/n$. *RLOO* (REINFORCE leave-one-out)
-# therefore leaves it out:
+# The only condition is that the baseline must not depend on $a_t$. For example, you may subtract the mean reward of the other
+# reviews for the same prompt. If you included the review's own reward in a mean over $n$ reviews, you would scale the gradient
+# by $(n-1)/n$. *RLOO* (REINFORCE leave-one-out) therefore leaves it out:
 
 # %%
 from rlhf_lab.functional import rloo_advantages  # given
@@ -225,10 +227,10 @@ from rlhf_lab.functional import rloo_advantages  # given
 from rlhf_lab.functional import grpo_advantages  # exercise
 
 # %% [markdown]
-# What does this division do? Suppose a prompt gets eight responses, and each of them is right (reward 1) with probability $p$.
-# Let a single logit decide this, so that the true gradient is $p(1-p)$. Since there are only $2^8$ possible groups, we can
-# compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every $p$. For a hard prompt with
-# $p = 0.1$, is GRPO's gradient smaller, the same, or larger?
+# What is the effect of this division? Suppose you sample eight responses to a prompt, and each of them is right (reward 1) with
+# probability $p$. Let $p$ be controlled by a single logit, so that the true gradient is $p(1-p)$. Since there are only $2^8$
+# possible groups, we can compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every $p$. For
+# a hard prompt with $p = 0.1$, is GRPO's mean gradient smaller than the true gradient, the same, or larger?
 
 # %%
 grpo_is = "larger"  # predict: "smaller", "the same" or "larger"
@@ -251,8 +253,8 @@ title, y_label = "Mean gradient of eight responses", "multiple of the true gradi
 curves(gradients, title, "probability of a right response", y_label)
 
 # %% [markdown]
-# GRPO weights prompts by their difficulty: a prompt that is almost always right or almost always wrong counts more than one
-# that is right half of the time. So over many prompts, GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
+# GRPO weights prompts by their difficulty: prompts that the policy almost always or almost never gets right count more than
+# prompts that it gets right half of the time. So it does not maximize the mean reward. (Dr. GRPO omits the division.)
 #
 # ## GAE
 #
@@ -273,7 +275,7 @@ curves(gradients, title, "probability of a right response", y_label)
 #
 # With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute it from
 # the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$ and
-# $\lambda = 0.95$. Read it from the right:
+# $\lambda = 0.95$. Read the diagram from right to left:
 
 # %%
 gae_diagram([0, 0, 0, 1], [0.5, 0.4, 0.9, 0.8], 0.95)
@@ -289,19 +291,20 @@ print("advantages:", [round(a, 2) for a in compute_gae(four, at_the_end, 1.0, 0.
 # %% [markdown]
 # ## What lambda trades
 #
-# Suppose the value head has an error $e$ in each state, so that $\hat V = V + e$. With $\gamma = 1$, the mean of GAE given
-# $s_t$ and $a_t$ is then
+# Suppose the value head makes an error $e(s)$ in each state $s$, so that $\hat V = V + e$. With $\gamma = 1$, the mean of GAE
+# given $s_t$ and $a_t$ is then
 #
 # $$\mathbb{E}[\hat A_t \mid s_t, a_t] = A_t - e(s_t) + (1 - \lambda) \sum_{l \ge 1} \lambda^{l-1}\,
 # \mathbb{E}[e(s_{t+l}) \mid s_t, a_t]$$
 #
-# - $-e(s_t)$ depends only on the state. It makes the advantage wrong but not the gradient, like a bad baseline.
-# - The last term depends on the token, through the states to which it leads. It biases the *gradient*, with a factor
-#   $1 - \lambda$.
+# - The term $-e(s_t)$ depends only on the state. Like a bad baseline, it makes the advantage wrong, but not the gradient.
+# - The last term also depends on the token, because the token affects which states come next. This term biases the *gradient*,
+#   and it has a factor of $1 - \lambda$.
 #
-# So why not always choose $\lambda = 1$? Because of noise: a token then also gets the credit for everything random that
-# follows. To see the trade-off, train value heads for 16, 64 and 1,024 steps on the frozen policy, and compare GAE with the
-# exact advantages. Which of the lambdas below is best for the oldest head? (It is 0 for the exact $V$ and 1 for a new head.)
+# So why not always choose $\lambda = 1$? Because of noise: each token is then also credited with everything random that happens
+# after it. To see the trade-off, train value heads for 16, 64 and 1,024 steps on the frozen policy, and compute the correlation
+# between GAE and the exact advantages. Which $\lambda$ gives the highest correlation for the oldest head, which was trained for
+# 1,024 steps? (With the exact $V$, the best $\lambda$ is 0, and with a new head, it is 1.)
 #
 # (6 s on one core)
 
@@ -351,20 +354,21 @@ lines, title = {n: (list(LAMBDAS), row) for n, row in agreement.items()}, "GAE a
 curves(lines, title, "lambda", "correlation over tokens")
 
 # %% [markdown]
-# As the value head learns, the best lambda falls. But good values are not the same as good credit. The oldest head has an R2 of
-# 0.63, yet its one-step advantages have a correlation of only 0.09 with the exact ones. Even with the exact values,
-# $\lambda = 1$ only reaches 0.30, because of noise.
+# The longer the value head is trained, the lower the best $\lambda$. But even a head that predicts values well may assign
+# credit badly: the oldest head's values have an R2 of 0.63, yet its one-step advantages have a correlation of only 0.09 with
+# the exact advantages. Even with the exact values, GAE with $\lambda = 1$ only reaches a correlation of 0.30, because of noise.
 #
 # ## What the optimizer sees
 #
-# The optimizer never sees advantages, only a gradient that is averaged over a batch. So the question that counts is: how much
-# of the true gradient does an estimator keep? To answer it, project the estimator's mean gradient onto the true gradient: 1
-# means that it keeps everything. Bias lowers this fraction, noise does not. The cosine on a batch is sensitive to both. On a
-# batch of 1,024 reviews, one of these three has a cosine far below the others. Which one: R itself, GAE with the young head (16
-# steps) and $\lambda = 0$, or the same with $\lambda = 1$?
+# The optimizer never sees advantages, only a gradient that is averaged over a batch. So what matters is how much of the true
+# gradient an estimator keeps. To measure this, project the estimator's mean gradient onto the true gradient. A fraction of 1
+# means that the estimator keeps all of it. Bias lowers this fraction, but noise does not. The cosine similarity between the
+# gradient of a single batch and the true gradient, on the other hand, is lowered by both bias and noise. On a batch of 1,024
+# reviews, one of these three estimators has a much lower cosine than the other two: the reward R itself, GAE with $\lambda = 0$
+# and the young head (trained for 16 steps), or GAE with $\lambda = 1$ and the young head. Which one is it?
 #
-# (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes it too long, and
-# the code corrects for this by comparing two halves of it.)
+# (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes this gradient too
+# long, and the code corrects for this by comparing the gradients of two halves of the reviews.)
 #
 # (15 s on one core)
 
@@ -417,12 +421,13 @@ three = {name: cosine[name] for name in ("R", "GAE 0, young head", "GAE 1, young
 predictions.compare("far below on 1,024 reviews", far_away, min(three, key=three.get))
 
 # %% [markdown]
-# - **Bias.** With a young head, one-step advantages keep 2 to 4 % of the gradient in three seeds, and GAE with $\lambda = 0.95$
-#   just over half. More reviews do not help, because averaging only removes noise. Unbiased estimators keep nearly all of it.
+# - **Bias.** With the young head, one-step advantages keep only 2 to 4 % of the gradient (three seeds), and GAE with
+#   $\lambda = 0.95$ keeps just over half of it. Using more reviews would not help, because averaging only removes noise. The
+#   unbiased estimators keep nearly all of the gradient.
 # - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages have the
 #   least noise and $R$ the most.
-# - **Both.** With the old head, $\lambda = 0.95$ loses some of the gradient, but on 1,024 reviews it has a higher cosine than
-#   $\lambda = 1$ in every seed. On a large enough batch, the unbiased estimator would win.
+# - **Both.** With the old head, GAE with $\lambda = 0.95$ loses some of the gradient. Yet for every seed, its cosine on 1,024
+#   reviews is higher than that of $\lambda = 1$. On a large enough batch, the unbiased estimator ($\lambda = 1$) would win.
 #
 # ## Your results
 
@@ -433,13 +438,13 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - In `backward_values`, replace the mean by the maximum. Plot the result, the best reward that is still possible, over a
-#   review.
-# - Estimate values by the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
+# - In `backward_values`, replace the mean with the maximum. The result is the best reward that is still possible from each
+#   state. Plot it along a review.
+# - Estimate the value of a state as the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
 #   [2410.01679](https://arxiv.org/abs/2410.01679)), and use them in GAE. How many continuations do you need?
 #
 # Papers: GAE, [1506.02438](https://arxiv.org/abs/1506.02438). RLOO for language models,
 # [2402.14740](https://arxiv.org/abs/2402.14740). GRPO, [2402.03300](https://arxiv.org/abs/2402.03300). Appendix:
 # {lesson:write_the_rest}.
 #
-# Next: {lesson:the_kl_penalty}, in which you look at what holds the policy back.
+# Next: {lesson:the_kl_penalty}, in which you look at what keeps the policy close to the reference.
