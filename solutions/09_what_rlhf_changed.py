@@ -1,16 +1,15 @@
 # %% [markdown]
 # # 09 What RLHF changed
 #
-# By the end of this lesson you can find out which activations and which weights cause the difference between two
-# checkpoints, and test whether a simpler description, such as a steering vector, is enough.
+# By the end of this lesson, you will be able to find the activations and weights that cause the difference between two
+# checkpoints, and test whether a simple description, such as a steering vector, captures it.
 #
-# A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what is
-# different, for example how far each weight has moved. An *intervention* swaps something between the two models and
-# measures the effect. Only an intervention tells you what causes a difference, and in this lesson you will see the two
-# disagree.
+# A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what
+# is different, for example how far each weight has moved. An *intervention* swaps something between the two models and
+# measures the effect. Only an intervention tells you what causes a difference, and here you will see the two disagree.
 #
-# **You will be able to**
-# - plot where in the text a policy differs from its reference, next to the best possible policy;
+# **You will also be able to**
+# - plot where in the text a policy differs from its reference, and compare this with the best possible policy;
 # - split a logit difference exactly into contributions of the model's components;
 # - patch activations and graft weights from one checkpoint into another, and state what each of these proves.
 #
@@ -20,8 +19,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 45 seconds on one core, and need no network. If a cell
-# takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 45 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (6 s on one core)
 
@@ -83,9 +82,9 @@ over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)
 # %% [markdown]
 # ## Two checkpoints
 #
-# The next cell trains for 12 phases, and loads the models from phase 0 and from the end. We measure a text by its **true
-# reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. The reward model
-# plays no role until the end of the lesson.
+# The next cell trains for 12 phases, and loads the models from phase 0 and from the end. We score each text by its
+# **true reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. The reward
+# model itself only comes up again at the end of the lesson.
 #
 # (10 s on one core)
 
@@ -126,8 +125,8 @@ print(f"true reward: base model {at_base.mean():.2f}, tuned model {at_tuned.mean
 # is the KL per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or
 # "wasn't" (`COP`), an adverb and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
 #
-# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one with the same true reward as PPO
-# uses no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO use any there?
+# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one that reaches the same true reward
+# as PPO spends no KL at `COP`, since "wasn't" does no harm if the adjective matches it. Does PPO spend any KL there?
 
 # %%
 kl_at_copula = "some"  # predict: "some" or "none"
@@ -176,25 +175,25 @@ for row in range(3):
 Html("".join(lines))
 
 # %% [markdown]
-# PPO uses 1.30 nats, while the optimal policy only needs 0.61. Both use most of it at the adjectives. But PPO also spends
-# 0.20 nats on avoiding "wasn't", more than it spends on the verdict, and it does so in each of the three stored seeds.
-# After all, PPO has learned to write positive adjectives, and "wasn't lovely" is not praise.
+# PPO spends 1.30 nats, while the optimal policy reaches the same true reward with only 0.61. Both spend most of their
+# KL at the adjectives. In all three stored seeds, PPO also spends more on avoiding "wasn't" (here 0.20 nats) than on
+# the verdict. After all, it has learned to write positive adjectives, and "wasn't lovely" is not praise.
 #
 # ## Contributions to a logit difference
 #
-# After "i", the model chooses between "loved" and "hated". How much has the logit difference between them risen, and
-# which components are responsible? The logit difference is $\langle \text{normalized residual stream}, u \rangle$ with $u
-# = W_U[:, \text{loved}] - W_U[:, \text{hated}]$, and the residual stream is the sum of the outputs of the embeddings,
-# heads and MLPs. The final norm comes in between, but it is linear once its scale is known. So you can write the logit
-# difference as an exact sum. Just don't forget the norm's gain and bias. Many tools fold them into other weights first,
-# but here they are trained.
+# After "i", the model chooses between "loved" and "hated". How much has training raised the logit difference between
+# them, and which components are responsible? The logit difference is $\langle \text{normalized residual stream}, u
+# \rangle$ with $u = W_U[:, \text{loved}] - W_U[:, \text{hated}]$, and the residual stream is the sum of the outputs of
+# the embeddings, heads and MLPs. The final norm comes in between, but it is linear once its scale is known. So you can
+# write the logit difference as an exact sum. Just don't forget the norm's gain and bias. Many tools fold them into
+# other weights first, but here they are still separate parameters.
 
 # %%
 from rlhf_lab.probes.logit_shift import attribute_logits  # exercise
 
 # %% [markdown]
-# Both models read the same text: 256 reviews from the grammar. Which contribution rises the most, the heads' or the
-# MLP's, and in which block? (Block 1 is the last one.)
+# Both models get the same input, 256 reviews from the grammar. Which contribution rises the most: that of the heads or
+# that of the MLP, and in block 0 or in block 1? (The model has only these two blocks.)
 
 # %%
 largest_rise = "L0 mlp"  # predict: "L0 heads", "L0 mlp", "L1 heads" or "L1 mlp"
@@ -230,13 +229,14 @@ bars(
 )
 
 # %% [markdown]
-# The heads of block 1 contribute 1.35 of the 2.40 nats, and the MLP of block 0 contributes 0.91. In one of the three
-# seeds, the order is reversed. The sum is exact, but it is only a description: it shows where the change is *written*, at
-# a single position. A component can write something new because its own weights changed, or because its input changed.
+# The logit difference rises by 2.40 nats. The heads in block 1 contribute 1.35 of them, and the MLP in block 0
+# contributes 0.91. (In one of the three seeds, their order is reversed.) The sum is exact, but it is only a
+# description: it shows which components *write* the change at a single position. A component can write something new
+# because its own weights changed, or because its input changed.
 #
 # ## Patching: what causes the rise
 #
-# To find causes, you run one model, and replace one of its activations by the other model's:
+# To find causes, you run one model and replace one of its activations with the other model's:
 
 # %%
 steps = [f"block {i}\n{part}" for i in (0, 1) for part in ("heads", "MLP")]
@@ -249,8 +249,8 @@ patch_diagram(("tuned model", "base model"), steps, patched=2)
 # *sufficient*, and patching into the tuned model shows what is *necessary*. Third, state the positions, because a patch
 # at the last position misses what the component did earlier in the text.
 #
-# If you patch the block 0 MLP into the base model at all positions, you recover a fraction of the rise. How large is it,
-# compared with a patch at the last position only?
+# If you patch the tuned model's block 0 MLP into the base model at all positions, you recover a fraction of the rise.
+# How does this fraction compare with the one that you recover by patching at the last position only?
 
 # %%
 all_positions = "about twice"  # predict: "about the same", "about twice" or "over five times"
@@ -291,23 +291,22 @@ bars(
 )
 
 # %% [markdown]
-# Patching the MLP of block 0 recovers 46 % of the rise at all positions, but only 20 % at the last position. So more than
-# half of its effect goes through earlier words, which later heads attend to. Nothing attends to the heads of block 1
-# afterwards, so both of their numbers are 36 %. The choice of positions can decide which component comes first. At all
-# positions it is the MLP of block 0, in every seed. At the last position it is the heads of block 1 in this run, which
-# agrees with the exact sum above.
+# Patching the MLP in block 0 at all positions recovers 46 % of the rise, but patching it at the last position only
+# recovers 20 %. So more than half of its effect goes through earlier words, which later heads attend to. For the heads
+# in block 1, both fractions are 36 %, because no later head attends to their output. The choice of positions can decide
+# which component ranks first. If you patch at all positions, it is the MLP in block 0 in all three seeds. If you only
+# patch the last position, it is the heads in block 1 in this run, which agrees with the exact sum above.
 #
 # ## Grafts: which weights cause it
 #
-# What training changes is the weights. So let's copy one component's new weights into the base model, and measure the
-# true reward of its texts.
+# Training changes weights. Let's copy a component's tuned weights into the base model, and measure the true reward.
 
 # %%
 from rlhf_lab.diffing.weights import graft  # exercise
 
 # %% [markdown]
 # Again, we graft in both directions. We also compute each component's *Shapley value*, which is its average effect over
-# all orders in which you can swap the components. Relative to the size of its weights, attention changed the most. Which
+# all orders in which you can swap the components. Relative to their size, the attention weights changed the most. Which
 # graft raises the base model's true reward the most?
 #
 # (6 s on one core)
@@ -347,22 +346,23 @@ bars(
 )
 
 # %% [markdown]
-# The attention weights of block 1 changed the most for their size (0.061), but grafting them gives the least true reward
-# (0.03). The MLP of block 0 gives the most, in every seed. So the norm of a change measures how far the weights moved,
-# but not what the move does. If you take the components out one by one, their losses add up to less than the whole gain,
-# because the other components compensate.
+# Relative to their size, the attention weights in block 1 changed the most (0.061), but grafting them raises the base
+# model's true reward the least (by 0.03). In all three seeds, grafting the MLP in block 0 raises it the most. So the
+# norm tells you how far the weights moved, but not how much the behavior changed. If you take a single component's
+# change out of the tuned model, the true reward drops. The sum of these drops is smaller than the whole gain, because
+# the other components compensate.
 #
-# Patches and grafts agree on the first place, but not on the others. Patching the heads of block 1 recovers a third of
-# the rise at the verdict, while grafting their weights adds almost no true reward. This is not a contradiction: they
-# answer different questions.
+# Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in
+# block 1 recovers a third of the logit difference's rise, while grafting their weights adds almost no true reward. This
+# is not a contradiction, because the two experiments answer different questions.
 #
 # ## A steering vector?
 #
-# The simplest description of a change is a single vector. *Steering* takes the mean difference of the activations at one
-# hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
+# The simplest description of a change is a single vector. *Steering* takes the mean difference of the activations at
+# one hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
 # [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al. 2025 ([2512.11838](https://arxiv.org/abs/2512.11838))
-# claim that preference tuning *is* such a vector. Let's test that. With the best layer and alpha, how far does the vector
-# get from the base model's true reward toward the tuned model's?
+# claim that preference tuning *is* such a vector. Let's test that. The tuned model's true reward is higher than the
+# base model's. With the best layer and alpha, how much of this difference does the vector recover?
 #
 # (7 s on one core)
 
@@ -395,9 +395,9 @@ heatmap(
 )
 
 # %% [markdown]
-# We *chose* this site and alpha because they did best on these texts, so the result may be too optimistic. Let's measure
-# again with new random numbers, next to 10 random vectors of the same length, and also subtract the vector from the tuned
-# model.
+# We *chose* this site and alpha because they did best on these texts, so the result may be too optimistic. Let's repeat
+# it with new random numbers, and compare the vector with 10 random ones of the same length. We also subtract it from
+# the tuned model.
 #
 # (4 s on one core)
 
@@ -426,14 +426,14 @@ else:
     predictions.compare("fraction of the way", how_far, found)
 
 # %% [markdown]
-# At its best, the vector gets 38 % of the way (28 % to 43 % in the three seeds), and random vectors of the same length
-# get nowhere. So the change *contains* a steering vector, but it is not just a steering vector: more than half of the way
-# is missing, and a larger alpha destroys the text. One vector can't depend on the context, such as whether an adjective
-# comes after "was" or "wasn't".
+# Even at its best, the vector recovers only 38 % of the difference in true reward (28 % to 43 % across the three
+# seeds), and random vectors of the same length recover nothing. So the change *contains* a steering vector, but it is
+# more than that: over half of the difference is missing, and a larger alpha destroys the text. A single vector can't
+# depend on the context, such as whether an adjective comes after "was" or "wasn't".
 #
-# The reward model doesn't notice this damage. At the same layer with alpha 8, its reward is 0.99, while the true reward
-# is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured the true reward all
-# along.
+# The reward model doesn't notice this damage. At the same layer with alpha 8, it scores the texts at 0.99, while their
+# true reward is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured the
+# true reward all along.
 #
 # ## What surprised you
 
@@ -444,7 +444,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Add `base_model="reel-nano-b"` to `SETTINGS`. Which of these rankings also hold for another base model? The appendix
-# {lesson:weights_and_paths} looks at the rank of the change, and at the straight line between the two models.
+# Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The
+# appendix {lesson:weights_and_paths} examines the change's rank and the straight line between the two models.
 #
-# In the next lesson, {lesson:preferences}, you learn the reward itself from pairs of texts.
+# In the next lesson, {lesson:preferences}, you learn the reward itself from comparisons of texts.

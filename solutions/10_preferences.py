@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 10 Preferences
 #
-# By the end of this lesson you can turn comparisons of texts into a reward model, watch a policy exploit its errors, and
-# train with DPO, which needs no reward model.
+# By the end of this lesson, you will be able to train a reward model on pairwise comparisons, watch a policy exploit
+# its errors, and train a policy with DPO, which needs no reward model.
 #
-# Nobody can write down a formula for a good text. But if you show people two texts, they can choose the better one. A
-# reward model learns from such choices, and PPO then maximizes its score. On Reel you know exactly how useful each text
-# is to the rater, so you can compare every step with the truth.
+# Nobody can write down a formula for a good text. But if you show people two texts, they can usually say which one is
+# better. A reward model learns from such choices, and PPO then maximizes its score. On Reel, you know exactly how much
+# the rater values each text, so you can check every step against the truth.
 #
 # **You need** {lesson:the_kl_penalty} for the optimal policy $\pi^*$, and {lesson:the_objective}.
 
@@ -14,8 +14,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 40 seconds on one core, and need no network. If a cell
-# takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (5 s on one core)
 
@@ -101,13 +101,13 @@ limits = {"below 0.8": 0.8, "0.8 to 0.95": 0.95, "above 0.95": np.inf}
 predictions.compare("the best judge agrees in", best_judge, ceiling.value, limits)
 
 # %% [markdown]
-# Even the best judge only reaches an accuracy of 0.89, because the rater's choice between two almost equal texts is
-# almost a coin flip. You need to know this ceiling before you can interpret the accuracy of a reward model.
+# Even the best possible judge has an accuracy of only 0.89, because the rater's choice between two nearly equal texts
+# is close to a coin flip. Keep this ceiling in mind whenever you interpret a reward model's accuracy.
 #
 # ## The likelihood and its gradient
 #
 # A reward model $r_\theta$ maps each text to a number. We train it to make the observed choices likely. With $d =
-# r_\theta(\text{chosen}) - r_\theta(\text{rejected})$, the loss of one pair is
+# r_\theta(\text{chosen}) - r_\theta(\text{rejected})$, the loss for one pair is
 #
 # $$L(d) = -\log \sigma(d) = \log(1 + e^{-d})$$
 #
@@ -115,10 +115,10 @@ predictions.compare("the best judge agrees in", best_judge, ceiling.value, limit
 #
 # $$\frac{dL}{dd} = -\sigma(-d), \qquad \frac{d^2 L}{dd^2} = \sigma(d)\, \sigma(-d) > 0$$
 #
-# The slope is minus the probability that the model gave to the *other* outcome. So a surprising pair has a large
+# The slope is minus the probability that the model assigned to the *other* outcome. So a surprising pair has a large
 # gradient, while a pair that the model already orders by a wide margin has almost none. If you add a constant to all
-# rewards, the loss stays the same, which means that preferences don't determine the mean of a reward model. If you care
-# about the mean, you can add a small *centering* term, the squared sum of the two scores, to keep it near 0
+# rewards, the loss stays the same, which means that preferences don't determine a reward model's mean. If you care
+# about the mean, you can keep it near 0 by penalizing the squared sum of the two scores. This is known as *centering*
 # (`center_coef` in the exercise).
 
 # %%
@@ -127,8 +127,8 @@ from rlhf_lab.functional import bradley_terry_loss  # exercise
 # %% [markdown]
 # ## A reward model
 #
-# Our reward model is the policy's transformer, with a linear head on the state at the last token. The next cell trains
-# two of them with your loss, one on 64 pairs and the other on 1,024 pairs, for the same number of steps.
+# Our reward model is the policy's transformer with a linear head that reads the last token's state. The next cell uses
+# your loss to train two reward models for the same number of steps, one on 64 pairs and the other on 1,024 pairs.
 #
 # (13 s on one core)
 
@@ -166,16 +166,17 @@ minus_log = {name: verdicts[name].nll for name in models}
 over_seeds.compare("minus log-likelihood", minus_log)
 
 # %% [markdown]
-# With 1,024 pairs the accuracy is 0.85, close to the ceiling. With 64 pairs, the model ranks 73 % of the pairs in the
-# right order, yet its log-likelihood is worse than that of a coin flip, in each of the three seeds. It is overconfident,
-# which the accuracy alone doesn't show. The appendix {lesson:reward_models} plots the calibration of both models.
+# The model trained on 1,024 pairs has an accuracy of 0.85, which is close to the ceiling. The model trained on 64 pairs
+# still ranks 73 % of the fresh pairs correctly, yet in all three seeds its log-likelihood is worse than that of a coin
+# flip. It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} plots
+# the calibration of both models.
 #
 # ## The words that a reward model responds to
 #
-# An accuracy doesn't tell you *why* a model is right. To find out which words matter to it, you can intervene on the
-# text: change a single word of a review, and compare the scores before and after. `reading_of` replaces an adjective by
-# its opposite of the same strength, "was" by "wasn't", and the verb of the verdict by its opposite. As a control, it
-# replaces "and" by "but", which doesn't change the utility. Which of these words does the 64-pair model overlook?
+# Accuracy doesn't tell you *why* a model is right. To find out which words it relies on, you can intervene on the text:
+# change a single word of a review, and compare the scores before and after. `reading_of` replaces an adjective with its
+# opposite of the same strength, "was" with "wasn't", and the verdict's verb with its opposite. As a control, it
+# replaces "and" with "but", which doesn't change the utility. Which of these words does the 64-pair model overlook?
 
 # %%
 overlooked = "adjective 1"  # predict: "adjective 1", "copula 3" or "verb"
@@ -196,18 +197,18 @@ print(f"mean change of the score towards the utility, {len(probes)} reviews; 4,0
 predictions.compare("overlooked", overlooked, min(fractions, key=fractions.get))
 
 # %% [markdown]
-# The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. The 64-pair model hardly
-# responds to it (0.20). Even the model of 1,024 pairs, whose accuracy is close to the ceiling, only responds by 1.19.
-# Because a review's clauses usually agree with its verb, the pairs give a model little reason to look at the verb. With
-# 4,096 pairs and more steps, it does (3.84).
+# The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. But it changes the
+# 64-pair model's score by only 0.20, and even the score of the 1,024-pair model, whose accuracy is close to the
+# ceiling, changes by only 1.19. A review's clauses usually agree with its verb, so a model can rank most pairs without
+# looking at the verb. The model that was trained longer and on 4,096 pairs does look at it: its score changes by 3.84.
 #
-# So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words disagree. And a policy
-# that is trained on this reward model writes its own texts.
+# So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words contradict each
+# other. And once you train a policy on this reward model, it no longer writes the reference's texts.
 #
 # ## Over-optimization
 #
-# Let's have PPO maximize the score of the 64-pair model, with a small KL coefficient. (The score is normalized to mean 0
-# and standard deviation 1 over the model's own pairs.) What happens to the true reward?
+# Let's have PPO maximize the score of the 64-pair model, with a small KL coefficient. (The score is normalized to mean
+# 0 and standard deviation 1 over the pairs that the model was trained on.) What happens to the true reward?
 #
 # (9 s on one core)
 
@@ -245,15 +246,15 @@ kind = "rises and falls" if fell > 0.05 else "rises and stays"
 predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 
 # %% [markdown]
-# At the end of the run, the true reward is at or near its maximum, in each of the three seeds. On Reel, most words that
-# raise the learned reward also raise the true reward. But look at the rightmost point of the plot. In phase 9 the learned
-# reward is at its maximum, while the true reward is only 0.73. The policy had found an error of the reward model, and it
-# recovered afterwards. Keep in mind that this is one phase of one run. The last text in the table shows another gap: "i
-# disliked it" gets a high learned reward, because the model ignores the verb.
+# In all three seeds, the run ends with the true reward at or near its maximum. On Reel, most words that raise the
+# learned reward also raise the true reward. But look at the rightmost point of the plot. It is phase 9, in which the
+# learned reward is at its maximum, while the true reward is only 0.73. In this phase, the policy exploits an error of
+# the reward model, but it recovers later. Keep in mind that this is a single phase of a single run. The last text in
+# the table shows another error: "i disliked it" gets a high learned reward, because the model ignores the verb.
 #
-# Over-optimization (Gao et al. 2022) needs a reward model that is wrong about some texts, and a policy that reaches those
-# texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} over-optimizes without any training, by
-# choosing the best of n texts, and shows what happens if the collected pairs are biased.
+# Over-optimization (Gao et al. 2022) happens when a reward model is wrong about some texts and the policy finds those
+# texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} shows that best-of-n sampling can
+# over-optimize without any training, and what happens if the collected pairs are biased.
 #
 # ## DPO: training without a reward model
 #
@@ -262,26 +263,26 @@ predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 #
 # $$r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$$
 #
-# In other words, *every* policy is optimal for some reward, its *implicit reward*, and this formula gives it to you up to
-# a constant. Since the Bradley-Terry model only uses differences, the constant cancels. For a chosen text $c$ and a
-# rejected text $\ell$:
+# In other words, *every* policy is optimal for some reward, called its *implicit reward*, and this formula computes it
+# up to a constant. Since the Bradley-Terry model only uses differences, the constant cancels. For a chosen text $c$ and
+# a rejected text $\ell$:
 #
 # $$P(c \succ \ell) = \sigma\Big(\beta \log \frac{\pi(c)}{\mathrm{ref}(c)} - \beta \log \frac{\pi(\ell)}{\mathrm{ref}(\ell)}\Big)$$
 #
-# The DPO loss is minus the log of this probability (Rafailov et al. 2023). So you fit a policy to preferences just as you
-# would fit a reward model. With the implicit reward $\hat r$, the gradient is
+# The DPO loss is minus the log of this probability (Rafailov et al. 2023). So you can fit a policy to preferences
+# directly, just as you would fit a reward model. In terms of the implicit reward $\hat r$, the gradient is
 #
 # $$\nabla L = -\beta\, \sigma(\hat r_\ell - \hat r_c)\, \big(\nabla \log \pi(c) - \nabla \log \pi(\ell)\big)$$
 #
-# The factor $\sigma(\cdot)$ is the surprise again, and the bracket makes the chosen text more likely and the rejected
-# text less likely.
+# Once again, the factor $\sigma(\cdot)$ is large for a surprising pair. The bracket makes the chosen text more likely
+# and the rejected text less likely.
 
 # %%
 from rlhf_lab.functional import implicit_rewards  # given
 
 # %% [markdown]
-# Is the formula exact? You can check, because on the grammar we can compute the optimal policy for the rater's utility.
-# Its implicit reward minus the utility has to be the same constant for all reviews:
+# Is the formula exact? You can check it on the grammar, where the optimal policy for the rater's utility can be
+# computed. The difference between its implicit reward and the utility has to be the same constant for all reviews:
 
 # %%
 reference = grammar_policy(build_graph(grammar))
@@ -297,9 +298,10 @@ for beta in (8.0, 4.0, 2.0):
 from rlhf_lab.functional import dpo_loss  # exercise
 
 # %% [markdown]
-# Now train a policy with your loss, on 1,024 pairs and with $\beta = 4$. Two questions about the result: Is the mean
-# implicit reward of the *chosen* texts above 0, which means that DPO makes them more likely than they were under the
-# reference? And what is the slope of the implicit reward as a function of the utility, where 1 would be exact?
+# Now train a policy on 1,024 pairs, using your loss with $\beta = 4$. Before you do, predict two things. First, will
+# the *chosen* texts have a mean implicit reward above 0, which would mean that DPO made them more likely than they are
+# under the reference? Second, if you plot the implicit reward against the utility, what will the slope be? For the
+# optimal policy it is 1.
 #
 # (8 s on one core)
 
@@ -355,17 +357,18 @@ curves(
 )
 
 # %% [markdown]
-# The implicit reward ranks reviews by utility, but its slope is only 0.3, while the optimal policy's would be 1. Once the
-# two texts of a pair are far enough apart, the loss is already low, and a short run only moves the policy a little. On
-# average, the chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss
-# only depends on the difference, nothing in it forces the chosen texts to become likely.
+# The implicit reward ranks reviews by their utility, but its slope is only 0.3 instead of 1. Once a pair's implicit
+# rewards are far enough apart, its loss is already low, and a short run only moves the policy a little. On average, the
+# chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss only depends
+# on the difference, nothing in it forces the chosen texts to become likely.
 #
 # ## DPO and PPO on the same axis
 #
-# DPO with this $\beta$, and PPO with the reward $u$ and a KL coefficient of $\beta$, have *the same* optimal policy. How
-# close does each of them get in a short run? If you compared them after training, they would be at different KL, which
-# would be unfair. So the plot shows every phase of PPO, and you compare DPO with PPO at the same KL. The three PPO runs
-# are stored, and use the `SETTINGS` of this lesson with a `kl_coef` of 4. Which method has more true reward?
+# DPO with this $\beta$, and PPO with the reward $u$ and a KL coefficient of $\beta$, have *the same* optimal policy.
+# How close does each method get to it in a short run? Comparing the final policies would be unfair, because they have
+# different KLs. So the plot shows every phase of PPO, which lets you compare DPO with PPO at the same KL. The three
+# stored PPO runs use this lesson's `SETTINGS` with a `kl_coef` of 4. Which method reaches the higher true reward at the
+# same KL?
 
 # %%
 more_true_reward = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
@@ -430,10 +433,10 @@ limits = {"PPO": -0.02, "the same within 0.02": 0.02, "DPO": np.inf}
 predictions.compare("more true reward at equal KL", more_true_reward, apart, limits)
 
 # %% [markdown]
-# At this $\beta$ and number of steps, DPO has more true reward than each of the three PPO runs had at the same KL, and
-# this is so for each of three DPO seeds. Both are far below the optimal policy, but for opposite reasons. DPO moved less
-# than the optimal policy, while PPO moved further, partly toward texts that aren't grammatical (4 %). This lesson doesn't
-# show whether more steps would bring either of them closer.
+# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs does at
+# the same KL, and the same is true for all three DPO seeds. Both methods end far below the optimal policy, but for
+# opposite reasons. DPO moved less than the optimal policy, while PPO moved further, partly toward ungrammatical texts
+# (4 % of its texts). This lesson doesn't show whether more steps would bring either method closer.
 #
 # ## What surprised you
 
@@ -442,4 +445,4 @@ predictions.show()
 progress()
 
 # %% [markdown]
-# In the next lesson, {lesson:a_real_model}, you leave Reel, and judge a run whose true reward you don't know.
+# In the next lesson, {lesson:a_real_model}, you leave Reel and evaluate a run whose true reward you don't know.
