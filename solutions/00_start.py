@@ -9,7 +9,7 @@
 #
 # **You will also be able to**
 # - name the parts of the RLHF loop: policy, state, action, reward, value, advantage, reference, KL;
-# - fill in a function in a notebook, and read the result of its check;
+# - fill in a function in a notebook, and understand what its check reports;
 # - explain why padding must not count in a mean;
 # - write a reward function, and recognize reward hacking when you see it.
 
@@ -72,7 +72,7 @@ predictions = Predictions()
 #
 # Reinforcement learning from human feedback turns such comparisons into training, in three steps:
 #
-# 1. Collect comparisons: pairs of texts, and which of the two a person preferred.
+# 1. Collect comparisons: show people two texts, and record which one they prefer.
 # 2. Train a **reward model** on them. It gives each text a score, its *reward*, which should be higher for texts people prefer.
 # 3. Let the language model generate texts, score them with the reward model, and update the weights so that high-scoring texts
 #    become more likely, while the model stays close to where it started.
@@ -397,7 +397,7 @@ predictions.recall("how it will be cheated", cheated_by)
 # to between 70 % and 76 % without it (ranges over three seeds).
 #
 # The reward was computed correctly, but it did not measure what you meant. This is called **reward hacking**. Krakovna et al.
-# (2020, "Specification gaming") keep a long list of examples from the literature. Gao et al. (2022,
+# (2020, "Specification gaming") maintain a long list of examples from the literature. Gao et al. (2022,
 # [2210.10760](https://arxiv.org/abs/2210.10760)) train policies on learned rewards, and measure how the true quality first
 # rises and then falls as the policy moves away from the reference.
 #
@@ -420,7 +420,7 @@ show_table(["phase", "reward", "the first three reviews"], stored["samples"], di
 # gradient steps for you is PPO (proximal policy optimization, Schulman et al. 2017,
 # [1707.06347](https://arxiv.org/abs/1707.06347)). In the next lessons you take the loop apart and rebuild it:
 # {lesson:the_value_head} attaches the value head with a hook, {lesson:the_objective} builds PPO's objective, and {lesson:ppo}
-# the training loop. [The map of the lessons](README.md) shows what you can do in an evening, in a weekend, and beyond.
+# adds the training loop. [The map of the lessons](README.md) shows what you can do in an evening, in a weekend, and beyond.
 #
 # ## Where you are
 

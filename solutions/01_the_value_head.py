@@ -5,12 +5,12 @@
 # review's reward while the review is still being generated.
 #
 # PPO, the algorithm that trains the policy, needs to know in the middle of a text how well things are going. The *value* of a
-# state is the reward to expect from there:
+# state is the reward that you can expect from there:
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
 #
-# A language model does not output this value, but its activations may contain it. The value head is a small network that reads
-# one activation inside the transformer and outputs one number per position.
+# A language model does not output this value, but its activations may contain it. The value head is a small network that takes
+# one of these activations as its input, and outputs one number per position.
 #
 # **You will also be able to**
 # - find a hook point by its name, and know the shape of its activation;
@@ -119,8 +119,8 @@ predictions.compare("the value head belongs on", hook_point, has_width[0])
 # the last MLP.
 #
 # There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
-# which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, at the end
-# of the block and even after an error. Prefer the second way.
+# which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, and it
+# does so at the end of the block, even if there was an error. Prefer the second way.
 #
 # A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. Will the
 # logits be the same while this hook is registered?

@@ -63,9 +63,9 @@ over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored r
 # As before, `SETTINGS` specifies Reel, the tiny language of movie reviews, a two-layer transformer that was trained to generate
 # it, and a classifier that rewards positive reviews.
 #
-# Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ the policy
-# that generated the samples, and $\pi_\mathrm{ref}$ the reference. $R$ is the reward of a review, $V$ the value head, and $A_t$
-# the advantage.
+# Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ is the policy
+# that generated the samples, and $\pi_\mathrm{ref}$ is the reference. $R$ is a review's reward, $V$ is the value head, and
+# $A_t$ is the advantage.
 #
 # ## A policy that has learned a little
 #
@@ -236,7 +236,7 @@ from rlhf_lab.functional import policy_ratio  # given
 #
 # $$L^{\mathrm{clip}} = \operatorname{mean}_t \, \min\big(r_t A_t, \; \operatorname{clip}(r_t, 1 - \epsilon, 1 + \epsilon) \, A_t\big)$$
 #
-# Your function can use two helpers: `zero_masked(x, mask)` sets the masked entries to 0, and `whiten(x, mask, eps=eps)`
+# Your function can use two helpers: `zero_masked(x, mask)` puts 0 wherever the mask is False, and `whiten(x, mask, eps=eps)`
 # rescales `x` to mean 0 and standard deviation 1 over the real tokens.
 
 # %%

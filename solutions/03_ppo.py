@@ -318,11 +318,11 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Before training, the probability of praise after a bad review is lowest when you decode it after the attention of block 1,
-# where it is 0.10. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises
-# more than half of the movies it has just complained about. The change is spread over the whole model: even after the MLP of
-# block 0, the probability of praise has doubled from 0.23 to 0.46, although up to this point only a single attention layer has
-# been able to look at earlier words. With the other two seeds, the probability at the output ends up at 0.59 and 0.51.
+# Before training, the probability of praise after a bad review is lowest (0.10) when you decode it after the attention of block
+# 1. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises more than half of
+# the movies it has just complained about. The change is spread over the whole model: even after the MLP of block 0, the
+# probability of praise has doubled from 0.23 to 0.46, although up to this point only a single attention layer has been able to
+# look at earlier words. With the other two seeds, the probability at the output ends up at 0.59 and 0.51.
 #
 # This plot does not show *which* of these changes causes the behavior, or whether the model still represents that the review is
 # bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these two questions.

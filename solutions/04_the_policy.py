@@ -69,7 +69,7 @@ def word(token: int | Tensor) -> str:
 
 # %% [markdown]
 # To draw a word, all you need is a uniform random number $u$. Go through the words in order, add up their probabilities, and
-# stop at the first word at which the sum is *greater* than $u$. This draws every word with exactly its probability.
+# stop at the first word at which the sum is *greater* than $u$. This way, each word is drawn with exactly its probability.
 
 # %%
 from rlhf_lab.sampling import draw_token  # given
@@ -381,7 +381,7 @@ curves(points, title, "input of the GELU", "output")
 # %% [markdown]
 # Before the GELU, no neuron separates the polarities. The input of the GELU is nearly a sum of one number for the adjective and
 # one for the copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the
-# GELU, 55 of 256 neurons have an AUC beyond 0.95 in one direction or the other, and the best neuron's AUC is 1.00.
+# GELU, 55 of 256 neurons have an AUC beyond 0.95 (in one direction or the other), and the best one reaches 1.00.
 #
 # How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
 # is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next

@@ -103,9 +103,9 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 # %% [markdown]
 # ## Exact advantages
 #
-# The *value* $V(s)$ is the reward to expect from the state $s$, the text so far. $Q(s, a)$ is the same once the token $a$ is
-# chosen, and the *advantage* of $a$ is the difference between the two. For text, the next state is simply the old one with $a$
-# appended, so $Q(s, a) = V(sa)$:
+# The *value* $V(s)$ is the reward to expect from the state $s$, the text so far. $Q(s, a)$ is the reward to expect once the
+# token $a$ has been chosen, and the *advantage* of $a$ is the difference between the two. For text, the next state is simply
+# the old one with $a$ appended, so $Q(s, a) = V(sa)$:
 #
 # $$V(s) = \mathbb{E}[R \mid s], \qquad A(s, a) = V(sa) - V(s)$$
 #
@@ -206,8 +206,8 @@ show_table(
 #
 # In any state, the mean of $\nabla \log \pi$ over the next token is 0, because probabilities add up to 1:
 # $\sum_a \pi(a \mid s) \nabla \log \pi(a \mid s) = \sum_a \nabla \pi(a \mid s) = \nabla 1 = 0$. So you may subtract any
-# *baseline* $b(s_t)$ from the weight of a token. The mean gradient stays the same, but it can become less noisy. If you choose
-# $b = V$, the weight is the advantage, on average:
+# *baseline* $b(s_t)$ from the weight of a token. The mean gradient stays the same, but the estimate can become less noisy. If
+# you choose $b = V$, the weight is the advantage, on average:
 #
 # $$\nabla J = \mathbb{E}\Big[\sum_t A(s_t, a_t)\, \nabla \log \pi(a_t \mid s_t)\Big]$$
 #
@@ -262,7 +262,7 @@ curves(gradients, title, "probability of a right response", y_label)
 #
 # $$\delta_t = r_t + \gamma \hat V(s_{t+1}) - \hat V(s_t), \qquad \hat V = 0 \text{ after the end}$$
 #
-# is an estimate of the advantage. ($r_t$ is the reward at token $t$, which is 0 except at the last.) This estimate trusts
+# is an estimate of the advantage. ($r_t$ is the reward at token $t$, which is 0 except at the last token.) This estimate trusts
 # $\hat V$ completely. Alternatively, you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
 #
 # $$\hat A_t^{(k)} = \sum_{l < k} \gamma^l \delta_{t+l}
@@ -273,7 +273,7 @@ curves(gradients, title, "probability of a right response", y_label)
 #
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l} = \delta_t + \gamma \lambda\, \hat A_{t+1}$$
 #
-# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute it from
+# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute GAE from
 # the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$ and
 # $\lambda = 0.95$. Read the diagram from right to left:
 

@@ -196,8 +196,8 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 #   averaged over reviews.
 # - *The clip.* Before the first step the KL is 0, which is an error of -100 %, and a single wild phase can produce an
 #   error several times as large. So errors are clipped to 20 % in either direction (`MAX_ERROR`).
-# - *The horizon.* A batch of n sequences changes the coefficient by its error times n / horizon. With the default
-#   horizon of 10,000, a batch of 128 changes it by at most a quarter of a percent.
+# - *The horizon.* A batch of n sequences changes the coefficient by its error times n / horizon. With the default horizon of
+#   10,000, a batch of 128 changes it by at most about 0.26 %.
 #
 # The controller is a small object. The trainer reads the coefficient from its attribute `kl_coef` and calls `update` to
 # change it. Write `update`.
