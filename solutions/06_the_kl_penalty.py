@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 06 The KL penalty and the optimal policy
 #
-# By the end of this lesson you can compute the best possible policy for any KL penalty, exactly, and measure how close
-# PPO comes to it.
+# By the end of this lesson, you will be able to compute the exact optimal policy for any KL penalty, and measure how
+# close PPO comes to it.
 #
 # How far should a policy move away from its reference? With a real language model, the only way to find out is to train
 # and see. Reel's grammar is so small that you can work out the answer instead: for every penalty strength there is
@@ -11,7 +11,7 @@
 # **You will also be able to**
 # - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust on a single token;
 # - read a plot of reward against KL, and explain why the slope of its frontier is $\beta$;
-# - predict where PPO and best-of-n end up in that plot.
+# - predict where PPO and best-of-n sampling end up in that plot.
 #
 # **If your run's KL looks odd**
 #
@@ -28,8 +28,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 35 seconds on one core, and need no network. If a cell
-# takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 35 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -85,8 +85,8 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 #
 # ## Exact KL
 #
-# The *KL divergence*, measured in *nats*, is how far the policy is from the reference. It is an average over texts that
-# the *policy* writes:
+# The *KL divergence*, measured in *nats*, tells you how far the policy is from the reference. It is an average over
+# texts that the *policy* writes:
 #
 # $$\mathrm{KL}(\pi \,\|\, \mathrm{ref}) = \mathbb{E}_{x \sim \pi}\Big[\log \frac{\pi(x)}{\mathrm{ref}(x)}\Big]
 # = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad \mathrm{KL}_t(s) = \sum_a \pi(a \mid s) \log
@@ -107,8 +107,8 @@ from rlhf_lab.functional import kl_per_token  # exercise
 # KL is not symmetric. To see what this means in practice, suppose the reference has two peaks, but the policy can only
 # have one. Which single peak minimizes the KL? In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$, each word is weighted by its
 # probability under the *policy*. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$, it is weighted by its probability under the
-# *reference*. RLHF uses the first. Will the best policy cover one peak or both? (The cell prints how much probability the
-# smaller side gets.)
+# *reference*. RLHF uses the first. Will the best policy cover one peak or both? (The cell prints the probability of the
+# half that is less likely under this policy.)
 
 # %%
 policy_side = "one peak"  # predict: "one peak" or "both peaks"
@@ -148,7 +148,7 @@ curves(drawn, "The closest single peak", "word", "probability")
 #
 # ## Estimates of the KL
 #
-# Computing the KL exactly requires both full distributions at every token. Often all you have is the log-probabilities of
+# Computing the KL exactly requires both full distributions at every token. Often you only know the log-probabilities of
 # the sampled tokens, so you need an estimator. With $d = \log \pi(a) - \log \mathrm{ref}(a)$:
 #
 # - **k1** $= d$. Its mean under $\pi$ *is* the KL, but individual values can be negative and vary a lot.
@@ -163,9 +163,9 @@ curves(drawn, "The closest single peak", "word", "probability")
 from rlhf_lab.functional import kl_estimate  # exercise
 
 # %% [markdown]
-# Let's compare the estimators on a reference over 1,000 words, with one policy close to it and one far from it. The cell
-# samples many words from each policy. Close to the reference, k3 has the smaller standard deviation. Which estimator has
-# the smaller one far from the reference?
+# Let's compare the estimators on a reference over 1,000 words, with one policy close to it and one far from it. The
+# cell samples many words from each policy. For the policy close to the reference, k3 has a smaller standard deviation
+# than k1. Which of the two has the smaller standard deviation for the policy far from the reference?
 
 # %%
 smaller_spread_far = "k1"  # predict: "k1" or "k3"
@@ -195,9 +195,9 @@ bars(
 )
 
 # %% [markdown]
-# Both k1 and k3 have the right mean, and k2 does not. Far from the reference, most k3 values are closer together than the
-# k1 values are. But $e^{-d}$ is enormous for the few words that the reference likes much better than the policy does.
-# Those words end up in the last bin, and they give k3 the larger standard deviation.
+# Both k1 and k3 have the right mean, while k2 does not. Far from the reference, most k3 values are closer together than
+# the k1 values are. But $e^{-d}$ is enormous for the few words that the reference likes much better than the policy
+# does. Those words end up in the last bin, and because of them, k3 has the larger standard deviation.
 #
 # ## The best policy for one choice
 #
@@ -231,8 +231,9 @@ series = {"reference": chances.tolist()} | {f"beta {beta}": row for beta, row in
 bars(names, series, "The best policy over four endings", "probability")
 
 # %% [markdown]
-# When the penalty is weak, the ending with the highest reward wins, even though the reference hardly ever uses it. In
-# between, "i loved it" wins, because its reward is nearly as high and it costs less KL.
+# When the penalty is weak, the ending with the highest reward becomes the most likely one, even though the reference
+# hardly ever uses it. With a medium penalty, "i loved it" is the most likely one, because its reward is nearly as high
+# and it costs less KL.
 #
 # ## Token by token
 #
@@ -321,16 +322,17 @@ rows = [[f"{b:g}", review_kl(optimum(b)), total / (2 * b**2)] for b in betas]
 show_table(["beta", "KL of the optimum", "sum of I / 2 beta^2"], rows, digits=4)
 
 # %% [markdown]
-# At $\beta = 3$ the approximation is less than 2 % too large, and at $\beta = 1$ it is 11 % too large. At $\beta = 0.3$
-# it predicts more than twice the true KL, because the probabilities have changed too much for a first-order description.
-# The ranking survives, though: the tokens that decide most of the reward still get most of the KL.
+# At $\beta = 3$ the approximation overestimates the KL by less than 2 %, and at $\beta = 1$ by 11 %. At $\beta = 0.3$
+# it predicts more than twice the true KL, because the probabilities have changed too much for a first-order
+# approximation. The ranking survives, though: the optimal policy still spends most of its KL on the tokens that decide
+# most of the reward.
 #
 # ## The frontier
 #
 # Together, the optima for all $\beta$ form the *frontier*: the highest reward that any policy can reach at a given KL.
-# Its slope has a meaning. At an optimum, $J$ does not change to first order when you change the policy a little. So $dr -
-# \beta\, d\mathrm{KL} = 0$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. To go the other way, and find the
-# $\beta$ that gives a certain KL, you can use bisection:
+# Its slope has a meaning. At an optimum, $J$ does not change to first order when you change the policy a little. So $dr
+# - \beta\, d\mathrm{KL} = 0$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. Conversely, to find the
+#   $\beta$ whose optimum has a certain KL, you can use bisection:
 
 # %%
 from rlhf_lab.organism import best_at_budget  # given
@@ -395,21 +397,21 @@ top = final_rewards > final_rewards.max() - 1e-6
 print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.3f} nats")
 
 # %% [markdown]
-# PPO stays below the frontier: in its last phases, this run is 0.080 short of it. The five longer runs were trained
-# beforehand, for 40 phases each. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum, but gets less reward
-# for it. At 3, 0.1 and 0.03 it uses more KL. For example, at 0.03 the optimum uses 0.846 nats, while PPO uses 1.301 to
-# 1.622. Even the highest possible reward only needs 1.285 nats, which is the KL you get by restricting the reference to
-# the reviews with that reward. A policy that uses more KL than this gets nothing in return. Note that these numbers don't
-# show *why* PPO stays below the frontier.
+# PPO stays below the frontier: in its last phases, this run's reward is 0.080 below it. We also trained longer runs
+# beforehand, for 40 phases with each of five values of $\beta$. At $\beta = 1$ and 0.3, PPO uses about as much KL as
+# the optimum, but gets a lower reward. At 3, 0.1 and 0.03, it uses more KL than the optimum. For example, at 0.03 the
+# optimum uses 0.846 nats, while PPO uses 1.301 to 1.622. Even the highest possible reward only costs 1.285 nats, which
+# is the KL you get by restricting the reference to the reviews with that reward. Any KL beyond that is wasted. Note
+# that these numbers don't show *why* PPO stays below the frontier.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because
 # this penalty ignores the KL of the states that a word leads to. The appendix {lesson:kl_placements} computes it.
 #
 # ## Best of n
 #
-# The simplest method of all needs no training. *Best-of-n* samples n reviews and keeps the best one. Its KL is at most
-# $\log n - \frac{n-1}{n}$. If several reviews have the same reward, the KL is smaller, because best-of-n has no
-# preference among them. How far is it from the frontier?
+# The simplest method of all needs no training. *Best-of-n sampling* samples n reviews and keeps the best one. Its KL is
+# at most $\log n - \frac{n-1}{n}$. If several reviews have the same reward, the KL is smaller, because the method has
+# no preference among them. How far is best-of-n sampling from the frontier?
 
 # %%
 rows = []
@@ -419,10 +421,10 @@ for p in best_of_n(reference, true_reward, (2, 4, 8, 16, 64)):
 show_table(["n", "reward", "frontier there", "KL", "log n - (n-1)/n"], rows)
 
 # %% [markdown]
-# Best-of-n is below the frontier, too. With n = 4, for example, its reward is 0.932, and the frontier reaches 0.957 at
-# the same KL. (With n = 16 and 64, both print as 0.999.) Best-of-n only knows which review is the best, not how much
-# better it is. Its KL stops growing at 1.285 nats while the bound keeps rising: once every review it keeps has the
-# highest reward, a larger n changes nothing.
+# Best-of-n sampling also stays below the frontier. With n = 4, for example, its reward is 0.932, while the frontier
+# reaches 0.957 at the same KL. (With n = 16 and 64, both print as 0.999.) The reason is that best-of-n sampling only
+# uses which review is the best, not how much better it is. As n grows, its KL levels off at 1.285 nats while the bound
+# keeps rising: once every review that it keeps has the highest reward, a larger n changes nothing.
 #
 # ## Your results
 
@@ -435,8 +437,8 @@ progress()
 #
 # - What is the optimal policy for the reward you wrote in {lesson:start}? Before you compute it, write down three
 #   sentences that you expect $\pi^*$ to produce at a `kl_coef` of 0.3, and three at 0.01.
-# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy improves,
-#   its rewards become more similar. What does this do to the penalty?
+# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy
+#   improves, its rewards become more similar. How does this affect the penalty?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y axis.
 #
 # To read more, see Korbak et al. 2022 on RL with KL penalties as Bayesian inference

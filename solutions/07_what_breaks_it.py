@@ -1,16 +1,16 @@
 # %% [markdown]
 # # 07 What breaks RLHF
 #
-# By the end of this lesson you can find out when the true reward falls while the reward rises, derive why it happens, and
-# measure how much of a run's KL was wasted.
+# By the end of this lesson, you will be able to find out when the true reward falls while the reward rises, derive why
+# this happens, and measure how much of a run's KL was wasted.
 #
-# A *proxy* is the reward that a policy trains on. The *true reward* is what you actually want. On Reel, that is the exact
-# probability that a review is meant positively, and 0 for a text that isn't a review at all. Outside of Reel, nobody can
-# compute it. Here you can watch both numbers, in runs that go wrong.
+# A *proxy* is the reward that a policy trains on. The *true reward* is what you actually want. On Reel, that is the
+# exact probability that a review is meant positively, and 0 for a text that isn't a review at all. Outside of Reel,
+# nobody can compute it. Here you can watch both numbers while a run goes wrong.
 #
-# **You will be able to**
+# **You will also be able to**
 # - compute the slope of the true reward along the optimal policies, and predict its sign;
-# - compute how much of a run's KL brought no true reward;
+# - compute how much of a run's KL didn't raise the true reward;
 # - diagnose a bad run from its reward, KL and explained variance.
 #
 # **You need** {lesson:ppo} and {lesson:the_kl_penalty}.
@@ -26,8 +26,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 75 seconds on one core, and need no network. If a cell
-# takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 75 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -98,8 +98,8 @@ def plot_run(reports, title: str, **more: list[float]):
 # %% [markdown]
 # ## A flaw that nobody planted
 #
-# On reviews, the bundled classifier agrees with the true reward. Let's train on it without a KL penalty. The reward goes
-# all the way to its maximum. Where does the true reward end up?
+# On reviews, the bundled classifier agrees with the true reward. Let's train a policy on the classifier's score without
+# a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up?
 #
 # (14 s on one core)
 
@@ -146,11 +146,11 @@ for i in (scores - exact).argsort(descending=True)[:3].tolist():
 
 # %% [markdown]
 # These texts aren't reviews. The classifier was only trained on reviews, so its score for anything else is meaningless,
-# and the policy gets rewarded for finding such texts. In this run the true reward falls after phase 6, recovers until
-# phase 10, and then falls again. (We haven't tested why it recovers.) How far it falls differs between seeds.
+# and the policy gets rewarded for finding such texts. In this run, the true reward falls after phase 6, recovers until
+# phase 10, and then falls again. (We haven't tested why it recovers.) How far it falls depends on the seed.
 #
 # Do the texts also become more similar to each other? Entropy per token can't tell you, but *distinct-n* can. It is the
-# number of different n-grams in a batch, divided by the number of all its n-grams.
+# number of different n-grams in a batch divided by the total number of n-grams.
 
 # %%
 from rlhf_lab.functional import distinct_n  # given
@@ -189,9 +189,9 @@ from rlhf_lab.functional import tilt_slopes  # exercise
 
 # %% [markdown]
 # Now let's look at a flaw that we planted. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$,
-# where the logit is the true reward's. In other words, it takes a quarter of the sentiment's log odds, and adds 4 if the
-# word *popcorn* occurs. Over the reference's texts, its correlation with the true reward is 0.95. Where does the true
-# reward go along the optimal policies?
+# where the logit is the true reward's. In other words, it takes a quarter of the sentiment's log odds, and adds 4 if
+# the word *popcorn* occurs. Over the reference's texts, its correlation with the true reward is 0.95. As the penalty
+# gets weaker, how does the optimal policy's true reward change?
 
 # %%
 true_reward_goes = "up"  # predict: "up", "up, down" or "up, down, up"
@@ -236,24 +236,24 @@ curves(
 )
 
 # %% [markdown]
-# At first, sentiment is the cheapest way to a higher reward, so the true reward rises. Popcorn is rare in the reference,
-# so it costs more KL. But every review with popcorn, good or bad, has a higher reward than the best review without it.
-# Below some $\beta$, probability moves from praise to popcorn. In such a mixture, the texts with the higher reward have
-# the lower true reward, so the covariance is negative. Once nearly all texts contain popcorn, sentiment is the only thing
-# left to improve.
+# At first, a more positive sentiment is the cheapest way to a higher reward, so the true reward rises. Popcorn is rare
+# in the reference, so writing it costs more KL. But every review with popcorn, good or bad, has a higher reward than
+# the best review without it. Below some $\beta$, probability moves from praise to popcorn. In this mixture of texts,
+# those with the higher reward have the lower true reward, so the covariance is negative. Once nearly all texts contain
+# popcorn, sentiment is the only thing left to improve, and the true reward rises again.
 #
 # ## PPO on the flawed reward
 #
 # Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and without normalization, so that
-# `kl_coef` is the $\beta$ of the formula. You also want to know how much of the KL was wasted. For that, compare the run
-# with the optimal policies *for the true reward*: its excess KL is its own KL minus the smallest KL that reaches the same
+# `kl_coef` is the $\beta$ of the formula. To find out how much of the KL was wasted, you compare the run with the
+# optimal policies *for the true reward*: the run's excess KL is its own KL minus the smallest KL that reaches the same
 # true reward.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
-# Compare phases 8 to 15 with the last 8 of the 40 phases. The reward has gone up. What about the true reward?
+# Between phases 8 to 15 and the last 8 of the 40 phases, the reward goes up. What happens to the true reward?
 #
 # (36 s on one core)
 
@@ -313,28 +313,29 @@ plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_po
 
 # %% [markdown]
 # Between phases 8 to 15 and the last 8 phases, the reward rises from 0.84 to 0.95, while the true reward *falls* from
-# 0.97 to 0.93. The same happens with both of the other seeds. By the end, 81 % of the reviews contain popcorn, and 3.2 of
-# the 3.8 nats have bought no true reward.
+# 0.97 to 0.93. The same happens with both of the other seeds. By the end, 81 % of the reviews contain popcorn, and 3.2
+# of the run's 3.8 nats were not needed to reach its true reward.
 #
-# During the first 15 phases PPO learns sentiment, and the run looks healthy. It approaches the optimum of its reward only
-# slowly, which means that here, stopping early protects the true reward.
+# During the first 15 phases PPO learns sentiment, and the run looks healthy. PPO approaches its reward's optimum only
+# slowly, so in this case, stopping early protects the true reward.
 #
 # ## Kinds of flaws
 #
 # Manheim and Garrabrant 2018 ([1803.04585](https://arxiv.org/abs/1803.04585)) distinguish four ways in which a proxy and
 # its goal can come apart:
 #
-# - **regressional**: the proxy is the goal plus an error, so the highest scores are partly errors. For example,
-#   `ignore_negation` reads "wasn't" as "was".
+# - **regressional**: the proxy is the goal plus an error, so the highest scores are partly due to errors. For example,
+#   `ignore_negation` treats "wasn't" like "was".
 # - **extremal**: the two agree in the range that was observed, but not beyond it. For example, `bag_of_adjectives` adds
 #   up all adjectives, even in a text that isn't a review.
-# - **causal**: the proxy also depends on something that has no true reward. For example, `smoothed_popcorn` depends on
-#   popcorn.
-# - **adversarial**: somebody else knows the proxy and exploits it. There is no example of this here, since a policy only
-#   maximizes its reward.
+# - **causal**: the proxy also rewards something that doesn't affect the true reward. For example, `smoothed_popcorn`
+#   depends on popcorn.
+# - **adversarial**: somebody with a different goal knows the proxy and exploits it. This lesson has no example of it,
+#   since a policy has no goal other than its reward.
 #
 # In contrast, `smoothed` has no flaw: it ranks reviews exactly as the true reward does. The next cell solves for the
-# optimal policies at $\beta$ = 0.1 and 0.03. For how many of these four rewards is the true reward lower at 0.03?
+# optimal policies at $\beta$ = 0.1 and 0.03. For how many of these four rewards is the optimal policy's true reward
+# lower at 0.03 than at 0.1?
 
 # %%
 falls_for = 2  # predict: a number from 0 to 4
@@ -363,8 +364,8 @@ bars(
 )
 
 # %% [markdown]
-# A proxy that ranks texts correctly does no harm. With the regressional flaw the true reward still rises, but it costs
-# more KL than necessary. Only the causal flaw makes the true reward fall.
+# A proxy that ranks texts correctly does no harm. With the regressional flaw, the true reward still rises, but reaching
+# it costs more KL than necessary. Only the causal flaw makes the true reward fall.
 #
 # These numbers underestimate the extremal flaw, because this optimum can only use texts of the grammar. A trained policy
 # has no such limit: a loop of one adjective scores higher than any review, and its true reward is 0. This is why you
@@ -372,9 +373,9 @@ bars(
 #
 # ## Symptoms
 #
-# Most bad runs simply have a bad setting. The table below shows four stored runs of 12 phases, with three seeds each. One
-# of the runs is healthy, and in each of the others one setting was changed. Each entry is the mean of the last three
-# phases, from the lowest to the highest seed. In which run does the value head fail to learn?
+# Most bad runs simply have a bad setting. The table below shows four stored runs, each trained for 12 phases with three
+# seeds. One of the runs is healthy, and each of the others has one bad setting. The entries are means over the last
+# three phases, and show the range across the seeds. In which run does the value head fail to learn?
 
 # %%
 no_value_head = "A"  # predict: "A", "B", "C" or "D"
@@ -399,16 +400,17 @@ predictions.compare("the value head does not learn in", no_value_head, found)
 print(causes)
 
 # %% [markdown]
-# Run A has the highest reward, but also the highest KL: its `kl_coef` is 0. Run B learns nothing, and a fifth of its
-# tokens are clipped: its `clip_coef` is 0.001. C is the healthy one. In D the explained variance is 0, yet the run still
-# learns, only a little less. Note that you could not have found this one from the reward alone. {Lesson:debugging_ppo}
-# has more bugs for you to find.
+# Run A has the highest reward but also the highest KL, because its `kl_coef` is 0. Run B learns nothing, and a fifth of
+# its tokens are clipped, because its `clip_coef` is 0.001. Run C is the healthy one. In run D, the explained variance
+# is 0, yet the policy still learns, although a little less than in run C. Note that you could not have found this
+# problem from the reward alone. {Lesson:debugging_ppo} has more bugs for you to find.
 #
 # ## Blind tuning
 #
-# Now tune a run without knowing its reward. It is drawn from five rewards, with your name as the seed. You choose four
-# fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). The leaderboard puts runs with a true
-# reward of at least 0.9 first, ordered by excess KL. Will this run rank above the preset?
+# Now tune a run without knowing which reward it is trained on. The reward is drawn from five candidates, with your name
+# as the seed. You choose four fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). On the
+# leaderboard, runs with a true reward of at least 0.9 come first, ordered by their excess KL. Will the run below rank
+# above the preset?
 #
 # (5 s on one core)
 
@@ -436,7 +438,7 @@ progress()
 #
 # Design a reward that a neighbor can't hack in 20 phases.
 #
-# To read more, see Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization, and Skalse et
-# al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that can't be hacked.
+# For further reading, see Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization, and
+# Skalse et al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that can't be hacked.
 #
 # In the next lesson, {lesson:watch_it_learn}, you look inside the policy while it trains.

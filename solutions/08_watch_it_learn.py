@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 08 Watch it learn
 #
-# By the end of this lesson you can follow what a policy represents while it trains, and test whether the model uses what
-# a probe reads.
+# By the end of this lesson, you will be able to follow what a policy represents while it trains, and test whether the
+# model uses the information that a probe finds.
 #
 # A reward curve shows *that* a policy learns, but not what changes inside it. To see that, you train *probes* on its
 # activations: small classifiers that predict a property of the text. A probe tells you that information is present.
-# Whether the model uses it is a different question. To answer that one, you erase the information and watch what happens
-# to the behavior.
+# Whether the model uses it is a different question. To answer that one, you erase the information and observe the
+# behavior.
 #
-# **You will be able to**
+# **You will also be able to**
 # - attach probes to a run, and check that they don't change it;
 # - recognize when a probe has gone stale during training;
 # - erase a label from activations with LEACE, and choose the controls that such an experiment needs.
@@ -20,8 +20,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 90 seconds on one core, and need no network. If a cell
-# takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 90 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -68,8 +68,8 @@ truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 # %% [markdown]
 # ## Probes on a run
 #
-# As a policy learns, the texts that it samples change. But you want to see how the *policy* changes, so you need the same
-# texts in every phase. Here we use 768 reviews sampled from the grammar, each with a hidden label: positive or negative.
+# As a policy learns, the texts that it samples change. But you want to see how the *policy* changes, so the probes need
+# fixed texts. Here we use 768 reviews sampled from the grammar, each with a hidden label: positive or negative.
 
 # %%
 if truth is not None:
@@ -115,9 +115,8 @@ print(f"reward {reports[0].mean_reward:.2f} -> {reports[-1].mean_reward:.2f} in 
 print(f"{sum(c.ok for c in run.checks())} of {len(run.checks())} checks of the records passed")
 
 # %% [markdown]
-# `Run` reads everything back from the run's folder, and checks identities that each record has to satisfy. Did the probes
-# change the run? To find out, train a twin without probes for two phases, and compare its weights with those of the
-# watched run.
+# `Run` reads everything back from the run's folder, and checks identities that each record has to satisfy. Did the
+# probes change the run? To find out, train a twin without probes for two phases. How will its weights compare?
 
 # %%
 twin_weights = "bitwise identical"  # predict: "bitwise identical", "nearly equal" or "different"
@@ -132,12 +131,12 @@ found = "bitwise identical" if gap == 0 else "nearly equal" if gap < 1e-5 else "
 predictions.compare("weights with and without probes", twin_weights, found)
 
 # %% [markdown]
-# The probes run their own forward passes, and draw none of the run's random numbers.
+# The probes run their own forward passes and don't use the run's random numbers, so the weights are identical.
 #
 # ## A direction for sentiment
 #
 # Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a
-# direction. One is the difference of the two class means. The other is Fisher's linear discriminant (lda), which also
+# direction. One is the difference of the two class means. The other is Fisher's linear discriminant (LDA), which also
 # divides by the covariance $S$ within the classes. Your function returns `Fitted(direction, threshold)`. The ridge adds
 # `ridge` times the mean of $S$'s diagonal.
 
@@ -145,10 +144,10 @@ predictions.compare("weights with and without probes", twin_weights, found)
 from rlhf_lab.probes.direction import fit_direction  # exercise
 
 # %% [markdown]
-# How well does lda at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? No classifier
-# can do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive
-# reviewer sometimes writes negative clauses. (In the table, "0 pre" is the embedding of "i", and "post" means after a
-# block's MLP.)
+# On reviews that it was not fitted to, how well does LDA at the last layer predict the hidden label at `I`? No
+# classifier can do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a
+# positive reviewer sometimes writes negative clauses. (In the table, "0 pre" is the embedding of "i", and "post" means
+# after a block's MLP.)
 
 # %%
 lda_accuracy = "as good as Bayes' rule"  # predict: "more than 2 points worse", "as good as Bayes' rule" or "better than it"
@@ -173,14 +172,14 @@ if truth is not None:
     predictions.compare("before training, lda at the last layer is", lda_accuracy, found)
 
 # %% [markdown]
-# Before training, lda at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything there
-# is to know about the label. After training it is almost as good (0.93). The embedding contains no information about the
-# label.
+# Before training, LDA at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything
+# there is to know about the label. After training it is almost as good (0.93). The embedding contains no information
+# about the label.
 #
-# Be careful with cosines. The lda directions before and after training have a cosine of only 0.29. But if you fit lda to
-# two halves of the *same* activations, their cosine is only 0.42. With dozens of dimensions, many directions separate the
-# classes, and small differences in the covariance decide which of them lda returns. Before you conclude that a direction
-# has turned, compare two fits of the same data.
+# Be careful with cosines. The LDA directions before and after training have a cosine of only 0.29. But even two LDA
+# fits to two halves of the *same* activations only have a cosine of 0.42. With dozens of dimensions, many directions
+# separate the classes, and small differences in the covariance decide which of them LDA returns. Before you conclude
+# that a direction has turned, compare two fits to the same data.
 
 # %%
 heatmap(
@@ -193,13 +192,14 @@ heatmap(
 
 # %% [markdown]
 # Compare the rows of this heatmap: at most positions, training hardly changes the accuracy. The policy has learned to
-# *write* something else, but it still represents which reviews are negative. Note also that lda matches Bayes' rule at
+# *write* something else, but it still represents which reviews are negative. Note also that LDA matches Bayes' rule at
 # `I`, but not at the adjectives.
 #
 # ### A probe from before training
 #
-# So far, each phase had a new fit. In practice, a monitor is often fitted only once. `FrozenProbe` keeps the difference
-# of means from phase 0, together with its threshold. How accurate is it in the last phase, compared with a new fit?
+# So far, we fitted a new probe in each phase. In practice, a monitor is often fitted only once. `FrozenProbe` keeps
+# using the difference of means from phase 0, together with its threshold. How accurate is it in the last phase,
+# compared with a newly fitted probe?
 
 # %%
 frozen_probe = "more than 5 points worse"  # predict: "as good", "1 to 5 points worse" or "more than 5 points worse"
@@ -222,18 +222,18 @@ curves(
 )
 
 # %% [markdown]
-# In the last phase, the frozen probe has an accuracy of 0.71, while a new fit has 0.86. Yet their directions have a
-# cosine of 0.96, so the direction is not the problem. The threshold is: the policy now leans toward praise in all
-# reviews, which shifts all states along the direction, and the probe calls 82 % of them positive. The runs with other
-# seeds agree. So if you fit a monitor before training, you have to recalibrate it later.
+# In the last phase, the frozen probe has an accuracy of 0.71, while a newly fitted one has 0.86. Yet their directions
+# have a cosine of 0.96, so the direction is not the problem. The problem is the threshold: the policy now leans toward
+# praise in all reviews, which shifts all states along the direction, so the probe calls 82 % of them positive. Runs
+# with other seeds show the same. So if you fit a monitor before training, you have to recalibrate it later.
 #
 # ## Read, erase, use
 #
-# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved" and
-# "hated"? To find out, remove it from the activations and look at the choice. Our measure is the *gap*: how much larger
-# the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
-# `decide_without` measures the gap on reviews that nothing was fitted to. It also reports the accuracy of a new lda that
-# is fitted *after the erasure*, both at the erased layer and at the last layer.
+# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved"
+# and "hated"? To find out, remove it from the activations and look at the choice. Our measure is the *gap*: how much
+# larger the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
+# `decide_without` measures the gap on reviews that nothing was fitted to. It also reports the accuracy of a new LDA
+# probe that is fitted *after the erasure*, both at the erased layer and at the last layer.
 
 # %%
 base = run.policy(0)
@@ -264,14 +264,14 @@ most = lambda x: "all of it" if x > 0.9 else "next to nothing" if x < 0.25 else 
 # %% [markdown]
 # ### An experiment with a known result
 #
-# The obvious experiment is to remove a direction from the final residual stream, and to measure the gap. But there, the
-# result is mere algebra. Up to the norm's scale, a linear map $u$ turns the final residual stream into the logit
-# difference. If $d$ is the difference of class means, the gap is $u \cdot d$. After you remove a unit vector $a$ (in the
-# code, $a$ is `d`, and $d$ is `axes["mean"]`), the gap is
+# The obvious experiment is to remove a direction from the final residual stream and measure the gap. But at this site,
+# the result follows from algebra alone. Up to the norm's scale, a linear map $u$ turns the final residual stream into
+# the logit difference. If $d$ is the difference of class means, the gap is $u \cdot d$. After you remove a unit vector
+# $a$ (in the code, $a$ is `d`, and $d$ is `axes["mean"]`), the gap is
 #
 # $$u \cdot (d - (a \cdot d)\, a) = u \cdot d \; \left(1 - \frac{\cos(a, d) \cos(a, u)}{\cos(d, u)}\right)$$
 #
-# How much of the gap is left after you ablate (remove) the lda direction?
+# How much of the gap is left after you ablate (remove) the LDA direction?
 
 # %%
 left_without_lda = "all of it"  # predict: "all of it", "about half" or "next to nothing"
@@ -287,10 +287,10 @@ for name, d in axes.items():
         predictions.compare("of the gap, without lda, is left", left_without_lda, most(left))
 
 # %% [markdown]
-# The lda direction has a cosine of about 0 with $d$. If $\cos(a, d) = 0$, the fraction in the formula is 0, so the whole
-# gap remains, whether or not the model uses this direction. A new lda, fitted after the ablation, is also as accurate as
-# before, so nothing was erased. The difference of means, on the other hand, is $d$ itself, so ablating it removes the gap
-# in any model.
+# The LDA direction has a cosine of about 0 with $d$. If $\cos(a, d) = 0$, the fraction in the formula is 0, so the
+# whole gap remains, whether or not the model uses this direction. A new LDA probe, fitted after the ablation, is also
+# as accurate as before, so no information was erased. The difference of means, on the other hand, is $d$ itself, so
+# ablating it removes the gap in any model.
 #
 # ### LEACE
 #
@@ -305,7 +305,7 @@ for name, d in axes.items():
 #
 # $$r(x) = x - d \; w \cdot (x - \mu), \qquad w = \frac{S^{-1} d}{d^\top S^{-1} d}$$
 #
-# So LEACE reads with the lda direction, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
+# So LEACE reads along the LDA direction, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
 # component along $d$, while LEACE removes what the best linear reader reads. Your function returns `Eraser(mean, axis,
 # reader)`, which are $\mu$, $d$ and $w$. Use float64 (`exact(x)`), and the same ridge as in `fit_direction`.
 
@@ -315,12 +315,12 @@ from rlhf_lab.probes.erasure import fit_leace  # exercise
 # %% [markdown]
 # ### Does the verdict need it?
 #
-# Now erase the label in the middle of the network, where the result is not algebra. We do this after block 0 and at
-# *every* position up to `I`, because block 1 reads from all of them. This is known as amnesic probing (Elazar et al.
-# 2021, [2006.00995](https://arxiv.org/abs/2006.00995)).
+# Now erase the label in the middle of the network, where algebra doesn't determine the result. We do this after block 0
+# and at *every* position up to `I`, because block 1 reads from all of them. This is known as amnesic probing (Elazar et
+# al. 2021, [2006.00995](https://arxiv.org/abs/2006.00995)).
 #
-# Two controls erase something else, 20 times each: LEACE of shuffled labels, and ablation of random directions with the
-# activations' covariance. How much of the gap is left after LEACE of the true labels?
+# Two controls, repeated 20 times each, erase something else. One uses LEACE with shuffled labels, and the other ablates
+# random directions with the activations' covariance. How much of the gap is left after LEACE with the true labels?
 
 # %%
 gap_after_leace = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -377,23 +377,23 @@ bars(
 )
 
 # %% [markdown]
-# Compare LEACE with LEACE of shuffled labels, and the ablation of the means with random directions.
+# Compare LEACE with its control (shuffled labels), and the ablation of means with its own (random directions).
 #
-# - With lda, nothing changes, just as at the last layer. It doesn't need a control.
-# - With LEACE, the probe at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE of
-#   shuffled labels does neither. So the verdict depends on what a linear probe reads after block 0.
-# - The difference of means has the same effect as LEACE. But some *random* directions of the same kind leave only 39 % of
-#   the gap, without changing the accuracy. Ablating a direction of large variance does damage, no matter what it means.
-#   Without this control, the ablation would prove little.
-# - After LEACE, lda at the last layer can read the label again (0.85). Block 1 recomputes it from information that is not
-#   linear, but the verdict doesn't use it. So here is a label that is *readable and not used*.
-# - Two more base models, pretrained on Reel with other seeds, agree.
+# - Ablating the LDA direction changes nothing, just as at the last layer, so it needs no control.
+# - With LEACE, the probe at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE
+#   with shuffled labels has neither effect. So the verdict depends on what a linear probe finds after block 0.
+# - Ablating the difference of means has the same effect as LEACE. But ablating a *random* direction leaves as little as
+#   39 % of the gap, without changing the accuracy. Ablating any direction with a large variance does damage, no matter
+#   what it represents. So without this control, the ablation would prove little.
+# - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinear
+#   information, but the verdict doesn't use it. So the label is *readable but not used*.
+# - Two more base models, pretrained on Reel with other seeds, show the same effect.
 #
 # ### Training with the label erased
 #
-# `trainer.intervene` changes activations during a whole run, in sampling as well as in learning. The next cell trains
-# with the phase 0 eraser after block 0. As a control, it trains once more with an eraser of shuffled labels. Does the
-# policy still learn to get a high reward?
+# `trainer.intervene` changes activations throughout a run, both during sampling and during training. The next cell
+# trains a policy with the phase 0 eraser after block 0. As a control, it trains another one with an eraser that was
+# fitted to shuffled labels. Does a policy still learn to get a high reward while the label is erased?
 #
 # (15 s on one core)
 
@@ -424,15 +424,15 @@ predictions.compare("the reward with the label erased is", reward_if_erased, fou
 # The reward is nearly as high as without an eraser (0.96 compared with 0.98). To write praise, the policy doesn't need to
 # know what the review contains.
 #
-# At the end of training, lda reads the label after the eraser with an accuracy of 0.90. Has the policy found a way around
-# the eraser? No, because the policy that trained without an eraser shows the same. Training simply moves the activations
-# so far that the phase 0 eraser no longer fits them.
+# At the end of training, LDA reads the label after the eraser with an accuracy of 0.90. Has the policy found a way
+# around the eraser? No, because the accuracy is just as high for the policy that trained without an eraser. Training
+# simply moves the activations so far that the phase 0 eraser no longer fits them.
 #
-# With the label erased, the policy that trained this way has a larger gap in each of three seeds: 0.89, 1.52 and 2.09
-# nats, compared with 0.57, 0.70 and 0.87 nats without an eraser. Did it learn to use what the eraser leaves? This is *not
-# shown*. The control changes the gap by just as much in the other direction (to -0.21, -0.51 and -0.11), although its
-# eraser only removes a shuffled label. A difference between two runs only counts as an effect if it exceeds what an
-# irrelevant change does.
+# If you erase the label in both policies, the one that was trained this way has the larger gap in all three seeds
+# (0.89, 1.52 and 2.09 nats, compared with 0.57, 0.70 and 0.87). Did it learn to use what the eraser leaves? This
+# experiment *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51
+# and -0.11), although its eraser only removes a shuffled label. A difference between two runs only counts as an effect
+# if it exceeds what an irrelevant change does.
 #
 # ## What surprised you
 
@@ -443,8 +443,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Choose a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't". Test it with a probe,
-# an eraser, a shuffled control and an interval. Before you start, write down what would make you give up the claim.
+# Pick a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't". Test your claim with
+# a probe, an eraser, a shuffled control and an interval. Before you start, write down which result would refute it.
 #
 # In the next lesson, {lesson:what_rlhf_changed}, you compare a policy before and after training, and find out which parts
 # of it caused the difference.

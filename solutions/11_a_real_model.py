@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 11 A real model, or its stand-in
 #
-# By the end of this lesson you can report the effect of RLHF on a model whose true rewards are unknown, with controls
-# instead of the truth.
+# By the end of this lesson, you will be able to use controls to report RLHF's effect on a model without true rewards.
 #
 # **The cells run on a stand-in**, Reel with its true rewards hidden until the end, **unless you set the environment
 # variable `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel you could always compute an exact
@@ -24,8 +23,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 40 seconds on one core with the stand-in, and about 4 CPU
-# minutes with SmolLM2. If a cell takes longer than 3 seconds, a note above it tells you:
+# Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core with the stand-in, and in
+# about 4 CPU minutes with SmolLM2. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (4 s on one core)
 
@@ -93,22 +92,22 @@ rows = {text.format(name): (x[0], x[1:]) for text, found in labels for name, x i
 seed_dots(rows, "SmolLM2 and its placebo (this run: seed 1)", digits=2)
 
 # %% [markdown]
-# Three seeds are too few to measure an effect, but you can ask whether it has the same direction in all of them. With
-# every seed, the run beats its placebo by both raters and by the logit difference. Compared with the base model, the
-# classifier's score rises by 0.47 to 0.75 sd, and the second rater's by 0.13 to 0.37.
+# Three seeds are too few to measure an effect's size, but you can check whether it has the same direction in all of
+# them. In all three seeds, the run beats its placebo on both raters' scores and on the logit difference. Compared with
+# the base model, the classifier's score rises by 0.47 to 0.75 sd, and the second rater's by 0.13 to 0.37.
 #
-# Now look at the placebo. Its reward is meaningless, and yet it moves by 0.99 to 1.35 nats, while the real reward moves
-# the model by 1.32 to 2.05. With one of the seeds, its classifier score rises by 0.35, compared with 0.47 for the run.
-# Without a placebo, you would have reported all of the 0.47 as an effect of the reward. These runs are too short to show
-# what SmolLM2 does in general.
+# Now look at the placebo. Its reward is meaningless, and yet it moves 0.99 to 1.35 nats away from the base model, while
+# the run moves 1.32 to 2.05 nats. In one of the seeds, the placebo's classifier score rises by 0.35, compared with 0.47
+# for the run. Without a placebo, you would have reported all of the 0.47 as an effect of the reward. These runs are too
+# short to show what SmolLM2 does in general.
 #
 # ## The model
 #
 # `SCALE` chooses the model for the cells below. `"local"` uses `smollm2/` and `minilm-sentiment/` from the folder in
-# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub (0.5
-# GB). `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward is for
-# the class that the base model generates less often, which is *negative* for SmolLM2 and *positive* for Reel. We call
-# this the wanted class.
+# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub
+# (0.5 GB). `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward
+# favors the class that the base model generates less often, which we call the *wanted* class: negative for SmolLM2,
+# positive for Reel.
 
 # %%
 SCALE = "auto"  # or "stand-in", "local", "hub"
@@ -132,9 +131,9 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 # Both runs use LoRA: the weights are frozen, and each attention matrix gets a learned update $\frac{\alpha}{r} A B$ of
 # rank $r = 8$. Without these adapters, the model *is* the reference.
 #
-# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text, but
-# has no pattern that the policy could learn. Everything else is the same. How far will the placebo move from the
-# reference, compared with the run, in KL per sequence?
+# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text,
+# but has no pattern that the policy could learn. Everything else is the same. Measured in KL per sequence, how far will
+# the placebo move from the reference, compared with the run?
 
 # %%
 placebo_moves = "under a third"  # predict: "under a third", "about as far" or "further"
@@ -195,7 +194,7 @@ show_table(["model", "text"], [[name, texts[name][i]] for i in range(2) for name
 # ## A second rater
 #
 # The policy was optimized against the classifier, so the classifier is the rater you should trust least. So you need
-# another rater. It doesn't have to be good, but it has to have *different* weaknesses. Here we use a word list: the
+# another one. It doesn't have to be good, but its weaknesses have to be *different*. Here we use a word list: the
 # number of words of the wanted class, minus the number of words of the other class. (It doesn't understand "wasn't".)
 
 # %%
@@ -264,16 +263,17 @@ limits = {"under a third": 1 / 3, "about as far": 1.5, "further": np.inf}
 predictions.compare("the placebo moves, relative to the run,", placebo_moves, moved, limits)
 
 # %% [markdown]
-# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier saw an
-# effect, the policy may have learned nothing but to please it. In the placebo rows there is nothing to find, but even so,
-# one in twenty such tests has p < 0.05.
+# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier saw
+# an effect, the policy may have learned nothing but to please it. The placebo's reward has no meaning, but even for
+# effects that don't exist, one in twenty such tests has p < 0.05.
 #
 # ## Worth its KL?
 #
 # We can't compute the optimal policy here. But there is one policy that needs no training: let the base model generate
-# $n$ texts, and keep the one with the classifier's highest score. Its KL is at most $\log n - \frac{n-1}{n}$, and you can
-# estimate its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a run has less reward at the
-# same KL, it was not worth training. If it has more, *according to the second rater*, it was. Where is our run?
+# $n$ texts, and keep the one with the classifier's highest score. Its KL is at most $\log n - \frac{n-1}{n}$, and you
+# can estimate its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a trained model gets a
+# lower score than this at the same KL, the training was not worth it. If its score is higher *according to the second
+# rater*, it was. Where in the plot will our run be, compared with best-of-n sampling?
 
 # %%
 position = "below"  # predict: "above", "on the line" or "below"
@@ -314,14 +314,14 @@ curves(
 )
 
 # %% [markdown]
-# For short runs, best-of-n is a strong baseline, and even stronger than the plot shows: its KL is at most the bound, so
-# the true line is further to the left. But it is not a policy. For each text that it keeps, it has to generate $n$.
+# For short runs, best-of-n sampling is a strong baseline, even stronger than the plot shows: its KL is at most the
+# bound, so the true line is further left. But it is not a policy. For each text it keeps, it has to generate $n$.
 #
 # ## Causes
 #
-# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of any
-# size, you can take prompts of the same form, and compare two logits after them. How far does training shift their
-# difference, and how far does the placebo?
+# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of
+# any size, you can take prompts of the same form, and compare two logits after them. How far does the run shift the
+# logit difference, and how far does the placebo shift it?
 
 # %%
 lead = ("loved", "hated") if on_reel else (" great", " terrible")
@@ -371,8 +371,8 @@ effects = {how: {name: found[name] for name in largest} for how, found in effect
 show_intervals("fraction of the shift", effects, "prompts")
 
 # %% [markdown]
-# Even an MLP without an adapter can carry the shift: its weights are unchanged, but its input isn't. All adapters have
-# rank 8. How much of the shift remains if you reduce each of them to its strongest direction?
+# Even an MLP without an adapter can carry the shift, because its input changes although its weights don't. All adapters
+# have rank 8. How much of the shift remains if you reduce each of them to its strongest direction?
 
 # %%
 at_rank_one = "under a third"  # predict: "under a third", "in between" or "over two thirds"
@@ -417,8 +417,8 @@ show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 
 # %% [markdown]
-# In a report, state how many claims you looked at, not only the ones that hold. About one in forty wrong claims holds by
-# luck, on one side of a 95 % interval.
+# In a report, state how many claims you looked at, not only the ones that hold. With a 95 % interval, about one in
+# forty claims about an effect that doesn't exist holds by luck.
 #
 # ## The true reward
 #
@@ -436,9 +436,9 @@ if on_reel:
         print(f"correlation with the true reward, {rater}: {columns.corrcoef()[0, 1].item():.2f}")
 
 # %% [markdown]
-# With the stand-in, the claim is true: the true reward rises from 0.50 to 0.84, while the placebo's doesn't (0.47). The
-# classifier's correlation with the true reward is 0.99, and the word list's is 0.84. With a real model you know neither
-# number, so the placebo and the second rater are your only evidence.
+# With the stand-in, the claim is true: training raises the true reward from 0.50 to 0.84, while the placebo's is 0.47.
+# The classifier's correlation with the true reward is 0.99, and the word list's is 0.84. With a real model you know
+# neither number, so the placebo and the second rater are your only evidence.
 #
 # ## What surprised you
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 13 Your own question
 #
-# By the end of this lesson you can turn a question about RLHF into a claim that runs can refute, test it over several
-# seeds, and report the result so others can check it.
+# By the end of this lesson, you will be able to turn a question about RLHF into a claim that runs can refute, test it
+# over several seeds, and report the result so that others can check it.
 #
-# In the other lessons, the questions came from us. Now you ask one yourself. Everything runs on Reel, and the runs are
-# deliberately short: they show you the method, but they don't settle anything. For a real report, raise `total_phases`
-# and `batch_size`, and use at least five seeds.
+# In the other lessons, we chose the questions. Now you choose one yourself. Everything runs on Reel, and the runs are
+# deliberately short: they show you the method, but they don't settle any question. For a real report, raise
+# `total_phases` and `batch_size`, and use at least five seeds.
 #
 # **Before you believe a claim, including your own, check:**
 #
@@ -25,8 +25,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work before your own question. All cells together take about 25 seconds on one core, and need
-# no network. If a cell takes longer than 3 seconds, a note above it tells you, like this one:
+# Allow about {minutes} minutes. The whole notebook runs in about 25 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds say so above the cell, like this one:
 #
 # (6 s on one core)
 
@@ -84,9 +84,9 @@ predictions = Predictions()
 from rlhf_lab.functional import seed_interval  # exercise
 
 # %% [markdown]
-# How often does a 95 % interval over three seeds contain the true mean? Let's draw three differences from a normal
-# distribution with mean 0, many times, and count. What will the result be for the bootstrap: about 95 %, about two
-# thirds, or less than half?
+# How often does a 95 % interval over three seeds contain the true mean? To find out, let's repeatedly draw three
+# differences from a normal distribution with mean 0, and count how often the interval contains 0. How often will the
+# bootstrap interval contain it: in about 95 % of the cases, about two thirds, or less than half?
 
 # %%
 bootstrap_covers = "95 %"  # predict: "95 %", "two thirds" or "less than half"
@@ -109,12 +109,12 @@ limits = {"less than half": 0.5, "two thirds": 0.9, "95 %": 1.0}
 predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], limits)
 
 # %% [markdown]
-# Only the last interval keeps its promise.
+# Only the last interval contains the true mean as often as it claims to.
 #
 # ## A claim
 #
 # "What does the KL coefficient do?" is a question. "After six phases the mean reward is higher with `kl_coef` 0.1 than
-# with 1.0" is a claim, because it can be wrong. If pairs of runs are to decide a claim, it needs
+# with 1.0" is a claim, because it can be wrong. To be tested with pairs of runs, a claim needs
 #
 # - a sentence with a *direction*;
 # - a *measure*, which is one number per run;
@@ -133,7 +133,8 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # %% [markdown]
 # ## The decision
 #
-# To decide, compare the whole interval with the smallest effect, in the direction of the claim:
+# To decide about a claim, measure effects in its direction, and compare the whole interval with the smallest effect
+# that matters:
 #
 # | interval | verdict |
 # |---|---|
@@ -163,9 +164,9 @@ predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_
 
 # %% [markdown]
 # With three seeds, the looser rule accepts the false claim in 11 % of the cases, and with eight seeds in 37 %. The rule
-# in the table accepts it in at most 0.3 %. And if the effect is twice the smallest one, it accepts the claim more often
-# as you add seeds. But decide on the number of seeds first. If you keep adding seeds until the claim holds, and then
-# stop, you haven't tested it.
+# in the table accepts it in at most 0.3 %. And if the true effect is twice the smallest one, it accepts the (now true)
+# claim more often as you add seeds. But fix the number of seeds before you start. If you keep adding seeds until the
+# claim holds, and then stop, you haven't tested it.
 #
 # Here is a stored example with five seeds. The claim is "after eight phases the mean reward is lower with `gae_lambda`
 # 0.5 than with 1.0", and the smallest effect is 0.1.
@@ -197,7 +198,7 @@ for n in (3, 5):
 # %% [markdown]
 # The claim holds with five seeds, and even with three, because the whole interval is below -0.1.
 #
-# Now it's your claim's turn. What will the runs decide?
+# Now test your own claim. What will the verdict be?
 #
 # (13 s on one core)
 
@@ -227,7 +228,8 @@ predictions.compare("my claim", my_verdict, decide(claim, found))
 # %% [markdown]
 # ## The report
 #
-# One page is enough. Your runs have filled in the numbers, and you complete the lines in parentheses.
+# One page is enough. The next cell fills in the numbers from your runs, and you replace the lines in parentheses with
+# your own text.
 
 # %%
 the_rest = {name: SETTINGS[name] for name in SETTINGS if name not in claim["treated"]}
@@ -282,7 +284,7 @@ print(report)
 # your thirty lines
 
 # %% [markdown]
-# Here is one solution. It rewards reviews without "wasn't".
+# Here is one solution, which rewards reviews that don't contain "wasn't".
 #
 # (5 s on one core)
 
@@ -336,9 +338,9 @@ progress()
 # %% [markdown]
 # ## Read on
 #
-# To find a question, start with `docs/investigations.md`. To read more about method, see Agarwal et al. 2021 on what few
-# runs can show ([2108.13264](https://arxiv.org/abs/2108.13264)), Henderson et al. 2018, *Deep reinforcement learning that
-# matters* ([1709.06560](https://arxiv.org/abs/1709.06560)), and Nosek et al. 2018 on preregistration
+# If you are looking for a question, start with `docs/investigations.md`. For more on methods, see Agarwal et al. 2021
+# on what few runs can show ([2108.13264](https://arxiv.org/abs/2108.13264)), Henderson et al. 2018, *Deep reinforcement
+# learning that matters* ([1709.06560](https://arxiv.org/abs/1709.06560)), and Nosek et al. 2018 on preregistration
 # ([10.1073/pnas.1708274114](https://doi.org/10.1073/pnas.1708274114)).
 #
 # This was the last lesson. If you also want to write the functions that the lessons gave you, continue with the appendix
