@@ -144,6 +144,8 @@ def compare_command(
     base: ModelName,
     tuned: ModelName,
     methods: tuple[Literal["split", "weights", "patching"], ...] = ("split", "weights", "patching"),
+    ranks: tuple[int, ...] = (0, 1, 2, 4, 8),
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0),
     base_checkpoint: Annotated[
         int | str | None, arg(help="Of a run as BASE; 0 if both are the same run, else last.")
     ] = None,
@@ -151,7 +153,9 @@ def compare_command(
     out: Path | None = None,
     device: Device = "auto",
     text: str | None = None,
+    column: str = "text",
     n_texts: int = 32,
+    length: int | None = None,
     words: tuple[str, str] = ("loved", "hated"),
 ) -> int:
     """Measure what training changed between two models: the shift of the logit difference of two
@@ -161,11 +165,14 @@ def compare_command(
         methods: How components are attributed: split, by their outputs at the last position;
             weights, by derivatives along their change (slow on a large model); patching, by
             patching their outputs into the other model.
+        ranks: Singular directions of each matrix's change that are applied.
+        alphas: Points of the line; 0 is BASE, 1 is TUNED.
         out: A new file: the numbers if it ends in .json, else a page with the tables.
-        text: A file of texts, or with the column text, that both models read up to the length of
-            the shortest; by default the eval text that a run stored, or Reel's reviews up to the
-            verdict.
+        text: A file of texts that both models read; by default the eval text that a run stored,
+            or Reel's reviews up to the verdict.
+        column: The column of the texts.
         n_texts: Number of texts.
+        length: Tokens of each text; those of the shortest text by default.
         words: Two words of one token each, as in --words " good" " bad".
     """
     import torch
@@ -181,13 +188,23 @@ def compare_command(
     place = pick_device(device)
     sources = (base, base_checkpoint), (tuned, checkpoint)
     models = [load_run_or_model(*source, place)[0].base_model for source in sources]
-    rows, source = _token_rows(models[0], (tuned, base), text, n_texts)
+    rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
     rows = [row for row in rows if row][:n_texts]
-    length = min([models[0].cfg.n_ctx, *map(len, rows)])
+    shortest = min([models[0].cfg.n_ctx, *map(len, rows)])
+    length = shortest if length is None else length
+    if not 1 <= length <= shortest:
+        raise ConfigError(f"length={length} must be between 1 and {shortest}.")
     tokens = torch.tensor([row[:length] for row in rows], device=place)
     print_line(f"{len(tokens)} texts of {length} tokens, {source}")
     with Console().status("comparing"):
-        result = compare(*models, tokens, words, -1, methods)
+        result = compare(*models, tokens, words, -1, methods, ranks, alphas)
+    return _report_comparison(result, {"base": base, "tuned": tuned, "text": source}, out)
+
+
+def _report_comparison(result: Any, names: dict[str, str], out: Path | None) -> int:
+    """Print the tables and failed checks, write them to `out`, and return the exit status."""
+    from rich.console import Console
+
     tables = [table for table in result.tables() if table.row_count]
     Console().print(*tables)
     failed = [check for check in result.checks if not check.ok]
@@ -195,21 +212,20 @@ def compare_command(
     for check in failed:
         print_line(f"Do not rely on these numbers: {check.name} is off by {check.value:.3g}.")
     if out is not None and out.suffix.lower() == ".json":
-        numbers = {"base": base, "tuned": tuned, "text": source} | result.to_dict()
-        _write_text(out, json.dumps(numbers, indent=2) + "\n")
+        _write_text(out, json.dumps(names | result.to_dict(), indent=2) + "\n")
     elif out is not None:
         page = Console(record=True, width=PAGE_COLUMNS, file=io.StringIO())
-        title = f"{base} and {tuned}, on {result.n} texts: {source}"
+        title = "{base} and {tuned}, on {n} texts: {text}".format(**names, n=result.n)
         page.print(title, *tables, markup=False)
         _write_text(out, page.export_html())
     return 1 if failed else 0
 
 
 def _token_rows(
-    model: Any, runs: tuple[str, str], text: str | None, n_texts: int
+    model: Any, runs: tuple[str, str], text: str | None, column: str, n_texts: int
 ) -> tuple[list[list[int]], str]:
     """Return the tokens of each text, from a file, a run or Reel's grammar, and their source."""
-    from rlhf_lab.data_sources import TEXT, read_rows
+    from rlhf_lab.data_sources import read_rows
     from rlhf_lab.organism.tokenizer import speaks_reel
     from rlhf_lab.probes import ReelTruth
     from rlhf_lab.probes.store import ProbeStore
@@ -217,7 +233,7 @@ def _token_rows(
     from rlhf_lab.training import RunDir
 
     if text is not None:
-        texts = [row.text(TEXT) for row in read_rows(text, "text", TEXT)]
+        texts = [row.text(column) for row in read_rows(text, "text", column)]
         has_bos = model.tokenizer.bos_token_id is not None
         return tokenize_prompts(model.tokenizer, texts, has_bos), f"from {text}"
     for run in filter(is_run, runs):

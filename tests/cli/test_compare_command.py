@@ -18,7 +18,7 @@ from tests.bad_input.command_outcome import accepted, rejected, run
 from tests.tiny_models import tiny_llama
 
 pytestmark = pytest.mark.slow
-FEW = "--methods split --device cpu".split()
+FEW = "--methods split --ranks 0 --alphas 0 1 --device cpu".split()
 BOTH = ["reel-nano", "reel-nano-b"]
 
 
@@ -64,13 +64,13 @@ def test_shift_matches_the_models_logits(texts):
 
 def test_page_shows_reviews_up_to_the_verdict(texts):
     out = texts / "reviews.html"
-    options = ["--n-texts", "3", "--methods", "patching"]
+    options = ["--n-texts", "3", "--methods", "patching", "--ranks", "--alphas", "0.5"]
     done = accepted(["compare", *BOTH, *options, "--out", out])
     page, truth = out.read_text(encoding="utf-8"), ReelTruth()
     tokens = truth.reviews(3, 0)[0][:, : truth.grammar.slot("VERB")]
     assert f"Shift of loved - hated: {logit_shift(tokens):.3g}" in done.out
     assert "3 texts of 24 tokens, reviews up to the verdict" in done.out
-    assert "checks hold" in done.out
+    assert "checks hold" in done.out and "By rank" not in done.out
     assert page.startswith("<!DOCTYPE html>") and "L1 attn" in page and "patched out" in page
 
 
@@ -82,8 +82,8 @@ def test_a_run_is_compared_with_its_start(texts):
     eval_text = ["this movie wow , the plot was", "this movie", "this film honestly , the plot"]
     attach(trainer, RunHealth(), eval_text=eval_text, keep_eval_text=True)
     trainer.train()
-    done = accepted(["compare", "run", "run", *FEW])
-    assert "3 texts of 3 tokens, the eval text of run" in done.out
+    done = accepted(["compare", "run", "run", *FEW, "--length", "2"])
+    assert "3 texts of 2 tokens, the eval text of run" in done.out
     assert "Shift of loved - hated: 0 " not in done.out and "1 of 1 checks hold" in done.out
     done = accepted(["compare", "run", "run", *FEW, "--base-checkpoint", "last"])
     assert "3 texts of 3 tokens" in done.out and "Shift of loved - hated: 0 " in done.out
@@ -107,6 +107,9 @@ REJECTED = {
     "reel-nano reel-nano-b --text one.txt": "text has 1 rows",
     "reel-nano reel-nano-b --text column.jsonl": "'text'",
     "reel-nano reel-nano-b --words loved loved": "are not different tokens",
+    "reel-nano reel-nano-b --length 99": "length=99",
+    "reel-nano reel-nano-b --ranks -1": "ranks=[-1]",
+    "reel-nano reel-nano-b --methods magic": "invalid choice",
     "reel-nano reel-nano-b --out good.txt": "Use a new file",
     "LLAMA LLAMA --words a b": "Set --text",
 }
