@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
-from rlhf_lab.probes import Run
+from rlhf_lab.probes import Run, TextHeatmap, attach
 from rlhf_lab.training import Overrides, RLHFTrainer
 from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
 
@@ -231,3 +231,17 @@ def test_invalid_interventions_raise(make_trainer):
     trainer.run_phase()
     with pytest.raises(ConfigError, match="The run has begun without the intervention"):
         trainer.intervene(SITE, halve, name="late")
+
+
+def test_probes_expect_no_kl_of_zero_with_it(make_trainer):
+    names = []
+    for sites in ([], [SITE]):
+        trainer = make_trainer()
+        attach(trainer, TextHeatmap())
+        for site in sites:
+            trainer.intervene(site, halve)
+        trainer.run_phase()
+        checks = Run(trainer.run.path).checks()
+        assert all(check.ok for check in checks)
+        names.append({check.name for check in checks})
+    assert names[0] - names[1] == {"KL is 0 before learning"}

@@ -135,3 +135,14 @@ def test_newest_lock_of_a_process_takes_over(tmp_path):
     assert not of_path.is_locked  # the file is closed
     assert not (tmp_path / LOCK).exists() and newer.hold(tmp_path)
     newer.release()
+
+
+def test_read_info_rejects_other_contents(run):
+    for content, words in (
+        ("[" * 100_000, "is unreadable"),
+        ("[]", "expected an object"),
+        ('{"format": 99}', "was written by another version of rlhf_lab"),
+    ):
+        run.info_path.write_text(content)
+        with pytest.raises(RunError, match=f"run.json .*{words}"):
+            run.read_info()
