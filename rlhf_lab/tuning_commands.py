@@ -15,6 +15,7 @@ from tyro.conf import arg
 from rlhf_lab.commands import Device
 from rlhf_lab.config import AdapterArgs, ChatArgs
 from rlhf_lab.console import print_line
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 
 REWARD = FitConfig()
@@ -106,7 +107,9 @@ def sft(
     prompts = tuning.prompt_column
     load = lambda: load_examples(texts, n_texts, fitting.seed, column, prompts)
     tune = fine_tune
-    if chat.chat or chat.system_prompt is not None:
+    if chat.system_prompt is not None and not chat.chat:
+        raise ConfigError(f"system_prompt={chat.system_prompt!r:.60} requires --chat. Set it.")
+    if chat.chat:
         load = lambda: read_conversations(texts, column, prompts, chat.system_prompt)
         tune = lambda model, turns, *fit, **more: fine_tune(
             model, render_examples(model.tokenizer, turns), *fit, **more

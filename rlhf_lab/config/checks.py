@@ -60,7 +60,7 @@ RANGES = MappingProxyType(
             f"some of {', '.join(LOGGERS)}; metrics.jsonl is always written",
         ): "loggers",
         Range(
-            lambda v: v and all(abs(x) < 1e38 for x in v), "one finite number per reward"
+            lambda v: any(v) and all(abs(x) < 1e38 for x in v), "finite numbers, and not all 0"
         ): "reward_weights",
         _comma_separated(len, "texts"): "stop_tokens",
         _comma_separated(str.strip, "tags"): "wandb_tags",
@@ -90,6 +90,7 @@ NEEDS = MappingProxyType(  # settings without effect while the other one has its
 )
 USED_BY = MappingProxyType(  # settings without effect for other values of another setting
     {
+        "clip_coef": ("policy_loss", "ppo gspo cispo"),
         "clip_coef_high": ("policy_loss", "ppo gspo cispo"),
         "dual_clip": ("policy_loss", "ppo"),
         "max_log_ratio": ("policy_loss", "ppo gspo"),
@@ -159,6 +160,8 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
         defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
         if defaults == [False, True]:
             yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
+    if a.vf_clip and not a.vf_coef:
+        yield "vf_clip", "has no effect with vf_coef=0. Set it to None."
     for name, (other, values) in USED_BY.items():
         is_set = getattr(a, name) != getattr(AllFields, name)
         if is_set and getattr(a, other) not in values.split():
@@ -206,6 +209,9 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
         validate_token_rewards(a)
     for name in _on(a, "normalize_reward", "whiten_rewards") if a.advantages == "remax" else ():
         yield name, "scales rewards, but advantages='remax' needs them unscaled. Set it to False."
+    is_flawed = a.penalize_no_eos or a.min_response_length
+    if a.reward_penalty != AllFields.reward_penalty and not is_flawed:
+        yield "reward_penalty", "has no effect without penalize_no_eos or min_response_length."
     if a.normalize_reward and a.batch_size == 1:
         yield "normalize_reward", "with batch_size=1 turns every reward into 0. Set it to False."
     if a.normalize_reward and a.reward_scaling != "off":

@@ -30,7 +30,7 @@ class Suite:
             is always recorded. A probe's own `every` goes first.
 
     Raises:
-        ConfigError: If there is no probe, two have one name, or an argument is invalid.
+        ConfigError: If two probes have one name, or an argument is invalid.
     """
 
     def __init__(
@@ -64,8 +64,6 @@ class Suite:
                 f"record must be 'milestones', 'every' or a list of phases, got {record!r}."
             )
         self.record = record if isinstance(record, str) else sorted(set(record))
-        if not probes:
-            raise ConfigError("A suite needs probes. Pass some, or call attach_default_suite.")
 
     def attach(self, trainer: RLHFTrainer) -> Attachment:
         """Register the probes on a trainer's events.
@@ -129,6 +127,8 @@ def attach(
     Raises:
         ConfigError: If `Suite` or `Suite.attach` raises it, or options are combined with a suite.
     """
+    if not probes:
+        raise ConfigError("There is no probe. Pass probes, or call attach_default_suite.")
     if len(probes) == 1 and isinstance(probes[0], Suite):
         if options:
             raise ConfigError(f"{next(iter(options))} belongs to the suite. Pass it to Suite(...).")

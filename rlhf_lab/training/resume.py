@@ -22,6 +22,7 @@ from rlhf_lab.training.checkpoint import (
     unflatten_state,
     wait_for_writers,
 )
+from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.interventions import InterventionFn, Interventions
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
@@ -42,6 +43,9 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
+    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
+    if was and was != now:
+        warnings.warn(f"The run rewarded {was}, but now {now}. Use the same labels.", stacklevel=2)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)

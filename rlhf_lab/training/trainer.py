@@ -33,7 +33,7 @@ from rlhf_lab.training.diagnostics import validate_finite_samples
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
 from rlhf_lab.training.isolation import preserve_gradients
-from rlhf_lab.training.kl_control import get_kl_controller
+from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import COMPONENTS, Overrides
@@ -109,6 +109,8 @@ class RLHFTrainer(RunLoop):
             self.world.open()
         controller = given["kl_controller"]
         self.kl_controller = get_kl_controller(args) if controller is None else controller
+        if not isinstance(self.kl_controller, KLController):
+            raise ConfigError(f"kl_controller={controller!r:.60} needs kl_coef and update().")
         is_cuda = self.policy.device.type == "cuda"
         self.step_graph = StepGraph(self) if is_cuda else None
         self.stage: Stage = "rollout"
@@ -263,7 +265,11 @@ class RLHFTrainer(RunLoop):
             )
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
             start = perf_counter()
-            learned = self.learning_phase(rollout)
+            self.stage = "learning"  # also for a subclass that overrides learning_phase
+            try:
+                learned = self.learning_phase(rollout)
+            finally:
+                self.stage = "rollout"
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
             report = PhaseReport(self.phase, stats, learned, rates[0], rates[-1], kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)

@@ -105,7 +105,7 @@ def test_resume_rejects_a_classifier_with_swapped_names(there) -> None:
         rejected(["resume", "made", "--total-phases", "2"], "'good'", "'bad'", "--positive-label")
 
 
-def test_run_names_its_rewarded_class(there) -> None:
+def test_run_names_its_rewarded_class_and_warns_if_it_changes(there) -> None:
     shutil.copytree(there / "models" / "classifier", there / "model")
     settings(id2label={"0": "bad", "1": "good"}, label2id=...)(there / "model")
     named = ["--reward-model", "model", "--positive-label", "good"]
@@ -116,3 +116,7 @@ def test_run_names_its_rewarded_class(there) -> None:
     assert info["rewarded_class"] == {"index": 0, "label": "bad"}
     for out in (first.out, accepted(["resume", "made", "--total-phases", "2"]).out):
         assert "rewarding the class 'bad' of model" in out
+    settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")
+    settings(architectures=["XLMRobertaForSequenceClassification"])(there / "model")
+    err = accepted(["resume", "made", "--total-phases", "3"]).err
+    assert "warning: The run rewarded {'index': 0, 'label': 'bad'}, but now" in err

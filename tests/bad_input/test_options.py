@@ -22,6 +22,7 @@ UNPARSED = {  # tyro shows a panel
 REJECTED = {
     "score good --reward-fn kindness": ("kindness", "sentiment"),
     "sample RUN --system-prompt x": ("system_prompt", "chat=False"),
+    f"{SFT} --system-prompt x": ("system_prompt='x' requires --chat",),
     "sample reel-nano --prompt zebra": ("zebra",),
     "best-of-n reel-nano --n 0": ("n=0",),
     "best-of-n reel-nano --n 4 --samples 3": ("samples=3", "at least n=4"),

@@ -109,7 +109,6 @@ REJECTED = {
     "reel-nano reel-nano-b --words loved loved": "are not different tokens",
     "reel-nano reel-nano-b --length 99": "length=99",
     "reel-nano reel-nano-b --ranks -1": "ranks=[-1]",
-    "reel-nano reel-nano-b --methods magic": "invalid choice",
     "reel-nano reel-nano-b --out good.txt": "Use a new file",
     "LLAMA LLAMA --words a b": "Set --text",
 }

@@ -1,5 +1,6 @@
 """Runs over seeds: what is trained, what is read again, what is refused, what is said of them."""
 
+import functools
 import json
 import math
 
@@ -162,7 +163,7 @@ def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained)
         r"has runs with args\.total_phases=2, not 3": {"args": longer},
         "suite": {"probes": [Parts(every=2)]},
         r"suite\.probes\.1": {"probes": [Parts(), RunHealth()]},
-        r"parts\.0=None, not 'reward_fn'": {"reward_fn": lambda texts: torch.zeros(len(texts))},
+        r"parts\.reward_fn=None, not ": {"reward_fn": lambda texts: torch.zeros(len(texts))},
     }.items():
         with pytest.raises(ConfigError, match=words) as caught:
             ask(tmp_path, **({"probes": [Parts()], "seeds": 1} | settings))
@@ -180,6 +181,19 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
     assert settings(4) == settings(4) and settings(4) != settings(8)
     words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
+
+
+def test_runs_of_other_reward_functions_are_not_reused():
+    def scale(by):
+        return lambda texts: by * torch.ones(len(texts))
+
+    def negate(texts):
+        return -torch.ones(len(texts))
+
+    rewards = [scale(1.0), scale(2.0), negate, functools.partial(negate, 3), {"a": negate}]
+    stored = [str(module._common_settings(ARGS, [], {"reward_fn": each})) for each in rewards]
+    assert len(set(stored)) == len(stored)
+    assert stored[0] == str(module._common_settings(ARGS, [], {"reward_fn": scale(1.0)}))
 
 
 @pytest.mark.parametrize("part", module.OF_ONE_RUN)

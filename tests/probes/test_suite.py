@@ -289,7 +289,7 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
     for build, words in (
         (lambda: attach(trainer, 5), "5 is not a probe. Pass probes such as RunHealth()."),
         (lambda: Suite(RunHealth), "run_health.RunHealth'> is not a probe."),
-        (lambda: attach(trainer), "A suite needs probes."),
+        (lambda: attach(trainer), "There is no probe."),
         (lambda: Suite(Suite(RunHealth())), "<rlhf_lab.probes.suite.Suite object"),
         (lambda: attach(trainer, Suite(), record="every"), "record belongs to the suite."),
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),

@@ -192,7 +192,7 @@ def test_a_run_splits_any_contrast_in_every_phase(make_trainer, reviews):
 def test_one_text_and_models_without_sums_are_rejected(trained_runs, llama_tokenizer):
     with pytest.raises(ConfigError, match="Remove words_moved"):
         WordsMoved().check_model(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
-    with pytest.raises(ConfigError, match="needs at least 2 texts"):
+    with pytest.raises(ConfigError, match="must be at least 2"):
         WordsMoved(n=1, text="rollout").observe(trained_runs("grouped").seen())
 
 

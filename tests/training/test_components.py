@@ -14,7 +14,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
 from rlhf_lab.probes import Run, TextHeatmap, attach
-from rlhf_lab.training import Overrides, RLHFTrainer
+from rlhf_lab.training import Overrides, RLHFTrainer, ppo
 from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
@@ -146,6 +146,14 @@ def test_edit_in_place_equals_a_returned_tensor(make_trainer):
         with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
             reports.append(trainer.run_phase().to_dict() | {"cost": None})
     assert reports[0] == reports[1] == reports[2]
+
+
+def test_intervention_acts_in_a_replaced_learning_phase(make_trainer):
+    trainer, stages = make_trainer(), set()
+    trainer.intervene(SITE, lambda activation, where: stages.add(where.event), name="watch")
+    trainer.learning_phase = lambda rollout: ppo.learning_phase(trainer, rollout)
+    trainer.run_phase()
+    assert stages == {"rollout", "learning"}
 
 
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):

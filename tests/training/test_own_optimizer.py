@@ -161,6 +161,7 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
         (parts, in_backward, "require the optimizer of the settings"),
         (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
         (custom(AdamW, Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
+        (dict(kl_controller=object()), {}, r"needs kl_coef and update\(\)"),
         (dict(kl_controller=controller), {}, "kl_controller.seen is a set, which a checkpoint"),
     ]
     for components, fields, complaint in cases:

@@ -143,7 +143,7 @@ def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, re
 def test_critic_may_have_other_layers_but_not_other_tokens(reward_dir, tmp_path):
     """The policy has 1 layer, the reward model 2; the critic is exported from its own files."""
     directory = str(reward_dir)
-    hf_model = load_pretrained_model(GPT2LMHeadModel, "reel-nano", "model")
+    hf_model = load_pretrained_model(GPT2LMHeadModel, "reel-nano", "language model")
     hf_model.transformer.h, hf_model.config.n_layer = hf_model.transformer.h[:1], 1
     base = load_model(hf_model, load_pretrained_tokenizer("reel-nano"))
     policy = add_critic_from_reward_model(TransformerWithValueHead(base), directory)
