@@ -78,8 +78,7 @@ def hidden_progress(hidden: bool = True) -> Iterator[None]:
 def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> PreTrainedModel:
     """Load a model from safetensors, since pickles can run code, or raise LoadError by weight."""
     saved = (load_pretrained(AutoConfig, name, kind).architectures or [""])[0]
-    others = "Classification" if kind == "language model" else "CausalLM|LMHeadModel"
-    if re.search(others, saved):
+    if re.search("Classification" if kind == "language model" else "CausalLM|LMHead", saved):
         raise LoadError(
             f"{name!r} is a {saved}, not a {kind}. Pass a language model as base_model, and a "
             "sequence classifier as reward_model."
