@@ -330,9 +330,9 @@ show_table(["beta", "KL of the optimum", "sum of I / 2 beta^2"], rows, digits=4)
 # ## The frontier
 #
 # Together, the optima for all $\beta$ form the *frontier*: the highest reward that any policy can reach at a given KL.
-# Its slope has a meaning. At an optimum, $J$ does not change to first order when you change the policy a little. So $dr
-# - \beta\, d\mathrm{KL} = 0$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. Conversely, to find the
-#   $\beta$ whose optimum has a certain KL, you can use bisection:
+# Its slope has a meaning. If you change the optimal policy a little, $J$ does not change to first order. So
+# $dr = \beta\, d\mathrm{KL}$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. Conversely, to find the $\beta$
+# whose optimum has a certain KL, you can use bisection:
 
 # %%
 from rlhf_lab.organism import best_at_budget  # given
