@@ -297,6 +297,10 @@ show_table(["reward", "text"], [[rollout.raw_rewards[worst].item(), rollout.text
 colored(worst)
 
 # %% [markdown]
+# The value does not simply follow the opinion words: it is close to 0 after "superb" and "horrible", and far from 0 after "so",
+# "quite" and "i". One explanation is that a frozen transformer keeps the opinion in its last layer only where the opinion helps
+# to predict the next word, and the value head reads nothing but that layer.
+#
 # ## Your results
 
 # %%

@@ -373,7 +373,7 @@ predictions.compare(
 )
 
 # %% [markdown]
-# The two runs have the same rewards, so your functions *are* the trainer's objective. If your rewards differ, start here:
+# The two runs have the same rewards, so your terms *are* the trainer's, which sums them itself. If yours differ, start here:
 #
 # | you see | look at |
 # |---|---|
@@ -404,7 +404,7 @@ for coef, trained in trainers.items():
 # %% [markdown]
 # The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. Across three seeds,
 # the ranges do not overlap. In a run as short as this one, the penalty only costs reward. {Lesson:what_breaks_it} shows what
-# happens in a long run without a penalty.
+# happens in a long run without a penalty. (Each mark is a single batch of 128 reviews, so the KL is noisy.)
 #
 # ### Why a clip *and* a KL penalty?
 #

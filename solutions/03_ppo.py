@@ -172,16 +172,19 @@ from rlhf_lab.course.exercises.objective import whole_objective  # given
 
 # %% [markdown]
 # Now write `ppo`. Here is what you need:
-# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you prompts that are all
-#   `prefix_len` tokens long, and `spec = SamplingSpec.from_args(args, tokenizer)` gives you the sampling settings. The
-#   tokenizer is `policy.base_model.tokenizer`.
-# - `sample(policy, prompts, spec, generator)` returns an object with `tokens` (`[batch seq]`), and with `mask`, `logprobs` and
-#   `values` for each generated token (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts.
+# - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you the prompts, and
+#   `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is `policy.base_model.tokenizer`.
+# - `samples = sample(policy, prompts, spec, generator)` has `tokens` (`[batch seq]`), and `mask`, `logprobs` and `values` for
+#   each generated token (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts, and `samples.prefix_len` is the number
+#   of prompt tokens.
 # - `phase_generator(args.seed, phase, stream)` returns a reproducible random generator for one phase. Set `stream` to
 #   "sampling" for the rollout and to "minibatches" for shuffling, and your run will draw the same random numbers as the
 #   package's.
-# - `policy(tokens)` returns logits and values at all positions. `generated_logits`, `generated_values` and `get_logprobs` take
-#   `prefix_len`, and keep only the positions right before the generated tokens.
+# - The credit needs `normalize_reward(rewards)`, `compute_gae` with `args.gamma` and `args.gae_lambda`, and
+#   `compute_returns(advantages, values)`.
+# - `policy(tokens)` returns logits and values at all positions, and `reference(tokens)` returns logits only.
+#   `generated_logits`, `generated_values` and `get_logprobs` take `prefix_len`, and keep only the positions right before the
+#   generated tokens.
 # - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. You don't need gradients for the reference.
 # - Before each step, clip the gradient norm to `args.max_grad_norm`.
 
