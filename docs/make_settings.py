@@ -35,12 +35,12 @@ PAPERS = {
 METHODS_TEXT = """\
 ## Methods
 
-`RLHFArgs(method="grpo")` or `train --method grpo` sets what the paper's method needs, except for
-fields that you set yourself. Learning rates, `batch_size` and `target_kl` are up to you. Note that
-`dataclasses.replace(args, method=...)` and `--config run.json` set every field, so a `method`
-changes nothing there. If the settings differ from the paper's, the run logs one warning that lists
-them. The same happens if you only choose an estimator (`advantages="grpo"`) or a loss
-(`policy_loss="gspo"`). Numbers within a factor of 10 do not count as different.
+`RLHFArgs(method="grpo")` and `train --method grpo` apply the settings of the method's paper, except
+for fields that you set yourself. Learning rates, `batch_size` and `target_kl` are up to you. Note
+that `dataclasses.replace(args, method=...)` and `--config run.json` set every field, so changing
+`method` that way has no effect on the other settings. If your settings differ from the paper's
+(numbers: by more than a factor of 10), the run logs one warning that lists them. You get the same
+warning if you choose only an estimator (`advantages="grpo"`) or a loss (`policy_loss="gspo"`).
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
 and, on Reel, the fraction of grammatical texts. DAPO's filter for overlong responses is missing.

@@ -4,8 +4,9 @@
 # By the end of this lesson, you will be able to train a small language model with RLHF on a reward function that you wrote
 # yourself, and catch the model cheating.
 #
-# First you run the RLHF loop once and learn its vocabulary on a single review. Then you write your first functions, and train
-# the model twice with your own reward: once with a penalty for drifting away from the original model, and once without it.
+# First you run the RLHF loop once, and learn its key terms by following a single review through it. Then you write your first
+# functions and train the model twice with your own reward: once with a penalty for drifting away from the original model, and
+# once without it.
 #
 # **You will also be able to**
 # - name the parts of the RLHF loop: policy, state, action, reward, value, advantage, reference, KL;
@@ -18,7 +19,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core and needs no internet access. Cells
-# that take longer than 3 seconds say so above the cell, like this one:
+# that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 

@@ -21,7 +21,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 80 seconds on one CPU core and needs no internet access. Cells
-# that take longer than 3 seconds say so above the cell, like this one:
+# that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 
@@ -148,8 +148,8 @@ predictions.compare("with a tiny reward it", small_reward, result)
 from rlhf_lab.functional import compute_gae  # given
 
 # %% [markdown]
-# As an example, here is a review of four tokens with a reward of 1 at the end. The *return*, which is the target of the value
-# head, is the advantage plus the value:
+# As an example, take a four-token review with a reward of 1 at the end. The *return*, which the value head learns to predict, is
+# the advantage plus the value:
 
 # %%
 values = torch.tensor([[0.5, 0.4, 0.9, 0.8]])
@@ -321,11 +321,11 @@ predictions.compare(
 )
 
 # %% [markdown]
-# Before training, the probability of praise after a bad review is lowest (0.10) when you decode it after the attention of block
-# 1. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises more than half of
-# the movies it has just complained about. The change is spread over the whole model: even after the MLP of block 0, the
-# probability of praise has doubled from 0.23 to 0.46, although up to this point only a single attention layer has been able to
-# look at earlier words. With the other two seeds, the probability at the output ends up at 0.59 and 0.51.
+# Before training, the probability of praise after a bad review is lowest (0.10) if you decode the residual stream right after
+# block 1's attention. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises
+# more than half of the movies it has just complained about. The change is spread over the whole model: even after block 0's MLP,
+# which only one attention layer precedes, the probability of praise has doubled from 0.23 to 0.46. With the other two seeds, the
+# probability at the output ends up at 0.59 and 0.51.
 #
 # This plot does not show *which* of these changes causes the behavior, or whether the model still represents that the review is
 # bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these two questions.

@@ -20,7 +20,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 45 seconds on one CPU core and needs no internet
-# access. Cells that take longer than 3 seconds say so above the cell, like this one:
+# access. Cells that take longer than 3 seconds are marked with their time, like this one:
 #
 # (6 s on one core)
 
@@ -396,8 +396,8 @@ heatmap(
 
 # %% [markdown]
 # We *chose* this site and alpha because they did best on these texts, so the result may be too optimistic. Let's repeat
-# it with new random numbers, and compare the vector with 10 random ones of the same length. We also subtract it from
-# the tuned model.
+# the experiment with a new seed, and compare our vector with 10 random vectors of the same norm. We also subtract our
+# vector from the tuned model's activations.
 #
 # (4 s on one core)
 

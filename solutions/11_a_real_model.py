@@ -24,7 +24,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core with the stand-in, and in
-# about 4 CPU minutes with SmolLM2. Cells that take longer than 3 seconds say so above the cell, like this one:
+# about 4 CPU minutes with SmolLM2. Cells that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 

@@ -89,8 +89,8 @@ ALGORITHMS_TEXT = """\
 ## Changes made by each algorithm
 
 At the same KL, policies trained with PPO and GRPO reach a higher true reward than those trained
-with SFT and DPO. All four algorithms shift the sentiment logits mainly through the components' own
-weights, and the change in the first MLP adds the most reward.
+with SFT and DPO. In all four, the sentiment logits shift mainly because each component's weights
+changed, not its inputs. The weight change in the first MLP adds the most reward.
 
 PPO, GRPO (only its estimator), DPO and SFT all start from the same base model. We compare them on
 1,024 samples, at an exact KL between 1.3 and 1.7 nats per review. PPO and GRPO maximize the

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Debugging PPO
 #
-# By the end of this appendix to {lesson:ppo} you can track down a bug in a trainer from nothing but its dashboard.
+# By the end of this appendix to {lesson:ppo}, you will be able to track down a bug in a trainer from nothing but its dashboard.
 #
 # You start by writing the package's training phases yourself. Then you test your trainer on rewards that are so easy
 # that you know the outcome in advance, find the bugs in three broken runs, and design an alarm that recognizes broken
@@ -11,8 +11,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 40 seconds on one core, 4 of them for the imports
-# below, and don't need a network.
+# Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core and needs no internet
+# access. The imports below take 4 of these seconds.
 
 # %%
 # %load_ext jaxtyping

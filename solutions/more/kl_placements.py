@@ -1,7 +1,7 @@
 # %% [markdown]
 # # KL placements
 #
-# By the end of this lesson you can derive which part of the KL's gradient is missing when the KL penalty is in the
+# By the end of this lesson, you will be able to derive which part of the KL's gradient is missing when the KL penalty is in the
 # loss, compute the policy that such a penalty leads to, and use a controller to keep the KL near a target.
 #
 # In {lesson:the_objective}, you subtract `kl_coef` times the mean KL from the objective. Does this give you the
@@ -11,8 +11,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
-# cell takes longer than 3 seconds, you find a note above it:
+# Allow about {minutes} minutes. The whole notebook runs in about 30 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 
@@ -76,8 +76,8 @@ from rlhf_lab.functional import kl_of_later_states  # exercise
 # %% [markdown]
 # Does the second term matter in practice? To find out, let's use a toy policy that generates two tokens, with three
 # choices for each and random logits. Here we can write down the exact KL of the whole sequence and differentiate it
-# with autograd. Now compare this exact gradient with the gradient of the penalty alone. In how many of 300 toys is
-# their cosine below 0.5?
+# with autograd. Now compare this exact gradient with the gradient of the penalty alone, for 300 such policies. For how
+# many of them is the cosine of the two gradients below 0.5?
 
 # %%
 points_another_way = "below 10 %"  # predict: "none", "below 10 %" or "10 % or more"
@@ -277,9 +277,9 @@ progress()
 #   <details><summary>Results (three seeds, largest KL of 20 phases, target 0.3)</summary>
 #
 #   With a horizon of 64, as above, the largest KL is 1.00 to 1.08. With a horizon of 640, it is 0.30 to 0.34, but the
-#   run only gets there at the end. Starting at 0.23 gives 1.76 to 1.77, so the overshoot gets larger instead of
-#   smaller. One possible reason is that the coefficient was low because the KL had been below its target, which doesn't
-#   make it the right coefficient for a policy that hasn't learned anything yet.
+#   run only gets there at the end. If the coefficient starts at 0.23, the largest KL is 1.76 to 1.77, so the overshoot
+#   gets larger instead of smaller. One possible reason is that 0.23 was low only because the KL had been below its
+#   target in the run it comes from. That doesn't make it a good start for a policy that hasn't learned anything yet.
 #
 #   </details>
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Reward models
 #
-# By the end of this lesson you can measure a reward model's calibration, over-optimize it without any training, and
+# By the end of this lesson, you will be able to measure a reward model's calibration, over-optimize it without any training, and
 # predict how a bias in the preference pairs ends up in the reward.
 #
 # **You need** {lesson:preferences}.
@@ -10,7 +10,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 20 seconds on a single core, without a network.
+# Allow about {minutes} minutes. The whole notebook runs in about 20 seconds on one CPU core and needs no internet
+# access.
 
 # %%
 # %load_ext jaxtyping
@@ -81,8 +82,8 @@ print(
 )
 
 # %% [markdown]
-# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, 20 % flipped labels reduce
-# the accuracy from 0.86 to 0.81, but the slope from 0.64 to 0.14. If you train a policy on such a reward, the same
+# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, flipping 20 % of
+# the labels lowers the accuracy only from 0.86 to 0.81, but it lowers the slope from 0.64 to 0.14. If you train a policy on such a reward, the same
 # `kl_coef` means something different, because the reward's scale has changed.
 #
 # ## Calibration

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Weights and paths
 #
-# By the end of this lesson you can describe a weight change by its rank, test whether a few directions are enough to
+# By the end of this lesson, you will be able to describe a weight change by its rank, test whether a few directions are enough to
 # produce the new behavior, and split the change of a logit difference into its causes.
 #
 # This appendix continues {lesson:what_rlhf_changed} with the same run.
@@ -10,8 +10,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
-# cell takes longer than 3 seconds, you find a note above it:
+# Allow about {minutes} minutes. The whole notebook runs in about 30 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 

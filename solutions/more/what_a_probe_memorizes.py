@@ -1,7 +1,7 @@
 # %% [markdown]
 # # What a probe memorizes
 #
-# By the end of this lesson you can use a control task to measure how much of a probe's accuracy is just memorization.
+# By the end of this lesson, you will be able to use a control task to measure how much of a probe's accuracy is just memorization.
 #
 # Suppose you train a linear probe to tell whether the last adjective was positive or negative. A probe with enough
 # dimensions doesn't have to find sentiment for that: it can simply memorize one label per word, even if the labels are
@@ -14,7 +14,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together run in about 15 seconds on a single core, without a network.
+# Allow about {minutes} minutes. The whole notebook runs in about 15 seconds on one CPU core and needs no internet
+# access.
 
 # %%
 # %load_ext jaxtyping

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Where values are read
 #
-# By the end of this lesson you can measure in which layer of a transformer, and after which word, a review's value can
+# By the end of this lesson, you will be able to measure in which layer of a transformer, and after which word, a review's value can
 # be decoded, and you can use controls to test whether such a measurement means anything.
 #
 # {Lesson:the_value_head} trains a value head on the final residual stream of a frozen transformer. Here you replace
@@ -16,8 +16,8 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. All cells together take about 30 seconds on one core and don't need a network. If a
-# cell takes longer than 3 seconds, you find a note above it:
+# Allow about {minutes} minutes. The whole notebook runs in about 30 seconds on one CPU core and needs no internet
+# access. Cells that take longer than 3 seconds are marked with their time, like this one:
 #
 # (4 s on one core)
 
@@ -338,9 +338,9 @@ print(f"at most, mean over the states before generated tokens: {before_each:.2f}
 # values. The value head has to use the same weights everywhere, and has only seen rewards. At which position is the
 # value head worst? (The table shows squared correlations, because the head predicts normalized rewards.)
 #
-# A second table will help you understand the result. At each position, it takes the mean state of the reviews with an
-# above-average value, and subtracts the mean state of all the other reviews. You see the length of this difference, as
-# a fraction of the mean length of a state, and its cosine with the difference at "i".
+# A second table will help you understand the result. At each position, we subtract the mean state of all other reviews
+# from that of the reviews with an above-average value. The table shows the norm of this difference relative to the mean
+# norm of a state, and the cosine of this difference with the one at "i".
 
 # %%
 value_head_is_worst_at = "adj 1"  # predict: "adj 1", "conn 2", "adj 3", "stop", "i" or "verb"

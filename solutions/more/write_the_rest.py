@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson you can write the functions that the other lessons give you or only mention.
+# By the end of this lesson, you will be able to write the functions that the other lessons give you or only mention.
 #
 # The exercises don't depend on each other, so you can do them in any order. You find the formulas in the docstrings.
 
@@ -9,7 +9,7 @@
 # first cell
 
 # %% [markdown]
-# About {minutes} minutes of work. The cells themselves only take a few seconds.
+# Allow about {minutes} minutes. The cells themselves take only a few seconds.
 
 # %%
 # %load_ext jaxtyping

@@ -10,7 +10,7 @@ from rlhf_lab.course.registry import all_exercises
 from tools.course.builder import learner_notebook, masters, notebook_path, solution_notebook
 from tools.course.size import FUNCTION, lesson_name, lesson_size
 
-OPENING = re.compile(r"# [^\n]+\n+By the end of this lesson,? you (can|will be able to)\s")
+OPENING = re.compile(r"# [^\n]+\n+By the end of this lesson, you will be able to\s")
 LIMITS = {"lines": 450, "words": 2500, "predictions": 5, "figures": 16}
 MORE_PREDICTIONS = ("what_breaks_it", "watch_it_learn", "what_rlhf_changed", "preferences")
 
@@ -37,7 +37,7 @@ def _one_lesson(master: Path, root: Path) -> Iterator[str]:
             return
     learner = learner_notebook(master)
     text, name = master.read_text(encoding="utf-8"), lesson_name(master)
-    if "bout {minutes} minutes" not in text:
+    if "Allow about {minutes} minutes" not in text:
         yield "it does not state its minutes; write `Allow about {minutes} minutes`"
     if name != master.stem:
         yield from _too_long(master, learner.cells[0].source)
