@@ -264,7 +264,7 @@ def test_an_appendix_is_named_found_and_checked_like_a_lesson(root: Path) -> Non
 STORED = """# %% [markdown]
 # # 99 Toy
 #
-# Allow about {minutes} minutes, with many more words.
+# Allow about {minutes} minutes, with very many more words.
 
 # %%
 from rlhf_lab.functional import policy_ratio  # exercise
