@@ -135,8 +135,8 @@ size = "about 1" if median > 0.9 else "0.5 to 0.9" if median > 0.5 else "below 0
 predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 
 # %% [markdown]
-# The ratio of a single token is 0.87 on average. But a review has 26 tokens, and its ratio is the product of all of theirs, so
-# the median over reviews is only 0.009. In PPO, this ratio must be 1 before the first gradient step, so sampling and training
+# The ratio for a single token is 0.87 on average. But a review has 26 tokens, and its ratio is the product of the 26 token
+# ratios, so the median over reviews is only 0.009. In PPO, this ratio must be 1 before the first gradient step, so sampling and training
 # must use the same temperature and the same top-k.
 #
 # ## Hook points

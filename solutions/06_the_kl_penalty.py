@@ -405,7 +405,7 @@ print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.
 # that these numbers don't show *why* PPO stays below the frontier.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because
-# this penalty ignores the KL of the states that a word leads to. The appendix {lesson:kl_placements} computes it.
+# this penalty ignores how a word affects the KL of later words. The appendix {lesson:kl_placements} computes this optimum.
 #
 # ## Best of n
 #

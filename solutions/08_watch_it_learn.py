@@ -296,8 +296,8 @@ for name, d in axes.items():
 #
 # When is a label invisible to every linear probe? A probe $w \cdot x$ is useless if it doesn't covary with the label, and
 # this is true for all $w$ if and only if the two class means are equal. LEACE (Belrose et al. 2023,
-# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes the means equal, and moves $x$ as little as
-# possible. With the covariance $S$ and the mean $\mu$ of all $x$, and the difference $d$ of the class means:
+# [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes the means equal and moves $x$ as little as
+# possible. Let $S$ and $\mu$ be the covariance and mean of all $x$, and $d$ the difference between the class means. Then:
 #
 # 1. Whiten: $y = S^{-1/2} (x - \mu)$. The class means now differ by $v = S^{-1/2} d$.
 # 2. The smallest change that makes the means equal is a projection: $y - v \, (v \cdot y) / (v \cdot v)$.

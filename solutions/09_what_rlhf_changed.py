@@ -445,6 +445,6 @@ progress()
 # ## Try
 #
 # Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The
-# appendix {lesson:weights_and_paths} examines the change's rank and the straight line between the two models.
+# appendix {lesson:weights_and_paths} examines the rank of the weight change and the models in between.
 #
 # In the next lesson, {lesson:preferences}, you learn the reward itself from comparisons of texts.

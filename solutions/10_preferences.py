@@ -274,8 +274,8 @@ predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 #
 # $$\nabla L = -\beta\, \sigma(\hat r_\ell - \hat r_c)\, \big(\nabla \log \pi(c) - \nabla \log \pi(\ell)\big)$$
 #
-# Once again, the factor $\sigma(\cdot)$ is large for a surprising pair. The bracket makes the chosen text more likely
-# and the rejected text less likely.
+# Once again, the factor $\sigma(\cdot)$ is large for a surprising pair. The term in brackets makes the chosen text more
+# likely and the rejected text less likely.
 
 # %%
 from rlhf_lab.functional import implicit_rewards  # given

@@ -80,9 +80,9 @@ predictions = Predictions()
 # %% [markdown]
 # ## SmolLM2, stored
 #
-# We stored runs of SmolLM2-135M-Instruct and of its placebo with **three seeds**, each with six phases of 16 texts, and
-# evaluated them on 48 fresh texts. The figure shows how much the scores of two raters rose, in standard deviations (sd),
-# how far each run moved from the reference, and how much a difference of two logits shifted.
+# We trained SmolLM2-135M-Instruct with the real reward and with a placebo reward, using **three seeds** for each. Each run
+# lasted six phases of 16 texts, and we evaluated the final models on 48 fresh texts. The figure shows how much two raters'
+# scores rose (in standard deviations, sd), how far each run moved from the reference, and how one logit difference changed.
 
 # %%
 RECORDS = ("a_real_model", "a_real_model_real")  # of the stand-in, and of the real model
@@ -263,9 +263,9 @@ limits = {"under a third": 1 / 3, "about as far": 1.5, "further": np.inf}
 predictions.compare("the placebo moves, relative to the run,", placebo_moves, moved, limits)
 
 # %% [markdown]
-# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier saw
-# an effect, the policy may have learned nothing but to please it. The placebo's reward has no meaning, but even for
-# effects that don't exist, one in twenty such tests has p < 0.05.
+# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier sees
+# an effect, the policy may simply have learned to please the classifier. The placebo's reward is meaningless, yet its
+# effect can look significant: even without any real effect, one in twenty such tests has p < 0.05.
 #
 # ## Worth its KL?
 #

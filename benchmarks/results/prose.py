@@ -22,8 +22,8 @@ classifier's reward. We then measured the policy on 1,024 new samples:
 - *true reward*: the exact probability that a review is positive, or 0 if a text is not a review.
 - *KL*: exact, in nats per review.
 - *distance*: how far the true reward is below the exact optimum's true reward at the same KL.
-- *LoRA*, *adaptive KL*, *both*: the true reward if you train rank-8 adapters on all matrices, if a
-  KL controller aims for 1.2 nats per review, and if you do both.
+- *LoRA*, *adaptive KL*, *both*: the true reward with rank-8 adapters on all matrices, with a KL
+  controller that targets 1.2 nats per review, and with both.
 
 Rows in lower case are methods [as published](settings.md#methods). A row called "estimator" takes
 only the advantages from its method and keeps PPO's other settings.

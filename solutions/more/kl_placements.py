@@ -129,8 +129,8 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 # ## The optimum of each placement
 #
 # {Lesson:the_kl_penalty} computes the optimal policy when the KL is in the reward. What is the optimum when the penalty
-# is in the loss? In this case, each state maximizes the expected value of its next word minus its *own* KL. A word's
-# value is the mean reward that follows, and doesn't include the KL of later states:
+# is in the loss? In this case, the policy at each state maximizes the expected value of the next word minus the KL of
+# *that state alone*. A word's value is the mean reward of the reviews that it leads to, without the KL of later states:
 #
 # $$\tilde\pi(a \mid s) \propto \mathrm{ref}(a \mid s)\, e^{\tilde V(sa) / \beta}, \qquad
 # \tilde V(s) = \sum_a \tilde\pi(a \mid s)\, \tilde V(sa)$$

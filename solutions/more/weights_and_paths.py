@@ -234,8 +234,8 @@ output = (known["own weights"] + known["inherited"]).abs().max()
 print(f"largest row: {names[worst]} {row[worst]:+.2f}; largest own output: {output:.2f}")
 
 # %% [markdown]
-# The total of this row blames a component that hasn't changed at all. The split correctly gives it an own output of 0,
-# and blames the unembedding instead.
+# Judging by this row's total, you would blame a component that hasn't changed at all. The split correctly shows that the
+# component's own contribution is 0, and attributes the change to the unembedding instead.
 
 # %%
 predictions.show()

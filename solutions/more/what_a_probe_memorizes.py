@@ -54,10 +54,9 @@ from rlhf_lab.probes import control_labels  # exercise
 # The sentences all have the form "this movie anyway , the *plot* was quite *lovely* and". The probe reads the last
 # token, so the model has to carry information about the adjective to this position.
 #
-# The probe is tested in two ways. With *words seen*, the test sentences have different nouns, but the adjectives are
-# ones that the probe was fitted to. With *words unseen*, the adjectives are new. In that case the control accuracy must
-# be 0.5, or else something leaks. With words seen, how accurately does the probe predict random labels at its best
-# layer?
+# The probe is tested in two ways. With *words seen*, the test sentences pair new nouns with adjectives that the probe
+# was fitted to. With *words unseen*, the adjectives are new, so the control accuracy should be 0.5; anything higher
+# means a leak. With words seen, how accurately does the probe predict random labels at its best layer?
 
 # %%
 memorized = "above 0.9"  # predict: "below 0.55", "0.55 to 0.9" or "above 0.9"
