@@ -148,8 +148,8 @@ predictions.compare("with a tiny reward it", small_reward, result)
 from rlhf_lab.functional import compute_gae  # given
 
 # %% [markdown]
-# As an example, take a four-token review with a reward of 1 at the end. The *return*, which the value head learns to predict, is
-# the advantage plus the value:
+# The example below is a four-token review with a reward of 1 at the end. The *return*, which the value head learns to predict,
+# is the advantage plus the value:
 
 # %%
 values = torch.tensor([[0.5, 0.4, 0.9, 0.8]])

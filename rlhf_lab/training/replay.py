@@ -14,7 +14,7 @@ from rlhf_lab.training.rollout import Rollout
 
 @dataclass(frozen=True)
 class ReplayMinibatch(Rows):
-    """Some sequences of a rollout, with what the objective needs; see `Samples` and `Rollout`.
+    """Some sequences of a rollout, as inputs of the objective; see `Samples` and `Rollout`.
 
     `padded` is False if the attention mask hides nothing.
     """

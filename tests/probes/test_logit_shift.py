@@ -103,7 +103,7 @@ def test_weights_by_word_are_stored_and_validated(make_trainer, reviews):
 @pytest.mark.parametrize(
     "site", ["blocks.0.hook_attn_out", "blocks.1.hook_resid_post", "blocks.0.hook_mlp_out"]
 )
-def test_every_check_holds_while_an_intervention_changes_the_stream(make_trainer, site):
+def test_checks_hold_while_an_intervention_changes_the_stream(make_trainer, site):
     """LogitShift has a part more for it: what was changed behind the part that is measured."""
     trainer = make_trainer()
     trainer.intervene(site, lambda activation, where: activation * 0.5, name="half")
