@@ -127,19 +127,19 @@ def _functions(path: Path) -> set[str]:
 
 
 def feature_problems() -> Iterator[str]:
-    """Check that names and tests in features.md exist."""
-    where = "docs/features.md"
+    """Check that names in features.md exist, and a test in tests/features.txt for each row."""
     here, outside = page("features").split(OUTSIDE)
-    names = [name for row in rows(outside, 3) for name in quoted(row[2])]
-    for capability, name, cited in rows(here, 3):
-        if name != "not yet" and not (quoted(name) and quoted(cited)):
-            yield f"{where}: '{capability}' has no name or no test"
-        names += quoted(name)
-        for test in quoted(cited):
-            path, _, function = test.partition("::")
-            if function not in _functions(ROOT / "tests" / path):
-                yield f"{where}: the test {test} does not exist"
-    yield from missing_names(where, dict.fromkeys(name for name in names if "*" not in name))
+    text = (ROOT / "tests" / "features.txt").read_text(encoding="utf-8")
+    tests = dict(re.findall(r"^(?!#)(.*) = (.*)$", text, re.MULTILINE))
+    capabilities = {row[0].split(" (")[0] for row in rows(here, 2)}
+    yield from (f"tests/features.txt: not as in the page: {x}" for x in capabilities ^ tests.keys())
+    names = [name for row in rows(here, 2) for name in quoted(row[1]) or [f"of {row[0]}"]]
+    names += [name for row in rows(outside, 3) for name in quoted(row[2])]
+    for test in tests.values():
+        path, function = test.split("::")
+        if function not in _functions(ROOT / "tests" / path):
+            yield f"tests/features.txt: the test {test} does not exist"
+    yield from missing_names("docs/features.md", dict.fromkeys(names))
 
 
 def guide_problems() -> Iterator[str]:
