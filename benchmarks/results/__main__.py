@@ -16,6 +16,7 @@ from tyro.conf import FlagCreatePairsOff
 from benchmarks.machine import describe
 from benchmarks.records import RESULTS, write_whole
 from benchmarks.results.algorithms import run_algorithm
+from benchmarks.results.page import PICTURE, picture
 from benchmarks.results.page import page as results_page
 from benchmarks.results.real import run_real
 from benchmarks.results.records import is_done, read_records, run_key, write_record
@@ -92,7 +93,9 @@ def results(
         else:
             found = RUNS[row.part](row, seed)
         write_record(records, key | found)
-    write_whole(docs, results_page(read_records(records)))
+    stored = read_records(records)
+    write_whole(docs.with_name(PICTURE), picture(stored))
+    write_whole(docs, results_page(stored))
     print_line(f"written to {docs}")
     return 0
 

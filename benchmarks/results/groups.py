@@ -38,6 +38,11 @@ def groups(records: Iterable[Record], part: str) -> list[Group]:
     return [Group(labels, list(same)) for (of, labels), same in groupby(known, key) if of == part]
 
 
+def true_reward(record: Record) -> float:
+    """Return the true reward after training."""
+    return record["final"]["true_reward"]
+
+
 def seeds_per_row(found: Sequence[Group]) -> str:
     """Describe the number of seeds."""
     seeds = sorted({len(group.records) for group in found})
