@@ -63,7 +63,7 @@ class AdapterArgs:
     adapter_path: str | None = None
     """PEFT adapter to continue training, with its own alpha and targets."""
     lora_targets: str = "W_Q,W_V"
-    """Matrices with adapters, out of W_Q, W_K, W_V, W_O, W_in, W_out and W_gate."""
+    """Comma-separated matrices that get adapters: W_Q, W_K, W_V, W_O, W_in, W_out, W_gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class SamplingArgs:
     stop_at_eos: bool = False
     """End responses at the end-of-sequence token."""
     stop_tokens: str | None = None
-    """Other texts that end a response. Each is a single token with its leading space."""
+    """Other texts that end a response, comma-separated, each one token with its leading space."""
     stop_token_ids: str | None = None
     """Other token ids that end a response, comma-separated."""
     temperature: float = 1.0
