@@ -11,8 +11,8 @@ from rlhf_lab.probes.store import FOLDER, records_file
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.pictures import failed_check, plain
-from rlhf_lab.views.probe_pictures import in_grids, phase_pictures, record_pictures
+from rlhf_lab.views.pictures import failed_check, in_grids, plain
+from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
 from rlhf_lab.views.records import Snapshot, defined_r2, read_snapshots, short_site, strip
 
 MOST_RUNS = len(ascii_uppercase)

@@ -9,16 +9,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from rlhf_lab.console import visible
 from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
-from rlhf_lab.views.pictures import Drawn, failed_check, in_grids
+from rlhf_lab.views.pictures import Drawn, Html, failed_check, in_grids
 from rlhf_lab.views.plots import bars
 
 INTERVENTIONS = "interventions"  # folder of a run
@@ -165,18 +163,14 @@ class Jobs:
                 self.state = state
 
 
-def interventions_html(run: Run, is_served: bool) -> str:
-    """Return the stored interventions, and a place for a form or, in a file, a command."""
+def interventions(run: Run) -> dict[str, Any]:
+    """Return the stored interventions as pictures, the checkpoints, and a command for others."""
     found = in_grids(part for result in stored_interventions(run) for part in _drawn(result))
-    names = checkpoint_names(run)
-    if len(names) < 2:
-        return found or "<p>The run has fewer than two checkpoints.</p>"
-    if is_served:
-        return f'{found}<div id="job" data-form="job-form" data-names="{" ".join(names)}"></div>'
-    words = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
-    command = escape(visible(shlex.join(["python", "-m", "rlhf_lab", *words])))
-    another = f"Another one: <code>python -m rlhf_lab view</code>, or <code>{command}</code>"
-    return f"{found}<p>{another}</p>"
+    names, command = checkpoint_names(run), []
+    if names:
+        command = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
+    words = shlex.join(["python", "-m", "rlhf_lab", *command])
+    return {"interventions": Html(found), "checkpoints": names, "command": words}
 
 
 def _drawn(result: Mapping[str, Any]) -> list[Drawn]:

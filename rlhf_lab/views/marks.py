@@ -8,36 +8,20 @@ from typing import Literal
 from unicodedata import east_asian_width
 
 from rlhf_lab.console import visible
+from rlhf_lab.views.templates import read_web
 
 Kind = Literal["diverging", "sequential"]
 Rgb = tuple[int, int, int]
 Number = float | int
 Names = Sequence[str]
 ORANGE, NEUTRAL, BLUE, DEEP = (213, 94, 0), (242, 242, 242), (0, 114, 178), (0, 78, 124)
-LIGHT = "#1c6fb0 #c44e00 #2a8a57 #8d4fa8 #a67500 #5b6470 #a3325c #0f7f81".split()
-DARK = "#6db3ee #ff9a57 #5cc48d #c792e0 #e0b341 #aab2bd #f08ab0 #4cc3c5".split()
+N_COLORS = 8  # classes f0 to f7 (fill) and s0 to s7 (stroke) in picture.css
 COLOR_OF_NAME = {  # one color per quantity on the whole page
     **{"exact": 0, "k1": 1, "k2": 2, "k3": 3, "mean reward": 0, "reward": 0, "true reward": 4},
     **{"policy": 1, "reference": 5, "value": 2, "own weights": 0, "unembedding": 3},
 }
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
-SVG_STYLE = (
-    'svg.lab{font:11px system-ui,"Segoe UI","DejaVu Sans",sans-serif;--ink:#1c1e21;--paper:#fff;'
-    "--line:#d9d9d4;--soft:#565b63;--deep:#004e7c;--more:#0072b2;--less:#d55e00}"
-    f"svg.lab{{{';'.join(f'--c{i}:{c}' for i, c in enumerate(LIGHT))}}}"
-    "@media(prefers-color-scheme:dark){svg.lab{--ink:#ececec;--paper:#16181b;--line:#44484e;"
-    "--soft:#aab0b8;--deep:#a5d8ff;--more:#58b0ea;--less:#ff8c42;"
-    f"{';'.join(f'--c{i}:{c}' for i, c in enumerate(DARK))}}}}}"
-    ".lab text{fill:var(--ink)}.lab .soft{fill:var(--soft)}.lab .title{font-weight:600}"
-    ".lab .paper{fill:var(--paper)}.lab .axis{stroke:var(--line)}.lab polyline{fill:none}"
-    ".lab .end{stroke:var(--ink);stroke-width:1.2}.lab .band{opacity:.17}"
-    ".lab .far{stroke:var(--ink);stroke-dasharray:2 2}"
-    ".lab .deep{fill:var(--deep)}.lab .more{fill:var(--more)}.lab .less{fill:var(--less)}"
-    + "".join(
-        f".lab .f{i}{{fill:var(--c{i})}}.lab .s{i}{{stroke:var(--c{i});stroke-width:1.6}}"
-        for i in range(len(LIGHT))
-    )
-)
+SVG_STYLE = read_web("picture.css").replace("\n", "")
 STYLE_ELEMENT = f"<style>{SVG_STYLE}</style>"
 LONGEST_LABEL = 44  # letters; a longer one is cut in its middle, and is whole in the title
 
@@ -148,7 +132,7 @@ def titled(
 def series_colors(names: Names) -> list[int]:
     known = [COLOR_OF_NAME.get(name.partition(",")[0]) for name in names]
     known = [color if color not in known[:i] else None for i, color in enumerate(known)]
-    free = [i for i in range(len(LIGHT)) if i not in known] or [0]
+    free = [i for i in range(N_COLORS) if i not in known] or [0]
     others = iter(free * (len(names) // len(free) + 1))
     return [next(others) if color is None else color for color in known]
 

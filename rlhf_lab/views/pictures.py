@@ -26,6 +26,10 @@ class Drawn:
     def _repr_html_(self) -> str:
         return visible(self.fragment)
 
+    def __html__(self) -> str:
+        """Return the content for a template, which escapes everything without this method."""
+        return plain(self.fragment)
+
 
 @dataclass(frozen=True)
 class Html(Drawn):

@@ -10,8 +10,7 @@ from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
 from rlhf_lab.views import records as draw
 from rlhf_lab.views.intervals import bracketed
-from rlhf_lab.views.marks import STYLE_ELEMENT
-from rlhf_lab.views.pictures import Drawn, Html, Table, in_grids
+from rlhf_lab.views.pictures import Drawn, Html, Table
 from rlhf_lab.views.plots import curves, heatmap, heatmaps
 from rlhf_lab.views.records import (
     COMPUTED,
@@ -324,11 +323,6 @@ def probe_pictures(run: Run, name: str) -> list[Drawn]:
         kind, records = run.kinds().get(name), read_snapshots(run, name)
         last = [picture for at in records[-1:] for picture in record_pictures(kind, at)]
         return [*phase_pictures(kind, records), *last]
-
-
-def probe_html(run: Run, name: str) -> str:
-    """Return the pictures of one probe as a fragment of HTML; see `probe_pictures`."""
-    return STYLE_ELEMENT + in_grids(probe_pictures(run, name))
 
 
 def number_table(records: Sequence[Mapping[str, Any]]) -> Table | Html:

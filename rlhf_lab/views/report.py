@@ -2,9 +2,10 @@
 
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,9 +20,9 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import RunData, collect_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
-from rlhf_lab.views.interventions import interventions_html
+from rlhf_lab.views.interventions import interventions
 from rlhf_lab.views.page import assemble
-from rlhf_lab.views.pictures import Html, Table, formatted, plain
+from rlhf_lab.views.pictures import Html, Table, formatted
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 
@@ -36,7 +37,6 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("norm of the gradient", "objective per unit of weight", "grad_norm"),
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
-NO_PROBES = "<p>This run had no probes. Train with <code>--probes</code>, or attach some.</p>"
 SEEDS = "The first table has the mean of each metric if the runs differ in their seed only."
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
 
@@ -75,70 +75,50 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
     """Return the page about one run or several; `version` is of the files, if it is served."""
     data = collect_runs(runs)
     header, blocks = page_data(data)
-    samples = '<div data-form="samples-form"></div>' if blocks["s"] else "<p>No sample yet.</p>"
+    content = {"runs": data, "version": version, "has_samples": bool(blocks["s"])}
     with reading(runs[0].path / METRICS if len(runs) == 1 else Path(METRICS)):
-        curves_of_metrics, answers = _curves(data), [answer_questions(run) for run in runs]
-    body = [curves_of_metrics, _section("samples", "Samples", samples), _probes(data)]
+        content |= _curves(data) | {"questions": _questions(data)}
+    content |= {"states": list(map(_state, data)), "probes": _probes(data), "notes": _notes(runs)}
     if len(runs) == 1:
-        name, (run,) = runs[0].path.name, runs
-        causes = interventions_html(run, bool(version))
-        body.append(_section("interventions", "Interventions", causes))
-        for read, file in ((_checks, CHECKS), (_returned, RETURNED), (_arguments, INFO)):
+        (run,) = runs
+        content |= {"title": run.path.name} | interventions(run)
+        for read, file in ((_checks, CHECKS), (_returned, RETURNED), (_facts, INFO)):
             with reading(run.path / file):
-                body.append(read(run))
-        with reading(run.path / INFO):
-            body = [_failed(run), _facts(run), _questions(data, answers, body), *body]
+                content |= read(run)
     else:
-        name = f"{len(runs)} runs"
-        body = [_headline(data), *body, _questions(data, answers, body)]
-    header |= {"version": version}
-    return assemble(name, _state(data, version), "\n".join(body), header, blocks)
+        content |= {"title": f"{len(runs)} runs", "headline": _headline(data)}
+    return assemble(header | {"version": version}, blocks, **content)
 
 
-def _section(id: str, title: str, content: str) -> str:
-    return f'<section id="{id}"><h2 tabindex="-1">{title}</h2>{plain(content)}</section>'
+def _state(data: RunData) -> dict[str, Any]:
+    """Return the status of a run, and how many checks failed, for the bar."""
+    info, checks = data.run.info, data.run.checks()
+    return {
+        "label": data.label,
+        "status": info.get("status", "unknown"),
+        "done": info.get("phases_done", 0),
+        "total": info["args"]["total_phases"],
+        "checks": len(checks),
+        "failed": sum(not check.ok for check in checks),
+    }
 
 
-def _listed(lines: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" * bool(items)
-
-
-def _state(runs: Sequence[RunData], version: str) -> str:
-    """Return the status of each run, and how many checks hold, for the bar."""
-    parts = []
-    for i, data in enumerate(runs):
-        info, checks = data.run.info, data.run.checks()
-        n = sum(not check.ok for check in checks)
-        status = escape(str(info.get("status", "unknown")))
-        if len(runs) > 1:
-            label = escape(data.label)
-            link = f'<a class="run" href="{i}/">{label}</a>' if version else label
-            parts.append(f"{link} {status}" + f", {n} checks failed" * bool(n))
+def _questions(runs: Sequence[RunData]) -> list[tuple[str, str, list[str]]]:
+    """Return ten questions, the section of each, and an answer for each run with its label."""
+    rows = []
+    for of_runs in zip(*(answer_questions(data.run) for data in runs), strict=True):
+        question, answer, place = of_runs[0]
+        if len(runs) == 1:
+            rows.append((question, place, [answer]))
+        elif place == "arguments":
+            rows.append((question, "headline", [SEEDS]))
         else:
-            done = f"{info.get('phases_done', 0)} of {info['args']['total_phases']} phases"
-            held = f"{len(checks) - n} of {len(checks)} checks hold" if checks else "no checks"
-            parts += [status, done, f'<a class="bad" href="#failed">{held}</a>' if n else held]
-    return " · ".join(parts)
+            pairs = zip(runs, of_runs, strict=True)
+            rows.append((question, place, [f"{data.label}: {x}" for data, (_, x, _) in pairs]))
+    return rows
 
 
-def _facts(run: Run) -> str:
-    info = run.info
-    label, name = info.get("rewarded_class"), info["args"]["reward_fn"]
-    reward = f"{name}, the class {label['label']}" if label else name
-    facts = {"policy": info["args"]["base_model"], "reward": reward, "device": info.get("device")}
-    facts |= {f"final {name}": value for name, value in final_metrics(run).items()}
-    listed = "".join(
-        f"<li><b>{escape(name)}</b> {escape(formatted(value))}</li>"
-        for name, value in facts.items()
-    )
-    found = (info.get("diagnostics") or {}).values()
-    lines = _listed(f"since phase {x['phase']}: {x['text']}" for x in found)
-    warning = f'<h2 class="bad">To look at</h2>{lines}' if lines else ""
-    return f'{warning}<ul class="facts">{listed}</ul>'
-
-
-def _headline(runs: Sequence[RunData]) -> str:
+def _headline(runs: Sequence[RunData]) -> Table:
     """Return the last metrics of each run, their mean over seeds, and the settings that differ."""
     args = [data.run.info["args"] for data in runs]
     names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
@@ -156,7 +136,7 @@ def _headline(runs: Sequence[RunData]) -> str:
         rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
     rows = [row for row in rows if any(x is not None for x in row[1:])]
     note = "Final metrics of finished runs, those of the last phase of others; other settings."
-    return _section("headline", "Runs", Table(columns, rows, note=note).fragment)
+    return Table(columns, rows, note=note)
 
 
 def _mean_with_interval(values: Sequence[float | None]) -> str | None:
@@ -168,31 +148,8 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
     return bracketed(float(found.value), *ends)
 
 
-def _failed(run: Run) -> str:
-    rows = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
-    columns = ["phase", "probe", "identity", "error", "tolerance"]
-    title = "Failed checks: do not rely on these records"
-    return _section("failed", title, Table(columns, rows).fragment) if rows else ""
-
-
-def _questions(runs: Sequence[RunData], answers: Sequence[list], body: Sequence[str]) -> str:
-    """Return ten questions with the answers of each run and a link to their section."""
-    rows = []
-    for i, of_runs in enumerate(zip(*answers, strict=True), 1):
-        question, text, place = of_runs[0]
-        has_place = any(f'id="{place}"' in section for section in body)
-        link, text = f'<a href="#{place}">{question}</a>' if has_place else question, escape(text)
-        if place == "arguments" and len(runs) > 1:
-            link, text = f'<a href="#headline">{question}</a>', SEEDS
-        elif len(runs) > 1:
-            pairs = zip(runs, of_runs, strict=True)
-            text = _listed(f"{data.label}: {answer}" for data, (_, answer, _) in pairs)
-        rows.append(f'<li id="q{i}">{link} {text}</li>')
-    return _section("questions", "Ten questions", f'<ol class="questions">{"".join(rows)}</ol>')
-
-
-def _curves(runs: Sequence[RunData]) -> str:
-    """Return curves of metrics with bands, or of several runs one picture per metric."""
+def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
+    """Draw metrics with bands, or of several runs one picture per metric."""
     records, counts, is_one = {}, set(), len(runs) == 1
     for data in runs:
         ends, n = sample_ends(data.run)
@@ -200,7 +157,7 @@ def _curves(runs: Sequence[RunData]) -> str:
         records[data.label] = [Snapshot(data.run, "", line) for line in lines]
         counts.add(n)
     if not any(records.values()):
-        return _section("curves", "Curves", "<p>No phase is done yet.</p>")
+        return {"curves": []}
     groups, parts = [(title, unit, names.split()) for title, unit, names in REPORT_CURVES], []
     if is_one:
         by_name = [x for x in runs[0].run.metrics()[-1] if x.startswith(reward_metric(""))]
@@ -212,71 +169,68 @@ def _curves(runs: Sequence[RunData]) -> str:
             columns = columns if is_one else dict.fromkeys(records, fields[0])
             lines = records[runs[0].label] if is_one else records
             picture = curves_over(lines, label, columns, unit)
-            figure = f'<figure id="curve-{escape(fields[0])}"'
-            parts += [picture.fragment.replace("<figure", figure, 1)] if picture else []
+            if picture:
+                figure = f'<figure id="curve-{escape(fields[0])}"'
+                parts.append(Html(picture.fragment.replace("<figure", figure, 1)))
     of = f"the {n} sequences" if counts == {n} and n else "the sequences"
-    note = f'<p class="note">Bands: 95 %, bootstrap over {of} of each phase.</p>'
-    return _section("curves", "Curves", f'<div class="figures">{"".join(parts)}</div>{note}')
+    return {"curves": parts, "n_samples": of}
 
 
-def _probes(runs: Sequence[RunData]) -> str:
-    """Return a fold per probe with places for the pictures of one run, or of two."""
-    folds, is_note = [], ' class="note"'
-    tag = lambda tag, text, kind="": f"<{tag}{kind}>{escape(text)}</{tag}>" * bool(text)
+def _probes(runs: Sequence[RunData]) -> list[dict[str, str]]:
+    """Return name, summary, question and caveat of the probes of all runs."""
+    found = []
     for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
         known = getattr(probes, kind, None)
-        known = known if isinstance(known, type) and issubclass(known, probes.Probe) else None
-        doc = (inspect.getdoc(known) or "" if known else "").partition("\n\n")[0].replace("`", "")
-        caveat = f"Caveat: {known.caveat}" if known and known.caveat else ""
-        question = tag("span", known.question, is_note) if known else ""
-        sides = "".join(
-            f'<div class="side"><p class="note"></p><div class="at" data-side="{side}" '
-            f'data-probe="{escape(name)}"></div></div>'
-            for side in "ab"[: len(runs)]
-        )
-        folds.append(
-            f'<details class="probe"><summary>{tag("h3", name)}{question}</summary>'
-            f'<div id="{escape(name)}">{tag("p", doc)}{tag("p", caveat, is_note)}'
-            f'<div class="sides">{sides}</div></div></details>'
-        )
-    lines = ""
-    for run in [data.run for data in runs]:
+        is_known = isinstance(known, type) and issubclass(known, probes.Probe)
+        doc = (inspect.getdoc(known) or "") if is_known else ""
+        words = {field: getattr(known, field, "") for field in ("question", "caveat")}
+        found.append({"name": name, "doc": doc.partition("\n\n")[0].replace("`", ""), **words})
+    return found
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    lines = []
+    for run in runs:
         with reading(run.path / NOTES):
-            lines += _listed(f"phase {n['phase']}: {n['probe']}: {n['note']}" for n in run.notes())
-    off = f"<h3>Refused or switched off</h3>{lines}" if lines else ""
-    return _section("probes", "Probes", ("".join(folds) or NO_PROBES) + off)
+            lines += [f"phase {n['phase']}: {n['probe']}: {n['note']}" for n in run.notes()]
+    return lines
 
 
-def _checks(run: Run) -> str:
-    """Return each identity once, with its worst value over the phases."""
-    found: dict[tuple[str, str], list[StoredCheck]] = {}
+def _checks(run: Run) -> dict[str, Any]:
+    """Return the failed checks, and each identity once with its worst value over the phases."""
+    by_name: dict[tuple[str, str], list[StoredCheck]] = {}
     for check in run.checks():
-        found.setdefault((check.probe, check.name), []).append(check)
+        by_name.setdefault((check.probe, check.name), []).append(check)
     rows = []
-    for key, checks in found.items():
+    for key, checks in by_name.items():
         worst = max(checks, key=lambda check: (not check.ok, check.value))
         rows.append([*key, worst.value, worst.tolerance, len(checks), worst.ok])
     n = sum(not row[-1] for row in rows)
-    note = f"{n} of {len(rows)} do not hold." if n else "All hold."
     columns = ["probe", "identity", "largest error", "tolerance", "times", "holds"]
-    table = _folded(note, Table(columns, rows)) if rows else "<p>None ran.</p>"
-    return _section("checks", "Identity checks", table)
+    failed = [[c.phase, c.probe, c.name, c.value, c.tolerance] for c in run.checks() if not c.ok]
+    return {
+        "checks": Table(columns, rows),
+        "checks_hold": f"{n} of {len(rows)} do not hold." if n else "All hold.",
+        "failed": Table(["phase", "probe", "identity", "error", "tolerance"], failed),
+    }
 
 
-def _folded(summary: str, table: Table) -> str:
-    return f'<details class="fold"><summary>{summary}</summary>{table.fragment}</details>'
+def _returned(run: Run) -> dict[str, Any]:
+    return {"returned": {name: number_table(run.returned(name)) for name in run.functions()}}
 
 
-def _returned(run: Run) -> str:
-    tables = {escape(name): number_table(run.returned(name)) for name in run.functions()}
-    parts = [f"<h3>{name}</h3>{table.fragment}" for name, table in tables.items()]
-    title = "Returned by functions on events"
-    return _section("returned", title, "".join(parts)) if parts else ""
-
-
-def _arguments(run: Run) -> str:
+def _facts(run: Run) -> dict[str, Any]:
+    """Return the facts and diagnostics at the top, and the arguments and versions at the end."""
     info = run.info
-    rows = [[name, json.dumps(value)] for name, value in info["args"].items()]
-    versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
-    table = _folded(f"{len(rows)} arguments", Table(["argument", "value"], rows))
-    return _section("arguments", "Arguments", f"{table}<p>{escape(versions)}</p>")
+    label, reward = info.get("rewarded_class"), info["args"]["reward_fn"]
+    reward += f", the class {label['label']}" if label else ""
+    facts = {"policy": info["args"]["base_model"], "reward": reward, "device": info.get("device")}
+    facts |= {f"final {name}": value for name, value in final_metrics(run).items()}
+    found = (info.get("diagnostics") or {}).values()
+    arguments = [[name, json.dumps(value)] for name, value in info["args"].items()]
+    return {
+        "facts": {name: formatted(value) for name, value in facts.items()},
+        "diagnostics": [f"since phase {x['phase']}: {x['text']}" for x in found],
+        "arguments": Table(["argument", "value"], arguments),
+        "versions": [f"{name} {number}" for name, number in info.get("versions", {}).items()],
+    }

@@ -107,7 +107,8 @@ SURFACES = {
 @pytest.mark.parametrize("surface", SURFACES)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_report_escapes_text(here, monkeypatch, name: str, surface: str) -> None:
-    monkeypatch.setattr("rlhf_lab.views.report._curves", lambda runs: "")  # without user text
+    # without the curves, which have no text of the user
+    monkeypatch.setattr("rlhf_lab.views.report._curves", lambda runs: {"curves": []})
     text = HOSTILE[name]
     SURFACES[surface](text)
     accepted(["report", "RUN"])

@@ -79,7 +79,7 @@ def test_several_rewards_have_curves_with_bands():
     samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a": 0.5})]
     run = given_run(samples, metrics)
     run.store = SimpleNamespace(tensor_path=lambda name, phase: Path("nowhere"))
-    found = _curves([RunData(run, "run", {})])
+    found = "".join(curve.fragment for curve in _curves([RunData(run, "run", {})])["curves"])
     assert "before they are weighted: reward/a over phase" in found  # and none of their ends
     assert found.count("<polyline") == found.count('<polygon class="band') == 1
 

@@ -7,8 +7,8 @@ import torch
 from rlhf_lab import views
 from rlhf_lab.views.marks import (
     COLOR_OF_NAME,
-    DARK,
-    LIGHT,
+    N_COLORS,
+    SVG_STYLE,
     series_colors,
     text_width,
     tick_labels,
@@ -142,7 +142,8 @@ def test_known_quantities_keep_their_color_and_series_differ():
     assert series_colors(["k1, n = 8", "exact", "k2"]) == [1, 0, 2]
     assert series_colors(["a", "reward", "b"]) == [1, 0, 2]
     assert series_colors(["reward", "reward, by hand"]) == [0, 1]
-    assert max(COLOR_OF_NAME.values()) < len(LIGHT) == len(DARK)
+    assert max(COLOR_OF_NAME.values()) < N_COLORS
+    assert all(SVG_STYLE.count(f"--c{i}:") == 2 for i in range(N_COLORS))  # light and dark
     assert len(set(series_colors(list("abcdefgh")))) == 8
 
 
