@@ -17,7 +17,6 @@ from rlhf_lab.course.blind_tuning import (
     hidden_reward,
     leaderboard_path,
     read_leaderboard,
-    true_reward_frontier,
 )
 from rlhf_lab.course.display import LessonError
 from rlhf_lab.course.seed_figures import stored_figures
@@ -142,21 +141,6 @@ def test_read_leaderboard_leaves_out_invalid_rows_and_files() -> None:
     leaderboard_path().write_text('{"rows": 3}')
     assert read_leaderboard() == []
     assert leaderboard_path().with_name(leaderboard_path().name + ".unreadable").is_file()
-
-
-@pytest.mark.slow
-def test_run_is_shown_when_its_row_cannot_be_saved(untrained, capsys, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RLHF_LAB_PROGRESS", str(tmp_path / "file" / "progress.json"))
-    BlindTuning("Ada").run(**FIELDS)
-    out = capsys.readouterr().out
-    assert "the row is not saved" in out and "> Ada" in out
-
-
-def test_true_reward_frontier_starts_at_the_reference_and_rises() -> None:
-    true_rewards, nats = true_reward_frontier()
-    assert true_rewards[0].item() == pytest.approx(0.5, abs=1e-3) and nats[0].item() < 1e-6
-    assert bool((true_rewards.diff() > 0).all()) and true_rewards[-1] > 0.999
 
 
 def test_stored_runs_have_the_current_settings() -> None:
