@@ -19,7 +19,7 @@ def test_a_slip_is_named_and_a_right_answer_turns_green(open_notebook, solve, le
     lesson.run("def normalize_reward(")
     shown = lesson.run("check(normalize_reward)")
     assert "✗ normalize_reward" in shown
-    assert "likely: this divides by the variance, not by its root" in shown
+    assert "likely: this divides by the variance: divide by the standard deviation" in shown
     assert "Traceback" not in shown
     for theme in THEMES:
         lesson.theme(theme)

@@ -147,9 +147,13 @@ class _Detaching(TransformerWithValueHead):
     ("name", "written", "words"),
     [
         ("calc_kl_penalty", _penalty, "the mask is not used"),
-        ("calc_value_function_loss", _value_loss(lambda c: c), "the half is missing"),
+        ("calc_value_function_loss", _value_loss(lambda c: c), "the factor 1/2 is missing"),
         ("calc_value_function_loss", _value_loss(lambda c: 0.5), "the coefficient is missing"),
-        ("calc_value_function_loss", _value_loss(lambda c: 1), "missing, and so is the half"),
+        (
+            "calc_value_function_loss",
+            _value_loss(lambda c: 1),
+            "the coefficient and the factor 1/2 are missing",
+        ),
         (
             "calc_clipped_surrogate_objective",
             _surrogate(lambda x, mask: (x - x.mean()) / (x.std() + 1e-8)),
@@ -163,7 +167,7 @@ class _Detaching(TransformerWithValueHead):
             "this takes the smaller ratio",
         ),
         ("calc_kl_penalty", _multiplied_penalty, "this multiplies by the mask"),
-        ("normalize_reward", _standardized, "a batch of one reward gives nan"),
+        ("normalize_reward", _standardized, "a batch of one reward returns nan"),
         ("get_logprobs", _tokens_at_their_position, "off by one"),
         (
             "calc_clipped_surrogate_objective",
@@ -176,10 +180,14 @@ class _Detaching(TransformerWithValueHead):
         ("kl_per_token", _kl_of_logs, "the last step is missing"),
         ("kl_per_token", _kl_of_distributions, "takes the log-softmax again"),
         ("sequence_sum", _in_place, "this changes x in place"),
-        ("patch_heads", _written_into_a_copy, "writes into a copy when the first index is a list"),
+        (
+            "patch_heads",
+            _written_into_a_copy,
+            "nothing is overwritten: if the first index is a list",
+        ),
         ("policy_gradient_objective", _detached_logprobs, "no gradient reaches logprobs"),
-        ("ablate_heads", _mean_of_zeros, "this writes 0"),
-        ("draw_token", _global_noise, "use the noise in the arguments"),
+        ("ablate_heads", _mean_of_zeros, "this always writes 0"),
+        ("draw_token", _global_noise, "use the noise argument"),
         ("TransformerWithValueHead", _Detaching, "the hook returns something"),
     ],
 )
