@@ -5,7 +5,7 @@
 # yourself, and catch the model cheating.
 #
 # First you run the RLHF loop once, and learn its key terms by following a single review through it. Then you write your first
-# functions and train the model twice with your own reward: once with a penalty for drifting away from the original model, and
+# functions and train the model on your own reward twice: once with a penalty for drifting away from the original model, and
 # once without it.
 #
 # **You will also be able to**
@@ -31,6 +31,7 @@ import rlhf_lab
 rlhf_lab.check_shapes()  # before anything else is imported from the package
 
 import copy
+import textwrap
 
 import torch
 from IPython.display import display
@@ -111,7 +112,6 @@ show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits
 
 # %% [markdown]
 # The reward comes from a sentiment classifier, so it is close to 1 for a positive review and close to 0 for a negative one.
-# (`learned` contains statistics of the gradient steps, which {lesson:ppo} explains.)
 #
 # ## The vocabulary, on one review
 #
@@ -122,14 +122,9 @@ show_table(["reward", "text"], zip(rewards.tolist(), texts, strict=True), digits
 best = int(rewards.argmax())
 words = [trainer.tokenizer.decode([token]) for token in samples.tokens[best].tolist()]
 start = samples.prefix_len
+columns = ["state: the text so far", "action: the next token", "its probability"]
 show_table(
-    [
-        "t",
-        "state: the text so far",
-        "action: the next token",
-        "its probability",
-        "value of the state",
-    ],
+    ["t", *columns, "value of the state"],
     [
         [
             t,
@@ -200,7 +195,7 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 # The mean over real tokens is this sum divided by a count. Getting that count wrong is one of the most common bugs in RLHF
 # code. One of the three fractions below is the mean of the real scores, one counts the padding in the denominator, and one
 # counts it in the numerator as well. Which one is the correct mean? Replace the dots with your answer before you read on. The
-# notebook keeps track of your predictions, and shows you at the end which results surprised you.
+# notebook keeps track of your predictions, and at the end it shows you which results surprised you.
 
 # %%
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
@@ -245,7 +240,11 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 # float per text, and always give a text the same reward, no matter which other texts are in the batch.
 #
 # If nothing comes to mind, reward gushing praise: count the words brilliant, perfect, superb and stunning. (Avoid rewards that
-# never vary. All Reel reviews have nearly the same length, for example, so rewarding length teaches the model nothing.)
+# never vary. For example, all Reel reviews have nearly the same length, so a reward for length teaches the model nothing.) The
+# next cell prints every token that the model can use.
+
+# %%
+print(textwrap.fill(" ".join(sorted(trainer.tokenizer.get_vocab())), 100))
 
 # %%
 from rlhf_lab.course.exercises.start import my_reward  # exercise
@@ -300,8 +299,8 @@ means = {name: [r.mean_reward for r in run] for name, run in reports.items()}
 errors = {name: [r.reward_std / args.batch_size**0.5 for r in run] for name, run in reports.items()}
 curves(
     {name: (phases, means[name]) for name in reports},
-    "Mean reward, with 95 % intervals",
-    y_label="mean reward of the reviews",
+    "Mean reward of the reviews, with 95 % intervals",
+    y_label="mean reward",
     bands={
         name: tuple(
             [m + side * 1.96 * e for m, e in zip(means[name], errors[name], strict=True)]
@@ -319,13 +318,13 @@ curves(
 )
 
 # %% [markdown]
-# Look at the two plots together. In both runs, the policy learns. If you rewarded praise words, the run without the penalty
-# gains more reward, but it also moves further away from the reference.
+# Look at the two plots together. If you rewarded the praise words, both policies learn. The run without the penalty gains more
+# reward, but it also moves further away from the reference. Is the same true for your reward?
 #
-# With that reward, both curves also dip at phase 1. Did the first learning phase make the policy worse, or was it just bad
-# luck? Each band is the 95 % interval of a mean over one phase's reviews, and both runs draw the same random numbers, so a dip
-# by chance would show up in both. A larger sample will settle the question, so let's generate 2,048 fresh reviews before the
-# first learning phase, and 2,048 after it.
+# Such curves are noisy. For example, the reward for praise words dips at phase 1. Did the first learning phase make the policy
+# worse, or was it just bad luck? Each band is the 95 % interval of a mean over one phase's reviews, and both runs draw the same
+# random numbers, so a dip by chance would show up in both. To find out, let's generate 2,048 fresh reviews before the first
+# learning phase, and 2,048 after it.
 #
 # (4 s on one core)
 
@@ -347,10 +346,10 @@ if is_praise:  # the stored runs have this reward
     over_seeds.compare("reward gained", gained, digits=2)
 
 # %% [markdown]
-# It was bad luck: on fresh reviews, the mean reward goes up during the first learning phase. A mean over 128 reviews has a
-# standard error of 0.06 to 0.08, so don't read anything into differences of that size. The dots below the table show how much
-# the result depends on the seed: they compare your run with two stored runs of the same experiment with different seeds. (We
-# only stored runs for the praise words, so any other reward shows no dots.)
+# With the praise words, it was bad luck: on fresh reviews, the mean reward goes up during the first learning phase. Before you
+# interpret a change in your own reward, compare it with the standard errors (s.e.) in the table. For praise words, a mean over
+# 128 reviews has a standard error of 0.06 to 0.08, so differences of that size mean nothing. The dots compare your run with two
+# stored runs that used different seeds. (Only praise words have stored runs, so other rewards show no dots.)
 #
 # ### The reviews of the three policies
 #
@@ -394,18 +393,20 @@ predictions.recall("how it will be cheated", cheated_by)
 # %% [markdown]
 # If you rewarded the praise words, you will find that the policy puts them wherever an adjective fits, even after "wasn't".
 # After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17 % to 21 % of
-# the adjectives after "wasn't" are praise words. Training raises this fraction to between 46 % and 56 % with the penalty, and
-# to between 70 % and 76 % without it (ranges over three seeds).
+# the adjectives after "wasn't" are praise words. Training raises this fraction to 46 % to 56 % with the penalty, and to 70 % to
+# 76 % without it (ranges over three seeds). If you wrote a different reward, look for reviews that score high without doing
+# what you had in mind.
 #
-# The reward was computed correctly, but it did not measure what you meant. This is called **reward hacking**. Krakovna et al.
-# (2020, "Specification gaming") maintain a long list of examples from the literature. Gao et al. (2022,
+# A reward like this one is computed correctly, but it does not measure what you meant. Exploiting it is called **reward
+# hacking**. Krakovna et al. (2020, "Specification gaming") maintain a long list of examples. Gao et al. (2022,
 # [2210.10760](https://arxiv.org/abs/2210.10760)) train policies on learned rewards, and measure how the true quality first
 # rises and then falls as the policy moves away from the reference.
 #
 # ### A real model
 #
-# Does this happen outside of a toy language? Here are stored reviews from a run in which the language model SmolLM2 continues
-# "This movie was really". The reward is a sentiment classifier's probability that the text is *negative*.
+# Does this also happen outside of a toy language? Here are stored reviews from a run in which the language model SmolLM2
+# continues "This movie was really". The reward is the probability that the text is *negative*, as predicted by a sentiment
+# classifier.
 
 # %%
 stored = stored_figures("real_samples")
@@ -413,9 +414,8 @@ show_table(["phase", "mean reward of 16", "reviews with bad"], stored["means"], 
 show_table(["phase", "reward", "the first three reviews"], stored["samples"], digits=2)
 
 # %% [markdown]
-# The model learns quickly: the mean reward rises from 0.13 to 0.98. But it has not become a critic. It has merely learned to
-# start with the word "bad", which it does in 15 of 16 reviews, and then it carries on as before. {Lesson:a_real_model} looks
-# inside such a run.
+# The mean reward rises from 0.13 to 0.98, but the model has not become a critic. It has merely learned to start with the word
+# "bad", which it does in 15 of 16 reviews, and then it carries on as before. {Lesson:a_real_model} looks inside such a run.
 #
 # That was RLHF: generate, score, step towards a higher score, and stay close to the reference. The algorithm that just took the
 # gradient steps for you is PPO (proximal policy optimization, Schulman et al. 2017,
@@ -445,6 +445,6 @@ progress()
 #   </details>
 #
 # - **Fix your reward.** Change it so that the cheat you saw no longer gets a high reward, and train again. How many rounds does
-#   it take until ten reviews contain no more cheats? And how could you be sure that no cheat is left?
+#   it take until ten reviews in a row contain no cheat? And how could you be sure that no cheat is left?
 #
 # Next: {lesson:the_value_head}, in which you teach the model to predict the reward while it is still writing.

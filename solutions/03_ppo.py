@@ -64,79 +64,13 @@ loop_diagram()
 #
 # We train two things, and they start from very different points. The transformer can already write reviews, so its weights
 # should move only a little. The value head starts from random weights and has a long way to go. So the two get different
-# learning rates (`base_lr` and `head_lr`), both of which warm up for two phases and then decay. The function below sets this up
-# with AdamW. Note `maximize=True`: we *maximize* the objective.
+# learning rates, `base_lr` and `head_lr`. Both learning rates warm up for two phases and then decay. The function below sets
+# this up with AdamW. Note `maximize=True`: we *maximize* the objective.
 
 # %%
 from rlhf_lab.training import get_optimizer_and_scheduler  # given
 
 # %% [markdown]
-# Adam divides each gradient by a running average of its size. To see what this means, imagine two weights, one with a gradient
-# of 0.001 and one with a gradient of 1, and take a single step with learning rate 0.1. How far does the second weight move,
-# compared with the first?
-
-# %%
-second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
-
-# %%
-pair = torch.nn.Parameter(torch.ones(2))
-adam = torch.optim.AdamW([pair], lr=0.1, weight_decay=0.0, maximize=True)
-(pair * torch.tensor([0.001, 1.0])).sum().backward()
-adam.step()
-moves = (pair.detach() - 1).tolist()
-print("moves:", [round(move, 4) for move in moves])
-factor = min((1, 30, 1000), key=lambda f: abs(f - moves[1] / moves[0]))
-predictions.compare(
-    "the second weight moves", second_moves, "as far" if factor == 1 else f"{factor} times as far"
-)
-
-# %% [markdown]
-# It moves just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two
-# consequences. First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are
-# dangerous, because Adam takes full-sized steps on gradients that are mostly noise. That is why the learning rates warm up.
-#
-# Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
-# train without normalizing the rewards and advantages. What happens to the policy?
-
-# %%
-small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
-
-# %% [markdown]
-# (25 s on one core)
-
-# %%
-rows, score = [], SentimentReward(args.reward_model)
-for scale in (0.001, 1.0, 1000.0):
-    row = [f"{scale:g}"]
-    for normalize in (True, False):
-        scaled = RLHFTrainer(
-            RLHFArgs(
-                **SETTINGS | {"total_phases": 6},
-                normalize_reward=normalize,
-                normalize_advantages=normalize,
-            ),
-            out=new_run("scaled"),
-            reward_fn=lambda texts, scale=scale: scale * score(texts),
-        )
-        last = scaled.train()[-1]
-        row += [last.mean_reward / scale, last.kl_per_sequence]
-    rows.append(row)
-columns = ["score", "KL", "score, not normalized", "KL, not normalized"]
-show_table(["reward multiplied by", *columns], rows)
-print("phase 5: mean score of 128 reviews, before scaling; KL in nats per review")
-small, usual = rows[0][3], rows[1][3]
-result = (
-    "learns as usual" if small > usual - 0.1 else "learns little" if small > 0.3 else "falls apart"
-)
-predictions.compare("with a tiny reward it", small_reward, result)
-
-# %% [markdown]
-# The scale does matter, because the reward is only one term of the objective and has to compete with the others. When the
-# reward is tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only
-# 0.46. When the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away, and still
-# only reaches a score of 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not
-# depend on the reward scale.
-#
 # ## The loop
 #
 # *Rollout.* Sample a batch of reviews with `sample`, and score them. Each review gets its normalized reward at its last token
@@ -187,6 +121,8 @@ from rlhf_lab.course.exercises.objective import whole_objective  # given
 #   generated tokens.
 # - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. You don't need gradients for the reference.
 # - Before each step, clip the gradient norm to `args.max_grad_norm`.
+#
+# (The check below takes up to 10 s on one core if it has to find a mistake.)
 
 # %%
 from rlhf_lab.course.exercises.ppo import ppo  # exercise
@@ -201,6 +137,7 @@ from rlhf_lab.course.exercises.ppo import ppo  # exercise
 same_run = "the same"  # predict: "the same" or "not the same"
 
 # %%
+score = SentimentReward(args.reward_model)
 mine = ppo(
     args,
     policy=TransformerWithValueHead(load_model(args.base_model), seed=args.seed),
@@ -238,13 +175,82 @@ show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 # trained as well. A rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy
 # reward.
 #
+# ## Step size and reward scale
+#
+# Adam divides each gradient by a running average of its size. To see what this means, imagine two weights, one with a gradient
+# of 0.001 and one with a gradient of 1, and take a single step with learning rate 0.1. How far does the second weight move,
+# compared with the first?
+
+# %%
+second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
+
+# %%
+pair = torch.nn.Parameter(torch.ones(2))
+adam = torch.optim.AdamW([pair], lr=0.1, weight_decay=0.0, maximize=True)
+(pair * torch.tensor([0.001, 1.0])).sum().backward()
+adam.step()
+moves = (pair.detach() - 1).tolist()
+print("moves:", [round(move, 4) for move in moves])
+factor = min((1, 30, 1000), key=lambda f: abs(f - moves[1] / moves[0]))
+predictions.compare(
+    "the second weight moves", second_moves, "as far" if factor == 1 else f"{factor} times as far"
+)
+
+# %% [markdown]
+# It moves just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two
+# consequences. First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are
+# dangerous, because Adam takes full-sized steps even though the gradients are still mostly noise. This is why the learning
+# rates warm up.
+#
+# Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
+# train without normalizing the rewards and advantages. What happens to the policy?
+
+# %%
+small_reward = "learns little"  # predict: "learns as usual", "learns little" or "falls apart"
+
+# %% [markdown]
+# (25 s on one core)
+
+# %%
+rows = []
+for scale in (0.001, 1.0, 1000.0):
+    row = [f"{scale:g}"]
+    for normalize in (True, False):
+        scaled = RLHFTrainer(
+            RLHFArgs(
+                **SETTINGS | {"total_phases": 6},
+                normalize_reward=normalize,
+                normalize_advantages=normalize,
+            ),
+            out=new_run("scaled"),
+            reward_fn=lambda texts, scale=scale: scale * score(texts),
+        )
+        last = scaled.train()[-1]
+        row += [last.mean_reward / scale, last.kl_per_sequence]
+    rows.append(row)
+columns = ["score", "KL", "score, not normalized", "KL, not normalized"]
+show_table(["reward multiplied by", *columns], rows)
+print("phase 5: mean score of 128 reviews before scaling, and KL in nats per review")
+small, usual = rows[0][3], rows[1][3]
+result = (
+    "learns as usual" if small > usual - 0.1 else "learns little" if small > 0.3 else "falls apart"
+)
+predictions.compare("with a tiny reward, the policy", small_reward, result)
+
+# %% [markdown]
+# The scale does matter, because the reward is only one term of the objective and has to compete with the others. When the
+# reward is tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only
+# 0.46. When the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away, and still
+# only reaches a score of 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not
+# depend on the reward scale.
+#
 # ## Inside the run
 #
 # The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
 # anyway? To find out, collect reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
 # i"). In every phase, measure how likely the model is to continue with praise. You can measure this not only at the output, but
-# also after every component of the model, by decoding the residual stream at that point as if the rest of the model did
-# nothing. This is called the *logit lens* ({lesson:the_policy} explains it and its limits):
+# also after every component of the model: decode the residual stream at that point, as if the rest of the model did nothing.
+# This is called the *logit lens* ({lesson:the_policy} explains it and its limits):
 
 # %%
 from rlhf_lab.diffing import logit_lens  # given
@@ -254,17 +260,19 @@ from rlhf_lab.diffing import logit_lens  # given
 # The trainer then calls this function with the context of the run (`ctx.policy` is the policy) and with the activations by
 # name. These activations come from a separate forward pass over `tokens`, so the run itself does not change. `at` is the event
 # at which your function is called: "after_score" happens once per phase, after sampling and before the first gradient step.
+#
+# (If it has to find a mistake, this check takes up to 10 s as well.)
 
 # %%
 from rlhf_lab.course.exercises.ppo import look  # exercise
 
 # %% [markdown]
-# Before you run this, make a prediction about the residual stream after the attention layer of the last block. Suppose you
-# decode the probability of praise there. By the last phase, will it still be close to its value before training, or will it
-# have moved at least half as far as the probability at the output?
+# Before you run this, make a prediction about the residual stream after the last block's attention layer. Suppose you decode
+# the probability of praise there. By the last phase, will it still be close to its value before training, or will it have moved
+# at least half as far as the probability at the output?
 
 # %%
-last_attention = "it has moved too"  # predict: "it is close" or "it has moved too"
+last_attention = "has moved"  # predict: "is still close" or "has moved"
 
 # %% [markdown]
 # (15 s on one core)
@@ -315,9 +323,9 @@ show_table(
 moved = {name: seen[1][place][-1] - seen[1][place][0] for name, place in places.items()}
 attention = moved[f"block {last}, attention"]
 predictions.compare(
-    "the last attention",
+    "praise decoded after the last attention layer",
     last_attention,
-    "it has moved too" if attention > moved["output"] / 2 else "it is close",
+    "has moved" if attention > moved["output"] / 2 else "is still close",
 )
 
 # %% [markdown]
