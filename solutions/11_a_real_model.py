@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 A real model, or its stand-in
 #
-# By the end of this lesson, you will be able to use controls to report RLHF's effect on a model without true rewards.
+# By the end of this lesson, you will be able to measure the effect of RLHF when the true reward is unknown, using controls.
 #
 # **The cells run on a stand-in**, Reel with its true rewards hidden until the end, **unless you set the environment
 # variable `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel you could always compute an exact
@@ -9,7 +9,7 @@
 #
 # | on Reel | on a real model | what it can show |
 # |---|---|---|
-# | true reward | a second rater that was not used in training | that the policy did more than please its own classifier |
+# | true reward | a second rater that was not used in training | whether the policy did more than please its classifier |
 # | optimal policy | best-of-n of the base model, at the same KL | whether training was worth its KL |
 # | Bayes' rule next to a probe | a control task with random labels ({lesson:what_a_probe_memorizes}) | how much a probe memorizes |
 # | an injected change | a *placebo* run, whose reward is a hash of the text | what training does with any reward |
@@ -81,33 +81,33 @@ predictions = Predictions()
 # ## SmolLM2, stored
 #
 # We trained SmolLM2-135M-Instruct with the real reward and with a placebo reward, using **three seeds** for each. Each run
-# lasted six phases of 16 texts, and we evaluated the final models on 48 fresh texts. The figure shows how much two raters'
-# scores rose (in standard deviations, sd), how far each run moved from the reference, and how one logit difference changed.
+# lasted six phases of 16 texts, and we evaluated the final models on 48 fresh texts. For each run, the figure shows how much
+# the scores of two raters rose (in standard deviations, sd), how far the model moved from the reference, and how a logit
+# difference changed.
 
 # %%
 RECORDS = ("a_real_model", "a_real_model_real")  # of the stand-in, and of the real model
 tables = stored_figures(RECORDS[1])["tables"].values()
 labels = zip(("{}, sd", "KL of the {}, nats", "logit difference, {}, nats"), tables, strict=True)
 rows = {text.format(name): (x[0], x[1:]) for text, found in labels for name, x in found.items()}
-seed_dots(rows, "SmolLM2 and its placebo (this run: seed 1)", digits=2)
+seed_dots(rows, "SmolLM2 and its placebo, stored runs", digits=2, this="the run with seed 1")
 
 # %% [markdown]
-# Three seeds are too few to measure an effect's size, but you can check whether it has the same direction in all of
-# them. In all three seeds, the run beats its placebo on both raters' scores and on the logit difference. Compared with
-# the base model, the classifier's score rises by 0.47 to 0.75 sd, and the second rater's by 0.13 to 0.37.
+# Three seeds are too few to measure an effect's size, but you can check whether it has the same direction in all of them. In
+# all three seeds, the run beats its placebo on both raters' scores and on the logit difference. Compared with the base model,
+# the classifier's score rises by 0.47 to 0.75 sd, and the second rater's score by 0.13 to 0.37 sd.
 #
-# Now look at the placebo. Its reward is meaningless, and yet it moves 0.99 to 1.35 nats away from the base model, while
-# the run moves 1.32 to 2.05 nats. In one of the seeds, the placebo's classifier score rises by 0.35, compared with 0.47
-# for the run. Without a placebo, you would have reported all of the 0.47 as an effect of the reward. These runs are too
-# short to show what SmolLM2 does in general.
+# Now look at the placebo. Its reward is meaningless, and yet it moves 0.99 to 1.35 nats away from the base model, while the run
+# moves 1.32 to 2.05 nats. For one of the seeds, the classifier's score rises by 0.35 sd for the placebo, and by 0.47 sd for the
+# run. Without a placebo, you would have reported all of the 0.47 as an effect of the reward. (These runs are too short to show
+# what SmolLM2 does in general.)
 #
 # ## The model
 #
 # `SCALE` chooses the model for the cells below. `"local"` uses `smollm2/` and `minilm-sentiment/` from the folder in
-# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub
-# (0.5 GB). `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward
-# favors the class that the base model generates less often, which we call the *wanted* class: negative for SmolLM2,
-# positive for Reel.
+# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub (0.5 GB).
+# `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward favors the class
+# that the base model generates less often, which we call the *wanted* class: negative for SmolLM2, positive for Reel.
 
 # %%
 SCALE = "auto"  # or "stand-in", "local", "hub"
@@ -131,9 +131,9 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 # Both runs use LoRA: the weights are frozen, and each attention matrix gets a learned update $\frac{\alpha}{r} A B$ of
 # rank $r = 8$. Without these adapters, the model *is* the reference.
 #
-# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text,
-# but has no pattern that the policy could learn. Everything else is the same. Measured in KL per sequence, how far will
-# the placebo move from the reference, compared with the run?
+# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text, but has no
+# pattern that the policy could learn. In all other respects, the two runs are the same. How far will the placebo move from the
+# reference, compared with the run? (We measure this as KL per sequence.)
 
 # %%
 placebo_moves = "under a third"  # predict: "under a third", "about as far" or "further"
@@ -168,9 +168,9 @@ curves(
 )
 
 # %% [markdown]
-# From here on, forget the trainers and the rewards they logged, because the policy kept changing, and each phase only has
-# a few texts. Three models remain: `base` (without adapters), `tuned` and `placebo`. They generate **fresh texts with the
-# same random numbers**, so text $i$ starts the same way in each of them.
+# From here on, ignore the rewards that the trainers logged: the policy changed from phase to phase, and each phase only has a
+# few texts. Instead, we compare three models: `base` (without adapters), `tuned` and `placebo`. They generate **fresh texts
+# with the same random numbers**, so text $i$ starts out the same for all three.
 
 # %%
 base = without_adapters(trainer.policy.base_model)
@@ -193,9 +193,9 @@ show_table(["model", "text"], [[name, texts[name][i]] for i in range(2) for name
 # %% [markdown]
 # ## A second rater
 #
-# The policy was optimized against the classifier, so the classifier is the rater you should trust least. So you need
-# another one. It doesn't have to be good, but its weaknesses have to be *different*. Here we use a word list: the
-# number of words of the wanted class, minus the number of words of the other class. (It doesn't understand "wasn't".)
+# The policy was optimized against the classifier, so the classifier is the rater you should trust least. You need a second
+# rater. It doesn't have to be good, but its weaknesses have to be *different*. Here we use a word list, which counts words of
+# the wanted class minus words of the other class. (It doesn't understand "wasn't".)
 
 # %%
 GOOD = """good great wonderful fantastic excellent brilliant lovely perfect superb amazing beautiful
@@ -227,17 +227,17 @@ show_intervals("model", means)
 
 # %% [markdown]
 # Are these differences larger than noise? The texts come in pairs that share their random numbers, so you can test the
-# *differences*. If two models were equal, you could flip a coin to decide which text of a pair is called tuned and which
-# is called base. So each difference could just as well have the opposite sign. Draw random signs many times, and count
-# how often the mean difference ends up as far from 0 as the real one. This is a **permutation test** (Fisher 1935), and
-# it assumes nothing about the distribution.
+# *differences*. If two models were equal, you could flip a coin to decide which text of a pair is called tuned and which is
+# called base. So each difference could just as well have the opposite sign. Draw random signs many times, and count how often
+# the mean difference ends up at least as far from 0 as the observed one. This is a **permutation test** (Fisher 1935), and it
+# assumes nothing about the distribution.
 
 # %%
 from rlhf_lab.functional import paired_permutation_test  # exercise
 
 # %% [markdown]
-# The two raters have different units. To compare them, we divide each mean difference by the rater's standard deviation
-# over the base model's texts. Which rater sees the larger effect?
+# The two raters use different units, so we divide each mean difference by the rater's standard deviation over the base model's
+# texts. Is the effect larger according to the classifier or according to the word list?
 
 # %%
 sees_more = "classifier"  # predict: "about the same", "word list" or "classifier"
@@ -255,25 +255,25 @@ show_table(["rater", "models", "mean difference", "in sd of base", "p"], rows)
 over_seeds.compare("difference from base, in sd", effects)
 ratio = abs(effects["classifier, tuned"]) / max(abs(effects["word list, tuned"]), 1e-9)
 limits = {"word list": 0.8, "about the same": 1.25, "classifier": np.inf}
-predictions.compare("classifier's effect over word list's", sees_more, ratio, limits)
+predictions.compare("the larger effect, by rater (ratio)", sees_more, ratio, limits)
 last_kl = {name: found[-1].kl_per_sequence for name, found in reports.items()}
 over_seeds.compare("KL of the last phase, nats per sequence", last_kl)
 moved = last_kl["placebo"] / max(last_kl["run"], 1e-9)
 limits = {"under a third": 1 / 3, "about as far": 1.5, "further": np.inf}
-predictions.compare("the placebo moves, relative to the run,", placebo_moves, moved, limits)
+predictions.compare("compared with the run, the placebo moves", placebo_moves, moved, limits)
 
 # %% [markdown]
-# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier sees
-# an effect, the policy may simply have learned to please the classifier. The placebo's reward is meaningless, yet its
-# effect can look significant: even without any real effect, one in twenty such tests has p < 0.05.
+# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier detects an
+# effect, the policy may simply have learned to please the classifier. The placebo's reward is meaningless, yet its effect can
+# look significant: even without any real effect, one in twenty such tests has p < 0.05.
 #
 # ## Worth its KL?
 #
-# We can't compute the optimal policy here. But there is one policy that needs no training: let the base model generate
-# $n$ texts, and keep the one with the classifier's highest score. Its KL is at most $\log n - \frac{n-1}{n}$, and you
-# can estimate its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a trained model gets a
-# lower score than this at the same KL, the training was not worth it. If its score is higher *according to the second
-# rater*, it was. Where in the plot will our run be, compared with best-of-n sampling?
+# We can't compute the optimal policy here. But there is a baseline that needs no training: let the base model generate $n$
+# texts, and keep the one that the classifier scores highest. Its KL is at most $\log n - \frac{n-1}{n}$, and you can estimate
+# its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a trained model gets a lower score than this
+# at the same KL, the training was not worth it. If its score is higher *according to the second rater*, the training was worth
+# it. In a plot of the classifier's score against KL, will our run be above the line of best-of-n sampling, on it, or below it?
 
 # %%
 position = "below"  # predict: "above", "on the line" or "below"
@@ -303,7 +303,7 @@ for rater in raters:
     print(f"{rater}: tuned {means[rater]['tuned']}; best-of-n at its KL {at_kl[rater]:.3f}")
 gap = bootstrap_means(rated["classifier"]["tuned"] - at_kl["classifier"])
 kind = "above" if gap.low > 0 else "below" if gap.high < 0 else "on the line"
-predictions.compare("the run, by the classifier, is", position, kind)
+predictions.compare("compared with best-of-n, the run is", position, kind)
 lines = {"best-of-n": (bounds, best["classifier"])}
 lines["tuned"] = ([kl.value.item()], [means["classifier"]["tuned"].value.item()])
 curves(
@@ -314,14 +314,14 @@ curves(
 )
 
 # %% [markdown]
-# For short runs, best-of-n sampling is a strong baseline, even stronger than the plot shows: its KL is at most the
-# bound, so the true line is further left. But it is not a policy. For each text it keeps, it has to generate $n$.
+# For short runs, best-of-n sampling is a strong baseline. It is even stronger than the plot shows, because its KL is at most
+# the bound, so the true line is further left. But it is expensive: for each text that it keeps, it has to generate $n$.
 #
 # ## Causes
 #
-# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of
-# any size, you can take prompts of the same form, and compare two logits after them. How far does the run shift the
-# logit difference, and how far does the placebo shift it?
+# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of any size,
+# you can compare the logits of two words after prompts of the same form. The next cell measures how far the run and the placebo
+# shift this difference.
 
 # %%
 lead = ("loved", "hated") if on_reel else (" great", " terrible")
@@ -371,8 +371,8 @@ effects = {how: {name: found[name] for name in largest} for how, found in effect
 show_intervals("fraction of the shift", effects, "prompts")
 
 # %% [markdown]
-# Even an MLP without an adapter can carry the shift, because its input changes although its weights don't. All adapters
-# have rank 8. How much of the shift remains if you reduce each of them to its strongest direction?
+# Even an MLP, which has no adapter, can carry the shift, because its input changes although its weights don't. All adapters
+# have rank 8. What fraction of the shift remains if you reduce each of them to its strongest direction?
 
 # %%
 at_rank_one = "under a third"  # predict: "under a third", "in between" or "over two thirds"
@@ -384,24 +384,24 @@ for rank, model in zip(ranks, truncations(base, models["tuned"], ranks), strict=
     cut[f"rank {rank}"] = F.recovered_fraction(*ends, logit_difference(model))
 show_intervals("all changes cut to", {"fraction of the shift": cut}, "prompts")
 limits = {"under a third": 1 / 3, "in between": 2 / 3, "over two thirds": np.inf}
-predictions.compare("rank 1", at_rank_one, value(cut["rank 1"]), limits)
+predictions.compare("the shift that remains at rank 1", at_rank_one, value(cut["rank 1"]), limits)
 
 # %% [markdown]
 # ## The report
 #
-# A claim that a reader can check has five parts: a sentence, a number with its interval and $n$, a control, a decision,
-# and a measurement that would refute it. `Claim` has a field for each of them: `says`, `effect` (tuned minus base),
-# `beyond_control` (tuned minus control), `holds`, and `refuted_by`, which has to contain a number. For each measure you
-# get three columns, one number per text: tuned, base and placebo. When can you claim that *the reward* moved the measure?
-# Write the function that decides. This time there are no steps to follow. The check tries cases in which the control
-# moved just as far, or further, or in which its effect is too uncertain.
+# A claim that a reader can check has five parts: a sentence, a number with its interval and $n$, a control, a decision, and a
+# measurement that would refute it. `Claim` has a field for each of them: `says`, `effect` (tuned minus base), `beyond_control`
+# (tuned minus control), `holds`, and `refuted_by`, which has to contain a number. For each measure you get three columns, one
+# number per text: tuned, base and placebo. When can you claim that *the reward* changed the measure? Write the function that
+# decides. This time there are no steps to follow. The check includes cases in which the control changed just as much or more,
+# and cases in which the effect is too uncertain.
 
 # %%
 from rlhf_lab.course.exercises.real import my_claim  # exercise
 
 # %% [markdown]
-# The next cell tests four claims: that training moved the classifier's score, the word list, the length of the texts, and
-# the number of different words per text. How many of them will hold?
+# The next cell tests four claims: that training changed the classifier's score, the word list's score, the length of the texts,
+# and the number of different words per text. How many of the four claims will hold?
 
 # %%
 claims_hold = 3  # predict: a number from 0 to 4
@@ -422,8 +422,8 @@ predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim i
 #
 # ## The true reward
 #
-# With the stand-in, each text has a true reward, so you can now grade your report. With a real model this cell has
-# nothing to show, and the report above is all you have.
+# With the stand-in, each text has a true reward, so you can now grade your report. With a real model, this cell prints nothing,
+# and the report above is all you have.
 
 # %%
 if on_reel:
@@ -436,9 +436,9 @@ if on_reel:
         print(f"correlation with the true reward, {rater}: {columns.corrcoef()[0, 1].item():.2f}")
 
 # %% [markdown]
-# With the stand-in, the claim is true: training raises the true reward from 0.50 to 0.84, while the placebo's is 0.47.
-# The classifier's correlation with the true reward is 0.99, and the word list's is 0.84. With a real model you know
-# neither number, so the placebo and the second rater are your only evidence.
+# With the stand-in, the claim is true: training raises the true reward from 0.50 to 0.84, while the placebo ends at 0.47. The
+# classifier's correlation with the true reward is 0.99, and the word list's is 0.84. With a real model you don't know either of
+# these correlations, so the placebo and the second rater are your only evidence.
 #
 # ## What surprised you
 

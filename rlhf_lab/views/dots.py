@@ -7,18 +7,18 @@ from rlhf_lab.views.marks import Number
 from rlhf_lab.views.pictures import Picture
 
 ROW, PLOT_WIDTH = 20, 260  # pixels
+SeedRows = Mapping[str, tuple[Number, Sequence[Number]]]  # the run and the other seeds, by name
 
 
-def seed_dots(
-    rows: Mapping[str, tuple[Number, Sequence[Number]]], title: str, digits: int = 3
-) -> Picture:
-    """Plot the value of this run, and smaller the values of other seeds, in one row for each name.
+def seed_dots(rows: SeedRows, title: str, digits: int = 3, this: str = "this run") -> Picture:
+    """Plot the value of one run, and smaller the values of other seeds, in one row for each name.
 
-    The text at the right has this run's value, and the range of the other seeds.
+    The text at the right has the value of the run, which the legend calls `this`, and the range of
+    the other seeds.
     """
     values = [x for value, others in rows.values() for x in (value, *others)]
     n = max(len(others) for _, others in rows.values())
-    names = ["this run", f"{n} runs with other seeds"][: 1 + bool(n)]
+    names = [this, f"{n} runs with other seeds"][: 1 + bool(n)]
     texts = {name: _range(*row, digits) for name, row in rows.items()}
     left, pad = m.widest(list(map(m.shortened, rows))) + 14, 0.04 * (max(values) - min(values))
     low, high = min(values) - (pad or 0.5), max(values) + (pad or 0.5)
