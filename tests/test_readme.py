@@ -85,7 +85,7 @@ def test_the_breakpoint_of_the_readme_stops_where_the_metrics_page_says(tmp_path
     """A newcomer's route: README, the page of metrics, a breakpoint, one phase of the main job."""
     (command,) = [c for c in commands() if c.startswith("python -m pdb")]
     assert "](docs/metrics.md)" in README.split(command)[0]
-    (where,) = [quoted(row[3])[0] for row in rows(page("metrics"), 4) if row[0] == "`kl_penalty`"]
+    (where,) = [quoted(row[2])[0] for row in rows(page("metrics"), 3) if row[0] == "`kl_penalty`"]
     assert f"`kl_penalty`: `{where}`" in README.split(command)[0]
     words = shlex.split(command)[1:]
     begun = words.index("continue") + 1
