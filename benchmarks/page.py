@@ -114,13 +114,13 @@ def page(records: Sequence[Record], source: str) -> str:
         machine, work = record["machine"], record["work"]
         label = f"{work['shape']}, {work['device']}, {work['precision']}"
         phases, _, *others = tables(record)
-        body += [[label, name, seconds, *line] for name, seconds, _, *line in phases.body]
+        body += [[label, row[0], row[1], row[3], row[-1]] for row in phases.body]
         sources.append(
             f"- {label}: `{record['command']}`, {machine['processor']}, {machine['cores']} cores. "
             f"{record.get('when', '')}".rstrip()
         )
         probes += [sheet.markdown() for sheet in others]
-    head = ["model", "", "seconds", *PHASE_HEAD[3:]]
+    head = ["model", "", "seconds", "ratio", "memory, MB"]
     table = Sheet(head, body, f"Records: {source}", texts=2).markdown()
     figures = "\n".join([table, *sources, "", *probes])
     return TEMPLATE.read_text(encoding="utf-8").replace("<<figures>>", figures)

@@ -172,29 +172,23 @@ def _attach_timed(
 
 
 def costs_table(results: Sequence[Record]) -> Sheet:
-    """Show seconds of a record of each probe, and the fraction that it adds to a run."""
-    shapes: dict[str, dict[str, tuple[str, str, str]]] = {}
+    """Show the fraction of CPU seconds that each probe adds to a run, on each shape."""
+    added: dict[str, list[str]] = {}
+    every: dict[str, str] = {}
     for result in results:
-        found = {name: _cost(result, name) for name in result["probes"]}
-        shapes.setdefault(result["work"]["shape"], {}).update(found)
-    head = ["probe", "every"]
-    for shape in shapes:
-        head += [f"{shape}: a record, s", f"{shape}: added to a run"]
-    body = []
-    for name in dict.fromkeys(name for costs in shapes.values() for name in costs):
-        costs = [of.get(name) for of in shapes.values()]
-        every = next(cost[0] for cost in costs if cost)
-        cells = [x for cost in costs for x in (cost[1:] if cost else ("", ""))]
-        body.append([f"`{name}`", every, *cells])
-    return Sheet(head, body)
+        for name in result["probes"]:
+            every[name], cost = _cost(result, name)
+            added.setdefault(name, []).append(f"{cost} ({result['work']['shape']})")
+    body = [[f"`{name}`", every[name], ", ".join(costs)] for name, costs in added.items()]
+    return Sheet(["probe", "every", "added to a run"], body)
 
 
-def _cost(result: Record, name: str) -> tuple[str, str, str]:
+def _cost(result: Record, name: str) -> tuple[str, str]:
     one = result["probes"][name]
-    call, phase = median(one["calls"]), median(_plain_phases(result, name))
+    phases = median(one["calls"]) / median(_plain_phases(result, name))
     if one["every"] is None:
-        return "at the end", f"{call:.2f}", f"{call / phase:.1f} phases"
-    return str(one["every"]), f"{call:.2f}", f"{call / phase / one['every']:.1%}"
+        return "at the end", f"{phases:.1f} phases"
+    return str(one["every"]), f"{phases / one['every']:.1%}"
 
 
 def _plain_phases(result: Record, name: str) -> list[float]:
