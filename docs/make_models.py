@@ -28,15 +28,14 @@ HEAD = """\
 
 `models.load_model` loads these architectures from the hub, a directory or a model in memory, and
 `python -m rlhf_lab export` writes them back. Weights that training did not change are exported
-bitwise identical. The conversions are in `rlhf_lab/models/families.py`.
+bitwise identical.
 
-The numbers compare tiny random models with plain transformers, with unusual values in every
-setting. Differences up to 1e-4 pass.
+To test each architecture, we compare tiny random models with transformers:
 
 - **gap**: the largest logit difference after loading.
-- **trained**: the probability-weighted log-prob difference, in nats, between the policy and its
-  export after one phase of PPO.
-- **heads add up**: whether logits are a sum over heads and MLPs, which `LogitShift` needs.
+- **trained**: the log-prob difference between the policy and its export after one phase of PPO, in
+  nats, weighted by probability.
+- **heads add up**: whether the logits are a sum over heads and MLPs, as `LogitShift` requires.
 
 | architecture | such as | gap | trained | heads add up |
 |---|---|---|---|---|
@@ -44,11 +43,11 @@ setting. Differences up to 1e-4 pass.
 SETTINGS = """
 ## Settings
 
-Every entry of `config.json` is either converted, has no effect on logits, or raises an error that
-names it. The table lists the rotary types that work (of `default`, `linear`, `llama3`, `yarn`,
-`dynamic` and `longrope`), and the settings with only one supported value. `dynamic` works up to the
-model's context length, and `longrope` up to the original one if every short factor is 1. Mixtures
-of experts, quantized weights and image towers are not supported.
+If an entry of `config.json` is not supported, `load_model` raises an error that names it. The table
+lists the supported rotary types (out of `default`, `linear`, `llama3`, `yarn`, `dynamic` and
+`longrope`) and the entries with a single supported value. `dynamic` works up to the model's context
+length, and `longrope` up to the original context length if every short factor is 1. Mixtures of
+experts, quantized weights and image towers are not supported.
 
 | architecture | rotary types | with a sliding window | single value |
 |---|---|---|---|
@@ -56,13 +55,11 @@ of experts, quantized weights and image towers are not supported.
 COMPARED = """
 ## Compared with TransformerLens
 
-`HookedTransformer` is this package's own class (`rlhf_lab/models/hooked_transformer.py`), but it is
-used like TransformerLens's (3.9 and 4). Weights, hook points, `cfg`, hooks, `run_with_cache`,
-`ActivationCache`, `to_tokens` and stacked weights (`W_Q` ...) have the same names and behavior. A
-policy, `TransformerWithValueHead(model)`, has the same hook methods, and you can also build it
-around a `HookedTransformer` of TransformerLens 3.9.
-
-The differences:
+`HookedTransformer` is this package's own class, but you use it like the one in TransformerLens (3.9
+and 4). Weights, hook points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and
+stacked weights (`W_Q` ...) have the same names and behavior. The policy,
+`TransformerWithValueHead(model)`, has the same hook methods, and also accepts a `HookedTransformer`
+from TransformerLens 3.9. These are the differences:
 
 | in TransformerLens | here |
 |---|---|
@@ -70,8 +67,8 @@ The differences:
 DIFFERENCES = {
     "`HookedTransformer.from_pretrained(name)`": "`models.load_model(name)`",
     "`fold_ln`, `center_writing_weights`, `center_unembed`": (
-        "weights are never processed, so `ActivationCache.logit_attrs` and `apply_ln=True` leave "
-        "out the final norm's weight and bias"
+        "not available, so `ActivationCache.logit_attrs` and `apply_ln=True` leave out the final "
+        "norm's weight and bias"
     ),
     "`generate`": "`sampling.sample(policy, prompts, SamplingSpec(...))`",
     "`loss_per_token=True` of the forward pass": "`functional.get_logprobs` of the logits",
@@ -85,15 +82,12 @@ DIFFERENCES = {
         "hooks on `attn.hook_q`, `attn.hook_k`, `attn.hook_v` and `ln2.hook_normalized`; "
         "`diffing.patch_path` patches a single head's input"
     ),
-    "`use_attn_result`": (
-        "not needed: `attn.hook_result` fires if it has a hook, and `run_with_cache` stores it if "
-        "`names_filter` selects it"
-    ),
+    "`use_attn_result`": ("not needed: `attn.hook_result` works whenever you hook or cache it"),
     "hook points of q and k norms: `[batch * pos * head, d_head]`": (
         "`[batch pos head d_head]`; all heads together in OLMo 2"
     ),
     "`isinstance(model, transformer_lens.HookedTransformer)`": (
-        "is False; for SAELens or circuit-tracer, load what `python -m rlhf_lab export` writes"
+        "False; for SAELens or circuit-tracer, load what `python -m rlhf_lab export` writes"
     ),
 }
 SUCH_AS = {
