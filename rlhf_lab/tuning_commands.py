@@ -206,13 +206,13 @@ def _tune(
 def write_tuned(model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]) -> str:
     """Print the results of tuning, write the model with its metadata and card; return a report."""
     from rlhf_lab.models.export import export_language_model
-    from rlhf_lab.training.model_card import write_tuning_card
+    from rlhf_lab.training.model_card import write_card
 
     results = fitted.summary()
     print_line("\n".join(results))
     notes |= {"base_model": base_model, **fitted.to_dict()}
     out, gap = export_language_model(model, base_model, out, notes)
-    write_tuning_card(out, notes, results)
+    write_card(out, notes, results)
     return format_written(out, gap)
 
 

@@ -2,113 +2,55 @@
 
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCardData
 
-from rlhf_lab import __version__
-from rlhf_lab.config import RLHFArgs
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.training.checkpoint import read_metadata
-from rlhf_lab.training.run_dir import METRICS, RunDir, replacing
+from rlhf_lab.training.run_dir import INFO, METRICS, RunDir, replacing
 
 SIGNATURE = "Written by rlhf_lab"
-TEMPLATE = """\
----
-{{ card_data }}
----
-# {{ name }}
-{{ base }} after {{ method }}.
-{% for line in metrics %}
-- {{ line }}{% endfor %}
-
-Load it in this directory:
-```python
-{{ program }}
-```
-Settings:
-```json
-{{ settings }}
-```
-The license of the base model applies. {{ signature }}
-"""
-METRIC_NAMES = "mean_reward true_reward kl_per_sequence kl_per_token response_length".split()
-PATHS = "base_model reward_model reward_fn prompts critic_path adapter_path texts pairs examples"
-LOAD_RUN = """\
-from rlhf_lab.training.resume import load_policy
-
-policy, args = load_policy(".")"""
-LOAD_EXPORT = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained(".")
-tokenizer = AutoTokenizer.from_pretrained(".")"""
+EXPORT_LOADER = "transformers.AutoModelForCausalLM.from_pretrained"
+METRIC_NAMES = ("mean_reward", "true_reward", "kl_per_sequence", "response_length")
 
 
-def keep_run_card(run: RunDir) -> None:
-    """Update the card in a run's directory; warn if it cannot be written."""
-    try:
-        write_run_card(run)
-    except Exception as error:
-        warnings.warn(f"the model card was not written: {error}", stacklevel=2)
-
-
-def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") -> Path:
+def write_run_card(run: RunDir, out: Path | None = None, which: str = "last") -> None:
     """Write the card of checkpoint `which` of a run, into `out` if it was exported there."""
     info, phase = run.read_info(), read_metadata(run.checkpoints / f"{which}.safetensors")["phase"]
-    args, custom = RLHFArgs.from_dict(info["args"]), info.get("custom_components", [])
+    custom = info["custom_components"] + ["reward_fn"] * (info.get("scores") == "given")
+    settings = info["args"] | {"device": info["device"]} | dict.fromkeys(custom, "custom")
+    replaced = {"policy": "base_model", "reward_fn": "reward_model"}
+    settings |= {replaced[name]: None for name in custom if name in replaced}
     lines = [line for line in run.read(METRICS) if line["phase"] <= phase]
-    if info.get("final") and phase == info["phases_done"]:
-        lines.append(info["final"])
-    metrics = [
-        f"{name}: {lines[0][name]:.4g} -> {lines[-1][name]:.4g}"
-        for name in METRIC_NAMES
-        if lines and None not in (lines[0].get(name), lines[-1].get(name))
-    ]
-    settings = args.to_dict() | {"device": info["device"], "custom_components": ", ".join(custom)}
-    settings |= {"base_model": None} if "policy" in custom else {}
-    if "reward_fn" in custom or info.get("scores") == "given":
-        settings |= {"reward_fn": "custom", "reward_model": None}
-    method = f"{phase} learning phases of reinforcement learning ({args.policy_loss})"
-    return _write(out or run.path, settings, method, metrics, LOAD_EXPORT if out else LOAD_RUN)
+    lines += [info["final"]] if info.get("final") and phase == info["phases_done"] else []
+    names = [n for n in METRIC_NAMES if lines and None not in (lines[0].get(n), lines[-1].get(n))]
+    results = [f"{name}: {lines[0][name]:.4g} -> {lines[-1][name]:.4g}" for name in names]
+    write_card(out or run.path, settings, [f"learning phases: {phase}", *results])
 
 
-def write_tuning_card(out: Path, notes: Mapping[str, Any], found: Sequence[str]) -> Path:
-    """Write the card of a tuned model from the contents of tuning.json and measured results."""
-    return _write(out, notes, f"tuning ({notes['method']})", found, LOAD_EXPORT)
-
-
-def _write(
-    directory: Path, settings: Mapping[str, Any], method: str, metrics: Sequence[str], program: str
-) -> Path:
+def write_card(directory: Path, settings: Mapping[str, Any], results: Sequence[str]) -> None:
+    """Write README.md, unless another program did; directories of this machine stay private."""
     path, base = directory / "README.md", settings["base_model"]
     if path.exists() and SIGNATURE.encode() not in path.read_bytes():
-        return path
+        return
+    local = re.compile(r"(^|:)(\w:\\|[~.]{0,2}/)[^,]*[/\\]")
     public = {k: v for k, v in settings.items() if isinstance(v, str | int | float) and v != ""}
-    for name in public.keys() & PATHS.split():  # directories of this machine stay private
-        public[name] = re.sub(r"(^|:)(\w:\\|[~.]{0,2}/)[^,]*[/\\]", r"\1", public[name])
-    tag = settings.get("method") or settings["policy_loss"]
-    is_local = base in (None, *BUNDLED) or public["base_model"] != base or Path(base).exists()
-    card = ModelCard.from_template(
-        ModelCardData(
-            library_name="transformers" if program == LOAD_EXPORT else "rlhf_lab",
-            pipeline_tag="text-generation",
-            base_model=None if is_local else base,
-            license="mit" if base in BUNDLED else "unknown",
-            tags=["rlhf", "reinforcement-learning", "rlhf_lab", tag],
-        ),
-        template_str=TEMPLATE,
-        name=directory.name,
-        base=f"`{public['base_model']}`" if base else "A custom model",
-        method=method,
-        metrics=metrics,
-        settings=json.dumps(public, indent=2),
-        program=program,
-        signature=f"{SIGNATURE} {__version__}.",
+    public = {k: local.sub(r"\1", v) if isinstance(v, str) else v for k, v in public.items()}
+    is_hub_id = base not in (None, *BUNDLED) and public["base_model"] == base
+    is_run = (directory / INFO).exists()
+    loader = "rlhf_lab.training.resume.load_policy" if is_run else EXPORT_LOADER
+    data = ModelCardData(
+        library_name=loader.partition(".")[0],
+        pipeline_tag="text-generation",
+        base_model=base if is_hub_id and not Path(base).exists() else None,
+        license="mit" if base in BUNDLED else "unknown",
+        tags=["rlhf", "rlhf_lab", settings.get("method") or settings["policy_loss"]],
     )
+    lines = [f"---\n{data}\n---\n# {directory.name}\n", *(f"- {line}" for line in results)]
+    lines += ["\nSettings:\n```json", json.dumps(public, indent=2), "```\n"]
+    lines += [f"Load with `{loader}`. The license of the base model applies. {SIGNATURE}.\n"]
     with replacing(path) as partial:
-        partial.write_text(card.content, encoding="utf-8")
-    return path
+        partial.write_text("\n".join(lines), encoding="utf-8")

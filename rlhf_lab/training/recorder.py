@@ -26,7 +26,7 @@ from rlhf_lab.training.checkpoint import (
 )
 from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite_weights
-from rlhf_lab.training.model_card import keep_run_card
+from rlhf_lab.training.model_card import write_run_card
 from rlhf_lab.training.reference_reset import reference_tensors
 from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir, RunLock
@@ -192,7 +192,7 @@ class Recorder:
                     self.last_saved_phase = metadata["phase"]
                     keep = self.trainer.args.keep_checkpoints
                     remove_outdated(run.checkpoints, keep, self.last_saved_phase)
-                    keep_run_card(run)
+                    _write_card(run)
                 if is_awaited:
                     self.trainer.emit("checkpoint", phase=metadata["phase"], checkpoint=path)
 
@@ -216,7 +216,7 @@ class Recorder:
             rollouts = list(trainer.fresh_rollouts())
             self._log_samples(rollouts[0])
             self.write_info(status="finished", final=trainer.summarize_evaluation(rollouts))
-        keep_run_card(self.run)
+        _write_card(self.run)
         self.lock.release()
 
     def break_off(self, error: BaseException | None) -> None:
@@ -232,3 +232,10 @@ class Recorder:
         if error is not None and self.lock.is_held() and self.run.info_path.exists():
             is_stopped = isinstance(error, KeyboardInterrupt)
             self.write_info(status="stopped" if is_stopped else "failed")
+
+
+def _write_card(run: RunDir) -> None:
+    try:
+        write_run_card(run)
+    except Exception as error:  # the run is complete without it
+        warnings.warn(f"the model card was not written: {error}", stacklevel=2)

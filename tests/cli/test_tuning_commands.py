@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -103,7 +102,7 @@ def test_sft_writes_a_model_to_load_and_train(tmp_path):
     accepted([*TRAIN, "--base-model", out, "--out", tmp_path / "run"])
 
 
-def test_dpo_reports_its_results_and_writes_a_card(tmp_path, warm_python):
+def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
     out = tmp_path / "preferred"
     options = ["--beta", "0.3", "--label-smoothing", "0.1", "--lora-rank", "4", "--samples", "16"]
     done = accepted(["dpo", "--pairs", "reel", "--out", out, *FEW, *options])
@@ -117,8 +116,6 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path, warm_python):
     assert moved == {f"transformer.h.{layer}.attn.c_attn.weight" for layer in range(2)}
     card = (out / "README.md").read_text(encoding="utf-8")
     assert metadata_load(out / "README.md")["tags"][-1] == "dpo" and '"beta": 0.3' in card
-    (program,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    assert warm_python.run(["-c", program], cwd=out).returncode == 0
 
 
 def test_orpo_trains_without_a_reference(tmp_path):
