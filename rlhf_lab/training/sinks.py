@@ -5,7 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from types import ModuleType
 from typing import Any, Literal, get_args
 
@@ -96,9 +96,9 @@ class Sink:
         if ctx.event == "run_start" or self.state == "closed":
             self.open(ctx.run, ctx.args, ctx.phase)
             self.state = "open"
-        if ctx.event == "after_phase":
+        if ctx.event == "after_phase" and self.state == "open":
             samples = sample_lines(ctx.rollout, ctx.policy.base_model.tokenizer)
-            self.offer(ctx.phase, to_values(ctx.report.to_dict(), samples))
+            self.send(ctx.phase, to_values(ctx.report.to_dict(), samples))
         if ctx.event == "run_end" and self.state == "open":
             info = ctx.run.read_info()
             is_finished = info.get("status") == "finished"
@@ -107,10 +107,6 @@ class Sink:
                 samples = [row for row in ctx.run.read(SAMPLES) if row["phase"] == phase]
                 self.send(phase, to_values(info["final"], samples, "final/"), is_final=True)
             self._close(0 if is_finished else INTERRUPTED)
-
-    def offer(self, phase: int, values: Values, is_final: bool = False) -> None:
-        if self.state == "open":
-            self.send(phase, values, is_final)
 
     def break_off(self, error: BaseException) -> None:
         """Close the log of a run that ended with an error."""
@@ -158,6 +154,8 @@ class RunSink(Sink):
     def __init__(self, module: ModuleType, options: dict[str, Any]) -> None:
         self.module, self.options, self.summary = module, options, Values()
         self.is_wandb, self.__name__ = module.__name__ == "wandb", f"{module.__name__}_sink"
+        # trackio has no setting to print nothing
+        self.quiet = nullcontext() if self.is_wandb else redirect_stdout(io.StringIO())
 
     def attach(self, callbacks: Callbacks) -> None:
         super().attach(callbacks)
@@ -179,7 +177,7 @@ class RunSink(Sink):
             } | info.get("wandb_run", {})
         else:
             options["name"] = f"{name}-{info['id'][:6]}"  # unique in the project
-        with self._quiet():
+        with self.quiet:
             self.run = self.module.init(**options)
         if self.is_wandb:
             identity = {name: getattr(self.run, name, None) or None for name in IDENTITY}
@@ -191,7 +189,7 @@ class RunSink(Sink):
             run.write_info(info)
 
     def send(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Log at the phase's step; wandb's final numbers, if no step is open, as summary."""
+        """Log at the phase's step; wandb's final values as summary, where a step may follow."""
         media = dict(values)
         for name, value in values.items():
             if isinstance(value, list):
@@ -199,18 +197,11 @@ class RunSink(Sink):
                 media[name] = self.module.Table(list(value[0]), rows)
             elif isinstance(value, tuple) and self.is_wandb:
                 media[name] = self.module.Html(value[0], inject=False)
-        if not self.is_wandb:
-            has_samples = any(isinstance(value, list) for value in values.values())
-            media, self.phase = media if has_samples else {}, phase
-        elif not is_final:
+        if is_final and self.is_wandb:
+            self.summary |= media
+        elif self.is_wandb or any(isinstance(value, list) for value in values.values()):
             self.phase = phase
-        else:
-            is_open = self.run.step == self.phase
-            late = {k: v for k, v in media.items() if isinstance(v, int | float) or not is_open}
-            self.summary |= late
-            media = {k: v for k, v in media.items() if k not in late}
-        if media:
-            self.run.log(media, step=self.phase)
+            self.run.log(media, step=phase)
 
     def commit(self, ctx: Context) -> None:
         """Write the step of a phase that others follow, unless wandb.log has done so."""
@@ -223,12 +214,8 @@ class RunSink(Sink):
                 self.run.log({}, step=self.phase, commit=True)
             self.run.summary.update(self.summary)
             self.summary = {}
-        with self._quiet():
+        with self.quiet:
             self.run.finish(**({"exit_code": exit_code} if self.is_wandb else {}))
-
-    def _quiet(self) -> AbstractContextManager[Any]:
-        """Return a context in which trackio, which has no setting for it, prints nothing."""
-        return nullcontext() if self.is_wandb else redirect_stdout(io.StringIO())
 
 
 class TensorBoardSink(Sink):

@@ -49,4 +49,5 @@ class ProbeLogger:
                     values[f"probe/{name}/picture_{number}"] = plot.svg, plot.alt
                 self._drawn[name] = len(records)
         for sink in self.sinks if values else ():
-            sink.offer(ctx.phase, values, is_end)
+            if sink.state == "open":
+                sink.send(ctx.phase, values, is_end)

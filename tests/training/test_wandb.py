@@ -107,7 +107,7 @@ def test_offline_run_matches_its_directory(logged):
         curves |= {k: v for k, v in line.items() if k not in ("phase", "cost") and v is not None}
         assert {name: row[name] for name in curves} == curves and len(curves) > 25
     tables = [file.table(row, "samples") for row in file.history]
-    tables.append(file.table(file.history[-1], "final_samples"))
+    tables.append(file.table(file.summary, "final_samples"))
     columns = "text prompt response reward true_reward kl_per_sequence response_length".split()
     for phase, table in enumerate(tables):
         expected = [[s[name] for name in columns] for s in samples if s["phase"] == phase]
