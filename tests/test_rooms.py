@@ -20,9 +20,9 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1680),
     "rlhf_lab/tuning": (700, 823),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4850),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4831),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
-    "rlhf_lab/probes": (4800, 5558),
+    "rlhf_lab/probes": (4800, 5541),
     "rlhf_lab/views": (1700, 3062),
     "rlhf_lab/course": (3600, 4399),
     "rlhf_lab/compat": (400, 420),

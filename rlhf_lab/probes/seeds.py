@@ -1,9 +1,7 @@
 """Runs over several seeds with the same probes, and the mean and range of any number."""
 
 import dataclasses
-import functools
 import hashlib
-import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,7 @@ from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.suite import Suite
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.run_dir import read_object, replacing
 
 COMMON = "seeds.json"  # settings that all runs of a directory share
@@ -157,24 +156,8 @@ def _common_settings(args: RLHFArgs, probes: Probes, parts: Mapping[str, Any]) -
         described["record"] = suite.record
         for name in ("eval_tokens", "eval_text", "eval_mask", "labels"):
             described[name] = _digest(getattr(suite, name))
-    sources = {name: _source(part) for name, part in parts.items() if part is not None}
+    sources = {name: describe_source(part) for name, part in parts.items() if part is not None}
     return json.loads(json.dumps({"args": settings, "suite": described, "parts": sources}))
-
-
-def _source(part: Any) -> str:
-    """Return the name and a digest of the source of a function or class, and its arguments."""
-    if isinstance(part, Mapping):
-        return ", ".join(f"{name}: {_source(each)}" for name, each in part.items())
-    if isinstance(part, functools.partial):
-        return f"{_source(part.func)} with {part.args} {part.keywords}"
-    kind = part if hasattr(part, "__qualname__") else type(part)
-    held = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
-    held += vars(part).values() if hasattr(part, "__dict__") else ()
-    values = [value for value in held if isinstance(value, str | int | float)]
-    try:
-        return f"{kind.__qualname__} {_digest(inspect.getsource(kind))} {values}"
-    except (OSError, TypeError):
-        return f"{kind.__qualname__} {values}"
 
 
 def _digest(value: Any) -> str | None:

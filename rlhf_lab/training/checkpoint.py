@@ -150,7 +150,6 @@ def make_metadata(trainer: "RLHFTrainer", name: str, phase: int) -> dict[str, An
         "phase": phase,
         "args": trainer.args.to_dict(),
         "best": trainer.recorder.best,
-        "prompts": trainer.prompts.digest,
         "reward_moments": dataclasses.asdict(trainer.rewards.moments),
         "reference_phase": trainer.reference_phase,
     }

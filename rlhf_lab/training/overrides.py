@@ -1,6 +1,8 @@
 """Functions of the trainer that the caller can override, by name."""
 
 import dataclasses
+import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -136,3 +138,27 @@ def validate_terms(*terms: Any) -> None:
             )
         if torch.is_grad_enabled() and not term.requires_grad and term.item():
             raise ConfigError(f"{name} returned a number without gradient. Do not detach it.")
+
+
+def describe_source(part: Any) -> str:
+    """Return the name of a function or class, and a digest of its source and arguments."""
+    if isinstance(part, Mapping):
+        return ", ".join(f"{name}: {describe_source(each)}" for name, each in part.items())
+    if isinstance(part, list | tuple):
+        return ", ".join(map(describe_source, part))
+    if isinstance(part, functools.partial):
+        held, name = (
+            [*part.args, *part.keywords, *part.keywords.values()],
+            describe_source(part.func),
+        )
+    else:
+        held = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+        held += vars(part).values() if hasattr(part, "__dict__") else ()
+        part = part if hasattr(part, "__qualname__") else type(part)
+        name = part.__qualname__
+    try:
+        source = inspect.getsource(part)
+    except (OSError, TypeError):  # built in, or typed at a prompt
+        source = ""
+    values = [value for value in held if isinstance(value, str | int | float)]
+    return f"{name} {hashlib.sha256(f'{source}{values}'.encode()).hexdigest()[:12]}"

@@ -85,6 +85,7 @@ class Recorder:
             device=str(trainer.device),
             processes=1 if trainer.world is None else trainer.world.size,
             custom_components=trainer.custom_components,
+            sources=trainer.sources,
             rewarded_class=rewarded_class(trainer.reward_fn),
             interventions=trainer.interventions.records,
             phases_done=phase,

@@ -43,9 +43,15 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs.from_dict(info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
-    was, now = info.get("rewarded_class"), rewarded_class(trainer.reward_fn)
-    if was and was != now:
-        warnings.warn(f"The run rewarded {was}, but now {now}. Use the same labels.", stacklevel=2)
+    recorded = {"rewarded_class": info.get("rewarded_class"), **info.get("sources", {})}
+    now = {"rewarded_class": rewarded_class(trainer.reward_fn), **trainer.sources}
+    for name, was in recorded.items():
+        if was is not None and was != now.get(name):
+            warnings.warn(
+                f"{name} has changed since the run started, from {was} to {now.get(name)}. The run "
+                "continues with the new one, so its phases are not comparable.",
+                stacklevel=2,
+            )
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
@@ -99,15 +105,8 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     wait_for_writers(run.checkpoints)
     if not path.exists() and info.get("last_saved_phase") is None:
         return
-    tensors, metadata = load_checkpoint(path)
-    validate_checkpoint_run(metadata, info, path)
+    tensors, metadata = load_run_checkpoint(path, info)
     validate_settings(metadata["args"], info, path)
-    if metadata["prompts"] != trainer.prompts.digest:
-        warnings.warn(
-            f"prompts={trainer.args.prompts!r} has changed since the run started. The run "
-            "continues with the new contents, so its phases are not comparable.",
-            stacklevel=2,
-        )
     load_weights(trainer.policy, tensors, path)
     with reading(path):
         load_training_state(trainer, tensors, metadata)
@@ -151,14 +150,15 @@ def set_rates(trainer: "RLHFTrainer", peaks: list[float]) -> None:
         scheduler._last_lr.append(group["lr"])
 
 
-def validate_checkpoint_run(
-    metadata: Mapping[str, Any], info: Mapping[str, Any], path: Path
-) -> None:
-    """Raise RunError if a checkpoint is of another run, or was copied to another name."""
+def load_run_checkpoint(path: Path, info: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
+    """Load a checkpoint; raise RunError if it is of another run, or was copied to another name."""
+    wait_for_writers(path.parent)
+    tensors, metadata = load_checkpoint(path)
     if metadata.get("run") != info["id"]:
         raise RunError(f"{path} is a checkpoint of another run. Restore this run's file.")
     if metadata["name"] != path.stem:
         raise RunError(f"{path} is a copy of this run's {metadata['name']}. Restore the file.")
+    return tensors, metadata
 
 
 def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
@@ -198,9 +198,7 @@ def load_policy(
         )
     args = RLHFArgs.from_dict(info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
-    wait_for_writers(run.checkpoints)
-    tensors, metadata = load_checkpoint(file)
-    validate_checkpoint_run(metadata, info, file)
+    tensors, metadata = load_run_checkpoint(file, info)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)
     interventions_of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))

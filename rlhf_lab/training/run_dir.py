@@ -134,22 +134,36 @@ class RunDir:
                 out.write(text)
 
     def read(self, file: str) -> list[dict[str, Any]]:
-        """Read records, which have a phase, without a last line that a crash truncated."""
+        """Read records, which have a phase; raise RunError if metrics lack a phase."""
+        records = self._read_lines(file)
+        if file == METRICS:
+            self._validate_phases(records, len(records))
+        return records
+
+    def _read_lines(self, file: str) -> list[dict[str, Any]]:
         path, records = self.path / file, []
-        *lines, last = path.read_bytes().split(b"\n") if path.exists() else [b""]
-        with contextlib.suppress(ValueError, RecursionError):  # truncated or empty
-            json.loads(last)
-            lines.append(last)  # an editor may have removed the newline
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
-                records.append(record := json.loads(line))
+                record = json.loads(line)
                 int(record["phase"])
             except (ValueError, RecursionError, TypeError, LookupError) as error:
+                if number == len(lines):  # empty, or truncated by a crash
+                    break
                 raise RunError(
                     f"{path}, line {number}, is not a JSON object with a phase "
                     f"({type(error).__name__}: {error}). Correct or delete it."
                 ) from None
+            records.append(record)
         return records
+
+    def _validate_phases(self, records: list[dict[str, Any]], n: int) -> None:
+        phases = [record["phase"] for record in records]
+        if phases != list(range(n)):
+            raise RunError(
+                f"{self.path / METRICS} must have one line for each of {n} phases in order, and "
+                f"has {phases!r:.80}. Restore the file, or start a new run."
+            )
 
     def rewind(self, phase: int) -> None:
         """Drop the records of `phase` and later, and drafts that a killed run left."""
@@ -160,6 +174,8 @@ class RunDir:
                 return record.get("checkpoint", "best") != "best"
             return record["phase"] < phase
 
+        validate_replaceable(self.path / METRICS)  # a pipe would be read without end
+        self._validate_phases(list(filter(is_done, self._read_lines(METRICS))), phase)
         for partial in self.checkpoints.glob(".*.partial"):
             clear_draft(partial)
         self.keep(METRICS, is_done)
@@ -170,9 +186,9 @@ class RunDir:
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
         """Drop the records of a JSONL file for which `stays` is false."""
         path = self.path / file
-        validate_replaceable(path)  # a pipe would be read without end
+        validate_replaceable(path)
         if path.exists():
-            kept = [record for record in self.read(file) if stays(record)]
+            kept = [record for record in self._read_lines(file) if stays(record)]
             with replacing(path) as partial:
                 partial.write_text(json_lines(kept), encoding="utf-8")
 

@@ -36,7 +36,7 @@ from rlhf_lab.training.isolation import preserve_gradients
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optimization import StepInBackward
-from rlhf_lab.training.overrides import COMPONENTS, Overrides
+from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
@@ -63,6 +63,7 @@ class RLHFTrainer(RunLoop):
 
     Attributes:
         custom_components: names of the components that were passed.
+        sources: what a run cannot store and must stay: custom functions and prompts, as digests.
         world: processes of the run; None without torchrun.
         phase: number of learning phases that are done.
         unfinished: reports since the last run_end.
@@ -78,6 +79,8 @@ class RLHFTrainer(RunLoop):
             RunDir(Path(out)).validate_empty()
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)
         given = {name: parts.pop(name, None) for name in COMPONENTS}
+        functions = parts | {name: given[name] for name in ("reward_fn", "true_reward_fn")}
+        self.sources = {k: describe_source(v) for k, v in functions.items() if v is not None}
         self.args, self.phase = args, 0
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
@@ -93,6 +96,7 @@ class RLHFTrainer(RunLoop):
         self.speaks_reel = speaks_reel(self.tokenizer) and given["policy"] is None
         self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
+        self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
         self.world = None
         if is_grouped(args.parallel):

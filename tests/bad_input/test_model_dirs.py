@@ -119,4 +119,6 @@ def test_run_names_its_rewarded_class_and_warns_if_it_changes(there) -> None:
     settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")
     settings(architectures=["XLMRobertaForSequenceClassification"])(there / "model")
     err = accepted(["resume", "made", "--total-phases", "3"]).err
-    assert "warning: The run rewarded {'index': 0, 'label': 'bad'}, but now" in err
+    assert (
+        "rewarded_class has changed since the run started, from {'index': 0, 'label': 'bad'}" in err
+    )

@@ -302,12 +302,30 @@ def test_resume_rejects_edited_settings_and_a_missing_moment(copied_run):
         RLHFTrainer.resume(copied_run)
 
 
+def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn):
+    def make(factor: float) -> Callable[[list[str]], list[float]]:
+        def reward(texts: list[str]) -> list[float]:
+            return [factor * len(text) for text in texts]
+
+        return reward
+
+    path = saved_run(1, {"reward_fn": make(1.0)})
+    RLHFTrainer.resume(path, reward_fn=make(1.0))
+    assert not [w for w in recwarn if "has changed since" in str(w.message)]
+    factor = 1.0
+    other = lambda texts: [factor + len(text) for text in texts]
+    other.__qualname__ = make(1.0).__qualname__
+    for changed in (make(2.0), other):
+        with pytest.warns(UserWarning, match="reward_fn has changed since the run started, from"):
+            RLHFTrainer.resume(path, reward_fn=changed)
+
+
 def test_resume_warns_about_changed_prompts(saved_run, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("this movie\nthis movie honestly ,\n")
     path = saved_run(1, prompts=str(file))
     file.write_text("this movie arguably ,\n")
-    with pytest.warns(UserWarning, match="prompts=.*has changed since the run started"):
+    with pytest.warns(UserWarning, match="prompts has changed since the run started"):
         RLHFTrainer.resume(path).run_phase()
     file.unlink()
     with pytest.raises(LoadError, match="prompts.txt"):

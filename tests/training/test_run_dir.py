@@ -79,6 +79,16 @@ def test_read_rejects_a_broken_line_by_number(run):
             run.read("log.jsonl")
 
 
+def test_missing_or_repeated_phase_of_the_metrics_raises(run):
+    for phases in ((0, 2), (0, 1, 1), (1,)):
+        run.path.joinpath("metrics.jsonl").unlink(missing_ok=True)
+        run.append("metrics.jsonl", [{"phase": phase} for phase in phases])
+        for use in (lambda: run.read("metrics.jsonl"), lambda: run.rewind(3)):
+            with pytest.raises(RunError, match=r"metrics.jsonl must have one line .*\["):
+                use()
+    assert run.path.joinpath("metrics.jsonl").read_bytes() == b'{"phase": 1}\n'
+
+
 def test_rewind_drops_the_phases_that_are_done_again(run):
     """`last` of phase 2 was saved before phase 2, and `best` within it."""
     for phase in range(4):
