@@ -48,6 +48,5 @@ class ProbeLogger:
                 for number, plot in enumerate(plots, 1):
                     values[f"probe/{name}/picture_{number}"] = plot.svg, plot.alt
                 self._drawn[name] = len(records)
-        for sink in self.sinks if values else ():
-            if sink.state == "open":
-                sink.send(ctx.phase, values, is_end)
+        for sink in [sink for sink in self.sinks if values and sink.state == "open"]:
+            sink.send(ctx.phase, values, is_end)
