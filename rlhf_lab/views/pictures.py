@@ -8,13 +8,9 @@ from itertools import groupby
 
 from rlhf_lab.console import visible
 from rlhf_lab.views.marks import STYLE_ELEMENT, Number
+from rlhf_lab.views.templates import read_web, render
 
-TABLE_STYLE = """<style scoped>
-table.lab { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
-table.lab th, table.lab td { border: 1px solid #8888; padding: 2px 8px; text-align: right;
-  font-variant-numeric: tabular-nums; white-space: nowrap; }
-table.lab th.words, table.lab td.words { text-align: left; }
-</style>"""
+TABLE_STYLE = f"<style scoped>{read_web('table.css')}</style>"
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
@@ -40,9 +36,9 @@ class Html(Drawn):
 
 @dataclass(frozen=True)
 class Table(Drawn):
-    """Rows of numbers and words, without a header if `columns` is None; words are aligned left."""
+    """Rows of numbers and words below a header; words are aligned left."""
 
-    columns: Sequence[str] | None
+    columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     title: str = ""
     note: str = ""
@@ -52,21 +48,8 @@ class Table(Drawn):
         """The table as HTML, between its title and its note."""
         columns = enumerate(zip(*self.rows, strict=True))
         words = {i for i, cells in columns if any(map(_is_word, cells))}
-
-        def line(tag: str, values: Sequence[object]) -> str:
-            kinds = (' class="words"' * (i in words) for i in range(len(values)))
-            pairs = zip(kinds, values, strict=True)
-            cells = (f"<{tag}{kind}>{escape(formatted(value))}</{tag}>" for kind, value in pairs)
-            return f"<tr>{''.join(cells)}</tr>"
-
-        body = "\n".join(line("td", row) for row in self.rows)
-        head = "" if self.columns is None else f"<thead>{line('th', self.columns)}</thead>"
-        return (
-            f"<h4>{escape(self.title)}</h4>" * bool(self.title)
-            + f'{TABLE_STYLE}<div class="scroll"><table class="lab">{head}'
-            + f"<tbody>{body}</tbody></table></div>"
-            + f"<p>{escape(self.note)}</p>" * bool(self.note)
-        )
+        rows = [list(map(formatted, row)) for row in self.rows]
+        return render("table.html", table=self, rows=rows, words=words, style=TABLE_STYLE)
 
 
 @dataclass(frozen=True)
