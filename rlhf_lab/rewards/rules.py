@@ -162,13 +162,14 @@ class JsonSchemaReward(ResponseReward):
     """1 for a response that is JSON and valid by a schema, else 0.
 
     NaN, Infinity and words around the value are not JSON. A schema without `$schema` is of draft
-    2020-12. References are not downloaded.
+    2020-12. A `$ref` must point into the schema.
 
     Args:
         schema: the schema, or the path of its file.
 
     Raises:
-        ConfigError: If the schema cannot be read or is not valid, or jsonschema is not installed.
+        ConfigError: If the schema cannot be read or is not valid, one of its references does not
+            point into it, or jsonschema is not installed.
     """
 
     __name__ = "json_schema"
@@ -177,7 +178,8 @@ class JsonSchemaReward(ResponseReward):
         super().__init__(self._are_valid)
         name = "the schema" if isinstance(schema, dict) else f"json_schema:{schema}"
         jsonschema = import_extra("jsonschema", name, "rewards")
-        from referencing import Registry  # with jsonschema
+        from referencing import Registry, Resource  # with jsonschema
+        from referencing.jsonschema import DRAFT202012
 
         try:
             if not isinstance(schema, dict):
@@ -185,6 +187,8 @@ class JsonSchemaReward(ResponseReward):
             draft = jsonschema.Draft202012Validator
             kind = jsonschema.validators.validator_for(schema, default=draft)
             kind.check_schema(schema)
+            root = Resource.from_contents(schema, default_specification=DRAFT202012)
+            _check_references(root, Registry().resolver_with_root(root))
         except (OSError, ValueError, jsonschema.SchemaError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
@@ -203,6 +207,21 @@ class JsonSchemaReward(ResponseReward):
             return self.validator.is_valid(json.loads(response, parse_constant=_reject_constant))
         except (ValueError, RecursionError, ArithmeticError):
             return False
+
+
+def _check_references(schema: Any, resolver: Any) -> None:
+    """Raise ValueError for a reference that does not point into the schema."""
+    from referencing.exceptions import Unresolvable
+
+    resolver = resolver.in_subresource(schema)
+    fields = schema.contents if isinstance(schema.contents, dict) else {}
+    for name in {"$ref", "$dynamicRef"} & fields.keys():
+        try:
+            resolver.lookup(fields[name])
+        except Unresolvable:
+            raise ValueError(f"its {name} {fields[name]!r} does not point into it") from None
+    for part in schema.subresources():
+        _check_references(part, resolver)
 
 
 def _reject_constant(constant: str) -> None:

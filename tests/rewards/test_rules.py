@@ -1,6 +1,7 @@
 """Rule-based rewards on texts counted and compared by hand."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -185,11 +186,13 @@ def test_invalid_schema_raises(tmp_path, schema, monkeypatch):
         JsonSchemaReward({})
 
 
-def test_reference_out_of_the_schema_is_not_downloaded(no_network):
-    reward = JsonSchemaReward({"items": {"$ref": "https://example.org/a.json"}})
-    assert score(reward, "{") == 0.0
-    with pytest.raises(Exception, match="Unresolvable: https://example.org/a.json"):
-        score(reward, "[1]")
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef"])
+@pytest.mark.parametrize("reference", ["https://example.org/a.json", "#/$defs/a", "b.json"])
+def test_unresolvable_reference_raises_when_built(key, reference, no_network):
+    schema = {"items": {"anyOf": [{key: reference}, {"type": "null"}]}}
+    found = re.escape(f"its {key} '{reference}' does not point into it")
+    with pytest.raises(ConfigError, match=found):
+        JsonSchemaReward(schema)
 
 
 @pytest.mark.parametrize(
