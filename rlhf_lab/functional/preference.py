@@ -164,6 +164,11 @@ def auc(scores: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[T
 
 
 def check_not_empty(batch: Tensor, what: str = "pair") -> None:
-    """Raise ValueError for an empty batch, whose mean would be nan."""
+    """Raise ValueError for an empty batch, whose mean would be nan, and for numbers per token."""
+    if batch.ndim != 1:
+        raise ValueError(
+            f"Each {what} must have one number, got shape {tuple(batch.shape)}. Sum or average its "
+            "tokens first, such as with sequence_sum."
+        )
     if not len(batch):
         raise ValueError(f"A mean needs at least one {what}, got none.")

@@ -139,6 +139,18 @@ def test_margins_and_rewards_raise_on_other_shapes():
             F.compute_advantages(tokens, rewards)
 
 
+def test_losses_of_pairs_raise_on_numbers_per_token():
+    tokens, good = torch.zeros(3, 3), torch.ones(3, 3, dtype=torch.bool)
+    for what, call in {
+        "pair": lambda: F.dpo_loss(tokens, tokens, tokens, tokens, 0.1),
+        "response": lambda: F.kto_loss(tokens, tokens, good, 0.0, 0.1),
+    }.items():
+        with pytest.raises(
+            ValueError, match=rf"Each {what} must have one number, got shape \(3, 3"
+        ):
+            call()
+
+
 def test_error_names_both_tensors_and_shapes():
     with pytest.raises(ValueError) as caught:
         F.calc_value_function_loss(torch.zeros(2, 3), torch.zeros(3), 0.5)
