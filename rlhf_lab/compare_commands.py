@@ -13,7 +13,7 @@ from tyro.conf import arg
 
 from rlhf_lab.commands import Checkpoint, Device, given
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import AT_LEAST_1, check_range
+from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
 from rlhf_lab.console import PAGE_COLUMNS, print_line
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.fitting import DriftEvalConfig, FitConfig
@@ -123,6 +123,8 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         )
     if "reward_fn" in changes:
         changes |= {"reward_weights": None}
+        if "sentiment" not in reward_names(changes["reward_fn"]):
+            changes |= {"direction": "pos", "positive_label": None}
     trainer = RLHFTrainer(replace(RLHFArgs.from_dict(info["args"]), **changes, **no_logs))
     if checkpoint != 0:
         trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))

@@ -192,6 +192,8 @@ CONFLICTS = [
     (dict(reward_fn="true_reward,true_reward"), "has 'true_reward' twice"),
     (dict(reward_fn="true_reward,regex:"), "has no value after 'regex:'"),
     (dict(reward_fn="exact_match"), "reward_fn='exact_match' requires .*answers_column"),
+    (dict(direction="neg", reward_fn="learned,zero"), "direction='neg' has no effect .*'learned,z"),
+    (dict(positive_label="good", reward_fn="zero"), "positive_label='good' has no effect"),
     (dict(reward_per_token=True), "reward_per_token=True requires reward_fn='learned'"),
     (dict(reward_per_token=True, reward_fn="learned"), "normalize_reward=True is for one"),
     (dict(reward_fn="diversity:2", **REMAX), "advantages='remax' scores"),
@@ -202,6 +204,8 @@ CONFLICTS = [
 VALID = [  # next to a conflict
     dict(batch_size=30, num_minibatches=5, samples_per_prompt=6),
     REMAX,
+    dict(direction="neg", reward_fn="zero,sentiment"),
+    dict(preset="smol", reward_fn="zero"),  # the preset's direction is neg
     IN_BACKWARD,
     dict(kl_controller="adaptive", kl_horizon=32),
     dict(gen_len_min=50, min_response_length=50, stop_tokens="."),

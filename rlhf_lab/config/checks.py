@@ -11,6 +11,7 @@ from beartype import BeartypeConf
 from beartype.door import is_bearable
 
 from rlhf_lab.config.algorithm_fields import AllFields
+from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 
 LOGGERS = ("tensorboard", "trackio")  # besides wandb
@@ -203,6 +204,9 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
             validate_whole_batch(a, f"reward_fn={name!r}")
         if kind == "exact_match" and a.answers_column is None:
             yield "reward_fn", "requires answers. Set answers_column to a column of the prompts."
+    for name in ("direction", "positive_label") if "sentiment" not in names else ():
+        if getattr(a, name) not in (getattr(AllFields, name), PRESETS[a.preset].get(name)):
+            yield name, f"has no effect with reward_fn={a.reward_fn!r}. Remove it."
     if a.reward_per_token and "learned" not in names:
         yield "reward_per_token", "requires reward_fn='learned', or a TokenReward."
     if a.reward_per_token:
