@@ -7,25 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import tensor
-from torch.distributions import Categorical
 
 from rlhf_lab import functional as F
-from tests.functional.calls import seeds
 
 INF, NAN = math.inf, math.nan
 LOG3 = math.log(3)
 # states: (1/2, 1/2), then (1/4, 3/4); the last one predicts nothing
 LOGITS = tensor([[[0.0, 0.0], [0.0, LOG3], [9.0, -9.0]]])
-
-
-def draw_logits(seed):
-    """Draw float64 logits, token ids, a prefix length and a temperature."""
-    generator = torch.Generator().manual_seed(seed)
-    integer = lambda low, high: int(torch.randint(low, high, (), generator=generator))
-    batch, seq, d_vocab = integer(1, 4), integer(2, 7), integer(2, 6)
-    logits = 2 * torch.randn(batch, seq, d_vocab, generator=generator, dtype=torch.float64)
-    tokens = torch.randint(d_vocab, (batch, seq), generator=generator)
-    return logits, tokens, integer(1, seq), (0.5, 1.0, 1.7)[seed % 3]
 
 
 def test_logprobs_match_hand_computed():
@@ -36,24 +24,15 @@ def test_logprobs_match_hand_computed():
     best = [math.log(1 / 2), math.log(3 / 4)]
     assert F.get_max_logprobs(LOGITS)[0].tolist() == pytest.approx(best)
     assert F.get_max_logprobs(LOGITS, prefix_len=2)[0].tolist() == pytest.approx(best[1:])
+    # (1, 9) / 10 at half the temperature
+    assert F.get_max_logprobs(LOGITS, 2, 0.5).item() == pytest.approx(math.log(0.9))
+    halved = F.log_probs(LOGITS[:, 1:2], 0.5).exp()
+    assert halved.flatten().tolist() == pytest.approx([0.1, 0.9])
     logprobs = F.log_probs(LOGITS[:, :2])
     assert logprobs.exp().flatten().tolist() == pytest.approx([0.5, 0.5, 0.25, 0.75])
     assert F.token_logprobs(logprobs, tensor([[1, 0]]))[0].tolist() == pytest.approx(both)
     one = F.get_logprobs(torch.zeros(1, 2, 4), tensor([[0, 3]]), 1)
     assert one.flatten().tolist() == pytest.approx([-math.log(4)])
-
-
-@seeds(40)
-def test_logprobs_match_torch_distributions(seed):
-    logits, tokens, prefix_len, temperature = draw_logits(seed)
-    states = logits[:, prefix_len - 1 : -1] / temperature
-    expected = Categorical(logits=states).log_prob(tokens[:, prefix_len:])
-    got = F.get_logprobs(logits, tokens, prefix_len, temperature)
-    torch.testing.assert_close(got, expected)
-    logprobs = F.log_probs(F.generated_logits(logits, prefix_len), temperature)
-    torch.testing.assert_close(F.token_logprobs(logprobs, tokens[:, prefix_len:]), expected)
-    best = Categorical(logits=states).probs.amax(-1).log()
-    torch.testing.assert_close(F.get_max_logprobs(logits, prefix_len, temperature), best)
 
 
 def test_generated_values_and_logits_match_hand_computed():

@@ -1,6 +1,5 @@
 """The paired permutation test, and Student's t interval over seeds."""
 
-import itertools
 import math
 
 import pytest
@@ -18,14 +17,6 @@ def of(*numbers, dtype=torch.float64):
     return torch.tensor(numbers, dtype=dtype)
 
 
-def exact_p(a, b):
-    """The fraction of all 2^n choices of signs whose sum is as far from 0."""
-    differences = (a - b).tolist()
-    choices = itertools.product((1, -1), repeat=len(differences))
-    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in choices]
-    return sum(x >= abs(sum(differences)) - 1e-9 for x in sums) / len(sums)
-
-
 def test_permutation_test_matches_hand_computed():
     # 1 + 2 + 3 = 6: of eight choices of signs, two reach 6 in absolute size
     p = F.paired_permutation_test(of(1, 2, 3), of(0, 0, 0), draws=40_000)
@@ -40,25 +31,6 @@ def test_permutation_test_matches_hand_computed():
     assert tied == pytest.approx(0.25, abs=0.02)
 
 
-@pytest.mark.parametrize("n", [2, 5, 9])
-def test_permutation_test_matches_all_signs(n):
-    generator = torch.Generator().manual_seed(n)
-    a, b = torch.randn(2, n, generator=generator, dtype=torch.float64)
-    exact = exact_p(a, b)
-    p = F.paired_permutation_test(a, b, draws=20_000, generator=generator)
-    assert p == pytest.approx(exact, abs=5 * math.sqrt(exact * (1 - exact) / 20_000) + 1e-4)
-
-
-def test_permutation_test_is_below_its_level_as_often_as_stated():
-    generator = torch.Generator().manual_seed(1)
-    pairs = torch.randn(400, 2, 12, generator=generator) + 50 * torch.randn(400, 1, 12)
-    found = [F.paired_permutation_test(a, b, 199, generator) for a, b in pairs]
-    for level in (0.05, 0.2):
-        below = sum(p <= level for p in found) / 400
-        assert below < level + 4 * math.sqrt(level * (1 - level) / 400)
-    assert 0.4 < sum(found) / 400 < 0.6
-
-
 def test_permutation_test_draws_the_same_without_a_generator():
     a, b = torch.arange(9.0, requires_grad=True), torch.arange(9.0).flip(0) + 1
     assert F.paired_permutation_test(a, b) == F.paired_permutation_test(a.bfloat16(), b.bfloat16())
@@ -66,8 +38,8 @@ def test_permutation_test_draws_the_same_without_a_generator():
     assert len({F.paired_permutation_test(a, b, 500, generator) for _ in range(4)}) > 1
     assert torch.equal(state, torch.random.get_rng_state())
     big, small = torch.tensor([3e38, 2e38, 3e38]), torch.tensor([-3e38, 1e38, 2e38])
-    expected = exact_p(big.double(), small.double())
-    assert F.paired_permutation_test(big, small, 20_000) == pytest.approx(expected, abs=0.02)
+    # 6, 1 and 1: two of eight choices of signs reach 8
+    assert F.paired_permutation_test(big, small, 20_000) == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +70,6 @@ def test_seed_interval_matches_hand_computed():
     assert equal.low.item() == equal.high.item() == 1
     extreme = F.seed_interval(of(3e38, -3e38, dtype=torch.float32), torch.full((2,), -3e38))
     assert extreme.high.isfinite()
-
-
-@pytest.mark.slow
-def test_seed_interval_contains_the_mean_as_often_as_stated():
-    draws = torch.randn(1500, 3, generator=torch.Generator().manual_seed(1))
-    found = [F.seed_interval(row, torch.zeros(3)) for row in draws]
-    fraction = sum(x.low.item() <= 0 <= x.high.item() for x in found) / len(found)
-    assert fraction == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / len(found)))
 
 
 @pytest.mark.slow

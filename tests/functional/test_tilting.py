@@ -19,12 +19,6 @@ def kl(p, q):
     return float((torch.special.xlogy(p, p) - torch.special.xlogy(p, q.double())).sum())
 
 
-def draw_outcomes(seed):
-    """Draw probabilities of five outcomes and their rewards."""
-    weights, rewards = draw(seed, "v+", "v")
-    return weights / weights.sum(), rewards
-
-
 def test_tilt_matches_hand_computed():
     # exp(log 3) = 3: 1 to 1 becomes 1 to 3; at twice the beta, 1 to sqrt 3
     even, rewards, root = of(0.5, 0.5), of(0.0, math.log(3)), math.sqrt(3)
@@ -39,19 +33,6 @@ def test_tilt_matches_hand_computed():
     # an impossible outcome stays impossible
     for reward in (1e300, math.inf, math.nan):
         assert F.tilt(of(0.5, 0.5, 0.0), of(1, 1, reward), 1e-3).tolist() == [0.5, 0.5, 0.0]
-
-
-@seeds(30)
-def test_tilt_is_the_best_distribution(seed):
-    """E r - beta KL is beta log Z at the optimum, and lower by beta KL(p || pi*) elsewhere."""
-    probs, rewards = draw_outcomes(seed)
-    beta = 0.1 + seed % 7
-    objective = lambda p: float(p @ rewards) - beta * kl(p, probs)
-    best = F.tilt(probs, rewards, beta)
-    log_z = math.log((probs * (rewards / beta).exp()).sum().item())
-    assert objective(best) == pytest.approx(beta * log_z, abs=1e-9)
-    other, _ = draw_outcomes(seed + 1)
-    assert objective(other) == pytest.approx(objective(best) - beta * kl(other, best), abs=1e-9)
 
 
 def test_tilt_has_a_finite_gradient_at_probability_zero():
@@ -72,20 +53,12 @@ def test_tilt_slopes_match_hand_computed():
     # a fair coin with rewards 0 and 1 has variance 1/4; covariance -1/2
     slopes = F.tilt_slopes(of(0.5, 0.5), of(0.0, 1.0), of(2.0, 0.0))
     assert slopes == pytest.approx((0.25, -0.5))
+    # mean 3: 1/4 * 9 + 3/4 * 1, and 1/4 * -3 * 1
+    slopes = F.tilt_slopes(of(0.25, 0.75), of(0.0, 4.0), of(1.0, 0.0))
+    assert slopes == pytest.approx((3.0, -0.75))
     assert F.tilt_slopes(of(1.0), of(3.0), of(4.0)) == (0.0, 0.0)
     with pytest.raises(ValueError, match=r"probs must sum to 1.*0\.5"):
         F.tilt_slopes(of(0.25, 0.25), of(0.0, 1.0), of(0.0, 1.0))
-
-
-@seeds(20)
-def test_tilt_slopes_match_differences(seed):
-    probs, rewards = draw_outcomes(seed)
-    at, measured = 0.2 + seed % 5 / 2, rewards.cos()
-    mean = lambda lam, score: float(F.tilt(probs, rewards, 1 / lam) @ score)
-    slopes = F.tilt_slopes(F.tilt(probs, rewards, 1 / at), rewards, measured)
-    for slope, score in zip(slopes, (rewards, measured), strict=True):
-        difference = (mean(at + 1e-5, score) - mean(at - 1e-5, score)) / 2e-5
-        assert slope == pytest.approx(difference, abs=1e-6)
 
 
 def test_excess_kl_matches_hand_computed():
