@@ -191,19 +191,12 @@ def whiten_over_groups(
     return whiten(advantages, mask if teaching is None else mask & teaching[:, None])
 
 
-def _one_step_advantages(
-    values: Float[Tensor, "batch gen"],
-    token_rewards: Float[Tensor, "batch gen"],
-    mask: Bool[Tensor, "batch gen"] | None = None,
-    gamma: float = 1.0,
-) -> Float[Tensor, "batch gen"]:
-    return compute_advantages(values, token_rewards, mask, gamma)
-
-
 # advantage estimators by name: the values of the setting `advantages`
 ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
-        "one_step": _one_step_advantages,
+        "one_step": lambda values, token_rewards, mask=None, gamma=1.0: compute_advantages(
+            values, token_rewards, mask, gamma
+        ),
         "gae": compute_gae,
         "reinforce": rewards_to_go,
         "reinforce++": reinforce_plus_plus_advantages,
@@ -230,8 +223,8 @@ def estimate_advantages(
 ) -> Float[Tensor, "batch gen"]:
     """Estimate advantages with an estimator of `ADVANTAGES`, or with a function.
 
-    The function gets the arguments above that its parameters name, and `rewards`, the sum over each
-    sequence's real tokens (`*args`: values, rewards, mask). It returns one number per token or per
+    The function gets the arguments that its parameters name, and `rewards`, the sum over each
+    sequence's real tokens (`*args`: values, rewards, mask), and returns a number per token or per
     sequence. Raises ValueError for an unknown name and for a parameter without a value.
     """
     check_same_shape(mask=mask, token_rewards=token_rewards, values=values)

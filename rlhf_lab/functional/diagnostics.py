@@ -28,8 +28,8 @@ def clip_fraction_low(
     advantages: Float[Tensor, "batch gen"] | None = None,
 ) -> Float[Tensor, ""]:
     """Compute the fraction of real tokens with a ratio below 1 - clip_coef (and advantage < 0)."""
-    ratio = policy_ratio(logprobs, old_logprobs)
     check_same_shape(logprobs=logprobs, advantages=advantages)
+    ratio = policy_ratio(logprobs, old_logprobs)
     outside = (ratio < 1 - clip_coef) & (True if advantages is None else advantages < 0)
     return masked_mean(outside.to(ratio.dtype), mask)
 

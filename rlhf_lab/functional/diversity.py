@@ -61,14 +61,9 @@ def ngram_overlap(
     """
     found = [set(ngrams) for ngrams in _ngrams(tokens, n, mask)]
     counts = Counter(ngram for ngrams in found for ngram in ngrams)
-    others = len(found) - 1
-    overlaps = [
-        sum(counts[ngram] - 1 for ngram in ngrams) / (others * len(ngrams))
-        if ngrams and others
-        else math.nan
-        for ngrams in found
-    ]
-    return torch.tensor(overlaps, dtype=torch.float64)
+    shared = [sum(counts[ngram] - 1 for ngram in ngrams) for ngrams in found]
+    compared = [len(ngrams) * (len(found) - 1) for ngrams in found]
+    return torch.tensor(shared, dtype=torch.float64) / torch.tensor(compared)  # 0 / 0 is nan
 
 
 def word_log_odds(

@@ -69,14 +69,12 @@ def bootstrap_interval(
        the tokens of a sequence are not independent.
     3. Take the quantiles (1 - level) / 2 and (1 + level) / 2 of the statistic.
 
-    Columns have a row per sequence. Without a `statistic`, the only column is averaged over its
-    real entries. Else it is called with the drawn rows of each column, then of the mask; it returns
-    a number, or a tensor of several. Resamples in which it is nan are left out; if more than one in
-    ten is nan there is no interval. With few sequences (some 20) intervals are too narrow.
-
-    Draws are the same every time unless a `generator` (of the CPU) is passed. Computed on the CPU
-    in float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples, columns of
-    unequal length, nan under the mask, and if there is no sequence.
+    Columns have a row per sequence. The `statistic` gets the drawn rows of each column, then of the
+    mask, and returns a number or a tensor; None averages the real entries of one column. Resamples
+    in which it is nan are left out; if more than one in ten is nan there is no interval. With some
+    20 sequences or fewer, intervals are too narrow. Draws are the same every time without a CPU
+    `generator`. In float64. Raises ValueError for a level outside 0 to 1, fewer than 100 resamples,
+    columns of unequal length, nan under the mask, and if there is no sequence.
 
     Source: Efron 1979; Efron and Tibshirani 1993, chapter 13
     """

@@ -131,9 +131,7 @@ def kl_absolute(
 def kl_straight_through(
     logprobs: Float[Tensor, "batch gen"], ref_logprobs: Float[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
-    """Combine the value of k3 with the gradient of k2, the gradient of the KL.
-
-    The gradient of k1 is 0 on average, and that of k3 belongs to KL(pi_ref || pi).
+    """Combine the value of k3 with the gradient of k2, which is the gradient of the KL.
 
     k3 with gradient d * grad log pi   (Schulman 2020; Tang and Munos 2025, arXiv 2506.09477)
     """

@@ -131,7 +131,7 @@ def aggregate(
     - "sequence_mean": the mean of the sequences' means (GRPO).
     - "constant": the sum over tokens, divided by a number independent of their lengths (Dr. GRPO).
 
-    With `denominator` = the sum of `aggregation_denominator` over all micro-batches (or ranks),
+    With the sum of `aggregation_denominator` over all micro-batches (or ranks) as `denominator`,
     their results add up to that of the minibatch. Without a real token 0.0, with gradient 0.
 
     Source: DAPO, arXiv 2503.14476, section 3.3; Dr. GRPO, arXiv 2503.20783
