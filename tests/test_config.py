@@ -81,7 +81,7 @@ def test_given_fields_override_preset_and_preset_defaults(preset):
 def test_json_round_trip_keeps_all_fields(preset):
     fields = {"top_p": 0.9, "wandb_entity": "someone", "reward_weights": (1, 0.5), "kl_coef": 2.5}
     args = RLHFArgs(preset=preset, gen_len=7, reward_fn="true_reward,length", **fields)
-    assert RLHFArgs.from_dict(json.loads(json.dumps(args.to_dict()))) == args
+    assert RLHFArgs(**json.loads(json.dumps(args.to_dict()))) == args
     assert args.reward_weights == (1.0, 0.5) and hash(args) == hash(dataclasses.replace(args))
 
 

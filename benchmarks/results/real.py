@@ -55,7 +55,7 @@ COUNTED = "counted.json"
 
 def load(setup: Setup) -> Callable[[Clock], None]:
     """Load a trainer; returns a function that runs one phase."""
-    args = RLHFArgs.from_dict(setup["args"])
+    args = RLHFArgs(**setup["args"])
     trainer = RLHFTrainer(args, out=setup["out"])
     tune_for(trainer.policy, args.cpu_tuning)
     release_memory()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rlhf_lab import functional as F
-from rlhf_lab.extras import import_extra
+from rlhf_lab.errors import import_extra
 from rlhf_lab.training.rollout import Rollout
 
 

@@ -51,14 +51,9 @@ class RLHFArgs(AllFields):
         check_args(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values."""
+        """Return all fields as plain JSON values, which are valid arguments."""
         fields = dataclasses.asdict(self)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "RLHFArgs":
-        """Build the settings from the result of `to_dict`."""
-        return cls(**fields)
 
     @classmethod
     def from_file(cls, path: str | Path, **changes: Any) -> "RLHFArgs":

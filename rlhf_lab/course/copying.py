@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlhf_lab import __version__
-from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.extras import install_command
+from rlhf_lab.errors import ConfigError, LoadError, install_command
 
 VERSION_FILE = "version.txt"
 

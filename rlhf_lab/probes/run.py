@@ -59,7 +59,7 @@ class Run:
     @property
     def args(self) -> RLHFArgs:
         """The run's settings."""
-        return RLHFArgs.from_dict(self.info["args"])
+        return RLHFArgs(**self.info["args"])
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return one dict per phase, as in `PhaseReport.to_dict`."""

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -18,7 +17,6 @@ from transformers import (
 from rlhf_lab.chat import Message, render_chat
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.load import (
-    load_pretrained,
     load_pretrained_model,
     load_pretrained_tokenizer,
     locate,
@@ -159,11 +157,6 @@ def _positive_class(config: PreTrainedConfig, label: str | None, model: str) -> 
         f"{config.id2label[1]!r}, and positive_label={label!r} is not the name of one of them. Set "
         "positive_label (--positive-label) to the name of the positive class."
     )
-
-
-def count_labels(model: str) -> int:
-    """Return the number of labels in a classifier's configuration."""
-    return load_pretrained(AutoConfig, model, "classifier").num_labels
 
 
 class LogitReward(ConversationReward):

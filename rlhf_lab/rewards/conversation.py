@@ -68,8 +68,7 @@ class ResponseReward:
     Args:
         function: from a list of prompts and a list of responses to one number each; with
             `answers=True` it also gets the list of right answers.
-        answers: True if the function reads the right answers, which are in the column
-            `answers_column` of the prompts file.
+        answers: True if the function reads the right answers, from `answers_column`.
         whole_batch: True if the reward of a response depends on the other responses. The function
             is then only called on whole batches, and settings that score a part are rejected.
     """

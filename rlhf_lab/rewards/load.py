@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import reward_names
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.load import load_pretrained
 from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward, count_labels
+from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
 from rlhf_lab.rewards.rules import (
     CountReward,
@@ -57,9 +59,9 @@ def resolve_custom_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
 
 def _load_one(name: str, args: RLHFArgs, device: str | torch.device) -> RewardFn:
     model, label = args.reward_model, args.positive_label
-    if name == "sentiment" and count_labels(model) != 1:
-        return SentimentReward(model, args.direction, device, positive_label=label)
     if name == "sentiment":
+        if load_pretrained(AutoConfig, model, "classifier").num_labels != 1:
+            return SentimentReward(model, args.direction, device, positive_label=label)
         if args.direction != "pos" or label is not None:
             raise ConfigError(
                 f"reward_model={model!r} has one logit and no classes, so direction and "

@@ -4,7 +4,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.config.checks import MATCH_OPTIONS
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.extras import import_extra
+from rlhf_lab.errors import ConfigError, import_extra
 from rlhf_lab.rewards.conversation import ResponseReward
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
@@ -35,6 +34,13 @@ class CountReward:
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Count the occurrences in each text."""
         return torch.tensor([float(text.count(self.needle)) for text in texts])
+
+
+def _flags(is_match: Callable[..., bool]) -> Callable[..., Float[Tensor, " batch"]]:
+    """Return a function from prompts, responses and, if read, answers to 1 for a match, else 0."""
+    return lambda prompts, *columns: torch.tensor(
+        [float(is_match(*row)) for row in zip(*columns, strict=True)]
+    )
 
 
 class Diversity(ResponseReward):
@@ -91,19 +97,13 @@ class ExactMatch(ResponseReward):
     __name__ = "exact_match"
 
     def __init__(self, *options: str) -> None:
-        super().__init__(self._matches, answers=True)
+        super().__init__(_flags(self.is_match), answers=True)
         self.options = frozenset(options)
         if not self.options <= set(MATCH_OPTIONS):
             raise ConfigError(
                 f"Unknown exact_match options {'+'.join(options)!r}. Choose from "
                 f"{', '.join(MATCH_OPTIONS)}, with + between several."
             )
-
-    def _matches(
-        self, prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str]
-    ) -> Float[Tensor, " batch"]:
-        pairs = zip(responses, answers, strict=True)
-        return torch.tensor([float(self.is_match(*pair)) for pair in pairs])
 
     def is_match(self, response: str, answer: str) -> bool:
         """Return True if a response equals this answer."""
@@ -145,7 +145,7 @@ class RegexReward(ResponseReward):
     __name__ = "regex"
 
     def __init__(self, pattern: str) -> None:
-        super().__init__(self._matches)
+        super().__init__(_flags(self.is_match))
         try:
             self.pattern = re.compile(pattern)
         except (re.error, OverflowError) as error:
@@ -153,9 +153,9 @@ class RegexReward(ResponseReward):
                 f"reward_fn='regex:{pattern:.80}' is not a valid pattern ({error}). Correct it."
             ) from None
 
-    def _matches(self, prompts: Sequence[str], responses: Sequence[str]) -> Float[Tensor, " batch"]:
-        matches = [self.pattern.fullmatch(response.strip()) for response in responses]
-        return torch.tensor([float(match is not None) for match in matches])
+    def is_match(self, response: str) -> bool:
+        """Return True if the pattern matches a whole response."""
+        return self.pattern.fullmatch(response.strip()) is not None
 
 
 class JsonSchemaReward(ResponseReward):
@@ -175,10 +175,11 @@ class JsonSchemaReward(ResponseReward):
     __name__ = "json_schema"
 
     def __init__(self, schema: str | Path | dict[str, Any]) -> None:
-        super().__init__(self._are_valid)
+        super().__init__(_flags(self.is_valid))
         name = "the schema" if isinstance(schema, dict) else f"json_schema:{schema}"
         jsonschema = import_extra("jsonschema", name, "rewards")
         from referencing import Registry, Resource  # with jsonschema
+        from referencing.exceptions import Unresolvable
         from referencing.jsonschema import DRAFT202012
 
         try:
@@ -189,40 +190,26 @@ class JsonSchemaReward(ResponseReward):
             kind.check_schema(schema)
             root = Resource.from_contents(schema, default_specification=DRAFT202012)
             _check_references(root, Registry().resolver_with_root(root))
-        except (OSError, ValueError, jsonschema.SchemaError) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(
                 f"cannot read {name} ({reason:.200}). Pass the path of a file with a JSON schema."
             ) from None
         self.validator = kind(schema, registry=Registry())  # does not download
 
-    def _are_valid(
-        self, prompts: Sequence[str], responses: Sequence[str]
-    ) -> Float[Tensor, " batch"]:
-        return torch.tensor([float(self.is_valid(response)) for response in responses])
-
     def is_valid(self, response: str) -> bool:
         """Return True if a response is standard JSON and valid by the schema."""
-        try:
-            return self.validator.is_valid(json.loads(response, parse_constant=_reject_constant))
+        try:  # int raises ValueError for NaN and Infinity
+            return self.validator.is_valid(json.loads(response, parse_constant=int))
         except (ValueError, RecursionError, ArithmeticError):
             return False
 
 
 def _check_references(schema: Any, resolver: Any) -> None:
-    """Raise ValueError for a reference that does not point into the schema."""
-    from referencing.exceptions import Unresolvable
-
+    """Raise Unresolvable for a reference that does not point into the schema."""
     resolver = resolver.in_subresource(schema)
     fields = schema.contents if isinstance(schema.contents, dict) else {}
     for name in {"$ref", "$dynamicRef"} & fields.keys():
-        try:
-            resolver.lookup(fields[name])
-        except Unresolvable:
-            raise ValueError(f"its {name} {fields[name]!r} does not point into it") from None
+        resolver.lookup(fields[name])
     for part in schema.subresources():
         _check_references(part, resolver)
-
-
-def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not standard JSON")

@@ -53,8 +53,7 @@ class Scores:
 class WeightedRewards:
     """The weighted sum of several named rewards; a `reward_fn`.
 
-    A trainer calls each function once, logs its mean as `reward/NAME` without the weight, and
-    processes the sum (`RewardPipeline`).
+    A trainer logs the mean of each as `reward/NAME` without the weight, and processes the sum.
 
     Args:
         rewards: reward functions by name, or a list named by the functions or classes.

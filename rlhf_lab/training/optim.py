@@ -8,8 +8,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.extras import import_extra
+from rlhf_lab.errors import ConfigError, import_extra
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.half_weights import for_half_weights
 

@@ -41,7 +41,7 @@ def resume_trainer(
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
-    before = RLHFArgs.from_dict(info["args"])
+    before = RLHFArgs(**info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     recorded = {"rewarded_class": info.get("rewarded_class"), **info.get("sources", {})}
     now = {"rewarded_class": rewarded_class(trainer.reward_fn), **trainer.sources}
@@ -196,7 +196,7 @@ def load_policy(
         raise RunError(
             f"{run.path} was trained with a custom policy. Build that model and call load_weights."
         )
-    args = RLHFArgs.from_dict(info["args"])
+    args = RLHFArgs(**info["args"])
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, metadata = load_run_checkpoint(file, info)
     policy = load_policy_and_critic(args, device)

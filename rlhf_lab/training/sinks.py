@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.extras import import_extra
+from rlhf_lab.errors import ConfigError, import_extra
 from rlhf_lab.training.callbacks import Callbacks, Context
 from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import SAMPLES, RunDir

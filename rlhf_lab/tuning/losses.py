@@ -15,7 +15,7 @@ from rlhf_lab.models import make_reference
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import Pairs, RewardModel
 from rlhf_lab.tuning.examples import TokenRow, encode_examples, example_logprobs, text_logprobs
-from rlhf_lab.tuning.labels import LabeledExamples
+from rlhf_lab.tuning.labels import LabeledExamples, split_pairs
 
 RowNumbers = Int[np.ndarray, " row"]
 
@@ -91,10 +91,8 @@ def orpo_method(
     model: HookedModel, pairs: Pairs, loss: ORPOLoss, max_tokens: int | None = None
 ) -> TuningMethod:
     """ORPO of the texts after the prompts, whose mean over tokens counts."""
-    prompts = (pairs.prompts or [""] * len(pairs)) * 2
-    both = zip(prompts, pairs.chosen + pairs.rejected, strict=True)
-    texts = [text.removeprefix(prompt) for prompt, text in both]
-    both_sides = _encode_pairs(model, prompts, texts, max_tokens)
+    sides = split_pairs(pairs)
+    both_sides = _encode_pairs(model, sides.prompts, sides.texts, max_tokens)
 
     def logprobs(batch: RowNumbers) -> Float[Tensor, " text"]:
         return F.masked_mean(*example_logprobs(model, both_sides(batch)), dim=-1)

@@ -1,7 +1,6 @@
 """Rule-based rewards on texts counted and compared by hand."""
 
 import json
-import re
 import sys
 
 import pytest
@@ -190,8 +189,7 @@ def test_invalid_schema_raises(tmp_path, schema, monkeypatch):
 @pytest.mark.parametrize("reference", ["https://example.org/a.json", "#/$defs/a", "b.json"])
 def test_unresolvable_reference_raises_when_built(key, reference, no_network):
     schema = {"items": {"anyOf": [{key: reference}, {"type": "null"}]}}
-    found = re.escape(f"its {key} '{reference}' does not point into it")
-    with pytest.raises(ConfigError, match=found):
+    with pytest.raises(ConfigError, match=f"cannot read the schema .*{reference[-5:]}"):
         JsonSchemaReward(schema)
 
 

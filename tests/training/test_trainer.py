@@ -189,7 +189,7 @@ def test_samples_file_has_each_text_with_its_numbers(runs, name):
 def test_run_json_has_arguments_versions_and_both_ends(runs):
     run = runs("plain")
     info = run.trainer.run.read_info()
-    assert RLHFArgs.from_dict(info["args"]) == run.trainer.args
+    assert RLHFArgs(**info["args"]) == run.trainer.args
     assert {"rlhf_lab", "python", "torch", "transformers"} < info["versions"].keys()
     assert (info["device"], info["custom_components"]) == (str(run.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", 5)
