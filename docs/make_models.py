@@ -7,7 +7,6 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Mapping
-from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,12 +14,11 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
-from rlhf_lab.models.conversion import CONFIG_FIELDS, IN_EVERY_FAMILY, WITHOUT_EFFECT
 from rlhf_lab.models.export import export_policy
 from rlhf_lab.models.families import FAMILIES
 from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.training import RLHFTrainer
-from tests.tiny_families import LLAMA3, LONGROPE, VARIANTS, YARN, random_tokens, tiny_of
+from tests.tiny_families import VARIANTS, random_tokens, tiny_of
 from tests.tiny_models import llama_tokenizer, save
 
 HEAD = """\
@@ -43,14 +41,11 @@ To test each architecture, we compare tiny random models with transformers:
 SETTINGS = """
 ## Settings
 
-If an entry of `config.json` is not supported, `load_model` raises an error that names it. The table
-lists the supported rotary types (out of `default`, `linear`, `llama3`, `yarn`, `dynamic` and
-`longrope`) and the entries with a single supported value. `dynamic` works up to the model's context
-length, and `longrope` up to the original context length if every short factor is 1. Mixtures of
-experts, quantized weights and image towers are not supported.
-
-| architecture | rotary types | with a sliding window | single value |
-|---|---|---|---|
+If an entry of `config.json` is not supported, `load_model` raises an error that names it. Every
+type of rotary embedding in transformers works, with two exceptions: Phi-3 only supports `default`
+and `longrope`, and `linear` cannot be combined with a sliding window, except in Gemma 3. `dynamic`
+works up to the model's context length, and `longrope` up to the original context length if every
+short factor is 1. Mixtures of experts, quantized weights and image towers are not supported.
 """
 COMPARED = """
 ## Compared with TransformerLens
@@ -102,15 +97,6 @@ SUCH_AS = {
     "Gemma3ForCausalLM": "Gemma 3, text only (270M, 1B)",
     "Olmo2ForCausalLM": "OLMo 2",
 }
-PLAIN = {"rope_theta": 100.0, "partial_rotary_factor": 1.0}
-ROPES = {
-    "default": {},
-    "linear": {"factor": 2.0},
-    "llama3": LLAMA3,
-    "yarn": YARN,
-    "dynamic": {"factor": 2.0},
-    "longrope": LONGROPE,
-}
 
 
 class Figures(NamedTuple):
@@ -124,8 +110,7 @@ def page(figures: Mapping[str, Figures]) -> str:
     """The whole page."""
     first = "".join(map(_row, FAMILIES, [figures[name] for name in FAMILIES]))
     compared = "".join(f"| {theirs} | {ours} |\n" for theirs, ours in DIFFERENCES.items())
-    settings = "".join(map(_settings, FAMILIES))
-    return HEAD + first + COMPARED + compared + SETTINGS + settings
+    return HEAD + first + COMPARED + compared + SETTINGS
 
 
 def _kinds(architecture: str) -> list[dict]:
@@ -138,48 +123,6 @@ def _row(architecture: str, figures: Figures) -> str:
     cells = f"`{architecture}`", SUCH_AS[architecture], f"{figures.gap:.1e}"
     cells += f"{figures.trained:.1e}", "yes" if why is None else "no"
     return f"| {' | '.join(cells)} |\n"
-
-
-def _settings(architecture: str) -> str:
-    converted = CONFIG_FIELDS.keys() | FAMILIES[architecture].fields.keys() | IN_EVERY_FAMILY
-    known = converted | WITHOUT_EFFECT
-    fields = _fields(architecture)
-    only = [f"`{name}={default!r}`" for name, default in fields.items() if name not in known]
-    ropes = [_ropes(architecture, sliding) for sliding in (False, True)]
-    return f"| `{architecture}` | {' | '.join(ropes)} | {', '.join(only)} |\n"
-
-
-def _fields(architecture: str) -> dict[str, object]:
-    """Return the fields of an architecture's configuration, with their defaults."""
-    parameters = signature(type(tiny_of(architecture).config).__init__).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
-
-
-def _ropes(architecture: str, sliding: bool) -> str:
-    """The rotary types that are converted, with or without a sliding window in some layer."""
-    fields = _fields(architecture)
-    if "rope_parameters" not in fields or (sliding and "sliding_window" not in fields):
-        return ""
-    found = []
-    for kind, given in ROPES.items():
-        rope = PLAIN | {"rope_type": kind} | given
-        changes: dict = {"sliding_window": 5} if sliding else {"sliding_window": None}
-        if not sliding and "layer_types" in fields:
-            changes |= {"layer_types": ["full_attention"] * 3}
-        if sliding and "use_sliding_window" in fields:
-            changes |= {"use_sliding_window": True, "max_window_layers": 1}
-        if architecture == "Gemma3ForCausalLM":
-            rope = {"full_attention": rope, "sliding_attention": PLAIN | {"rope_type": "default"}}
-        changes |= {"rope_parameters": rope, "head_dim": 4}
-        try:
-            FAMILIES[architecture].model_config(tiny_of(architecture, **changes).config)
-        except Exception:  # a LoadError, or an error of transformers
-            continue
-        found.append(kind)
-    missing = [f"`{kind}`" for kind in ROPES if kind not in found]
-    if len(missing) < 2:
-        return f"all but {missing[0]}" if missing else "all"
-    return ", ".join(f"`{kind}`" for kind in found)
 
 
 def measure(architecture: str) -> Figures:
