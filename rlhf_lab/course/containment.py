@@ -39,7 +39,7 @@ def contained() -> Iterator[None]:
     except (Exception, KeyboardInterrupt, Stopped):
         raise
     except BaseException as error:
-        raise Stopped(f"{type(error).__name__}: it tried to end the program") from None
+        raise Stopped(f"{type(error).__name__}: the function tried to end the program") from None
     finally:
         torch.random.set_rng_state(random_state)
 
@@ -54,8 +54,8 @@ def _time_limit() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        limit = f"it took longer than {SECONDS_PER_CALL:g} s"
-        raise Stopped(f"{limit}, and was stopped; is a loop endless?")
+        limit = f"stopped after {SECONDS_PER_CALL:g} s"
+        raise Stopped(f"{limit}: is there an endless loop?")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS_PER_CALL, _AGAIN)

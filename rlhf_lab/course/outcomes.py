@@ -101,7 +101,7 @@ def _stub_name(error: Exception) -> str | None:
 def _one_line(error: Exception, fn: Answer) -> str:
     """Format an error with the line of the learner's code that it came from."""
     if _stub_name(error):
-        return f"{_stub_name(error)} is called, and is not written yet"
+        return f"{_stub_name(error)} is called, but it is not written yet"
     lines = str(error).splitlines() or ["no message"]
     if type(error).__name__ == "TypeCheckError":
         kept = ("Type-check", "Actual", "Expected")
@@ -139,7 +139,7 @@ def _differences(
         else:
             yield "type", ((name, "missing", _format(value)),)
     if outcome.changed != expected.changed:
-        yield "in place", tuple((name, "changed in place", "untouched") for name in outcome.changed)
+        yield "in place", tuple((name, "changed in place", "unchanged") for name in outcome.changed)
     if outcome.attached != expected.attached:
         yield "gradient", (("gradient", "none: the result is detached", "there"),)
     for name, gradient in expected.gradients.items():

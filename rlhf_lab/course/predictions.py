@@ -70,7 +70,7 @@ class Predictions:
             number = float(found)
             found = next((name for name, limit in bins.items() if number < limit), None)
             if found is None:
-                raise LessonError(f"{number:.3g} is in no bin. Give the last bin the limit inf.")
+                raise LessonError(f"{number:.3g} is not in any bin. Set the last limit to inf.")
             result = f"{found} ({number:.3g})"
         first = self._compared.get(question, (predicted,))[0]
         self._compared[question] = (first, found)

@@ -22,7 +22,7 @@ def strong_relation(differences: Sequence[Difference], pairs: OutcomePairs) -> s
     """Return the first relation that holds in all cases that differ, or None.
 
     1. Arguments changed in place, and nothing else wrong.
-    2. Two results in each other's place.
+    2. Two results swapped.
     3. Numbers: see `RELATIONS`, then a factor and a difference.
     4. A gradient that is missing, or that should not be there.
     """
@@ -30,8 +30,8 @@ def strong_relation(differences: Sequence[Difference], pairs: OutcomePairs) -> s
     if kinds == {"in place"}:
         names = dict.fromkeys(row[0] for difference in differences for row in difference.rows)
         return (
-            f"this changes {' and '.join(names)} in place, which belongs to the caller: make a "
-            "new tensor, or copy it first"
+            f"this changes {' and '.join(names)} in place, which the caller may still need: make "
+            "a new tensor, or copy it first"
         )
     return (
         _swapped(pairs)
@@ -44,8 +44,8 @@ def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str 
     """Return the part of an answer that is wrong: the gradient, an argument, or a few cases."""
     if {difference.kind for difference in differences} == {"gradient"}:
         return (
-            "the values are right, the gradient is not: look for a clamp, a rounding, a replaced "
-            "nan or a detach between the argument and the result"
+            "the values are right, but the gradient is wrong: look for a clamp, a rounding, a "
+            "replaced nan or a detach between the argument and the result"
         )
     cases, wrong = exercise.cases(), [difference.case.label for difference in differences]
     if len(wrong) == len(cases):
@@ -54,8 +54,8 @@ def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str 
         for name, parameter in inspect.signature(exercise.reference).parameters.items():
             given = [c.label for c in cases if c.arguments.get(name) is not None]
             if parameter.default is not parameter.empty and given == wrong:
-                return f"everything is right without {name}, and nothing with it: how is it used?"
-    return f"everything is right except for: {'; '.join(wrong)}" if len(wrong) <= 2 else None
+                return f"all cases are right without {name} and wrong with it: how do you use it?"
+    return f"all cases are right except: {'; '.join(wrong)}" if len(wrong) <= 2 else None
 
 
 def _swapped(pairs: OutcomePairs) -> str | None:
@@ -66,7 +66,7 @@ def _swapped(pairs: OutcomePairs) -> str | None:
             and not is_close(theirs.results.get(first), theirs.results.get(second))
             for yours, theirs in pairs
         ):
-            return f"{first} and {second} are in each other's place"
+            return f"{first} and {second} are swapped"
     return None
 
 
@@ -82,8 +82,8 @@ RELATIONS = (
     (lambda yours, theirs: is_close(yours, 0 * theirs), "the result is 0 everywhere"),
     (lambda yours, theirs: is_close(-yours, theirs), "the sign is reversed"),
     (_is_backwards, "the numbers are right, but in reverse order"),
-    (_is_late, "the numbers are right, but one position too late"),
-    (lambda yours, theirs: _is_late(theirs, yours), "right numbers, but one position too early"),
+    (_is_late, "the numbers are one position too late"),
+    (lambda yours, theirs: _is_late(theirs, yours), "the numbers are one position too early"),
     (lambda yours, theirs: is_close(yours, theirs.exp()), "this is the exponential of the result"),
     (lambda yours, theirs: is_close(yours, theirs.abs()), "this is the absolute value"),
 )
@@ -101,15 +101,15 @@ def _number_relation(pairs: OutcomePairs) -> str | None:
         factors = [(y[k] / t[k]).median() for (y, t), k in zip(found, kept, strict=True)]
         if all(is_close(y, f * t) for (y, t), f in zip(found, factors, strict=True)):
             if _is_constant(factors):
-                return f"all numbers are {factors[0]:.3g} times the result: look for a factor"
+                return f"all numbers are {factors[0]:.3g} times the expected ones: check factors"
             if any(theirs.numel() > 1 for _, theirs in found):
-                return "all numbers of a case have one wrong factor: what divides or multiplies?"
+                return "each case is off by a constant factor: check products and divisions"
     shifts = [(yours - theirs).mean() for yours, theirs in found]
     if all(is_close(y, t + shift) for (y, t), shift in zip(found, shifts, strict=True)):
         if _is_constant(shifts):
             return f"all numbers are {abs(shifts[0]):.3g} too {'high' if shifts[0] > 0 else 'low'}"
         if any(theirs.numel() > 1 for _, theirs in found):
-            return "all numbers of a case differ by the same amount: what is added, or missing?"
+            return "each case is off by a constant: check what is added or subtracted"
     return None
 
 
@@ -148,7 +148,7 @@ def is_close(yours: Any, theirs: Any) -> bool:
 
 def _missing_gradient(pairs: OutcomePairs) -> str | None:
     if not any(yours.attached for yours, _ in pairs):
-        return "the result is cut off from the gradient (detach, item, no_grad or a new tensor)"
+        return "the result has no gradient: look for detach, item, no_grad or a new tensor"
     for name in pairs[0][1].gradients:
         has = {
             (bool(yours.gradients[name].any()), bool(theirs.gradients[name].any()))
@@ -156,7 +156,7 @@ def _missing_gradient(pairs: OutcomePairs) -> str | None:
             if name in yours.gradients
         }
         if has == {(False, True)}:
-            return f"no gradient reaches {name}: it is detached on the way"
+            return f"no gradient reaches {name}: look for a detach on the way"
         if has == {(True, False)}:
             return f"a gradient reaches {name}, which should be detached"
     return None

@@ -86,7 +86,7 @@ def test_check_reports_stubs_of_methods_and_calls_of_stubs() -> None:
 
     assert judge(ReplayMemory).state == "unwritten"
     rows = judge(calc_kl_penalty).difference.rows
-    assert "kl_per_token is called, and is not written yet" in rows[0]
+    assert "kl_per_token is called, but it is not written yet" in rows[0]
     assert judge(compute_returns).difference.kind == "error"
 
 
@@ -175,7 +175,7 @@ def test_check_reports_an_argument_changed_in_place() -> None:
         return result
 
     difference = judge(compute_returns).difference
-    rows = (("values", "changed in place", "untouched"),)
+    rows = (("values", "changed in place", "unchanged"),)
     assert (difference.kind, difference.rows) == ("in place", rows)
     exercise = find_exercise("compute_returns")
     spoiled = next(case for case in exercise.cases() if case.label == "nan and inf at padding")

@@ -81,5 +81,5 @@ def test_compare_finds_the_bin_of_a_number(capsys: pytest.CaptureFixture) -> Non
     assert low == "low: below 0.5 (0.49), but you predicted 0.5 to 0.9"
     assert middle == "middle: 0.5 to 0.9 (0.5), as you predicted"
     assert high.startswith("high: above 0.9 (7), but")
-    with pytest.raises(LessonError, match="2 is in no bin"):
+    with pytest.raises(LessonError, match="2 is not in any bin"):
         predictions.compare("beyond", "small", 2.0, {"small": 1.0})

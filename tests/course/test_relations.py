@@ -28,8 +28,8 @@ def said(judge_of: Judge, written: FunctionType) -> str:
     [
         (lambda x, mask: 0 * F.sequence_sum(x, mask), "0 everywhere"),
         (lambda x, mask: -F.sequence_sum(x, mask), "the sign is reversed"),
-        (lambda x, mask: F.sequence_sum(x, mask).detach(), "cut off from the gradient"),
-        (lambda x, mask: 3 * F.sequence_sum(x, mask), "3 times the result"),
+        (lambda x, mask: F.sequence_sum(x, mask).detach(), "the result has no gradient"),
+        (lambda x, mask: 3 * F.sequence_sum(x, mask), "3 times the expected ones"),
         (lambda x, mask: F.sequence_sum(x, mask) + 2, "2 too high"),
         (lambda x, mask: F.sequence_sum(x, mask).exp(), "the exponential of the result"),
         (lambda x, mask: F.sequence_sum(x, mask).flip(0), "in reverse order"),

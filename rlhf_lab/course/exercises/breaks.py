@@ -21,7 +21,7 @@ def _slope_cases() -> Cases:
     against = case(4, 2.0)
     return {
         "five texts": case(5, 1.0),
-        "a policy that is tilted far": case(6, 0.3),
+        "a strongly tilted policy": case(6, 0.3),
         "the other score falls as the reward rises": against
         | {"measured": 3.0 - against["reward"]},
         "one text": case(1, 1.0),
@@ -48,11 +48,11 @@ def _excess_cases() -> Cases:
     return {
         "a reward between two points": case(0.86, 2.0),
         "the first of the points": case(0.5, 0.4),
-        "points in another order": case(0.65, 1.0, [2, 0, 3, 1]),
+        "points in a different order": case(0.65, 1.0, [2, 0, 3, 1]),
         "a policy on the frontier": case(0.8, 0.3),
-        "fewer nats than the frontier spends": case(0.86, 0.4),
-        "more reward than the frontier has": case(0.97, 3.0),
-        "less reward than the frontier has": case(0.4, 0.2),
+        "less KL than on the frontier": case(0.86, 0.4),
+        "more reward than any frontier point": case(0.97, 3.0),
+        "less reward than any frontier point": case(0.4, 0.2),
     }
 
 

@@ -117,7 +117,7 @@ def _graft_cases() -> Cases:
         "one matrix": {"belongs": "blocks.0.attn.W_O"},
         "everything": {"belongs": ""},
         "a base with a hook": {"belongs": "ln_final"},
-        "no name belongs": {"belongs": "no such weight"},
+        "no weight belongs": {"belongs": "no such weight"},
     }
 
 
@@ -139,11 +139,11 @@ def _observe_graft(fn: Answer, belongs: str) -> dict[str, Any]:
         "the result": "a HookedTransformer",
         "weights from the tuned model": [n for n, where in origins.items() if where == "tuned"],
         "weights from neither": [n for n, where in origins.items() if where == "neither"],
-        "the base is as it was": _same(weights[0], _get_weights(base)),
-        "the tuned model is as it was": _same(weights[1], _get_weights(tuned)),
-        "it shares weights with one of them": bool(data & given),
-        "it has hooks": has_hooks(made),
-        "its weights can be trained": any(w.requires_grad for w in made.parameters()),
+        "the base is unchanged": _same(weights[0], _get_weights(base)),
+        "the tuned model is unchanged": _same(weights[1], _get_weights(tuned)),
+        "the graft shares weights with a model": bool(data & given),
+        "the graft has hooks": has_hooks(made),
+        "the graft's weights can be trained": any(w.requires_grad for w in made.parameters()),
     }
 
 
@@ -177,7 +177,7 @@ def _delta_cases() -> Cases:
         "square, rank 3": case(5, 5, 3),
         "rank 0": case(4, 3, 0),
         "full rank": case(4, 3, 3),
-        "a rank above the full one": case(4, 3, 9),
+        "a rank above the full rank": case(4, 3, 9),
         "float64": case(4, 5, 2, torch.float64),
         "rank below 0": case(4, 3, -1),
     }

@@ -44,11 +44,11 @@ def _sentiment_cases() -> Cases:
     short = "this film was dull"
     texts = [long, other, middle, short]
     return {
-        "texts of unequal length": {"texts": texts, "positive": 1},
-        "texts of one length": {"texts": [long, long.replace("dull", "fine")], "positive": 1},
+        "texts of different lengths": {"texts": texts, "positive": 1},
+        "texts of equal length": {"texts": [long, long.replace("dull", "fine")], "positive": 1},
         "a single text": {"texts": [short], "positive": 1},
         "the other class": {"texts": texts, "positive": 0},
-        "another order": {"texts": texts[::-1], "positive": 1},
+        "a different order": {"texts": texts[::-1], "positive": 1},
         "cut at 6 tokens": {"texts": texts, "positive": 1, "max_length": 6},
     }
 
@@ -87,10 +87,10 @@ def _backward_cases() -> Cases:
 
     return {
         "three words": case(1, 2, 3, 5),
-        "words that cannot come": case(1, 3, 3, 4, zeros=True),
-        "as many states at each position": case(3, 3, 3),
+        "words with probability 0": case(1, 3, 3, 4, zeros=True),
+        "equally many states at each position": case(3, 3, 3),
         "one word": case(1, 4),
-        "nothing to come": case(3),
+        "a finished text": case(3),
     }
 
 
@@ -103,9 +103,9 @@ def _observe_backward(fn: Answer, final: Any, probability: list, successor: list
 
 def _group_cases() -> Cases:
     groups = {
-        "two groups in turn": [0, 1, 0, 1, 0, 1],
+        "two alternating groups": [0, 1, 0, 1, 0, 1],
         "one group": [0, 0, 0, 0],
-        "groups of unequal size": [2, 0, 2, 0, 2, 2, 0],
+        "groups of different sizes": [2, 0, 2, 0, 2, 2, 0],
         "a large group number": [70, 3, 3, 70, 70],
         "pairs": [0, 0, 1, 1],
     }
@@ -118,10 +118,10 @@ def _group_cases() -> Cases:
 
 def _grpo_cases() -> Cases:
     cases = _group_cases()
-    ordinary = cases["two groups in turn"]
+    ordinary = cases["two alternating groups"]
     return cases | {
         "a group of one": {"rewards": torch.tensor([1.0, 2, 5]), "group": torch.tensor([0, 0, 1])},
-        "rewards with hardly a spread": ordinary | {"rewards": 1e-3 * ordinary["rewards"]},
+        "nearly equal rewards": ordinary | {"rewards": 1e-3 * ordinary["rewards"]},
         "large eps": ordinary | {"eps": 0.5},
         "normalize_std=False": ordinary | {"normalize_std": False},
     }
@@ -139,7 +139,7 @@ def _cosine_cases() -> Cases:
         "an incomplete batch at the end": case(8, 3, 2),
         "a single batch": case(4, 4, 3),
         "batches of 1": case(3, 1, 4),
-        "rows of unequal length": rows | {"gradients": factors * rows["gradients"]},
+        "gradients of different lengths": rows | {"gradients": factors * rows["gradients"]},
     }
 
 
@@ -148,15 +148,15 @@ def _one_step_cases() -> Cases:
     discounted = draw(fn, SIZES, 8, {"gamma": 0.9, "rewards": Draws(9).normal(3, 4)}, ("mask",))
     return standard_cases(fn, large=large, spoil=("values",)) | {
         "a reward for each token, discounted": discounted,
-        "holes in the mask": discounted | {"mask": HOLES},
+        "gaps in the mask": discounted | {"mask": HOLES},
     }
 
 
 def _gae_cases() -> Cases:
     fn, names, factors = compute_gae, ("values", "token_rewards"), {"gamma": 0.9, "lam": 0.8}
     return standard_cases(fn, large=dict.fromkeys(names, 1e6), spoil=names, **factors) | {
-        "gamma and lam as by default": draw(fn, SIZES, 11),
-        "holes in the mask": draw(fn, SIZES, 12, factors) | {"mask": HOLES},
+        "default gamma and lam": draw(fn, SIZES, 11),
+        "gaps in the mask": draw(fn, SIZES, 12, factors) | {"mask": HOLES},
     }
 
 

@@ -80,7 +80,7 @@ def _memory_cases() -> Cases:
         "ordinary": (12, 3, 2, False),
         "one pass": (8, 2, 1, False),
         "one minibatch": (6, 1, 2, False),
-        "one sequence each": (6, 6, 2, False),
+        "one sequence per minibatch": (6, 6, 2, False),
         "padded prompts": (8, 2, 1, True),
     }
     names = ("batch", "count", "passes", "padded")
@@ -95,10 +95,10 @@ def _observe_memory(build: Answer, batch: int, count: int, passes: int, padded: 
     orders = [sum(rows[i : i + count], []) for i in range(0, len(rows), count)]
     return {
         "minibatches": len(parts),
-        "sequences in each": [len(part) for part in rows],
-        "each pass deals every sequence once": all(sorted(o) == [*range(batch)] for o in orders),
+        "sequences per minibatch": [len(part) for part in rows],
+        "each pass uses every sequence once": all(sorted(o) == [*range(batch)] for o in orders),
         "the order is shuffled": all(order != sorted(order) for order in orders),
-        "every pass has another order": len({tuple(o) for o in orders}) == len(orders),
+        "every pass has a new order": len({tuple(o) for o in orders}) == len(orders),
         "the generator decides the order": rows == [m.tokens[:, 0].tolist() for m in again],
         "rows of all tensors belong together": all(
             torch.equal(x[:, 0], m.tokens[:, 0].float())
@@ -119,9 +119,9 @@ WHOLE_REVIEW = (
 def _rollout_cases() -> Cases:
     return {
         "ordinary": {},
-        "batch of 2, rewards as they are": {"batch_size": 2, "normalize_reward": False},
+        "batch of 2, rewards not normalized": {"batch_size": 2, "normalize_reward": False},
         "in the second phase": {"phase": 1},
-        "cooler, and cut to the top 5": {"temperature": 0.7, "top_k": 5},
+        "lower temperature, top 5 tokens": {"temperature": 0.7, "top_k": 5},
         "texts that end early": {"prefix": WHOLE_REVIEW, "normalize_reward": False},
     }
 
@@ -130,11 +130,11 @@ def _scoring_cases() -> Cases:
     as_they_are = {"normalize_reward": False}
     return {
         **_rollout_cases(),
-        "rewards that are handed in": {"batch_size": 2, "raw": (3.0, -1.0), **as_they_are},
-        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "the KL is estimated": {"kl_estimator": "k3"},
-        "an estimated KL is in the rewards": {"kl_in": "reward", "kl_estimator": "k1"},
-        "greedy answers are the baseline": {"advantages": "remax", **as_they_are},
+        "raw_rewards are given": {"batch_size": 2, "raw": (3.0, -1.0), **as_they_are},
+        "KL in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
+        "estimated KL": {"kl_estimator": "k3"},
+        "estimated KL in the rewards": {"kl_in": "reward", "kl_estimator": "k1"},
+        "ReMax, with greedy rewards": {"advantages": "remax", **as_they_are},
     }
 
 
@@ -143,9 +143,9 @@ def _credit_cases() -> Cases:
         "ordinary": {},
         "one step ahead, rewards whitened": {"advantages": "one_step", "whiten_rewards": True},
         "texts that end early": {"prefix": WHOLE_REVIEW},
-        "the KL is in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "answers are compared": {"advantages": "rloo", "samples_per_prompt": 2},
-        "greedy answers are the baseline": {"advantages": "remax", "normalize_reward": False},
+        "KL in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
+        "RLOO, two samples per prompt": {"advantages": "rloo", "samples_per_prompt": 2},
+        "ReMax, with greedy rewards": {"advantages": "remax", "normalize_reward": False},
     }
 
 
@@ -182,7 +182,7 @@ def _learning_cases() -> Cases:
         "ordinary": {},
         "one pass": {"batches_per_learning_phase": 1},
         "in the second phase": {"phase": 1},
-        "gradients cut short": {"max_grad_norm": 0.01},
+        "gradients clipped": {"max_grad_norm": 0.01},
         "the fourth minibatch is skipped": {**eight, "ratio_threshold": 1.003},
         "the phase ends after five steps": {**eight, "target_kl": 0.0005},
     }
@@ -236,12 +236,12 @@ def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
     stored = stored_dashboards()
     answers = {kind: [fn(numbers) for numbers in stored[kind]] for kind in kinds}
     if not all(isinstance(answer, bool) for kind in kinds for answer in answers[kind]):
-        return {"it answers True or False": False}
-    facts: dict[str, Any] = {"it answers True or False": True}
+        return {"it returns True or False": False}
+    facts: dict[str, Any] = {"it returns True or False": True}
     for kind in ("healthy", *sorted(set(kinds) - {"healthy"})):
-        where = "nothing is wrong" if kind == "healthy" else kind
+        where = "nothing is broken" if kind == "healthy" else kind
         facts[f"it goes off, of {len(answers[kind])}, where {where}"] = sum(answers[kind])
-    return facts | {"the numbers are left as they are": stored == stored_dashboards()}
+    return facts | {"the numbers are unchanged": stored == stored_dashboards()}
 
 
 EXERCISES = (

@@ -51,9 +51,9 @@ def _tilt_cases() -> Cases:
     pair = lambda tensors: dict(zip(("chances", "rewards"), tensors, strict=True))
     return {
         "four outcomes": case(4),
-        "a dear nat": case(5, beta=3.0),
+        "a large beta": case(5, beta=3.0),
         "several rows": case(3, 4),
-        "rewards a thousand times the price": case(4, beta=1e-3, scale=2.0),
+        "rewards much larger than beta": case(4, beta=1e-3, scale=2.0),
         "one outcome": case(1),
         "an impossible outcome with the highest reward": pair(impossible) | {"beta": 0.5},
         "half precision": pair(half) | {"beta": 0.5},
@@ -77,7 +77,7 @@ def _backup_cases(**given: float) -> Cases:
         "three states, four words": case(3, 5, 4),
         "one state": case(1, 4, 6),
         "values far from 0": case(3, 5, 4, scale=2e3),
-        "a word that cannot come would lead to great riches": unreachable,
+        "a word with probability 0 leads to a high reward": unreachable,
     }
 
 
@@ -100,7 +100,7 @@ def _budget_cases() -> Cases:
         "a fair coin": {"solve": _two_outcomes(1.0), "kl": 0.1},
         "a budget near the largest KL": {"solve": _two_outcomes(1.0), "kl": 0.69},
         "a small budget": {"solve": _two_outcomes(3.0), "kl": 1e-4},
-        "a budget that no beta has": {"solve": _two_outcomes(1.0), "kl": 5.0},
+        "a KL that no beta has": {"solve": _two_outcomes(1.0), "kl": 5.0},
     }
 
 
@@ -109,8 +109,8 @@ def _observe_budget(fn: Answer, solve: Solve, kl: float) -> dict[str, Any]:
         try:
             fn(solve, kl)
         except ValueError:
-            return {"a budget that no beta has raises ValueError": True}
-        return {"a budget that no beta has raises ValueError": False}
+            return {"a KL that no beta has raises ValueError": True}
+        return {"a KL that no beta has raises ValueError": False}
     beta = float(fn(solve, kl))
     return {
         "log of beta": torch.tensor(beta).log(),

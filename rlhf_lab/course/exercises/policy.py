@@ -30,7 +30,7 @@ def _draw_cases() -> Cases:
         "ordinary": drawn(6, 5),
         "other sizes": drawn(9, 12),
         "batch of 1": drawn(1, 5),
-        "one distribution, several numbers": from_probs(probs, 0.05, 0.3, 0.55, 0.95),
+        "one distribution, several random numbers": from_probs(probs, 0.05, 0.3, 0.55, 0.95),
         "a token of probability 0 first, noise 0": from_probs([0.0, 0.5, 0.5], 0.0, 0.3, 0.7),
         "tokens of probability 0": from_probs([0.5, 0.0, 0.0, 0.5, 0.0], 0.2, 0.7, 0.999),
         "probabilities that add up to 0.9": from_probs(too_small, 0.09, 0.48, 0.79, 0.95),
@@ -115,12 +115,12 @@ def _fraction_cases() -> Cases:
 
     no_effect = dict(zip(("clean", "corrupted", "patched"), draws.normal(3, 50), strict=True))
     return {
-        "a part of it": case(0.6),
+        "partly recovered": case(0.6),
         "the effect is negative": case(0.4, effect=-1.5),
-        "more than all of it": case(1.3, spread=0.5),
-        "the wrong way": case(-0.4, spread=0.5),
+        "more than fully recovered": case(1.3, spread=0.5),
+        "the opposite effect": case(-0.4, spread=0.5),
         "many sequences": case(0.6, n=400),
-        "clean and corrupted differ by chance alone": no_effect,
+        "clean and corrupted differ only by chance": no_effect,
         "another level": case(0.6) | {"level": 0.5},
     }
 
@@ -151,7 +151,7 @@ def _observe_fraction(
 
 def _in_words(width: float) -> str:
     if 0.85 <= width <= 1.18:
-        return "as a bootstrap's"
+        return "as wide as a bootstrap's"
     if width < 0.85:
         return "too narrow" if width > 0.6 else "far too narrow"
     return "too wide" if width < 1.7 else "far too wide"

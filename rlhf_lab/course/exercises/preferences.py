@@ -34,7 +34,7 @@ def _rater_cases() -> Cases:
         "a fifth of the labels flipped": case(400, flip_rate=0.2),
         "both": case(400, temperature=0.5, flip_rate=0.3),
         "all labels flipped": case(200, flip_rate=1.0),
-        "gaps of thousands": case(100, scale=1e4, flip_rate=0.1),
+        "very large gaps": case(100, scale=1e4, flip_rate=0.1),
         "one pair": case(1),
     }
 
@@ -51,7 +51,7 @@ def _bradley_terry_cases() -> Cases:
         "one pair": case(1),
         "with a margin": case(5, margin=0.7),
         "a margin for each pair": case(3, margin=torch.tensor([0.0, 1.0, 2.5])),
-        "with centring": case(5, center_coef=0.1),
+        "with centering": case(5, center_coef=0.1),
         "with both": case(5, margin=0.5, center_coef=0.3),
         "far apart": case(4, scale=1e3),
         "half precision": _halves(case(4)),
@@ -68,9 +68,9 @@ def _calibration_cases() -> Cases:
 
     return {
         "60 pairs, 5 bins": case(60, 5),
-        "a number that does not divide": case(17, 4),
+        "pairs that don't divide evenly into bins": case(17, 4),
         "one bin": case(9, 1),
-        "a sure judge": case(40, 4, scale=8.0),
+        "a confident judge": case(40, 4, scale=8.0),
         "as many bins as pairs": case(5, 5),
     }
 
@@ -93,7 +93,7 @@ def _best_of_n_cases() -> Cases:
         "the best of 2 of 5": case(1, 5, 2),
         "two rows": case(2, 6, 3),
         "the best of 1": case(2, 4, 1),
-        "all of them": case(1, 5, 5),
+        "the best of all": case(1, 5, 5),
         "equal rewards": {"rewards": ties, "n": 3},
         "512 of 4,000": case(1, 4000, 512),
         "one sample": case(1, 1, 1),
@@ -123,7 +123,7 @@ def _dpo_cases() -> Cases:
     return {
         "five pairs": case(5, 0.5),
         "one pair": case(1, 2.0),
-        "labels that may be wrong": case(5, 0.5, label_smoothing=0.2),
+        "with label smoothing": case(5, 0.5, label_smoothing=0.2),
         "far from the reference": case(4, 1.0, away=2e3),
         "IPO": case(5, 0.4, kind="ipo"),
         "half precision": _halves(case(3, 0.7)),
@@ -140,7 +140,7 @@ def _implicit_cases() -> Cases:
     return {
         "five texts": case(5, 0.5),
         "one text": case(1, 4.0),
-        "log-probabilities of thousands": case(3, 0.1, away=4e3),
+        "very large log-probabilities": case(3, 0.1, away=4e3),
         "half precision": _halves(case(3, 0.7)),
     }
 
@@ -154,8 +154,8 @@ def _lora_cases() -> Cases:
         "a matrix": case(12, 5),
         "a square matrix": case(6, 6, rank=3),
         "rank 1": case(8, 4, rank=1, alpha=1.0),
-        "a weight by head": case(2, 8, 3),
-        "inputs by head": case(4, 3, 8, by_head=True),
+        "a weight with a head axis": case(2, 8, 3),
+        "inputs with a head axis": case(4, 3, 8, by_head=True),
     }
 
 
@@ -167,21 +167,21 @@ def _observe_lora(build: Answer, weight: Tensor, **settings: Any) -> dict[str, A
         return facts
     if not facts["A"].any() and facts["B"].any():  # one mistake, whatever the noise is
         return facts | {"B": "not 0"}
-    facts["the weight at first"] = adapter(weight.clone()).detach()
+    facts["the initial weight"] = adapter(weight.clone()).detach()
     with torch.no_grad():
         adapter.B.copy_(Draws(1).normal(*adapter.B.shape))
     changed = adapter(weight)
     facts |= {
         "delta": adapter.delta().detach(),
-        "the weight with its change": changed.detach(),
+        "the weight plus its change": changed.detach(),
         "the weight itself afterwards": weight.clone(),
     }
     adapter.merged = before + 1
-    facts["with merged there and gradients on"] = adapter(before.clone()).detach()
+    facts["with a merged weight, gradients on"] = adapter(before.clone()).detach()
     with torch.no_grad():
-        facts["with merged there and gradients off"] = adapter(before.clone())
+        facts["with a merged weight, gradients off"] = adapter(before.clone())
     adapter.merged, adapter.enabled = None, False
-    facts["the weight while off"] = adapter(before.clone()).detach()
+    facts["the weight while disabled"] = adapter(before.clone()).detach()
     (changed * Draws(2).normal(*changed.shape)).sum().backward()
     for name, factor in (("A", adapter.A), ("B", adapter.B)):
         facts[f"gradient of {name}"] = torch.zeros(1) if factor.grad is None else factor.grad

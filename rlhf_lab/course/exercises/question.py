@@ -57,7 +57,7 @@ def _interval_cases() -> Cases:
         "one seed": case(1),
         "80 %": case(4, level=0.8),
         "99 %": case(4, level=0.99),
-        "treated about a million, in float32": {"treated": apart + 1e6, "control": apart / 3 + 0.1},
+        "treated near a million, in float32": {"treated": apart + 1e6, "control": apart / 3 + 0.1},
     }
 
 
@@ -73,7 +73,7 @@ def _observe_interval(fn: Answer, **arguments: Any) -> dict[str, Any]:
 def _observe_claim(fn: Answer) -> dict[str, Any]:
     found = fn()
     if not isinstance(found, dict) or set(found) != CLAIM_PARTS:
-        return {"a dict with all of its parts, and no other": False}
+        return {"a dict with exactly the required keys": False}
     claim, refuted = str(found["claim"]).strip(), str(found["refuted by"]).strip()
     treated, control, seeds = found["treated"], found["control"], found["seeds"]
     are_settings = isinstance(treated, dict) and isinstance(control, dict)
@@ -83,23 +83,23 @@ def _observe_claim(fn: Answer) -> dict[str, Any]:
     known = fields <= set(RLHFArgs.__dataclass_fields__)
     effect, different = found["smallest effect"], set(map(str, seeds))
     return {
-        "a dict with all of its parts, and no other": True,
-        "the claim is a statement, no question": claim != "" and "?" not in claim,
+        "a dict with exactly the required keys": True,
+        "the claim is a statement, not a question": claim != "" and "?" not in claim,
         "the claim has a direction": bool(re.search(DIRECTION, claim, re.IGNORECASE)),
-        "what refutes it is not the claim again": refuted not in ("", claim),
-        "what refutes it names a number": bool(re.search(r"\d", refuted)),
+        "the refutation differs from the claim": refuted not in ("", claim),
+        "the refutation contains a number": bool(re.search(r"\d", refuted)),
         "the measure is a number of a phase's report": _is_measure(found["measure"]),
         "the direction is +1 or -1": found["direction"] in (1, -1),
         "treated and control set the same fields": same_fields,
         "they are not the same run": treated != control,
-        "they differ in one field alone": len(apart) <= 1,
-        "the seed is none of their fields": "seed" not in fields,
+        "they differ in only one field": len(apart) <= 1,
+        "the seed is not one of their fields": "seed" not in fields,
         "their fields are settings of a run": are_settings and known,
         "their values are allowed": not known or all(map(_can_be_run, (treated, control))),
         "the seeds are a list of integers": isinstance(seeds, list)
         and all(type(seed) is int for seed in seeds),
-        "there are three different seeds or more": len(different) >= 3,
-        "no seed counts twice": len(different) == len(seeds),
+        "there are at least three different seeds": len(different) >= 3,
+        "no seed is listed twice": len(different) == len(seeds),
         "the smallest effect is a number above 0": isinstance(effect, int | float) and effect > 0,
     }
 

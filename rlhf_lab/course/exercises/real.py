@@ -49,7 +49,7 @@ def _label_cases() -> Cases:
         "a fifth True": {"tokens": words, "share": 0.2},
         "four fifths True": {"tokens": words, "share": 0.8},
         "rows and columns": {"tokens": words.reshape(8, 5), "share": 0.5},
-        "ids far apart": {"tokens": spread, "share": 0.5},
+        "widely spaced ids": {"tokens": spread, "share": 0.5},
         "two words": {"tokens": torch.tensor([4, 9, 9, 9, 4, 9]), "share": 0.5},
     }
 
@@ -58,11 +58,11 @@ def _observe_labels(fn: Answer, tokens: Tensor, share: float) -> dict[str, Any]:
     draw = lambda seed: fn(tokens, torch.Generator().manual_seed(seed), share)
     first = draw(0)
     if not isinstance(first, Tensor):
-        return {"a tensor comes back": False}
+        return {"the function returns a tensor": False}
     facts: dict[str, Any] = {
-        "a tensor comes back": True,
+        "the function returns a tensor": True,
         "it has the shape of tokens": first.shape == tokens.shape,
-        "its numbers are True and False": first.dtype == torch.bool,
+        "its entries are True or False": first.dtype == torch.bool,
     }
     if not all(facts.values()):
         return facts
@@ -74,10 +74,10 @@ def _observe_labels(fn: Answer, tokens: Tensor, share: float) -> dict[str, Any]:
     state = torch.random.get_rng_state()
     facts |= {
         "a word has the same label everywhere": torch.equal(of_types[:, inverse], drawn),
-        "each word is now True, now False": varies,
-        "their number is not always the same": len(of_types.sum(1).unique()) > 1,
-        "the True words are not always those of the smallest ids": not by_id,
-        "one seed gives one drawing": torch.equal(first, draw(0)),
+        "each word's label varies over seeds": varies,
+        "the number of True words varies": len(of_types.sum(1).unique()) > 1,
+        "True words are not always those with the smallest ids": not by_id,
+        "the same seed gives the same labels": torch.equal(first, draw(0)),
         "no other random state is used": torch.equal(state, torch.random.get_rng_state()),
     }
     fraction = of_types.double().mean().item()
@@ -96,16 +96,16 @@ def _pair_cases() -> Cases:
     return {
         "a is larger": case(few + 0.5, few.flip(0)),
         "a is smaller": case(few.flip(0), few + 0.5),
-        "pairs far apart": case(shared + 0.6 + small, shared),
+        "pairs that differ a lot from each other": case(shared + 0.6 + small, shared),
         "few values, many ties": case(ties, 1 - ties.flip(0)),
         "all pairs agree, few draws": case(few + 1, few - torch.arange(7), 100),
         "alike": case(few, few.clone()),
         "one pair": case(torch.tensor([2.0]), torch.tensor([1.0])),
-        "one text decides": case(torch.tensor([0.1, 0.2, -0.3, 9.0, -0.1]), torch.zeros(5)),
+        "one large difference": case(torch.tensor([0.1, 0.2, -0.3, 9.0, -0.1]), torch.zeros(5)),
         "b is near 0": case(few + 0.4, torch.tensor([0.01, 1, 1, 1, 1, 1, -0.01])),
         "12 pairs": case(draws.normal(12) + 0.4, draws.normal(12)),
         "12 pairs, all one way": case(1 + draws.normal(12).abs(), torch.zeros(12), 100),
-        "no generator is given": case(few + 0.1, few.flip(0)) | {"is_seeded": False},
+        "without a generator": case(few + 0.1, few.flip(0)) | {"is_seeded": False},
     }
 
 
@@ -119,7 +119,7 @@ def _observe_pairs(
         return {"without a generator, every call has the same signs": fixed}
     found = fn(a, b, draws=draws, generator=torch.Generator().manual_seed(0))
     if not isinstance(found, float):
-        return {"a float comes back": False}
+        return {"the function returns a float": False}
     # any way to draw the signs is right: compared with the p-value over all combinations of signs
     differences = (a - b).double()
     signs = torch.cartesian_prod(*[torch.tensor([1.0, -1.0]).double()] * len(a)).view(-1, len(a))
@@ -128,7 +128,7 @@ def _observe_pairs(
     exact = (1 + draws * share) / (1 + draws)
     is_near = abs(found - exact) <= 5 * (share * (1 - share) / draws) ** 0.5 + 1e-6
     return {
-        "a float comes back": True,
+        "the function returns a float": True,
         "it is above 0": found > 0,
         "p-value": round(exact, 3) if is_near and found > 0 else found,
     }
@@ -143,13 +143,13 @@ def _claim_cases() -> Cases:
         return {"tuned": tuned + effect, "base": base, "control": control + of_control}
 
     return {
-        "a large rise, nothing in the control": case(64, 1.0, 0.0),
-        "a large fall, nothing in the control": case(64, -1.0, 0.0),
-        "as large a rise in the control": case(64, 1.0, 1.0),
-        "nothing anywhere": case(64, 0.0, 0.0),
-        "nothing in the run, a fall in the control": case(64, 0.0, -1.0),
-        "a rise in the control alone": case(64, 0.0, 1.0),
-        "the control rises nearly as much, not quite certainly": case(40, 0.14, 0.07),
+        "a large rise, no change in the control": case(64, 1.0, 0.0),
+        "a large fall, no change in the control": case(64, -1.0, 0.0),
+        "an equally large rise in the control": case(64, 1.0, 1.0),
+        "no change at all": case(64, 0.0, 0.0),
+        "no change in the run, a fall in the control": case(64, 0.0, -1.0),
+        "a rise in the control only": case(64, 0.0, 1.0),
+        "the control rises nearly as much, with some uncertainty": case(40, 0.14, 0.07),
         "a larger rise in the control": case(64, 0.5, 1.5),
         "a small rise, many texts": case(400, 0.15, 0.0, spread=0.6),
         "the same rise, few texts": case(20, 0.15, 0.0, spread=0.6),
@@ -160,9 +160,9 @@ def _claim_cases() -> Cases:
 def _observe_claim(fn: Answer, tuned: Tensor, base: Tensor, control: Tensor) -> dict[str, Any]:
     found = fn(tuned, base, control)
     if not isinstance(found, Claim):
-        return {"a Claim comes back": False}
+        return {"the function returns a Claim": False}
     return {
-        "a Claim comes back": True,
+        "the function returns a Claim": True,
         **_interval_facts("effect", found.effect, (tuned - base).double()),
         **_interval_facts("beyond_control", found.beyond_control, (tuned - control).double()),
         "holds": found.holds,

@@ -49,7 +49,7 @@ def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
         return {"the function returns a tensor": False}
     facts = {
         "the function returns a tensor": True,
-        "there is not just one number for all texts": together.ndim > 0,
+        "there is more than one number for all texts": together.ndim > 0,
         "the tensor has one axis": together.ndim == 1,
         "there is one number per text": together.shape[:1] == (len(texts),),
     }

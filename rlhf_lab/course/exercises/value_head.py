@@ -56,7 +56,7 @@ def _observe_forward(
     real = torch.ones_like(values).bool() if attention_mask is None else attention_mask
     facts = {
         "values": values.detach().masked_fill(~real, 0.0),
-        "logits are as without your hook": not is_whole or torch.allclose(logits, plain, atol=1e-5),
+        "logits are unchanged": not is_whole or torch.allclose(logits, plain, atol=1e-5),
         "logits": logits.detach().masked_fill(~real[..., None], 0.0),
         "hooks left behind": _count_hooks(model) - hooks_before,
         "calls of other hooks": calls,
