@@ -14,7 +14,7 @@
 #
 # **You will also be able to**
 # - find a hook point by its name, and know the shape of its activation;
-# - match each of a review's 26 generated tokens with the right one of its 29 values;
+# - assign the right one of a review's 29 values to each of its 26 generated tokens;
 # - measure how much a frozen transformer already knows about the reward.
 
 # %%
@@ -120,10 +120,10 @@ predictions.compare("the value head belongs on", hook_point, has_width[0])
 #
 # There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
 # which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, and it
-# does so at the end of the block, even if there was an error. Prefer the second way.
+# does so at the end of the block, even if there was an error. We recommend the second way.
 #
-# A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. Will the
-# logits be the same while this hook is registered?
+# A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. While it is
+# registered, will the logits be the same as before, or different?
 
 # %%
 silenced = "different"  # predict: "the same" or "different"
@@ -160,14 +160,14 @@ print("after the with block they are", "the same" if after.equal(before) else "s
 # torch call `function(hook_point, inputs, activation)` in every forward pass. The method returns a handle. If you use this
 # handle in a `with` statement, torch removes the hook at the end of the block.
 #
-# (If attaching the value head changes the logits, then your hook returns something, and that replaces the activation.)
+# (If the logits change when you attach the value head, your hook returns something, which then replaces the activation.)
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
 
 # %% [markdown]
-# Does the policy still compute the same logits as the model without a value head? And how large are the predicted values before
-# any training?
+# The next cell checks that the policy still computes the same logits as the model without a value head. How large are the
+# predicted values before any training?
 
 # %%
 first_values = "about 0"  # predict: "about 0", "about 1" or "anything"
@@ -193,7 +193,7 @@ predictions.compare("the first values are", first_values, kind)
 #
 # The policy outputs a value at every position. It is the value of the state *after* the token at this position, which is the
 # state in which the next token is chosen. PPO, however, needs the value of the state *before* each generated token. Write a
-# function that extracts these values. `prefix_len` is the number of tokens in the prompt.
+# function that selects these values. `prefix_len` is the number of tokens in the prompt.
 
 # %%
 from rlhf_lab.functional import generated_values  # exercise
@@ -224,14 +224,14 @@ show_table(
 print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values, atol=1e-5)))
 
 # %% [markdown]
-# The sampler computes its values token by token while it generates the review. Your slice comes from a single forward pass over
-# the finished review. Because the two agree, you know that your function picks the right positions. (If your values are off by
-# one token, you have probably taken the value *after* each token.)
+# The sampler computes its values token by token while it generates the review. Your values come from a single forward pass over
+# the finished review. Because the two agree, you know that your function selects the right positions. (If your values are off
+# by one token, you have probably taken the value *after* each token.)
 #
 # ## Training the head alone
 #
 # Now train the value head, but set `base_lr` to 0, so that the transformer does not change. This transformer was trained to
-# continue reviews, and has never seen a reward. How well can a value head predict the reward from its activations?
+# continue reviews, and has never been trained on a reward. How well can a value head predict the reward from its activations?
 #
 # To measure this, we use the *explained variance*. It is the fraction of the variance of the returns $G$ (the value head's
 # targets) that the values $V$ explain, from 0 (none of it) to 1 (all of it):
@@ -275,7 +275,7 @@ curves(
 #
 # Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue values are above 0,
 # and orange values are below 0 (hover over a word to see the number). The values are centered around 0 because the trainer
-# normalizes rewards to mean 0. Which words make the value head change its prediction?
+# normalizes rewards to mean 0. After which words does the value change the most?
 
 # %%
 rollout = trainer.rollout_phase()
@@ -298,8 +298,8 @@ colored(worst)
 
 # %% [markdown]
 # The value does not simply follow the opinion words: it is close to 0 after "superb" and "horrible", and far from 0 after "so",
-# "quite" and "i". One explanation is that a frozen transformer keeps the opinion in its last layer only where the opinion helps
-# to predict the next word, and the value head reads nothing but that layer.
+# "quite" and "i". One explanation is that a frozen transformer represents the opinion in its last layer only where this helps
+# to predict the next word, and that layer is the value head's only input.
 #
 # ## Your results
 
@@ -322,5 +322,5 @@ progress()
 #
 #   </details>
 #
-# Next: {lesson:the_objective}, in which values and rewards become one objective. If you want to know in which layer and after
-# which word the value can first be predicted, see the appendix {lesson:where_values_are_read}.
+# Next: {lesson:the_objective}, in which values and rewards become one objective. The appendix {lesson:where_values_are_read}
+# measures in which layer and after which word the value can first be predicted.

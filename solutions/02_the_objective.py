@@ -60,8 +60,8 @@ predictions = Predictions()
 over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored runs of other seeds
 
 # %% [markdown]
-# As before, `SETTINGS` specifies Reel, the tiny language of movie reviews, a two-layer transformer that was trained to generate
-# it, and a classifier that rewards positive reviews.
+# As before, you use Reel, a two-layer transformer that was trained to generate it, and a classifier that rewards positive
+# reviews.
 #
 # Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ is the policy
 # that generated the samples, and $\pi_\mathrm{ref}$ is the reference. $R$ is a review's reward, $V$ is the value head, and
@@ -69,8 +69,8 @@ over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored r
 #
 # ## A policy that has learned a little
 #
-# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. So let's first train for five
-# phases with the package's own functions.
+# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. Let's first train for five
+# phases with the package's functions.
 #
 # (4 s on one core)
 
@@ -130,7 +130,7 @@ from rlhf_lab.functional import get_logprobs  # given
 # %% [markdown]
 # The minibatch also stores log-probabilities, which the sampler computed token by token while it generated the reviews.
 # `get_logprobs` computes them in a single forward pass over the finished reviews. The policy has not been updated in between.
-# Are the two results equal, up to rounding?
+# Up to rounding, are the two results equal or different?
 
 # %%
 same_policy = "equal"  # predict: "equal" or "different"
@@ -146,8 +146,8 @@ predictions.compare(
 )
 
 # %% [markdown]
-# They are equal. This comparison catches many bugs, because an off-by-one index, a forgotten temperature or a forgotten top-k
-# would all make the two differ. The trainer makes the same comparison in every phase, and warns you if they differ.
+# They are equal. This comparison catches many bugs, such as an off-by-one index, a forgotten temperature or a forgotten top-k.
+# The trainer makes the same comparison in every phase, and warns you if the results differ.
 #
 # ## The KL penalty
 #
@@ -160,7 +160,7 @@ predictions.compare(
 from rlhf_lab.functional import kl_per_token  # given
 
 # %% [markdown]
-# Here is the KL in two of the reviews. The darker a token, the larger the KL in the state before it (hover to see the numbers).
+# Here is the KL at each token of two reviews. The darker a token, the larger the KL in the state before it (hover for numbers).
 
 # %%
 policy_logprobs = log_probs(logits, args.temperature)  # of the whole vocabulary
@@ -212,7 +212,7 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 #
 # **1. The gradient of an expected reward** is
 # $\nabla \mathbb{E}_{x \sim \pi}[R(x)] = \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$. In words:
-# make the tokens of a review more likely in proportion to its reward. This follows from $\nabla \pi = \pi \nabla \log \pi$, as
+# make a review's tokens more likely in proportion to its reward. This follows from $\nabla \pi = \pi \nabla \log \pi$, as
 # {lesson:rewards_and_credit} shows.
 #
 # **2. Advantages instead of rewards.** You may subtract a baseline such as $V(s_t)$ from the reward. On average this changes
@@ -223,7 +223,7 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 # longer the one that generated the samples. To correct for this, weight each token by the ratio
 # $r_t = \pi(a_t \mid s_t) / \pi_\mathrm{old}(a_t \mid s_t)$. Because
 # $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$, we can then maximize the mean of $r_t A_t$. At the
-# first step $r = 1$ and $\nabla r = \nabla \log \pi$, so this *is* the policy gradient.
+# first step, $r = 1$ and $\nabla r = \nabla \log \pi$, so this *is* the policy gradient.
 
 # %%
 from rlhf_lab.functional import policy_ratio  # given
@@ -244,7 +244,7 @@ from rlhf_lab.functional import calc_clipped_surrogate_objective  # exercise
 
 # %% [markdown]
 # Consider a single token whose advantage is negative (-1), but which has nevertheless become *more* likely (its ratio is 1.5).
-# If `clip_coef` is 0.2, is the gradient of this token's surrogate zero?
+# If `clip_coef` is 0.2, is the gradient of this token's surrogate zero or not?
 
 # %%
 ratio_high_advantage_negative = "not zero"  # predict: "zero" or "not zero"
@@ -280,11 +280,12 @@ curves(
 )
 
 # %% [markdown]
-# Wherever a curve is flat, the gradient is zero. The minimum makes the two curves asymmetric: if a token has a negative
-# advantage and has still become more likely, it has moved the wrong way, and PPO pulls it back no matter how far it went.
+# (Small marks show where your function was evaluated.) Wherever a curve is flat, the gradient is zero. The minimum makes the
+# two curves asymmetric: if a token has a negative advantage and has still become more likely, PPO pulls it back no matter how
+# far it went.
 #
-# Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0. So the surrogate is 0. Is
-# its gradient 0 as well?
+# Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0, so the surrogate is 0. Is
+# its gradient zero as well?
 
 # %%
 gradient_at_start = "not zero"  # predict: "zero" or "not zero"
@@ -373,12 +374,12 @@ predictions.compare(
 )
 
 # %% [markdown]
-# The two runs have the same rewards, so your terms *are* the trainer's, which sums them itself. If yours differ, start here:
+# The two runs have the same rewards, so your terms are the same as the trainer's. If your rewards differ, start here:
 #
 # | you see | look at |
 # |---|---|
 # | KL below 0 | the formula and the mask: the exact KL is never negative |
-# | KL above 0 before the first step | whether policy and reference read the same tokens: equal weights give exactly 0 |
+# | KL above 0 before the first step | whether policy and reference get the same tokens: with equal weights, the KL is exactly 0 |
 # | ratio is not 1 on the first minibatch | temperature, top-k, and off-by-one indices |
 # | the reward and the KL stay flat | the gradient norm, `clip_fraction`, and whether `kl_coef` is too high |
 
@@ -402,17 +403,17 @@ for coef, trained in trainers.items():
     print(f"kl_coef {coef}, one review: {after.raw_rewards[0].item():.2f}  {after.texts[0]}")
 
 # %% [markdown]
-# The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. Across three seeds,
-# the ranges do not overlap. In a run as short as this one, the penalty only costs reward. {Lesson:what_breaks_it} shows what
-# happens in a long run without a penalty. (Each mark is a single batch of 128 reviews, so the KL is noisy.)
+# The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. For each number, the
+# ranges over three seeds don't overlap. In a run as short as this one, the penalty only lowers the reward.
+# {Lesson:what_breaks_it} shows what happens in a long run without a penalty. (Each mark is a mean over only 128 reviews.)
 #
 # ### Why a clip *and* a KL penalty?
 #
-# They limit different distances. The clip is about *one phase*: how far can the policy move away from the policy that generated
-# this rollout before the samples become stale? It starts over with every rollout, so in a hundred phases the policy can end up
-# anywhere. The KL penalty is about *the whole run*: how far are we from the language we started with? But it does not know
-# whether *this* step is supported by *these* samples. Without the clip, a single minibatch can break the policy. Without the
-# penalty, many small and well-supported steps lead the policy to the one sentence that the classifier likes best.
+# They limit different distances. The clip applies to *one phase*: how far can the policy move away from the policy that
+# generated this rollout before the samples become stale? It starts over with every rollout, so in a hundred phases the policy
+# can end up anywhere. The KL penalty applies to *the whole run*: how far are we from the language we started with? But it
+# ignores whether the samples support a step. Without the clip, a single minibatch can break the policy. Without the penalty,
+# many small, well-supported steps lead the policy to the sentence that the classifier likes best.
 #
 # ## Your results
 
@@ -424,7 +425,7 @@ progress()
 # ## Try
 #
 # - **A bug on purpose.** Break one of your functions (for example, drop `kl_coef` from the KL penalty) and read the message of
-#   its check. Then pass the broken function to the trainer anyway. Which number in the trainer's report gives the bug away?
+#   its check. Then pass the broken function to the trainer anyway. Which number in the trainer's report reveals the bug?
 #
 # - **An entropy bonus.** Train with `ent_coef=0.1`. How does the bonus change the entropy and the reward?
 #
