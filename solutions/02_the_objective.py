@@ -60,8 +60,7 @@ predictions = Predictions()
 over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored runs of other seeds
 
 # %% [markdown]
-# As before, you use Reel, a two-layer transformer that was trained to generate it, and a classifier that rewards positive
-# reviews.
+# As before, you use Reel, a two-layer transformer that was trained to generate it, and a classifier as the reward.
 #
 # Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ is the policy
 # that generated the samples, and $\pi_\mathrm{ref}$ is the reference. $R$ is a review's reward, $V$ is the value head, and
@@ -281,8 +280,7 @@ curves(
 
 # %% [markdown]
 # (Small marks show where your function was evaluated.) Wherever a curve is flat, the gradient is zero. The minimum makes the
-# two curves asymmetric: if a token has a negative advantage and has still become more likely, PPO pulls it back no matter how
-# far it went.
+# two curves asymmetric: if a token with a negative advantage has become more likely, PPO pulls it back, however far it went.
 #
 # Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0, so the surrogate is 0. Is
 # its gradient zero as well?

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 The policy and its hooks
 #
-# By the end of this lesson, you will be able to find the attention head that carries a fact, by patching activations from one
-# text into another.
+# By the end of this lesson, you will be able to find the attention head that carries a fact, by patching activations between
+# texts.
 #
 # **You will also be able to**
 # - sample from a language model, and compute the log-probability of a text that was sampled elsewhere;
@@ -69,7 +69,7 @@ def word(token: int | Tensor) -> str:
 
 # %% [markdown]
 # To draw a word, all you need is a uniform random number $u$. Go through the words in order, add up their probabilities, and
-# stop at the first word at which the sum is *greater* than $u$. This way, each word is drawn with exactly its probability.
+# stop at the first word at which the sum is *greater* than $u$. This draws each word with exactly its probability.
 
 # %%
 from rlhf_lab.sampling import draw_token  # given
@@ -105,9 +105,8 @@ print(f"fraction of tokens that are equal: {same:.3f}")
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
-# To pick out the right entries, you can use `eindex`, which indexes by name: `eindex(logprobs, tokens, "b s [b s+1]")` is
-# `logprobs[b, s, tokens[b, s+1]]` for each row b and position s. `gather` works as well. Compute in float32 or better
-# (`at_least_float32`).
+# To select the right entries, use `eindex`, which indexes by name: `eindex(logprobs, tokens, "b s [b s+1]")` is `logprobs[b, s,
+# tokens[b, s+1]]` for each row b and position s. `gather` works as well. Compute in float32 (`at_least_float32`).
 
 # %%
 from rlhf_lab.functional import get_logprobs  # exercise
@@ -116,7 +115,7 @@ from rlhf_lab.functional import get_logprobs  # exercise
 # Many samplers exclude unlikely words. With `top_k=5`, for example, only the five most likely words can be drawn, and their
 # probabilities are rescaled to add up to 1. Your function does not take this into account. To see how much this matters, divide
 # the probability that your function computes for a review by the probability with which it was actually sampled. For a single
-# token, this ratio is a little below 1 on average. How large is it for a whole review (the median over all reviews)?
+# token, this ratio is a little below 1 on average. How large is the median ratio of a whole review?
 
 # %%
 quotient_of_a_review = "below 0.5"  # predict: "about 1", "0.5 to 0.9" or "below 0.5"
@@ -135,9 +134,9 @@ size = "about 1" if median > 0.9 else "0.5 to 0.9" if median > 0.5 else "below 0
 predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 
 # %% [markdown]
-# The ratio for a single token is 0.87 on average. But a review has 26 tokens, and its ratio is the product of the 26 token
-# ratios, so the median over reviews is only 0.009. In PPO, this ratio must be 1 before the first gradient step, so sampling and training
-# must use the same temperature and the same top-k.
+# The ratio for a single token is 0.87 on average. But a review's ratio is the product of its 26 token ratios, so the median
+# over reviews is only 0.009. In PPO, this ratio must be 1 before the first gradient step, so sampling and training must use the
+# same temperature and the same top-k.
 #
 # ## Hook points
 #
@@ -173,8 +172,8 @@ print(len(cache), "hook points in total")
 from rlhf_lab.diffing import logit_lens  # exercise
 
 # %% [markdown]
-# Reel's grammar gives us the exact probability of each next word, so we can measure how far the prediction decoded from each
-# layer is from the exact one, in nats:
+# From Reel's grammar, we know the exact probability of each next word. So we can measure how far the distribution decoded from
+# each layer is from the exact one. We measure this as a KL in nats:
 
 # %%
 PLACES = {"embedding": "blocks.0.hook_resid_pre"}
@@ -199,11 +198,11 @@ title = "log10 of KL(exact || lens) in nats, by layer and next word"
 heatmap(torch.stack(errors).clamp(min=1e-4).log10(), list(PLACES), slots[1:], title)
 
 # %% [markdown]
-# Each column is the *slot* of the next word. A review has three clauses, each with THE, ASP (an aspect such as "plot"), COP
-# ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0 reduces the KL the
-# most, from 261 to 3.8 nats. But a large KL does not mean that the information is missing, because early layers do not have to
-# use the unembedding's basis. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map
-# for each layer to correct for this.
+# Each column stands for the *slot* of the next word. A review has three clauses, each of which consists of THE, ASP (an aspect
+# such as "plot"), COP ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0
+# reduces the KL the most, from 261 to 3.8 nats. But a large KL does not mean that the information is missing, because early
+# layers do not have to use the unembedding's basis. A *tuned lens* (Belrose et al. 2023,
+# [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map for each layer to correct for this.
 #
 # ## Attention patterns
 #
@@ -225,9 +224,9 @@ words = [word(token) for token in example[0]]
 heatmaps(grids, words, words, "Attention patterns: each row reads the columns", 2, (0.0, 1.0))
 
 # %% [markdown]
-# Find the column of the first "wasn't". Several words attend to it, but at which of them does a head pick up the information
-# that the verdict depends on: at the adjective, at a later word before "i", or at "i" itself? And is the head that attends to
-# the copula *the most* also the head that carries the fact?
+# Find the column of the first "wasn't". Several words attend to it. At which of them does a head pick up the information that
+# the verdict depends on: at the adjective, at a later word before "i", or at "i" itself? And does the head that attends *most
+# strongly* to the copula also carry this information?
 
 # %%
 picked_up = "at the adjective"  # predict: "at the adjective", "in between" or "at i"
@@ -252,15 +251,15 @@ from rlhf_lab.diffing import patch_heads  # exercise
 
 # %% [markdown]
 # The *recovered fraction* is $f = (\mathrm{patched} - \mathrm{corrupted}) / (\mathrm{clean} - \mathrm{corrupted})$, where each
-# term is a mean over texts. It is 0 if the patch changes nothing, and 1 if the model behaves as if the text contained "was".
-# The function below also computes a 95 % interval with a *bootstrap*: it resamples the texts 2,000 times with replacement.
+# term is a mean over texts. It is 0 if the patch changes nothing, and 1 if the patched model behaves as if the text contained
+# "was". The function below also computes a 95 % interval with a *bootstrap*, which resamples the texts 2,000 times.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # given
 
 # %% [markdown]
-# The next cell uses your function as a hook, and measures the recovered fraction for any heads at any positions. The metric is
-# the mean logit of the three positive verbs minus the mean logit of the three negative verbs at "i", times the sign of the
+# The next cell uses your function in a hook. It can measure the recovered fraction for any heads at any positions. The metric
+# is the mean logit of the three positive verbs minus the mean logit of the three negative verbs at "i", times the sign of the
 # adjective. (In your own work, use `patch_activations` from `rlhf_lab.diffing`, which patches any activation.)
 
 # %%
@@ -311,8 +310,8 @@ title = "Recovered fraction by head and slot, first copula"
 heatmap(grid, names, columns, title, "diverging", (-1, 1))
 
 # %% [markdown]
-# The largest of many noisy estimates is usually an overestimate, so measure the best place again on 256 pairs that were not
-# used in the search. For comparison, the next cell also lists the three places with the most attention to the first copula.
+# The largest of many noisy estimates is usually an overestimate, so we measure the best place again on 256 pairs that were not
+# used in the search. For comparison, the next cell also lists the three places that attend most strongly to the first copula.
 
 
 # %%
@@ -351,8 +350,8 @@ predictions.compare("the largest attention carries it", largest_attention_carrie
 #
 # At ASP 2, the MLP of block 0 has access to both the adjective and the copula. The verdict depends on their combination, the
 # *polarity* ("good" with "wasn't" is negative). Is there a single neuron whose activation separates the two polarities
-# perfectly? To measure this, use the *AUC*, the probability that a random text of positive polarity has a larger activation
-# than a random text of negative polarity. An AUC of 0.5 is no better than guessing, and an AUC of 0 or 1 is perfect.
+# perfectly, before or after the GELU? To measure this, we use the *AUC*, the probability that a random text of positive
+# polarity has a larger activation than a random text of negative polarity. An AUC of 0.5 means guessing, and 0 or 1 is perfect.
 
 # %%
 perfect_neuron = "nowhere"  # predict: "nowhere", "before the GELU" or "only after the GELU"
@@ -386,7 +385,7 @@ curves(points, title, "input of the GELU", "output")
 # How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
 # is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next
 # to "bad, was", so their outputs are nearly equal, and the "perfect" separation depends on a tiny difference. Does the model
-# use this difference? To find out, patch this neuron alone, then the whole MLP, and then heads of block 0 at other positions:
+# use this difference? To find out, we patch this neuron, the whole MLP, and heads of block 0 at several positions:
 
 # %%
 z, here, n_heads = "blocks.0.attn.hook_z", slice(at, at + 1), range(model.cfg.n_heads)
@@ -402,16 +401,17 @@ measured = patch(model, fresh, 0, places)
 show_table(["patched", "recovered fraction"], [[name, str(f)] for name, f in measured.items()])
 
 # %% [markdown]
-# Patching the whole MLP at ASP 2 recovers a fraction of 1.09, but patching the perfect neuron recovers nothing. So even if you
-# can decode a fact from a neuron, the model may not use that neuron. Note also that the fractions do not add up. Patching head
-# 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words. Patching all heads after ASP 2 recovers 0.19, and patching all
-# heads at all positions recovers 1.00. The reason is that head 0 picks up the fact at three words, and its effect at the later
-# words depends on what it wrote at the first. So a fraction above 1 is not an error.
+# Patching the whole MLP at ASP 2 recovers a fraction of 1.09, but patching the perfect neuron recovers nothing. So a model may
+# not use a neuron even if you can decode a fact from it. Note also that the fractions do not add up. Patching head 0 recovers
+# 1.11 at ASP 2 and 0.13 at each of two later words. Patching all heads after ASP 2 recovers 0.19, and patching all heads at all
+# positions recovers 1.00. The reason is that head 0 picks up the fact at three words, and its effect at the later two words
+# depends on what it wrote at the first. So a fraction above 1 is not an error.
 #
 # ## Other seeds
 #
-# So far, you have looked at a single set of weights. The package contains two more models that were trained the same way with
-# different seeds. Repeat the search with them. Do all three models pick up the copula of the first clause at the same word?
+# So far, you have looked at a single set of weights. The package contains two more models that were trained in the same way
+# with different seeds. The next cell repeats the search. Do all three models pick up the first clause's copula at the same
+# word?
 #
 # (6 s on one core)
 
@@ -442,8 +442,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - At "i", does a head in layer 1 use what head 0 wrote at ASP 2? `patch_path` in `rlhf_lab.diffing` patches the output of one
-#   head into the input of another.
+# - At "i", does a head in layer 1 use what head 0 wrote at ASP 2? To find out, you can use `patch_path` from
+#   `rlhf_lab.diffing`, which patches the output of one head into the input of another.
 # - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare metrics for patching, and Heimersheim and
 #   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret the results.
 #

@@ -7,7 +7,7 @@
 # A review has 26 tokens, but it gets only one reward, after its last token. In the first half of this lesson, you compute the
 # exact contribution of each token, and derive the gradient that RLHF follows. In the second half, you estimate the
 # contributions with a value head. The choice of estimator matters: with a value head that has barely been trained, one-step
-# advantages keep only 2 to 4 % of the gradient.
+# advantages retain only 2 to 4 % of the true gradient.
 #
 # **You will also be able to**
 # - derive the policy gradient, and explain what a baseline may depend on;
@@ -65,8 +65,8 @@ over_seeds = SeedFigures("rewards_and_credit", SETTINGS)
 # that values can be computed exactly.
 #
 # One warning before we leave the classifier: texts of different lengths are padded to form a batch, and if you forget the
-# attention mask, the classifier treats the padding as text. The next cell shows what happens then. It cuts off 256 reviews at a
-# random word, and scores them in a batch with complete reviews, without passing the mask.
+# attention mask, the classifier treats the padding as text. The next cell shows how much this matters. It cuts off 256 reviews
+# at a random word, and scores them in one batch with complete reviews, without passing the mask.
 
 # %%
 model = load_model(args.base_model)
@@ -121,8 +121,8 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 from rlhf_lab.organism import backward_values  # exercise
 
 # %% [markdown]
-# Below is one review with the exact advantages of its tokens. (They are exact under the grammar, which the policy has learned
-# almost perfectly.) How many of its 26 tokens have a nonzero advantage? And what is the sum of all 26 advantages?
+# The next cell computes the exact advantages of one review's tokens. (They are exact under the grammar, which the policy has
+# learned almost perfectly.) How many of the 26 tokens have a nonzero advantage? And what is the sum of all 26 advantages?
 
 # %%
 tokens_that_matter = 6  # predict: a number from 0 to 26
@@ -227,10 +227,10 @@ from rlhf_lab.functional import rloo_advantages  # given
 from rlhf_lab.functional import grpo_advantages  # exercise
 
 # %% [markdown]
-# What is the effect of this division? Suppose you sample eight responses to a prompt, and each of them is right (reward 1) with
-# probability $p$. Let $p$ be controlled by a single logit, so that the true gradient is $p(1-p)$. Since there are only $2^8$
-# possible groups, we can compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every $p$. For
-# a hard prompt with $p = 0.1$, is GRPO's mean gradient smaller than the true gradient, the same, or larger?
+# What is the effect of dividing by the standard deviation? Suppose you sample eight responses to a prompt, and each of them is
+# right (reward 1) with probability $p$. If a single logit controls $p$, the true gradient is $p(1-p)$. Since there are only
+# $2^8$ possible groups, we can compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every
+# $p$. For a hard prompt with $p = 0.1$, is GRPO's mean gradient smaller than the true gradient, the same, or larger?
 
 # %%
 grpo_is = "larger"  # predict: "smaller", "the same" or "larger"
@@ -254,7 +254,7 @@ curves(gradients, title, "probability of a right response", y_label)
 
 # %% [markdown]
 # GRPO weights prompts by their difficulty: prompts that the policy almost always or almost never gets right count more than
-# prompts that it gets right half of the time. So it does not maximize the mean reward. (Dr. GRPO omits the division.)
+# prompts that it gets right half of the time. So GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
 #
 # ## GAE
 #
@@ -301,10 +301,10 @@ print("advantages:", [round(a, 2) for a in compute_gae(four, at_the_end, 1.0, 0.
 # - The last term also depends on the token, because the token affects which states come next. This term biases the *gradient*,
 #   and it has a factor of $1 - \lambda$.
 #
-# So why not always choose $\lambda = 1$? Because of noise: each token is then also credited with everything random that happens
-# after it. To see the trade-off, train value heads for 16, 64 and 1,024 steps on the frozen policy, and compute the correlation
-# between GAE and the exact advantages. Which $\lambda$ gives the highest correlation for the oldest head, which was trained for
-# 1,024 steps? (With the exact $V$, the best $\lambda$ is 0, and with a new head, it is 1.)
+# So why not always choose $\lambda = 1$? The reason is noise: each token is then also credited with everything random that
+# happens after it. To see the trade-off, the next cell trains a value head on the frozen policy, and after 16, 64 and 1,024
+# steps computes the correlation between GAE and the exact advantages. For the oldest head (1,024 steps), which $\lambda$ leads
+# to the highest correlation? (With the exact $V$, the best $\lambda$ is 0, and with a new head, it is 1.)
 #
 # (6 s on one core)
 
@@ -361,11 +361,11 @@ curves(lines, title, "lambda", "correlation over tokens")
 # ## What the optimizer sees
 #
 # The optimizer never sees advantages, only a gradient that is averaged over a batch. So what matters is how much of the true
-# gradient an estimator keeps. To measure this, project the estimator's mean gradient onto the true gradient. A fraction of 1
-# means that the estimator keeps all of it. Bias lowers this fraction, but noise does not. The cosine similarity between the
-# gradient of a single batch and the true gradient, on the other hand, is lowered by both bias and noise. On a batch of 1,024
-# reviews, one of these three estimators has a much lower cosine than the other two: the reward R itself, GAE with $\lambda = 0$
-# and the young head (trained for 16 steps), or GAE with $\lambda = 1$ and the young head. Which one is it?
+# gradient an estimator retains. To measure this, project the estimator's mean gradient onto the true gradient. A fraction of 1
+# means that the estimator retains all of it. Bias lowers this fraction, but noise does not. In contrast, bias and noise both
+# lower the cosine similarity between the gradient of a single batch and the true gradient. Consider three estimators: the
+# reward R itself, GAE with $\lambda = 0$ and the young head (trained for 16 steps), and GAE with $\lambda = 1$ and the young
+# head. On a batch of 1,024 reviews, one of them has a much lower cosine than the other two. Which one?
 #
 # (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes this gradient too
 # long, and the code corrects for this by comparing the gradients of two halves of the reviews.)
@@ -421,9 +421,9 @@ three = {name: cosine[name] for name in ("R", "GAE 0, young head", "GAE 1, young
 predictions.compare("far below on 1,024 reviews", far_away, min(three, key=three.get))
 
 # %% [markdown]
-# - **Bias.** With the young head, one-step advantages keep only 2 to 4 % of the gradient (three seeds), and GAE with
-#   $\lambda = 0.95$ keeps just over half of it. Using more reviews would not help, because averaging only removes noise. The
-#   unbiased estimators keep nearly all of the gradient.
+# - **Bias.** With the young head, one-step advantages retain only 2 to 4 % of the gradient (three seeds), and GAE with
+#   $\lambda = 0.95$ retains just over half of it. Using more reviews would not help, because averaging only removes noise. The
+#   unbiased estimators retain nearly all of the gradient.
 # - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages have the
 #   least noise and $R$ the most.
 # - **Both.** With the old head, GAE with $\lambda = 0.95$ loses some of the gradient. Yet for every seed, its cosine on 1,024
@@ -438,8 +438,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - In `backward_values`, replace the mean with the maximum. The result is the best reward that is still possible from each
-#   state. Plot it along a review.
+# - In `backward_values`, replace the mean with the maximum. The result is the highest reward that is still possible from each
+#   state. How does it change along a review?
 # - Estimate the value of a state as the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
 #   [2410.01679](https://arxiv.org/abs/2410.01679)), and use them in GAE. How many continuations do you need?
 #

@@ -4,9 +4,9 @@
 # By the end of this lesson, you will be able to compute the exact optimal policy for any KL penalty, and measure how
 # close PPO comes to it.
 #
-# How far should a policy move away from its reference? With a real language model, the only way to find out is to train
-# and see. Reel's grammar is so small that you can work out the answer instead: for every penalty strength there is
-# exactly one best policy. You will derive it, compute it token by token, and plot PPO next to it.
+# How far should a policy move away from its reference? With a real language model, the only way to find out is to train and
+# see. Reel's grammar is so small that you can compute the answer instead: for every penalty strength, there is exactly one best
+# policy. You will derive this policy, compute it token by token, and compare PPO with it.
 #
 # **You will also be able to**
 # - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust on a single token;
@@ -17,7 +17,7 @@
 #
 # | you see | look at | because |
 # |---|---|---|
-# | the reward stops short of what you know is possible | your run next to the frontier | the penalty is too strong, or you stopped training too early |
+# | the reward stays below what you know is possible | your run next to the frontier | the penalty may be too strong, or the run too short |
 # | KL grows late in the run although `kl_coef` is fixed | the standard deviation of the rewards | with normalized rewards, the same coefficient becomes a weaker penalty |
 # | two runs with the same `kl_coef` end at different KL | whether `kl_in` is `"loss"` or `"reward"` | the two placements have different optima |
 #
@@ -92,8 +92,8 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 # = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad \mathrm{KL}_t(s) = \sum_a \pi(a \mid s) \log
 # \frac{\pi(a \mid s)}{\mathrm{ref}(a \mid s)} \ge 0$$
 #
-# The second form is the *chain rule*: a review's KL is the sum of its tokens' KLs. This is what lets you find the token
-# at which a policy departs from its reference.
+# The second form is the *chain rule*: a review's KL is the sum of its tokens' KLs. This lets you find the tokens at which a
+# policy differs from its reference.
 #
 # `log_probs(logits)` returns log-probabilities over the whole vocabulary. A token with probability 0 gets -1e30 rather
 # than -inf, because 0 times -inf is nan. If the policy can sample a token that has probability 0 under the reference, the
@@ -104,11 +104,11 @@ print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 from rlhf_lab.functional import kl_per_token  # exercise
 
 # %% [markdown]
-# KL is not symmetric. To see what this means in practice, suppose the reference has two peaks, but the policy can only
-# have one. Which single peak minimizes the KL? In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$, each word is weighted by its
-# probability under the *policy*. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$, it is weighted by its probability under the
-# *reference*. RLHF uses the first. Will the best policy cover one peak or both? (The cell prints the probability of the
-# half that is less likely under this policy.)
+# KL is not symmetric. To see what this means in practice, suppose the reference has two peaks, but the policy can only have
+# one. Which single peak minimizes the KL? In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$, each word is weighted by its probability
+# under the *policy*. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$, it is weighted by its probability under the *reference*. RLHF
+# uses the first. Will the best policy cover one peak or both? (The cell splits the words into two halves, and prints this
+# policy's probability of the less likely half.)
 
 # %%
 policy_side = "one peak"  # predict: "one peak" or "both peaks"
@@ -157,15 +157,15 @@ curves(drawn, "The closest single peak", "word", "probability")
 # - **k2** $= d^2 / 2$. For small $d$ it is almost the same as k3. Its mean is not the KL, but it comes close when $d$ is
 #   small.
 #
-# These three are all you need to implement; the package itself also accepts other kinds.
+# You only need to implement these three; the package also accepts other kinds.
 
 # %%
 from rlhf_lab.functional import kl_estimate  # exercise
 
 # %% [markdown]
-# Let's compare the estimators on a reference over 1,000 words, with one policy close to it and one far from it. The
-# cell samples many words from each policy. For the policy close to the reference, k3 has a smaller standard deviation
-# than k1. Which of the two has the smaller standard deviation for the policy far from the reference?
+# Let's compare the estimators on a reference over 1,000 words, with one policy that is close to it and one that is far from it.
+# The cell samples many words from each policy. For the close policy, k3 has a smaller standard deviation than k1. Which of the
+# two has the smaller standard deviation for the policy that is far away?
 
 # %%
 smaller_spread_far = "k1"  # predict: "k1" or "k3"
@@ -231,9 +231,9 @@ series = {"reference": chances.tolist()} | {f"beta {beta}": row for beta, row in
 bars(names, series, "The best policy over four endings", "probability")
 
 # %% [markdown]
-# When the penalty is weak, the ending with the highest reward becomes the most likely one, even though the reference
-# hardly ever uses it. With a medium penalty, "i loved it" is the most likely one, because its reward is nearly as high
-# and it costs less KL.
+# When the penalty is weak, the ending with the highest reward becomes the most likely one, even though the reference hardly
+# ever uses it. With a medium penalty, "i loved it" is the most likely one, because its reward is nearly as high and choosing it
+# costs less KL.
 #
 # ## Token by token
 #
@@ -279,9 +279,9 @@ print(f"reward by tilting whole reviews: {whole:.4f}")
 # %% [markdown]
 # ## Where the optimal policy uses its KL
 #
-# At $\beta = 0.3$ the optimal policy is about half a nat per review away from the reference. A review has three clauses,
-# each with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which of
-# these words accounts for most of the KL?
+# At $\beta = 0.3$ the optimal policy is about half a nat per review away from the reference. A review has three clauses, each
+# with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which of the words
+# below accounts for most of the KL?
 
 # %%
 most_of_it = "first adjective"  # predict: "first adjective", "last adjective" or "verdict"
@@ -353,10 +353,10 @@ print(f"beta for 0.5 nats: {best_at_budget(solve, 0.5):.3f}")
 # %% [markdown]
 # ## PPO next to the optimum
 #
-# For a fair comparison, `kl_coef` has to be the $\beta$ of the formula. By default it isn't, because the trainer
-# normalizes rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization
-# off. It also puts the KL into each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are
-# unbiased. Will the last phases of this run be below the frontier, on it, or above it?
+# For a fair comparison, `kl_coef` has to be the $\beta$ of the formula. By default it isn't, because the trainer normalizes
+# rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization off. It also
+# subtracts the KL from each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are unbiased. In
+# the last phases, will this run be below the frontier, on it, or above it?
 #
 # (14 s on one core)
 
@@ -397,21 +397,20 @@ top = final_rewards > final_rewards.max() - 1e-6
 print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.3f} nats")
 
 # %% [markdown]
-# PPO stays below the frontier: in its last phases, this run's reward is 0.080 below it. We also trained longer runs
-# beforehand, for 40 phases with each of five values of $\beta$. At $\beta = 1$ and 0.3, PPO uses about as much KL as
-# the optimum, but gets a lower reward. At 3, 0.1 and 0.03, it uses more KL than the optimum. For example, at 0.03 the
-# optimum uses 0.846 nats, while PPO uses 1.301 to 1.622. Even the highest possible reward only costs 1.285 nats, which
-# is the KL you get by restricting the reference to the reviews with that reward. Any KL beyond that is wasted. Note
-# that these numbers don't show *why* PPO stays below the frontier.
+# PPO stays below the frontier: in its last phases, this run's reward is 0.080 below it. We also stored longer runs of 40
+# phases, with five values of $\beta$. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum, but gets a lower
+# reward. At 3, 0.1 and 0.03, it uses more KL than the optimum. For example, at 0.03 the optimum uses 0.846 nats, while PPO uses
+# 1.301 to 1.622. Even the highest possible reward only costs 1.285 nats: this is the KL of the reference restricted to reviews
+# with that reward. Any KL beyond 1.285 nats is wasted. Note that these numbers don't show *why* PPO stays below the frontier.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because
 # this penalty ignores how a word affects the KL of later words. The appendix {lesson:kl_placements} computes this optimum.
 #
 # ## Best of n
 #
-# The simplest method of all needs no training. *Best-of-n sampling* samples n reviews and keeps the best one. Its KL is
-# at most $\log n - \frac{n-1}{n}$. If several reviews have the same reward, the KL is smaller, because the method has
-# no preference among them. How far is best-of-n sampling from the frontier?
+# The simplest method of all needs no training. *Best-of-n sampling* samples n reviews and keeps the best one. Its KL is at most
+# $\log n - \frac{n-1}{n}$. If several reviews have the same reward, the KL is smaller, because the method has no preference
+# among them. The next cell compares best-of-n sampling with the frontier:
 
 # %%
 rows = []
@@ -421,10 +420,10 @@ for p in best_of_n(reference, true_reward, (2, 4, 8, 16, 64)):
 show_table(["n", "reward", "frontier there", "KL", "log n - (n-1)/n"], rows)
 
 # %% [markdown]
-# Best-of-n sampling also stays below the frontier. With n = 4, for example, its reward is 0.932, while the frontier
-# reaches 0.957 at the same KL. (With n = 16 and 64, both print as 0.999.) The reason is that best-of-n sampling only
-# uses which review is the best, not how much better it is. As n grows, its KL levels off at 1.285 nats while the bound
-# keeps rising: once every review that it keeps has the highest reward, a larger n changes nothing.
+# Best-of-n sampling also stays below the frontier. With n = 4, for example, its reward is 0.932, while the frontier reaches
+# 0.957 at the same KL. (With n = 16 and 64, both print as 0.999.) The reason is that best-of-n sampling only takes into account
+# which review is the best, not how much better it is. As n grows, its KL levels off at 1.285 nats while the bound keeps rising:
+# once every review that it keeps has the highest reward, a larger n changes nothing.
 #
 # ## Your results
 
@@ -437,8 +436,8 @@ progress()
 #
 # - What is the optimal policy for the reward you wrote in {lesson:start}? Before you compute it, write down three
 #   sentences that you expect $\pi^*$ to produce at a `kl_coef` of 0.3, and three at 0.01.
-# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy
-#   improves, its rewards become more similar. How does this affect the penalty?
+# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy improves, its
+#   rewards become more similar. How does this change the effective penalty?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y axis.
 #
 # To read more, see Korbak et al. 2022 on RL with KL penalties as Bayesian inference

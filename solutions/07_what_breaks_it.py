@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 What breaks RLHF
 #
-# By the end of this lesson, you will be able to find out when the true reward falls while the reward rises, derive why
-# this happens, and measure how much of a run's KL was wasted.
+# By the end of this lesson, you will be able to predict when the true reward falls while the reward rises, explain why,
+# and measure how much of a run's KL was wasted.
 #
 # A *proxy* is the reward that a policy trains on. The *true reward* is what you actually want. On Reel, that is the
 # exact probability that a review is meant positively, and 0 for a text that isn't a review at all. Outside of Reel,
@@ -10,7 +10,7 @@
 #
 # **You will also be able to**
 # - compute the slope of the true reward along the optimal policies, and predict its sign;
-# - compute how much of a run's KL didn't raise the true reward;
+# - compute how much of a run's KL was not needed to reach its true reward;
 # - diagnose a bad run from its reward, KL and explained variance.
 #
 # **You need** {lesson:ppo} and {lesson:the_kl_penalty}.
@@ -20,7 +20,7 @@
 # | the reward is near its maximum | samples with a high reward | the reward model may never have been trained on such texts |
 # | reward and KL rise fast | a score that the policy is not trained on | far from the reference, the proxy and the goal differ |
 # | entropy stays the same, but texts become similar | distinct n-grams | entropy is measured at each state, not between texts |
-# | explained variance is high | whether the reward changes at all | a value head can also predict a policy that learns nothing |
+# | explained variance is high | whether the reward changes at all | a value head can also predict the rewards of a policy that learns nothing |
 
 # %%
 # first cell
@@ -99,7 +99,8 @@ def plot_run(reports, title: str, **more: list[float]):
 # ## A flaw that nobody planted
 #
 # On reviews, the bundled classifier agrees with the true reward. Let's train a policy on the classifier's score without
-# a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up?
+# a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up: with the reward,
+# below the reward, or even below its starting value?
 #
 # (14 s on one core)
 
@@ -164,7 +165,7 @@ for n in (1, 2, 3):
     print(f"distinct {n}-grams: {start:.3f} -> {end:.3f}, a fraction of {end / start:.2f}")
 
 # %% [markdown]
-# The longer the n-gram, the larger the drop. The policy still uses the same words, but it combines them in fewer ways.
+# The longer the n-grams, the larger the drop. The policy still uses most of the same words, but it combines them in fewer ways.
 #
 # ## Why the true reward falls
 #
@@ -177,10 +178,10 @@ for n in (1, 2, 3):
 #
 # $$\frac{d}{d\lambda} \mathbb{E}_\lambda[h] = \sum_x \pi_\lambda(x)\, \big(r(x) - \mathbb{E}_\lambda[r]\big)\, h(x) = \mathrm{Cov}_\lambda(h, r)$$
 #
-# If $h$ is the reward itself, this is a variance, so *the proxy never falls*. If $h$ is the true reward, it is a
-# covariance *over the texts that the policy generates now*. That is why you can't rely on a good correlation over the
-# reference's texts: later in training, the sign can be different. The KL is $\lambda \mathbb{E}_\lambda[r] - \log Z$, and
-# its derivative is $\lambda \mathrm{Var}_\lambda(r)$, so
+# If $h$ is the reward itself, this derivative is a variance, so *the proxy never falls*. If $h$ is the true reward, the
+# derivative is a covariance *over the texts that the policy currently generates*. That is why you can't rely on a high
+# correlation over the reference's texts: later in training, the covariance can have the opposite sign. The KL is
+# $\lambda \mathbb{E}_\lambda[r] - \log Z$, and its derivative is $\lambda \mathrm{Var}_\lambda(r)$, so
 #
 # $$\frac{d\, \mathbb{E}[h]}{d\, \mathrm{KL}} = \frac{\mathrm{Cov}_\lambda(h, r)}{\lambda\, \mathrm{Var}_\lambda(r)}$$
 
@@ -188,10 +189,10 @@ for n in (1, 2, 3):
 from rlhf_lab.functional import tilt_slopes  # exercise
 
 # %% [markdown]
-# Now let's look at a flaw that we planted. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$,
+# Now let's look at a flaw that we built in. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$,
 # where the logit is the true reward's. In other words, it takes a quarter of the sentiment's log odds, and adds 4 if
 # the word *popcorn* occurs. Over the reference's texts, its correlation with the true reward is 0.95. As the penalty
-# gets weaker, how does the optimal policy's true reward change?
+# gets weaker, does the optimal policy's true reward only go up, or does it also fall along the way?
 
 # %%
 true_reward_goes = "up"  # predict: "up", "up, down" or "up, down, up"
@@ -238,22 +239,21 @@ curves(
 # %% [markdown]
 # At first, a more positive sentiment is the cheapest way to a higher reward, so the true reward rises. Popcorn is rare
 # in the reference, so writing it costs more KL. But every review with popcorn, good or bad, has a higher reward than
-# the best review without it. Below some $\beta$, probability moves from praise to popcorn. In this mixture of texts,
-# those with the higher reward have the lower true reward, so the covariance is negative. Once nearly all texts contain
-# popcorn, sentiment is the only thing left to improve, and the true reward rises again.
+# the best review without it. Below some $\beta$, probability moves from praise to popcorn. In this mixture, texts with
+# a higher reward have a lower true reward, so the covariance is negative. Once nearly all texts contain popcorn,
+# sentiment is the only thing left to improve, and the true reward rises again.
 #
 # ## PPO on the flawed reward
 #
-# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and without normalization, so that
-# `kl_coef` is the $\beta$ of the formula. To find out how much of the KL was wasted, you compare the run with the
-# optimal policies *for the true reward*: the run's excess KL is its own KL minus the smallest KL that reaches the same
-# true reward.
+# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and without normalization, so that `kl_coef`
+# is the $\beta$ of the formula. To find out how much of the KL was wasted, you compare the run with the optimal policies *for
+# the true reward*: the run's *excess KL* is its KL minus the smallest KL with which the same true reward can be reached.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
-# Between phases 8 to 15 and the last 8 of the 40 phases, the reward goes up. What happens to the true reward?
+# From phases 8 to 15 to the last 8 of the 40 phases, the mean reward goes up. What happens to the mean true reward?
 #
 # (36 s on one core)
 
@@ -312,12 +312,12 @@ predictions.compare("in 40 phases, the true reward", forty_phases, found)
 plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_popcorn})
 
 # %% [markdown]
-# Between phases 8 to 15 and the last 8 phases, the reward rises from 0.84 to 0.95, while the true reward *falls* from
-# 0.97 to 0.93. The same happens with both of the other seeds. By the end, 81 % of the reviews contain popcorn, and 3.2
+# From phases 8 to 15 to the last 8 phases, the mean reward rises from 0.84 to 0.95, while the mean true reward *falls*
+# from 0.97 to 0.93. The same happens with the other two seeds. By the end, 81 % of the reviews contain popcorn, and 3.2
 # of the run's 3.8 nats were not needed to reach its true reward.
 #
-# During the first 15 phases PPO learns sentiment, and the run looks healthy. PPO approaches its reward's optimum only
-# slowly, so in this case, stopping early protects the true reward.
+# During the first 15 phases, PPO learns sentiment, and the run looks healthy. It only approaches the optimum slowly, so
+# in this case, stopping early protects the true reward.
 #
 # ## Kinds of flaws
 #
@@ -333,9 +333,9 @@ plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_po
 # - **adversarial**: somebody with a different goal knows the proxy and exploits it. This lesson has no example of it,
 #   since a policy has no goal other than its reward.
 #
-# In contrast, `smoothed` has no flaw: it ranks reviews exactly as the true reward does. The next cell solves for the
-# optimal policies at $\beta$ = 0.1 and 0.03. For how many of these four rewards is the optimal policy's true reward
-# lower at 0.03 than at 0.1?
+# In contrast, `smoothed` has no flaw: it ranks reviews exactly as the true reward does. The next cell computes the
+# optimal policies for `smoothed` and for the three flawed rewards, at $\beta$ = 0.1 and 0.03. For how many of these
+# four rewards is the optimal policy's true reward lower at 0.03 than at 0.1?
 
 # %%
 falls_for = 2  # predict: a number from 0 to 4
@@ -364,18 +364,18 @@ bars(
 )
 
 # %% [markdown]
-# A proxy that ranks texts correctly does no harm. With the regressional flaw, the true reward still rises, but reaching
-# it costs more KL than necessary. Only the causal flaw makes the true reward fall.
+# `smoothed`, which ranks texts correctly, does no harm. With the regressional flaw, the true reward still rises, but it
+# takes more KL than necessary. Only the causal flaw makes the true reward fall.
 #
-# These numbers underestimate the extremal flaw, because this optimum can only use texts of the grammar. A trained policy
-# has no such limit: a loop of one adjective scores higher than any review, and its true reward is 0. This is why you
-# should also plot the fraction of grammatical texts.
+# These numbers underestimate the extremal flaw, because these optimal policies only generate grammatical texts. A
+# trained policy has no such limit: a text that only repeats one adjective scores higher than any review, and its true
+# reward is 0. This is why you should also plot the fraction of grammatical texts.
 #
 # ## Symptoms
 #
-# Most bad runs simply have a bad setting. The table below shows four stored runs, each trained for 12 phases with three
-# seeds. One of the runs is healthy, and each of the others has one bad setting. The entries are means over the last
-# three phases, and show the range across the seeds. In which run does the value head fail to learn?
+# Most bad runs simply have a bad setting. The table below describes four stored runs, each trained for 12 phases with
+# three seeds. One of the runs is healthy, and each of the others has one bad setting. Each entry is a mean over the
+# last three phases, given as a range over the seeds. In which run does the value head fail to learn?
 
 # %%
 no_value_head = "A"  # predict: "A", "B", "C" or "D"
@@ -400,17 +400,16 @@ predictions.compare("the value head does not learn in", no_value_head, found)
 print(causes)
 
 # %% [markdown]
-# Run A has the highest reward but also the highest KL, because its `kl_coef` is 0. Run B learns nothing, and a fifth of
-# its tokens are clipped, because its `clip_coef` is 0.001. Run C is the healthy one. In run D, the explained variance
-# is 0, yet the policy still learns, although a little less than in run C. Note that you could not have found this
-# problem from the reward alone. {Lesson:debugging_ppo} has more bugs for you to find.
+# Run A has the highest reward, but also the highest KL, because its `kl_coef` is 0. Run B learns nothing, and a fifth
+# of its tokens are clipped, because its `clip_coef` is 0.001. Run C is the healthy one. In run D, the explained
+# variance is 0, yet the policy still learns, although its reward ends up a little lower than in run C. Note that the
+# reward alone would not reveal this problem. {Lesson:debugging_ppo} has more bugs for you to find.
 #
 # ## Blind tuning
 #
-# Now tune a run without knowing which reward it is trained on. The reward is drawn from five candidates, with your name
-# as the seed. You choose four fields within a budget of 1,536 reviews (`total_phases` times `batch_size`). On the
-# leaderboard, runs with a true reward of at least 0.9 come first, ordered by their excess KL. Will the run below rank
-# above the preset?
+# Now tune a run without knowing its reward, which is drawn from five candidates with your name as the seed. You choose
+# four settings, within a budget of 1,536 reviews (`total_phases` times `batch_size`). On the leaderboard, runs with a
+# true reward of at least 0.9 come first, ordered by their excess KL. Will the run below rank above the preset's runs?
 #
 # (5 s on one core)
 
@@ -424,8 +423,8 @@ found = "yes" if tuning.is_above_preset(tuned) else "no"
 predictions.compare("above the preset", above_preset, found)
 
 # %% [markdown]
-# Run the cell again with other values. What is holding the run back: too few phases, steps that are too small, or a
-# penalty that is too strong? When you are done, `tuning.reveal()` shows you the reward.
+# Run the cell again with different values. What is holding the run back: too few phases, steps that are too small, or a
+# penalty that is too strong? When you are done, `tuning.reveal()` shows you which reward it was.
 #
 # ## What surprised you
 
@@ -436,7 +435,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Design a reward that a neighbor can't hack in 20 phases.
+# Design a reward that a friend can't hack in 20 phases.
 #
 # For further reading, see Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization, and
 # Skalse et al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that can't be hacked.

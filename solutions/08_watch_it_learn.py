@@ -4,10 +4,9 @@
 # By the end of this lesson, you will be able to follow what a policy represents while it trains, and test whether the
 # model uses the information that a probe finds.
 #
-# A reward curve shows *that* a policy learns, but not what changes inside it. To see that, you train *probes* on its
-# activations: small classifiers that predict a property of the text. A probe tells you that information is present.
-# Whether the model uses it is a different question. To answer that one, you erase the information and observe the
-# behavior.
+# A reward curve shows *that* a policy learns, but not what changes inside it. To look inside, you train *probes* on its
+# activations: small classifiers that predict a property of the text. A probe tells you that information is present, but
+# not whether the model uses it. To find out, you erase the information and observe the behavior.
 #
 # **You will also be able to**
 # - attach probes to a run, and check that they don't change it;
@@ -90,10 +89,10 @@ for row in range(2):
     print("positive:" if positive[row] else "negative:", trainer.tokenizer.decode(text[row]))
 
 # %% [markdown]
-# Each position in a review has a name. `ADJ 2` is the adjective of the second clause, `ASP 2` its noun, `COP 2` "was" or
-# "wasn't", `ADV 2` its adverb, and `CONN 2` the "and" or "but" before that clause. `STOP`, `I`, `VERB`, `IT`, `END` and
-# `TAG` are the end of the review (". i loved it . thanks"). A number at a position describes the state *after* that
-# token. So at `I`, the model is just about to choose the verdict.
+# Each position in a review has a name. `ADJ 2` is the adjective of the second clause, `ASP 2` its noun, `COP 2` "was"
+# or "wasn't", `ADV 2` its adverb, and `CONN 2` the "and" or "but" before that clause. `STOP`, `I`, `VERB`, `IT`, `END`
+# and `TAG` are the end of the review (". i loved it . thanks"). All measurements at a position refer to the state
+# *after* that token. So at `I`, the model is just about to choose the verdict.
 #
 # A suite is a set of probes that record the same run. `Direction` fits a new probe for the label at every position, in
 # every recorded phase. `FrozenProbe` fits one probe at `I` in phase 0, and keeps using it in later phases.
@@ -116,7 +115,8 @@ print(f"{sum(c.ok for c in run.checks())} of {len(run.checks())} checks of the r
 
 # %% [markdown]
 # `Run` reads everything back from the run's folder, and checks identities that each record has to satisfy. Did the
-# probes change the run? To find out, train a twin without probes for two phases. How will its weights compare?
+# probes change the run? To find out, train a twin without probes for two phases, and compare its weights with those of
+# the first run after two phases. Will they be bitwise identical, nearly equal or different?
 
 # %%
 twin_weights = "bitwise identical"  # predict: "bitwise identical", "nearly equal" or "different"
@@ -144,10 +144,10 @@ predictions.compare("weights with and without probes", twin_weights, found)
 from rlhf_lab.probes.direction import fit_direction  # exercise
 
 # %% [markdown]
-# On reviews that it was not fitted to, how well does LDA at the last layer predict the hidden label at `I`? No
-# classifier can do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a
-# positive reviewer sometimes writes negative clauses. (In the table, "0 pre" is the embedding of "i", and "post" means
-# after a block's MLP.)
+# How well does LDA at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? No classifier can
+# do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive reviewer
+# sometimes writes negative clauses. Before training, is LDA as good as that? (In the table, "0 pre" is the embedding of "i",
+# and "post" means after a block's MLP.)
 
 # %%
 lda_accuracy = "as good as Bayes' rule"  # predict: "more than 2 points worse", "as good as Bayes' rule" or "better than it"
@@ -172,14 +172,13 @@ if truth is not None:
     predictions.compare("before training, lda at the last layer is", lda_accuracy, found)
 
 # %% [markdown]
-# Before training, LDA at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything
-# there is to know about the label. After training it is almost as good (0.93). The embedding contains no information
-# about the label.
+# Before training, LDA at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything there is to
+# know about the label. After training it is almost as good (0.93). The embedding contains no information about the label.
 #
 # Be careful with cosines. The LDA directions before and after training have a cosine of only 0.29. But even two LDA
 # fits to two halves of the *same* activations only have a cosine of 0.42. With dozens of dimensions, many directions
 # separate the classes, and small differences in the covariance decide which of them LDA returns. Before you conclude
-# that a direction has turned, compare two fits to the same data.
+# that a direction has turned, check how much two fits to the same activations differ.
 
 # %%
 heatmap(
@@ -197,9 +196,8 @@ heatmap(
 #
 # ### A probe from before training
 #
-# So far, we fitted a new probe in each phase. In practice, a monitor is often fitted only once. `FrozenProbe` keeps
-# using the difference of means from phase 0, together with its threshold. How accurate is it in the last phase,
-# compared with a newly fitted probe?
+# So far, we fitted a new probe in each phase, but in practice, a monitor is often fitted only once. `FrozenProbe` keeps using
+# the difference of means and the threshold from phase 0. In the last phase, how accurate is it, compared with a new probe?
 
 # %%
 frozen_probe = "more than 5 points worse"  # predict: "as good", "1 to 5 points worse" or "more than 5 points worse"
@@ -271,7 +269,7 @@ most = lambda x: "all of it" if x > 0.9 else "next to nothing" if x < 0.25 else 
 #
 # $$u \cdot (d - (a \cdot d)\, a) = u \cdot d \; \left(1 - \frac{\cos(a, d) \cos(a, u)}{\cos(d, u)}\right)$$
 #
-# How much of the gap is left after you ablate (remove) the LDA direction?
+# How much of the gap is left after you ablate (remove) the LDA direction: all of it, about half, or next to nothing?
 
 # %%
 left_without_lda = "all of it"  # predict: "all of it", "about half" or "next to nothing"
@@ -319,8 +317,9 @@ from rlhf_lab.probes.erasure import fit_leace  # exercise
 # and at *every* position up to `I`, because block 1 reads from all of them. This is known as amnesic probing (Elazar et
 # al. 2021, [2006.00995](https://arxiv.org/abs/2006.00995)).
 #
-# Two controls, repeated 20 times each, erase something else. One uses LEACE with shuffled labels, and the other ablates
-# random directions with the activations' covariance. How much of the gap is left after LEACE with the true labels?
+# There are two controls, which erase something else and are repeated 20 times each. One uses LEACE with shuffled
+# labels, and the other ablates random directions drawn with the activations' covariance. How much of the gap is left
+# after LEACE with the true labels?
 
 # %%
 gap_after_leace = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -377,23 +376,24 @@ bars(
 )
 
 # %% [markdown]
-# Compare LEACE with its control (shuffled labels), and the ablation of means with its own (random directions).
+# Compare LEACE with its control (shuffled labels), and the ablation of means with its control (random directions).
 #
 # - Ablating the LDA direction changes nothing, just as at the last layer, so it needs no control.
-# - With LEACE, the probe at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE
+# - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE
 #   with shuffled labels has neither effect. So the verdict depends on what a linear probe finds after block 0.
 # - Ablating the difference of means has the same effect as LEACE. But ablating a *random* direction leaves as little as
 #   39 % of the gap, without changing the accuracy. Ablating any direction with a large variance does damage, no matter
 #   what it represents. So without this control, the ablation would prove little.
 # - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinear
 #   information, but the verdict doesn't use it. So the label is *readable but not used*.
-# - Two more base models, pretrained on Reel with other seeds, show the same effect.
+# - Two more base models, pretrained on Reel with different seeds, show the same effect.
 #
 # ### Training with the label erased
 #
 # `trainer.intervene` changes activations throughout a run, both during sampling and during training. The next cell
 # trains a policy with the phase 0 eraser after block 0. As a control, it trains another one with an eraser that was
-# fitted to shuffled labels. Does a policy still learn to get a high reward while the label is erased?
+# fitted to shuffled labels. Does a policy still learn to get a high reward while the label is erased? (How does its
+# reward compare with the run without an eraser?)
 #
 # (15 s on one core)
 
@@ -421,8 +421,8 @@ found = found if rewards["label erased"] > reports[0].mean_reward + 0.05 else "n
 predictions.compare("the reward with the label erased is", reward_if_erased, found)
 
 # %% [markdown]
-# The reward is nearly as high as without an eraser (0.96 compared with 0.98). To write praise, the policy doesn't need to
-# know what the review contains.
+# The reward is nearly as high as without an eraser (0.96 compared with 0.98). A policy can write praise without knowing what
+# the review says.
 #
 # At the end of training, LDA reads the label after the eraser with an accuracy of 0.90. Has the policy found a way
 # around the eraser? No, because the accuracy is just as high for the policy that trained without an eraser. Training
@@ -431,8 +431,8 @@ predictions.compare("the reward with the label erased is", reward_if_erased, fou
 # If you erase the label in both policies, the one that was trained this way has the larger gap in all three seeds
 # (0.89, 1.52 and 2.09 nats, compared with 0.57, 0.70 and 0.87). Did it learn to use what the eraser leaves? This
 # experiment *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51
-# and -0.11), although its eraser only removes a shuffled label. A difference between two runs only counts as an effect
-# if it exceeds what an irrelevant change does.
+# and -0.11), although its eraser only removes a shuffled label. Don't call a difference between two runs an effect
+# unless it exceeds the difference that an irrelevant change makes.
 #
 # ## What surprised you
 
