@@ -12,29 +12,30 @@ METHODS = """\
 ## Methods on Reel
 
 PPO and the estimators that share its settings come closest to the exact optimum. Most published
-methods come nearly as close with the settings of their papers. The exceptions are ReMax, OPO and
-CISPO. CISPO has no KL penalty, and its policy stops writing grammatical reviews, which the
-classifier cannot notice because it was only trained on reviews.
+methods come nearly as close with the settings of their papers. ReMax and OPO fall short, and
+CISPO, which has no KL penalty, stops writing grammatical reviews altogether. The classifier
+cannot notice this, because it was only trained on reviews.
 
-Each dot is one seed of the preset `reel`: 20 phases of 256 reviews, with the classifier's reward.
-The distance is how far the policy's true reward, measured on 1,024 new samples, is below the
-highest true reward that is possible at the same KL. Rows in lower case are methods
-[as published](settings.md#methods), except that ReMax needed a lower learning rate. A row called
-"estimator" takes only the advantages from the method.
+Each dot is one training run of 20 phases with 256 reviews each, with the preset `reel` and the
+classifier's reward. The distance is how far the policy's true reward, measured on 1,024 new
+samples, is below the highest true reward that is possible at the same KL. Rows in lower case are
+[published methods](settings.md#methods), but ReMax is trained with a lower learning rate, because
+it diverges at the preset's. An "estimator" row only takes the advantages from its method, and
+keeps PPO's other settings.
 """
 
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
 
 PPO_NUMBERS = """\
-With PPO (the default of `train`), the true reward rises from {:.3f} to {}, at a KL of {} nats per
-review.
+With PPO, which is the default of `train`, the true reward rises from {:.3f} to {}, and the KL is
+{} nats per review.
 """
 
 VARIANT_NUMBERS = """\
-Adapters and an adaptive KL coefficient change little: averaged over the seven rows with PPO's
-settings, the true reward is {:.3f} with all weights and a fixed coefficient, {:.3f} with rank-8
-adapters on all matrices, {:.3f} with a controller that targets 1.2 nats per review, and {:.3f} with
-the two combined.
+Adapters and an adaptive KL coefficient make little difference. Averaged over the seven rows with
+PPO's settings, the true reward is {:.3f} by default, {:.3f} with rank-8 adapters on all matrices,
+{:.3f} with a KL controller that targets 1.2 nats per review, and {:.3f} with adapters and
+controller.
 """
 
 OPTIONS = """\
@@ -45,15 +46,15 @@ defined in `benchmarks/results/settings.py`.
 LOOPHOLE = """\
 ## A planted loophole
 
-PPO learns sentiment first and finds the loophole later. In between, its true reward is higher than
-the exact optimum's. Once it has found the loophole, the true reward falls while the proxy reward
-keeps rising.
+PPO learns sentiment first and finds the loophole later. Until then, its true reward is even
+higher than that of the exact optimum, which exploits the loophole from the start. Afterwards, the
+true reward falls while the proxy reward keeps rising.
 
-With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that ends
-in popcorn can score up to 1. Only about 2 % of the untrained policy's reviews end in popcorn, so
-PPO rarely samples one early on. The KL penalty is part of the reward (k1), so the objective is
-`E[reward] - kl_coef KL`, whose optimum we can compute. The first table shows averages over the last
-five of 40 phases, with the exact optimum in parentheses:
+With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that
+ends in popcorn can score up to 1. Only about 2 % of the untrained policy's reviews end in
+popcorn, so PPO rarely samples one early on. The KL penalty is part of the reward (k1), so the
+objective is `E[reward] - kl_coef KL`, whose optimum we can compute. The first table shows
+averages over the last five of 40 phases, with the exact optimum in parentheses:
 """
 
 PHASES_TEXT = """\
@@ -67,10 +68,10 @@ LEARNED = """\
 A reward model can learn a loophole from biased pairs. Here it does little harm: even the exact
 optimum keeps a high true reward, and the policy uses popcorn no more than the optimum does.
 
-We trained a reward model per seed on 10,000 pairs in which half of the preferred positive reviews
-end in popcorn and no other review does. The models rank {:.1%} of the held-out pairs correctly, and
-popcorn adds {:.2f} standard deviations to a review's reward. Rewards are clipped at one standard
-deviation. As above, the exact optimum is in parentheses:
+We trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews in
+these pairs end in popcorn, and no other review does. The models rank {:.1%} of the held-out pairs
+correctly, and popcorn adds {:.2f} standard deviations to a review's reward. Rewards are clipped
+at one standard deviation. As above, the exact optimum is in parentheses:
 """
 
 REAL = """\
@@ -79,41 +80,41 @@ REAL = """\
 Training adapters instead of all weights cuts the peak memory to about a quarter. On a CPU, bf16
 saves almost no memory, because weights, gradients and optimizer state stay in fp32.
 
-We trained SmolLM2-135M-Instruct for six phases with the preset `smol`, once per row. *Loaded* is
-the process's memory once the policy, the reference model and the classifier are loaded, and *peak*
-is the peak memory minus *loaded*. With only 16 texts per phase, the rewards show no more than a
-trend.
+We trained SmolLM2-135M-Instruct for six phases with the preset `smol`, with one run per row.
+*Loaded* is the process's memory once the policy, the reference model and the classifier are
+loaded, and *peak* is the peak memory minus *loaded*. With only 16 texts per phase, the rewards
+show no more than a trend.
 """
 
 REAL_OPTIONS = """\
-For the LoRA row, add `--lora-rank 8 --lora-targets W_Q,W_K,W_V,W_O --base-lr 0.0003`. For the bf16
-row, add `--precision bf16`.
+For the LoRA row, add `--lora-rank 8 --lora-targets W_Q,W_K,W_V,W_O --base-lr 0.0003`. For the
+bf16 row, add `--precision bf16`.
 """
 
 ALGORITHMS_TEXT = """\
 ## Changes made by each algorithm
 
-At the same KL, policies trained with PPO and GRPO have a higher true reward than those trained with
-SFT and DPO. In all four, the sentiment logits shift mainly because each component's own weights
-changed, and less because its inputs changed.
+At the same KL, policies trained with PPO and GRPO have a higher true reward than those trained
+with SFT and DPO. In all four, the sentiment logits shift mainly because each component's own
+weights changed, rather than its inputs.
 
-PPO, GRPO (only its estimator), DPO and SFT start from the same base model and stop at an exact KL
-between 1.3 and 1.7 nats per review. PPO and GRPO maximize the classifier's reward. SFT trains on
-512 texts, each of which is the classifier's favorite among 16 samples. DPO (beta 0.5) trains on
-5,000 pairs from a rater who knows the true reward. The last four columns split the shift of
-logit(loved) - logit(hated) before the verdict into its causes:
+PPO, GRPO (with PPO's other settings), DPO and SFT start from the same base model and stop at an
+exact KL between 1.3 and 1.7 nats per review. PPO and GRPO maximize the classifier's reward. SFT
+trains on 512 texts, each of which is the classifier's favorite among 16 samples. DPO (beta 0.5)
+trains on 5,000 pairs from a rater who knows the true reward. The last four columns show how much
+each cause contributes to the shift of logit(loved) - logit(hated) before the verdict:
 """
 
 REPLICATES_TEXT = """\
-The most important component is the same everywhere: if you add one component's weight change to the
-base model, the first MLP raises the reward the most in {} of {} runs.
+If you add the weight change of a single component to the base model, the first MLP raises the
+reward the most in {} of {} runs.
 """
 
 AGAIN = """\
 ## Repeating the runs
 
-`python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet, and
-then writes this page. Use `--only` to train a single part (`methods`, `loophole`, `learned`,
+`python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet,
+and then writes this page. Use `--only` to train a single part (`methods`, `loophole`, `learned`,
 `algorithms`, or `real` with `--language-model DIR --classifier DIR`), and `--page` to only write
 the page.
 """
