@@ -210,20 +210,6 @@ class Notebook:
         )
         return self.shown(holding)
 
-    def run_until(self, holding: str) -> str:
-        """Run all code cells from the top to the one that holds a text; see `run`."""
-        last = self.cell(holding).element_handle()
-        for cell in self.page.locator(".jp-Notebook .jp-CodeCell").all():
-            if cell.evaluate("(a, b) => a === b", last):
-                break
-            self.start(cell)
-        return self.run(holding)
-
-    def run_all(self) -> None:
-        """Run > Run All Cells."""
-        self.page.locator(".lm-MenuBar-item", has_text="Run").first.click()
-        self.page.locator(".lm-Menu-item", has_text="Run All Cells").first.click()
-
     def shown(self, holding: str) -> str:
         """Return the output of a cell, with plain spaces."""
         output = self.cell(holding).locator(".jp-OutputArea-output")

@@ -43,22 +43,6 @@ def test_check_passes_another_right_way_of_computing_gae() -> None:
     assert judge(compute_gae).state == "passed"
 
 
-def test_check_requires_the_order_of_minibatches_in_the_steps() -> None:
-    def memory(order):
-        class ReplayMemory(find_exercise("ReplayMemory").reference):
-            def get_minibatches(self, generator):
-                for _ in range(self.passes):
-                    rows = order(len(self.rollout.texts), generator=generator)
-                    for part in rows.chunk(self.num_minibatches):
-                        yield self._take(part, self.rollout.samples.is_padded)
-
-        return judge(ReplayMemory)
-
-    assert memory(torch.randperm).state == "passed"
-    other = memory(lambda n, generator: torch.rand(n, generator=generator).argsort())
-    assert other.state == "differs" and "a valid random order" in other.slip
-
-
 def test_check_reports_a_stub_in_one_line(capsys: pytest.CaptureFixture) -> None:
     def kl_per_token(logprobs, ref_logprobs):
         raise NotImplementedError
