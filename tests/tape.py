@@ -4,6 +4,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rlhf_lab.models.cuda_graphs import record
+
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
 
 
@@ -32,12 +34,15 @@ class Tape(TorchDispatchMode):
                     old.copy_(new)
 
 
-def capture_on_tape(run, state=()):
-    """Replace `capture`: record one run on a tape, undo it, and return the tape's replay."""
-    before = [x.clone() for x in state]
-    with Tape() as tape:
-        outputs = run()
-    assert not {func.name() for func, *_ in tape.entries}.intersection(HOST_READS)
+def capture_on_tape(run, state=(), points=()):
+    """Replace `capture`: record one run on tapes, undo it, and return their replay."""
+    before, tapes = [x.clone() for x in state], []
+
+    start = lambda: tapes.append(Tape()) or tapes[-1].__enter__()
+    stop = lambda: tapes[-1].__exit__(None, None, None) or tapes[-1].replay
+    replay = record(run, points, start, stop)
+    for tape in tapes:
+        assert not {func.name() for func, *_ in tape.entries}.intersection(HOST_READS)
     for x, value in zip(state, before, strict=True):
         x.copy_(value)
-    return lambda: tape.replay() or outputs
+    return replay

@@ -1,6 +1,6 @@
 """Decoding: one token at a time, with a KV cache, through the policy and all hooks on it.
 
-On CUDA, without hooks, a decode step or a step with its draw is replayed from a CUDA graph.
+On CUDA, a decode step or a step with its draw is replayed from CUDA graphs, cut at hooks.
 """
 
 import sys
@@ -9,19 +9,26 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_lab.models.cuda_graphs import Key, capture, is_unchanged, snapshot
 from rlhf_lab.models.device import autocast, total_memory
 from rlhf_lab.models.forward import Forward, StaticWeights
 from rlhf_lab.models.hooked_model import TokenIds, TokenMask, has_hooks, select_cache_rows
-from rlhf_lab.models.hooked_transformer import AttentionContext, HookedTransformer
+from rlhf_lab.models.hooked_transformer import (
+    AttentionContext,
+    HookedTransformer,
+    HookPoint,
+    is_hooked,
+)
 from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache, NewKeys
 from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward, init_cache
 
 MIN_TOKENS = 8  # capturing takes longer than it saves for fewer
 SPAN = 64  # attention reads the cache up to a multiple of this: one graph for each
 KEPT = 16  # a sampler of more than this fraction of the memory is not kept
+# of activations with padded keys or a padded vocabulary in a static step
+PADDED_HOOK_POINTS = ("hook_attn_scores", "hook_pattern", "unembed.hook_out")
 TOKENS_UNREAD = 16  # tokens between two checks whether all rows have stopped
 
 
@@ -61,7 +68,7 @@ class Decoder:
         self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
-        if self.is_static and self.step is None:
+        if self.is_static and self.step is None and not has_hooks(self.policy):
             self.step = self.static_step().captured()
         if self.step is None:
             self.state = self.run(token[:, None], None)
@@ -197,7 +204,8 @@ class StaticSampler:
         self.noise = torch.zeros_like(noise)
         self.place = torch.zeros(1, dtype=torch.long, device=noise.device)
         self.columns = [None if x is None else x.new_zeros(len(noise), *x.shape) for x in first]
-        self.replays: dict[int, Callable[[], None]] = {}
+        self.points: tuple[HookPoint, ...] = ()
+        self.replays: dict[int, Callable[[], None]] = {}  # by span, for these hooked points
 
     def run(
         self, first: tuple, noise: Float[Tensor, "gen batch"], stop_ids: Int[Tensor, " stops"]
@@ -219,12 +227,16 @@ class StaticSampler:
 
     def replay(self, n_keys: int) -> None:
         """Feed the last token and draw the next one; attention reads `n_keys` tokens."""
-        span = -(-n_keys // SPAN) * SPAN
+        policy, span = self.step.policy, -(-n_keys // SPAN) * SPAN
+        points = tuple(filter(is_hooked, policy.hook_dict.values()))  # a hook can change hooks
+        if points != self.points:
+            self.points, self.replays = points, {}
         if span not in self.replays:
             for cache in self.step.caches:
                 cache.span = span
-            self.replays[span] = capture(self.advance, [*self.step.state, self.place])
-        self.replays[span]()
+            self.replays[span] = capture(self.advance, [*self.step.state, self.place], points)
+        with autocast(policy.device, self.step.dtype):
+            self.replays[span]()
 
     def advance(self) -> None:
         outputs = self.step.advance()
@@ -243,7 +255,11 @@ class StaticSampler:
 
 
 def can_capture(policy: TransformerWithValueHead, gen_len: int) -> bool:
-    """Return True if decoding can be replayed: on CUDA, without hooks, windows or a critic."""
+    """Return True if decoding can be replayed on CUDA: no windows, no critic, no other code.
+
+    Hooks run between graphs, except those of modules other than hook points, and those that would
+    see padding.
+    """
     model = policy.base_model
     return (
         policy.device.type == "cuda"
@@ -252,9 +268,14 @@ def can_capture(policy: TransformerWithValueHead, gen_len: int) -> bool:
         and type(policy) is TransformerWithValueHead
         and isinstance(model, HookedTransformer)
         and model.cfg.window_size is None
-        and not has_hooks(policy)
+        and not any(is_hooked(x) for x in policy.modules() if not has_fixed_shape(x))
         and sys.gettrace() is None
     )
+
+
+def has_fixed_shape(module: nn.Module) -> bool:
+    name = str(getattr(module, "name", ""))
+    return isinstance(module, HookPoint) and not name.endswith(PADDED_HOOK_POINTS)
 
 
 def distinct_rows(prompts: TokenIds, prompt_mask: TokenMask) -> tuple[Tensor, Tensor, Tensor]:

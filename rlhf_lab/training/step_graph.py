@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlhf_lab.models import cuda_graphs
-from rlhf_lab.models.cuda_graphs import Key, is_unchanged, snapshot
+from rlhf_lab.models.cuda_graphs import Key, is_unchanged, snapshot, verified_capture
 from rlhf_lab.models.forward import replaced
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.samples import Rows
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 MAX_TOKENS = 8192  # per minibatch; in larger ones, kernels take longer than their launches
-MAX_GRADIENT_ERROR = 1e-3  # relative difference of the first replayed gradient from autograd's
 MINIBATCH_EVENTS = ("before_minibatch", "after_loss", "after_backward", "after_step")
 
 
@@ -70,20 +69,18 @@ class StepGraph:
     def phase_obstacle(self) -> str | None:
         """Return why this phase cannot be replayed; None if it can."""
         trainer, args, forward = self.trainer, self.trainer.args, self.trainer.forward
-        weight = next(trainer.policy.parameters())
         obstacles = {
             "cuda_graphs=False": not forward.graphs,
             "a split minibatch": args.micro_batch_size is not None or trainer.world is not None,
             "optimizer_in_backward": args.optimizer_in_backward,
             "activation_checkpointing": forward.recompute or bool(forward.units),
             "custom functions": trainer.objective.is_custom,
-            "float64 weights": weight.dtype == torch.float64,
+            "float64 weights": next(trainer.policy.parameters()).dtype == torch.float64,
         }
         return next((reason for reason, is_true in obstacles.items() if is_true), None)
 
     def obstacle(self, minibatch: ReplayMinibatch) -> str | None:
-        trainer, policy = self.trainer, self.trainer.policy
-        callbacks = trainer.callbacks
+        trainer, policy, callbacks = self.trainer, self.trainer.policy, self.trainer.callbacks
         if any(map(callbacks.has_callbacks, MINIBATCH_EVENTS)):  # which can change anything
             self._snapshot = self.snapshot()
         obstacles = {
@@ -117,8 +114,7 @@ class StepGraph:
     ) -> str | None:
         """Capture the graph; return an error if that fails or its gradient is not autograd's."""
         trainer, self._replay, self._gradients = self.trainer, None, []  # frees memory
-        self._key = key
-        self._minibatch = minibatch.map(Tensor.clone)
+        self._key, self._minibatch = key, minibatch.map(Tensor.clone)
         self._kl_coef = torch.full((), kl_coef, device=minibatch.tokens.device)
         self._learned = [p for p in trainer.policy.parameters() if p.requires_grad]
         models, inputs = (trainer.policy, trainer.reference), (trainer.objective, self._kl_coef)
@@ -136,18 +132,9 @@ class StepGraph:
                 terms.objective.backward()
             return map_terms(terms, Tensor.detach), [leaf.grad for leaf in leaves.values()]
 
-        error = None
-        try:
-            expected = [x for x in step()[1] if x is not None]
-            self._replay, self.n_captures = self.capture(step, []), self.n_captures + 1
-            found = [x for x in self._replay()[1] if x is not None]
-            difference = torch.nn.utils.get_total_norm(torch._foreach_sub(found, expected))
-            if not difference <= MAX_GRADIENT_ERROR * torch.nn.utils.get_total_norm(expected):
-                error = "a replayed gradient differs from autograd's"
-        except RuntimeError as failure:
-            error = f"the capture failed ({failure})"
+        self.n_captures += 1
+        self._replay, error = verified_capture(step, self.capture)
         if error is not None:
-            self._replay = None
             warnings.warn(f"cuda_graphs is switched off: {error}.", stacklevel=3)
         return error
 

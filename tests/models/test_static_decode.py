@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import (
     Forward,
     TransformerWithCritic,
@@ -21,7 +22,7 @@ from rlhf_lab.sampling import SamplingSpec, sample
 from tests.models.test_paths import MODELS, TOKENS, random_model
 from tests.tape import capture_on_tape
 
-PROMPTS, GEN_LEN = TOKENS[:, :4], 10
+PROMPTS, GEN_LEN, EAGER = TOKENS[:, :4], 10, Forward(graphs=False)
 DRAWN = torch.randint(20, (3, GEN_LEN), generator=torch.Generator().manual_seed(0))
 EQUAL, UNEQUAL = torch.ones(2, 3, 4, dtype=torch.bool)
 UNEQUAL[1, :1] = UNEQUAL[2, :2] = False
@@ -45,15 +46,13 @@ def decoded_states(decoder, tokens):
 
 @MASKS
 @pytest.mark.slow
-@pytest.mark.parametrize("replayed", [False, True], ids=["eager", "replayed"])
 @pytest.mark.parametrize("settings", STATIC.values(), ids=STATIC.keys())
-def test_static_step_matches_growing_cache(settings, mask, replayed, monkeypatch):
+def test_static_step_matches_growing_cache(settings, mask, monkeypatch):
     monkeypatch.setattr(decode, "capture", capture_on_tape)
     policy = Policy(random_model(**settings))
     with torch.no_grad():
         static = static_decoder(policy, PROMPTS, mask)
-        if replayed:
-            static.step.captured()
+        static.step.captured()
         states = decoded_states(static, DRAWN)
         expected = decoded_states(Decoder(policy, PROMPTS, mask, GEN_LEN), DRAWN)
     for state, other in zip(states, expected, strict=True):  # later steps overwrite none
@@ -82,61 +81,88 @@ SPECS = {
 }
 
 
+@pytest.fixture
+def captured(monkeypatch):
+    """Inputs of all captures, which are on tapes; `EAGER` has none."""
+    inputs = []
+    monkeypatch.setattr(decode, "capture", lambda *x: inputs.append(x) or capture_on_tape(*x))
+    monkeypatch.setattr(decode, "can_capture", lambda *x: True)
+    return inputs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
-def test_sampling_from_kept_graphs_matches_growing_cache(spec, monkeypatch):
+def test_sampling_from_kept_graphs_matches_growing_cache(spec, captured, monkeypatch):
     """Several batches; the second has other weights, prompts and noise, the third another size."""
-    captured, forward = [], Forward()
-    record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
-    monkeypatch.setattr(decode, "capture", record)
     monkeypatch.setattr(decode, "SPAN", 8)
-    policy = Policy(random_model())
-    batches = [
-        [[4, 9, 13], [7], [12, 4, 19, 6], [7]],
-        [[5], [6, 9, 13, 2], [12], [3]],
-        [[5], [6, 9, 13, 2]],
-    ]
+    policy, forward = Policy(random_model()), Forward()
+    batches = [[[4, 9, 13], [7], [12, 4, 19, 6], [7]], [[5], [6, 9, 13, 2], [12], [3]]]
+    batches.append(batches[1][:2])
     for number, prompts in enumerate(batches):
-        results = []
-        for is_static in (False, True):
-            monkeypatch.setattr(decode, "can_capture", lambda *inputs, on=is_static: on)
-            generator = torch.Generator().manual_seed(number)
-            results.append(sample(policy, prompts, spec, generator, forward))
-        expected, found = results
+        expected, found = (
+            sample(policy, prompts, spec, torch.Generator().manual_seed(number), settings)
+            for settings in (EAGER, forward)
+        )
         assert len(captured) == [2, 2, 4][number]  # for spans of 8 and 16 tokens
         assert torch.equal(found.tokens, expected.tokens)
-        for name in ("logprobs", "values", "residuals"):
-            pair = getattr(found, name), getattr(expected, name)
-            torch.testing.assert_close(*pair, atol=1e-5, rtol=0)
+        numbers = [[x.logprobs, x.values, x.residuals] for x in (found, expected)]
+        torch.testing.assert_close(*numbers, atol=1e-5, rtol=0)
         if spec.truncates:
-            assert torch.equal(found.support.kept, expected.support.kept)
-            for x in (found.support, expected.support):
-                x.tokens.masked_fill_(~x.kept, 0)
-            assert torch.equal(found.support.tokens, expected.support.tokens)
+            kept = expected.support.kept
+            assert torch.equal(found.support.kept, kept)
+            assert torch.equal(found.support.tokens[kept], expected.support.tokens[kept])
         with torch.no_grad():
             for parameter in policy.parameters():
                 parameter.mul_(1.1)
 
 
-def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(monkeypatch):
-    monkeypatch.setattr(decode, "capture", capture_on_tape)
-    policy, spec = Policy(random_model(n_ctx=64)), SamplingSpec(40, stop_tokens=(3, 4, 5, 6))
+HOOKED = (
+    "hook_embed blocks.0.attn.hook_q blocks.0.attn.hook_result blocks.0.ln2.hook_scale "
+    "blocks.1.hook_resid_post ln_final.hook_normalized unembed.hook_in value_head.hook_hidden"
+)
+
+
+@pytest.mark.slow
+def test_hooks_run_between_the_pieces_of_a_step(captured):
+    """All activations are read; two are changed, one of them by a hook that removes itself."""
     results = []
-    for is_static in (False, True):
-        monkeypatch.setattr(decode, "can_capture", lambda *inputs, on=is_static: on)
-        results.append(sample(policy, [[7], [8]], spec, torch.Generator().manual_seed(1)))
-    expected, found = results
-    assert not expected.mask[:, 16:].any() and torch.equal(found.mask, expected.mask)
+    for settings in (EAGER, Forward()):
+        policy, seen = Policy(random_model()), []
+        for name in HOOKED.split():
+            policy.add_hook(name, lambda x, hook, seen=seen: seen.append((hook.name, x.clone())))
+
+        def scale_for_six_tokens(x, hook, seen=seen):
+            if len(seen) > 6 * len(HOOKED.split()):
+                hook.remove_hooks()
+            return 3 * x
+
+        policy.add_hook("blocks.0.hook_mlp_out", scale_for_six_tokens)
+        policy.add_hook("blocks.1.attn.hook_v", lambda x, hook: x.mul_(-2))
+        generator = torch.Generator().manual_seed(3)
+        samples = sample(policy, [[4, 9], [7]], SPECS["top-k"], generator, settings)
+        names, activations = zip(*seen, strict=True)
+        results.append((names, samples.tokens, samples.logprobs, samples.values, *activations))
+    (names, *expected), (found_names, *found) = results
+    assert found_names == names and len(captured) == 2  # with the hook that removes itself, without
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    policy.add_hook("hook_embed", lambda x, hook: x if x.shape[1] > 1 else x.double())
+    with pytest.raises(ConfigError, match="hook_embed.*float64.*set cuda_graphs=False"):
+        sample(policy, [[4, 9], [7]], SPECS["top-k"])
+
+
+def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(captured):
+    policy, spec = Policy(random_model(n_ctx=64)), SamplingSpec(40, stop_tokens=(3, 4, 5, 6))
+    expected, found = (
+        sample(policy, [[7], [8]], spec, torch.Generator().manual_seed(1), settings)
+        for settings in (EAGER, Forward())
+    )
+    assert captured and not expected.mask[:, 16:].any() and torch.equal(found.mask, expected.mask)
     assert torch.equal(found.tokens, expected.tokens) and not found.values[:, 16:].any()
 
 
 @pytest.mark.slow
-def test_changed_policy_or_setting_is_captured_again(monkeypatch):
-    captured, forward = [], Forward()
-    record = lambda *inputs: captured.append(inputs) or capture_on_tape(*inputs)
-    monkeypatch.setattr(decode, "capture", record)
-    monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
-    policy, model = Policy(random_model()), None
+def test_changed_policy_or_setting_is_captured_again(captured):
+    policy, forward = Policy(random_model()), Forward()
     model = policy.base_model
     changes = (
         lambda: None,
@@ -147,17 +173,14 @@ def test_changed_policy_or_setting_is_captured_again(monkeypatch):
     )
     for number, change in enumerate(changes):
         change()
-        for _ in range(2):
-            samples = sample(policy, [[4, 9], [7]], SPECS["top-k"], None, forward)
+        expected, *results = (
+            sample(policy, [[4, 9], [7]], SPECS["top-k"], torch.Generator().manual_seed(1), x)
+            for x in (EAGER, forward, forward)
+        )
         assert len(captured) == number + 1
-        graphs_off = Forward(graphs=False)
-        logits = policy(samples.tokens, samples.attention_mask)[0][:, 1:-1]
-        chosen = logits.gather(-1, samples.support.tokens).log_softmax(-1)
-        place = (samples.support.tokens == samples.tokens[:, 2:, None]).long().argmax(-1)
-        expected = chosen.gather(-1, place[..., None])[..., 0]
-        torch.testing.assert_close(samples.logprobs, expected, atol=1e-4, rtol=1e-4)
-        sample(policy, [[4, 9], [7]], SPECS["top-k"], None, graphs_off)
-        assert len(captured) == number + 1
+        for found in results:
+            assert torch.equal(found.tokens, expected.tokens)
+            torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", STATIC.values(), ids=STATIC.keys())
@@ -176,13 +199,16 @@ def test_weights_cast_together_match_autocast(settings, monkeypatch):
     assert policy.base_model.blocks[0].attn.W_O.dtype == torch.float32
 
 
-def test_only_unhooked_policies_on_cuda_are_captured(monkeypatch):
+def test_policies_on_cuda_are_captured_unless_other_code_runs(monkeypatch):
     policy = Policy(random_model())
     assert not can_capture(policy, 8)
     device = property(lambda self: torch.device("cuda"))
     monkeypatch.setattr(Policy, "device", device)
     assert can_capture(policy, 8) and not can_capture(policy, 7)
-    with policy.hooks([("value_head.hook_in", lambda x, hook: None)]):
+    for name in ("value_head.hook_in", "blocks.0.attn.hook_pattern", "unembed.hook_out"):
+        with policy.hooks([(name, lambda x, hook: None)]):
+            assert can_capture(policy, 8) == (name == "value_head.hook_in")
+    with policy.base_model.blocks[0].mlp.register_forward_hook(lambda *inputs: None):
         assert not can_capture(policy, 8)
     window = random_model(attn_types=["local", "global"], window_size=2)
     assert not can_capture(Policy(window), 8)
