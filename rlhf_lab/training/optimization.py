@@ -27,6 +27,7 @@ class PolicyUpdate:
     trainer: "RLHFTrainer"
     _finite: bool | Bool[Tensor, ""] = True
     _norm: Float[Tensor, ""] | None = None
+    _grad_scale: Float[Tensor, ""] | None = None  # divides the gradients in the fused step
 
     def accumulate(
         self,
@@ -83,21 +84,21 @@ class PolicyUpdate:
 
         1. Take the Euclidean norm over all parameters together.
         2. Multiply every gradient by limit / norm if the norm is above the limit, or not finite;
-           otherwise by 1. The host reads nothing, so it does not wait for a GPU.
+           otherwise by 1. On CUDA, `step` does so in one pass with the update.
         """
         if self.trainer.step_in_backward is None:
             if self._norm is None and self.trainer.phase == 0:
-                weights = self.trainer.policy.named_parameters()  # a critic has unused ones
-                trained = [x for x in weights if x[1].requires_grad and x[0][:7] != "critic."]
-                if any(weight.grad is None for _, weight in trained):
-                    _warn_without_gradient(trained)
+                _warn_without_gradient(self.trainer.policy)
             gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                torch._foreach_mul_(gradients, scale)
+                if scales_in_step(norm.device, self.trainer):
+                    self._grad_scale = 1 / scale
+                else:
+                    torch._foreach_mul_(gradients, scale)
             self._norm = norm
         self._finite = self._finite & self._norm.isfinite()
         return self._norm
@@ -110,23 +111,33 @@ class PolicyUpdate:
         finite = finite if norm is None else finite & norm.isfinite()
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
-            # read by the fused kernel on its device: 1 keeps weights and moments
-            optimizer.found_inf = (~finite).float()
+            # the kernel reads both on its device; found_inf = 1 keeps weights and moments
+            optimizer.found_inf, optimizer.grad_scale = (~finite).float(), self._grad_scale
             try:
                 optimizer.step()
             finally:
-                del optimizer.found_inf
+                del optimizer.found_inf, optimizer.grad_scale
         elif finite:
             optimizer.step()
 
 
-def _warn_without_gradient(weights: list[tuple[str, nn.Parameter]]) -> None:
-    cut_off = [name for name, weight in weights if weight.grad is None]
-    warnings.warn(
-        f"{len(cut_off)} of {len(weights)} trained weights get no gradient, such as "
-        f"{cut_off[0]}. Check interventions, hooks and custom functions for detach().",
-        stacklevel=4,
-    )
+def scales_in_step(device: torch.device, trainer: "RLHFTrainer") -> bool:
+    """Return True if the optimizer's kernel can divide the gradients while it steps."""
+    is_fused = all(group.get("fused") for group in trainer.optimizer.param_groups)
+    is_adamw = isinstance(trainer.optimizer, AdamW) and is_fused
+    return device.type == "cuda" and is_adamw and trainer.world is None
+
+
+def _warn_without_gradient(policy: nn.Module) -> None:
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in trained.items() if name[:7] != "critic."}  # some are unused
+    cut_off = [name for name, weight in trained.items() if weight.grad is None]
+    if cut_off:
+        warnings.warn(
+            f"{len(cut_off)} of {len(trained)} trained weights get no gradient, such as "
+            f"{cut_off[0]}. Check interventions, hooks and custom functions for detach().",
+            stacklevel=4,
+        )
 
 
 def _weigh(

@@ -23,16 +23,22 @@ def test_minibatches_start_without_gradients_in_new_orders(make_trainer):
     assert report.approx_kl_per_token > 1e-3  # later minibatches have other ratios
 
 
-def test_clip_scales_gradients_of_model_and_value_head():
-    """Gradients of 1 in 6 + 3 numbers have norm 3, and 1/2 of norm 1.5."""
+@pytest.mark.parametrize("in_step", [False, True])
+def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
+    """Gradients of 1 in 6 + 3 numbers have norm 3, and 1/2 of norm 1.5; on CUDA after the step."""
+    monkeypatch.setattr("rlhf_lab.training.optimization.scales_in_step", lambda *inputs: in_step)
     policy = nn.ModuleDict({"base_model": nn.Linear(2, 2), "value_head": nn.Linear(2, 1)})
     policy.base_model = policy["base_model"]
     for parameter in policy.parameters():
         parameter.grad = torch.ones_like(parameter)
-    update = PolicyUpdate(SimpleNamespace(step_in_backward=None, policy=policy, phase=1))
+    optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
+    parts = {"step_in_backward": None, "policy": policy, "phase": 1, "optimizer": optimizer}
+    update = PolicyUpdate(SimpleNamespace(**parts))
     assert update.clip(1.5).item() == pytest.approx(3)
-    found = torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
-    torch.testing.assert_close(found, torch.full((9,), 0.5))
+    update.step()
+    for parameter in policy.parameters():
+        found = torch.stack([parameter.grad, 10 * optimizer.state[parameter]["exp_avg"]])
+        torch.testing.assert_close(found, torch.full_like(found, 0.5))
 
 
 def test_step_in_backward_steps_while_it_climbs_only():

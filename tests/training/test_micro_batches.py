@@ -141,18 +141,6 @@ def test_gradients_are_never_all_in_memory(make_trainer):
     assert peak_gradient_bytes(make_trainer(**IN_BACKWARD)) == max(sizes)
 
 
-@pytest.mark.parametrize("phases", [0, 1])
-def test_other_backward_passes_step_nothing(make_trainer, phases):
-    """Before the first step and after the last."""
-    trainer = make_trainer(**IN_BACKWARD)
-    for _ in range(phases):
-        trainer.learning_phase(trainer.rollout_phase())
-    before = copy_weights(trainer.policy)
-    trainer.policy(torch.tensor([[4, 5, 6]]))[0].sum().backward()
-    assert is_equal(copy_weights(trainer.policy), before)
-    assert any(p.grad is not None for p in trainer.policy.parameters())
-
-
 ON = {"activation_checkpointing": True}
 
 
