@@ -29,7 +29,7 @@ INVALID = {  # one value on each side of a limit, by the description of the rang
     "0 or greater": [-1],
     "1 or greater": [0, -4],
     "0 or greater, and below 2**63": [-1, 2**63],
-    "1e-6 or greater; top_k=1 takes the most likely token": [0.0, 1e-7, float("inf")],
+    "1e-6 or greater; top_k=1 is greedy": [0.0, 1e-7, float("inf")],
     "greater than 1": [1.0, float("inf")],
     "between 0 and 1": [-0.1, 1.1],
     "greater than 0 and at most 1": [0.0, 1.01],
@@ -46,7 +46,7 @@ EDGES = {
     "0 or greater": 0,
     "between 0 and 1": 1,
     "greater than 0 and at most 1": 1.0,
-    "1e-6 or greater; top_k=1 takes the most likely token": 1e-6,
+    "1e-6 or greater; top_k=1 is greedy": 1e-6,
     "below 0": -1e-9,
 }
 

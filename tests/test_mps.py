@@ -86,6 +86,16 @@ def test_run_with_other_settings_matches_the_cpu(tmp_path, what):
 
 
 @pytest.mark.slow
+def test_reference_on_the_cpu_matches_one_on_the_device(tmp_path):
+    fields = {"reference_device": "cpu", "reset_reference_every": 1, "lora_rank": 2}
+    trainers = train_on_both(tmp_path, probes=True, gen_len=26, **fields)
+    assert_same_runs(*trainers)
+    reference = trainers[1].reference
+    places = [weight.device.type for weight in (reference.W_E, reference.W_Q, reference.W_U)]
+    assert places == ["cpu", "cpu", "mps"]
+
+
+@pytest.mark.slow
 def test_run_of_a_llama_matches_the_cpu(tmp_path, llama_dir):
     fields = {"base_model": str(llama_dir), "reward_fn": "count:w1", "prefix": "w3 w4"}
     assert_same_runs(*train_on_both(tmp_path, **fields))

@@ -122,7 +122,9 @@ class SpeedArgs:
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Store all weights in each torchrun process (ddp, auto), or one shard (fsdp)."""
     cuda_graphs: bool = True
-    """Use CUDA graphs for decoding and gradients unless there are hooks."""
+    """Use CUDA graphs for decoding and, unless there are hooks, for gradients."""
+    reference_device: str | None = None
+    """Device of the reference's blocks, such as cpu for a small GPU; the policy's when None."""
     cpu_tuning: bool = True
     """Let `train` keep freed memory and use a faster matrix product with exact results."""
     micro_batch_size: int | None = None

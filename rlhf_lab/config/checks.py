@@ -33,9 +33,7 @@ POSITIVE = Range(lambda v: 0 < v < math.inf, "greater than 0")
 AT_LEAST_0 = Range(lambda v: 0 <= v < math.inf, "0 or greater")
 AT_LEAST_1 = Range(lambda v: v >= 1, "1 or greater")
 AT_LEAST_2 = Range(lambda v: v >= 2, "at least 2")
-TEMPERATURE = Range(
-    lambda v: 1e-6 <= v < math.inf, "1e-6 or greater; top_k=1 takes the most likely token"
-)
+TEMPERATURE = Range(lambda v: 1e-6 <= v < math.inf, "1e-6 or greater; top_k=1 is greedy")
 TOP_P = Range(lambda v: 0 < v <= 1, "greater than 0 and at most 1")
 SEED = Range(lambda v: 0 <= v < 2**63, "0 or greater, and below 2**63")
 RANGES = MappingProxyType(

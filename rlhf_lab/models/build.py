@@ -7,6 +7,7 @@ import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.models.load import load_model
 from rlhf_lab.models.lora import add_lora, lora_layers, without_adapters
@@ -71,9 +72,27 @@ def load_with_adapters(
     return model
 
 
-def make_reference(model: HookedModel | TransformerWithValueHead) -> HookedModel:
-    """Return the frozen reference: a view without adapters if they are new, otherwise a copy."""
+def make_reference(
+    model: HookedModel | TransformerWithValueHead, device: str | None = None
+) -> HookedModel:
+    """Return the frozen reference: a view without adapters if they are new, otherwise a copy.
+
+    With `device`, it is a copy whose embedding and blocks are on that device. Its final norm and
+    unembedding, which learning needs for every minibatch, stay on the model's.
+    """
     model = getattr(model, "base_model", model)
     layers = lora_layers(model).values()
     is_new = layers and not any(layer.B.any() for layer in layers)
-    return without_adapters(model) if is_new else frozen_copy(model)
+    if device is None:
+        return without_adapters(model) if is_new else frozen_copy(model)
+    reference, home = frozen_copy(model), model.unembed.W_U.device
+    reference.to(str(pick_device(device, "reference_device")), print_details=False)
+    reference.ln_final.to(home)
+    reference.unembed.to(home)
+    return reference
+
+
+def freeze(model: HookedModel, device: str | None = None) -> HookedModel:
+    """Freeze a model in place; with a device, return its `make_reference`."""
+    model.requires_grad_(False).eval()
+    return model if device is None else make_reference(model, device)

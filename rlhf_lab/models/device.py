@@ -15,7 +15,7 @@ MPS_TORCH = "2.13"  # each release of torch fixes MPS kernels; older ones are no
 LOGPROB_ROUNDING = MappingProxyType({"fp32": 1e-3, "tf32": 0.01, "bf16": 0.25})
 
 
-def pick_device(name: str = "auto") -> torch.device:
+def pick_device(name: str = "auto", setting: str = "device") -> torch.device:
     """Return the device of this name; "auto" is CUDA, MPS or the CPU, the first available."""
     n_cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     available = ["cuda", *(f"cuda:{i}" for i in range(n_cuda))] if n_cuda else []
@@ -23,11 +23,11 @@ def pick_device(name: str = "auto") -> torch.device:
     available += ["cpu", "cpu:0"]
     name = available[0] if name == "auto" else name
     if name not in available:
-        raise ConfigError(f"device={name!r} is not available. Choose auto, cpu, cuda or mps.")
+        raise ConfigError(f"{setting}={name!r} is not available. Choose auto, cpu, cuda or mps.")
     device = torch.device(name)
     if device.type == "mps" and TorchVersion(torch.__version__) < MPS_TORCH:
         raise ConfigError(
-            f"device={name!r} needs torch {MPS_TORCH} or newer, and this is {torch.__version__}."
+            f"{setting}={name!r} needs torch {MPS_TORCH} or newer, and this is {torch.__version__}."
         )
     return device
 

@@ -185,9 +185,15 @@ def copy_without_hooks(model: HookedModel, shared: dict[int, Any]) -> HookedMode
 
 
 def model_where_exact(model: HookedModel) -> HookedModel:
-    """Return the model if its device has float64, otherwise a copy on the CPU, hooks included."""
-    device = next(model.parameters()).device
-    return model if has_float64(device) else copy.deepcopy(model).to("cpu", print_details=False)
+    """Return the model if its device has float64, otherwise a copy on the CPU, hooks included.
+
+    If its blocks are on another device than its unembedding, return a copy on one.
+    """
+    device = model.unembed.W_U.device
+    device = device if has_float64(device) else torch.device("cpu")
+    if all(p.device == device for p in model.parameters()):
+        return model
+    return copy.deepcopy(model).to(str(device), print_details=False)
 
 
 def validate_forwards(model: HookedModel) -> None:

@@ -360,7 +360,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         """
         if not isinstance(tokens, Tensor):
             tokens = self.to_tokens(tokens)
-        tokens = tokens.to(self.unembed.W_U.device)
+        tokens = tokens.to(self.embed.W_E.device)
         past = 0 if past_kv_cache is None else past_kv_cache.n_tokens
         mask = padding_mask(tokens, attention_mask, past_kv_cache)
         positions = token_positions(tokens, mask, past)
@@ -371,7 +371,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
             residual = self.blocks[layer](residual, contexts[self.cfg.layer_type(layer)], cache)
         if stop_at_layer is not None:
             return residual
-        normalized = self.ln_final(residual)
+        normalized = self.ln_final(residual.to(self.unembed.W_U.device))
         if return_type is None:
             return None
         logits = soft_cap(self.unembed(normalized), self.cfg.output_logits_soft_cap)

@@ -200,5 +200,5 @@ def same_weights(model: HookedModel, reference: HookedModel) -> bool:
     """Return True if two models have bitwise identical weights, merged adapters included."""
     first, second = effective_weights(model), effective_weights(reference)
     return first.keys() == second.keys() and all(
-        torch.equal(weight, second[name]) for name, weight in first.items()
+        torch.equal(weight, second[name].to(weight.device)) for name, weight in first.items()
     )

@@ -138,7 +138,7 @@ def compare_with_reference(
     for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
         texts = samples.tokens[rows], samples.attention_mask[rows]
         options = forward.dtype, samples.is_padded
-        ref_residual = final_residuals(reference, *texts, *options)[:, states]
+        ref_residual = final_residuals(reference, *texts, *options)[:, states].to(rows.device)
         inputs = StatsInputs(temperature, None, reference, ref_residual, forward.dtype)
         generated = samples.tokens[rows, samples.prefix_len :]
         if model is None:

@@ -53,7 +53,7 @@ def validate_process_settings(args: RLHFArgs, size: int) -> None:
         )
     required = {"optimizer_in_backward": False}  # it steps before the gradients are summed
     if args.parallel == "fsdp":  # no process has whole weights during a step
-        required |= {"optimizer": "adamw", "weight_precision": "fp32"}
+        required |= {"optimizer": "adamw", "weight_precision": "fp32", "reference_device": None}
         if args.precision == "bf16":  # a whole copy would be kept until the backward pass
             required["activation_checkpointing"] = True
     for name, value in required.items():

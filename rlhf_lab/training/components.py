@@ -88,7 +88,8 @@ def load_models(
             "policy.float(), or weight_precision='bf16' with weights in bfloat16.",
             stacklevel=4,
         )
-    reference = make_reference(policy.base_model) if reference is None else reference
+    if reference is None:
+        reference = make_reference(policy.base_model, args.reference_device)
     validate_models(policy, reference)
     if args.reset_reference_every is not None:
         validate_forwards(policy.base_model)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.models import compare_with_reference
+from rlhf_lab.models.build import freeze
 from rlhf_lab.models.hooked_model import trainable_copy
 from rlhf_lab.training.checkpoint import load_weights, weights
 from rlhf_lab.training.rollout import Rollout
@@ -23,7 +24,7 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
     every, phase = trainer.args.reset_reference_every, trainer.phase
     if every is not None and phase and phase % every == 0 and trainer.reference_phase != phase:
         reference = trainable_copy(trainer.policy.base_model)
-        trainer.reference = reference.requires_grad_(False).eval()
+        trainer.reference = freeze(reference, trainer.args.reference_device)
         trainer.reference_phase = phase
 
 
@@ -61,4 +62,4 @@ def restore_reference(
     if trainer.reference_phase:
         reference = trainable_copy(trainer.policy.base_model)
         load_weights(reference, tensors, path, PREFIX)
-        trainer.reference = reference.requires_grad_(False).eval()
+        trainer.reference = freeze(reference, trainer.args.reference_device)
