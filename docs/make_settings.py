@@ -9,16 +9,15 @@ import inspect
 import re
 from pathlib import Path
 
-from rlhf_lab.config import GROUPS, PRESETS, RLHFArgs
+from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
 
 HEAD = """\
 # Settings
 
 Every field of `RLHFArgs` is also an option of `python -m rlhf_lab train`: `batch_size` becomes
-`--batch-size`. A preset ({presets}) replaces the defaults. The
-values of the preset `reel`, which `train` uses by default, are in parentheses if they differ.
-`None` switches a setting off unless noted otherwise.
+`--batch-size`. A preset replaces the defaults. The values of the preset `reel`, which `train` uses
+by default, are in parentheses if they differ. `None` switches a setting off unless noted otherwise.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",
@@ -55,11 +54,10 @@ TABLE = ["| field | default | meaning |", "|---|---|---|"]
 
 def page() -> str:
     """Format the whole page."""
-    head = HEAD.format(presets=", ".join(f"`{name}`" for name in PRESETS))
     no_critic = ", ".join(f"`{name}={value!r}`" for name, value in NO_CRITIC.items())
     methods = METHODS_TEXT.format(no_critic=no_critic)
     methods += "\n".join(map(_method_row, PAPER_METHODS)) + "\n"
-    return "\n".join([head, *("\n".join(_section(*item)) for item in GROUPS.items()), methods])
+    return "\n".join([HEAD, *("\n".join(_section(*item)) for item in GROUPS.items()), methods])
 
 
 def _method_row(name: str) -> str:

@@ -43,12 +43,6 @@ def true_reward(record: Record) -> float:
     return record["final"]["true_reward"]
 
 
-def seeds_per_row(found: Sequence[Group]) -> str:
-    """Describe the number of seeds."""
-    seeds = sorted({len(group.records) for group in found})
-    return f"Seeds per row: {' or '.join(map(str, seeds))}.\n"
-
-
 def circumstances(found: Sequence[Group]) -> str:
     """Describe weights and versions."""
     every = [record for group in found for record in group.records]

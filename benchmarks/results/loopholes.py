@@ -25,10 +25,13 @@ def loophole_part(found: Sequence[Group]) -> str:
 
 
 def learned_part(found: Sequence[Group]) -> str:
-    """Show the same for a learned reward model, after the facts about this model."""
-    facts = [record["reward_model"] for record in found[0].records]
-    accuracy, bonus = (mean(f[name] for f in facts) for name in ("accuracy", "popcorn_bonus"))
-    return "\n".join([LEARNED.format(accuracy, bonus), exploited(found)])
+    """Describe the end of the runs at the last KL coefficient of the learned reward."""
+    records = found[-1].records
+    bonus = mean(record["reward_model"]["popcorn_bonus"] for record in records)
+    last = mean_record([phase for record in records for phase in record["curve"][-5:]])
+    exact = mean_record([record["exact"] for record in records])
+    numbers = [of[name] for name in ("popcorn", "true_reward") for of in (last, exact)]
+    return LEARNED.format(bonus, records[0]["fields"]["kl_coef"], *numbers)
 
 
 def exploited(found: Sequence[Group]) -> str:

@@ -46,9 +46,9 @@ defined in `benchmarks/results/settings.py`.
 LOOPHOLE = """\
 ## A planted loophole
 
-PPO learns sentiment first and finds the loophole later. Until then, its true reward is even
-higher than that of the exact optimum, which exploits the loophole from the start. Afterwards, the
-true reward falls while the proxy reward keeps rising.
+PPO learns sentiment first and finds the loophole later. In between, its true reward is even
+higher than that of the exact optimum at the same KL, because the optimum already exploits the
+loophole. Later, the true reward falls while the proxy reward keeps rising.
 
 With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that
 ends in popcorn can score up to 1. Only about 2 % of the untrained policy's reviews end in
@@ -65,13 +65,11 @@ parentheses:
 LEARNED = """\
 ## A loophole in a learned reward model
 
-A reward model can learn a loophole from biased pairs. Here it does little harm: even the exact
-optimum keeps a high true reward, and the policy uses popcorn no more than the optimum does.
-
-We trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews in
-these pairs end in popcorn, and no other review does. The models rank {:.1%} of the held-out pairs
-correctly, and popcorn adds {:.2f} standard deviations to a review's reward. Rewards are clipped
-at one standard deviation. As above, the exact optimum is in parentheses:
+A reward model can also learn a loophole, from biased pairs. Here, the loophole does little harm. We
+trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews in these
+pairs end in popcorn, and no other review does. As a result, popcorn adds {:.2f} standard
+deviations to a review's reward. After 40 phases of PPO with `kl_coef={:g}`, only {:.0%} of the
+reviews end in popcorn ({:.0%} for the exact optimum), and the true reward is {:.3f} ({:.3f}).
 """
 
 REAL = """\

@@ -23,17 +23,17 @@ class RunArgs:
     keep_checkpoints: int | None = None
     """Checkpoints to keep in addition to the first, best and last; all when None."""
     wandb_mode: Literal["disabled", "online", "offline"] | None = None
-    """Mode of Weights & Biases. WANDB_MODE also applies if it is more private."""
+    """Mode of Weights & Biases. For its environment variables, see docs/wandb.md."""
     wandb_project_name: str = "rlhf_transformers"
-    """Project in Weights & Biases and trackio; WANDB_PROJECT replaces the default."""
+    """Project in Weights & Biases and trackio."""
     wandb_entity: str | None = None
-    """Weights & Biases user or team; WANDB_ENTITY or your default when None."""
+    """User or team in Weights & Biases; your default when None."""
     wandb_group: str | None = None
-    """Run group in Weights & Biases and trackio; WANDB_RUN_GROUP when None."""
+    """Group of the run in Weights & Biases and trackio."""
     wandb_tags: str | None = None
-    """Comma-separated tags in Weights & Biases; WANDB_TAGS when None."""
+    """Comma-separated tags in Weights & Biases."""
     wandb_notes: str | None = None
-    """Notes in Weights & Biases; WANDB_NOTES when None."""
+    """Notes in Weights & Biases."""
     loggers: str = ""
     """More loggers, comma-separated: tensorboard, trackio."""
     log_probes: bool = False
