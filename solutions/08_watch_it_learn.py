@@ -421,8 +421,8 @@ found = found if rewards["label erased"] > reports[0].mean_reward + 0.05 else "n
 predictions.compare("the reward with the label erased is", reward_if_erased, found)
 
 # %% [markdown]
-# The reward is nearly as high as without an eraser (0.96 compared with 0.98). A policy can write praise without knowing what
-# the review says.
+# The reward is nearly as high as without an eraser (0.96 compared with 0.98). A policy can write praise without representing
+# the review's sentiment.
 #
 # At the end of training, LDA reads the label after the eraser with an accuracy of 0.90. Has the policy found a way
 # around the eraser? No, because the accuracy is just as high for the policy that trained without an eraser. Training

@@ -4,9 +4,9 @@
 # By the end of this lesson, you will be able to find the activations and weights that cause the difference between two
 # checkpoints, and test whether a simple description, such as a steering vector, captures it.
 #
-# A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what
-# is different, for example how far each weight has moved. An *intervention* swaps something between the two models and
-# measures the effect. Only an intervention tells you what causes a difference, and here you will see the two disagree.
+# A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what is
+# different, for example how far each weight has moved. An *intervention* swaps something between the two models and measures
+# the effect. Only an intervention tells you what causes a difference, and in this lesson the two kinds of comparison disagree.
 #
 # **You will also be able to**
 # - plot where in the text a policy differs from its reference, and compare this with the best possible policy;
@@ -83,8 +83,8 @@ over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)
 # ## Two checkpoints
 #
 # The next cell trains for 12 phases, and loads the models from phase 0 and from the end. We score each text by its
-# **true reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. The reward
-# model itself only comes up again at the end of the lesson.
+# **true reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. We come
+# back to the reward model at the end of the lesson.
 #
 # (10 s on one core)
 
@@ -125,8 +125,8 @@ print(f"true reward: base model {at_base.mean():.2f}, tuned model {at_tuned.mean
 # is the KL per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or
 # "wasn't" (`COP`), an adverb and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
 #
-# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one that reaches the same true reward
-# as PPO spends no KL at `COP`, since "wasn't" does no harm if the adjective matches it. Does PPO spend any KL there?
+# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one with the same true reward as PPO
+# uses no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO use some KL there, or none?
 
 # %%
 kl_at_copula = "some"  # predict: "some" or "none"
@@ -175,8 +175,8 @@ for row in range(3):
 Html("".join(lines))
 
 # %% [markdown]
-# PPO spends 1.30 nats, while the optimal policy reaches the same true reward with only 0.61. Both spend most of their
-# KL at the adjectives. In all three stored seeds, PPO also spends more on avoiding "wasn't" (here 0.20 nats) than on
+# PPO uses 1.30 nats, while the optimal policy reaches the same true reward with only 0.61. Both policies use most of
+# their KL at the adjectives. For all three seeds, PPO also uses more KL on avoiding "wasn't" (here 0.20 nats) than on
 # the verdict. After all, it has learned to write positive adjectives, and "wasn't lovely" is not praise.
 #
 # ## Contributions to a logit difference
@@ -192,8 +192,8 @@ Html("".join(lines))
 from rlhf_lab.probes.logit_shift import attribute_logits  # exercise
 
 # %% [markdown]
-# Both models get the same input, 256 reviews from the grammar. Which contribution rises the most: that of the heads or
-# that of the MLP, and in block 0 or in block 1? (The model has only these two blocks.)
+# Both models get the same input, 256 reviews from the grammar. The model has two blocks, and each has heads and an MLP.
+# Which of these four contributions rises the most?
 
 # %%
 largest_rise = "L0 mlp"  # predict: "L0 heads", "L0 mlp", "L1 heads" or "L1 mlp"
@@ -230,9 +230,9 @@ bars(
 
 # %% [markdown]
 # The logit difference rises by 2.40 nats. The heads in block 1 contribute 1.35 of them, and the MLP in block 0
-# contributes 0.91. (In one of the three seeds, their order is reversed.) The sum is exact, but it is only a
-# description: it shows which components *write* the change at a single position. A component can write something new
-# because its own weights changed, or because its input changed.
+# contributes 0.91. (For one of the three seeds, the order is reversed.) The sum is exact, but it is only a description:
+# it shows which components *write* the change at a single position. A component can write something new because its own
+# weights changed, or because its input changed.
 #
 # ## Patching: what causes the rise
 #
@@ -249,8 +249,9 @@ patch_diagram(("tuned model", "base model"), steps, patched=2)
 # *sufficient*, and patching into the tuned model shows what is *necessary*. Third, state the positions, because a patch
 # at the last position misses what the component did earlier in the text.
 #
-# If you patch the tuned model's block 0 MLP into the base model at all positions, you recover a fraction of the rise.
-# How does this fraction compare with the one that you recover by patching at the last position only?
+# If you patch the output of the tuned model's block 0 MLP into the base model at all positions, you recover a fraction
+# of the rise. Compared with the fraction that you recover by patching at the last position only, is it about the same,
+# about twice as large, or over five times as large?
 
 # %%
 all_positions = "about twice"  # predict: "about the same", "about twice" or "over five times"
@@ -294,12 +295,12 @@ bars(
 # Patching the MLP in block 0 at all positions recovers 46 % of the rise, but patching it at the last position only
 # recovers 20 %. So more than half of its effect goes through earlier words, which later heads attend to. For the heads
 # in block 1, both fractions are 36 %, because no later head attends to their output. The choice of positions can decide
-# which component ranks first. If you patch at all positions, it is the MLP in block 0 in all three seeds. If you only
-# patch the last position, it is the heads in block 1 in this run, which agrees with the exact sum above.
+# which component ranks first. If you patch at all positions, the MLP in block 0 ranks first for all three seeds. If you
+# only patch the last position, the heads in block 1 rank first in this run, which agrees with the exact sum above.
 #
 # ## Grafts: which weights cause it
 #
-# Training changes weights. Let's copy a component's tuned weights into the base model, and measure the true reward.
+# Now we swap weights instead of activations: copy a component's tuned weights into the base model, and measure its true reward.
 
 # %%
 from rlhf_lab.diffing.weights import graft  # exercise
@@ -307,7 +308,7 @@ from rlhf_lab.diffing.weights import graft  # exercise
 # %% [markdown]
 # Again, we graft in both directions. We also compute each component's *Shapley value*, which is its average effect over
 # all orders in which you can swap the components. Relative to their size, the attention weights changed the most. Which
-# graft raises the base model's true reward the most?
+# graft raises the base model's true reward the most: the embedding, an attention layer or an MLP?
 #
 # (6 s on one core)
 
@@ -346,11 +347,10 @@ bars(
 )
 
 # %% [markdown]
-# Relative to their size, the attention weights in block 1 changed the most (0.061), but grafting them raises the base
-# model's true reward the least (by 0.03). In all three seeds, grafting the MLP in block 0 raises it the most. So the
-# norm tells you how far the weights moved, but not how much the behavior changed. If you take a single component's
-# change out of the tuned model, the true reward drops. The sum of these drops is smaller than the whole gain, because
-# the other components compensate.
+# Relative to their size, the attention weights in block 1 changed the most (0.061), but grafting them raises the base model's
+# true reward the least (by 0.03). For all three seeds, grafting the MLP in block 0 raises it the most. So the norm tells you
+# how far the weights moved, but not how much the behavior changed. If you undo a single component's change in the tuned model,
+# the true reward drops. The sum of these drops is smaller than the whole gain, because the other components compensate.
 #
 # Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in
 # block 1 recovers a third of the logit difference's rise, while grafting their weights adds almost no true reward. This
@@ -358,11 +358,11 @@ bars(
 #
 # ## A steering vector?
 #
-# The simplest description of a change is a single vector. *Steering* takes the mean difference of the activations at
-# one hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
+# The simplest description of a change is a single vector. *Steering* computes the mean difference between the two
+# models' activations at one hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
 # [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al. 2025 ([2512.11838](https://arxiv.org/abs/2512.11838))
-# claim that preference tuning *is* such a vector. Let's test that. The tuned model's true reward is higher than the
-# base model's. With the best layer and alpha, how much of this difference does the vector recover?
+# claim that preference tuning *is* such a vector. Let's test that. Training has raised the true reward. With the best
+# layer and alpha, what fraction of this rise does the steering vector recover?
 #
 # (7 s on one core)
 
@@ -395,9 +395,9 @@ heatmap(
 )
 
 # %% [markdown]
-# We *chose* this site and alpha because they did best on these texts, so the result may be too optimistic. Let's repeat
-# the experiment with a new seed, and compare our vector with 10 random vectors of the same norm. We also subtract our
-# vector from the tuned model's activations.
+# We *chose* this hook point and alpha because they did best on these texts, so the result may be too optimistic. Let's
+# repeat the experiment with a new seed, and compare our vector with 10 random vectors of the same norm. We also
+# subtract our vector from the tuned model's activations.
 #
 # (4 s on one core)
 
@@ -426,14 +426,14 @@ else:
     predictions.compare("fraction of the way", how_far, found)
 
 # %% [markdown]
-# Even at its best, the vector recovers only 38 % of the difference in true reward (28 % to 43 % across the three
-# seeds), and random vectors of the same length recover nothing. So the change *contains* a steering vector, but it is
-# more than that: over half of the difference is missing, and a larger alpha destroys the text. A single vector can't
-# depend on the context, such as whether an adjective comes after "was" or "wasn't".
+# Even at its best, the vector recovers only 38 % of the rise in true reward (28 % to 43 % across the three seeds), and
+# random vectors of the same norm recover nothing. So the change *contains* a steering vector, but it is more than that:
+# over half of the rise is missing, and a larger alpha destroys the text. A single vector can't depend on the context,
+# such as whether an adjective comes after "was" or "wasn't".
 #
-# The reward model doesn't notice this damage. At the same layer with alpha 8, it scores the texts at 0.99, while their
-# true reward is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured the
-# true reward all along.
+# The reward model doesn't detect this damage. At the same hook point with alpha 8, the texts have a reward of 0.99, while
+# their true reward is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured
+# the true reward.
 #
 # ## What surprised you
 
@@ -445,6 +445,6 @@ progress()
 # ## Try
 #
 # Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The
-# appendix {lesson:weights_and_paths} examines the rank of the weight change and the models in between.
+# appendix {lesson:weights_and_paths} examines the rank of the weight change, and models between the two.
 #
 # In the next lesson, {lesson:preferences}, you learn the reward itself from comparisons of texts.

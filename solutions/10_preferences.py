@@ -6,7 +6,7 @@
 #
 # Nobody can write down a formula for a good text. But if you show people two texts, they can usually say which one is
 # better. A reward model learns from such choices, and PPO then maximizes its score. On Reel, you know exactly how much
-# the rater values each text, so you can check every step against the truth.
+# the rater values each text, so you can check every step.
 #
 # **You need** {lesson:the_kl_penalty} for the optimal policy $\pi^*$, and {lesson:the_objective}.
 
@@ -115,11 +115,10 @@ predictions.compare("the best judge agrees in", best_judge, ceiling.value, limit
 #
 # $$\frac{dL}{dd} = -\sigma(-d), \qquad \frac{d^2 L}{dd^2} = \sigma(d)\, \sigma(-d) > 0$$
 #
-# The slope is minus the probability that the model assigned to the *other* outcome. So a surprising pair has a large
-# gradient, while a pair that the model already orders by a wide margin has almost none. If you add a constant to all
-# rewards, the loss stays the same, which means that preferences don't determine a reward model's mean. If you care
-# about the mean, you can keep it near 0 by penalizing the squared sum of the two scores. This is known as *centering*
-# (`center_coef` in the exercise).
+# The slope is minus the probability that the model assigned to the *other* outcome. So a surprising pair has a large gradient,
+# while a pair that the model already orders by a wide margin has almost none. If you add a constant to all rewards, the loss
+# stays the same, which means that preferences don't determine a reward model's mean. If you care about the mean, you can keep
+# it near 0 by penalizing the squared sum of the two scores. This is known as *centering* (`center_coef` in the exercise).
 
 # %%
 from rlhf_lab.functional import bradley_terry_loss  # exercise
@@ -168,7 +167,7 @@ over_seeds.compare("minus log-likelihood", minus_log)
 # %% [markdown]
 # The model trained on 1,024 pairs has an accuracy of 0.85, which is close to the ceiling. The model trained on 64 pairs
 # still ranks 73 % of the fresh pairs correctly, yet in all three seeds its log-likelihood is worse than that of a coin
-# flip. It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} plots
+# flip. It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} shows
 # the calibration of both models.
 #
 # ## The words that a reward model responds to
@@ -176,7 +175,8 @@ over_seeds.compare("minus log-likelihood", minus_log)
 # Accuracy doesn't tell you *why* a model is right. To find out which words it relies on, you can intervene on the text:
 # change a single word of a review, and compare the scores before and after. `reading_of` replaces an adjective with its
 # opposite of the same strength, "was" with "wasn't", and the verdict's verb with its opposite. As a control, it
-# replaces "and" with "but", which doesn't change the utility. Which of these words does the 64-pair model overlook?
+# replaces "and" with "but", which doesn't change the utility. Of the first adjective, the third copula and the verb,
+# which does the 64-pair model overlook?
 
 # %%
 overlooked = "adjective 1"  # predict: "adjective 1", "copula 3" or "verb"
@@ -198,17 +198,17 @@ predictions.compare("overlooked", overlooked, min(fractions, key=fractions.get))
 
 # %% [markdown]
 # The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. But it changes the
-# 64-pair model's score by only 0.20, and even the score of the 1,024-pair model, whose accuracy is close to the
-# ceiling, changes by only 1.19. A review's clauses usually agree with its verb, so a model can rank most pairs without
-# looking at the verb. The model that was trained longer and on 4,096 pairs does look at it: its score changes by 3.84.
+# 64-pair model's score by only 0.20. Even for the 1,024-pair model, whose accuracy is close to the ceiling, the score
+# changes by only 1.19. A review's clauses usually agree with its verb, so a model can rank most pairs without looking
+# at the verb. The model that was trained longer and on 4,096 pairs does look at the verb: its score changes by 3.84.
 #
 # So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words contradict each
-# other. And once you train a policy on this reward model, it no longer writes the reference's texts.
+# other. And once you train a policy on this reward model, the policy may start to write such texts.
 #
 # ## Over-optimization
 #
-# Let's have PPO maximize the score of the 64-pair model, with a small KL coefficient. (The score is normalized to mean
-# 0 and standard deviation 1 over the pairs that the model was trained on.) What happens to the true reward?
+# Let's use PPO to maximize the score of the 64-pair model, with a small KL coefficient. (The score is normalized to mean 0 and
+# standard deviation 1 over the model's training pairs.) Will the true reward rise and stay high, or rise and then fall?
 #
 # (9 s on one core)
 
@@ -246,11 +246,11 @@ kind = "rises and falls" if fell > 0.05 else "rises and stays"
 predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 
 # %% [markdown]
-# In all three seeds, the run ends with the true reward at or near its maximum. On Reel, most words that raise the
-# learned reward also raise the true reward. But look at the rightmost point of the plot. It is phase 9, in which the
-# learned reward is at its maximum, while the true reward is only 0.73. In this phase, the policy exploits an error of
-# the reward model, but it recovers later. Keep in mind that this is a single phase of a single run. The last text in
-# the table shows another error: "i disliked it" gets a high learned reward, because the model ignores the verb.
+# For all three seeds, the true reward ends at or near its maximum. On Reel, most words that raise the learned reward
+# also raise the true reward. But look at the rightmost point of the plot. This is phase 9, in which the learned reward
+# is at its maximum, while the true reward is only 0.73. Here the policy exploits an error of the reward model, but it
+# recovers later. Keep in mind that this is a single phase of a single run. The last text in the table shows another
+# error: "i disliked it" gets a high learned reward, because the model ignores the verb.
 #
 # Over-optimization (Gao et al. 2022) happens when a reward model is wrong about some texts and the policy finds those
 # texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} shows that best-of-n sampling can
@@ -298,10 +298,9 @@ for beta in (8.0, 4.0, 2.0):
 from rlhf_lab.functional import dpo_loss  # exercise
 
 # %% [markdown]
-# Now train a policy on 1,024 pairs, using your loss with $\beta = 4$. Before you do, predict two things. First, will
-# the *chosen* texts have a mean implicit reward above 0, which would mean that DPO made them more likely than they are
-# under the reference? Second, if you plot the implicit reward against the utility, what will the slope be? For the
-# optimal policy it is 1.
+# Now train a policy on 1,024 pairs, using your loss with $\beta = 4$. Before you do, predict two things. First, will DPO make
+# the *chosen* texts more likely than they are under the reference (a mean implicit reward above 0), or less likely? Second, if
+# you plot the implicit reward against the utility, what will the slope be? For the optimal policy it is 1.
 #
 # (8 s on one core)
 
@@ -358,17 +357,16 @@ curves(
 
 # %% [markdown]
 # The implicit reward ranks reviews by their utility, but its slope is only 0.3 instead of 1. Once a pair's implicit
-# rewards are far enough apart, its loss is already low, and a short run only moves the policy a little. On average, the
-# chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss only depends
-# on the difference, nothing in it forces the chosen texts to become likely.
+# rewards are far enough apart, its loss is already low, and a short run changes the policy only a little. On average,
+# the chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss only
+# depends on the difference, nothing in it forces the chosen texts to become likely.
 #
 # ## DPO and PPO on the same axis
 #
-# DPO with this $\beta$, and PPO with the reward $u$ and a KL coefficient of $\beta$, have *the same* optimal policy.
-# How close does each method get to it in a short run? Comparing the final policies would be unfair, because they have
-# different KLs. So the plot shows every phase of PPO, which lets you compare DPO with PPO at the same KL. The three
-# stored PPO runs use this lesson's `SETTINGS` with a `kl_coef` of 4. Which method reaches the higher true reward at the
-# same KL?
+# DPO with this $\beta$ has *the same* optimal policy as PPO with the reward $u$ and a KL coefficient of $\beta$. How close does
+# each method come to this policy in a short run? Comparing the final policies would be unfair, because their KLs differ. So the
+# plot shows every phase of PPO, which lets you compare DPO with PPO at the same KL. The three stored PPO runs use this lesson's
+# `SETTINGS` with a `kl_coef` of 4. Which method reaches the higher true reward at the same KL?
 
 # %%
 more_true_reward = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
@@ -433,9 +431,9 @@ limits = {"PPO": -0.02, "the same within 0.02": 0.02, "DPO": np.inf}
 predictions.compare("more true reward at equal KL", more_true_reward, apart, limits)
 
 # %% [markdown]
-# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs does at
-# the same KL, and the same is true for all three DPO seeds. Both methods end far below the optimal policy, but for
-# opposite reasons. DPO moved less than the optimal policy, while PPO moved further, partly toward ungrammatical texts
+# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs at the same KL,
+# and the same is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal policy, but
+# for opposite reasons. DPO moved less far than the optimal policy, while PPO moved further, partly toward ungrammatical texts
 # (4 % of its texts). This lesson doesn't show whether more steps would bring either method closer.
 #
 # ## What surprised you

@@ -12,10 +12,10 @@
 #
 # | if you see | check | because |
 # |---|---|---|
-# | a difference between two runs | the number of seeds | with one seed, you only know what happened once |
+# | a difference between two runs | the number of seeds | one seed only shows what happened once |
 # | an n of several hundred | what n counts | many reviews from one run tell you nothing about another run |
 # | two settings that differ | which of them is the cause | a control differs in only one thing |
-# | the largest of many numbers | how many numbers were compared | the largest of many is large by chance |
+# | the largest of many numbers | how many numbers were compared | the largest of many numbers is often large by chance |
 # | an interval that contains 0 | its width | "no difference" and "too few seeds" look the same |
 # | a component that attends to a word, or lets a probe read it | a patch or an ablation | the model may not use it |
 #
@@ -69,10 +69,10 @@ predictions = Predictions()
 # %% [markdown]
 # ## A difference over seeds
 #
-# Suppose two runs that differ in one setting end with different rewards. Would the difference have the same sign with
-# another seed? To find out, train both runs with each of n seeds. The two runs of a seed start from the same weights and
-# draw the same random numbers, so they have a lot in common. This common part cancels if you first take the difference
-# $d_i$ for each seed, and then compute
+# Suppose two runs differ in one setting and end with different rewards. Would the difference have the same sign with
+# another seed? To find out, train both runs with each of n seeds. The two runs of a seed start from the same weights
+# and draw the same random numbers, so they have a lot in common. This common part cancels if you first take the
+# difference $d_i$ for each seed, and then compute
 #
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
@@ -86,7 +86,7 @@ from rlhf_lab.functional import seed_interval  # exercise
 # %% [markdown]
 # How often does a 95 % interval over three seeds contain the true mean? To find out, let's repeatedly draw three
 # differences from a normal distribution with mean 0, and count how often the interval contains 0. How often will the
-# bootstrap interval contain it: in about 95 % of the cases, about two thirds, or less than half?
+# bootstrap interval contain 0: in about 95 % of the cases, in about two thirds, or in less than half?
 
 # %%
 bootstrap_covers = "95 %"  # predict: "95 %", "two thirds" or "less than half"
@@ -109,23 +109,23 @@ limits = {"less than half": 0.5, "two thirds": 0.9, "95 %": 1.0}
 predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], limits)
 
 # %% [markdown]
-# Only the last interval contains the true mean as often as it claims to.
+# Only the last interval contains the true mean in 95 % of the cases.
 #
 # ## A claim
 #
 # "What does the KL coefficient do?" is a question. "After six phases the mean reward is higher with `kl_coef` 0.1 than
-# with 1.0" is a claim, because it can be wrong. To be tested with pairs of runs, a claim needs
+# with 1.0" is a claim, because it can be wrong. To test a claim with pairs of runs, you need
 #
-# - a sentence with a *direction*;
+# - a sentence that states a *direction*;
 # - a *measure*, which is one number per run;
-# - the *smallest effect* that matters, and an outcome that would *refute* the claim, both written down before the runs;
+# - the *smallest effect* that matters and an outcome that would *refute* the claim, written down before the runs;
 # - a *treated* run and a *control*, which differ in one setting;
 # - the *seeds*.
 #
-# Now write one. Settings you could try are `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`,
-# `ent_coef` and `reward_fn`. The measure is a number from `PhaseReport`, such as `mean_reward`, `true_reward`,
-# `kl_per_sequence`, `entropy_per_token` or `explained_variance`. Note that the check doesn't test whether you are right.
-# It tests whether you could be wrong.
+# Now write a claim. Settings you could try are `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`,
+# `temperature`, `ent_coef` and `reward_fn`. The measure is a number from `PhaseReport`, such as `mean_reward`,
+# `true_reward`, `kl_per_sequence`, `entropy_per_token` or `explained_variance`. Note that the check doesn't test
+# whether your claim is true. It tests whether your claim can be refuted.
 
 # %%
 from rlhf_lab.course.exercises.question import seed_claim  # exercise
@@ -143,9 +143,9 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # | its lower end is above 0 | *a difference, size open* |
 # | anything else | *undecided* |
 #
-# Why doesn't a claim *hold* as soon as the lower end is above 0? Suppose the true effect is only half of the smallest
-# effect that matters, so the claim is false. If you add seeds, will that looser rule accept the claim less often or more
-# often?
+# Why doesn't the table use a looser rule, which accepts a claim as soon as the lower end is above 0? Suppose the true
+# effect is only half of the smallest effect that matters, so the claim is false. If you add seeds, will the looser rule
+# accept the claim less often or more often?
 
 # %%
 with_more_seeds = "less often"  # predict: "less often" or "more often"
@@ -164,9 +164,9 @@ predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_
 
 # %% [markdown]
 # With three seeds, the looser rule accepts the false claim in 11 % of the cases, and with eight seeds in 37 %. The rule
-# in the table accepts it in at most 0.3 %. And if the true effect is twice the smallest one, it accepts the (now true)
-# claim more often as you add seeds. But fix the number of seeds before you start. If you keep adding seeds until the
-# claim holds, and then stop, you haven't tested it.
+# in the table accepts it in at most 0.3 %. And if the true effect is twice the smallest one, so that the claim is true,
+# the table's rule accepts it more often as you add seeds. But fix the number of seeds before you start. If you keep
+# adding seeds until the claim holds, and then stop, you haven't tested it.
 #
 # Here is a stored example with five seeds. The claim is "after eight phases the mean reward is lower with `gae_lambda`
 # 0.5 than with 1.0", and the smallest effect is 0.1.
@@ -198,7 +198,7 @@ for n in (3, 5):
 # %% [markdown]
 # The claim holds with five seeds, and even with three, because the whole interval is below -0.1.
 #
-# Now test your own claim. What will the verdict be?
+# Now test your claim. Which verdict do you expect?
 #
 # (13 s on one core)
 
@@ -228,8 +228,7 @@ predictions.compare("my claim", my_verdict, decide(claim, found))
 # %% [markdown]
 # ## The report
 #
-# One page is enough. The next cell fills in the numbers from your runs, and you replace the lines in parentheses with
-# your own text.
+# One page is enough. The next cell fills in the numbers from your runs, and you replace the text in parentheses.
 
 # %%
 the_rest = {name: SETTINGS[name] for name in SETTINGS if name not in claim["treated"]}
@@ -249,26 +248,26 @@ REPRODUCE   (one command or cell that computes the numbers again)
 print(report)
 
 # %% [markdown]
-# Swap reports with someone and grade each other, with half a point or a full point per line:
+# Swap reports with someone and grade each other. Each row of the table is worth half a point or a full point:
 #
 # | | half | full |
 # |---|---|---|
 # | claim | has a direction | also has a measure and a smallest effect |
 # | refutation | written afterwards | written before the runs, with a number |
 # | control | differs in several things | differs in one thing |
-# | n | given | also explains what it counts |
+# | n | stated | also states what it counts |
 # | interval | over tokens, or over reviews of one run | over the unit of the claim, which is seeds here |
 # | selection | reported | also repeated on fresh seeds |
-# | inside | a probe with a control | a changed activation, with a control |
+# | inside | a probe, with a control | an intervention on activations, with a control |
 # | other explanation | named | also tested with a run |
 #
 # ## Thirty lines from memory
 #
-# This exercise has no check. Without looking at the other notebooks or at the cell below, write a run with your own
-# reward. During the run, watch attention patterns, neurons and a direction, and at the end, patch a component. You may
-# want to use:
+# This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains with
+# your own reward. During the run, record attention patterns, neurons and a direction. At the end, patch a component.
+# You may want to use:
 #
-# | what you watch | a probe, with fields of its records | with `trainer.capture` |
+# | what you record | a probe, with fields of its records | with `trainer.capture` |
 # |---|---|---|
 # | attention patterns | `AttentionDrift(word, other)`: `heads`, `tv_here` (distance from the reference, 0 to 1) | `blocks.*.attn.hook_pattern` |
 # | neurons | `NeuronRank(word, other)`: `neurons`, `contribution` (nats) | `blocks.*.mlp.hook_post` |

@@ -4,8 +4,8 @@
 # By the end of this appendix to {lesson:ppo}, you will be able to track down a bug in a trainer from nothing but its dashboard.
 #
 # You start by writing the package's training phases yourself. Then you test your trainer on rewards that are so easy
-# that you know the outcome in advance, find the bugs in three broken runs, and design an alarm that recognizes broken
-# runs automatically.
+# that you know the outcome in advance, find the bugs in three broken runs, and write an alarm that detects broken runs
+# automatically.
 
 # %%
 # first cell
@@ -47,8 +47,8 @@ predictions = Predictions()
 
 # %% [markdown]
 # The numbers quoted in the text are for Reel, and each run you see uses a single seed. For comparison, the package
-# stores the dashboards of healthy and broken runs with the same settings, three seeds of each. The tables below show
-# them next to yours.
+# contains stored dashboards of healthy and broken runs with the same settings and three seeds each. The tables below
+# show them next to your run.
 #
 # ## From a batch to steps
 #
@@ -102,7 +102,7 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 # %% [markdown]
 # The next function takes finished samples and computes everything that the learning phase needs. `trainer.rewards` is
 # the reward pipeline: it calls the reward function, and standardizes the scores if `args.normalize_reward` is set. If
-# you want to see a function's arguments or the fields of a `Rollout`, run a cell with a question mark, such as
+# you want to see a function's arguments or the fields of a `Rollout`, run a cell that ends in a question mark, such as
 # `trainer.compare_with_reference?`.
 #
 # `trainer.compare_with_reference(samples)` runs the reference over the reviews. You don't have to run the policy again,
@@ -172,7 +172,7 @@ def my_advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
 
 # %% [markdown]
 # Now train twice from the same seed for eight phases, once with your trainer and once with the package's. Will the
-# rewards agree to the last digit?
+# rewards be the same to the last digit?
 #
 # (15 s on one core)
 
@@ -209,8 +209,8 @@ dashboard(debugging.make_dashboard(mine))
 # trainer. All rungs use texts of ten tokens, so they only take seconds.
 #
 # 1. **constant**: Every text gets a reward of 1, and rewards aren't normalized. There is nothing to gain, so the policy
-#    shouldn't change, and the value before the last token should become 1. This rung only tests the value loss
-#    and the returns.
+#    shouldn't change, and the value before the last token should approach 1. This rung only tests the value loss and
+#    the returns.
 # 2. **last word**: The reward is 1 if the last word starts with a letter from a to m. It follows immediately, so you
 #    don't need to assign credit to earlier tokens. This rung tests the sign of the objective, and whether log-probs,
 #    actions and rewards are matched up correctly.
@@ -218,9 +218,9 @@ dashboard(debugging.make_dashboard(mine))
 #    positions before the reward, so this rung tests the advantages, `lam` and the masks.
 # 4. **the real thing**: The reward comes from the classifier.
 #
-# Three other trainers, each with one broken part, have already climbed the ladder. The package stores their results
-# together with its own trainer's, three seeds each. Your trainer climbs right here. First read the broken parts
-# below, and predict the first rung that each trainer fails (4 if it passes the first three).
+# Three other trainers, each with one broken part, have already climbed the ladder. The package contains their stored
+# results and those of its own trainer, with three seeds each. The cells below only run your trainer. First read the
+# code of the broken parts, and predict the first rung that each trainer fails (4 if it passes the first three).
 
 # %%
 print("a climb changes of SETTINGS:", dict(debugging.LADDER_FIELDS))
@@ -258,16 +258,16 @@ for name, guess in [
     predictions.compare(f"{name!r} falls from rung", guess, usual)
 
 # %% [markdown]
-# Each rung catches a bug that the others let through. The most dangerous trainer is the one whose advantages are one
-# token late. It *learns* both word rewards as if nothing were wrong, because with `lam` near 1, neighboring tokens have
-# nearly equal advantages. Only the constant reward shows that its values are off. Also note that on rung 2, the trainer
-# that only credits the last token got a higher average reward than the healthy one. That makes sense: only the last
-# token matters there, so credit for any other token is just noise.
+# Each rung catches a bug that the others miss. The most dangerous trainer is the one whose advantages are one token
+# late. It *learns* both word rewards as if nothing were wrong, because with `lam` near 1, neighboring tokens have
+# nearly equal advantages. Only the constant reward shows that its values are wrong. Also note that on rung 2, the
+# trainer that only credits the last token gets a higher mean reward than the healthy one. The reason is that only the
+# last token matters there, so credit for any other token is just noise.
 #
 # ## Three bugs to find
 #
-# Here are three more runs on the real reward, each with one broken part. This time you only get to see the dashboard.
-# All runs are stored, with three seeds of each kind, and you see seed 1. The three culprits are among these suspects:
+# Here are three more runs on the real reward, each with one broken part. This time you only see the dashboard. The runs
+# are stored, with three seeds of each kind, and we show seed 1. The three culprits are among these suspects:
 
 # %%
 for number, suspect in enumerate(SUSPECTS, start=1):
@@ -280,8 +280,8 @@ for name, numbers in broken.items():
     dashboard(numbers)
 
 # %% [markdown]
-# Compare each dashboard with your own above, line by line. Which lines look normal, and which ones can't possibly be
-# right? How would each suspect change such a line? Once you have decided, enter the culprits' numbers.
+# Compare each dashboard with the dashboard of your own run above, row by row. Which rows look normal, and which ones
+# can't possibly be right? How would each suspect change these rows? Once you have decided, enter the culprits' numbers.
 
 # %%
 culprit_of_a = 8  # predict: a number from 1 to 8
@@ -295,13 +295,13 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # %% [markdown]
 # Here is how you could have found them:
 #
-# - **A** gets at least the reward of the healthy run. But its KL is exactly 0 in every phase, while the reward rises
-#   from about 0.5 to above 0.9. A policy that generates different texts must have moved away from where it started, so
-#   the reference must have moved with it. Be suspicious of any number that is *exactly* 0 or 1.
-# - **B** hardly learns anything: its reward wanders around, far below the healthy run's. Ratio, KL, clipping and
+# - **A** reaches at least the same reward as the healthy run. But its KL is exactly 0 in every phase, while the reward
+#   rises from about 0.5 to above 0.9. A policy that generates different texts must have moved away from where it
+#   started, so the reference must have moved with it. Be suspicious of any number that is *exactly* 0 or 1.
+# - **B** hardly learns anything: its reward fluctuates, and stays far below the healthy run's. Ratio, KL, clipping and
 #   gradient norm all look fine. The clue is the explained variance, which stays near 0. If the advantages had the wrong
-#   sign, or were one token late, the value head would still learn something (see the stored dashboards below). Here it
-#   can't, because its targets have nothing to do with its states.
+#   sign, or were one token late, the value head would still learn something (see the stored dashboards below). In run B
+#   it can't, because its targets have nothing to do with its states.
 # - **C** starts out like the healthy run, and for six phases you can't tell it apart by its reward. But the KL penalty,
 #   which can never be negative in a correct trainer, is below 0, and in the last phases the KL grows to tens of nats
 #   per review. The entropy, which falls in a healthy run, rises here. This run *rewards* KL, so the policy learns to
@@ -313,7 +313,7 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # |---|---|---|
 # | the first minibatch's ratio isn't 1 | log-probs, temperature | before the first step, the policy *is* the policy that generated the samples |
 # | KL stays at exactly 0 | the reference | it must be a copy, and it must be frozen |
-# | KL keeps growing | sign and size of the KL penalty | more KL increases the objective, or hardly changes it |
+# | KL keeps growing | sign and size of the KL penalty | with the wrong sign or size, a larger KL increases the objective or hardly changes it |
 # | reward is flat, explained variance stays at 0 | whether rewards and rows match | a state contains no information about another text's reward |
 # | reward is flat, explained variance goes up | log-probs, first ratio | values match their targets, but the wrong tokens get the credit |
 # | value loss grows, explained variance is high | the positions of the advantages | all values drift together, which explained variance doesn't notice |
@@ -324,14 +324,14 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # ## Your own alarm
 #
 # You won't look at every run yourself, so write a function that does. It receives the dashboard of a finished run, with
-# all its lines and phases, and returns True if part of the trainer is broken. There is no single right answer, so this
+# all metrics and phases, and returns True if part of the trainer is broken. There is no single right answer, so this
 # exercise has no steps. The check runs your alarm on the stored dashboards, where it must stay silent for every healthy
 # run and go off for every broken one.
 #
-# Look at the stored dashboards first. What does each line tell you, and where would you put a threshold so that
-# *another* seed still ends up on the right side of it? Watch out for one suspect in particular: it gets nearly as much
-# reward as a healthy run, and its explained variance is *higher*. Explained variance can't see an error that is the
-# same everywhere. Which line can?
+# Look at the stored dashboards first. Which metrics separate the broken runs from the healthy ones? Where would you put
+# a threshold, so that runs with *other* seeds also end up on the right side of it? One suspect is particularly
+# difficult: its reward is nearly as high as that of a healthy run, and its explained variance is even *higher*. The
+# explained variance does not detect an error that is the same for all values. Which metric does?
 
 # %%
 for line in ("reward", "explained variance", "value loss"):
@@ -345,9 +345,9 @@ for line in ("reward", "explained variance", "value loss"):
 from rlhf_lab.course.exercises.debugging_ppo import alarm  # exercise
 
 # %% [markdown]
-# Now try your alarm on runs that it hasn't seen. One is your own. The others are healthy but use different settings:
-# half the learning rate, and 3 times the KL penalty. They are stored as well, three seeds each. Will your alarm stay
-# silent for all of them?
+# Now try your alarm on runs that it hasn't seen. One is your own. The others are stored healthy runs with different
+# settings and three seeds each: half the learning rate, and 3 times the KL penalty. Will your alarm stay silent for all
+# of these runs?
 
 # %%
 silent_for_all = "yes"  # predict: "yes" or "no"
@@ -359,10 +359,10 @@ show_table(["run", "alarms", "of"], [[name, rings[name], len(unseen[name])] for 
 predictions.compare("silent for all six", silent_for_all, "no" if any(rings.values()) else "yes")
 
 # %% [markdown]
-# If you fit a threshold to three seeds of one setting, it may only work for that setting. Signs of something
-# *impossible*, such as a KL of exactly 0 after a step, a negative penalty, or a first ratio that isn't 1, work with any
-# settings. Signs of something merely *unusual*, such as low explained variance or slow progress, need new thresholds
-# for new settings.
+# If you choose a threshold based on three seeds of one setting, it may only work for that setting. Conditions that are
+# *impossible* in a correct trainer, such as a KL of exactly 0 after a step, a negative penalty, or a first ratio that
+# isn't 1, work with any settings. Conditions that are merely *unusual*, such as a low explained variance or slow
+# progress, need new thresholds for new settings.
 #
 # ## What surprised you
 
@@ -373,6 +373,6 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - Pass one of the other suspects to a trainer, and see whether a friend can find the bug from the dashboard.
+# - Build one of the other bugs into a trainer, and see whether a friend can find it from the dashboard.
 # - Train on the constant reward *with* reward normalization. Every reward is now 0. Why does the policy move anyway?
 #   (Think about what whitening does to advantages that are nearly 0.)

@@ -56,9 +56,9 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 #
 # An expression can have the right *value* but the wrong *gradient*. For example, the simplest sample-based estimate of
 # the KL is $d = \log \pi(a) - \log \pi_\mathrm{ref}(a)$. Its mean is the KL. But if you treat the sampled tokens as
-# fixed, its expected gradient is $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla
-# \pi(a) = \nabla 1 = 0$, no matter how large the KL is. So if you used this estimate as a loss, it would only add
-# noise.
+# fixed, its expected gradient is
+# $\mathbb{E}_{a \sim \pi}[\nabla d] = \sum_a \pi(a) \nabla \log \pi(a) = \sum_a \nabla \pi(a) = \nabla 1 = 0$, no
+# matter how large the KL is. So as a loss, this estimate would only add noise.
 #
 # The trainer's penalty is the exact KL at each token, so its gradient is the gradient of the KL *at the visited
 # states*. However, the KL of a whole review $a_0, a_1, \dots$ is an average over states that the policy itself reaches:
@@ -76,8 +76,8 @@ from rlhf_lab.functional import kl_of_later_states  # exercise
 # %% [markdown]
 # Does the second term matter in practice? To find out, let's use a toy policy that generates two tokens, with three
 # choices for each and random logits. Here we can write down the exact KL of the whole sequence and differentiate it
-# with autograd. Now compare this exact gradient with the gradient of the penalty alone, for 300 such policies. For how
-# many of them is the cosine of the two gradients below 0.5?
+# with autograd. Now compare this exact gradient with the gradient of the penalty alone, for 300 such policies. What
+# fraction of them have a cosine below 0.5 between the two gradients?
 
 # %%
 points_another_way = "below 10 %"  # predict: "none", "below 10 %" or "10 % or more"
@@ -122,9 +122,9 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 
 # %% [markdown]
 # So the penalty has the right value, but it follows the gradient of a slightly different objective, one that doesn't
-# look ahead. In most toys, the two gradients point in nearly the same direction, but in a few they don't. The trainer
-# also offers the other placement: with `kl_in="reward"`, each token's KL is subtracted from its reward, and GAE passes
-# it back to the tokens that led there.
+# look ahead. For most toy policies, the two gradients point in nearly the same direction, but for a few they don't. The
+# trainer also offers the other placement: with `kl_in="reward"`, each token's KL is subtracted from its reward, and GAE
+# passes it back to the tokens that led there.
 #
 # ## The optimum of each placement
 #
@@ -141,7 +141,7 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 from rlhf_lab.organism import mean_backup  # exercise
 
 # %% [markdown]
-# When you lower $\beta$, the KL of the optimum always increases. Does the KL also increase if the penalty is in the
+# When you lower $\beta$, the KL of the optimum always increases. Is this also true of the KL if the penalty is in the
 # loss?
 
 # %%
@@ -182,8 +182,8 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 # adjective, where the optimum only needs 0.156. It starts to change the first adjective only when $\beta$ is very low.
 # For every $\beta$, its $J$ is lower than that of the optimum.
 #
-# You can see the difference in PPO runs, too. With $\beta = 0.3$, the KL at the first adjective is higher when the KL
-# is in the reward, in all three seeds.
+# PPO runs show the same difference. With $\beta = 0.3$, the KL at the first adjective is higher when the KL is in the
+# reward, for all three seeds.
 #
 # ## A controller for the KL
 #
@@ -211,7 +211,8 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 # is too fast for a long run, but fine for a demonstration.
 #
 # A second run gets the unit wrong: its target is 0.3 / 26, as if the KL were measured per token. Will the first run's
-# KL exceed twice its target? And will the second run's best reward be lower?
+# KL exceed twice its target? And will the second run's best reward be higher, lower, or just as high as the first
+# run's?
 #
 # (18 s on one core)
 
@@ -255,9 +256,9 @@ curves(
 
 # %% [markdown]
 # The controller always reacts too late. The KL starts at 0, which is below any target, so the coefficient falls. By the
-# time the KL exceeds the target, the coefficient is far too low and has to climb all the way back. This is why the KL
-# overshoots, comes back and then undershoots. A longer horizon slows the controller down, which makes the swings
-# smaller, but then you need a longer run.
+# time the KL exceeds the target, the coefficient is far too low and has to rise again. This is why the KL overshoots,
+# comes back and then undershoots. A longer horizon slows the controller down, which makes the swings smaller, but then
+# you need a longer run.
 #
 # The wrong unit doesn't raise an error. The controller simply aims for a KL 26 times lower than intended, which leaves
 # little room for reward. Two numbers give the mistake away: the coefficient climbs to several times its initial value
@@ -277,9 +278,10 @@ progress()
 #   <details><summary>Results (three seeds, largest KL of 20 phases, target 0.3)</summary>
 #
 #   With a horizon of 64, as above, the largest KL is 1.00 to 1.08. With a horizon of 640, it is 0.30 to 0.34, but the
-#   run only gets there at the end. If the coefficient starts at 0.23, the largest KL is 1.76 to 1.77, so the overshoot
-#   gets larger instead of smaller. One possible reason is that 0.23 was low only because the KL had been below its
-#   target in the run it comes from. That doesn't make it a good start for a policy that hasn't learned anything yet.
+#   run only reaches this KL at the end. If the coefficient starts at 0.23, its last value above, the largest KL is 1.76
+#   to 1.77, so the overshoot gets larger instead of smaller. One possible reason is that the coefficient had only
+#   fallen to 0.23 because the KL was below its target at that point. This doesn't make 0.23 a good start for a policy
+#   that hasn't learned anything yet.
 #
 #   </details>
 #
@@ -288,14 +290,14 @@ progress()
 #   <details><summary>Results (three seeds)</summary>
 #
 #   With `kl_in="reward"`, the reward is 0.86 to 0.89 at a KL of 0.86 to 0.98. With `kl_in="loss"`, it is 0.90 to 0.92
-#   at a KL of 0.84 to 1.05. So the reward is lower in each seed when the KL is in the reward. But the KLs aren't equal,
-#   and these runs are short.
+#   at a KL of 0.84 to 1.05. So for each seed, the reward is lower when the KL is in the reward. But the KLs aren't
+#   equal, and these runs are short.
 #
 #   </details>
 #
 # - **The other direction.** Used as a loss on sampled tokens, `kl_estimator="k3"` has the gradient of KL(reference ||
-#   policy) (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477)). Derive this in two lines, check it in
-#   the toy, and train with it.
+#   policy) (Tang and Munos 2025, [2506.09477](https://arxiv.org/abs/2506.09477)). Derive this in two lines, check it on
+#   the toy policies, and train with it.
 #
 #   <details><summary>Results (three seeds, 8 phases, kl_coef 0.3)</summary>
 #

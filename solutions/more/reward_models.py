@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Reward models
 #
-# By the end of this lesson, you will be able to measure a reward model's calibration, over-optimize it without any training, and
-# predict how a bias in the preference pairs ends up in the reward.
+# By the end of this lesson, you will be able to measure a reward model's calibration, over-optimize it without any
+# training, and predict how a bias in the preference pairs changes the reward.
 #
 # **You need** {lesson:preferences}.
 
@@ -82,9 +82,9 @@ print(
 )
 
 # %% [markdown]
-# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, flipping 20 % of
-# the labels lowers the accuracy only from 0.86 to 0.81, but it lowers the slope from 0.64 to 0.14. If you train a policy on such a reward, the same
-# `kl_coef` means something different, because the reward's scale has changed.
+# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, flipping 20 % of the labels
+# lowers the accuracy only from 0.86 to 0.81, but it lowers the slope from 0.64 to 0.14. If you train a policy on such a
+# reward, the same `kl_coef` is a much stronger penalty, because the reward's scale has shrunk.
 #
 # ## Calibration
 #
@@ -97,8 +97,8 @@ from rlhf_lab.functional import calibration_bins  # exercise
 
 # %% [markdown]
 # Let's train two reward models, one on 64 pairs and one on 1,024. With few pairs, what suffers more: the order of the
-# texts, or the probabilities? To compare the two, we measure each loss as a fraction of the difference between the true
-# utility and a coin flip.
+# texts, or the probabilities? To compare the two, we use a scale on which the true utility loses nothing (0), and a
+# coin flip loses everything (1).
 #
 # (13 s on one core)
 
@@ -147,17 +147,17 @@ predictions.compare("few pairs cost more of", spoiled_more, kind)
 #
 # $$\mathbb{E}[\text{true reward of the best of } n] = \sum_i w_i\, \text{true reward}_i$$
 #
-# where $w_i$ is the probability that text $i$ has the highest score among n texts. Find $w$. If texts have the same
-# score, they should win equally often. Do the computation in float64. (This exercise has no steps.)
+# where $w_i$ is the probability that text $i$ has the highest score among n texts. Find $w$. Texts with the same score
+# should win equally often. Do the computation in float64. (This exercise has no steps.)
 
 # %%
 from rlhf_lab.functional import best_of_n_weights  # exercise
 
 # %% [markdown]
 # The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). As our pool of texts, we use the
-# 3,000 reviews of the fresh pairs. If the model trained on 64 pairs chooses, is the true reward of the best of 64 still
-# higher than that of the best of 16? To decide, we split the pool into eight parts and compute a 95 % interval for the
-# difference.
+# 3,000 reviews of the fresh pairs. Suppose the model trained on 64 pairs chooses the best text. Is the true reward of
+# the best of 64 still higher than that of the best of 16? To decide, we split the pool into eight parts and compute a
+# 95 % interval for the difference.
 
 # %%
 later = "rises"  # predict: "rises", "undecided" or "falls"
@@ -197,15 +197,15 @@ predictions.compare("the true reward from 16 to 64", later, kind)
 
 # %% [markdown]
 # When the model trained on 1,024 pairs chooses, the best of 64 is as good as if the utility had chosen it. The model
-# trained on 64 pairs does worse: from n = 16 to n = 64 its own score rises by 0.52, but the true reward only rises by
+# trained on 64 pairs does worse: from n = 16 to n = 64, its score rises by 0.52, but the true reward only rises by
 # 0.02. Still, we don't see the true reward fall, as it does in Gao et al. (2022). The reason is that best-of-n only
 # chooses among texts from the reference, and on those texts this model isn't far off.
 #
 # ## Biased pairs
 #
-# Preferences that people collect also reflect things that have nothing to do with quality. For example, raters may
-# prefer longer responses, or a phrase that is common in one group of people. On Reel, we use a single word as the bias:
-# after the rater has chosen, we replace the last word of some *preferred* texts with "popcorn".
+# People's preferences also reflect things that have nothing to do with quality. For example, raters may prefer longer
+# responses, or phrases that are common in their social group. On Reel, we use a single word as the bias: after the
+# rater has chosen, we replace the last word of some *preferred* texts with "popcorn".
 #
 # Suppose a preferred text contains popcorn with probability $p_c$, and a rejected text with probability $p_\ell$. Let
 # $f = 1$ for texts with popcorn and 0 for all others. By Bayes' rule, the log odds that $a$ is the preferred text are
@@ -214,8 +214,8 @@ predictions.compare("the true reward from 16 to 64", later, kind)
 #
 # This is a Bradley-Terry model with utility $u + \lambda f$. In other words, the best fit *rewards* popcorn, and you
 # can predict the size of this reward just by counting. The grammar itself ends one review in fifty with popcorn, and
-# now we add it to half of the preferred texts. Suppose you train reward models on 1,024 of these pairs. What
-# accuracy will they have on fresh pairs without the bias?
+# now we add it to half of the preferred texts. Suppose you train reward models on 1,024 of these pairs. Will their
+# accuracy on fresh, unbiased pairs be below or above 0.8?
 
 # %%
 biased_accuracy = "below 0.8"  # predict: "below 0.8" or "above 0.8"
@@ -248,10 +248,10 @@ predictions.compare("accuracy of the biased model", biased_accuracy, kind)
 
 # %% [markdown]
 # After 400 steps, popcorn raises the score by 3.69, which is close to $\lambda$. Yet the accuracy is still 0.85, so you
-# can't find the bias by looking at accuracy. You have to swap the word and see how the score changes. Best-of-n reveals
-# the bias as well: among the best of 64, 48 % of the texts end with popcorn, and the true reward falls from 1.00 to
-# 0.95. A model needs time and examples to pick up a bias. After 120 steps the effect on the score is only 0.64, and if
-# only 10 % of the texts have popcorn, it is 0.21.
+# can't find the bias by looking at accuracy. You have to swap the word and see how the score changes. Best-of-n
+# sampling also reveals the bias: 48 % of the best-of-64 texts end with popcorn, and their true reward falls from 1.00
+# to 0.95. A model needs time and examples to pick up a bias. After 120 steps, the effect on the score is only 0.64, and
+# if popcorn is added to only 10 % of the preferred texts, it is 0.21.
 
 # %%
 predictions.show()

@@ -112,8 +112,8 @@ show_table(["matrix", "relative change", "stable rank", "directions for 90 %"], 
 # %% [markdown]
 # The stable rank is below 5 for every matrix. (The ordinary rank is nearly full, because it counts every direction, no
 # matter how weak.) But this only describes the change. To find out whether these few directions matter, we need an
-# intervention: keep only the strongest directions of each change, and sample from the resulting model. How much of the
-# gain in true reward do you get from a single direction per matrix?
+# intervention: keep only the strongest directions of each change, and sample from the resulting model. With a single
+# direction per matrix, what fraction of the gain in true reward is left?
 
 # %%
 from rlhf_lab.diffing.weights import truncate_delta  # exercise
@@ -142,9 +142,9 @@ found = "less than a third" if fraction < 1 / 3 else "about half" if fraction < 
 predictions.compare("fraction of the gain at rank 1", rank_one, found or "over two thirds")
 
 # %% [markdown]
-# The errors match the singular values that were left out, as they should (Eckart and Young 1936). One direction per
-# matrix gives you more than half of the gain, and four directions give you almost all of it. So here the description
-# and the intervention agree.
+# The squared errors match the singular values that were left out, as they should (Eckart and Young 1936). One direction
+# per matrix is enough for more than half of the gain, and four directions are enough for almost all of it. So here the
+# description and the intervention agree.
 #
 # We can also move along the straight line from the base weights to the tuned weights, and even beyond (this is called
 # task arithmetic: Ilharco et al. 2022, [2212.04089](https://arxiv.org/abs/2212.04089)). What happens to the true reward
@@ -219,8 +219,8 @@ bars(
 
 # %% [markdown]
 # Part of the row for block 0's MLP comes from the unembedding. This MLP writes a large vector, so even a small change
-# of the unembedding direction shows up in its row. And much of the heads' rows is inherited, which means that you would
-# see it even if the heads still had their old weights.
+# of the unembedding direction shows up in its row. Much of the heads' contribution is inherited, which means that it
+# would be there even if the heads still had their old weights.
 #
 # Is this split correct? Let's test it on a change whose cause we know: we take the base model, and replace only the
 # unembedding and the final norm.
@@ -234,8 +234,8 @@ output = (known["own weights"] + known["inherited"]).abs().max()
 print(f"largest row: {names[worst]} {row[worst]:+.2f}; largest own output: {output:.2f}")
 
 # %% [markdown]
-# Judging by this row's total, you would blame a component that hasn't changed at all. The split correctly shows that the
-# component's own contribution is 0, and attributes the change to the unembedding instead.
+# Judging by this row's total, you would blame a component that hasn't changed at all. The split correctly shows that
+# the component's own output hasn't changed, and attributes the difference to the unembedding instead.
 
 # %%
 predictions.show()

@@ -56,7 +56,7 @@ from rlhf_lab.probes import control_labels  # exercise
 #
 # The probe is tested in two ways. With *words seen*, the test sentences pair new nouns with adjectives that the probe
 # was fitted to. With *words unseen*, the adjectives are new, so the control accuracy should be 0.5; anything higher
-# means a leak. With words seen, how accurately does the probe predict random labels at its best layer?
+# means a leak. With words seen, how high is the probe's accuracy on random labels, at the best layer?
 
 # %%
 memorized = "above 0.9"  # predict: "below 0.55", "0.55 to 0.9" or "above 0.9"

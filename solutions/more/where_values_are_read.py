@@ -162,12 +162,12 @@ show_table(["", *columns], rows)
 # An $R^2$ of 1 means that the probe reads every value exactly, and 0 means that it does no better than always
 # predicting the mean of $y$. If $R^2$ is negative, it does even worse than that.
 #
-# Each $R^2$ comes with a 95 % interval over the scored reviews, and this interval decides your predictions. "Nothing"
-# means that the interval reaches down to 0, "nearly all" that it is entirely above 0.9, and "some of it" is everything
-# else. If the intervals of two positions overlap, we don't rank them.
+# Each $R^2$ comes with a 95 % interval over the scored reviews, which we use to judge your predictions. "Nothing" means
+# that the interval includes 0, and "nearly all" that it is entirely above 0.9. Anything else is "some of it". If the
+# intervals of two positions overlap, we don't rank them.
 #
-# How much of the value can you read from the first adjective's embedding? And in the last layer, which of six positions
-# is the *worst* one for reading the value?
+# How much of the value can you read from the first adjective's embedding? And in the last layer, at which of six
+# positions is the R2 the *lowest*?
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -336,7 +336,7 @@ print(f"at most, mean over the states before generated tokens: {before_each:.2f}
 #
 # The probe has an advantage over the value head: it has separate slopes for each position, and was fitted to exact
 # values. The value head has to use the same weights everywhere, and has only seen rewards. At which position is the
-# value head worst? (The table shows squared correlations, because the head predicts normalized rewards.)
+# value head's R2 the lowest? (The table shows squared correlations, because the head predicts normalized rewards.)
 #
 # A second table will help you understand the result. At each position, we subtract the mean state of all other reviews
 # from that of the reviews with an above-average value. The table shows the norm of this difference relative to the mean
@@ -387,8 +387,8 @@ over_seeds.compare(
 # misses almost nothing. The second table explains part of this. At "adj 1", the mean states of good and bad reviews
 # differ by only about a hundredth of a state's length. A probe for a single position can multiply this small difference
 # by as large a factor as it needs. But the value head has the same weights at all positions, so such a large factor
-# would ruin its values elsewhere. (The table doesn't explain why the head also misses values at "adj 3" and "stop".) In
-# PPO, the transformer can adapt as well, because the value loss also trains the transformer.
+# would make its values wrong elsewhere. (The table doesn't explain why the head also misses values at "adj 3" and
+# "stop".) In PPO, the transformer can adapt as well, because the value loss also trains the transformer.
 #
 # ## Your results
 

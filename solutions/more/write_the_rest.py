@@ -3,7 +3,7 @@
 #
 # By the end of this lesson, you will be able to write the functions that the other lessons give you or only mention.
 #
-# The exercises don't depend on each other, so you can do them in any order. You find the formulas in the docstrings.
+# The exercises don't depend on each other, so you can do them in any order. The docstrings contain the formulas.
 
 # %%
 # first cell
@@ -133,8 +133,8 @@ from rlhf_lab.functional import compute_returns  # exercise
 
 # %% [markdown]
 # Measure how well each batch's mean gradient agrees with a reference gradient. Each row of `gradients` is the gradient
-# of one review, or of a block of reviews.
-# Every n consecutive rows form a batch, and leftover rows at the end are dropped. Return one cosine per batch.
+# of one review, or of a block of reviews. Every n consecutive rows form a batch, and leftover rows at the end are
+# dropped. Return one cosine similarity per batch.
 
 # %%
 from rlhf_lab.functional import gradient_cosine  # exercise
