@@ -23,8 +23,8 @@ LINES = {
     "rlhf_lab/training": (3750, 4831),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
     "rlhf_lab/probes": (4800, 5541),
-    "rlhf_lab/views": (1700, 3045),
-    "rlhf_lab/course": (3600, 4399),
+    "rlhf_lab/views": (1700, 3035),
+    "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 420),
     "rlhf_lab": (1900, 2555),  # the root and the commands
     "tests": (28000, 32560),

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,21 +37,19 @@ REVIEWS = 1536  # the budget of total_phases times batch_size
 FRESH_REVIEWS = 512  # on which the trained policy is evaluated
 FRESH_SEED = 1000  # no run trains with it
 TRUE_REWARD_TO_REACH = 0.9  # runs that reach it rank above those that do not
-TUNING_SETTINGS: MappingProxyType[str, Any] = MappingProxyType(
-    {
-        "preset": "reel",
-        "num_minibatches": 4,
-        "kl_in": "reward",
-        "kl_estimator": "k1",
-        "normalize_reward": False,
-        "target_kl": 0.02,
-    }
-)
+TUNING_SETTINGS: Mapping[str, Any] = {
+    "preset": "reel",
+    "num_minibatches": 4,
+    "kl_in": "reward",
+    "kl_estimator": "k1",
+    "normalize_reward": False,
+    "target_kl": 0.02,
+}
 # the four fields of the preset reel, with as many phases as the budget allows
-PRESET_FIELDS: MappingProxyType[str, Any] = MappingProxyType(
-    {name: PRESETS["reel"][name] for name in ("kl_coef", "base_lr", "batch_size")}
-    | {"total_phases": REVIEWS // PRESETS["reel"]["batch_size"]}
-)
+PRESET_FIELDS: Mapping[str, Any] = {
+    **{name: PRESETS["reel"][name] for name in ("kl_coef", "base_lr", "batch_size")},
+    "total_phases": REVIEWS // PRESETS["reel"]["batch_size"],
+}
 
 
 @dataclass(frozen=True)

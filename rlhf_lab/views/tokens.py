@@ -12,11 +12,10 @@ from torch import Tensor
 from rlhf_lab.console import visible
 from rlhf_lab.views.marks import Kind, Names, Number, Rgb, color_of, css, ink_on, is_number
 from rlhf_lab.views.pictures import Drawn, Html
+from rlhf_lab.views.templates import render
 
 Numbers = Sequence[Number] | Float[Tensor, " seq"]
 Flags = Sequence[bool] | Bool[Tensor, " seq"]
-TILE = "padding:1px 2px;margin:1px;border-radius:3px;white-space:pre;display:inline-block"
-LINE = "font-family:ui-monospace,monospace;font-size:13px;line-height:1.7"
 
 
 def tokens_html(
@@ -38,16 +37,8 @@ def tokens_html(
         mask: False for tokens without a number, such as those of the prompt.
         limit: number with the strongest color; the largest in the text if None.
     """
-    spans = []
-    for token, number, background, is_far in _tiles(tokens, values, mask, limit, kind):
-        style, title = f"{TILE};opacity:.7", ""
-        if number is not None:
-            style = TILE + ";text-decoration:underline dotted" * is_far
-            title = f' title="{escape(name)} {number:.9g}{", beyond the scale" * is_far}"'
-        if background is not None:
-            style += f";background:{css(background)};color:{css(ink_on(background))}"
-        spans.append(f'<span style="{style}"{title}>{escape(token)}</span>')
-    return Html(f'<div style="{LINE}">{"".join(spans)}</div>')
+    tiles = _tiles(tokens, values, mask, limit, kind)
+    return Html(render("tokens.html", tiles=tiles, name=name, css=css, ink_on=ink_on))
 
 
 def tokens_text(
@@ -72,8 +63,8 @@ def color_key(name: str, limit: Number, kind: Kind = "diverging") -> Html:
     low = -limit if kind == "diverging" else 0.0
     numbers = [low + (limit - low) * step / 4 for step in range(5)]
     labels = [f" {number:.3g} " for number in numbers]
-    key = tokens_html(labels, numbers, name, limit=limit, kind=kind)
-    return Html(f'<div style="margin-top:.6rem"><small>{escape(name)}</small>{key.fragment}</div>')
+    key = tokens_html(labels, numbers, name, limit=limit, kind=kind).fragment
+    return Html(f'<div style="margin-top:.6rem"><small>{escape(name)}</small>{key}</div>')
 
 
 @dataclass(frozen=True)
@@ -89,14 +80,13 @@ class Strip(Drawn):
     def fragment(self) -> str:
         """The texts as HTML below the key of their colors, which end at the 99 % quantile."""
         limit = quantile_limit([x for _, _, row in self.rows for x in row])
-        lines = [f"<h4>{escape(self.title)}</h4>", color_key(self.unit, limit, self.kind).fragment]
-        if limit == 0:
-            lines[1:] = [f"<p>{escape(self.unit)} is 0 on every token of these samples.</p>"]
-        for label, tokens, row in self.rows if limit else ():
+        lines = []
+        for label, tokens, row in self.rows:
             known, numbers = [x is not None for x in row], [float(x or 0) for x in row]
-            tiles = tokens_html(tokens, numbers, self.unit, known, limit, self.kind).fragment
-            lines.append(f"<small>{escape(label)}</small>{tiles}")
-        return "".join(lines)
+            tiles = tokens_html(tokens, numbers, self.unit, known, limit, self.kind)
+            lines.append((label, tiles.fragment))
+        key = color_key(self.unit, limit, self.kind).fragment
+        return render("strip.html", strip=self, lines=lines, key=key, limit=limit)
 
 
 def quantile_limit(values: Sequence[Number | None], quantile: float = 0.99) -> float:
