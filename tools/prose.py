@@ -28,6 +28,7 @@ from tools.course.builder import masters
 from tools.course.prose import unsupported_numbers
 from tools.course.size import lesson_name
 from tools.reel.__main__ import main as reel
+from tools.site.public import definitions
 
 ROOT = Path(__file__).parent.parent
 DOCS, PACKAGE = ROOT / "docs", ROOT / "rlhf_lab"
@@ -204,22 +205,11 @@ def source_problems() -> Iterator[str]:
         if not re.match(r"[A-Z`].*[.]$", first) or QUESTION.match(first):
             yield f"{where}: the first line is not a plain sentence: {first!r}"
         if path.is_relative_to(PACKAGE):
-            for name in _public_names(tree):
+            for name in definitions(tree):
                 homes[name].add(where)
     for name, files in homes.items():
-        if len(files) > 1 and name not in IN_EACH_FILE:
+        if len(files) > 1 and name not in IN_EACH_FILE and not name.startswith("_"):
             yield f"{name} is defined in {', '.join(sorted(files))}"
-
-
-def _public_names(tree: ast.Module) -> set[str]:
-    names = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return {name for name in names if not name.startswith("_")}
 
 
 CHECKS = (feature_problems, guide_problems, metric_problems, link_problems, lesson_problems)

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from tools.course.first_cell import FIRST_CELL
+from tools.course.builder import FIRST_CELL
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("rlhf_lab", "notebooks", "solutions", "setup.py", "pyproject.toml", "README.md")

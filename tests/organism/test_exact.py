@@ -20,7 +20,7 @@ from rlhf_lab.organism import (
 )
 from rlhf_lab.organism.beliefs import intensity_belief, sentiment_belief
 from tests.organism.oracles import entropy
-from tools.reel.measures import next_probs
+from tools.reel.check import next_probs
 
 
 def token_advantages(policy, reward, tokens):

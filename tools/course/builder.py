@@ -4,7 +4,7 @@ A master is a percent-format script, `NN_NAME.py`, or `more/NAME.py` for an appe
 replaced:
 
 - `{minutes}` in text, by the minutes that the lesson takes.
-- `# first cell`, in its own cell, by the set-up that all lessons share (first_cell.py).
+- `# first cell`, in its own cell, by the set-up that all lessons share.
 - `from MODULE import NAME  # exercise`, in its own cell, by a heading, the function as a stub (or
   whole, in the solution) and a call of `check`.
 - `from MODULE import NAME  # given`, in its own cell, by the whole function in a folded cell.
@@ -25,11 +25,11 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from rlhf_lab import __version__
 from rlhf_lab.course.display import dots
 from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.errors import LoadError
-from tools.course.first_cell import FIRST_CELL, MARK
 from tools.course.prose import COLOR
 from tools.course.runner import METADATA, execute
 from tools.course.size import FUNCTION, PREDICTION, lesson_name, lesson_size, stored_cells
@@ -46,6 +46,27 @@ ROW = re.compile(r"^(\| \[\d\d [^]]+\]\((\w+)\.ipynb\) \|.*\| )\d+ \|$", re.MULT
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
+# sets one thread, and finds the package in a clone or installed; not from PyPI, where it is not
+MARK = "# first cell"
+SOURCE = """\
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # bars without ipywidgets
+warnings.filterwarnings("ignore", message="Using a non-tuple sequence")  # how eindex picks entries
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # models this small are not faster with more threads
+if Path("../rlhf_lab/__init__.py").is_file():
+    sys.path.insert(0, str(Path("..").resolve()))  # a clone, installed or not
+elif importlib.util.find_spec("rlhf_lab") is None:
+    raise ModuleNotFoundError(
+        "rlhf_lab is not installed. Run `pip install -e .` in a clone of rlhf_lab, or "
+        "`pip install path/to/rlhf_lab-{version}-py3-none-any.whl`. Then restart the kernel."
+    )
+"""
+FIRST_CELL = SOURCE.format(version=__version__).strip()
 
 
 def masters(root: Path) -> list[Path]:

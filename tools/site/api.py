@@ -2,12 +2,18 @@
 
 import ast
 import inspect
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tools.site.docstrings import to_rst
-from tools.site.public import PublicName, definitions, public_names, text_after, tree
+from tools.site.public import (
+    PublicName,
+    definitions,
+    public_names,
+    rooms,
+    text_after,
+    to_rst,
+    tree,
+)
 
 SPLIT = "rlhf_lab.functional"  # the room with a page for each module
 WITHOUT_SIGNATURE = "RLHFArgs"  # its parameters are on the page of settings
@@ -21,11 +27,11 @@ mathematics; the trainer is in ``training``, and its settings have a separate pa
 """
 
 
-def write_api(directory: Path, rooms: Sequence[str]) -> None:
-    """Write the pages of some rooms into a new directory."""
+def write_api(directory: Path) -> None:
+    """Write the pages of all rooms into a new directory."""
     directory.mkdir(parents=True)
     entries = []
-    for room in rooms:
+    for room in rooms():
         short = room.removeprefix("rlhf_lab.")
         homes = _group_by_module(room)
         if room == SPLIT:
@@ -80,7 +86,7 @@ def _entry(public: PublicName) -> str:
         return text
     if inspect.isfunction(value):
         return f".. autofunction:: {public.path}\n"
-    node = definitions(public.home)[public.name]
+    node = definitions(tree(public.home))[public.name]
     text = f".. py:data:: {public.name}\n   :module: {public.room}\n"
     code = ast.unparse(node.value) if node.value is not None else ""
     if code and len(code) <= LONGEST_VALUE:

@@ -11,8 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-from tools.site.docstrings import readable_signature, to_rst
-from tools.site.public import public_paths
+from tools.site.public import public_paths, readable_signature, to_rst
 
 LOG = logging.getLogger(__name__)
 SEPARATORS = re.compile(r"(?<=[/_.=,])(?=\w)|(?<=::)")

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from tools.site.api import write_api
@@ -32,8 +32,8 @@ def local_targets(text: str) -> Iterator[str]:
             yield path
 
 
-def stage(root: Path, source: Path, rooms: Sequence[str]) -> None:
-    """Write the sources of the site: pages, linked files as downloads, and API pages of rooms.
+def stage(root: Path, source: Path) -> None:
+    """Write the sources of the site: pages, linked files as downloads, and API pages.
 
     Sphinx warns of links to files that do not exist, and of pages in no table of contents.
     """
@@ -53,7 +53,7 @@ def stage(root: Path, source: Path, rooms: Sequence[str]) -> None:
         copy = source / file.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, copy)
-    write_api(source / "api", rooms)
+    write_api(source / "api")
 
 
 def _read(root: Path, page: Path) -> str:
