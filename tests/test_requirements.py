@@ -40,12 +40,6 @@ def test_the_lock_pins_everything_once():
         assert specifier.operator == "==" and "+" not in specifier.version, pin
 
 
-def test_matplotlib_is_not_required():
-    files = [*ROOT.glob("requirements*.txt"), *ROOT.glob("rlhf_lab/**/*.py")]
-    uses = re.compile(r"^\s*(import |from )?matplotlib\b(?!-)", re.MULTILINE)
-    assert files and not [path for path in files if uses.search(path.read_text("utf-8"))]
-
-
 @pytest.mark.nightly
 @pytest.mark.process
 def test_a_clone_runs_without_being_installed(tmp_path):

@@ -121,12 +121,6 @@ def test_unknown_option_is_named_on_any_terminal(cold: Callable) -> None:
     assert "Unrecognized options: --gr" in done.stderr
 
 
-def test_python_without_assertions_rejects_as_well(cold: Callable, here: Path) -> None:
-    done = cold(["-OO", *PROGRAM, "--batch-size", "9"])
-    assert done.returncode == 2 and "batch_size=9 is not divisible" in done.stderr
-    assert not (here / "made").exists()
-
-
 def test_import_silences_bitsandbytes() -> None:
     """With the extra eightbit, its import warns of missing kernels, also in a lesson."""
     assert logging.getLogger("bitsandbytes").level == logging.ERROR
