@@ -11,13 +11,15 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
+from rlhf_lab.models import make_reference
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import Pairs, RewardFn, RewardModel
+from rlhf_lab.sampling import check_context
 from rlhf_lab.supervised import first_and_last, fit, hold_out
 from rlhf_lab.tuning import losses
+from rlhf_lab.tuning.drift import KLEstimate, measure_drift
 from rlhf_lab.tuning.examples import Examples, TokenRow, encode_examples, example_logprobs
-from rlhf_lab.tuning.kl_meter import KLEstimate, KLMeter
 from rlhf_lab.tuning.labels import LabeledExamples
 from rlhf_lab.tuning.results import FitResult
 
@@ -154,15 +156,19 @@ def _minimize(
     true_reward_fn: RewardFn | None = None,
     rendered: bool = False,
 ) -> tuple[dict[str, float | int | None], KLEstimate | None]:
-    meter = None
+    reference = None
     if drift_eval is not None and drift_eval.samples:
-        sampling = (fitting.seed, fitting.batch_size, method.reference, rendered)
-        meter = KLMeter(model, prompts, drift_eval, true_reward_fn, *sampling)
+        check_context(model, 1, drift_eval.gen_len)
+        reference = method.reference or make_reference(model)
     size, rate = min(fitting.batch_size, len(train)), fitting.learning_rate
     batch_loss = lambda: method.loss(rng.choice(train, size, replace=False))
     steps = fit(model, batch_loss, fitting.steps, rate, method.title, fitting.show_progress)
     first, last = first_and_last(steps)
-    return dict(first_loss=first, last_loss=last), meter and meter.measure()
+    values = dict(first_loss=first, last_loss=last)
+    if reference is None:
+        return values, None
+    sampling = true_reward_fn, fitting.seed, fitting.batch_size, rendered
+    return values, measure_drift(model, reference, prompts, drift_eval, *sampling)
 
 
 def _compare_pairs(test: Pairs, rewards: Float[Tensor, "2 pair"]) -> dict[str, float | int | None]:

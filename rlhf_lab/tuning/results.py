@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlhf_lab.fitting import DPOLoss, FitConfig, KTOLoss, ORPOLoss, RewardLoss
-from rlhf_lab.tuning.kl_meter import KLEstimate
+from rlhf_lab.tuning.drift import KLEstimate
 
 
 @dataclass(frozen=True)
