@@ -13,12 +13,12 @@ ROOT = Path(__file__).parent.parent
 MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
-    "rlhf_lab/config": (750, 848),  # 75 for the methods of papers
+    "rlhf_lab/config": (750, 843),  # 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2835),
     "rlhf_lab/organism": (1300, None),
     "rlhf_lab/models": (3600, 3740),  # with issue "CUDA at speed"
     "rlhf_lab/rewards": (1600, 1679),
-    "rlhf_lab/tuning": (700, 821),
+    "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4831),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
