@@ -45,8 +45,8 @@ KEYS = frozenset({"method", "seed", "weights", "n_pairs", "fitting", "loss", "dr
 PAGE = Path("docs/preferences.md")
 FIGURES = re.compile(r"(?<=<!-- figures -->\n\n).*?(?=\n\n<!-- end of figures -->)", re.DOTALL)
 HEAD = """\
-| method | true reward, before | after | gain (lowest to highest) | KL, nats per text | accuracy |
-| --- | ---: | ---: | ---: | ---: | ---: |"""
+| method | true reward (lowest to highest) | KL, nats per text | accuracy |
+| --- | ---: | ---: | ---: |"""
 
 
 def run_key(method: str, seed: int) -> dict[str, Any]:
@@ -76,21 +76,20 @@ def tune(method: str, seed: int) -> dict[str, Any]:
 
 
 def table(records: Sequence[Record]) -> str:
-    """Format the table of the page: means over the seeds, and the range of the gain."""
+    """Format the table of the page: means over the seeds, and the range of the true reward."""
     lines = [HEAD]
     for method in METHODS:
         runs = [record for record in records if record["method"] == method]
         if not runs:
             continue
-        before, after, kl = (
+        rewards, kl = (
             [run["drift"][name] for run in runs]
-            for name in ("true_reward_before", "true_reward_after", "kl_per_sequence")
+            for name in ("true_reward_after", "kl_per_sequence")
         )
-        gains = [b - a for a, b in zip(before, after, strict=True)]
         accuracy = mean(run["accuracy"] for run in runs)
         lines.append(
-            f"| {method} | {mean(before):.3f} | {mean(after):.3f} | {mean(gains):+.3f} "
-            f"({min(gains):+.3f} to {max(gains):+.3f}) | {mean(kl):.2f} | {accuracy:.3f} |"
+            f"| {method} | {mean(rewards):.3f} ({min(rewards):.3f} to {max(rewards):.3f}) "
+            f"| {mean(kl):.2f} | {accuracy:.3f} |"
         )
     seeds = len({record["seed"] for record in records})
     return "\n".join([*lines, "", f"Seeds per row: {seeds}."])
