@@ -116,7 +116,7 @@ def page(records: Sequence[Record], source: str) -> str:
         phases, _, *others = tables(record)
         body += [[label, row[0], row[1], row[3], row[-1]] for row in phases.body]
         sources.append(
-            f"- {label}: `{record['command']}`, {machine['processor']}, {machine['cores']} cores. "
+            f"- {label}: `{record['command']}` ({machine['processor']}, {machine['cores']} cores). "
             f"{record.get('when', '')}".rstrip()
         )
         probes += [sheet.markdown() for sheet in others]

@@ -36,10 +36,10 @@ METHODS_TEXT = """\
 
 `RLHFArgs(method="grpo")` and `train --method grpo` apply the settings of the method's paper, except
 for learning rates, `batch_size`, `target_kl` and fields that you set yourself. The run logs a
-warning if your settings differ from the paper's (numbers: by more than a factor of 10), or if you
-only choose an estimator (`advantages="grpo"`) or a loss (`policy_loss="gspo"`). Choose the method
-when you create the settings. With `dataclasses.replace` or `--config run.json`, it has no effect
-on the other fields, because all of them are already set.
+warning if your settings differ from the paper's (for numbers, by more than a factor of 10), or if
+you only choose an estimator (`advantages="grpo"`) or a loss (`policy_loss="gspo"`). Choose the
+method when you create the settings. With `dataclasses.replace` or `--config run.json`, it has no
+effect on the other fields, because all of them are already set.
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
 and, on Reel, the fraction of grammatical texts. `dapo` lacks the paper's filter for overlong

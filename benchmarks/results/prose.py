@@ -19,9 +19,9 @@ cannot notice this, because it was only trained on reviews.
 Each dot is one training run of 20 phases with 256 reviews each, with the preset `reel` and the
 classifier's reward. The distance is how far the policy's true reward, measured on 1,024 new
 samples, is below the highest true reward that is possible at the same KL. Rows in lower case are
-[published methods](settings.md#methods), but ReMax is trained with a lower learning rate, because
-it diverges at the preset's. An "estimator" row only takes the advantages from its method, and
-keeps PPO's other settings.
+[published methods](settings.md#methods). (ReMax has a lower learning rate, because it diverges at
+the preset's.) An "estimator" row only takes the advantages from its method, and keeps PPO's other
+settings.
 """
 
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
@@ -111,8 +111,6 @@ reward the most in {} of {} runs.
 AGAIN = """\
 ## Repeating the runs
 
-`python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet,
-and then writes this page. Use `--only` to train a single part (`methods`, `loophole`, `learned`,
-`algorithms`, or `real` with `--language-model DIR --classifier DIR`), and `--page` to only write
-the page.
+`python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet, and
+then writes this page. `--only methods` trains a single part, and `--page` only writes the page.
 """
