@@ -83,37 +83,6 @@ def test_whitened_rewards_include_the_kl_and_exclude_padding(make_trainer):
     torch.testing.assert_close(advantages, to_go, atol=1e-4, rtol=1e-5)
 
 
-def greedy_text(trainer: RLHFTrainer) -> str:
-    """Return the most likely token each time, from whole forward passes of the policy."""
-    tokens = torch.tensor([trainer.prompt])
-    for _ in range(trainer.args.gen_len):
-        with torch.no_grad():
-            logits, _ = trainer.policy(tokens)
-        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
-    return trainer.tokenizer.decode(tokens[0], skip_special_tokens=True)
-
-
-@pytest.mark.slow
-def test_remax_subtracts_the_reward_of_the_greedy_response(make_trainer):
-    """The reward is the number of letters. The samples are those without a greedy response."""
-    parts = {"reward_fn": lambda texts: torch.tensor([float(len(text)) for text in texts])}
-    fields = {"normalize_reward": False, "stop_at_eos": False, "temperature": 1.3}
-    trainer = make_trainer(parts, advantages="remax", **fields)
-    rollout, baseline = trainer.rollout_phase(), len(greedy_text(trainer))
-    expected = torch.tensor([float(len(text)) - baseline for text in rollout.texts])
-    assert len(set(expected.tolist())) > 1
-    assert torch.equal(rollout.advantages, expected[:, None].expand_as(rollout.advantages))
-    assert rollout.texts == make_trainer(parts, **fields).rollout_phase().texts
-
-
-@pytest.mark.slow
-def test_registered_estimator_as_a_function_equals_its_name(make_trainer):
-    by_name = make_trainer(advantages="rloo", **GROUPS_OF_TWO).rollout_phase()
-    custom = make_trainer({"advantages": F.rloo_advantages}, **GROUPS_OF_TWO).rollout_phase()
-    assert torch.equal(by_name.advantages, custom.advantages)
-    assert torch.equal(by_name.returns, custom.returns)
-
-
 MIXED = FOUR | {"batch_size": 8, "samples_per_prompt": 4, "batches_per_learning_phase": 1}
 
 
@@ -130,26 +99,6 @@ def advantages_used(make_trainer, rewards, estimator, **fields):
     trainer.on("before_minibatch")(lambda ctx: seen.append(ctx.minibatch))
     trainer.learning_phase(trainer.rollout_phase())
     return seen, torch.cat(used).split(len(seen[0].tokens))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("grpo", {}),
-        ("dr_grpo", {"micro_batch_size": 4}),
-        ("rloo", {"normalize_advantages": False}),
-        ("opo", {}),
-    ],
-)
-def test_groups_of_equal_rewards_have_no_gradient(make_trainer, name, fields):
-    """Groups of four, all right or all wrong: rounding once left a gradient of 0.18."""
-    rewards = (0.7, 0.7, 0.7, 0.7, 1000.1, 1000.1, 1000.1, 1000.1)
-    free = {"kl_coef": 0.0, "ent_coef": 0.0, "vf_coef": 0.0}
-    parts = {"reward_fn": constant(*rewards)}
-    trainer = make_trainer(parts, advantages=name, **MIXED | free | fields)
-    rollout = trainer.rollout_phase()
-    assert (rollout.advantages == 0).all() and trainer.learning_phase(rollout).grad_norm == 0
 
 
 @pytest.mark.slow
@@ -278,6 +227,7 @@ def test_custom_function_that_is_not_called_raises(reel_args):
         ("clipped_surrogate", {"policy_loss": "gspo"}),
         ("clipped_surrogate", {"dual_clip": 3.0}),
         ("clipped_surrogate", {"clip_coef_high": 0.3}),
+        ("normalize_reward", {"normalize_reward": False}),
     ):
-        with pytest.raises(ConfigError, match=f"^{name} is called for"):
+        with pytest.raises(ConfigError, match=f"^{name} is (not )?called"):
             RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})

@@ -9,7 +9,7 @@ import torch
 
 from rlhf_lab.training import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.prompts import deal, load_prompts
-from tests.training.recorded_runs import EQUAL, PAIRS, PROMPTS, reward_by_prompt, reward_by_text
+from tests.training.recorded_runs import EQUAL, PAIRS, PROMPTS, reward_by_prompt
 
 WITHOUT = PAIRS | {"dynamic_sampling": None}
 BY_PROMPT = {"prompts": PROMPTS, "reward_fn": reward_by_prompt}
@@ -63,25 +63,6 @@ def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
     report = trainer.run_phase()
     assert sizes == [8] + [6] * bound and report.resampled_prompts == bound
     assert report.uninformative_group_fraction == 0.75 and report.mean_reward == 0.5
-
-
-def test_single_prompt_is_resampled_with_other_noise(make_trainer):
-    """The new text is scored by each of several rewards."""
-    drawn = []
-
-    def zero_at_first(texts: list[str]) -> torch.Tensor:
-        drawn.append(texts)
-        return reward_by_text(texts) if len(drawn) > 1 else torch.zeros(len(texts))
-
-    length = lambda texts: [float(len(text)) for text in texts]
-    parts = {"reward_fn": {"text": zero_at_first, "length": length}}
-    trainer = make_trainer(parts, reward_weights=(1.0, 0.0), **PAIRS)
-    drawn.clear()
-    rollout = trainer.rollout_phase()
-    assert rollout.resampled_prompts >= 1 and rollout.texts != drawn[0]
-    assert rollout.samples.prompts() == [trainer.prompt] * 8
-    assert rollout.rewards_by_name["length"].tolist() == length(rollout.texts)
-    assert torch.equal(rollout.raw_rewards, reward_by_text(rollout.texts))
 
 
 def test_replacements_come_in_an_order_of_the_batch(make_trainer):

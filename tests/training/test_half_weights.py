@@ -118,24 +118,6 @@ def test_second_moment_falls_with_the_gradients():
     assert moment.float().mean().item() / before == pytest.approx(0.999**100, rel=0.01)
 
 
-def test_weights_and_state_take_the_documented_bytes():
-    """Per weight: 2, and of state 4 + 8 with a copy, 4 without; 4 + 8 in float32."""
-    found = {}
-    for kind in ("fp32", *KINDS):
-        policy = in_weight_precision(TransformerWithValueHead(load_model("reel-nano")), kind)
-        parameters = list(policy.base_model.parameters())
-        optimizer = adamw(policy, 1e-3)
-        if kind != "fp32":
-            optimizer = for_half_weights(optimizer, policy, kind == "bf16", 1)
-        for weight in policy.parameters():
-            weight.grad = torch.ones_like(weight)
-        optimizer.step()
-        tensors = [x for w in parameters for n, x in optimizer.state[w].items() if n != "step"]
-        n = sum(w.numel() for w in parameters)
-        found[kind] = tuple(sum(x.nbytes for x in xs) / n for xs in (parameters, tensors))
-    assert found == {"fp32": (4, 8), "bf16": (2, 12), "bf16_stochastic": (2, 4)}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_run_in_bf16_is_saved_loaded_and_exported_as_it_is(runs, tmp_path, kind):
     run = runs(kind)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rlhf_lab import functional as F
-from rlhf_lab.compat import TRLStats, trl_stats
+from rlhf_lab.compat import TRLStats
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -173,20 +173,3 @@ def test_step_rejects_masks_that_do_not_fit(trainer):
         with pytest.raises(ConfigError, match="response_masks must have one mask for each resp"):
             trainer.step(GIVEN["queries"], GIVEN["responses"], GIVEN["scores"][0], masks)
     assert trainer.phase == 0
-
-
-def test_statistics_of_a_phase_are_means_over_its_minibatches(make_trainer):
-    """The KL is exact without an estimate, the entropy the rollout's."""
-    trainer = make_trainer(ent_coef=0.0, vf_coef=0.5)
-    watch, losses = TRLStats(trainer), []
-    trainer.on("after_loss")(lambda ctx: losses.append(-ctx.terms.clipped_surrogate.item()))
-    report, stats = trainer.run_phase(), watch.stats
-    assert len(losses) == 4
-    assert stats["ppo/loss/policy"] == pytest.approx(sum(losses) / 4, abs=1e-6)
-    total = stats["ppo/loss/policy"] + 0.5 * stats["ppo/loss/value"]
-    assert stats["ppo/loss/total"] == pytest.approx(total, abs=1e-6)
-    assert stats["objective/kl"] == pytest.approx(report.kl_per_sequence, abs=1e-6)
-    assert "objective/ref_logprobs" not in stats
-    assert stats["ppo/policy/entropy"] == report.entropy_per_token
-    assert stats["ppo/mean_non_score_reward"] == stats["ppo/val/clipfrac"] == 0.0
-    assert trl_stats(report, trainer.args).keys() <= stats.keys()

@@ -84,17 +84,3 @@ def test_detaching_intervention_is_reported_once(make_trainer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.run_phase()
-
-
-@pytest.mark.slow
-def test_weights_of_usual_runs_all_get_gradients(make_trainer):
-    for settings in (
-        {},
-        {"lora_rank": 2},
-        {"value_head": "separate"},
-        {"value_head": "detached"},
-        {"method": "grpo", "samples_per_prompt": 2},
-    ):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            make_trainer(**settings).run_phase()
