@@ -53,7 +53,7 @@ class Run:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The contents of run.json: arguments, versions, first and final metrics."""
+        """The contents of run.json: arguments, versions, final metrics."""
         return self.directory.read_info()
 
     @property

@@ -111,7 +111,7 @@ class Recorder:
         if trainer.phase < trainer.args.total_phases:
             info.pop("final", None)  # of a finished run that continues
         changes |= {"last_saved_phase": self.last_saved_phase, "diagnostics": self.diagnostics}
-        self.run.write_info(info | changes | {"reference_phase": trainer.reference_phase})
+        self.run.write_info(info | changes)
 
     def log(self, ctx: Context) -> None:
         self._hold()
@@ -122,8 +122,7 @@ class Recorder:
             self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})
-        initial = {"initial": ctx.report.to_dict()} if ctx.phase == 0 else {}
-        self.write_info(phases_done=ctx.phase + 1, **initial)
+        self.write_info(phases_done=ctx.phase + 1)
 
     def remark(self, sign: str, phase: int, text: str) -> None:
         """Add a diagnostic of a callback to run.json, once in a run."""

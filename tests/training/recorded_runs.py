@@ -87,16 +87,6 @@ CONFIGURATIONS = {
 }
 
 
-class Step(NamedTuple):
-    """One step of a learning phase, as callbacks saw it."""
-
-    phase: int
-    grad_norm: float
-    norm_before: float
-    norm_after: float
-    rates: list[float]
-
-
 class RecordedRun:
     """A finished run, with the fields of each event.
 
@@ -112,7 +102,7 @@ class RecordedRun:
         self.fields: dict[str, set[str]] = {}
         self.weights: list[dict[str, Tensor]] = []
         self.rollouts: list[Rollout] = []
-        self.steps: list[Step] = []
+        self.rates: list[list[float]] = []  # of each step
         for event in get_args(Event):
             trainer.on(event)(self.observe)
         self.reports = trainer.train()
@@ -125,12 +115,8 @@ class RecordedRun:
             self.weights.append(copy_weights(ctx.policy))
         elif ctx.event == "after_score":
             self.rollouts.append(ctx.rollout)
-        elif ctx.event == "after_backward":
-            self.norm = gradient_norm(ctx.policy)
         elif ctx.event == "after_step":
-            norms = ctx.grad_norm, self.norm, gradient_norm(ctx.policy)
-            rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
-            self.steps.append(Step(ctx.phase, *norms, rates))
+            self.rates.append([group["lr"] for group in self.trainer.optimizer.param_groups])
 
 
 def make_minibatch(logprobs: Tensor, advantages: Tensor, **fields: Any) -> ReplayMinibatch:
@@ -168,11 +154,6 @@ def move_weights(model: nn.Module) -> None:
     generator = torch.Generator().manual_seed(5)
     for weight in model.parameters():
         weight += 0.02 * torch.randn(weight.shape, generator=generator)
-
-
-def gradient_norm(model: nn.Module) -> float:
-    gradients = [p.grad.double() for p in model.parameters() if p.grad is not None]
-    return sum(gradient.square().sum().item() for gradient in gradients) ** 0.5
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

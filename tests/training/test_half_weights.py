@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
 from transformers import AutoModelForCausalLM
 
@@ -195,30 +195,7 @@ def test_run_steps_the_schedule_once_per_phase(runs):
     run = runs("plain")
     rates = [[1e-3 * x, run.trainer.args.head_lr * x] for x in (0.5, 1, 0.7, 0.4, 0.1)]
     assert [[r.base_lr, r.head_lr] for r in run.reports] == [pytest.approx(e) for e in rates]
-    assert [step.rates for step in run.steps] == [pytest.approx(e) for e in rates for _ in range(4)]
-
-
-def state_bytes(optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> int:
-    """Return the bytes of the moments, without the tables of codes that parameters share."""
-    shared = ("qmap1", "qmap2")
-    states = [optimizer.state[parameter] for parameter in parameters]
-    moments = [x for s in states for name, x in s.items() if name not in shared]
-    return sum(x.nbytes for x in moments if isinstance(x, Tensor) and x.ndim)
-
-
-@needs_bitsandbytes
-def test_moments_of_large_tensors_take_a_byte_and_a_scale(make_trainer):
-    """8 bytes per number in fp32; two codes of 1 byte, and two scales of 4 for every 256, here."""
-    sizes = {}
-    for name in ("adamw", "adamw_8bit"):
-        trainer = make_trainer(optimizer=name)
-        trainer.learning_phase(trainer.rollout_phase())
-        parameters = list(trainer.policy.parameters())
-        large = [p for p in parameters if p.numel() >= 4096 and p.numel() % 256 == 0]
-        sizes[name] = state_bytes(trainer.optimizer, large)
-        numbers = sum(p.numel() for p in large)
-    assert sizes["adamw"] == 8 * numbers
-    assert sizes["adamw_8bit"] == 2 * numbers + 8 * numbers // 256
+    assert run.rates == [pytest.approx(e) for e in rates for _ in range(4)]
 
 
 @needs_bitsandbytes

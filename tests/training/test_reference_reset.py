@@ -68,7 +68,7 @@ def test_run_stopped_at_a_reset_resumes_bitwise(make_trainer, runs):
     resumed = RLHFTrainer.resume(train_partly(make_trainer(**RESETS), 2))
     resumed.train()
     assert_same_run(resumed.run.path, runs("resets").path)
-    assert resumed.run.read_info()["reference_phase"] == 4
+    assert resumed.reference_phase == 4
 
 
 def test_adapters_share_frozen_weights_with_the_reference(runs):
