@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 import torch
@@ -147,12 +148,11 @@ def describe_source(part: Any) -> str:
     if isinstance(part, list | tuple):
         return ", ".join(map(describe_source, part))
     if isinstance(part, functools.partial):
-        held, name = (
-            [*part.args, *part.keywords, *part.keywords.values()],
-            describe_source(part.func),
-        )
+        name = describe_source(part.func)
+        held = [*part.args, *part.keywords, *part.keywords.values()]
     else:
-        held = [cell.cell_contents for cell in getattr(part, "__closure__", None) or ()]
+        cells = getattr(part, "__closure__", None) or ()  # empty before a variable is assigned
+        held = [cell.cell_contents for cell in cells if cell != CellType()]
         held += vars(part).values() if hasattr(part, "__dict__") else ()
         part = part if hasattr(part, "__qualname__") else type(part)
         name = part.__qualname__
