@@ -28,7 +28,7 @@ class CreditArgs:
     gamma: float = 1.0
     """Discount factor per token (one_step, gae, reinforce and reinforce++)."""
     whiten_rewards: bool = False
-    """Scale token rewards and their KL to variance 1 over the batch, and keep the mean."""
+    """Scale token rewards, including the KL, to variance 1 over the batch; keep their mean."""
     gae_lambda: float = 0.95
     """Lambda of GAE, from 0 (one-step estimate) to 1 (return minus value)."""
     normalize_advantages: bool = True
@@ -42,7 +42,7 @@ class KLArgs:
     kl_coef: float = 2.5
     """Weight of the KL from the reference model, in nats per token."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Subtract the mean KL from the objective, or each token's k1 from its reward."""
+    """Subtract the mean KL from the objective, or each token's KL (k1) from its reward."""
     kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
     """Exact KL, or an estimate from the sampled tokens (see functional.kl_estimate)."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"
@@ -64,7 +64,7 @@ class PPOArgs:
     num_minibatches: int = 4
     """Minibatches per pass; divides batch_size. The default is reduced to fit."""
     batches_per_learning_phase: int = 2
-    """Passes over the batch in each phase, in random order."""
+    """Passes over the batch in each phase, each in a new random order."""
     policy_loss: Literal["ppo", "gspo", "cispo", "policy_gradient"] = "ppo"
     """What to clip: token ratios, response ratios (gspo), gradient weights (cispo) or nothing."""
     clip_coef: float = 0.2
@@ -82,7 +82,7 @@ class PPOArgs:
     vf_coef: float = 0.15
     """Weight of the value loss."""
     vf_clip: float | None = None
-    """Largest change of a value since the rollout (PPO2); off when None."""
+    """Clip values to within this distance of the rollout's values (PPO2); off when None."""
     ent_coef: float = 0.001
     """Weight of the entropy bonus."""
     target_kl: float | None = None
@@ -96,7 +96,7 @@ class OptimizerArgs:
     """The optimizer and its learning rates."""
 
     base_lr: float = 2e-5
-    """Peak learning rate of the transformer (adapters: 1e-3 on Reel, 3e-4 elsewhere)."""
+    """Peak learning rate of the transformer; with adapters, 1e-3 on Reel and 3e-4 elsewhere."""
     head_lr: float = 5e-4
     """Peak learning rate of the value head."""
     weight_decay: float = 0.01
@@ -104,7 +104,7 @@ class OptimizerArgs:
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """AdamW with 32-bit or 8-bit moments (bitsandbytes)."""
     max_grad_norm: float | None = 1.0
-    """Largest global norm of the gradient, which is clipped; off when None."""
+    """Clip the gradient to this global norm; off when None."""
     warmup_steps: int = 20
     """Phases of linear warm-up. The default is reduced to fit total_phases."""
     final_scale: float = 0.1

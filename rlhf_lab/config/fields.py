@@ -79,7 +79,7 @@ class SamplingArgs:
     prompt_words: int | None = None
     """Use only this many words of each prompt; all when None."""
     dynamic_sampling: int | None = None
-    """Attempts to replace prompts whose responses have equal rewards (DAPO); off when None."""
+    """Redraw prompts with equal rewards up to this many times (DAPO); off when None."""
     prepend_bos: bool = True
     """Start prompts with the beginning-of-sequence token."""
     gen_len: int = 50
@@ -142,7 +142,7 @@ class RewardArgs:
     penalize_no_eos: bool = False
     """Give reward_penalty to responses without a stop token."""
     min_response_length: int = 0
-    """Give reward_penalty to responses with fewer tokens."""
+    """Give reward_penalty to shorter responses."""
     reward_penalty: float = -3.0
     """Negative reward for responses that are too short or have no stop token."""
     overlong_buffer: int = 0
