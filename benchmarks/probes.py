@@ -40,12 +40,8 @@ EVAL_TEXTS, NOISE = 32, 1e-4
 TIMED: MappingProxyType[str, Mapping[str, Any]] = MappingProxyType(
     {
         "AttentionDrift": WORDS,
-        "ComponentTransplant": {},
         "StepInfluence": WORDS,
         "FrozenProbe": {},
-        "ValueAttribution": {},
-        "GradTerms": {},
-        "KLAttribution": {},
         "HackWatch": {},
         "NeuronRank": WORDS,
     }
@@ -60,7 +56,7 @@ class Timed(NamedTuple):
     spent: Counter
 
     def turn(self) -> tuple[float, dict[str, float]]:
-        """Run the next phase, or the end; returns CPU seconds without probes, and of each."""
+        """Run the next phase; returns CPU seconds without probes, and of each."""
         self.spent.clear()
         start = process_time()
         next(self.reports, None)
@@ -101,9 +97,9 @@ def measure(
             load_timed(group, work, turns, Path(directory), result["left_out"])
             for group in ([], probes)
         ]
-        for turn in range(turns + 1):  # the last one is the end of the runs
+        for _ in range(turns):
             for run in runs:
-                _store_turn(run, turn == turns, result)
+                _store_turn(run, result)
     for run in runs:
         for name, attachment in run.attachments.items():
             if attachment.notes:
@@ -117,19 +113,15 @@ def measure(
     return 0
 
 
-def _store_turn(run: Timed, is_end: bool, result: dict[str, Any]) -> None:
+def _store_turn(run: Timed, result: dict[str, Any]) -> None:
     phase, spent = run.turn()
-    if not run.attachments and not is_end:
+    if not run.attachments:
         result["plain"].append(phase)
     for name in run.attachments:
-        kind = getattr(library, name)
-        at_end = kind.events == ("run_end",)
-        empty = {"every": None if at_end else kind.every, "calls": [], "rest": []}
+        empty = {"every": getattr(library, name).every, "calls": [], "rest": []}
         found = result["probes"].setdefault(name, empty)
-        if at_end == is_end:
-            found["calls"].append(spent[name])
-        if not is_end:
-            found["rest"].append(phase)
+        found["calls"].append(spent[name])
+        found["rest"].append(phase)
 
 
 def load_timed(
@@ -186,8 +178,6 @@ def costs_table(results: Sequence[Record]) -> Sheet:
 def _cost(result: Record, name: str) -> tuple[str, str]:
     one = result["probes"][name]
     phases = median(one["calls"]) / median(_plain_phases(result, name))
-    if one["every"] is None:
-        return "at the end", f"{phases:.1f} phases"
     return str(one["every"]), f"{phases / one['every']:.1%}"
 
 

@@ -17,7 +17,8 @@ from rlhf_lab.cli_runner import run_program
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import ReelTruth, Run, StepInfluence, attach
 from rlhf_lab.probes.probe import Observation, Record
-from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner, shares_of
+from rlhf_lab.probes.step_influence import ByWeight, adam_step, inner
+from rlhf_lab.probes.step_ledger import make_shares
 from rlhf_lab.training import RLHFTrainer
 
 STEPS = ((0, "first"), (3, "last"), (10, "first"))
@@ -39,7 +40,7 @@ class StepRedone(StepInfluence):
         """Redo the step also without each sample, and at other lengths."""
         record, before, target = super().observe(seen), seen.prepared, self.target_of(seen)
         ctx, limit = seen.ctx, seen.args.max_grad_norm
-        shares = shares_of(ctx.policy, ctx.reference, ctx.minibatch, seen.args, ctx.kl_coef)
+        shares = make_shares(ctx.policy, ctx.reference, ctx.minibatch, seen.args, ctx.kl_coef)
         whole = adam_step(*before, limit)
 
         def moved(step: ByWeight, length: float = 1.0) -> float:

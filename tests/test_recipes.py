@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from rlhf_lab import RLHFArgs
+from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.diffing import WeightLine
+from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models import load_model
 from tests.tiny_families import random_tokens, tiny_of
 
@@ -22,7 +23,8 @@ assert len(PAGES) >= 8
 LONG = "adapter_pieces compare_checkpoints compare_two_models inside_reward_model".split()
 LONG += "leading_directions store_and_steer steer_at_equal_kl equal_kl reward_by_layer".split()
 LONG += "resume_run own_prompts reader_in_training fisher_information attention_over_phases".split()
-LONG += "ablate_head warm_up_value_head".split()
+LONG += "ablate_head warm_up_value_head transplant_components kl_by_component".split()
+LONG += "gradient_terms value_by_component".split()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "console", "text"}
 
@@ -117,3 +119,55 @@ def test_lens_divergence_matches_hand_computed():
     kl = functions("lens_by_layer")["lens_divergence"](*models, *torch.randn(2, 2, 1, 3, 8))
     # 1/2 log(11/2) + 10/20 log(11/20)
     torch.testing.assert_close(kl, torch.full((2, 1, 3), 0.5534566), atol=1e-6, rtol=1e-6)
+
+
+def test_value_rows_match_hand_computed():
+    """V = 2 relu(x - 1) - relu(-x) + 3; from a mean of -1 to 3 by parts that move by 1 and by 3.
+
+    The first unit rises from 0 to 2 over 4: slope 1/2, times 2. The second falls from 1 to 0: slope
+    -1/4, times -1. Each unit of x contributes 1.25, from V = 2 to V = 7.
+    """
+    head = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    values = ([[1.0], [-1.0]], [-1.0, 0.0], [[2.0, -1.0]], [3.0])
+    with torch.no_grad():
+        for weight, value in zip(head.parameters(), values, strict=True):
+            weight.copy_(torch.tensor(value))
+        parts = torch.tensor([[[1.0], [-1.0]], [[2.0], [-4.0]]]).double()
+        rows, base = functions("value_by_component")["secant_value_rows"](head, parts)
+    assert base.item() == 2 and rows[:, 0].tolist() == pytest.approx([1.25, 3.75])
+
+
+@pytest.mark.slow
+def test_gradients_of_terms_sum_to_the_trainers(tmp_path):
+    args = RLHFArgs(preset="reel", total_phases=2, batch_size=8, gen_len=4, ent_coef=0.01)
+    trainer, gaps = RLHFTrainer(args, out=tmp_path / "run"), []
+    recipe = functions("gradient_terms")
+
+    @trainer.on("after_backward")
+    def compare(ctx):
+        found = recipe["term_gradients"](trainer, ctx)
+        assert found.keys() == recipe["TERMS"].keys()
+        for name, weight in ctx.policy.named_parameters():
+            total = sum(gradient[name] for gradient in found.values())
+            gaps.append((total - weight.grad).abs().max().item())
+
+    recipe["record_gradients"](trainer)
+    trainer.train()
+    assert len(gaps) > 20 and max(gaps) < 1e-6
+
+
+@pytest.mark.slow
+def test_kl_by_component_finds_the_changed_mlp(llama_tokenizer):
+    """Both splits of a changed MLP: all KL is by its weights and its output."""
+    model = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)
+    moved, tokens = copy.deepcopy(model), random_tokens()[:, :12]
+    with torch.no_grad():
+        moved.blocks[1].mlp.W_out += 0.5
+    states = torch.arange(12) < torch.tensor([11, 5, 8])[:, None]
+    split, kl = functions("kl_by_component")["kl_by_component"](model, moved, tokens, states)
+    exact = kl_per_token(*(log_probs(x(tokens).double()) for x in (moved, model)))
+    assert kl == pytest.approx(exact[states].sum().item() / 3, rel=1e-4)
+    for column in split.values():
+        assert sum(column.values()) == pytest.approx(kl, rel=1e-3)
+    assert split["weights"]["L1 mlp"] == pytest.approx(kl, rel=1e-3)
+    assert split["output"]["L0 mlp"] == split["output"]["unembed"] == 0 < split["output"]["L1 mlp"]

@@ -22,12 +22,12 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4830),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
-    "rlhf_lab/probes": (4800, 5541),
-    "rlhf_lab/views": (1700, 3035),
+    "rlhf_lab/probes": (4800, 4950),
+    "rlhf_lab/views": (1700, 2987),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 420),
     "rlhf_lab": (1900, 2555),  # the root and the commands
-    "tests": (28000, 32560),
+    "tests": (28000, 32076),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2641),  # with the figure of the README, the lint of prose, links by name

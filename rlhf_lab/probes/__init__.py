@@ -3,15 +3,12 @@
 from rlhf_lab.identity import Check
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
-from rlhf_lab.probes.component_transplant import ComponentTransplant
 from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.frozen_probe import FrozenProbe
-from rlhf_lab.probes.grad_terms import GradTerms
 from rlhf_lab.probes.hack_watch import HackWatch
-from rlhf_lab.probes.kl_attribution import KLAttribution
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.logit_shift import LogitShift, attribute_logits
 from rlhf_lab.probes.moved_words import find_moved_words, parts_over_phases, shift_parts
@@ -25,7 +22,6 @@ from rlhf_lab.probes.step_influence_probe import StepInfluence
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach
 from rlhf_lab.probes.text_heatmap import TextHeatmap
-from rlhf_lab.probes.value_attribution import ValueAttribution, secant_value_rows
 from rlhf_lab.probes.value_lens import value_lens
 from rlhf_lab.probes.value_lens_probe import ValueLens
 from rlhf_lab.probes.weight_delta import WeightDelta

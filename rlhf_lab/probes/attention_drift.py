@@ -7,12 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from rlhf_lab.diffing.attention import (
-    AttentionSplit,
-    HeadCache,
-    attention_split,
-    pattern_distance,
-)
+from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split, pattern_distance
 from rlhf_lab.diffing.logit_shift import logit_reader, own_reader
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import has_hooks
@@ -29,36 +24,30 @@ DRIFT_SITES = (*(f"blocks.*.attn.hook_{part}" for part in ("pattern", "v", "z"))
 
 
 class Places(NamedTuple):
-    """Names of places, and which of them each query and each key has.
-
-    Args:
-        query: index of its name; -1 without a token.
-        key: for each query; -1 without a token, or after the query.
-    """
+    """Names of places, and the index of the name of each query and each key."""
 
     query_names: list[str]
     key_names: list[str]
-    query: Int[Tensor, "batch query"]
-    key: Int[Tensor, "batch query key"]
+    query: Int[Tensor, "batch query"]  # -1 without a token
+    key: Int[Tensor, "batch query key"]  # -1 without a token, or after the query
 
 
 class AttentionDrift(WordPairProbe):
     """Change of each head since the reference, by pattern, values and W_O, key by key.
 
     The part of a logit difference by a head's own change (see `split_shift`) is split exactly into
-    its pattern (qk), values (ov) and W_O (wo). The record also has the shift of every pattern,
-    which may have no effect, for example between keys of no value. Keys and queries are named by
-    the grammar's slots on Reel; elsewhere queries are pooled, and keys are named by their distance.
-    With hooks on the policy, their change after pattern and values is stored as well.
+    its pattern (qk), values (ov) and W_O (wo), in logits. The record also has the total variation
+    of every pattern. Keys and queries are named by the grammar's slots on Reel; elsewhere queries
+    are pooled, and keys are named by their distance. With hooks on the policy, their change after
+    pattern and values is stored as well.
 
     Checks: total variation is at most 1; without hooks, pattern, values and W_O sum over keys to
     the head's own part.
 
     Args:
-        word, other: single tokens of the tokenizer; or weights by word as `word`.
-        pos: the position before the word: in each eval text, from its end when negative; the column
-            of the rollout. When None, the text's last, and the last of the prompt. Sequences
-            without a token at the position are omitted.
+        word, other: single tokens; or weights by word as `word`.
+        pos: the position before the word, in each eval text or as a column of the rollout. When
+            None, the text's last, or the last of the prompt. Texts without it are omitted.
         n: number of sequences.
         text: "eval" or "rollout".
     """
@@ -99,20 +88,20 @@ class AttentionDrift(WordPairProbe):
             split, written = _layer(layer, models, both, at, reader)
             parts.append([torch.einsum("bhk,bkg->hgb", cause, to_keys) for cause in split])
             effects.append(written)
-            site = f"blocks.{layer}.attn.hook_pattern"
-            moved = pattern_distance(*(exact(acts[site]) for acts in both))
+            patterns = [exact(acts[f"blocks.{layer}.attn.hook_pattern"]) for acts in both]
+            moved = pattern_distance(*patterns)
             distances.append(_by_place(moved, places))
             here.append(gather_columns(moved.transpose(1, 2), at).sum(-1).T)
-        tensors = {
-            name: torch.stack([part[i] for part in parts])
-            for i, name in enumerate(AttentionSplit._fields)
-        } | {"own": torch.stack(effects), "tv": torch.stack(distances)}
-        behind = tensors["own"] - sum(tensors[name] for name in AttentionSplit._fields).sum(2)
+        causes = zip(*parts, strict=True)
+        tensors = dict(zip(AttentionSplit._fields, map(torch.stack, causes), strict=True))
+        own = torch.stack(effects)
+        rest = own - sum(tensors.values()).sum(2)
+        tensors |= {"own": own, "tv": torch.stack(distances)}
         if is_hooked:
-            tensors["hooks"] = behind
+            tensors["hooks"] = rest
 
         def check_sum() -> Check:
-            gap = behind.abs().max().item() / max(tensors["own"].abs().max().item(), 0.01)
+            gap = rest.abs().max().item() / max(own.abs().max().item(), 0.01)
             name = "pattern, values and W_O sum over keys to the head's own part"
             return Check.at_most(name, gap, seen.allowed(1e-4, half=0.3))
 
@@ -151,7 +140,7 @@ class AttentionDrift(WordPairProbe):
 
 
 def slot_places(rows: TextRows, slots: Sequence[str]) -> Places:
-    """Return each position of a row by itself, with a name for each."""
+    """Return each position of a row as a place."""
     pos = rows.own_positions.masked_fill(~rows.written, -1)
     keys = pos[:, None, :].expand(-1, pos.shape[1], -1)
     return Places(list(slots), list(slots), pos, keys.masked_fill(~_is_before(pos), -1))
@@ -179,10 +168,8 @@ def _is_before(pos: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq seq"]:
     return (pos[:, None, :] >= 0) & (pos[:, None, :] <= pos[:, :, None])
 
 
-def gather_columns(
-    x: Shaped[Tensor, "*rows"], columns: Int[Tensor, " batch"]
-) -> Shaped[Tensor, "*row"]:
-    """Return `[batch ...]`, the entries of `[batch seq ...]` at one column of each row."""
+def gather_columns(x: Tensor, columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch ..."]:
+    """Return the entries of `[batch seq ...]` at one column of each row."""
     return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 

@@ -28,10 +28,9 @@ class Record:
 
     Args:
         values: plain JSON values.
-        tensors: by name; small on purpose.
-        checks: at least one; or functions that return a check or several. A function that raises
-            is left out, so that it never costs the record.
-        errors: what these functions raised.
+        tensors: by name; keep them small.
+        checks: checks, or functions that return one or several; at least one.
+        errors: messages of the functions that raised, whose checks are left out.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -53,21 +52,21 @@ class Record:
 
 @dataclass(frozen=True)
 class Observation:
-    """All that a probe is shown at an event.
+    """Inputs of a probe at an event.
 
     Args:
         ctx: the event's context.
         args: the run's settings.
         prefix_len: prompt tokens of the rollout's sequences.
-        custom_components: parts of the trainer that are the caller's own.
+        custom_components: names of the trainer's custom components.
         acts: activations of the policy at the probe's sites, on the probe's text.
-        reference_acts: those of the reference, on the eval text only.
+        reference_acts: those of the reference, on eval text only.
         text: the eval text, if any.
-        truth: Reel's exact truth, when the policy speaks Reel.
+        truth: Reel's exact values, if the policy starts as its grammar.
         gradients: of the policy's parameters by name, before clipping; at after_backward only.
-        optimizer: the run's; a probe copies what it keeps of its state.
+        optimizer: the run's; copy what you keep of its state.
         objective: the terms of the objective with the settings of the run.
-        prepared: what the probe's `prepare` returned earlier in the same step.
+        prepared: result of the probe's `prepare` in the same step.
     """
 
     ctx: Context
@@ -97,17 +96,13 @@ class Probe:
     """Base class of probes, which return records at named events; subclasses define `observe`.
 
     A probe has no state between calls, so a resumed run records the same as an uninterrupted one.
-    `phase` counts the learning phases so far: events before learning (after_rollout, after_score)
-    and run_end have the weights of that phase. The result of `prepare`, at an event of `prepares`,
-    is passed to `observe` in the same step as `seen.prepared`.
+    `phase` counts the learning phases before the event.
 
     Attributes:
         options: names of the arguments, in order; the class has their defaults.
-        name: names the probe's files.
-        question: what the probe answers, in one sentence.
-        caveat: what its numbers do not show, in one sentence.
-        events: events of `observe`.
-        prepares: events of `prepare`, in the same step.
+        name: of the probe's files.
+        question, caveat: one sentence each: the question it answers, and the limits of its numbers.
+        events, prepares: events of `observe`, and of `prepare` in the same step.
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
         pos: position of these activations; all when None.
@@ -164,17 +159,17 @@ class Probe:
             raise ConfigError(f"name={self.name!r} names files; use letters, digits and _ only.")
 
     def check_model(self, model: HookedModel) -> None:
-        """Raise ConfigError for a model that the probe would be wrong on; none by default."""
+        """Raise ConfigError if the probe does not support the model."""
 
     def check_run(self, trainer: RLHFTrainer) -> None:
-        """Raise ConfigError for a run that the probe would be wrong on; none by default."""
+        """Raise ConfigError if the probe does not support the run."""
 
     def prepare(self, seen: Observation) -> Any:
-        """Look at an event of `prepares`, and return what `observe` is to have of it."""
+        """Return, at an event of `prepares`, the `seen.prepared` of `observe` in the same step."""
         raise NotImplementedError(f"{type(self).__name__} has no prepare(); write one.")
 
     def observe(self, seen: Observation) -> Record:
-        """Look, and say what was found."""
+        """Return the record of an event of `events`."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(); write one.")
 
     def settings(self) -> dict[str, Any]:

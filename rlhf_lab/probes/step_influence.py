@@ -1,4 +1,4 @@
-"""One step of Adam as a sum over tokens, momentum and decay; contributions by the weights."""
+"""One step of AdamW in parts, and the groups of the weights that it changes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -7,18 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import Optimizer
 
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups
+from rlhf_lab.models import TransformerWithValueHead, lora_layers
 from rlhf_lab.models.device import exact
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.step_ledger import ledger_entries
-from rlhf_lab.training import ReplayMinibatch
+from rlhf_lab.models.lora import MARK
 
-OBJECTIVE_TERMS = ("surrogate", "value", "entropy", "kl")  # with their signs in the objective
 ByWeight = Mapping[str, Float[Tensor, "..."]]  # by name of the weight
-# from weights to the contribution of each token to the objective, by term
-Shares = Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]
 
 
 class AdamSettings(NamedTuple):
@@ -32,24 +28,26 @@ class AdamSettings(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """One step of AdamW up the gradient in parts, by weight.
+    """One step of AdamW up the gradient in parts, by weight."""
 
-    Args:
-        delta: change of each weight.
-        D: change per unit of the first moment.
-        momentum, decay: parts of delta by earlier gradients and by weight decay.
-        slope: derivative of delta by the clipped gradient, including the denominator's.
-        kappa: clipping factor of the gradient.
-        norm: of the whole gradient, before clipping.
-    """
+    delta: ByWeight  # change of each weight
+    D: ByWeight  # change per unit of the first moment
+    momentum: ByWeight  # part of delta by earlier gradients
+    decay: ByWeight  # part of delta by weight decay
+    slope: ByWeight  # derivative of delta by the clipped gradient, including the denominator's
+    kappa: float  # clipping factor of the gradient
+    norm: float  # of the whole gradient, before clipping
 
-    delta: ByWeight
-    D: ByWeight
-    momentum: ByWeight
-    decay: ByWeight
-    slope: ByWeight
-    kappa: float
-    norm: float
+
+class BeforeStep(NamedTuple):
+    """Arguments of `adam_step`, all from before the step; gradients before clipping."""
+
+    params: dict[str, Tensor]
+    grads: dict[str, Tensor]
+    m0: dict[str, Tensor]
+    v0: dict[str, Tensor]
+    number: int
+    settings: dict[str, AdamSettings]
 
 
 def adam_step(
@@ -95,6 +93,27 @@ def adam_step(
     return AdamStep(*columns, kappa=kappa, norm=norm)
 
 
+def before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) -> BeforeStep:
+    """Copy the state before a step of AdamW, by the policy's names of its parameters."""
+    weights, number = dict(policy.named_parameters()), 1
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    params, m0, v0, settings = {}, {}, {}, {}
+    for name in gradients:
+        weight, group = weights[name], groups[id(weights[name])]
+        state, zero = optimizer.state.get(weight, {}), torch.zeros_like(weight.detach())
+        # with maximize=True, torch's first moment has the other sign
+        sign = -1 if group["maximize"] else 1
+        params[name] = weight.detach().clone()
+        m0[name] = sign * state.get("exp_avg", zero)
+        v0[name] = state.get("exp_avg_sq", zero).clone()
+        settings[name] = AdamSettings(
+            float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
+        )
+        number = max(number, int(state.get("step", 0)) + 1)
+    grads = {name: gradient.clone() for name, gradient in gradients.items()}
+    return BeforeStep(params, grads, m0, v0, number, settings)
+
+
 def row_direction(
     step: AdamStep, gradient: ByWeight, group_settings: Mapping[str, AdamSettings]
 ) -> dict[str, Tensor]:
@@ -129,6 +148,34 @@ def inner(one: ByWeight, other: ByWeight) -> float:
     return sum((exact(x) * exact(other[name])).sum().item() for name, x in one.items())
 
 
+def trained_groups(policy: TransformerWithValueHead, fine: bool = True) -> Groups:
+    """Return groups of the transformer's trained parameters, by the policy's names of them.
+
+    They are `fine_groups` or `coarse_groups`. Adapters belong to the layer whose weight they
+    change, and are coarse, since A serves all heads.
+    """
+    model = policy.base_model
+    grouped = fine_groups(model) if fine and not lora_layers(model) else coarse_groups(model)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    found = {
+        name: [
+            (f"base_model.{weight}", head)
+            for weight in trained
+            for part, head in parts
+            if part == _effective_name(weight)
+        ]
+        for name, parts in zip(grouped.names, grouped.parts, strict=True)
+    }
+    found = {name: parts for name, parts in found.items() if parts}
+    return Groups(list(found), list(found.values()))
+
+
+def _effective_name(name: str) -> str:
+    """Return the name of the weight that a parameter is, or that an adapter changes."""
+    module, _, rest = name.partition(MARK)
+    return f"{module}.{rest.split('.')[0]}" if rest else name
+
+
 class _Caller(nn.Module):
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
@@ -142,33 +189,3 @@ def with_weights(policy: nn.Module, weights: ByWeight, function: Callable[[Any],
     """Call a function with a model that has other weights during the call."""
     named = {f"policy.{name}": weight for name, weight in weights.items()}
     return functional_call(_Caller(policy), named, (function,))
-
-
-def shares_of(
-    policy: TransformerWithValueHead,
-    reference: HookedModel,
-    minibatch: ReplayMinibatch,
-    args: RLHFArgs,
-    kl_coef: float,
-) -> Shares:
-    """Return a function from weights to each token's contribution to the objective, by term.
-
-    Contributions sum to the objective; they are 0 where the mask is False.
-    """
-
-    def shares(weights: ByWeight) -> Float[Tensor, "term minibatch gen"]:
-        # shortcuts without second derivatives (chunks of logits, joint casts) do not run with hooks
-        with policy.base_model.unembed.register_forward_hook(lambda *_: None):
-            ledger = lambda model: ledger_entries(model, reference, minibatch, args, kl_coef)
-            entries = with_weights(policy, weights, ledger)
-        n = minibatch.mask.sum()
-        return torch.stack(
-            [
-                entries["surrogate"],
-                -entries["value_loss"],
-                args.ent_coef * entries["entropy"] / n,
-                -kl_coef * entries["kl"] / n,
-            ]
-        )
-
-    return shares

@@ -3,33 +3,31 @@
 import copy
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
+from torch.optim import AdamW
 
 from rlhf_lab.diffing.groups import restrict, sum_by_group
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.step_influence import (
-    OBJECTIVE_TERMS,
-    AdamSettings,
     AdamStep,
+    BeforeStep,
     ByWeight,
     adam_step,
+    before_step,
     inner,
     left_out_direction,
     row_direction,
-    shares_of,
+    trained_groups,
     with_weights,
 )
-from rlhf_lab.probes.step_ledger import BEFORE_THE_OBJECTIVE
+from rlhf_lab.probes.step_ledger import BEFORE_THE_OBJECTIVE, OBJECTIVE_TERMS, make_shares
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training import Overrides, RLHFTrainer
@@ -39,28 +37,16 @@ ROUNDING = {"fp32": 2e-3, "tf32": 1e-2, "bf16": 5e-2}
 CANCELED = 0.01  # fraction of their size to which rows cancel before rounding is visible
 
 
-class BeforeStep(NamedTuple):
-    """Weights, gradients before clipping, and moments before a step; arguments of `adam_step`."""
-
-    params: dict[str, Tensor]
-    grads: dict[str, Tensor]
-    m0: dict[str, Tensor]
-    v0: dict[str, Tensor]
-    number: int
-    settings: dict[str, AdamSettings]
-
-
 class StepInfluence(WordPairProbe):
     """Effect of every token of one optimizer step on a logit difference of words, by component.
 
     The step is linear in the gradient for a fixed denominator of Adam, and the gradient is a sum
     over tokens. Each token, term and group of weights has a row; rows, momentum and weight decay
-    sum to the target's slope along the step. The rest of the target's change is the remainder.
-    `counterfactual` is the first-order effect of each sample including denominator and clipping:
-    minus the change if the sample were left out. In the first steps Adam divides gradients by their
-    own size, so do not read a row as the effect of leaving a token out. Between after_backward and
-    after_step the probe keeps copies of weights, gradients and moments, four times the memory of
-    the trained weights.
+    sum to the target's slope along the step, and the rest of its change is the remainder.
+    `counterfactual`, by sample, is minus the first-order change if the sample were left out,
+    including denominator and clipping. In the first steps Adam divides gradients by their own
+    size, so a row is not the effect of leaving a token out. The probe needs four times the memory
+    of the trained weights.
 
     Checks: the sum; the step's formula against the weights.
 
@@ -86,15 +72,15 @@ class StepInfluence(WordPairProbe):
         _validate_adamw(self.name, trainer)
 
     def prepare(self, seen: Observation) -> BeforeStep:
-        return _before_step(seen.ctx.policy, seen.gradients, seen.optimizer)
+        return before_step(seen.ctx.policy, seen.gradients, seen.optimizer)
 
     def observe(self, seen: Observation) -> Record:
         ctx, minibatch, before = seen.ctx, seen.ctx.minibatch, seen.prepared
         step = adam_step(*before, seen.args.max_grad_norm)
-        groups = policy_groups(ctx.policy, self.fine, heads=False)
+        groups = trained_groups(ctx.policy, self.fine)
         target = self.target_of(seen)
         gradient = _slope_of(target, before.params)
-        shares = shares_of(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
+        shares = make_shares(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
         p = row_direction(step, gradient, before.settings)
         directions = [restrict(p, groups, name) for name in groups.names]
         left_out = left_out_direction(step, gradient, before.grads)
@@ -187,31 +173,6 @@ def _slope_of(target: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[st
         slopes = torch.autograd.grad(target(leaves), list(leaves.values()), allow_unused=True)
     found = zip(leaves, slopes, strict=True)
     return {name: slope for name, slope in found if slope is not None}
-
-
-def _before_step(policy: nn.Module, gradients: ByWeight, optimizer: Optimizer) -> BeforeStep:
-    """Copy the state before a step of AdamW, by the policy's names of its parameters.
-
-    With maximize=True, torch's first moment has the other sign, which is undone here.
-    """
-    weights = dict(policy.named_parameters())
-    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    params, m0, v0, settings, numbers = {}, {}, {}, {}, {1}
-    for name in gradients:
-        weight, group = weights[name], groups[id(weights[name])]
-        state = optimizer.state.get(weight, {})
-        sign = -1 if group["maximize"] else 1
-        nothing = torch.zeros_like(weight, requires_grad=False)
-        params[name] = weight.detach().clone()
-        m0[name] = sign * state["exp_avg"] if state else nothing
-        v0[name] = state["exp_avg_sq"].clone() if state else nothing
-        settings[name] = AdamSettings(
-            float(group["lr"]), *group["betas"], group["eps"], group["weight_decay"]
-        )
-        if state:
-            numbers.add(int(state["step"]) + 1)
-    grads = {name: gradient.clone() for name, gradient in gradients.items()}
-    return BeforeStep(params, grads, m0, v0, max(numbers), settings)
 
 
 def _validate_adamw(name: str, trainer: RLHFTrainer) -> None:

@@ -1,6 +1,7 @@
 """StepLedger: the contribution of every token of one optimizer step to the objective."""
 
 import dataclasses
+from collections.abc import Callable
 from types import MappingProxyType
 
 import torch
@@ -14,6 +15,7 @@ from rlhf_lab.models.device import exact, product_dtype
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.outputs import PolicyOutputs
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
+from rlhf_lab.probes.step_influence import ByWeight, with_weights
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, objective_terms
 from rlhf_lab.training.objective import surrogate_per_token, token_weights
@@ -21,6 +23,7 @@ from rlhf_lab.training.objective import surrogate_per_token, token_weights
 # tolerance of the sum over tokens, by format
 SHARES_GAP = MappingProxyType({"fp32": 1e-5, "tf32": 1e-3, "bf16": 5e-3})
 BEFORE_THE_OBJECTIVE = ("normalize_reward", "advantages")
+OBJECTIVE_TERMS = ("surrogate", "value", "entropy", "kl")  # with their signs in the objective
 Entries = dict[str, Float[Tensor, "minibatch gen"]]
 
 
@@ -95,6 +98,36 @@ def _value_losses(
         moved = (values - minibatch.values).clamp(-args.vf_clip, args.vf_clip)
         errors = torch.maximum(errors, (minibatch.values + moved - minibatch.returns).square())
     return 0.5 * args.vf_coef * errors
+
+
+def make_shares(
+    policy: TransformerWithValueHead,
+    reference: HookedModel,
+    minibatch: ReplayMinibatch,
+    args: RLHFArgs,
+    kl_coef: float,
+) -> Callable[[ByWeight], Float[Tensor, "term minibatch gen"]]:
+    """Return a function from weights to each token's contribution to the objective, by term.
+
+    Contributions sum to the objective; they are 0 where the mask is False.
+    """
+
+    def shares(weights: ByWeight) -> Float[Tensor, "term minibatch gen"]:
+        # shortcuts without second derivatives (chunks of logits, joint casts) do not run with hooks
+        with policy.base_model.unembed.register_forward_hook(lambda *_: None):
+            ledger = lambda model: ledger_entries(model, reference, minibatch, args, kl_coef)
+            entries = with_weights(policy, weights, ledger)
+        n = minibatch.mask.sum()
+        return torch.stack(
+            [
+                entries["surrogate"],
+                -entries["value_loss"],
+                args.ent_coef * entries["entropy"] / n,
+                -kl_coef * entries["kl"] / n,
+            ]
+        )
+
+    return shares
 
 
 class StepLedger(Probe):

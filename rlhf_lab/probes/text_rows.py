@@ -32,8 +32,8 @@ class TextRows(NamedTuple):
         """Position of each token in its row, counted without left padding, which has -1."""
         return self.attention_mask.cumsum(1) - 1
 
-    def take(self, rows: Bool[Tensor, " batch"] | Int[Tensor, " rows"]) -> "TextRows":
-        """Return some rows, by mask or index."""
+    def take(self, rows: Bool[Tensor, " batch"]) -> "TextRows":
+        """Return the rows where the mask is True."""
         return TextRows(*(x[rows] for x in self[:4]), self.prefix_len)
 
 

@@ -14,7 +14,6 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact, where_exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact, unembed
 from rlhf_lab.models.residual_parts import PART_SITES, residual_components, validate_additive
-from rlhf_lab.probes.kl_attribution import MOST_HEADS
 from rlhf_lab.probes.moved_words import describe_moved_words, shift_parts
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record
 from rlhf_lab.probes.text_rows import text_rows
@@ -23,6 +22,7 @@ from rlhf_lab.training.capture import capture_activations
 NORMALIZED, SCALE = "ln_final.hook_normalized", "ln_final.hook_scale"
 WORD_SITES = (*PART_SITES, SCALE, NORMALIZED)
 TEXT_GROUPS = 8  # of texts, for intervals
+MOST_HEADS = 32  # with more, heads of a layer are one component
 MOST_WORDS = 128  # with the largest changes; others are not stored
 
 

@@ -28,9 +28,8 @@ HACKED_GAP = 0.5  # reward minus true reward of a sample
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
-    kinds = ("WordsMoved", "RunHealth", "KLByPosition", "ComponentTransplant")
-    names = map(run.find_probe, kinds)
-    words, health, kl, transplants = (run.records(name) if name else [] for name in names)
+    names = map(run.find_probe, ("WordsMoved", "RunHealth", "KLByPosition"))
+    words, health, kl = (run.records(name) if name else [] for name in names)
     places = {} if _known(health, "optimal_reward") else {"run_health": "curve-kl_per_sequence"}
     missing = "Not recorded: train with --probes."
     missing = "This run's probes do not record this." if run.probes() else missing
@@ -42,7 +41,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_cost(health, lines),
             answer_kl(kl) if kl else missing,
             *(answer_words(words) if words else [missing] * 2),
-            answer_causes(stored_interventions(run), transplants),
+            answer_causes(stored_interventions(run)),
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args, health),
             answer_optimizer(lines),
@@ -134,23 +133,12 @@ def _contrast(contrast: Line) -> str:
     )
 
 
-def answer_causes(interventions: Sequence[Line], transplants: Sequence[Line]) -> str:
-    """Return the intervention with the largest shift, or the best component of a transplant."""
-    if interventions:
-        largest = max(interventions, key=lambda result: abs(result["shift"][0]))
-        return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
-    if not transplants:
-        return (
-            "Not computed: attach ComponentTransplant, or patch between two checkpoints with "
-            "python -m rlhf_lab view."
-        )
-    record = transplants[-1]
-    i = max(range(len(record["groups"])), key=lambda i: record["put_in"][i])
-    return (
-        f"{record['groups'][i]} patched into the reference adds {record['put_in'][i]:+.3f} of a "
-        f"gain of {record['gain']:+.3f} in reward; patched out, it takes "
-        f"{record['taken_out'][i]:.3f}."
-    )
+def answer_causes(interventions: Sequence[Line]) -> str:
+    """Return the intervention with the largest shift."""
+    if not interventions:
+        return "Not computed: patch between two checkpoints with python -m rlhf_lab view."
+    largest = max(interventions, key=lambda result: abs(result["shift"][0]))
+    return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
 
 
 def answer_hacking(samples: Sequence[Line]) -> str:

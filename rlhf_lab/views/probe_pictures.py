@@ -41,9 +41,6 @@ AttentionDrift | bars | shift by head and cause, n = {n} | heads | pattern_(QK)=
 AttentionDrift | table | total variation of the pattern at {query} | head=heads |
  total_variation=tv_here |
 AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
-ComponentTransplant | bars | reward by component, {gain:+.3f} in all, n = {n} | groups |
- patched_in=put_in:ends patched_out=taken_out:ends Shapley=shapley:ends | reward
-GradTerms | cosine | cosines of the terms' whole gradients | terms terms | cosines:last |
 StepInfluence | bars | effect of step {number} on the {target} by cause | causes_of_step |
  effect=effects |
 StepInfluence | strip | what each token did to the {target} | diverging mask 3 | moved=rows:sum0 |
@@ -64,12 +61,6 @@ HackWatch | table | tokens, and probability that words won | text=sides | tokens
  won=promoted_mass:moved |
 HackWatch | rows | by the logits: probability won in states of the policy's texts | | promoted |
 HackWatch | rows | by the texts: log odds compared with the reference's texts | | taken_up |
-KLAttribution | bars | {kl:.3g} nats per sequence, through which output, n = {n} | components |
- output | nats
-KLAttribution | bars | {kl:.3g} nats per sequence, by whose weights, n = {n} | groups | weights |
- nats
-KLAttribution | diverging | KL through outputs, by the next token | components slots | by_position |
- nats
 ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_out} | sites slots |
  defined_r2 |
 ValueLens | bars | correlation of the value head with {r2_against}, n = {head_n} | slots |
@@ -79,9 +70,6 @@ ValueLens | diverging | value by layer, sequence 1, tuned lens | tuned_sites slo
  lens_tuned:first |
 ValueLens | table | R2 of both lenses as a forecast of the value | layer=tuned_sites |
  raw_lens=raw_r2 tuned_lens=tuned_r2 |
-ValueAttribution | matrix | standard deviation of each component's part of the value | counted_slots
- components | sd |
-ValueAttribution | bars | standard deviation of the values | counted_slots | value=value_sd |
 Direction | accuracy | accuracy of the direction, held out, n = {sequences[held]} (*: the text up to
  there is informative) | sites_and_bayes informed_slots | accuracies |
 FrozenProbe | table | all sites | sites | accuracy_frozen gap called shift cosine split_half
@@ -104,10 +92,8 @@ WeightDelta | rows | the largest changes of weights | norm | rows |
 """
 LAST_RECORDS = 20
 # kind and ends of the scale of a matrix
-SCALES = {"matrix": ("sequential", None), "fraction": ("sequential", (0.0, 1.0))}
-SCALES |= {"accuracy": ("sequential", (0.5, 1.0)), "diverging": ("diverging", None)}
-SCALES |= {"cosine": ("diverging", (-1.0, 1.0))}
-GRADIENT = "objective per unit of weight"
+SCALES = {"fraction": ("sequential", (0.0, 1.0)), "accuracy": ("sequential", (0.5, 1.0))}
+SCALES |= {"diverging": ("diverging", None)}
 REPETITION = {
     "distinct": "different n-grams",
     "repeated": "n-grams that their text has had before",
@@ -181,12 +167,6 @@ def _kl_map(records: Sequence[Snapshot]) -> Pictures:
     yield heatmap([at["kl"] for at in records], phases, cols, title, unit="nats per token")
 
 
-def _gradient_norms(records: Sequence[Snapshot]) -> Pictures:
-    norm = lambda i: lambda at: at.tensors["norms"][i, -1].item()
-    series = {term.replace("_", " "): norm(i) for i, term in enumerate(records[-1]["terms"])}
-    yield draw.curves_over(records, "norm of each term's whole gradient", series, GRADIENT)
-
-
 def _repetition(records: Sequence[Snapshot]) -> Pictures:
     for name, title in REPETITION.items():
         series = {
@@ -247,13 +227,6 @@ def _frozen_curves(records: Sequence[Snapshot]) -> Pictures:
     yield draw.curves_over(records, "cosine", cosines, note=note)
 
 
-def _gradient_bars(at: Snapshot) -> Pictures:
-    pairs = zip(at["terms"], at["norms"], strict=True)
-    series = {term.replace("_", " "): (lambda at, norms=norms: norms) for term, norms in pairs}
-    title = "norm of each term's gradient, step {number} of {steps}"
-    yield draw.field_bars(at, title, at["groups"], series, GRADIENT)
-
-
 def _patterns(at: Snapshot) -> Pictures:
     chosen = sorted(range(len(at["heads"])), key=lambda i: -at["tv_here"][i])[:16]
     tv = at.tensors["tv"].flatten(0, 1)
@@ -290,9 +263,9 @@ def _no_words(at: Snapshot) -> Pictures:
     yield None if at.get("contrasts") else Html("<p>No word has moved beyond noise.</p>")
 
 
-OVER_PHASES = {"KLByPosition": _kl_map, "GradTerms": _gradient_norms}
+OVER_PHASES = {"KLByPosition": _kl_map}
 OVER_PHASES |= {"HackWatch": _repetition, "Direction": _drift, "FrozenProbe": _frozen_curves}
-OF_RECORD = {"GradTerms": _gradient_bars, "AttentionDrift": _patterns, "StepLedger": _ledger}
+OF_RECORD = {"AttentionDrift": _patterns, "StepLedger": _ledger}
 OF_RECORD |= {"WeightDelta": _singular_values, "WordsMoved": _no_words}
 
 

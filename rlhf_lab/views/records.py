@@ -100,10 +100,8 @@ def reduced(name: str, how: str) -> Callable[[Snapshot], Any]:
 
 REDUCED: Mapping[str, Callable[[Tensor], Any]] = {
     "mean": mean_with_ends,
-    "ends": lambda t: t.unbind(-1),
     "sum0": lambda t: t.sum(0),
     "sum1": lambda t: t.sum(1),
-    "last": lambda t: t[..., -1],
     "first": lambda t: t[:, 0, :MOST_SLOTS],
     "moved": lambda t: [t.abs().sum().item() / 2, None],
 }
@@ -149,11 +147,6 @@ def _active(at: Snapshot) -> list[str]:
     return [", ".join(f"{word!r} {x:.3g}" for word, x in row) for row in named]
 
 
-def _counted_slots(at: Snapshot) -> list[str]:
-    slots = at.get("slots") or at["positions"]
-    return [f"{slot}, n = {n}" for slot, n in zip(slots, at["n"], strict=True)]
-
-
 COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = {
     **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
     "cause_sums": _cause_sums,
@@ -162,12 +155,10 @@ COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = {
     "kl_slots": lambda at: at.slots(len(at["kl"])),
     "sites": lambda at: list(map(short_site, at["sites"])),
     "tuned_sites": lambda at: list(map(short_site, at.get("tuned_sites") or ())),
-    "terms": lambda at: [term.replace("_", " ") for term in at["terms"]],
     "causes_of_step": lambda at: list(_effects(at)),
     "effects": lambda at: list(_effects(at).values()),
     "sides": lambda at: ["policy", "reference"],
     "defined_r2": defined_r2,
-    "counted_slots": _counted_slots,
     "sites_and_bayes": _sites_and_bayes,
     "informed_slots": _informed_slots,
     "accuracies": _accuracies,

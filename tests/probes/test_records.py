@@ -19,12 +19,9 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import (
     AttentionDrift,
-    ComponentTransplant,
     Direction,
     FrozenProbe,
-    GradTerms,
     HackWatch,
-    KLAttribution,
     KLByPosition,
     LogitShift,
     NeuronRank,
@@ -36,7 +33,6 @@ from rlhf_lab.probes import (
     StepLedger,
     Suite,
     TextHeatmap,
-    ValueAttribution,
     ValueLens,
     WeightDelta,
     attach,
@@ -61,8 +57,6 @@ SETTINGS = {
     "normalize_reward": True,
 }
 VERDICT = ReelTruth().grammar.slot("VERB") - 1
-CLAUSE = "the plot was pretty good"
-SO_FAR = f"this movie honestly , {CLAUSE} and {CLAUSE} but the script was rather dull . i"
 
 
 RUNS: dict[str, tuple[dict[str, Any], list]] = {
@@ -72,9 +66,7 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: AttentionDrift(pos=VERDICT),
             Direction,
             lambda: FrozenProbe(pos=VERDICT),
-            lambda: GradTerms(step="last"),
             lambda: HackWatch(n=6),
-            lambda: KLAttribution(n=4),
             lambda: KLByPosition(n=6),
             lambda: LogitShift(pos=VERDICT, n=16),
             lambda: NeuronRank(n=6),
@@ -82,7 +74,6 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: StepInfluence(pos=VERDICT, n=4, fine=False),
             StepLedger,
             TextHeatmap,
-            lambda: ValueAttribution(slots=(5, 9, 24), n=24),
             ValueLens,
             WeightDelta,
         ],
@@ -93,14 +84,12 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
             lambda: AttentionDrift(text="rollout"),
             Direction,
             lambda: FrozenProbe(pos=5),
-            lambda: KLAttribution(n=4, text="rollout"),
             lambda: KLByPosition(n=6),
             lambda: LogitShift(n=16),
             lambda: NeuronRank(n=6),
             lambda: StepInfluence(n=4, fine=False),
             StepLedger,
             TextHeatmap,
-            lambda: ValueAttribution(slots=(5, 9, 24), n=24),
             lambda: ValueLens("rollout"),
         ],
     ),
@@ -109,10 +98,6 @@ RUNS: dict[str, tuple[dict[str, Any], list]] = {
     "clipped": (
         {"max_grad_norm": 0.05, "stop_tokens": "and"},
         [lambda: StepInfluence(pos=VERDICT, n=4)],
-    ),
-    "clause": (
-        {"prefix": SO_FAR, "gen_len": 5, "reward_fn": "true_reward"},
-        [lambda: ComponentTransplant(n=4)],
     ),
 }
 

@@ -8,15 +8,15 @@ from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import forward, has_hooks, token_stats
 from rlhf_lab.probes import StepInfluence, attach
-from rlhf_lab.probes.grad_terms import policy_groups
 from rlhf_lab.probes.step_influence import (
     AdamSettings,
     adam_step,
     inner,
     left_out_direction,
     row_direction,
-    shares_of,
+    trained_groups,
 )
+from rlhf_lab.probes.step_ledger import make_shares
 from tests.probes.looking import train_soundly
 
 SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
@@ -105,7 +105,7 @@ def test_derivatives_match_the_jacobian():
 
 
 def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
-    fine, coarse = policy_groups(reel_policy), policy_groups(reel_policy, fine=False)
+    fine, coarse = trained_groups(reel_policy), trained_groups(reel_policy, fine=False)
     for groups in (fine, coarse):
         taken = sum(
             weights[name].numel() if head is None else weights[name][head].numel()
@@ -113,8 +113,8 @@ def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
             for parts in groups.parts
             for name, head in parts
         )
-        assert taken == sum(p.numel() for p in reel_policy.parameters())
-    assert "L1H3" in fine.names and coarse.names[-1] == fine.names[-1] == "value_head"
+        assert taken == sum(p.numel() for p in reel_policy.base_model.parameters())
+    assert "L1H3" in fine.names and "L1 attn" in coarse.names
 
 
 class Truth(StepInfluence):
@@ -127,7 +127,7 @@ class Truth(StepInfluence):
         record = super().observe(seen)
         before, target = seen.prepared, self.target_of(seen)
         models = seen.ctx.policy, seen.ctx.reference
-        shares = shares_of(*models, seen.ctx.minibatch, seen.args, seen.ctx.kl_coef)
+        shares = make_shares(*models, seen.ctx.minibatch, seen.args, seen.ctx.kl_coef)
         redo = lambda grads: adam_step(*before._replace(grads=grads), seen.args.max_grad_norm)
         at = lambda step: target(
             {n: x.double() + step.delta[n] for n, x in before.params.items()}

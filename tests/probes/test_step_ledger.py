@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import GradTerms, StepInfluence, StepLedger, attach
+from rlhf_lab.probes import StepInfluence, StepLedger, attach
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.training import Context
 from tests.probes.looking import train_soundly
@@ -111,7 +111,7 @@ def test_masked_tokens_hold_nothing(make_trainer):
     assert all(torch.equal(x[masked], torch.zeros(int(masked.sum()))) for x in tensors.values())
 
 
-@pytest.mark.parametrize("kind", [StepLedger, GradTerms, StepInfluence])
+@pytest.mark.parametrize("kind", [StepLedger, StepInfluence])
 def test_probe_raises_on_unknown_step(kind):
     with pytest.raises(ConfigError, match=f"step='mid' of {kind.name} must be 'first' or 'last'"):
         kind(step="mid")

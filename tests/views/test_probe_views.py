@@ -43,8 +43,6 @@ RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_pe
 KLByPosition | kl:2* k1_mean:2 k1_low:2 k1_high:2 k2_mean:2 k2_low:2 k2_high:2 k3_mean:2 k3_low:2
  k3_high:2 k1_var:2 k2_var:2 k3_var:2 information:2 tokens_at:2 |
 AttentionDrift | qk:2* ov:2* wo:2* tv_here:2* n | qk:1,2,2,4 ov:1,2,2,4 wo:1,2,2,4 tv:1,2,2,2
-ComponentTransplant | gain n | put_in:2,3 taken_out:2,3 shapley:2,3
-GradTerms | step steps | norms:2,2 cosines:2,2,2
 StepInfluence | step steps f_before f_after linear remainder kappa | rows:2,1,2 terms:2,1,2
  momentum:2 decay:2
 StepLedger | step steps real_tokens kl_coef clipped_surrogate value_loss entropy_bonus kl_penalty
@@ -54,10 +52,8 @@ TextHeatmap | rewards:1 | advantage:1,2 true_advantage:1,2 kl:1,2 value:1,2 true
 HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 repeated_reference:1
  overlap_texts:1 overlap_reference:1 reward* true_reward* gap* grammatical* reward_std
  saturated_below saturated alarm_z | promoted_mass:2 counts:2,2
-KLAttribution | kl n output:2* weights:2* | by_position:2,2
 ValueLens | held_out head_n lens_held_out ridge r2:2,2* head_correlation:2* raw_r2:2* tuned_r2:2*
  | lens:2,1,2 lens_tuned:2,1,2
-ValueAttribution | sd:2,2* value_sd:2 dead |
 Direction | accuracy:2,2* accuracy_frozen:2,2* accuracy_lda:2,2* accuracy_ablated:2,2*
  accuracy_erased:2,2* accuracy_shuffled:2,2* auc:2,2*
  cosine_with_reference:2,2* split_half_cosine:2,2* positive_projection:2,2*
@@ -77,7 +73,6 @@ SHAPES = dict(line.split(" | ", 1) for line in SHAPES.replace("\n ", " ").strip(
 EXTRA = {
     "KLByPosition": {"sequences": {"exact": 7, "estimated": 5}},
     "AttentionDrift": {"query": "B"},
-    "GradTerms": {"terms": ["kl_penalty", "value_loss"]},
     "StepInfluence": {"target": "logit difference", "term_names": ["surrogate", "kl"]},
     "HackWatch": {
         "promoted": [{"token": "fine", "won": 0.5, "low": 0.25, "high": 0.75, "reference": 0.125}],
@@ -90,7 +85,6 @@ EXTRA = {
         "tuned_sites": ["s0", "s1"],
         "r2_against": "V of the grammar",
     },
-    "ValueAttribution": {"positions": [3, 4], "n": [8, 9]},
     "Direction": {"sequences": {"fitted": 8, "held": 4}, "informed": [False, True]},
     "FrozenProbe": {"sequences": {"fitted": 8, "held": 4}, "slot": "B"},
     "NeuronRank": {
@@ -134,13 +128,6 @@ AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | # total variation | tv_here 1 *
-ComponentTransplant | g1, patched in | T.put_in 1
-ComponentTransplant | g0, patched out | T.taken_out 0
-ComponentTransplant | g1, Shapley | T.shapley 1
-GradTerms | g1, value loss | T.norms 1,1
-GradTerms | step 4 of 9 > g0, kl penalty | T.norms 0,0
-GradTerms | kl penalty, value loss | T.cosines 0,1,1
-GradTerms | value loss, phase 3 | T.norms 1,-1
 StepInfluence | step 4 on the logit difference by cause > decay | T.decay sum
 StepInfluence | momentum | T.momentum sum
 StepInfluence | kl | T.terms 1,0 sum
@@ -160,9 +147,6 @@ HackWatch | # saturated | saturated
 HackWatch | # reference count | taken_up 0,reference_count
 HackWatch | # won | promoted 0,won
 HackWatch | # tokens | T.counts 1 sum
-KLAttribution | c1 | output 1 *
-KLAttribution | g0 | weights 0 *
-KLAttribution | c0, B | T.by_position 0,1
 ValueLens | s0, A | r2 0,0 *
 ValueLens | s1, B | r2 1,1 *
 ValueLens | B | head_correlation 1 *
@@ -170,9 +154,6 @@ ValueLens | tuned lens > s1, A | T.lens_tuned 1,0,0
 ValueLens | raw lens > s1, A | T.lens 1,0,0
 ValueLens | # raw lens | raw_r2 0 *
 ValueLens | # tuned lens | tuned_r2 1 *
-ValueAttribution | A, n = 8, c1 | sd 0,1 *
-ValueAttribution | B, n = 9 | value_sd 1
-ValueAttribution | # dead | dead
 Direction | s1, A | accuracy 1,0 *
 Direction | Bayes' rule, B * | bayes_accuracy 1
 Direction | accuracy of the direction > accuracy, phase 3 | accuracy 1,1 *
@@ -214,12 +195,9 @@ UNITS = {
     "RunHealth": ["nats per sequence", "reward"],
     "KLByPosition": ["nats per token"] * 2,
     "AttentionDrift": ["logits"] * 2,
-    "ComponentTransplant": ["reward"],
-    "GradTerms": ["objective per unit of weight"] * 2,
     "StepInfluence": ["moved"],
     "StepLedger": ["share"],
     "HackWatch": ["fraction"] * 4 + ["reward"],
-    "KLAttribution": ["nats"] * 3,
     "LogitShift": ["logits"] * 2,
     "NeuronRank": ["logits"] * 2,
     "WeightDelta": ["singular value"],
@@ -300,7 +278,7 @@ def drawn(kind, without=()):
     return [*phase_pictures(kind, found), *record_pictures(kind, found[-1])], found[-1]
 
 
-@pytest.mark.parametrize("kind", ["KLByPosition", "KLAttribution", "ValueLens", "Direction"])
+@pytest.mark.parametrize("kind", ["KLByPosition", "ValueLens", "Direction"])
 def test_slots_of_a_text_without_names_are_positions(kind):
     named, positions = (drawn(kind, without)[0] for without in ((), ("slots",)))
     assert len(titles(positions)) == len(titles(named))
@@ -378,7 +356,7 @@ def test_every_mark_shows_the_field_of_the_table(kind):
 
 def test_the_table_covers_every_probe():
     covered = {line.split(" | ")[0] for line in TITLES.strip().splitlines()} | {"TextHeatmap"}
-    assert covered == KINDS == set(SHAPES) and len(covered) == 18
+    assert covered == KINDS == set(SHAPES) and len(covered) == 14
 
 
 def test_derived_numbers_match_hand_computed():
