@@ -8,7 +8,6 @@ import pytest
 from rlhf_lab import RLHFArgs
 from rlhf_lab.course.debugging import (
     LADDER_FIELDS,
-    RUNGS,
     SUSPECTS,
     WRONG_CLIMBERS,
     falls_from,
@@ -56,14 +55,6 @@ def test_alarm_passes_unless_it_misses_a_kind() -> None:
     verdict = verdict_on(exercise, deaf)
     assert verdict.state == "differs"
     assert "the learning rate is 0" in verdict.difference.rows[0][0] or verdict.slip
-
-
-@pytest.mark.parametrize(
-    ("value", "last", "first", "falls"),
-    [(0.95, 0.8, 0.8, 4), (0.89, 0.8, 0.8, 1), (1.05, 0.75, 0.8, 2), (1.0, 0.76, 0.5, 3)],
-)
-def test_the_first_rung_that_is_not_held(value, last, first, falls):
-    assert falls_from(dict(zip(RUNGS, (value, last, first), strict=True))) == falls
 
 
 def test_the_rewards_of_words_are_those_of_their_first_letters():

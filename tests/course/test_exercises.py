@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip
@@ -82,20 +81,6 @@ def test_no_method_of_a_class_is_annotated_with_the_class_itself(name: str) -> N
     source = function_source(find_exercise(name).reference, set())
     annotations = re.findall(r"(?:->|:) *[\"'](\w+)[\"']", source)
     assert name not in annotations
-
-
-def test_a_policy_defined_twice_can_still_be_moved(tmp_path: Path) -> None:
-    shell = InteractiveShell()
-    shell.run_cell("%load_ext jaxtyping\n%jaxtyping.typechecker beartype.beartype")
-    imports = (
-        "import torch\nfrom jaxtyping import Bool, Float, Int\nfrom torch import Tensor, nn\n"
-        "from rlhf_lab.course.exercises.toys import toy_transformer\n"
-    )
-    policy = function_source(
-        find_exercise("TransformerWithValueHead").reference, {"torch", "nn", "Tensor"}
-    )
-    for cell in (imports, *2 * [policy, "TransformerWithValueHead(toy_transformer()).to('cpu')"]):
-        shell.run_cell(cell).raise_error()
 
 
 @pytest.mark.nightly

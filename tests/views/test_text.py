@@ -29,11 +29,6 @@ def test_sparkline_matches_hand_drawn(values, width, bars):
     assert sparkline(values, width) == bars
 
 
-def test_sparkline_has_the_last_forty_values():
-    values = [float(n) for n in range(40)]
-    assert sparkline([99.0, *values]) == sparkline(values)
-
-
 @pytest.mark.parametrize(
     ("value", "low", "high", "color"),
     [
