@@ -23,7 +23,7 @@ LINES = {
     "rlhf_lab/training": (3750, 4830),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2417),
     "rlhf_lab/probes": (4800, 4950),
-    "rlhf_lab/views": (1700, 2987),
+    "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 420),
     "rlhf_lab": (1900, 2555),  # the root and the commands

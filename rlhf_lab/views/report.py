@@ -1,7 +1,10 @@
 """The page about one or several runs: questions, curves, samples, probes and checks."""
 
+import base64
+import hashlib
 import inspect
 import json
+import zlib
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import torch
 
 from rlhf_lab import probes
+from rlhf_lab.console import visible
 from rlhf_lab.files import is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
@@ -20,11 +24,12 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import RunData, collect_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
-from rlhf_lab.views.interventions import interventions
-from rlhf_lab.views.page import assemble
+from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, interventions
+from rlhf_lab.views.marks import SVG_STYLE
 from rlhf_lab.views.pictures import Html, Table, formatted
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
+from rlhf_lab.views.templates import read_web, render
 
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
@@ -38,6 +43,7 @@ REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("prompts whose responses all have one reward", "fraction", "uninformative_group_fraction"),
 )
 SEEDS = "The first table has the mean of each metric if the runs differ in their seed only."
+SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js", "main.js")
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
 
 
@@ -72,7 +78,10 @@ def page_frame(run_path: str | Path | RunDir) -> Html:
 
 
 def runs_page(runs: Sequence[Run], version: str = "") -> str:
-    """Return the page about one run or several; `version` is of the files, if it is served."""
+    """Return the page about one run or several; `version` is of the files, if it is served.
+
+    The page has all its data: JSON that the script reads first, and packed blocks for first use.
+    """
     data = collect_runs(runs)
     header, blocks = page_data(data)
     content = {"runs": data, "version": version, "has_samples": bool(blocks["s"])}
@@ -87,7 +96,29 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
                 content |= read(run)
     else:
         content |= {"title": f"{len(runs)} runs", "headline": _headline(data)}
-    return assemble(header | {"version": version}, blocks, **content)
+    style, script = f"{read_web('page.css')}\n{SVG_STYLE}", read_web(*SCRIPTS)
+    content |= {
+        "style": style,
+        "script": script,
+        "digests": {"style": _digest(style), "script": _digest(script)},
+        "header": _json(header | {"version": version}).replace("<", "\\u003c"),
+        "blocks": {id: _packed(block) for id, block in blocks.items()},
+        "n_texts": N_TEXTS,
+        "seconds": SECONDS_PER_JOB,
+    }
+    return visible(render("page.html", **content))
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _packed(block: Any) -> str:
+    return base64.b64encode(zlib.compress(_json(block).encode(), 9)).decode()
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _state(data: RunData) -> dict[str, Any]:
@@ -222,8 +253,8 @@ def _returned(run: Run) -> dict[str, Any]:
 def _facts(run: Run) -> dict[str, Any]:
     """Return the facts and diagnostics at the top, and the arguments and versions at the end."""
     info = run.info
-    label, reward = info.get("rewarded_class"), info["args"]["reward_fn"]
-    reward += f", the class {label['label']}" if label else ""
+    label, name = info.get("rewarded_class"), info["args"]["reward_fn"]
+    reward = f"{name}, the class {label['label']}" if label else name
     facts = {"policy": info["args"]["base_model"], "reward": reward, "device": info.get("device")}
     facts |= {f"final {name}": value for name, value in final_metrics(run).items()}
     found = (info.get("diagnostics") or {}).values()

@@ -177,6 +177,8 @@ def test_token_blocks_have_the_numbers_of_the_records(probed, page):
 
 def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
+    held = [check.ok for check in Run(probed).checks()]
+    assert f'href="#failed">{sum(held)} of {len(held)} checks hold</a>' in page and not all(held)
     found = {question: answer for question, answer, _ in answer_questions(Run(probed))}
     assert len(found) == 10 == page.split("Ten questions")[1].split("</ol>")[0].count("<li id")
     first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
