@@ -412,6 +412,7 @@ def test_large_values_do_not_set_the_color_scale():
     strip = Strip([("text", ["a"] * 201, values)], "t", "kl", "sequential")
     page = strip.fragment
     assert "kl 50, beyond the scale" in page and page.count("beyond") == 1
+    assert page.count("underline") == 1
     assert 'title="kl 1"' in page
     assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
 

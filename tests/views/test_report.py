@@ -18,6 +18,7 @@ from rlhf_lab.probes import (
     attach,
     default_suite,
 )
+from rlhf_lab.probes.store import NOTES
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
@@ -179,6 +180,10 @@ def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
     held = [check.ok for check in Run(probed).checks()]
     assert f'href="#failed">{sum(held)} of {len(held)} checks hold</a>' in page and not all(held)
+    failed = page.split('id="failed"')[1].split("</section>")[0]
+    assert "<td>0</td>" in failed and "so on</td><td>3</td><td>1</td>" in failed
+    for question, _, place in answer_questions(Run(probed)):
+        assert (f'<a href="#{place}">{question}</a>' in page) == (f'id="{place}"' in page)
     found = {question: answer for question, answer, _ in answer_questions(Run(probed))}
     assert len(found) == 10 == page.split("Ten questions")[1].split("</ol>")[0].count("<li id")
     first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
@@ -329,7 +334,10 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
         RLHFArgs(**(SMALL | {"total_phases": 1, "warmup_steps": 0})), out=tmp_path / "run"
     )
     trainer.train()
+    (trainer.run.path / NOTES).parent.mkdir(exist_ok=True)
+    (trainer.run.path / NOTES).write_text('{"phase": 0, "probe": "lens", "note": "is too dear"}\n')
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
+    assert "switched off</h3><ul><li>phase 0: lens: is too dear</li></ul>" in page
     assert "This run had no probes. Train with <code>--probes</code>" in page
     assert "None ran." in page and "Returned by" not in page
 
