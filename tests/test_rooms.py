@@ -16,7 +16,7 @@ LINES = {
     "rlhf_lab/config": (750, 848),  # 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2835),
     "rlhf_lab/organism": (1300, None),
-    "rlhf_lab/models": (3600, 3740),  # with issue "CUDA at speed"
+    "rlhf_lab/models": (3600, 3800),  # with issue "CUDA at speed"
     "rlhf_lab/rewards": (1600, 1679),
     "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),

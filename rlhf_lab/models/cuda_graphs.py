@@ -51,10 +51,7 @@ def capture(
 def verified_capture(
     run: Callable[[], tuple[Results, list[Tensor | None]]], capture: Callable
 ) -> tuple[Callable[[], tuple[Results, list[Tensor | None]]] | None, str | None]:
-    """Capture a run that returns gradients; return its replay, or None and what is wrong with it.
-
-    The first replay must return the gradients of a run without a graph.
-    """
+    """Return the replay of a run, or None and an error: it must return the run's gradients."""
     try:
         expected = [x for x in run()[1] if x is not None]
         replay = capture(run)

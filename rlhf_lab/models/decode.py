@@ -257,8 +257,7 @@ class StaticSampler:
 def can_capture(policy: TransformerWithValueHead, gen_len: int) -> bool:
     """Return True if decoding can be replayed on CUDA: no windows, no critic, no other code.
 
-    Hooks run between graphs, except those of modules other than hook points, and those that would
-    see padding.
+    Hooks run between graphs, but only those of hook points, and not where they would see padding.
     """
     model = policy.base_model
     return (

@@ -185,10 +185,7 @@ def copy_without_hooks(model: HookedModel, shared: dict[int, Any]) -> HookedMode
 
 
 def model_where_exact(model: HookedModel) -> HookedModel:
-    """Return the model if its device has float64, otherwise a copy on the CPU, hooks included.
-
-    If its blocks are on another device than its unembedding, return a copy on one.
-    """
+    """Return the model if it is on one device with float64; if not, a copy, hooks included."""
     device = model.unembed.W_U.device
     device = device if has_float64(device) else torch.device("cpu")
     if all(p.device == device for p in model.parameters()):

@@ -1,6 +1,9 @@
 """Log-probability, entropy and exact KL of generated tokens, in chunks for many logits."""
 
-from typing import NamedTuple
+import warnings
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +26,8 @@ from rlhf_lab.samples import Support
 MAX_LOGITS = 2**23  # that are computed at once; more are computed in chunks of tokens
 MIN_ROWS, LOGITS_AT_ONCE = 256, 2**22  # tokens and logits per chunk on the CPU, at least
 BYTES_KEPT = 2**29  # of log-probabilities stored for the backward pass on the CPU
+FUSED_LOGITS = 2**27  # per minibatch, from which on CUDA uses torch.compile
+MAX_COMPILED_GAP = 1e-3  # relative difference of compiled results
 Inputs = tuple[Tensor, Tensor, Tensor]  # hidden states, W_U and b_U
 PerToken, Generated = Float[Tensor, "batch gen"], Int[Tensor, "batch gen"]
 GenResiduals, GenLogits = Float[Tensor, "batch gen d_model"], Float[Tensor, "batch gen d_vocab"]
@@ -115,9 +120,11 @@ def token_stats_chunked(
     flatten = lambda x: x.flatten(0, 1)[:, None]  # every token becomes a sequence of length 1
     references = [] if reference is None else [(flatten(reference[0]), *reference[1:])]
     support = [] if support is None else [flatten(support.tokens), flatten(support.kept)]
-    n_bytes = tokens.numel() * W_U.shape[1] * max(4, W_U.element_size()) * (1 + len(references))
+    n_logits = tokens.numel() * W_U.shape[1]
+    is_fused = fuses(hidden.device, n_logits)
+    n_bytes = n_logits * max(1 if is_fused else 4, W_U.element_size()) * (1 + len(references))
     keep = torch.is_grad_enabled() and n_bytes <= keep_bytes
-    constants = references, flatten(tokens), temperature, support, chunk_rows, keep
+    constants = references, flatten(tokens), temperature, support, chunk_rows, keep, is_fused
     stats = ChunkedStats.apply(flatten(hidden), W_U, b_U, *constants)
     logprobs, entropy, kl = (x.view(tokens.shape) for x in stats)
     kl = None if reference is None else kl.masked_fill(kl > MAX_KL, torch.inf)
@@ -131,17 +138,19 @@ class ChunkedStats(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden, W_U, b_U, references, tokens, temperature, support, chunk_rows, keep):
-        """Compute the statistics chunk by chunk, with one exp for entropy and KL."""
+    def forward(
+        ctx, hidden, W_U, b_U, references, tokens, temperature, support, chunk_rows, keep, is_fused
+    ):
+        """Compute the statistics chunk by chunk."""
         ctx.chunks = [slice(i, i + chunk_rows) for i in range(0, max(1, len(tokens)), chunk_rows)]
-        ctx.constants, stats, kept = (references, tokens, temperature, support), [], []
+        ctx.constants, stats, kept = (references, tokens, temperature, support, is_fused), [], []
+        compute = fused(chunk_stats) if is_fused else chunk_stats
         for rows in ctx.chunks:
-            log_p, log_ratio = chunk_logprobs([(hidden, W_U, b_U), *references], rows, temperature)
-            kept_tokens = Support(*(x[rows] for x in support)) if support else None
-            logprobs, p = sampled_logprobs(log_p, tokens[rows], kept_tokens), log_p.exp()
-            stats.append((logprobs, -(p * log_p).sum(dim=-1), p.mul_(log_ratio).sum(dim=-1)))
-            kept += [log_p, log_ratio] if keep else []
-            del p, log_p, log_ratio  # free the memory before the next chunk
+            inputs = tokens[rows], [x[rows] for x in support]
+            values = chunk_values([(hidden, W_U, b_U), *references], rows, temperature, is_fused)
+            stats.append(compute(values, temperature if is_fused else None, *inputs))
+            kept += values if keep else []
+            del values  # free the memory before the next chunk
         stats = [torch.cat(chunks) for chunks in zip(*stats, strict=True)]
         ctx.save_for_backward(hidden, W_U, b_U, *stats, *kept)
         return tuple(stats)
@@ -151,35 +160,99 @@ class ChunkedStats(torch.autograd.Function):
     def backward(ctx, *upstream):
         """Compute the gradient of each chunk's logits, then that of the inputs."""
         hidden, W_U, b_U, logprobs, entropy, kl, *kept = ctx.saved_tensors
-        references, tokens, temperature, support = ctx.constants
+        references, tokens, temperature, support, is_fused = ctx.constants
         # gradient of z: p (constant - by_entropy log p + by_kl log p/q) + by_logprob [a]
         counts = torch.stack(upstream).ne(0).any(dim=0)[..., None]
         by_logprob, by_entropy, by_kl = (x[..., None] / temperature for x in upstream)
         by_logprob = by_logprob.masked_fill(logprobs[..., None].isinf(), 0.0)
         constant = -by_entropy * entropy[..., None] - by_kl * kl[..., None]
         constant = constant if support else constant - by_logprob
+        factors = by_logprob, by_entropy, by_kl, constant, counts
         grad_hidden, grad_b = torch.empty_like(hidden), 0.0
         grad_W = torch.zeros_like(W_U) if ctx.needs_input_grad[1] else None
+        compute = fused(chunk_gradient) if is_fused else chunk_gradient
+        n_kept = len(kept) // len(ctx.chunks)
         for i, rows in enumerate(ctx.chunks):
-            inputs = [(hidden, W_U, b_U), *references], rows, temperature
-            log_p, log_ratio = kept[2 * i : 2 * i + 2] or chunk_logprobs(*inputs)
-            grad = torch.addcmul(constant[rows], log_p, by_entropy[rows], value=-1)
-            grad.addcmul_(log_ratio, by_kl[rows]).mul_(log_p.exp())
-            grad.scatter_add_(-1, tokens[rows, :, None], by_logprob[rows])
-            if support:
-                ids, is_kept = (x[rows] for x in support)
-                inside = log_p.gather(-1, ids).masked_fill(~is_kept, LOG_ZERO)
-                grad.scatter_add_(-1, ids, -by_logprob[rows] * inside.softmax(dim=-1))
-            grad_b = grad_b + grad.masked_fill_(~counts[rows], 0.0).sum(dim=(0, 1))
-            del log_p, log_ratio
-            grad = grad[:, 0].to(W_U.dtype)
+            models = [(hidden, W_U, b_U), *references]
+            values = kept[n_kept * i : n_kept * (i + 1)]
+            values = values or chunk_values(models, rows, temperature, is_fused)
+            inputs = tokens[rows], [x[rows] for x in support], [x[rows] for x in factors]
+            grad, bias = compute(values, temperature if is_fused else None, *inputs)
+            del values
+            grad, grad_b = grad.to(W_U.dtype), grad_b + bias
             grad_hidden[rows, 0] = grad @ W_U.T
             if grad_W is not None:
                 grad_W.addmm_(hidden[rows, 0].masked_fill(~counts[rows, 0], 0.0).T, grad)
-        return grad_hidden, grad_W, grad_b, *(None,) * 6
+        return grad_hidden, grad_W, grad_b, *(None,) * 7
 
 
-def chunk_logprobs(models: list[Inputs], rows: slice, temperature: float) -> list[Tensor]:
+def chunk_values(models: list[Inputs], rows: slice, temperature: float, is_fused: bool) -> list:
+    """Compute the logits of one or two models, or `chunk_logprobs` of them."""
+    logits = (linear(x[rows], W_U, b_U) for x, W_U, b_U in models)
+    return list(logits) if is_fused else chunk_logprobs(logits, temperature)
+
+
+def chunk_logprobs(logits: Iterable[Tensor], temperature: float) -> list[Tensor]:
     """Compute log p and log p - log q over the vocabulary; without a reference, q is 1."""
-    log_p, *log_q = [log_probs(linear(x[rows], W_U, b_U), temperature) for x, W_U, b_U in models]
+    log_p, *log_q = map(lambda x: log_probs(x, temperature), logits)  # frees them one by one
     return [log_p, torch.sub(log_p, *log_q, out=log_q[0]) if log_q else log_p]
+
+
+def chunk_stats(
+    values: list[Tensor], temperature: float | None, tokens: Generated, support: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """Compute log-probability, entropy and KL, with one exp; the values are log-probs for None."""
+    log_p, log_ratio = values if temperature is None else chunk_logprobs(values, temperature)
+    logprobs = sampled_logprobs(log_p, tokens, Support(*support) if support else None)
+    p = log_p.exp()
+    return logprobs, -(p * log_p).sum(dim=-1), p.mul_(log_ratio).sum(dim=-1)
+
+
+def chunk_gradient(
+    values: list[Tensor], temperature: float | None, tokens: Generated, support: list, factors: list
+) -> tuple[Tensor, ...]:
+    """Compute the gradient of the logits, and its sum over all tokens (see `chunk_stats`)."""
+    log_p, log_ratio = values if temperature is None else chunk_logprobs(values, temperature)
+    by_logprob, by_entropy, by_kl, constant, counts = factors
+    grad = torch.addcmul(constant, log_p, by_entropy, value=-1)
+    grad.addcmul_(log_ratio, by_kl).mul_(log_p.exp())
+    grad.scatter_add_(-1, tokens[..., None], by_logprob)
+    if support:
+        ids, is_kept = support
+        inside = log_p.gather(-1, ids).masked_fill(~is_kept, LOG_ZERO)
+        grad.scatter_add_(-1, ids, -by_logprob * inside.softmax(dim=-1))
+    grad.masked_fill_(~counts, 0.0)
+    return grad[:, 0].to(values[0].dtype), grad.sum(dim=(0, 1))
+
+
+def fuses(device: torch.device, n_logits: int) -> bool:
+    """Return True where one pass over the logits saves more than its compilation takes."""
+    return device.type == "cuda" and n_logits >= FUSED_LOGITS
+
+
+@cache
+def fused(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Compile a function, unless that fails or its first results differ."""
+    compiled, chosen = torch.compile(function), []
+
+    def run(*inputs: Any) -> tuple[Tensor, ...]:
+        if not chosen:
+            problem = compilation_problem(compiled, inputs, function(*inputs))
+            chosen.append(function if problem else compiled)
+            if problem:
+                warnings.warn(f"torch.compile is not used for log-probs: {problem}.", stacklevel=2)
+        return chosen[0](*inputs)
+
+    return run
+
+
+def compilation_problem(compiled: Callable, inputs: tuple, expected: tuple) -> str | None:
+    try:
+        pairs = list(zip(compiled(*inputs), expected, strict=True))
+    except Exception as failure:  # without a compiler, for example
+        return f"it failed with {type(failure).__name__}"
+    for pair in pairs:
+        found, exact = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in pair)
+        if not (found - exact).norm() <= MAX_COMPILED_GAP * exact.norm().clamp(min=0.01):
+            return "its results differ from those without it"
+    return None

@@ -1,5 +1,9 @@
 """Log-probability, entropy and KL in chunks of tokens, compared with the readable functions."""
 
+from contextlib import nullcontext
+from functools import cache, partial
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,8 +11,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_lab.functional import entropy_per_token, kl_per_token, log_probs, token_logprobs
-from rlhf_lab.models import token_stats_chunked
-from rlhf_lab.models.token_stats import chunk_sizes
+from rlhf_lab.models import token_stats, token_stats_chunked
+from rlhf_lab.models.token_stats import chunk_sizes, fuses
 from rlhf_lab.samples import Support
 
 INF, NAN = float("inf"), float("nan")
@@ -171,6 +175,25 @@ def test_no_value_is_read_back_from_the_device():
         stats = chunked(policy, ids[..., 0], *options)
         grads = torch.autograd.grad(sum(x.sum() for x in stats), policy)
     assert [g.shape for g in grads] == [x.shape for x in policy]
+
+
+@pytest.mark.slow
+def test_compiled_functions_change_no_result(monkeypatch):
+    """The same operations, traced by torch.compile; on CUDA, Triton fuses them."""
+    (tokens, support), compile_function = make_tokens(2), torch.compile
+    wrong = lambda function: lambda *inputs: [2 * x for x in function(*inputs)]
+    for compiler, problem in (
+        (partial(compile_function, backend="aot_eager"), None),
+        (wrong, "differ from those without it"),
+        (lambda function: Mock(side_effect=RuntimeError), "it failed with RuntimeError"),
+    ):
+        monkeypatch.setattr(token_stats, "fuses", lambda *sizes: True)
+        monkeypatch.setattr(token_stats, "fused", cache(token_stats.fused.__wrapped__))
+        monkeypatch.setattr(torch, "compile", compiler)
+        with pytest.warns(UserWarning, match=problem) if problem else nullcontext():
+            check(make_inputs(0), tokens, 0.8, None, None, 3, RECOMPUTE)
+            check(make_inputs(0), tokens, 0.8, support, make_inputs(9), 3, KEEP)
+    assert not fuses(torch.device("cpu"), 2**40) and not fuses(torch.device("cuda"), 2**26)
 
 
 def test_chunk_sizes_depend_on_the_device_only():
