@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,69 @@ def check_resume(fields: dict[str, Any]) -> None:
     )
 
 
-PARTS: dict[str, Callable[[], None]] = {"check": check, "phases": phases}
+def hooks() -> None:
+    """Time phases with a hook, and compare samples with those of a sampler without graphs."""
+    trainer = make_trainer("bf16")
+    name = f"blocks.{trainer.policy.base_model.cfg.n_layers // 2}.hook_resid_post"
+    trainer.policy.add_hook(name, lambda x, hook: 1.01 * x, is_permanent=True)
+    time_phases("32 x 50, bf16, a hook on the residual stream", trainer, 3)
+    samples = []
+    for trainer.forward.graphs in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        samples.append(trainer.sample(trainer.next_prompts(), generator).tokens)
+    report(
+        "hooked samples, graphs and eager", same=(samples[0] == samples[1]).float().mean().item()
+    )
+    free(trainer)
+
+
+def large() -> None:
+    """Time a large batch with and without torch.compile, and compare its log-probs."""
+    from rlhf_lab.models import token_stats
+    from rlhf_lab.training.replay import ReplayMemory
+
+    sizes = {"batch_size": 512, "gen_len": 124} if CUDA else {"batch_size": 8, "gen_len": 10}
+    for is_fused in (False, True):
+        token_stats.FUSED_LOGITS = 2**27 if is_fused else 2**62
+        trainer = make_trainer("bf16", **sizes)
+        label = " x ".join(map(str, sizes.values()))
+        rollout = time_phases(f"{label}, bf16, torch.compile={is_fused}", trainer, 3)
+        if is_fused:
+            memory, generator = ReplayMemory(rollout, 4, 1), torch.Generator().manual_seed(0)
+            minibatch, results = next(memory.get_minibatches(generator)), []
+            for token_stats.FUSED_LOGITS in (2**27, 2**62):
+                with torch.no_grad():
+                    models = trainer.policy, trainer.reference
+                    results.append(trainer.objective.run_policy(minibatch, *models))
+            for field in ("logprobs", "entropy", "kl"):
+                x, y = (getattr(result, field) for result in results)
+                report(f"compiled {field}", gap=(x - y).abs().max().item())
+        free(trainer)
+    token_stats.FUSED_LOGITS = 2**27
+
+
+def memory() -> None:
+    """Time phases with the blocks of the reference on the CPU, and count synchronizations."""
+    for device in (None, "cpu"):
+        trainer = make_trainer("bf16", reference_device=device)
+        time_phases(f"32 x 50, bf16, reference_device={device}", trainer, 2)
+        if CUDA and device is None:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                torch.cuda.set_sync_debug_mode("warn")
+                trainer.learning_phase(trainer.rollout_phase())
+                torch.cuda.set_sync_debug_mode("default")
+            waits = sum("called a synchronizing" in str(x.message) for x in caught)
+            report("host synchronizations in a phase", n=waits)
+        free(trainer)
+
+
+PARTS: dict[str, Callable[[], None]] = {
+    "check": check, "phases": phases, "hooks": hooks, "large": large, "memory": memory
+}  # fmt: skip
+LAST_START = 135  # in seconds: a part takes less than the other 40
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PARTS:
-        PARTS[name]()
+        if time.perf_counter() - START < LAST_START:
+            PARTS[name]()
