@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -197,21 +196,14 @@ class Notebook:
         raise AssertionError(f"the cell does not start; its prompt is still {before}")
 
     def run(self, holding: str) -> str:
-        """Run one cell, wait until it is done, and return what it shows."""
-        self.start(self.cell(holding))
-        return self.done(holding)
-
-    def done(self, holding: str) -> str:
-        """Wait until a cell that was started is done, and return what it shows."""
+        """Run one cell, wait until it is done, and return its output with plain spaces."""
+        cell = self.cell(holding)
+        self.start(cell)
         self.page.wait_for_function(
             "el => /\\[\\d+\\]/.test(el.innerText)",
-            arg=self.cell(holding).locator(".jp-InputArea-prompt").element_handle(),
+            arg=cell.locator(".jp-InputArea-prompt").element_handle(),
             timeout=CELL_MS,
         )
-        return self.shown(holding)
-
-    def shown(self, holding: str) -> str:
-        """Return the output of a cell, with plain spaces."""
         output = self.cell(holding).locator(".jp-OutputArea-output")
         return "\n".join(output.all_inner_texts()).replace("\xa0", " ")
 
@@ -247,16 +239,3 @@ def open_notebook(jupyter, chromium):
     for page in context.pages:
         page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
     context.close()
-
-
-@pytest.fixture
-def solve(open_notebook):
-    """A function that fills an exercise's stub with a body."""
-
-    def filled(notebook: Notebook, name: str, body: str) -> None:
-        source = notebook.source(f"def {name}(")
-        signature = re.sub(r"\n +raise NotImplementedError\s*$", "", source)
-        lines = "\n".join(f"    {line}" for line in body.splitlines())
-        notebook.write(f"def {name}(", f"{signature}\n{lines}\n")
-
-    return filled

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from rlhf_lab.course import SeedFigures, seed_figures
+from tests.course.test_lesson_again import without_magic
 from tools.course import record
 from tools.course.builder import masters
 from tools.course.size import lesson_name
@@ -78,7 +79,7 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     master = LESSONS[path.stem]
     found = [
         node.value
-        for node in ast.walk(ast.parse(_without_magic(master.read_text(encoding="utf-8"))))
+        for node in ast.walk(ast.parse(without_magic(master.read_text(encoding="utf-8"))))
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SETTINGS"
     ]
     settings = {word.arg: ast.literal_eval(word.value) for word in found[0].keywords}
@@ -88,7 +89,3 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     output = json.dumps([cell.get("outputs") for cell in notebook.cells])
     assert "(others " in output
     assert "differs from this one" not in output and "no other seeds are stored" not in output
-
-
-def _without_magic(source: str) -> str:
-    return "\n".join(line for line in source.splitlines() if not line.startswith("%"))
