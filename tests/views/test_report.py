@@ -27,6 +27,7 @@ from rlhf_lab.views.pictures import Table, formatted
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.report import write_report
+from rlhf_lab.views.templates import WEB
 from tests.views.page_blocks import read_blocks, read_header
 
 SMALL = {
@@ -348,3 +349,9 @@ def test_tables_escape_and_align_numbers():
     assert table.count('class="words"') == 4 and '<td class="words">b<' in table
     table = Table(["a", "b"], [["status", 1.0], ["-0.5 [-1, 0]", "–"]]).fragment
     assert table.count('<td class="words">') == 2
+
+
+def test_templates_escape_everything_but_our_own_markup():
+    safe = "|".join(path.read_text("utf-8") for path in WEB.glob("*.html"))
+    ours = {"style", "script", "digests.style", "digests.script", "header", "key", "tiles"}
+    assert set(re.findall(r"([\w.]+|'[^']*')\|safe", safe)) == ours | {"'id=\"%s\"'"}
