@@ -42,7 +42,7 @@ def test_coming_from_trl(run_page):
     """The table has the statistics of a report, and its formulas compute them."""
     found = run_page("from_trl")
     report, args, stats = found["report"], found["args"], found["stats"]
-    table = rows(page("from_trl").split(TRL_HEADING)[1].split("## Facts")[0], 3)
+    table = rows(page("from_trl").split(TRL_HEADING)[1].split("## Numerical")[0], 3)
     formulas = {quoted(row[0])[0]: quoted(row[1])[0] for row in table}
     of_report = trl_stats(report, args)
     assert formulas.keys() == of_report.keys() <= stats.keys()

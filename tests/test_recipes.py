@@ -21,7 +21,7 @@ RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
 assert len(PAGES) >= 8
 LONG = "adapter_pieces compare_checkpoints compare_two_models inside_reward_model".split()
-LONG += "leading_directions store_and_steer steer_at_equal_kl equal_kl reward_by_layer".split()
+LONG += "leading_directions store_activations steer_at_equal_kl equal_kl reward_by_layer".split()
 LONG += "resume_run own_prompts reader_in_training fisher_information attention_over_phases".split()
 LONG += "ablate_head warm_up_value_head transplant_components kl_by_component".split()
 LONG += "gradient_terms value_by_component".split()

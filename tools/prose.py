@@ -146,7 +146,7 @@ def feature_problems() -> Iterator[str]:
 def guide_problems() -> Iterator[str]:
     """Check the names in the guides for users of other systems, and the linked lessons."""
     for guide in GUIDES:
-        text = page(guide).split("## Names")[1].split("## Statistics")[0].split("## Facts")[0]
+        text = page(guide).split("## Names")[1].split("## Statistics")[0].split("## Numerical")[0]
         names = [name for row in rows(text, 3) for name in quoted(row[1])]
         yield from missing_names(f"docs/{guide}.md", dict.fromkeys(names))
     for number, heading, link in re.findall(r"\[(\d\d): ([^\]]+)\]\(([^)]+)\)", page("from_arena")):
