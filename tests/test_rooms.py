@@ -25,7 +25,7 @@ LINES = {
     "rlhf_lab/probes": (4800, 4950),
     "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
-    "rlhf_lab/compat": (400, 420),
+    "rlhf_lab/compat": (400, 418),
     "rlhf_lab": (1900, 2555),  # the root and the commands
     "tests": (28000, 31800),
     "solutions": (10500, None),

@@ -35,16 +35,14 @@ def to_tensordict(
     # states before the first token and after each: gen + 1 of them, constant after the last token
     real = torch.cat([samples.prompt_mask, mask], dim=1)
     whole, is_real = F.pad_right(samples.tokens, real, pad_token)
-    lengths = samples.prompt_mask.sum(1)[:, None] + torch.arange(
-        mask.shape[1] + 1, device=mask.device
-    )
+    steps = torch.arange(mask.shape[1] + 1, device=mask.device)
+    lengths = samples.prompt_mask.sum(1)[:, None] + steps
     positions = torch.arange(whole.shape[1], device=mask.device)
     visible = is_real[:, None] & (positions < lengths[..., None])
     tokens = torch.where(visible, whole[:, None], pad_token)
     done = F.last_token_mask(mask)
     generated = samples.tokens[:, samples.prefix_len :]
-    stops = torch.tensor(stop_tokens, dtype=generated.dtype, device=generated.device)
-    has_ended = torch.isin(generated[:, -1], stops) | ~mask[:, -1]
+    has_ended = F.has_stop(generated[:, -1:], stop_tokens) | ~mask[:, -1]
     terminated = done & has_ended[:, None]
     after = {
         "input_ids": tokens[:, 1:],
