@@ -102,22 +102,3 @@ def test_every_page_is_whole_and_legible(chromium, site, legible, pictures, sche
                 place = pictures / f"site_{name.replace('/', '_')[:-5]}_{scheme}.png"
                 page.screenshot(path=place)
     assert not problems, "\n".join(problems)
-
-
-@pytest.mark.nightly
-def test_the_search_finds_a_function_a_recipe_and_a_setting(chromium, site):
-    found = {
-        "calc_kl_penalty": "api/functional/kl.html",
-        "ablate": "docs/recipes/ablate_head.html",
-        "dynamic_sampling": "docs/settings.html",
-    }
-    with served(site.html) as address, opened(chromium, address, "light") as (page, wrong):
-        for word, place in found.items():
-            page.goto(f"{address}/index.html")
-            page.locator("input[name=q]").first.fill(word)
-            page.keyboard.press("Enter")
-            page.wait_for_selector("#search-results ul.search li")
-            page.wait_for_function("/finished|found/.test(document.body.innerText)")
-            links = page.locator("#search-results a").evaluate_all("all => all.map(a => a.href)")
-            assert any(link.startswith(f"{address}/{place}") for link in links), links
-    assert wrong == []

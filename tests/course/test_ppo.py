@@ -22,10 +22,10 @@ def test_ppo_matches_the_trainer_in_every_phase(tmp_path):
     assert rewards[-1] > rewards[0] + 0.1
 
 
-def _look(trainer, reviews, hook_names, praise, blame, at="after_score", factor=1.0):
+def _look(trainer, reviews, hook_names, praise, blame, factor=1.0):
     seen = {name: [] for name in hook_names}
 
-    @trainer.on(at)
+    @trainer.on("after_score")
     def read(ctx):
         with torch.no_grad():
             model = ctx.policy.base_model
@@ -39,18 +39,8 @@ def _look(trainer, reviews, hook_names, praise, blame, at="after_score", factor=
 
 
 @pytest.mark.slow
-def test_look_by_another_way_passes_and_its_faults_are_named():
+def test_look_by_another_way_passes_and_its_errors_are_shown():
     exercise = find_exercise("look")
     assert verdict_on(exercise, _look).state == "passed"
-    late = {"at": "before_minibatch"}
-    per_step = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw | late))
-    assert "after each gradient step" in per_step.slip
-
-    def changes_weights(trainer, **kw):
-        trainer.policy.value_head[0].weight.data.mul_(2)
-        return _look(trainer, **kw)
-
-    verdict = verdict_on(exercise, changes_weights)
-    assert "weights equal" in verdict.difference.rows[0][0]
     failing = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw, factor=None))
     assert "is switched off" in failing.difference.rows[0][1]
