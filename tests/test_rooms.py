@@ -21,13 +21,13 @@ LINES = {
     "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4830),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 2417),
-    "rlhf_lab/probes": (4800, 4950),
+    "rlhf_lab/diffing": (2300, 2396),
+    "rlhf_lab/probes": (4800, 4900),
     "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 418),
     "rlhf_lab": (1900, 2555),  # the root and the commands
-    "tests": (28000, 31800),
+    "tests": (28000, 31668),
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2641),  # with the figure of the README, the lint of prose, links by name

@@ -20,8 +20,7 @@ class Crosscoder(nn.Module):
     """Latents that read the activations of several models, with a decoder for each model.
 
     Each model's activations are divided by their rms (`scale`). Latents with a score
-    f (|d_base| + |d_tuned|) above the threshold are kept: in training the k n largest of a batch of
-    n tokens, later the mean of the smallest kept ones.
+    f (|d_base| + |d_tuned|) above the threshold are kept; see `fit_crosscoder`.
 
     f = relu(sum_m x_m W_enc_m + b_enc);  x_hat_m = b_dec_m + f W_dec_m
     (Lindsey et al. 2024; BatchTopK: Bussmann et al. 2024, arXiv 2412.06410, and Minder et al. 2025,

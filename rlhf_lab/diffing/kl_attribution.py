@@ -17,15 +17,10 @@ ReadOut = Callable[[Float[Tensor, "n d_model"]], Float[Tensor, "n d_vocab"]]
 
 
 class OutputKL(NamedTuple):
-    """A KL in nats at each state, by the components through whose outputs it appears.
+    """A KL in nats at each state, by the components through whose outputs it appears."""
 
-    Args:
-        rows: of each component; with `read_out` they sum to `kl`.
-        read_out: of the changed unembedding at the first model's residual.
-    """
-
-    rows: Float[Tensor, "component n"]
-    read_out: Float[Tensor, " n"]
+    rows: Float[Tensor, "component n"]  # with `read_out` they sum to `kl`
+    read_out: Float[Tensor, " n"]  # of the changed unembedding at the first model's residual
     kl: Float[Tensor, " n"]
 
 

@@ -17,37 +17,22 @@ BLOCK_INPUTS = "blocks.*.hook_resid_?[ir]?"  # pre and mid, which attentions and
 
 
 class ModelEnd(NamedTuple):
-    """One of two models at one position, on the same text.
+    """One of two models at one position, on the same text."""
 
-    Args:
-        parts: what each component adds to the residual stream, in float64.
-        fed: what it adds with its own weights where each block reads the other model's streams.
-        inverse_scale: one over the final norm's scale.
-        reader: gain times the difference of two columns of the unembedding.
-        constants: along the reader's difference, the final norm's bias, and that of b_U.
-    """
-
-    parts: Float[Tensor, "component batch d_model"]
-    fed: Float[Tensor, "component batch d_model"]
-    inverse_scale: Float[Tensor, " batch"]
-    reader: Float[Tensor, " d_model"]
-    constants: Float[Tensor, "2"]
+    parts: Float[Tensor, "component batch d_model"]  # outputs to the residual stream, in float64
+    fed: Float[Tensor, "component batch d_model"]  # outputs if blocks read the other's streams
+    inverse_scale: Float[Tensor, " batch"]  # one over the final norm's scale
+    reader: Float[Tensor, " d_model"]  # gain times the contrast's columns of the unembedding
+    constants: Float[Tensor, "2"]  # of the final norm's bias and of b_U, along the contrast
 
 
 class ShiftCauses(NamedTuple):
-    """Causes of a shift, by component; the four of them sum to it.
+    """Causes of a shift, by component; the four of them sum to it."""
 
-    Args:
-        own_weights: the component's own weights, as they show at the logits.
-        inherited: earlier components, whose change it reads.
-        scale: the final norm's.
-        read_out: the unembedding, and the final norm's gain and bias.
-    """
-
-    own_weights: Float[Tensor, "component batch"]
-    inherited: Float[Tensor, "component batch"]
-    scale: Float[Tensor, "component batch"]
-    read_out: Float[Tensor, "component batch"]
+    own_weights: Float[Tensor, "component batch"]  # changes of the component's own weights
+    inherited: Float[Tensor, "component batch"]  # changes of the earlier components that it reads
+    scale: Float[Tensor, "component batch"]  # the final norm's scale
+    read_out: Float[Tensor, "component batch"]  # unembedding, and the final norm's gain and bias
 
 
 def split_shift(before: ModelEnd, after: ModelEnd, centered: bool) -> ShiftCauses:

@@ -17,35 +17,21 @@ from rlhf_lab.training.interventions import InterventionFn, Where
 
 
 class Decided(NamedTuple):
-    """Decisions and readings of held-out sequences at one position.
+    """Decisions and predictions of held-out sequences at one position."""
 
-    Args:
-        lean: logit(word) - logit(other), in nats.
-        positive: the label.
-        read_there: whether a reader fitted again at the site finds the label.
-        read_last: the same after the last block.
-    """
-
-    lean: Float[Tensor, " judged"]
-    positive: Bool[Tensor, " judged"]
-    read_there: Bool[Tensor, " judged"]
-    read_last: Bool[Tensor, " judged"]
+    lean: Float[Tensor, " judged"]  # logit(word) - logit(other), in nats
+    positive: Bool[Tensor, " judged"]  # the label
+    read_there: Bool[Tensor, " judged"]  # True if a probe fitted at the site predicts the label
+    read_last: Bool[Tensor, " judged"]  # the same after the last block
 
 
 class Forgotten(NamedTuple):
-    """Effects of an erasure, each with its bootstrap interval over sequences.
+    """Effects of an erasure, each with its bootstrap interval over sequences."""
 
-    Args:
-        gap: how much further positive sequences lean than negative ones, as a fraction of before.
-        flipped: the fraction of sequences that decide for the other word.
-        read_there: the accuracy of a reader fitted again at the site.
-        read_last: the same after the last block.
-    """
-
-    gap: Interval
-    flipped: Interval
-    read_there: Interval
-    read_last: Interval
+    gap: Interval  # mean lean of positive minus negative sequences, as a fraction of before
+    flipped: Interval  # fraction of sequences that decide for the other word
+    read_there: Interval  # accuracy of a probe fitted at the site
+    read_last: Interval  # the same after the last block
 
 
 @torch.no_grad()

@@ -41,8 +41,7 @@ class AttentionDrift(WordPairProbe):
     are pooled, and keys are named by their distance. With hooks on the policy, their change after
     pattern and values is stored as well.
 
-    Checks: total variation is at most 1; without hooks, pattern, values and W_O sum over keys to
-    the head's own part.
+    Checks: total variation is at most 1; without hooks, the causes sum to the head's own part.
 
     Args:
         word, other: single tokens; or weights by word as `word`.
@@ -147,10 +146,7 @@ def slot_places(rows: TextRows, slots: Sequence[str]) -> Places:
 
 
 def distance_places(rows: TextRows) -> Places:
-    """Return all queries as one place, and keys by their distance; the first token by itself.
-
-    Distances are 1, 2, 3 to 4, 5 to 8, and so on: each twice as wide as the one before.
-    """
+    """Return all queries as one place, and keys as first token or by distance: 1, 2, 3 to 4, ..."""
     pos = rows.own_positions.masked_fill(~rows.written, -1)
     names, edges, last = ["first token", "itself"], [0], 1
     while edges[-1] < pos.shape[1] - 1:

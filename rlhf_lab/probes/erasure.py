@@ -10,17 +10,11 @@ from rlhf_lab.models.device import exact
 
 
 class Eraser(NamedTuple):
-    """An affine map that takes a label out of activations.
+    """An affine map that takes a label out of activations."""
 
-    Args:
-        mean: of the activations that it was fitted to.
-        axis: the difference of the class means, along which activations are moved.
-        reader: how far: the best linear reader of the label, with reader . axis = 1.
-    """
-
-    mean: Float[Tensor, "*site d_model"]
-    axis: Float[Tensor, "*site d_model"]
-    reader: Float[Tensor, "*site d_model"]
+    mean: Float[Tensor, "*site d_model"]  # of the activations that it was fitted to
+    axis: Float[Tensor, "*site d_model"]  # difference of the class means
+    reader: Float[Tensor, "*site d_model"]  # the best linear probe, with reader . axis = 1
 
     def erase(self, x: Float[Tensor, "*site n d_model"]) -> Float[Tensor, "*site n d_model"]:
         """x - ((x - mean) . reader) axis, in float64."""

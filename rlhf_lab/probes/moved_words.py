@@ -19,17 +19,11 @@ MOST_CONTRASTS, MOST_LISTED = 8, 20
 
 
 class MovedWords(NamedTuple):
-    """Words that won and lost probability at the same positions.
+    """Words that won and lost probability at the same positions."""
 
-    Args:
-        positions: indices; the position with the largest change first.
-        weights: by word, the fraction of the probability won, or minus that of the lost.
-        mass: probability moved per text, at all these positions.
-    """
-
-    positions: list[int]
-    weights: Float[Tensor, " word"]
-    mass: Interval
+    positions: list[int]  # the position with the largest change first
+    weights: Float[Tensor, " word"]  # fractions of the probability won, minus those of the lost
+    mass: Interval  # probability moved per text, at all these positions
 
 
 def find_moved_words(won: Float[Tensor, "group position word"]) -> list[MovedWords]:

@@ -24,19 +24,12 @@ ACTIVATIONS_AT_ONCE = 20_000_000
 
 
 class NeuronEnd(NamedTuple):
-    """Neurons of one model at one position, in float64.
+    """Neurons of one model at one position, in float64."""
 
-    Args:
-        activation: after the nonlinearity and the gate, if any.
-        write: derivative of the logit difference by each activation, times the final norm's scale.
-        bias: contribution of b_out, times the scale.
-        inverse_scale: one over the final norm's scale.
-    """
-
-    activation: Float[Tensor, "layer batch neuron"]
-    write: Float[Tensor, "layer neuron"]
-    bias: Float[Tensor, " layer"]
-    inverse_scale: Float[Tensor, " batch"]
+    activation: Float[Tensor, "layer batch neuron"]  # after the nonlinearity and any gate
+    write: Float[Tensor, "layer neuron"]  # d difference / d activation, times the norm's scale
+    bias: Float[Tensor, " layer"]  # contribution of b_out, times the scale
+    inverse_scale: Float[Tensor, " batch"]  # one over the final norm's scale
 
 
 class NeuronRank(WordPairProbe):

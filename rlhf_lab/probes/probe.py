@@ -1,4 +1,4 @@
-"""The Probe interface: what a probe needs, what it is shown, the record and checks it returns."""
+"""The Probe interface: a probe's inputs, and the records with checks that it returns."""
 
 import inspect
 from collections.abc import Callable
@@ -105,8 +105,7 @@ class Probe:
         events, prepares: events of `observe`, and of `prepare` in the same step.
         text: text of the activations: "eval", "rollout", or None.
         sites: hook names, wildcards allowed, or "logits" or "values".
-        pos: position of these activations; all when None.
-        n: number of texts, at least `fewest`; all when None.
+        pos, n: position of these activations, and number of texts, at least `fewest`; or None, all.
         step: step of the phase, at events of a step; all when None.
         every: period in phases; the suite's `record` when None. run_end is always observed.
         needs_labels: True to require a label per eval sequence.
@@ -182,12 +181,11 @@ def interval_fields(name: str, interval: Interval, digits: int = 4) -> dict[str,
     """Both ends of an interval, as fields of a record; empty without an interval."""
     if interval.low is None or interval.high is None:
         return {}
-    ends = {"low": interval.low, "high": interval.high}
-    return {f"{name}_{end}": decimals(x, digits) for end, x in ends.items()}
+    return {f"{name}_{end}": decimals(getattr(interval, end), digits) for end in ("low", "high")}
 
 
 def mean_fields(name: str, x: Float[Tensor, "n ..."], digits: int = 6) -> dict[str, Any]:
-    """Return the mean over rows and both ends of its bootstrap interval, as fields of a record."""
+    """Return the mean over rows and its bootstrap interval, as fields of a record."""
     found = bootstrap_means(x, resamples=RESAMPLES)
     return {name: decimals(found.value, digits)} | interval_fields(name, found, digits)
 

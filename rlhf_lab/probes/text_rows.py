@@ -12,20 +12,13 @@ TextName = Literal["eval", "rollout"]
 
 
 class TextRows(NamedTuple):
-    """Sequences, with masks of tokens and of states.
-
-    Args:
-        attention_mask: False on padding, but True after a stop token.
-        written: False on all padding.
-        states: True where a state comes before a generated token.
-        prefix_len: prompt tokens, padding included.
-    """
+    """Sequences, with masks of tokens and of states."""
 
     tokens: Int[Tensor, "batch seq"]
-    attention_mask: Bool[Tensor, "batch seq"]
-    written: Bool[Tensor, "batch seq"]
-    states: Bool[Tensor, "batch seq"]
-    prefix_len: int
+    attention_mask: Bool[Tensor, "batch seq"]  # False on padding, but True after a stop token
+    written: Bool[Tensor, "batch seq"]  # False on all padding
+    states: Bool[Tensor, "batch seq"]  # True where a state comes before a generated token
+    prefix_len: int  # prompt tokens, padding included
 
     @property
     def own_positions(self) -> Int[Tensor, "batch seq"]:

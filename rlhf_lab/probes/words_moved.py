@@ -27,14 +27,10 @@ MOST_WORDS = 128  # with the largest changes; others are not stored
 
 
 class ModelMeans(NamedTuple):
-    """Means of one model over the states of each group of texts, in float64.
-
-    Args:
-        parts: of each component's (c - mean c) / sigma.
-    """
+    """Means of one model over the states of each group of texts, in float64."""
 
     names: list[str]
-    parts: Float[Tensor, "component group position d_model"]
+    parts: Float[Tensor, "component group position d_model"]  # (c - mean c) / sigma
     logits: Float[Tensor, "group position d_vocab"]
     probs: Float[Tensor, "group position d_vocab"]
 
