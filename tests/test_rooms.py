@@ -20,7 +20,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1679),
     "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4830),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4827),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2396),
     "rlhf_lab/probes": (4800, 4900),
     "rlhf_lab/views": (1700, 2974),

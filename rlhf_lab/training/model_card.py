@@ -13,6 +13,7 @@ from rlhf_lab.training.checkpoint import read_metadata
 from rlhf_lab.training.run_dir import INFO, METRICS, RunDir, replacing
 
 SIGNATURE = "Written by rlhf_lab"
+RUN_LOADER = "rlhf_lab.training.resume.load_policy"
 EXPORT_LOADER = "transformers.AutoModelForCausalLM.from_pretrained"
 METRIC_NAMES = ("mean_reward", "true_reward", "kl_per_sequence", "response_length")
 
@@ -40,8 +41,7 @@ def write_card(directory: Path, settings: Mapping[str, Any], results: Sequence[s
     public = {k: v for k, v in settings.items() if isinstance(v, str | int | float) and v != ""}
     public = {k: local.sub(r"\1", v) if isinstance(v, str) else v for k, v in public.items()}
     is_hub_id = base not in (None, *BUNDLED) and public["base_model"] == base
-    is_run = (directory / INFO).exists()
-    loader = "rlhf_lab.training.resume.load_policy" if is_run else EXPORT_LOADER
+    loader = RUN_LOADER if (directory / INFO).exists() else EXPORT_LOADER
     data = ModelCardData(
         library_name=loader.partition(".")[0],
         pipeline_tag="text-generation",

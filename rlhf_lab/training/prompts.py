@@ -119,8 +119,7 @@ class Prompts:
         if (token := max(map(max, self.tokens))) >= model.cfg.d_vocab:
             raise ConfigError(f"A prompt has the unknown token {token}. Use the model's tokenizer.")
         check_context(model, max(map(len, self.tokens)), args.gen_len)
-        texts = json.dumps([self.texts, self.labels, self.answers])
-        self.digest = f"{len(self.texts)} texts {zlib.crc32(texts.encode()):08x}"
+        self.digest = zlib.crc32(json.dumps([self.texts, self.labels, self.answers]).encode())
 
     def _column(self, field: str, given: Sequence[Any] | None) -> list[str] | None:
         column = getattr(self.args, field)

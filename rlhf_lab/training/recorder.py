@@ -24,7 +24,6 @@ from rlhf_lab.training.checkpoint import (
     wait_for_writers,
     weights,
 )
-from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite_weights
 from rlhf_lab.training.model_card import write_run_card
 from rlhf_lab.training.reference_reset import reference_tensors
@@ -86,7 +85,6 @@ class Recorder:
             processes=1 if trainer.world is None else trainer.world.size,
             custom_components=trainer.custom_components,
             sources=trainer.sources,
-            rewarded_class=rewarded_class(trainer.reward_fn),
             interventions=trainer.interventions.records,
             phases_done=phase,
             id=self.run_id,
@@ -117,8 +115,8 @@ class Recorder:
         self._hold()
         self.run.append(METRICS, [ctx.report.to_dict()])
         self._log_samples(ctx.rollout)
-        numbers = ctx.report.rollout, ctx.rollout, ctx.args, ctx.phase
-        for sign, text in diagnose_batch(*numbers).items():
+        signs = diagnose_batch(ctx.report.rollout, ctx.rollout, ctx.args, ctx.phase)
+        for sign, text in signs.items():
             self.diagnostics.setdefault(sign, {"phase": ctx.phase, "text": text})
         for name, (phase, text) in self.trainer.callbacks.dropped.items():
             self.diagnostics.setdefault(switched_off(name), {"phase": phase, "text": text})

@@ -22,8 +22,8 @@ from rlhf_lab.training.checkpoint import (
     unflatten_state,
     wait_for_writers,
 )
-from rlhf_lab.training.components import rewarded_class
 from rlhf_lab.training.interventions import InterventionFn, Interventions
+from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
@@ -43,18 +43,18 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before = RLHFArgs(**info["args"])
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
-    recorded = {"rewarded_class": info.get("rewarded_class"), **info.get("sources", {})}
-    now = {"rewarded_class": rewarded_class(trainer.reward_fn), **trainer.sources}
-    for name, was in recorded.items():
-        if was is not None and was != now.get(name):
-            warnings.warn(
-                f"{name} has changed since the run started, from {was} to {now.get(name)}. The run "
-                "continues with the new one, so its phases are not comparable.",
-                stacklevel=2,
-            )
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
     trainer.custom_components += ["interventions"] * bool(records)
+    for name, fn in (interventions or {}).items():
+        trainer.sources[f"intervention {name}"] = describe_source(fn)
+    for name, was in info.get("sources", {}).items():
+        if was != (now := trainer.sources.get(name)):
+            warnings.warn(
+                f"{name} has changed since the run started, from {was} to {now}. The run continues "
+                "with the new one, so its phases are not comparable.",
+                stacklevel=2,
+            )
     restore(trainer, run, info)
     phase, args = trainer.phase, trainer.args
     if phase > args.total_phases:

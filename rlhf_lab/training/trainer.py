@@ -63,7 +63,7 @@ class RLHFTrainer(RunLoop):
 
     Attributes:
         custom_components: names of the components that were passed.
-        sources: what a run cannot store and must stay: custom functions and prompts, as digests.
+        sources: what a run does not store, to compare when it resumes: digests and rewarded class.
         world: processes of the run; None without torchrun.
         phase: number of learning phases that are done.
         unfinished: reports since the last run_end.
@@ -98,6 +98,7 @@ class RLHFTrainer(RunLoop):
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
+        self.sources["rewarded_class"] = components.rewarded_class(self.reward_fn)
         self.world = None
         if is_grouped(args.parallel):
             from rlhf_lab.parallel.world import connect  # imports much of torch
@@ -173,6 +174,7 @@ class RLHFTrainer(RunLoop):
                 "before the first phase."
             )
         self.interventions.add(site, fn, during, name)
+        self.sources[f"intervention {self.interventions.records[-1]['name']}"] = describe_source(fn)
         if "interventions" not in self.custom_components:
             self.custom_components.append("interventions")
 

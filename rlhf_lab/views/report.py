@@ -253,7 +253,7 @@ def _returned(run: Run) -> dict[str, Any]:
 def _facts(run: Run) -> dict[str, Any]:
     """Return the facts and diagnostics at the top, and the arguments and versions at the end."""
     info = run.info
-    label, name = info.get("rewarded_class"), info["args"]["reward_fn"]
+    label, name = info.get("sources", {}).get("rewarded_class"), info["args"]["reward_fn"]
     reward = f"{name}, the class {label['label']}" if label else name
     facts = {"policy": info["args"]["base_model"], "reward": reward, "device": info.get("device")}
     facts |= {f"final {name}": value for name, value in final_metrics(run).items()}

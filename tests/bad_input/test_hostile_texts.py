@@ -98,7 +98,7 @@ SURFACES = {
     "samples": in_samples,
     "settings": in_info(lambda x: {"args": {"prefix": x, "base_model": x, "wandb_project": x}}),
     "diagnostics": in_info(lambda x: {"diagnostics": {"dead": {"phase": 1, "text": x}}}),
-    "class": in_info(lambda x: {"rewarded_class": {"index": 1, "label": x}}),
+    "class": in_info(lambda x: {"sources": {"rewarded_class": {"label": x}}}),
     "versions": in_info(lambda x: {"versions": {x: x}, "device": x, "status": x}),
     "returned": returned,
 }

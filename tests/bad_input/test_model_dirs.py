@@ -113,7 +113,7 @@ def test_run_names_its_rewarded_class_and_warns_if_it_changes(there) -> None:
     assert outcome.err == "rewarding the class 'good' of model\n" and outcome.out.count("\n") == 1
     first = accepted([*TRAIN, "--base-model", "models/policy", *named, "--direction", "neg"])
     info = json.loads(Path("made", "run.json").read_text())
-    assert info["rewarded_class"] == {"index": 0, "label": "bad"}
+    assert info["sources"]["rewarded_class"] == {"index": 0, "label": "bad"}
     for out in (first.out, accepted(["resume", "made", "--total-phases", "2"]).out):
         assert "rewarding the class 'bad' of model" in out
     settings(id2label={"0": "good", "1": "bad"}, label2id=...)(there / "model")

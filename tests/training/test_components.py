@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -162,7 +163,11 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
         RLHFTrainer.resume(path)
     with pytest.raises(ConfigError, match="no intervention 'other'; there are halve"):
         RLHFTrainer.resume(path, interventions={"halve": halve, "other": halve})
-    again = RLHFTrainer.resume(path, interventions={"halve": halve})
+    with pytest.warns(UserWarning, match="intervention halve has changed since the run started"):
+        RLHFTrainer.resume(path, interventions={"halve": halve_in_place})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = RLHFTrainer.resume(path, interventions={"halve": halve})
     again.train()
     assert_same_run(path, whole.run.path)
     info = json.loads((path / "run.json").read_text())
