@@ -219,7 +219,7 @@ dashboard(debugging.make_dashboard(mine))
 # 4. **the real thing**: The reward comes from the classifier.
 #
 # Three other trainers, each with one broken part, have already climbed the ladder. The package contains their stored
-# results and those of its own trainer, with three seeds each. The cells below only run your trainer. First read the
+# results and those of the package's trainer, with three seeds each. The cells below only run your trainer. First read the
 # code of the broken parts, and predict the first rung that each trainer fails (4 if it passes the first three).
 
 # %%
@@ -266,8 +266,8 @@ for name, guess in [
 #
 # ## Three bugs to find
 #
-# Here are three more runs on the real reward, each with one broken part. This time you only see the dashboard. The runs
-# are stored, with three seeds of each kind, and we show seed 1. The three culprits are among these suspects:
+# Here are three more runs on the real reward, each with one broken part. This time you only see their dashboards. Each
+# kind of run is stored with three seeds, and the cells below show seed 1. The three bugs are among these suspects:
 
 # %%
 for number, suspect in enumerate(SUSPECTS, start=1):

@@ -130,7 +130,8 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 #
 # {Lesson:the_kl_penalty} computes the optimal policy when the KL is in the reward. What is the optimum when the penalty
 # is in the loss? In this case, the policy at each state maximizes the expected value of the next word minus the KL of
-# *that state alone*. A word's value is the mean reward of the reviews that it leads to, without the KL of later states:
+# *that state alone*. A word's value is the mean reward of the reviews that it leads to. The KL of later states does not
+# count:
 #
 # $$\tilde\pi(a \mid s) \propto \mathrm{ref}(a \mid s)\, e^{\tilde V(sa) / \beta}, \qquad
 # \tilde V(s) = \sum_a \tilde\pi(a \mid s)\, \tilde V(sa)$$
