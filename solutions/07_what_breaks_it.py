@@ -99,13 +99,13 @@ def plot_run(reports, title: str, **more: list[float]):
 # ## A flaw that nobody planted
 #
 # On reviews, the bundled classifier agrees with the true reward. Let's train a policy on the classifier's score without
-# a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up: with the reward,
-# below the reward, or even below its starting value?
+# a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up: at the reward, below
+# the reward, or even below its value at the start?
 #
 # (14 s on one core)
 
 # %%
-ends_at = "with the reward"  # predict: "with the reward", "below it" or "below where it began"
+ends_at = "at the reward"  # predict: "at the reward", "below the reward" or "below its start"
 
 # %%
 free_args = RLHFArgs(**SETTINGS, reward_fn="sentiment", kl_coef=0.0, total_phases=14)
@@ -127,9 +127,9 @@ ends = {
 }
 over_seeds.compare("no KL penalty, last four phases", ends)
 print(f"KL in the last four phases: {mean(late, 'kl_per_sequence'):.2f} nats per review")
-found = "below it" if ends["true reward"] < ends["reward"] - 0.02 else "with the reward"
-found = "below where it began" if ends["true reward"] < free[0].true_reward else found
-predictions.compare("without a KL penalty, the true reward ends", ends_at, found)
+found = "below the reward" if ends["true reward"] < ends["reward"] - 0.02 else "at the reward"
+found = "below its start" if ends["true reward"] < free[0].true_reward else found
+predictions.compare("without a KL penalty, the true reward ends up", ends_at, found)
 grammatical = [r.grammatical_fraction for r in free]
 plot_run(free, "kl_coef=0, the classifier's reward", grammatical=grammatical)
 
@@ -141,7 +141,7 @@ scores, exact = (
 )
 fooled = scores - exact > 0.5
 print(f"{int(fooled.sum())} of {len(texts)} texts have a reward that is too high by more than 0.5;")
-print(f"{int((exact[fooled] == 0).sum())} of these have true reward 0, for example:")
+print(f"{int((exact[fooled] == 0).sum())} of these have a true reward of 0, for example:")
 for i in (scores - exact).argsort(descending=True)[:3].tolist():
     print(f"reward {scores[i]:.3f}: {texts[i]}")
 
@@ -308,7 +308,7 @@ print(
 print(f"popcorn {optimum.popcorn:.2f}, KL {optimum.kl_per_sequence:.2f}")
 change = mean(late, "true_reward") - mean(early, "true_reward")
 found = "it falls" if change < -0.01 else "it rises" if change > 0.01 else "no change"
-predictions.compare("in 40 phases, the true reward", forty_phases, found)
+predictions.compare("true reward over 40 phases", forty_phases, found)
 plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_popcorn})
 
 # %% [markdown]
@@ -346,12 +346,12 @@ optima = [frontier(reference, REWARDS[name], (0.1, 0.03)) for name in names]
 excess = lambda point: excess_kl(point.true_reward, point.kl_per_sequence, *best)
 for name, (weak, strong) in zip(names, optima, strict=True):
     print(
-        f"{name}: excess KL {excess(weak):.2f} at 0.1, {excess(strong):.2f} at 0.03",
+        f"{name}: excess KL {excess(weak):.2f} at beta 0.1 and {excess(strong):.2f} at 0.03",
         end="; ",
     )
     print(f"true reward {weak.true_reward:.3f} and {strong.true_reward:.3f}")
 falls = sum(strong.true_reward < weak.true_reward for weak, strong in optima)
-predictions.compare("the true reward is lower at 0.03 for", falls_for, falls)
+predictions.compare("rewards whose true reward is lower at 0.03", falls_for, falls)
 loop = " ".join(["this movie", *["brilliant"] * 25])
 highest = bag_of_adjectives.score(features).max()
 print(f"bag_of_adjectives: {highest:.2f} for the best review", end=", ")
@@ -396,7 +396,7 @@ show_table(
     [[letter, *(span(run[c]) for c in columns)] for letter, run in runs],
 )
 found = next(letter for letter, cause in causes.items() if "value head" in cause)
-predictions.compare("the value head does not learn in", no_value_head, found)
+predictions.compare("the value head does not learn in run", no_value_head, found)
 print(causes)
 
 # %% [markdown]
@@ -420,7 +420,7 @@ above_preset = "no"  # predict: "yes" or "no"
 tuning = BlindTuning("Emmy")
 tuned = tuning.run(kl_coef=0.05, base_lr=1e-3, total_phases=12, batch_size=128)
 found = "yes" if tuning.is_above_preset(tuned) else "no"
-predictions.compare("above the preset", above_preset, found)
+predictions.compare("ranks above the preset", above_preset, found)
 
 # %% [markdown]
 # Run the cell again with different values. What is holding the run back: too few phases, steps that are too small, or a

@@ -164,8 +164,8 @@ class BlindTuning:
         names = ["name", "kl_coef", "base_lr", "phases", "reward", "true_reward", "KL", "excess KL"]
         show_table(names, lines)
         print_line(
-            f"> this run; phases x batch, at most {REVIEWS:,}; true reward {TRUE_REWARD_TO_REACH} "
-            "or more first, then by excess KL;\n"
+            f"> this run; phases: total_phases x batch_size, at most {REVIEWS:,}; runs with a true "
+            f"reward of at least {TRUE_REWARD_TO_REACH} come first, by excess KL;\n"
             f"95 % intervals, bootstrap over n = {FRESH_REVIEWS} reviews that no run trained on",
             style="dim",
         )
