@@ -218,7 +218,7 @@ for block in (f"L{layer}" for layer in range(n_layers)):
     by_kind[f"{block} heads"] = sum(x for name, x in shift.items() if name.startswith(f"{block}H"))
     by_kind[f"{block} mlp"] = shift[f"{block} mlp"]
 over_seeds.compare("contributions to the rise, nats", by_kind)
-predictions.compare("largest rise", largest_rise, max(by_kind, key=by_kind.get))
+predictions.compare("largest rise in contribution", largest_rise, max(by_kind, key=by_kind.get))
 top = sorted(range(len(shift)), key=lambda i: -abs(moved.value[i]))[:10]
 bars(
     [new.components[i] for i in top],
@@ -279,14 +279,14 @@ into, last = (dict(zip(places, effects[how], strict=True)) for how in [*effects]
 if on_reel:
     both = {"all": into, "last": last}.items()
     kept = {f"{name}, {p}": x[name] for p, x in both for name in ("L0 mlp", "L1 heads")}
-    over_seeds.compare("patched in, by positions", kept)
+    over_seeds.compare("fraction recovered, by positions", kept)
     ratio = into["L0 mlp"] / last["L0 mlp"]
     found = "about the same" if ratio < 1.4 else "about twice" if ratio < 5 else "over five times"
-    predictions.compare("all positions, compared with the last", all_positions, found)
+    predictions.compare("fraction, all positions over the last", all_positions, found)
 bars(
     [*places],
     effects,
-    "effect of a patch",
+    "fraction of the rise that a patch recovers",
     "fraction of the rise",
     {how: ends(found) for how, found in fractions.items()},
 )
@@ -319,7 +319,7 @@ best_graft = "an MLP"  # predict: "embed", "an attention" or "an MLP"
 groups = layer_groups(before)
 weights = [dict(model.named_parameters()) for model in (before, after)]
 length = lambda ws: torch.cat([w.detach().flatten() for w in ws]).norm().item()
-columns, norms = {"put into the base": [], "taken out of the tuned": []}, {}
+columns, norms = {"grafted into base": [], "removed from tuned": []}, {}
 for part in groups.names:
     names = sorted(name for name, _ in groups.of(part))
     changes = [weights[1][name] - weights[0][name] for name in names]
@@ -331,18 +331,18 @@ for part in groups.names:
 if on_reel:
     columns["Shapley value"] = transplant(before, after, groups, score, n=64, seed=1).shapley()
 print("relative change:", ", ".join(f"{part} {norm:.3f}" for part, norm in norms.items()))
-taken = sum(x.value.item() for x in columns["taken out of the tuned"])
-print(f"gain {(at_tuned - at_base).mean():.2f}; taken out one by one, they lose {taken:.2f} in all")
-gains = {p: x.value.item() for p, x in zip(groups.names, columns["put into the base"], strict=True)}
-over_seeds.compare("true reward, put into the base", gains)
+taken = sum(x.value.item() for x in columns["removed from tuned"])
+print(f"gain {(at_tuned - at_base).mean():.2f}; sum of the drops, one at a time: {taken:.2f}")
+gains = {p: x.value.item() for p, x in zip(groups.names, columns["grafted into base"], strict=True)}
+over_seeds.compare("true reward, grafted into base", gains)
 leader = max(gains, key=gains.get)
 kind = {"attn": "an attention", "mlp": "an MLP"}.get(leader.split()[-1], leader)
 predictions.compare("the best graft is", best_graft, kind)
 bars(
     groups.names,
     {how: [x.value.item() for x in found] for how, found in columns.items()},
-    "effect of a graft",
-    "true reward",
+    "effect of a graft on the true reward",
+    "change of the true reward",
     {how: ends(found) for how, found in columns.items()},
 )
 
@@ -385,7 +385,7 @@ sweep = steering_sweep(base, vectors, strengths, few, controls=0, seed=5, **samp
 means = {(r.site, r.alpha): {k: v.mean().item() for k, v in r.figures.items()} for r in sweep.rows}
 best_site, best_alpha = max(means, key=lambda place: means[place]["true_reward"])
 strongest = {name: f"{value:.2f}" for name, value in means[best_site, 8].items()}
-print(f"best: {short_site(best_site)}, alpha {best_alpha}; there, with alpha 8: {strongest}")
+print(f"best: {short_site(best_site)}, alpha {best_alpha}; the same with alpha 8: {strongest}")
 heatmap(
     [[means[site, alpha]["true_reward"] for alpha in strengths] for site in sites],
     [short_site(site) for site in sites],
@@ -418,12 +418,12 @@ if added.value is None:
     print("both models have nearly the same reward, so the fraction is undefined")
 else:
     way = {"the vector": added, "best of 10 random": max(random, key=lambda x: x.value)}
-    way = {name: x.value.item() for name, x in (way | {"undone in the tuned": undone}).items()}
-    over_seeds.compare("fraction of the way", way)
+    way = {n: x.value.item() for n, x in (way | {"subtracted from tuned": undone}).items()}
+    over_seeds.compare("fraction of the rise", way)
     half = way["the vector"]
     found = "about half" if half < 2 / 3 else "over two thirds"
     found = "less than a third" if half < 1 / 3 else found
-    predictions.compare("fraction of the way", how_far, found)
+    predictions.compare("fraction of the rise by steering", how_far, found)
 
 # %% [markdown]
 # Even at its best, the vector recovers only 38 % of the rise in true reward (28 % to 43 % across the three seeds), and
