@@ -349,7 +349,7 @@ one_step, unbiased = agreement["1024 steps"][0], agreement["exact V"][-1]
 print(f"correlation: oldest head, lambda 0: {one_step:.2f}; exact V, lambda 1: {unbiased:.2f}")
 best = LAMBDAS[int(np.argmax(agreement["1024 steps"]))]
 bins = {"0": 0.01, "0.5 to 0.95": 0.96, "0.98 or 1": np.inf}
-predictions.compare("best lambda of the oldest", best_lambda_of_the_oldest, best, bins=bins)
+predictions.compare("best lambda, oldest head", best_lambda_of_the_oldest, best, bins=bins)
 lines, title = {n: (list(LAMBDAS), row) for n, row in agreement.items()}, "GAE and exact advantages"
 curves(lines, title, "lambda", "correlation over tokens")
 
@@ -418,7 +418,7 @@ over_seeds.compare("fraction of the gradient kept", kept)
 # %%
 over_seeds.compare("cosine on 1,024 reviews", cosine)
 three = {name: cosine[name] for name in ("R", "GAE 0, young head", "GAE 1, young head")}
-predictions.compare("far below on 1,024 reviews", far_away, min(three, key=three.get))
+predictions.compare("lowest cosine on 1,024 reviews", far_away, min(three, key=three.get))
 
 # %% [markdown]
 # - **Bias.** With the young head, one-step advantages retain only 2 to 4 % of the gradient (three seeds), and GAE with

@@ -96,9 +96,9 @@ best_judge = "above 0.95"  # predict: "below 0.8", "0.8 to 0.95" or "above 0.95"
 # %%
 agrees = ((gaps.sign() + 1) / 2).double()  # a tie counts half
 ceiling = bootstrap_interval(agrees, generator=torch.Generator().manual_seed(0))
-print(f"the best judge agrees with the rater in {ceiling}")
+print(f"accuracy of the best judge: {ceiling}")
 limits = {"below 0.8": 0.8, "0.8 to 0.95": 0.95, "above 0.95": np.inf}
-predictions.compare("the best judge agrees in", best_judge, ceiling.value, limits)
+predictions.compare("accuracy of the best judge", best_judge, ceiling.value, limits)
 
 # %% [markdown]
 # Even the best possible judge has an accuracy of only 0.89, because the rater's choice between two nearly equal texts
@@ -157,7 +157,7 @@ verdicts = {"the true utility": judge(gaps, gaps, won)}
 for name, model in models.items():
     verdicts[name] = judge(model.score(fresh.chosen) - model.score(fresh.rejected), gaps, won)
 show_table(
-    ["reward", "accuracy", "ordered as by utility", "minus log-likelihood"],
+    ["reward", "accuracy", "ordered like the utility", "minus log-likelihood"],
     [[name, v.accuracy, v.as_truth, v.nll] for name, v in verdicts.items()],
 )
 print(f"n = {len(gaps)} fresh pairs; a coin has a log-likelihood of -{np.log(2):.3f} nats per pair")
@@ -193,8 +193,8 @@ for edit in ("adjective 1", "adjective 3", "copula 3", "verb", "connector"):
     if edit in ("adjective 1", "copula 3", "verb"):
         fractions[edit] = small / exact
 show_table(["replaced word", *models, "4,096 pairs, stored", "exact"], rows, digits=2)
-print(f"mean change of the score towards the utility, {len(probes)} reviews; 4,096 pairs: 3 seeds")
-predictions.compare("overlooked", overlooked, min(fractions, key=fractions.get))
+print(f"mean score change in the utility's direction, {len(probes)} reviews; 4,096 pairs: 3 seeds")
+predictions.compare("the 64-pair model overlooks", overlooked, min(fractions, key=fractions.get))
 
 # %% [markdown]
 # The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. But it changes the
@@ -226,7 +226,7 @@ curves(
         "learned reward, divided by its maximum": (kls, [x / max(learned) for x in learned]),
         "true reward": (kls, true_rewards),
     },
-    "PPO on a reward model of 64 pairs, phase by phase",
+    "PPO on the 64-pair reward model, phase by phase",
     "KL from the reference, nats per review",
     "reward",
 )
@@ -344,7 +344,7 @@ print(f"mean implicit reward: chosen {chosen:.2f}, rejected {rejected:.2f}, n = 
 change = "more likely" if chosen > 0 else "less likely"
 predictions.compare("chosen texts become", chosen_texts, change)
 limits = {"below 0.8": 0.8, "about 1": 1.2, "above 1.2": np.inf}
-predictions.compare("slope", steepness, steep, limits)
+predictions.compare("slope of the implicit reward", steepness, steep, limits)
 levels = truth.unique()
 means = [implied[truth == level].mean().item() for level in levels]
 exact = (levels + implied.mean() - truth.mean()).tolist()
