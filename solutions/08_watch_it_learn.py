@@ -135,10 +135,10 @@ predictions.compare("weights with and without probes", twin_weights, found)
 #
 # ## A direction for sentiment
 #
-# Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a
-# direction. One is the difference of the two class means. The other is Fisher's linear discriminant (LDA), which also
-# divides by the covariance $S$ within the classes. Your function returns `Fitted(direction, threshold)`. The ridge adds
-# `ridge` times the mean of $S$'s diagonal.
+# Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a direction. One
+# is the difference of the two class means. The other is Fisher's linear discriminant (LDA), which also divides by the
+# covariance $S$ within the classes. Your function returns `Fitted(direction, threshold)`. The ridge term adds `ridge` times the
+# mean of $S$'s diagonal to that diagonal.
 
 # %%
 from rlhf_lab.probes.direction import fit_direction  # exercise
@@ -161,15 +161,15 @@ columns = [at_verdict(before, "accuracy"), at_verdict(after, "accuracy")]
 columns.append(at_verdict(after, "accuracy_shuffled"))
 names = ["layer", "before training", "after training", "after, shuffled labels"]
 show_table(names, zip(layers, *columns, strict=True))
-print(f"accuracy of lda at I on {before['sequences']['held']} held-out reviews")
+print(f"accuracy of LDA at I on {before['sequences']['held']} held-out reviews")
 cosines = [at_verdict(after, x)[-1] for x in ("cosine_with_reference", "split_half_cosine")]
-print(f"cosine of lda before and after training: {cosines[0]:.2f}; of two halves: {cosines[1]:.2f}")
+print(f"cosine of LDA before and after training {cosines[0]:.2f}, of two halves {cosines[1]:.2f}")
 if truth is not None:
     print(f"accuracy of Bayes' rule on the same reviews: {before['bayes_accuracy'][verdict]:.3f}")
     more = columns[0][-1] - before["bayes_accuracy"][verdict]
     found = "as good as Bayes' rule" if abs(more) <= 0.02 else "more than 2 points worse"
     found = "better than it" if more > 0.02 else found
-    predictions.compare("before training, lda at the last layer is", lda_accuracy, found)
+    predictions.compare("before training, LDA at the last layer is", lda_accuracy, found)
 
 # %% [markdown]
 # Before training, LDA at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything there is to
@@ -185,7 +185,7 @@ heatmap(
     [record["accuracy"][-1] for record in records] + ([before["bayes_accuracy"]] if truth else []),
     [f"phase {record['phase']}" for record in records] + (["Bayes' rule"] if truth else []),
     slots,
-    "accuracy of lda at the last layer",
+    "Accuracy of LDA at the last layer",
     limits=(0.45, 1),
 )
 
@@ -215,7 +215,7 @@ predictions.compare("the frozen probe is", frozen_probe, "as good" if worse[-1] 
 phases = [record["phase"] for record in records]
 curves(
     {name: (phases, column) for name, column in columns.items()},
-    "a probe of phase 0 in later phases, at the last layer",
+    "A probe fitted in phase 0, in later phases (last layer)",
     y_label="fraction of held-out reviews; cosine",
 )
 
@@ -280,9 +280,9 @@ axes = {method: fit_direction(states, for_eraser, method).direction for method i
 for name, d in axes.items():
     left, accuracy, _ = measured(base, orthogonal_eraser(d), site=last_site)[0]
     cosine = (d * axes["mean"])[-1].sum()  # the direction of the difference of means is mu
-    print(f"{name}: cosine {cosine:.2f}; gap left {left:.2f}; accuracy of a new lda {accuracy:.2f}")
+    print(f"{name}: cosine {cosine:.2f}; gap left {left:.2f}; accuracy of a new LDA {accuracy:.2f}")
     if name == "lda":
-        predictions.compare("of the gap, without lda, is left", left_without_lda, most(left))
+        predictions.compare("gap left without the LDA direction", left_without_lda, most(left))
 
 # %% [markdown]
 # The LDA direction has a cosine of about 0 with $d$. If $\cos(a, d) = 0$, the fraction in the formula is 0, so the
@@ -356,7 +356,7 @@ for name in order:
     ends = zip(low.tolist(), high.tolist(), strict=True)
     gap, there, end = (f"{a:.2f}" + f" to {b:.2f}" * (a < b) for a, b in ends)
     print(f"{name}: gap left {gap}; accuracy {there}, at the last layer {end}")
-predictions.compare("left after LEACE", gap_after_leace, most(results["LEACE"][0, 0]))
+predictions.compare("gap left after LEACE", gap_after_leace, most(results["LEACE"][0, 0]))
 for name in ("reel-nano-b", "reel-nano-c") if truth else ():
     model = RLHFTrainer(RLHFArgs(**SETTINGS | {"base_model": name}), out=new_run(name)).policy
     its_states = residuals(model)
@@ -365,12 +365,12 @@ for name in ("reel-nano-b", "reel-nano-c") if truth else ():
     print(f"{name}: gap left after LEACE {left:.2f}, after 5 shuffled {low:.2f} to {high:.2f}")
 
 # %%
-measures = ("gap left", "lda fitted there", "lda fitted at the last layer")
+measures = ("gap left", "LDA at the erased layer", "LDA at the last layer")
 column = lambda i, summary: [summary(results[name][:, i]).item() for name in order]
 bars(
     order,
     {name: column(i, torch.mean) for i, name in enumerate(measures)},
-    "what is left after an erasure (controls: mean and range of 20)",
+    "What is left after an erasure (controls: mean and range of 20)",
     "fraction of the gap; accuracy",
     {name: (column(i, torch.amin), column(i, torch.amax)) for i, name in enumerate(measures)},
 )
@@ -414,7 +414,7 @@ for name, policy in policies.items():
     gaps[name] = (leans[0] - leans[1]).item()
     accuracies[name] = decided.read_there.double().mean().item()
 rows = [[name, rewards[name], gaps[name], accuracies[name]] for name in policies]
-show_table(["trained", "reward", "gap, label erased, nats", "lda after the eraser"], rows, digits=2)
+show_table(["trained", "reward", "gap, label erased, nats", "LDA after the eraser"], rows, digits=2)
 over_seeds.compare("gap with the label erased, nats", gaps)
 found = "as high" if rewards["no eraser"] - rewards["label erased"] < 0.1 else "at least 0.1 lower"
 found = found if rewards["label erased"] > reports[0].mean_reward + 0.05 else "not learned"
