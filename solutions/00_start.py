@@ -244,7 +244,7 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 # next cell prints every token that the model can use.
 
 # %%
-print(textwrap.fill(" ".join(sorted(trainer.tokenizer.get_vocab())), 100))
+print(textwrap.fill(" ".join(sorted(trainer.tokenizer.get_vocab())[:100]), 100))
 
 # %%
 from rlhf_lab.course.exercises.start import my_reward  # exercise
