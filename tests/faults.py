@@ -61,7 +61,7 @@ def read_faults(texts: list[str] | None = None) -> list[Fault]:
 @functools.cache
 def _parse(path: Path) -> tuple[list[str], Any]:
     source = path.read_text(encoding="utf-8")
-    return source.splitlines(keepends=True), ast.parse(source)
+    return source.splitlines(keepends=True), ast.parse(source if path.suffix == ".py" else "")
 
 
 def inject(fault: Fault) -> str:
@@ -177,7 +177,8 @@ def main(texts: list[str]) -> int:
     """Run the faults and print the survivors."""
     faults = read_faults(texts)
     for fault in faults:
-        compile(inject(fault), str(fault), "exec")  # a syntax error would count as a failing test
+        if fault.file.endswith(".py"):  # a syntax error would count as a failing test
+            compile(inject(fault), str(fault), "exec")
     loop = FaultLoop(faults)
     tests = {f"tests/{x}" for fault in faults if not fault.in_copy for x in fault.tests}
     status = pytest.main([*PYTEST, *sorted(tests)], plugins=[loop])

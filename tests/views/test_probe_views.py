@@ -393,6 +393,7 @@ def test_tokens_have_their_own_values_and_prompts_none():
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
     page = strips["kl"].fragment
+    assert "<small>text 0, reward " in page
     first, second = at.tensors["kl"][0].tolist()
     assert re.search(rf'title="kl {first:.9g}[^"]*">A<.*title="kl {second:.9g}[^"]*">B<', page)
 
