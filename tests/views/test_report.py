@@ -336,9 +336,9 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     )
     trainer.train()
     (trainer.run.path / NOTES).parent.mkdir(exist_ok=True)
-    (trainer.run.path / NOTES).write_text('{"phase": 0, "probe": "lens", "note": "is too dear"}\n')
+    (trainer.run.path / NOTES).write_text('{"phase": 0, "probe": "lens", "note": "is slow"}\n')
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
-    assert "switched off</h3><ul><li>phase 0: lens: is too dear</li></ul>" in page
+    assert "switched off</h3><ul><li>phase 0: lens: is slow</li></ul>" in page
     assert "This run had no probes. Train with <code>--probes</code>" in page
     assert "None ran." in page and "Returned by" not in page
 
