@@ -21,8 +21,8 @@ LINES = {
     "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4827),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 2396),
-    "rlhf_lab/probes": (4800, 4900),
+    "rlhf_lab/diffing": (2300, 2394),
+    "rlhf_lab/probes": (4800, 4897),
     "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 418),

@@ -68,17 +68,15 @@ def kl_by_weights(
     states: Bool[Tensor, "batch seq"],
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
     nodes: int = NODES,
-    rows_at_once: int = TEXTS_PER_PASS,
 ) -> Float[Tensor, "group part"]:
     """Split KL(second || first) exactly by the groups of weights that changed, in nats.
 
-    Returned are sums over the sequences of each batch; all groups come from the same backward
-    passes, one at each node.
+    Return sums over each 8 sequences, a part. All groups come from the same backward passes, one at
+    each node.
 
     Args:
         states: where the KL counts.
         attention_mask: False on padding to the left of a prompt.
-        rows_at_once: sequences in one backward pass.
 
     att_g = int_0^1 <grad KL(theta_0 + a delta || theta_0), delta_g> da
     """
@@ -86,7 +84,7 @@ def kl_by_weights(
     tokens, states = tokens.to(line.text_device), states.to(line.text_device)
     mask = torch.ones_like(states) if attention_mask is None else attention_mask.to(states.device)
     parts = []
-    for rows in torch.arange(len(tokens)).split(rows_at_once):
+    for rows in torch.arange(len(tokens)).split(TEXTS_PER_PASS):
         text = tokens[rows], mask[rows]
         with torch.no_grad():
             reference = log_probs(line.logits(line.before, *text))

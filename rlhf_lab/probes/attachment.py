@@ -52,7 +52,7 @@ class Attachment:
         self._shared = SharedActs(text)
         self._failed: set[tuple[str, str]] = set()
         self._remark = trainer.recorder.remark
-        self._optimizer, self._objective = trainer.optimizer, trainer.objective
+        self._optimizer = trainer.optimizer
         self._prepared: dict[str, object] = {}
         events = dict.fromkeys(("run_start", "run_end"))
         for probe in probes:
@@ -136,7 +136,6 @@ class Attachment:
             truth=self.truth,
             gradients=gradients,
             optimizer=self._optimizer,
-            objective=self._objective,
             prepared=self._prepared.pop(probe.name, None),
         )
         if ctx.event in probe.prepares:

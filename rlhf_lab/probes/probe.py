@@ -16,7 +16,7 @@ from rlhf_lab.identity import Check
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.reel_truth import ReelTruth
-from rlhf_lab.training import Context, Event, Objective, RLHFTrainer
+from rlhf_lab.training import Context, Event, RLHFTrainer
 from rlhf_lab.training.callbacks import validate_every
 
 RESAMPLES = 400  # of a record's intervals: enough for two digits; 20 ms for 150 intervals
@@ -65,7 +65,6 @@ class Observation:
         truth: Reel's exact values, if the policy starts as its grammar.
         gradients: of the policy's parameters by name, before clipping; at after_backward only.
         optimizer: the run's; copy what you keep of its state.
-        objective: the terms of the objective with the settings of the run.
         prepared: result of the probe's `prepare` in the same step.
     """
 
@@ -79,7 +78,6 @@ class Observation:
     truth: ReelTruth | None
     gradients: dict[str, Tensor] = field(default_factory=dict)
     optimizer: Optimizer | None = None
-    objective: Objective | None = None
     prepared: Any = None
 
     @property
