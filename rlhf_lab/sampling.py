@@ -162,8 +162,8 @@ def _sample(
     prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
     check_context(model, prompt_tokens.shape[1], spec.gen_len)
 
+    noise, stop_ids = noise.to(policy.device), prompt_tokens.new_tensor(stops)  # waits, so first
     decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
-    noise, stop_ids = noise.to(policy.device), prompt_tokens.new_tensor(stops)
     take = lambda state, noise: _Step.take(state, spec, noise)
     width = min(spec.top_k or model.cfg.d_vocab, model.cfg.d_vocab) if spec.truncates else 0
     if decoder.is_static and width <= WIDEST_KEPT:  # a graph cannot read a nucleus's width

@@ -17,6 +17,7 @@ from tests.training.recorded_runs import CONFIGURATIONS, MakeRun, RecordedRun, t
 
 SMALL = {
     "preset": "reel",
+    "device": "cpu",  # where tests make their tensors; those of a GPU name it
     "total_phases": 2,
     "batch_size": 8,
     "num_minibatches": 2,

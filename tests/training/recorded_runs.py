@@ -153,7 +153,7 @@ def move_weights(model: nn.Module) -> None:
     """Move the weights, so ratios, values and KL differ from their starting values."""
     generator = torch.Generator().manual_seed(5)
     for weight in model.parameters():
-        weight += 0.02 * torch.randn(weight.shape, generator=generator)
+        weight += 0.02 * torch.randn(weight.shape, generator=generator).to(weight.device)
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

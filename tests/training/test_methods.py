@@ -237,7 +237,7 @@ def move(policy: nn.Module, noise: float) -> None:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in policy.parameters():
-            p += noise * p.std().nan_to_num(0.1) * torch.randn(p.shape, generator=generator)
+            p += noise * p.std().nan_to_num(0.1) * torch.randn(p.shape, generator=generator).to(p)
 
 
 NO_KL = ("dr_grpo", "opo", "dapo", "gspo", "cispo")

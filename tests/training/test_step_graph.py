@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -30,16 +29,11 @@ NIGHTLY = ("plain", "sampled KL, early stop", "adapters, groups")
 
 
 @pytest.fixture
-def make_cpu_trainer(make_trainer):
-    return partial(make_trainer, device="cpu")  # the tape does not see CUDA's backward thread
-
-
-@pytest.fixture
-def train(make_cpu_trainer):
+def train(make_trainer):
     """Trains eagerly or on tapes, and returns all weights and the graph."""
 
     def run(is_taped, prepare=lambda trainer: None, parts=None, phases=2, **fields):
-        trainer = make_cpu_trainer(parts, **fields)
+        trainer = make_trainer(parts, **fields)
         trainer.step_graph = StepGraph(trainer, capture_on_tape) if is_taped else None
         prepare(trainer)
         for _ in range(phases):
@@ -156,8 +150,8 @@ REPLACED = ("forward", "module", "setting")
 @pytest.mark.parametrize(
     "change", [pytest.param(x, marks=pytest.mark.nightly if x in REPLACED else []) for x in CHANGES]
 )
-def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch):
-    trainer = make_cpu_trainer()
+def test_changed_module_is_captured_again(make_trainer, change, monkeypatch):
+    trainer = make_trainer()
     graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
     rollout = trainer.rollout_phase()
     trainer.learning_phase(rollout)
@@ -183,8 +177,8 @@ def test_changed_module_is_captured_again(make_cpu_trainer, change, monkeypatch)
         (Mock(side_effect=RuntimeError("no memory")), "the capture failed .no memory"),
     ],
 )
-def test_wrong_or_failed_capture_warns_and_runs_eagerly(make_cpu_trainer, capture, message):
-    trainer, expected = make_cpu_trainer(), make_cpu_trainer()
+def test_wrong_or_failed_capture_warns_and_runs_eagerly(make_trainer, capture, message):
+    trainer, expected = make_trainer(), make_trainer()
     trainer.step_graph = StepGraph(trainer, capture)
     with pytest.warns(UserWarning, match=f"cuda_graphs is switched off: .*{message}"):
         trainer.learning_phase(trainer.rollout_phase())
@@ -200,8 +194,8 @@ def doubled(outputs):
 
 
 @pytest.mark.slow
-def test_custom_loop_after_a_replayed_phase_uses_autograd(make_cpu_trainer):
-    trainer = make_cpu_trainer()
+def test_custom_loop_after_a_replayed_phase_uses_autograd(make_trainer):
+    trainer = make_trainer()
     trainer.step_graph = StepGraph(trainer, capture_on_tape)
     rollout = trainer.rollout_phase()
     trainer.learning_phase(rollout)
