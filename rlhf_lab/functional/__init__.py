@@ -108,6 +108,7 @@ from rlhf_lab.functional.moments import (
     whiten,
 )
 from rlhf_lab.functional.paired import paired_permutation_test, seed_interval, t_two_sided
+from rlhf_lab.functional.pass_at_k import informative_fraction, pass_at_k, pass_at_k_estimate
 from rlhf_lab.functional.policy_loss import (
     POLICY_OBJECTIVES,
     calc_clipped_surrogate_objective,
