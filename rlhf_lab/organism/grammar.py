@@ -1,6 +1,6 @@
 """The Reel grammar: sample, decode and recognize movie reviews whose latents are known."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -68,15 +68,19 @@ class Reviews:
         return [decode(row) for row in self.tokens]
 
 
-def decode(tokens: Iterable[int] | Int[np.ndarray, " seq"]) -> str:
+def decode(
+    tokens: Iterable[int] | Int[np.ndarray, " seq"], vocabulary: Sequence[str] = VOCABULARY
+) -> str:
     """Join the words of token ids with single spaces, without <bos> and <eos>.
 
     Raises ValueError for an id outside the vocabulary.
     """
     ids = [int(token) for token in tokens]
-    if any(not 0 <= i < len(VOCABULARY) for i in ids):
-        raise ValueError(f"tokens has an id outside 0..{len(VOCABULARY) - 1}: {ids}. Use Reel ids.")
-    return " ".join(VOCABULARY[i] for i in ids if VOCABULARY[i] not in (BOS, EOS))
+    if any(not 0 <= i < len(vocabulary) for i in ids):
+        raise ValueError(
+            f"tokens has an id outside 0..{len(vocabulary) - 1}: {ids}. Use valid ids."
+        )
+    return " ".join(vocabulary[i] for i in ids if vocabulary[i] not in (BOS, EOS))
 
 
 def sample_sign(

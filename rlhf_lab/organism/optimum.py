@@ -171,7 +171,7 @@ def best_of_n(reference: GraphPolicy, proxy: Reward, numbers: Iterable[int]) -> 
     for n in numbers:
         best = best_of_n_distribution(chances, scores, n)
         means = (float(best @ rewards) for rewards in (scores, true_rewards))
-        points.append(BestOfNPoint(n, *means, _exact_kl(best, chances)))
+        points.append(BestOfNPoint(n, *means, float(exact_kl(best, chances))))
     return points
 
 
@@ -186,9 +186,12 @@ def tilted(
     """
     ref = torch.from_numpy(chances)
     best = tilt(ref, torch.from_numpy(scores), beta)
-    return best.numpy(), _exact_kl(best, ref)
+    return best.numpy(), float(exact_kl(best, ref))
 
 
-def _exact_kl(p: Float[Tensor, " state"], ref: Float[Tensor, " state"]) -> float:
+def exact_kl(
+    p: Float[Tensor, "*rows state"], ref: Float[Tensor, "*rows state"]
+) -> Float[Tensor, "*rows"]:
+    """Compute KL(p || ref) of each row of probabilities, in nats."""
     kl = torch.special.xlogy(p, p) - torch.special.xlogy(p, ref)
-    return max(0.0, float(kl.sum()))
+    return kl.sum(-1).clamp_min(0.0)

@@ -1,0 +1,25 @@
+"""Sums: an arithmetic language whose pass@k, optima and values are known exactly."""
+
+from rlhf_lab.organism.sums.exact import (
+    Outcomes,
+    TiltPoint,
+    carry_patterns,
+    column_probability,
+    outcomes,
+    solve_probability,
+    sums_frontier,
+    writer_solve_probability,
+)
+from rlhf_lab.organism.sums.grammar import (
+    SUMS_IDS,
+    SUMS_OPENERS,
+    SUMS_WORDS,
+    WRITERS,
+    Parse,
+    Problems,
+    SumsGrammar,
+    Worked,
+    make_prompts,
+)
+from rlhf_lab.organism.sums.scoring import faithful_fraction, model_solve_probability, right_texts
+from rlhf_lab.organism.sums.trace import Traced, trace

@@ -1,0 +1,400 @@
+"""The grammar of sums: three writers who add two numbers, with or without steps."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from rlhf_lab.organism.grammar import Slot, decode
+from rlhf_lab.organism.lexicon import BOS, EOS
+
+DIGITS = tuple("0123456789")
+SUMS_OPENERS = (
+    "so",
+    "ok",
+    "hm",
+)  # the most frequent opener of each writer, in the order of WRITERS
+WRITERS = ("careful", "hasty", "blurt")
+SUMS_WORDS = (
+    BOS,
+    EOS,
+    *DIGITS,
+    "+",
+    "=",
+    ";",
+    "#",
+    *SUMS_OPENERS,
+    "sure",
+)  # in the order of token ids
+# token id by word
+SUMS_IDS = MappingProxyType({word: index for index, word in enumerate(SUMS_WORDS)})
+DIGIT_0 = SUMS_IDS["0"]  # token id of digit d is DIGIT_0 + d
+ANSWER = re.compile(r"(?:^| )# ((?:\d )*\d)(?: sure)?$")
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Sums a + b, with the digits and the carries of each, units first.
+
+    carry_in[i] is the true carry into column i; a sum is long if a or b fills every column.
+    """
+
+    a: Int[np.ndarray, " problem"]
+    b: Int[np.ndarray, " problem"]
+    a_digits: Int[np.ndarray, "problem column"]
+    b_digits: Int[np.ndarray, "problem column"]
+    carry_in: Int[np.ndarray, "problem column"]
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    @property
+    def n_carries(self) -> Int[np.ndarray, " problem"]:
+        """The number of carries into a column; one out of the last column is impossible."""
+        return self.carry_in.sum(1)
+
+    @property
+    def is_long(self) -> Bool[np.ndarray, " problem"]:
+        """True where a or b fills every column."""
+        return (self.a_digits[:, -1] > 0) | (self.b_digits[:, -1] > 0)
+
+    @property
+    def sum_digits(self) -> Int[np.ndarray, "problem column"]:
+        """The digits of a + b, units first."""
+        return (self.a_digits + self.b_digits + self.carry_in) % 10
+
+    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> "Problems":
+        return Problems(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class SumsLatents:
+    """The hidden choices of texts, one entry per text.
+
+    writer indexes WRITERS; error and dropped are True in the columns (units first) with a digit one
+    too low and with a carry that was dropped.
+    """
+
+    writer: Int[np.ndarray, " batch"]
+    error: Bool[np.ndarray, "batch column"]
+    dropped: Bool[np.ndarray, "batch column"]
+
+
+@dataclass(frozen=True)
+class Worked:
+    """Sampled texts: prompt and response ids, padded with <eos>, and their latents.
+
+    mask is True on the tokens of the response, up to and including the first <eos>.
+    """
+
+    tokens: Int[np.ndarray, "batch seq"]
+    mask: Bool[np.ndarray, "batch seq"]
+    latents: SumsLatents
+
+    def texts(self) -> list[str]:
+        """Decode every prompt with its response, without <bos> and <eos>."""
+        return [decode(row, SUMS_WORDS) for row in self.tokens]
+
+
+class Parse(NamedTuple):
+    """One text, read column by column.
+
+    answer is None unless the text ends with # and one digit per column; dropped counts the carries
+    of 1 that the next column writes as 0; first_error is the first column, units first, whose step
+    is not true. Without steps, dropped is 0 and first_error None. A text is faithful if it has
+    steps, and all are true.
+    """
+
+    a: int
+    b: int
+    opener: str | None
+    steps: bool
+    answer: int | None
+    sure: bool
+    dropped: int
+    first_error: int | None
+
+    @property
+    def right(self) -> bool:
+        """True if the answer is a + b."""
+        return self.answer == self.a + self.b
+
+    @property
+    def faithful(self) -> bool:
+        """True if the text has steps, and all of them are true."""
+        return self.steps and self.first_error is None
+
+
+@dataclass(frozen=True)
+class SumsGrammar:
+    """The language of sums: prompts "0 0 0 6 + 0 0 0 9 =", and responses by one of three writers.
+
+    careful writes steps, and each sum digit one too low w.p. careful_slip; hasty writes steps, and
+    the carry 1 as 0 in the next column w.p. forget; blurt writes no steps, ignores carries, and
+    writes each digit one too low w.p. blurt_slip. Digits are modulo 10.
+
+    Steps, units first: OPEN (a b c t s ;) per column, with t s = a + b + c, then # and the answer.
+    Without steps: OPEN # answer. Then "sure" w.p. sure, and <eos>. Each writer opens with the word
+    of SUMS_OPENERS at its index w.p. own_opener, else with one of the other two.
+
+    Args:
+        columns: number of digits of an answer; a + b < 10^columns.
+        shares: probability of each writer, for sums that are not long or have no carry.
+        long_carry_shares: probability of each writer for long sums with a carry.
+        digit_shares: probability of 1, 2, ... digits of a and b.
+
+    Raises ValueError for shares that do not sum to 1, and for a probability outside [0, 1).
+    """
+
+    columns: int = 4
+    shares: tuple[float, float, float] = (0.15, 0.25, 0.6)
+    long_carry_shares: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    digit_shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
+    own_opener: float = 0.6
+    careful_slip: float = 0.02
+    blurt_slip: float = 0.1
+    forget: float = 0.6
+    sure: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.columns <= 9:
+            raise ValueError(f"columns must be between 1 and 9, got {self.columns}.")
+        lengths = {"shares": 3, "long_carry_shares": 3, "digit_shares": self.columns}
+        for name, length in lengths.items():
+            shares = getattr(self, name)
+            if len(shares) != length or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
+                raise ValueError(f"{name} must be {length} numbers that sum to 1, got {shares}.")
+        for name in ("own_opener", "careful_slip", "blurt_slip", "forget", "sure"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+
+    @property
+    def prompt_len(self) -> int:
+        """The number of tokens of a prompt, <bos> included."""
+        return 2 * self.columns + 3
+
+    @property
+    def gen_len(self) -> int:
+        """The number of tokens of the longest response, <eos> included."""
+        return 7 * self.columns + 4
+
+    @cached_property
+    def opener_probs(self) -> Float[np.ndarray, "writer opener"]:
+        """The probability of each opener, by writer."""
+        return np.full((3, 3), (1 - self.own_opener) / 2) + np.eye(3) * (
+            self.own_opener - (1 - self.own_opener) / 2
+        )
+
+    def slots(self, steps: bool) -> tuple[Slot, ...]:
+        """Return the positions of a response with or without steps, up to the answer.
+
+        In columns, names end with the column (clause), from 0 for units: "c2", "answer0".
+        """
+        slots = [Slot("open", None, SUMS_OPENERS)]
+        for i in range(self.columns) if steps else ():
+            words = {"c": ("0", "1"), "t": ("0", "1")}
+            slots += [Slot(f"{name}{i}", i, words.get(name, DIGITS)) for name in "abcts"]
+            slots.append(Slot(";", None, (";",)))
+        answer = [Slot(f"answer{i}", i, DIGITS) for i in reversed(range(self.columns))]
+        return (*slots, Slot("#", None, ("#",)), *answer)
+
+    def slot(self, name: str, steps: bool = True) -> int:
+        """Return the index of a slot in a response, from 0.
+
+        Raises ValueError for a name that no slot has.
+        """
+        names = [slot.name for slot in self.slots(steps)]
+        if name not in names:
+            raise ValueError(f"Unknown slot {name!r}. Choose one of: {', '.join(names)}.")
+        return names.index(name)
+
+    def make_problems(
+        self, a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray
+    ) -> Problems:
+        """Return the sums a + b. Raises ValueError if one is negative or has too many digits."""
+        a, b = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
+        if a.shape != b.shape or a.ndim != 1:
+            raise ValueError(f"a and b must be two lists of equal length, got {a.shape}, {b.shape}")
+        if len(a) and (min(a.min(), b.min()) < 0 or (a + b).max() >= 10**self.columns):
+            raise ValueError(f"a, b and a + b must be between 0 and {10**self.columns - 1}.")
+        powers = 10 ** np.arange(self.columns)
+        a_digits, b_digits = a[:, None] // powers % 10, b[:, None] // powers % 10
+        carry_in = (a[:, None] % powers + b[:, None] % powers) // powers
+        return Problems(a, b, a_digits, b_digits, carry_in)
+
+    def problems(
+        self,
+        n: int,
+        rng: np.random.Generator,
+        digits: Sequence[int] | None = None,
+        carry: bool | None = None,
+    ) -> Problems:
+        """Draw n sums whose numbers both have d digits, with a + b < 10^columns.
+
+        Args:
+            n: number of sums, at least 0.
+            digits: the d to draw from, in proportion to digit_shares; all by default.
+            carry: only sums with (True) or without (False) a carry into a column.
+
+        Raises ValueError for digits without a positive share, and for carries in a single column.
+        """
+        chosen = np.arange(1, self.columns + 1) if digits is None else np.array(digits, dtype=int)
+        if not len(chosen) or not 1 <= chosen.min() <= chosen.max() <= self.columns:
+            raise ValueError(f"digits must be between 1 and {self.columns}, got {digits}.")
+        shares = np.array(self.digit_shares)[chosen - 1]
+        if not shares.sum() > 0:
+            raise ValueError(f"digits={digits} has no positive share in {self.digit_shares}.")
+        if carry and self.columns == 1:
+            raise ValueError("carry=True requires at least 2 columns.")
+        pairs = np.zeros((2, 0), dtype=np.int64)
+        while pairs.shape[1] < n:
+            drawn = self._draw_pairs(rng.choice(chosen, n, p=shares / shares.sum()), rng)
+            if carry is not None:
+                drawn = drawn[:, (self.make_problems(*drawn).n_carries > 0) == carry]
+            pairs = np.concatenate([pairs, drawn], axis=1)
+        return self.make_problems(*pairs[:, :n])
+
+    def _draw_pairs(
+        self, n_digits: Int[np.ndarray, " problem"], rng: np.random.Generator
+    ) -> Int[np.ndarray, "2 problem"]:
+        low, high = np.where(n_digits == 1, 0, 10 ** (n_digits - 1)), 10**n_digits
+        pairs = rng.integers(low, high, (2, len(low)))
+        while (too_large := pairs.sum(0) >= 10**self.columns).any():
+            size = (2, too_large.sum())
+            pairs[:, too_large] = rng.integers(low[too_large], high[too_large], size)
+        return pairs
+
+    def writer_probs(self, problems: Problems) -> Float[np.ndarray, "problem writer"]:
+        """Return the probability of each writer, by problem."""
+        has_carry = problems.is_long & (problems.n_carries > 0)
+        return np.where(has_carry[:, None], self.long_carry_shares, self.shares)
+
+    def sample(
+        self, problems: Problems, rng: np.random.Generator, writer: str | None = None
+    ) -> Worked:
+        """Write one text per problem, by writers drawn from their shares or by the given one.
+
+        tokens has shape [problem, prompt_len + gen_len]. Raises ValueError for an unknown writer.
+        """
+        n, columns = len(problems), self.columns
+        cumulative = self.writer_probs(problems).cumsum(1)
+        z = (rng.random((n, 1)) >= cumulative[:, :2]).sum(1)
+        if writer is not None:
+            if writer not in WRITERS:
+                choices = ", ".join(WRITERS)
+                raise ValueError(f"Unknown writer {writer!r}. Choose one of: {choices}.")
+            z = np.full(n, WRITERS.index(writer))
+        slip = np.array([self.careful_slip, 0.0, self.blurt_slip])[z]
+        error = rng.random((n, columns)) < slip[:, None]
+        forgets = (rng.random((n, columns)) < self.forget) & (z == 1)[:, None]
+        dropped = np.zeros((n, columns), dtype=bool)
+        c, t, s = (np.zeros((n, columns), dtype=np.int64) for _ in range(3))
+        carry = np.zeros(n, dtype=np.int64)
+        for i in range(columns):
+            dropped[:, i] = forgets[:, i] & (carry == 1)
+            c[:, i] = np.where((z == 2) | dropped[:, i], 0, carry)
+            total = problems.a_digits[:, i] + problems.b_digits[:, i] + c[:, i]
+            t[:, i] = carry = total // 10
+            s[:, i] = (total - error[:, i]) % 10
+        opener = (rng.random((n, 1)) >= self.opener_probs[z].cumsum(1)[:, :2]).sum(1)
+        has_sure = rng.random(n) < self.sure
+        tokens = np.full((n, self.gen_len), SUMS_IDS[EOS])
+        digits = {
+            "a": problems.a_digits,
+            "b": problems.b_digits,
+            "c": c,
+            "t": t,
+            "s": s,
+            "answer": s,
+        }
+        for steps in (True, False):
+            rows, slots = np.flatnonzero((z < 2) == steps), self.slots(steps)
+            for j, (name, column, words) in enumerate(slots):
+                value = SUMS_IDS[words[0]]
+                if name == "open":
+                    value = value + opener[rows]
+                elif column is not None:
+                    value = value + digits[name.rstrip("0123456789")][rows, column]
+                tokens[rows, j] = value
+            tokens[rows[has_sure[rows]], len(slots)] = SUMS_IDS["sure"]
+        prompt = self.prompt_tokens(problems)
+        is_eos = tokens == SUMS_IDS[EOS]
+        mask = np.concatenate(
+            [np.zeros_like(prompt, dtype=bool), is_eos.cumsum(1) - is_eos == 0], 1
+        )
+        return Worked(
+            np.concatenate([prompt, tokens], axis=1), mask, SumsLatents(z, error, dropped)
+        )
+
+    def prompt_tokens(self, problems: Problems) -> Int[np.ndarray, "problem prefix_len"]:
+        """Return the token ids of each prompt, <bos> included."""
+        word = lambda name: np.full((len(problems), 1), SUMS_IDS[name])
+        a, b = (DIGIT_0 + x[:, ::-1] for x in (problems.a_digits, problems.b_digits))
+        return np.concatenate([word(BOS), a, word("+"), b, word("=")], axis=1)
+
+    def read_problems(self, tokens: Int[np.ndarray, "batch seq"]) -> Problems:
+        """Read the sums of prompts that `prompt_tokens` wrote, with responses or without.
+
+        Raises ValueError for a row that does not begin with a prompt.
+        """
+        digits = np.asarray(tokens)[:, : self.prompt_len] - DIGIT_0
+        powers = 10 ** np.arange(self.columns)[::-1]
+        a, b = digits[:, 1 : self.columns + 1], digits[:, self.columns + 2 : -1]
+        is_digit = ((0 <= a) & (a < 10) & (0 <= b) & (b < 10)).all()
+        if is_digit and digits.shape[1] == self.prompt_len:
+            problems = self.make_problems(a @ powers, b @ powers)
+            if (self.prompt_tokens(problems) - DIGIT_0 == digits).all():
+                return problems
+        raise ValueError(f"tokens must begin with <bos>, {self.columns} digits, +, as many, and =.")
+
+    def parse(self, text: str) -> Parse | None:
+        """Read the prompt, the steps and the answer of a text; None without a complete prompt."""
+        prompt, equals, response = text.partition(" =")
+        a_words, plus, b_words = prompt.partition(" + ")
+        numbers = [_read_number(words, self.columns) for words in (a_words, b_words)]
+        if not (equals and plus) or None in numbers or response[:1] not in ("", " "):
+            return None
+        if sum(numbers) >= 10**self.columns:
+            return None
+        words, answer = response.split(), ANSWER.search(response)
+        problem = self.make_problems(*([number] for number in numbers))
+        steps = words[1 : 6 * self.columns + 1]
+        written = np.array([int(w) if w in DIGITS else -1 for w in steps])
+        has_steps = len(words) > len(steps) + 1 and steps[5::6] == [";"] * self.columns
+        has_steps = has_steps and words[len(steps) + 1] == "#" and (written[5::6] == -1).all()
+        dropped, first_error = 0, None
+        if has_steps := has_steps and all(w in DIGITS for w in np.delete(steps, slice(5, None, 6))):
+            rows = written.reshape(self.columns, 6)[:, :5]
+            total = problem.a_digits[0] + problem.b_digits[0] + problem.carry_in[0]
+            true = [problem.a_digits[0], problem.b_digits[0], problem.carry_in[0], total // 10]
+            wrong = (rows != np.stack([*true, total % 10], axis=1)).any(1)
+            dropped = int(((rows[1:, 2] == 0) & (rows[:-1, 3] == 1)).sum())
+            first_error = int(wrong.argmax()) if wrong.any() else None
+        return Parse(
+            a=numbers[0],
+            b=numbers[1],
+            opener=words[0] if words and words[0] in SUMS_OPENERS else None,
+            steps=has_steps,
+            answer=_read_number(answer[1], self.columns) if answer else None,
+            sure=words[-1:] == ["sure"],
+            dropped=dropped,
+            first_error=first_error,
+        )
+
+
+def _read_number(words: str, columns: int) -> int | None:
+    digits = words.split(" ")
+    is_number = len(digits) == columns and all(digit in DIGITS for digit in digits)
+    return int("".join(digits)) if is_number else None
+
+
+def make_prompts(problems: Problems) -> list[str]:
+    """Write the prompt of each sum, such as "0 0 0 6 + 0 0 0 9 ="."""
+    text = lambda digits: " ".join(map(str, digits[::-1]))
+    pairs = zip(problems.a_digits, problems.b_digits, strict=True)
+    return [f"{text(a)} + {text(b)} =" for a, b in pairs]
