@@ -222,7 +222,7 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 # longer the one that generated the samples. To correct for this, weight each token by the ratio
 # $r_t = \pi(a_t \mid s_t) / \pi_\mathrm{old}(a_t \mid s_t)$. Because
 # $\mathbb{E}_{a \sim \pi_\mathrm{old}}[r A] = \mathbb{E}_{a \sim \pi}[A]$, we can then maximize the mean of $r_t A_t$. At the
-# first step, $r = 1$ and $\nabla r = \nabla \log \pi$, so this *is* the policy gradient.
+# first step, $r = 1$ and $\nabla r = \nabla \log \pi$, so the gradient of this mean *is* the policy gradient.
 
 # %%
 from rlhf_lab.functional import policy_ratio  # given
@@ -434,8 +434,8 @@ progress()
 #
 #   </details>
 #
-# - **No clip.** Train with a `clip_coef` so large that it never clips, and with `kl_coef=0.3`. Then keep the clip and set
-#   `kl_coef=0`. Compare the two runs after 8 phases, and after five times as many phases.
+# - **No clip.** First disable clipping by setting a very large `clip_coef`, with `kl_coef=0.3`. Then restore the clip and set
+#   `kl_coef=0`. Compare the two runs after 8 phases, and again after 40.
 #
 #   <details><summary>Results (three seeds)</summary>
 #

@@ -113,9 +113,9 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 #
 # $$V(s) = \sum_a \pi(a \mid s)\, V(sa)$$
 #
-# So you can compute all values backwards, from the last position to the first. Texts with the same future share a value, and
-# Reel's grammar has so few of these *states* that we can list them all. `graph.probability[t]` is a table [states, vocabulary]
-# of next-word probabilities, and `graph.successor[t]` contains the state to which each word leads.
+# So you can compute all values backward, from the last position to the first. Texts with the same future share a value, and
+# Reel's grammar has so few of these *states* that we can list them all. `graph.probability[t]` is a [states, vocabulary]
+# table of next-word probabilities, and `graph.successor[t]` holds the state that each word leads to.
 
 # %%
 from rlhf_lab.organism import backward_values  # exercise
@@ -367,8 +367,8 @@ curves(lines, title, "lambda", "correlation over tokens")
 # reward R itself, GAE with $\lambda = 0$ and the young head (trained for 16 steps), and GAE with $\lambda = 1$ and the young
 # head. On a batch of 1,024 reviews, one of them has a much lower cosine than the other two. Which one?
 #
-# (As the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes this gradient too
-# long, and the code corrects for this by comparing the gradients of two halves of the reviews.)
+# (For the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes its norm too
+# large, and the code corrects for this by comparing the gradients of two halves of the reviews.)
 #
 # (15 s on one core)
 

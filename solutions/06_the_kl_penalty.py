@@ -10,8 +10,8 @@
 #
 # **You will also be able to**
 # - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust on a single token;
-# - read a plot of reward against KL, and explain why the slope of its frontier is $\beta$;
-# - predict where PPO and best-of-n sampling end up in that plot.
+# - read a plot of reward against KL, and explain why the frontier has slope $\beta$;
+# - predict where PPO and best-of-n sampling land on that plot.
 #
 # **If your run's KL looks odd**
 #
@@ -353,10 +353,10 @@ print(f"beta for 0.5 nats: {best_at_budget(solve, 0.5):.3f}")
 # %% [markdown]
 # ## PPO next to the optimum
 #
-# For a fair comparison, `kl_coef` has to be the $\beta$ of the formula. By default it isn't, because the trainer normalizes
-# rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization off. It also
-# subtracts the KL from each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are unbiased. In
-# the last phases, will this run be below the frontier, on it, or above it?
+# For a fair comparison, `kl_coef` has to match the $\beta$ in the formula. By default it doesn't, because the trainer
+# normalizes rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization off. It
+# also subtracts the KL from each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are
+# unbiased. Over the last few phases, will this run end up below the frontier, on it, or above it?
 #
 # (14 s on one core)
 

@@ -227,11 +227,11 @@ curves(
 #
 # ## Read, erase, use
 #
-# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved"
-# and "hated"? To find out, remove it from the activations and look at the choice. Our measure is the *gap*: how much
-# larger the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
-# `decide_without` measures the gap on reviews that nothing was fitted to. It also reports the accuracy of a new LDA
-# probe that is fitted *after the erasure*, both at the erased layer and at the last layer.
+# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved" and
+# "hated"? To find out, erase sentiment from the activations and see whether the choice changes. We measure the *gap*: how
+# much larger the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
+# `decide_without` measures the gap on held-out reviews. It also reports the accuracy of a new LDA probe that is fitted *after
+# the erasure*, both at the erased layer and at the last layer.
 
 # %%
 base = run.policy(0)
@@ -293,7 +293,7 @@ for name, d in axes.items():
 # ### LEACE
 #
 # When is a label invisible to every linear probe? A probe $w \cdot x$ is useless if it doesn't covary with the label, and
-# this is true for all $w$ if and only if the two class means are equal. LEACE (Belrose et al. 2023,
+# this holds for every $w$ if and only if the two class means are equal. LEACE (Belrose et al. 2023,
 # [2306.03819](https://arxiv.org/abs/2306.03819)) is the affine map that makes the means equal and moves $x$ as little as
 # possible. Let $S$ and $\mu$ be the covariance and mean of all $x$, and $d$ the difference between the class means. Then:
 #
@@ -304,8 +304,8 @@ for name, d in axes.items():
 # $$r(x) = x - d \; w \cdot (x - \mu), \qquad w = \frac{S^{-1} d}{d^\top S^{-1} d}$$
 #
 # So LEACE reads along the LDA direction, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
-# component along $d$, while LEACE removes what the best linear reader reads. Your function returns `Eraser(mean, axis,
-# reader)`, which are $\mu$, $d$ and $w$. Use float64 (`exact(x)`), and the same ridge as in `fit_direction`.
+# component along $d$, while LEACE removes what the best linear reader reads. Your function returns an `Eraser(mean, axis,
+# reader)`, whose fields are $\mu$, $d$ and $w$. Compute in float64 (`exact(x)`), with the same ridge as `fit_direction`.
 
 # %%
 from rlhf_lab.probes.erasure import fit_leace  # exercise

@@ -192,8 +192,8 @@ Html("".join(lines))
 from rlhf_lab.probes.logit_shift import attribute_logits  # exercise
 
 # %% [markdown]
-# Both models get the same input, 256 reviews from the grammar. The model has two blocks, and each has heads and an MLP.
-# Which of these four contributions rises the most?
+# Both models get the same input: 256 reviews sampled from the grammar. Each model has two blocks, and each block contributes
+# through its attention heads and through its MLP. Which of these four contributions increases the most?
 
 # %%
 largest_rise = "L0 mlp"  # predict: "L0 heads", "L0 mlp", "L1 heads" or "L1 mlp"
@@ -352,9 +352,9 @@ bars(
 # how far the weights moved, but not how much the behavior changed. If you undo a single component's change in the tuned model,
 # the true reward drops. The sum of these drops is smaller than the whole gain, because the other components compensate.
 #
-# Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in
-# block 1 recovers a third of the logit difference's rise, while grafting their weights adds almost no true reward. This
-# is not a contradiction, because the two experiments answer different questions.
+# Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in block 1
+# recovers a third of the increase in the logit difference, while grafting their weights adds almost no true reward. That's
+# not a contradiction: the two experiments answer different questions.
 #
 # ## A steering vector?
 #

@@ -246,11 +246,11 @@ kind = "rises and falls" if fell > 0.05 else "rises and stays"
 predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 
 # %% [markdown]
-# For all three seeds, the true reward ends at or near its maximum. On Reel, most words that raise the learned reward
-# also raise the true reward. But look at the rightmost point of the plot. This is phase 9, in which the learned reward
-# is at its maximum, while the true reward is only 0.73. Here the policy exploits an error of the reward model, but it
-# recovers later. Keep in mind that this is a single phase of a single run. The last text in the table shows another
-# error: "i disliked it" gets a high learned reward, because the model ignores the verb.
+# For all three seeds, the true reward ends at or near its maximum. On Reel, most words that raise the learned reward also
+# raise the true reward. But look at the rightmost point of the plot: in phase 9, the learned reward peaks while the true
+# reward is only 0.73. The policy is exploiting a flaw in the reward model, although it recovers later. (Keep in mind that
+# this is a single phase of a single run.) The last text in the table shows another flaw: "i disliked it" gets a high learned
+# reward because the model ignores the verb.
 #
 # Over-optimization (Gao et al. 2022) happens when a reward model is wrong about some texts and the policy finds those
 # texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} shows that best-of-n sampling can

@@ -314,8 +314,9 @@ curves(
 )
 
 # %% [markdown]
-# For short runs, best-of-n sampling is a strong baseline. It is even stronger than the plot shows, because its KL is at most
-# the bound, so the true line is further left. But it is expensive: for each text that it keeps, it has to generate $n$.
+# For short runs, best-of-n sampling is a strong baseline. It is even stronger than the plot suggests: the plot uses an upper
+# bound on the KL, so the true curve lies farther to the left. But it is expensive: it generates $n$ samples for every one it
+# keeps.
 #
 # ## Causes
 #

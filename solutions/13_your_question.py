@@ -143,9 +143,9 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # | its lower end is above 0 | *a difference, size open* |
 # | anything else | *undecided* |
 #
-# Why doesn't the table use a looser rule, which accepts a claim as soon as the lower end is above 0? Suppose the true
-# effect is only half of the smallest effect that matters, so the claim is false. If you add seeds, will the looser rule
-# accept the claim less often or more often?
+# Why doesn't the table use a looser rule that accepts a claim as soon as the lower end is above 0? Suppose the true effect is
+# only half the smallest effect that matters, so the claim is false. As you add seeds, does the looser rule accept the claim
+# more often or less often?
 
 # %%
 with_more_seeds = "less often"  # predict: "less often" or "more often"

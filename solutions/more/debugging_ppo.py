@@ -46,9 +46,9 @@ SETTINGS = dict(
 predictions = Predictions()
 
 # %% [markdown]
-# The numbers quoted in the text are for Reel, and each run you see uses a single seed. For comparison, the package
-# contains stored dashboards of healthy and broken runs with the same settings and three seeds each. The tables below
-# show them next to your run.
+# The numbers quoted in the text are for Reel, and each run you see uses a single seed. For comparison, the package ships with
+# stored dashboards of healthy and broken runs, which use the same settings and three seeds each. The tables below show them
+# next to your run.
 #
 # ## From a batch to steps
 #

@@ -178,10 +178,10 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 # This looks like a bug, but it isn't one. This policy doesn't maximize any single objective, so its KL doesn't have to
 # be monotone.
 #
-# The KL per token shows how this happens. At $\beta = 0.05$, the policy hardly changes the first adjective (0.009
-# nats), because it can still make up for a bad first clause later. But then it needs 0.712 nats at the second
-# adjective, where the optimum only needs 0.156. It starts to change the first adjective only when $\beta$ is very low.
-# For every $\beta$, its $J$ is lower than that of the optimum.
+# The per-token KL shows how this happens. At $\beta = 0.05$, the policy barely changes the first adjective (0.009 nats),
+# because it can still make up for a bad first clause later. But then it has to spend 0.712 nats on the second adjective,
+# where the optimal policy spends only 0.156. It starts to change the first adjective only when $\beta$ is very low. At every
+# $\beta$, this policy's $J$ is below the optimal $J$.
 #
 # PPO runs show the same difference. With $\beta = 0.3$, the KL at the first adjective is higher when the KL is in the
 # reward, for all three seeds.

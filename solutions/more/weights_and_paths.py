@@ -169,9 +169,9 @@ curves(
 #
 # ## Causes of a rise
 #
-# In {lesson:what_rlhf_changed}, you split the rise of a logit difference into one row per component. Each row is the
-# change of a product: the component's output $k$, times the unembedding direction $q$ (the norm's gain times $u$),
-# times $s$, which is one over the norm's scale. Training changed all three factors:
+# In {lesson:what_rlhf_changed}, you split the increase in a logit difference into one row per component. Each row is the
+# change in a product: the component's output $k$, times the unembedding direction $q$ (the norm's gain times $u$), times $s$,
+# which is one over the norm's scale. Training changed all three factors:
 #
 # $$k_1 q_1 s_1 - k_0 q_0 s_0 = \underbrace{\text{own output}}_{\Delta k} +
 # \underbrace{\text{scale}}_{\Delta s} + \underbrace{\text{unembedding}}_{\Delta q}$$

@@ -97,9 +97,9 @@ print(f"explained variance of the value head: {reports[-1].explained_variance:.2
 # Why do we need the penalty? If there are no more reviews than dimensions, the slopes would otherwise fit noise. With a
 # few hundred reviews, a small penalty is enough.
 #
-# Your function should fit many activations at once: in the shapes, `*site` stands for any number of leading axes,
-# including none. There is one special case. If $x$ never varies, the matrix in front of $w$ is 0, and you can't solve
-# for $w$. To avoid this, use `(ridge * variance).clamp(min=1e-12)` in the penalty.
+# Your function should be batched: in the shape annotations, `*site` stands for any number of leading axes, including none.
+# There is one edge case: if $x$ is constant, the matrix that multiplies $w$ is 0, and the system is singular. To avoid this,
+# use `(ridge * variance).clamp(min=1e-12)` as the ridge term.
 
 # %%
 from rlhf_lab.probes.value_lens import fit_ridge  # exercise
@@ -162,9 +162,9 @@ show_table(["", *columns], rows)
 # An $R^2$ of 1 means that the probe reads every value exactly, and 0 means that it does no better than always
 # predicting the mean of $y$. If $R^2$ is negative, it does even worse than that.
 #
-# Each $R^2$ comes with a 95 % interval over the scored reviews, which we use to judge your predictions. "Nothing" means
-# that the interval includes 0, and "nearly all" that it is entirely above 0.9. Anything else is "some of it". If the
-# intervals of two positions overlap, we don't rank them.
+# Each $R^2$ comes with a 95% confidence interval over the scored reviews, which we use to judge your predictions. "Nothing"
+# means that the interval includes 0, and "nearly all" means that the whole interval is above 0.9. Anything else is "some of
+# it". If the intervals of two positions overlap, we don't rank them.
 #
 # How much of the value can you read from the first adjective's embedding? And in the last layer, at which of six
 # positions is the R2 the *lowest*?
