@@ -322,7 +322,7 @@ curves(
 # reward, but it also moves further away from the reference. Is the same true for your reward?
 #
 # Such curves are noisy. For example, the reward for praise words dips at phase 1. Did the first learning phase make the policy
-# worse, or was it just bad luck? Each band is the 95 % interval of a mean over one phase's reviews, and both runs draw the same
+# worse, or was it just bad luck? Each band is the 95% interval of a mean over one phase's reviews, and both runs draw the same
 # random numbers, so a dip by chance would show up in both. To find out, let's generate 2,048 fresh reviews before the first
 # learning phase, and 2,048 after it.
 #
@@ -392,9 +392,9 @@ predictions.recall("how it will be cheated", cheated_by)
 
 # %% [markdown]
 # If you rewarded the praise words, you will find that the policy puts them wherever an adjective fits, even after "wasn't".
-# After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17 % to 21 % of
-# the adjectives after "wasn't" are praise words. Training raises this fraction to 46 % to 56 % with the penalty, and to 70 % to
-# 76 % without it (ranges over three seeds). If you wrote a different reward, look for reviews that score high without doing
+# After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17% to 21% of
+# the adjectives after "wasn't" are praise words. Training raises this fraction to 46% to 56% with the penalty, and to 70% to
+# 76% without it (ranges over three seeds). If you wrote a different reward, look for reviews that score high without doing
 # what you had in mind.
 #
 # A reward like this one is computed correctly, but it does not measure what you meant. Exploiting it is called **reward
@@ -437,9 +437,9 @@ progress()
 #
 #   <details><summary>Results (three seeds, 8 phases)</summary>
 #
-#   The policy learns both. Before training, 52 to 63 % of the reviews contain "but", and the average review contains 0.5 to 0.6
-#   praise words. After training with the penalty, 81 to 89 % contain "but", and the average review contains 1.5 to 1.6 praise
-#   words. Without the penalty, the numbers are 88 to 95 % and 1.9 to 2.2 praise words. Even so, 86 to 94 % of these reviews are
+#   The policy learns both. Before training, 52 to 63% of the reviews contain "but", and the average review contains 0.5 to 0.6
+#   praise words. After training with the penalty, 81 to 89% contain "but", and the average review contains 1.5 to 1.6 praise
+#   words. Without the penalty, the numbers are 88 to 95% and 1.9 to 2.2 praise words. Even so, 86 to 94% of these reviews are
 #   still grammatical.
 #
 #   </details>

@@ -440,8 +440,8 @@ progress()
 #   <details><summary>Results (three seeds)</summary>
 #
 #   Without the clip, the reward is 0.90 to 0.92 after 8 phases, and the KL is 0.97 to 1.20 nats per review. After 40 phases,
-#   the reward is 1.00, the KL is 1.86 to 2.03, and 97 % to 99 % of the reviews are grammatical. Without the penalty, the reward
-#   after 40 phases is also 1.00, but the KL is 2.83 to 3.99, and only 84 % to 95 % of the reviews are grammatical. The gradient
+#   the reward is 1.00, the KL is 1.86 to 2.03, and 97% to 99% of the reviews are grammatical. Without the penalty, the reward
+#   after 40 phases is also 1.00, but the KL is 2.83 to 3.99, and only 84% to 95% of the reviews are grammatical. The gradient
 #   steps in this lesson are so small that the clip is rarely needed.
 #
 #   </details>

@@ -252,7 +252,7 @@ from rlhf_lab.diffing import patch_heads  # exercise
 # %% [markdown]
 # The *recovered fraction* is $f = (\mathrm{patched} - \mathrm{corrupted}) / (\mathrm{clean} - \mathrm{corrupted})$, where each
 # term is a mean over texts. It is 0 if the patch changes nothing, and 1 if the patched model behaves as if the text contained
-# "was". The function below also computes a 95 % interval with a *bootstrap*, which resamples the texts 2,000 times.
+# "was". The function below also computes a 95% interval with a *bootstrap*, which resamples the texts 2,000 times.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # given

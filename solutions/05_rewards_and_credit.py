@@ -7,7 +7,7 @@
 # A review has 26 tokens, but it gets only one reward, after its last token. In the first half of this lesson, you compute the
 # exact contribution of each token, and derive the gradient that RLHF follows. In the second half, you estimate the
 # contributions with a value head. The choice of estimator matters: with a value head that has barely been trained, one-step
-# advantages retain only 2 to 4 % of the true gradient.
+# advantages retain only 2 to 4% of the true gradient.
 #
 # **You will also be able to**
 # - derive the policy gradient, and explain what a baseline may depend on;
@@ -421,7 +421,7 @@ three = {name: cosine[name] for name in ("R", "GAE 0, young head", "GAE 1, young
 predictions.compare("lowest cosine on 1,024 reviews", far_away, min(three, key=three.get))
 
 # %% [markdown]
-# - **Bias.** With the young head, one-step advantages retain only 2 to 4 % of the gradient (three seeds), and GAE with
+# - **Bias.** With the young head, one-step advantages retain only 2 to 4% of the gradient (three seeds), and GAE with
 #   $\lambda = 0.95$ retains just over half of it. Using more reviews would not help, because averaging only removes noise. The
 #   unbiased estimators retain nearly all of the gradient.
 # - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages have the

@@ -322,7 +322,7 @@ rows = [[f"{b:g}", review_kl(optimum(b)), total / (2 * b**2)] for b in betas]
 show_table(["beta", "KL of the optimum", "sum of I / 2 beta^2"], rows, digits=4)
 
 # %% [markdown]
-# At $\beta = 3$ the approximation overestimates the KL by less than 2 %, and at $\beta = 1$ by 11 %. At $\beta = 0.3$
+# At $\beta = 3$ the approximation overestimates the KL by less than 2%, and at $\beta = 1$ by 11%. At $\beta = 0.3$
 # it predicts more than twice the true KL, because the probabilities have changed too much for a first-order
 # approximation. The ranking survives, though: the optimal policy still spends most of its KL on the tokens that decide
 # most of the reward.

@@ -313,7 +313,7 @@ plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_po
 
 # %% [markdown]
 # From phases 8 to 15 to the last 8 phases, the mean reward rises from 0.84 to 0.95, while the mean true reward *falls*
-# from 0.97 to 0.93. The same happens with the other two seeds. By the end, 81 % of the reviews contain popcorn, and 3.2
+# from 0.97 to 0.93. The same happens with the other two seeds. By the end, 81% of the reviews contain popcorn, and 3.2
 # of the run's 3.8 nats were not needed to reach its true reward.
 #
 # During the first 15 phases, PPO learns sentiment, and the run looks healthy. It only approaches the optimum slowly, so

@@ -222,7 +222,7 @@ curves(
 # %% [markdown]
 # In the last phase, the frozen probe has an accuracy of 0.71, while a newly fitted one has 0.86. Yet their directions
 # have a cosine of 0.96, so the direction is not the problem. The problem is the threshold: the policy now leans toward
-# praise in all reviews, which shifts all states along the direction, so the probe calls 82 % of them positive. Runs
+# praise in all reviews, which shifts all states along the direction, so the probe calls 82% of them positive. Runs
 # with other seeds show the same. So if you fit a monitor before training, you have to recalibrate it later.
 #
 # ## Read, erase, use
@@ -379,10 +379,10 @@ bars(
 # Compare LEACE with its control (shuffled labels), and the ablation of means with its control (random directions).
 #
 # - Ablating the LDA direction changes nothing, just as at the last layer, so it needs no control.
-# - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6 % of the gap is left. LEACE
+# - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6% of the gap is left. LEACE
 #   with shuffled labels has neither effect. So the verdict depends on what a linear probe finds after block 0.
 # - Ablating the difference of means has the same effect as LEACE. But ablating a *random* direction leaves as little as
-#   39 % of the gap, without changing the accuracy. Ablating any direction with a large variance does damage, no matter
+#   39% of the gap, without changing the accuracy. Ablating any direction with a large variance does damage, no matter
 #   what it represents. So without this control, the ablation would prove little.
 # - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinear
 #   information, but the verdict doesn't use it. So the label is *readable but not used*.

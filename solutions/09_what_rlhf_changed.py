@@ -292,9 +292,9 @@ bars(
 )
 
 # %% [markdown]
-# Patching the MLP in block 0 at all positions recovers 46 % of the rise, but patching it at the last position only
-# recovers 20 %. So more than half of its effect goes through earlier words, which later heads attend to. For the heads
-# in block 1, both fractions are 36 %, because no later head attends to their output. The choice of positions can decide
+# Patching the MLP in block 0 at all positions recovers 46% of the rise, but patching it at the last position only
+# recovers 20%. So more than half of its effect goes through earlier words, which later heads attend to. For the heads
+# in block 1, both fractions are 36%, because no later head attends to their output. The choice of positions can decide
 # which component ranks first. If you patch at all positions, the MLP in block 0 ranks first for all three seeds. If you
 # only patch the last position, the heads in block 1 rank first in this run, which agrees with the exact sum above.
 #
@@ -426,7 +426,7 @@ else:
     predictions.compare("fraction of the rise by steering", how_far, found)
 
 # %% [markdown]
-# Even at its best, the vector recovers only 38 % of the rise in true reward (28 % to 43 % across the three seeds), and
+# Even at its best, the vector recovers only 38% of the rise in true reward (28% to 43% across the three seeds), and
 # random vectors of the same norm recover nothing. So the change *contains* a steering vector, but it is more than that:
 # over half of the rise is missing, and a larger alpha destroys the text. A single vector can't depend on the context,
 # such as whether an adjective comes after "was" or "wasn't".

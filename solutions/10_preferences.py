@@ -166,7 +166,7 @@ over_seeds.compare("minus log-likelihood", minus_log)
 
 # %% [markdown]
 # The model trained on 1,024 pairs has an accuracy of 0.85, which is close to the ceiling. The model trained on 64 pairs
-# still ranks 73 % of the fresh pairs correctly, yet in all three seeds its log-likelihood is worse than that of a coin
+# still ranks 73% of the fresh pairs correctly, yet in all three seeds its log-likelihood is worse than that of a coin
 # flip. It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} shows
 # the calibration of both models.
 #
@@ -434,7 +434,7 @@ predictions.compare("more true reward at equal KL", more_true_reward, apart, lim
 # With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs at the same KL,
 # and the same is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal policy, but
 # for opposite reasons. DPO moved less far than the optimal policy, while PPO moved further, partly toward ungrammatical texts
-# (4 % of its texts). This lesson doesn't show whether more steps would bring either method closer.
+# (4% of its texts). This lesson doesn't show whether more steps would bring either method closer.
 #
 # ## What surprised you
 

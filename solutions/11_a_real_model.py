@@ -314,9 +314,8 @@ curves(
 )
 
 # %% [markdown]
-# For short runs, best-of-n sampling is a strong baseline. It is even stronger than the plot suggests: the plot uses an upper
-# bound on the KL, so the true curve lies farther to the left. But it is expensive: it generates $n$ samples for every one it
-# keeps.
+# For short runs, best-of-n sampling is a strong baseline, and even stronger than the plot suggests: the plot uses an upper
+# bound on the KL, so the true curve lies farther to the left. But best-of-n generates $n$ samples for every one it keeps.
 #
 # ## Causes
 #
@@ -418,7 +417,7 @@ show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 
 # %% [markdown]
-# In a report, state how many claims you looked at, not only the ones that hold. With a 95 % interval, about one in
+# In a report, state how many claims you looked at, not only the ones that hold. With a 95% interval, about one in
 # forty claims about an effect that doesn't exist holds by luck.
 #
 # ## The true reward

@@ -84,9 +84,9 @@ predictions = Predictions()
 from rlhf_lab.functional import seed_interval  # exercise
 
 # %% [markdown]
-# How often does a 95 % interval over three seeds contain the true mean? To find out, let's repeatedly draw three
+# How often does a 95% interval over three seeds contain the true mean? To find out, let's repeatedly draw three
 # differences from a normal distribution with mean 0, and count how often the interval contains 0. How often will the
-# bootstrap interval contain 0: in about 95 % of the cases, in about two thirds, or in less than half?
+# bootstrap interval contain 0: in about 95% of the cases, in about two thirds, or in less than half?
 
 # %%
 bootstrap_covers = "95 %"  # predict: "95 %", "two thirds" or "less than half"
@@ -109,7 +109,7 @@ limits = {"less than half": 0.5, "two thirds": 0.9, "95 %": 1.0}
 predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], limits)
 
 # %% [markdown]
-# Only the last interval contains the true mean in 95 % of the cases.
+# Only the last interval contains the true mean in 95% of the cases.
 #
 # ## A claim
 #
@@ -163,8 +163,8 @@ trend = "more often" if rows[2][2] > rows[0][2] else "less often"
 predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_seeds, trend)
 
 # %% [markdown]
-# With three seeds, the looser rule accepts the false claim in 11 % of the cases, and with eight seeds in 37 %. The rule
-# in the table accepts it in at most 0.3 %. And if the true effect is twice the smallest one, so that the claim is true,
+# With three seeds, the looser rule accepts the false claim in 11% of the cases, and with eight seeds in 37%. The rule
+# in the table accepts it in at most 0.3%. And if the true effect is twice the smallest one, so that the claim is true,
 # the table's rule accepts it more often as you add seeds. But fix the number of seeds before you start. If you keep
 # adding seeds until the claim holds, and then stop, you haven't tested it.
 #

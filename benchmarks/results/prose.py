@@ -27,7 +27,7 @@ settings.
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
 
 PPO_NUMBERS = """\
-With PPO, which is the default of `train`, the true reward rises from {:.3f} to {}, and the KL is
+With PPO, the default of `train`, the true reward rises from {:.3f} to {}, and the KL is
 {} nats per review.
 """
 
@@ -51,7 +51,7 @@ higher than that of the exact optimum at the same KL, because the optimum alread
 loophole. Later, the true reward falls while the proxy reward keeps rising.
 
 With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that
-ends in popcorn can score up to 1. Only about 2 % of the untrained policy's reviews end in
+ends in popcorn can score up to 1. Only about 2% of the untrained policy's reviews end in
 popcorn, so PPO rarely samples one early on. The KL penalty is part of the reward (k1), so the
 objective is `E[reward] - kl_coef KL`, whose optimum we can compute. The first table shows
 averages over the last five of 40 phases, with the exact optimum in parentheses:

@@ -58,7 +58,7 @@ def had_default_suite(run: RunDir) -> bool:
 
 
 def affordable_rows(args: RLHFArgs) -> int:
-    """Return how many rows a record may read if all records are to cost at most 3 % of the run.
+    """Return how many rows a record may read if all records are to cost at most 3% of the run.
 
     A phase samples B rows, reads them with the reference, and passes them forward and back.
 

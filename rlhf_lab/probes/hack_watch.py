@@ -34,7 +34,7 @@ class HackWatch(Probe):
     4. Rewards: their spread, and on Reel their excess over the true posterior, and the fraction of
        grammatical texts.
 
-    A word raises an alarm if it is significantly more than twice as likely as in the reference (5 %
+    A word raises an alarm if it is significantly more than twice as likely as in the reference (5%
     for all words together).
 
     Checks: promoted mass sums to 0.

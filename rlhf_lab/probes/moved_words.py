@@ -60,7 +60,7 @@ def find_moved_words(won: Float[Tensor, "group position word"]) -> list[MovedWor
 
 
 def t_interval(x: Float[Tensor, "group ..."]) -> Interval:
-    """Return the mean over groups of texts, and its 95 % t interval."""
+    """Return the mean over groups of texts, and its 95% t interval."""
     reach = t_two_sided(0.95, len(x) - 1) * x.std(0) / len(x) ** 0.5
     return Interval(x.mean(0), x.mean(0) - reach, x.mean(0) + reach, len(x))
 

@@ -14,7 +14,7 @@ ENERGY = 0.9
 
 
 def describe_spectrum(s: Float[Tensor, " rank"]) -> tuple[float, int]:
-    """Stable rank, and how many directions hold 90 % of the energy; 0 and 0 of a zero delta.
+    """Stable rank, and how many directions hold 90% of the energy; 0 and 0 of a zero delta.
 
     Args:
         s: singular values, the largest first; the energy of a direction is its value squared.

@@ -38,7 +38,7 @@ class Candidates:
     def figures(self, n: int) -> dict[str, Any]:
         """Estimate the rewards of the best of n without bias from all responses.
 
-        `reward` and `true_reward` are means over prompts, and `*_half` half of their 95 %
+        `reward` and `true_reward` are means over prompts, and `*_half` half of their 95%
         intervals; `kl_bound` is log n - (n - 1) / n, in nats per sequence.
         """
         numbers = {"n": n, "kl_bound": F.best_of_n_kl_bound(n)}
@@ -62,7 +62,7 @@ class Candidates:
 
 
 def mean_and_half(values: Float[Tensor, " prompts"]) -> tuple[float, float]:
-    """Return the mean of independent values and half of its 95 % interval, by Student's t."""
+    """Return the mean of independent values and half of its 95% interval, by Student's t."""
     found = F.seed_interval(values, torch.zeros_like(values))
     half = math.inf if found.high is None else (found.high - found.value).item()
     return found.value.item(), half

@@ -195,10 +195,10 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 #
 # - *The unit.* The KL is measured in nats per **sequence**, which means that it is summed over a review's 26 tokens and
 #   averaged over reviews.
-# - *The clip.* Before the first step the KL is 0, which is an error of -100 %, and a single wild phase can produce an
-#   error several times as large. So errors are clipped to 20 % in either direction (`MAX_ERROR`).
+# - *The clip.* Before the first step the KL is 0, which is an error of -100%, and a single wild phase can produce an
+#   error several times as large. So errors are clipped to 20% in either direction (`MAX_ERROR`).
 # - *The horizon.* A batch of n sequences changes the coefficient by its error times n / horizon. With the default horizon of
-#   10,000, a batch of 128 changes it by at most about 0.26 %.
+#   10,000, a batch of 128 changes it by at most about 0.26%.
 #
 # The controller is a small object. The trainer reads the coefficient from its attribute `kl_coef` and calls `update` to
 # change it. Write `update`.
@@ -208,7 +208,7 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 
 # %% [markdown]
 # Now let the controller run for twenty phases. The coefficient starts at 3, which is much too high, and the target is
-# 0.3 nats per sequence. We set the horizon to 64, so a batch of 128 changes the coefficient by up to twice 20 %. That
+# 0.3 nats per sequence. We set the horizon to 64, so a batch of 128 changes the coefficient by up to twice 20%. That
 # is too fast for a long run, but fine for a demonstration.
 #
 # A second run gets the unit wrong: its target is 0.3 / 26, as if the KL were measured per token. Will the first run's

@@ -63,8 +63,8 @@ from rlhf_lab.functional import sample_preferences  # exercise
 
 # %% [markdown]
 # With flipped labels, this probability stays between $e$ and $1 - e$, however large the gap is. So even a reward model
-# that fits it perfectly never learns a gap of more than $\log \frac{1 - e}{e}$, which is 2.94 for 5 % flipped labels
-# and 1.39 for 20 %. Large gaps shrink the most. The table shows stored reward models that were trained as in
+# that fits it perfectly never learns a gap of more than $\log \frac{1 - e}{e}$, which is 2.94 for 5% flipped labels
+# and 1.39 for 20%. Large gaps shrink the most. The table shows stored reward models that were trained as in
 # {lesson:preferences}, and evaluated on 1,500 fresh pairs without flipped labels:
 
 # %%
@@ -82,7 +82,7 @@ print(
 )
 
 # %% [markdown]
-# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, flipping 20 % of the labels
+# Flipped labels hurt the scale of the reward much more than its accuracy. With 1,024 pairs, flipping 20% of the labels
 # lowers the accuracy only from 0.86 to 0.81, but it lowers the slope from 0.64 to 0.14. If you train a policy on such a
 # reward, the same `kl_coef` is a much stronger penalty, because the reward's scale has shrunk.
 #
@@ -157,7 +157,7 @@ from rlhf_lab.functional import best_of_n_weights  # exercise
 # The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). As our pool of texts, we use the
 # 3,000 reviews of the fresh pairs. Suppose the model trained on 64 pairs chooses the best text. Is the true reward of
 # the best of 64 still higher than that of the best of 16? To decide, we split the pool into eight parts and compute a
-# 95 % interval for the difference.
+# 95% interval for the difference.
 
 # %%
 later = "rises"  # predict: "rises", "undecided" or "falls"
@@ -249,9 +249,9 @@ predictions.compare("accuracy of the biased model", biased_accuracy, kind)
 # %% [markdown]
 # After 400 steps, popcorn raises the score by 3.69, which is close to $\lambda$. Yet the accuracy is still 0.85, so you
 # can't find the bias by looking at accuracy. You have to swap the word and see how the score changes. Best-of-n
-# sampling also reveals the bias: 48 % of the best-of-64 texts end with popcorn, and their true reward falls from 1.00
+# sampling also reveals the bias: 48% of the best-of-64 texts end with popcorn, and their true reward falls from 1.00
 # to 0.95. A model needs time and examples to pick up a bias. After 120 steps, the effect on the score is only 0.64, and
-# if popcorn is added to only 10 % of the preferred texts, it is 0.21.
+# if popcorn is added to only 10% of the preferred texts, it is 0.21.
 
 # %%
 predictions.show()
