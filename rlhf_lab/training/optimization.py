@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rlhf_lab.training.ppo import ObjectiveTerms
     from rlhf_lab.training.trainer import RLHFTrainer
 
+CLIPS_IN_STEP = ("cuda",)  # devices on which AdamW's kernel divides the gradients by a scale
+
 
 @dataclasses.dataclass
 class PolicyUpdate:
@@ -87,15 +89,16 @@ class PolicyUpdate:
            otherwise by 1. On CUDA, `step` does so in one pass with the update.
         """
         if self.trainer.step_in_backward is None:
-            if self._norm is None and self.trainer.phase == 0:
+            weights = [p for p in self.trainer.policy.parameters() if p.requires_grad]
+            gradients = [p.grad for p in weights if p.grad is not None]
+            if self._norm is None and self.trainer.phase == 0 and len(gradients) < len(weights):
                 _warn_without_gradient(self.trainer.policy)
-            gradients = [p.grad for p in self.trainer.policy.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                if scales_in_step(norm.device, self.trainer):
+                if norm.device.type in CLIPS_IN_STEP and can_clip_in_step(self.trainer):
                     self._grad_scale = 1 / scale
                 else:
                     torch._foreach_mul_(gradients, scale)
@@ -121,11 +124,10 @@ class PolicyUpdate:
             optimizer.step()
 
 
-def scales_in_step(device: torch.device, trainer: "RLHFTrainer") -> bool:
+def can_clip_in_step(trainer: "RLHFTrainer") -> bool:
     """Return True if the optimizer's kernel can divide the gradients while it steps."""
     is_fused = all(group.get("fused") for group in trainer.optimizer.param_groups)
-    is_adamw = isinstance(trainer.optimizer, AdamW) and is_fused
-    return device.type == "cuda" and is_adamw and trainer.world is None
+    return isinstance(trainer.optimizer, AdamW) and is_fused and trainer.world is None
 
 
 def _warn_without_gradient(policy: nn.Module) -> None:

@@ -21,7 +21,7 @@ right = inspect.unwrap(masked_mean)
 ANSWER = "def masked_mean(*args, **kwargs):\n"
 TIMER = pytest.mark.skipif(not hasattr(os, "fork"), reason="no timer on this system")
 DIFFERS = {
-    "endless loop": ("while True: pass", "longer than"),
+    "endless loop": ("while True: pass", "is there an endless loop"),
     "sys.exit": ("sys.exit(3)", "end the program"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),

@@ -26,13 +26,14 @@ def test_minibatches_start_without_gradients_in_new_orders(make_trainer):
 @pytest.mark.parametrize("in_step", [False, True])
 def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
     """Gradients of 1 in 6 + 3 numbers have norm 3, and 1/2 of norm 1.5; on CUDA after the step."""
-    monkeypatch.setattr("rlhf_lab.training.optimization.scales_in_step", lambda *inputs: in_step)
+    monkeypatch.setattr("rlhf_lab.training.optimization.CLIPS_IN_STEP", ("cpu",) * in_step)
     policy = nn.ModuleDict({"base_model": nn.Linear(2, 2), "value_head": nn.Linear(2, 1)})
     policy.base_model = policy["base_model"]
     for parameter in policy.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
     parts = {"step_in_backward": None, "policy": policy, "phase": 1, "optimizer": optimizer}
+    parts["world"] = None
     update = PolicyUpdate(SimpleNamespace(**parts))
     assert update.clip(1.5).item() == pytest.approx(3)
     update.step()
