@@ -125,15 +125,13 @@ class PolicyUpdate:
 
 
 def can_clip_in_step(trainer: "RLHFTrainer") -> bool:
-    """Return True if the optimizer's kernel can divide the gradients while it steps."""
     is_fused = all(group.get("fused") for group in trainer.optimizer.param_groups)
     return isinstance(trainer.optimizer, AdamW) and is_fused and trainer.world is None
 
 
 def _warn_without_gradient(policy: nn.Module) -> None:
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    trained = {name: p for name, p in trained.items() if name[:7] != "critic."}  # some are unused
-    cut_off = [name for name, weight in trained.items() if weight.grad is None]
+    cut_off = [name for name, p in trained.items() if p.grad is None and name[:7] != "critic."]
     if cut_off:
         warnings.warn(
             f"{len(cut_off)} of {len(trained)} trained weights get no gradient, such as "
