@@ -435,7 +435,7 @@ progress()
 #   </details>
 #
 # - **No clip.** First disable clipping by setting a very large `clip_coef`, with `kl_coef=0.3`. Then restore the clip and set
-#   `kl_coef=0`. Compare the two runs after 8 phases, and again after 40.
+#   `kl_coef=0`. Compare the two runs after 8 phases, and again after five times as many.
 #
 #   <details><summary>Results (three seeds)</summary>
 #
