@@ -33,8 +33,7 @@ def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
     parts = {"step_in_backward": None, "policy": policy, "phase": 1, "optimizer": optimizer}
-    parts["world"] = None
-    update = PolicyUpdate(SimpleNamespace(**parts))
+    update = PolicyUpdate(SimpleNamespace(**parts, world=None))
     assert update.clip(1.5).item() == pytest.approx(3)
     update.step()
     for parameter in policy.parameters():
