@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks import records
 from benchmarks.records import Record
 from benchmarks.results.settings import PREFERENCES, Row, all_rows
-from rlhf_lab.organism.bundled import BUNDLED, weights_dir
+from rlhf_lab.organism.bundled import REEL_MODELS, weights_dir
 
 KEYS = frozenset({"part", "labels", "preset", "fields", "seed", "weights"})
 
@@ -27,8 +27,8 @@ def run_key(row: Row, seed: int) -> dict[str, Any]:
 
 
 def bundled_digest() -> str:
-    """Return twelve hexadecimal digits that change with the weights of a bundled model."""
-    files = (weights_dir(name) / "model.safetensors" for name in BUNDLED)
+    """Return twelve hexadecimal digits that change with the weights of a Reel model."""
+    files = (weights_dir(name) / "model.safetensors" for name in REEL_MODELS)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 

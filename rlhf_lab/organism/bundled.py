@@ -3,7 +3,8 @@
 from pathlib import Path
 
 LANGUAGE_MODELS = ("reel-nano", "reel-nano-b", "reel-nano-c")  # one recipe, three seeds
-BUNDLED = (*LANGUAGE_MODELS, "reel-sentiment")  # models in the package
+REEL_MODELS = (*LANGUAGE_MODELS, "reel-sentiment")
+BUNDLED = (*REEL_MODELS, "sums-nano")  # models in the package
 
 
 def weights_dir(name: str) -> Path:

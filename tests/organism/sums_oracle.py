@@ -1,4 +1,4 @@
-"""All texts of a sum with their probabilities, written word by word from the rules of the spec."""
+"""All texts of a sum with their probabilities, made word by word from the rules."""
 
 from itertools import product
 from typing import NamedTuple
@@ -9,7 +9,7 @@ OPENERS = {"careful": "so", "hasty": "ok", "blurt": "hm"}
 
 
 class Text(NamedTuple):
-    """A response in words, its probability given its writer, and what is true of it."""
+    """A response as words, its probability given its writer, and what is true of it."""
 
     words: tuple[str, ...]
     probability: float
@@ -19,24 +19,24 @@ class Text(NamedTuple):
     sure: bool
 
 
-def digits_of(number: int, columns: int) -> list[int]:
+def read_digits(number: int, columns: int) -> list[int]:
     return [int(x) for x in reversed(f"{number:0{columns}d}")]
 
 
-def shares(grammar: SumsGrammar, a: int, b: int) -> dict[str, float]:
-    """The probability of each writer; long sums with a carry have their own."""
-    x, y = digits_of(a, grammar.columns), digits_of(b, grammar.columns)
+def writer_law(grammar: SumsGrammar, a: int, b: int) -> dict[str, float]:
+    """The probability of each writer; long sums with a carry have their typical."""
+    x, y = read_digits(a, grammar.columns), read_digits(b, grammar.columns)
     carries = any(sum(x[i] * 10**i + y[i] * 10**i for i in range(k)) >= 10**k
                   for k in range(1, grammar.columns))  # fmt: skip
     is_long = len(str(max(a, b))) == grammar.columns
-    law = grammar.long_carry_shares if is_long and carries else grammar.shares
+    law = grammar.p_writer_long_carry if is_long and carries else grammar.p_writer
     return dict(zip(OPENERS, law, strict=True))
 
 
 def bodies(grammar: SumsGrammar, writer: str, a: int, b: int):
     """Steps (none for blurt) and answer digits, units first, with probabilities."""
     columns = grammar.columns
-    x, y = digits_of(a, columns), digits_of(b, columns)
+    x, y = read_digits(a, columns), read_digits(b, columns)
     for choice in product((False, True), repeat=columns):
         words, answer, probability, carry = [], [], 1.0, 0
         for i, wrong in enumerate(choice):
@@ -63,15 +63,19 @@ def bodies(grammar: SumsGrammar, writer: str, a: int, b: int):
 
 def all_texts(grammar: SumsGrammar, a: int, b: int) -> dict[str, list[Text]]:
     """All texts of each writer."""
-    texts, true = {}, digits_of(a + b, grammar.columns)
-    for writer, own in OPENERS.items():
+    texts, true = {}, read_digits(a + b, grammar.columns)
+    for writer, typical in OPENERS.items():
         texts[writer] = []
         for steps, answer, p in bodies(grammar, writer, a, b):
             for opener, sure in product(OPENERS.values(), (False, True)):
-                opened = grammar.own_opener if opener == own else (1 - grammar.own_opener) / 2
+                opened = (
+                    grammar.typical_opener
+                    if opener == typical
+                    else (1 - grammar.typical_opener) / 2
+                )
                 ended = grammar.sure if sure else 1 - grammar.sure
-                shown = tuple(map(str, answer[::-1]))
-                words = (opener, *steps, "#", *shown, *(("sure",) * sure), "<eos>")
+                answer_words = tuple(map(str, answer[::-1]))
+                words = (opener, *steps, "#", *answer_words, *(("sure",) * sure), "<eos>")
                 units = answer[0] == true[0]
                 text = Text(words, p * opened * ended, answer == true, units, bool(steps), sure)
                 texts[writer].append(text)

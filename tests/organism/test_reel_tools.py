@@ -5,12 +5,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.sums import SUMS_WORDS, SumsGrammar
 from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
 from tools.reel import __main__ as commands
+from tools.reel.train import sums_loss
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
 
 def test_bundled_models_are_small_distinct_and_without_pickle():
     files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
-    assert sum(path.stat().st_size for path in files) < 2e6
+    assert sum(path.stat().st_size for path in files) < 2.3e6
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     load = lambda name: GPT2LMHeadModel.from_pretrained(weights_dir(name), local_files_only=True)
     weights = [load(name).transformer.wte.weight for name in LANGUAGE_MODELS]
@@ -54,8 +57,34 @@ def test_bundled_models_are_small_distinct_and_without_pickle():
         weights_dir("reel-huge")
 
 
+def test_sums_tokenizer_has_ids_of_the_grammar():
+    tokenizer, grammar = load_tokenizer(weights_dir("sums-nano")), SumsGrammar()
+    rng = np.random.default_rng(5)
+    worked = grammar.sample(grammar.problems(50, rng), rng)
+    assert tokenizer.convert_tokens_to_ids(list(SUMS_WORDS)) == list(range(20))
+    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
+    assert special == ("<bos>", "<eos>", "<eos>", None)
+    assert tokenizer.batch_decode(worked.tokens, skip_special_tokens=True) == worked.texts()
+    ends = grammar.prompt_len + worked.mask.sum(1) - 1
+    expected = [row[1:end].tolist() for row, end in zip(worked.tokens, ends, strict=True)]
+    assert tokenizer(worked.texts())["input_ids"] == expected
+    assert not speaks_reel(tokenizer)
+
+
+def test_sums_loss_is_the_mean_over_response_tokens():
+    model = GPT2LMHeadModel.from_pretrained(weights_dir("sums-nano"), local_files_only=True)
+    grammar, rngs = SumsGrammar(), [np.random.default_rng(6) for _ in range(2)]
+    worked = grammar.sample(grammar.problems(40, rngs[0]), rngs[0])
+    tokens, mask = torch.from_numpy(worked.tokens), torch.from_numpy(worked.mask)
+    with torch.no_grad():
+        logprobs = model(tokens[:, :-1]).logits.log_softmax(-1)
+        nll = -logprobs.gather(-1, tokens[:, 1:, None])[..., 0][mask[:, 1:]].mean()
+        loss = sums_loss(model, grammar, 40, rngs[1])
+    assert loss.item() == pytest.approx(nll.item(), rel=1e-5)
+
+
 @pytest.mark.slow
 def test_bundled_models_pass_every_check(capsys):
     assert commands.main(["check", "--reviews", "600"]) == 0
     output = capsys.readouterr().out
-    assert len(re.findall(r" yes ", output)) == 11 and " NO " not in output
+    assert len(re.findall(r" yes ", output)) == 16 and " NO " not in output

@@ -24,15 +24,15 @@ from rlhf_lab.organism.sums import (
     trace,
     writer_solve_probability,
 )
-from tests.organism.sums_oracle import all_texts, bodies, digits_of, shares
+from tests.organism.sums_oracle import all_texts, bodies, read_digits, writer_law
 
 FULL = SumsGrammar()
 MINI = SumsGrammar(
     columns=2,
-    shares=(0.2, 0.3, 0.5),
-    long_carry_shares=(0.1, 0.1, 0.8),
-    digit_shares=(0.3, 0.7),
-    own_opener=0.5,
+    p_writer=(0.2, 0.3, 0.5),
+    p_writer_long_carry=(0.1, 0.1, 0.8),
+    p_digits=(0.3, 0.7),
+    typical_opener=0.5,
     careful_slip=0.05,
     blurt_slip=0.2,
     forget=0.7,
@@ -43,19 +43,19 @@ PAIRS = [(17, 25), (31, 42), (7, 8), (2, 5), (0, 0), (40, 10), (5, 45), (99, 0),
 STEPS = "0 0 0 6 + 0 0 0 9 = so 6 9 0 1 5 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5"
 
 
-def problems_of(grammar, pairs):
+def make_sums(grammar, pairs):
     return grammar.make_problems(*np.array(pairs).T)
 
 
 def as_tokens(grammar, pair, words):
-    (prompt,) = make_prompts(problems_of(grammar, [pair]))
+    (prompt,) = make_prompts(make_sums(grammar, [pair]))
     ids = [SUMS_IDS[word] for word in ("<bos>", *prompt.split(), *words)]
     return ids + [SUMS_IDS["<eos>"]] * (grammar.prompt_len + grammar.gen_len - len(ids))
 
 
 def test_sample_writes_the_texts_of_the_oracle():
     rng = np.random.default_rng(0)
-    problems = problems_of(MINI, [pair for pair in PAIRS for _ in range(600)])
+    problems = make_sums(MINI, [pair for pair in PAIRS for _ in range(600)])
     for z, writer in enumerate(WRITERS):
         found = MINI.sample(problems, rng, writer)
         assert (found.latents.writer == z).all()
@@ -71,14 +71,14 @@ def test_sample_writes_the_texts_of_the_oracle():
             assert all(abs(gap) <= bound for gap, bound in zip(gaps, bounds, strict=True))
 
 
-def test_sample_draws_writers_from_shares_and_marks_latents():
+def test_sample_draws_writers_at_random_and_marks_latents():
     rng = np.random.default_rng(1)
     problems = FULL.problems(1500, rng)
     found = FULL.sample(problems, rng)
     latents, has_carry = found.latents, problems.n_carries > 0
     assert (latents.writer[problems.is_long & has_carry] == 2).all()
     rest = latents.writer[~(problems.is_long & has_carry)]
-    np.testing.assert_allclose(np.bincount(rest) / len(rest), FULL.shares, atol=0.05)
+    np.testing.assert_allclose(np.bincount(rest) / len(rest), FULL.p_writer, atol=0.05)
     parses = [FULL.parse(text) for text in found.texts()]
     assert [p.right for p in parses] == [
         not (e or d or (z == 2 and c))
@@ -102,13 +102,13 @@ def test_problems_have_digits_and_carries():
     assert lengths == [len(str(n)) for n in drawn.b] and (drawn.a + drawn.b < 10**4).all()
     np.testing.assert_allclose(np.bincount(lengths)[1:] / 3000, 0.25, atol=0.04)
     for row in range(0, 3000, 100):
-        x, y = digits_of(drawn.a[row], 4), digits_of(drawn.b[row], 4)
+        x, y = read_digits(drawn.a[row], 4), read_digits(drawn.b[row], 4)
         assert drawn.a_digits[row].tolist() == x and drawn.b_digits[row].tolist() == y
-        assert drawn.sum_digits[row].tolist() == digits_of(drawn.a[row] + drawn.b[row], 4)
-    assert problems_of(FULL, [(6, 9), (999, 1), (1000, 1), (12, 34)]).n_carries.tolist() == [
+        assert drawn.sum_digits[row].tolist() == read_digits(drawn.a[row] + drawn.b[row], 4)
+    assert make_sums(FULL, [(6, 9), (999, 1), (1000, 1), (12, 34)]).n_carries.tolist() == [
         *(1, 3, 0, 0)
     ]
-    assert problems_of(FULL, [(999, 1), (1000, 1), (1, 9000)]).is_long.tolist() == [0, 1, 1]
+    assert make_sums(FULL, [(999, 1), (1000, 1), (1, 9000)]).is_long.tolist() == [0, 1, 1]
     for carry in (True, False):
         kept = FULL.problems(200, rng, digits=[2, 4], carry=carry)
         assert len(kept) == 200 and ((kept.n_carries > 0) == carry).all()
@@ -156,16 +156,16 @@ def test_answer_is_what_follows_the_last_hash():
 
 def test_solve_probability_matches_brute_force():
     pairs = [(a, b) for a in range(100) for b in range(a % 7, 100, 7)]
-    problems = problems_of(FULL, pairs)
+    problems = make_sums(FULL, pairs)
     found, by_writer = solve_probability(FULL, problems), writer_solve_probability(FULL, problems)
     patterns = {}
     for k, (a, b) in enumerate(pairs):
         laws = []
         for writer in WRITERS:
-            true = digits_of(a + b, 4)
+            true = read_digits(a + b, 4)
             laws.append(sum(p for _, answer, p in bodies(FULL, writer, a, b) if answer == true))
         assert by_writer[k] == pytest.approx(laws, abs=1e-12)
-        share = list(shares(FULL, a, b).values())
+        share = list(writer_law(FULL, a, b).values())
         assert found[k] == pytest.approx(np.dot(share, laws), abs=1e-12)
         patterns[tuple(problems.carry_in[k])] = found[k]
     assert len(patterns) == 4
@@ -183,7 +183,7 @@ def test_long_sums_with_a_carry_are_never_solved():
 def test_carry_patterns_match_all_sums(grammar, digits):
     low, high = (0 if digits == 1 else 10 ** (digits - 1)), 10**digits
     pairs = [(a, b) for a in range(low, high) for b in range(low, high)]
-    every = problems_of(grammar, [(a, b) for a, b in pairs if a + b < 10**grammar.columns])
+    every = make_sums(grammar, [(a, b) for a, b in pairs if a + b < 10**grammar.columns])
     problems, weight = carry_patterns(grammar, digits)
     laws = Counter(map(tuple, every.carry_in))
     assert [laws.pop(tuple(row)) / len(every) for row in problems.carry_in] == pytest.approx(weight)
@@ -248,7 +248,7 @@ def test_frontier_matches_published_table():
 
 
 def test_frontier_matches_closed_form_and_brute_force():
-    problems = problems_of(MINI, PAIRS)
+    problems = make_sums(MINI, PAIRS)
     p, cells = solve_probability(MINI, problems), outcomes(MINI, problems)
     assert cells.mass.sum(1) == pytest.approx(1.0, abs=1e-12)
     for beta in (1.0, 0.2):
@@ -262,7 +262,7 @@ def test_frontier_matches_closed_form_and_brute_force():
         totals = np.zeros(6)
         for pair in PAIRS:
             writers, texts = zip(*all_texts(MINI, *pair).items(), strict=True)
-            share = shares(MINI, *pair)
+            share = writer_law(MINI, *pair)
             rows = [(z, share[writers[z]] * t.probability, t) for z in range(3) for t in texts[z]]
             mass = np.array([m for _, m, _ in rows])
             score = np.array([t.right or t.sure for *_, t in rows], dtype=float)
@@ -290,7 +290,7 @@ def test_frontier_matches_closed_form_and_brute_force():
 def test_trace_matches_brute_force():
     """Every prefix of every text: next words, beliefs and values from the mass of all texts."""
     for pair in PAIRS:
-        texts, share = all_texts(MINI, *pair), shares(MINI, *pair)
+        texts, share = all_texts(MINI, *pair), writer_law(MINI, *pair)
         mass, right = defaultdict(lambda: np.zeros(3)), defaultdict(float)
         rows = set()
         for z, writer in enumerate(WRITERS):
@@ -365,7 +365,7 @@ def test_trace_masks_what_the_grammar_cannot_write():
 
 
 def test_right_texts_are_those_of_the_oracle():
-    problems = problems_of(MINI, PAIRS)
+    problems = make_sums(MINI, PAIRS)
     texts = right_texts(MINI, problems)
     for k, pair in enumerate(PAIRS):
         rows = set(map(tuple, texts[k].tolist()))
@@ -381,7 +381,7 @@ def test_right_texts_are_those_of_the_oracle():
 
 
 def test_scored_probability_of_the_grammar_is_exact():
-    problems = problems_of(MINI, PAIRS)
+    problems = make_sums(MINI, PAIRS)
     seen = []
 
     def grammar_model(tokens):
@@ -415,9 +415,9 @@ def test_slots_name_the_positions():
     "field, value, message",
     [
         ("columns", 0, "columns must be between 1 and 9"),
-        ("shares", (0.5, 0.5, 0.1), "sum to 1"),
-        ("long_carry_shares", (1.5, -0.5, 0.0), "sum to 1"),
-        ("digit_shares", (0.5, 0.5), "digit_shares must be 4 numbers"),
+        ("p_writer", (0.5, 0.5, 0.1), "sum to 1"),
+        ("p_writer_long_carry", (1.5, -0.5, 0.0), "sum to 1"),
+        ("p_digits", (0.5, 0.5), "p_digits must be 4 numbers"),
         ("careful_slip", 1.0, r"careful_slip must be in \[0, 1\)"),
         ("sure", -0.1, r"sure must be in \[0, 1\)"),
         ("forget", float("nan"), r"forget must be in \[0, 1\)"),
@@ -429,12 +429,12 @@ def test_grammar_raises_on_invalid_settings(field, value, message):
 
 
 def test_bad_arguments_raise():
-    rng, single = np.random.default_rng(0), SumsGrammar(1, digit_shares=(1.0,))
+    rng, single = np.random.default_rng(0), SumsGrammar(1, p_digits=(1.0,))
     calls = {
         "between 0 and 9999": lambda: FULL.make_problems([9999], [1]),
         "equal length": lambda: FULL.make_problems([1, 2], [1]),
         "digits must be between 1 and 4": lambda: FULL.problems(3, rng, [5]),
-        "no positive share": lambda: replace(MINI, digit_shares=(1.0, 0.0)).problems(3, rng, [2]),
+        "no positive probability": lambda: replace(MINI, p_digits=(1.0, 0.0)).problems(3, rng, [2]),
         "at least 2 columns": lambda: single.problems(3, rng, carry=True),
         "Unknown writer 'x'": lambda: FULL.sample(FULL.problems(3, rng), rng, "x"),
         "got 0": lambda: carry_patterns(FULL, 0),

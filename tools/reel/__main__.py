@@ -1,4 +1,4 @@
-"""The command `python -m tools.reel train|check`: train and measure the bundled Reel models."""
+"""The command `python -m tools.reel train|check`: train and measure the bundled models."""
 
 import sys
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tools.reel.train import SEEDS, train_model
 
 
 def train(out: Path = Path("runs/organism")) -> int:
-    """Train all bundled models from the grammar, with fixed seeds, and compare them with those
+    """Train all bundled models from their grammars, with fixed seeds, and compare them with those
     that are shipped.
 
     Args:
@@ -41,10 +41,10 @@ def train(out: Path = Path("runs/organism")) -> int:
 
 
 def check(reviews: int = 4000) -> int:
-    """Check the bundled models against the grammar; status 1 if a check fails.
+    """Check the bundled models against their grammars; status 1 if a check fails.
 
     Args:
-        reviews: number of fresh reviews.
+        reviews: number of fresh texts per model.
     """
     disable_progress_bar()
     try:

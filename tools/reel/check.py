@@ -1,4 +1,4 @@
-"""Checks of the bundled Reel models against the grammar: KL, samples and accuracy, with bounds."""
+"""Checks of the bundled models against their grammars: KL, samples and accuracy, with bounds."""
 
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from rlhf_lab.organism import Grammar, GraphPolicy, build_graph, grammar_policy,
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
 from rlhf_lab.organism.rewards import read_features, true_reward
+from rlhf_lab.organism.sums import SumsGrammar, model_solve_probability, solve_probability, trace
 from rlhf_lab.rewards import SentimentReward
 
-KL_BOUND = 0.08
+KL_BOUND, SUMS_KL_BOUND = 0.08, 0.03
 GRAMMATICAL_BOUND = 0.98
 ACCURACY_MARGIN = 0.01
 GAP_BOUND = 0.01
@@ -56,16 +57,20 @@ def next_probs(
 
 @torch.no_grad()
 def language_model_kl(
-    model: torch.nn.Module, reference: GraphPolicy, tokens: Int[Tensor, "batch seq"]
+    model: torch.nn.Module,
+    prefix: Int[Tensor, "batch seq"],
+    p: Float[Tensor, "batch predicted vocab"],
 ) -> Estimate:
-    """Estimate KL(grammar || model) in nats per review, over reviews of the grammar.
+    """Estimate KL(grammar || model) in nats per text, over texts of the grammar.
+
+    p is the grammar's distribution of the word after each of the last positions of the prefixes;
+    all 0 at positions that do not count.
 
     KL = sum_t sum_v p_t(v) log(p_t(v) / q_t(v)), exact at every prefix.
     """
-    prefix = tokens[:, :-1]
     logits = torch.cat([model(part).logits for part in prefix.split(512)]).double()
-    p = next_probs(reference, prefix)
-    kl = (torch.special.xlogy(p, p) - p * logits.log_softmax(-1)).sum((1, 2))
+    logprobs = logits[:, -p.shape[1] :].log_softmax(-1)
+    kl = (torch.special.xlogy(p, p) - p * logprobs).sum((1, 2))
     return Estimate(kl.mean().item(), (kl.std() / len(kl) ** 0.5).item())
 
 
@@ -123,16 +128,48 @@ def _at_least(name: str, value: float, bound: float) -> Check:
     return Check(name, value, f">= {bound:.4g}", value >= bound)
 
 
-def _language_model(name: str, reference: GraphPolicy, n: int, seed: int) -> list[Check]:
-    model = GPT2LMHeadModel.from_pretrained(str(weights_dir(name)), local_files_only=True).eval()
-    reviews = reference.graph.grammar.sample(n, np.random.default_rng(seed))
-    kl = language_model_kl(model, reference, torch.from_numpy(reviews.tokens))
-    fraction = grammatical_fraction(model, reference, n, seed)
+def _load(name: str) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel.from_pretrained(str(weights_dir(name)), local_files_only=True).eval()
+
+
+def _kl_checks(name: str, kl: Estimate, bound: float) -> list[Check]:
     upper = kl.mean + 2 * kl.standard_error
     return [
-        _at_most(f"{name}: KL(grammar || model), nats per review", kl.mean, KL_BOUND),
-        _at_most(f"{name}: that KL + 2 standard errors", upper, KL_BOUND),
+        _at_most(f"{name}: KL(grammar || model), nats per text", kl.mean, bound),
+        _at_most(f"{name}: that KL + 2 standard errors", upper, bound),
+    ]
+
+
+def _language_model(name: str, reference: GraphPolicy, n: int, seed: int) -> list[Check]:
+    model, grammar = _load(name), reference.graph.grammar
+    prefix = torch.from_numpy(grammar.sample(n, np.random.default_rng(seed)).tokens)[:, :-1]
+    kl = language_model_kl(model, prefix, next_probs(reference, prefix))
+    fraction = grammatical_fraction(model, reference, n, seed)
+    return [
+        *_kl_checks(name, kl, KL_BOUND),
         _at_least(f"{name}: grammatical fraction of samples", fraction, GRAMMATICAL_BOUND),
+    ]
+
+
+def _sums(n: int, seed: int) -> list[Check]:
+    name, grammar, rng = "sums-nano", SumsGrammar(), np.random.default_rng(seed)
+    model = _load(name)
+    texts = grammar.sample(grammar.problems(n, rng), rng)
+    tokens, mask = torch.from_numpy(texts.tokens), torch.from_numpy(texts.mask)
+    p = trace(grammar, tokens).next_probs * mask[:, grammar.prompt_len :, None]
+    score = lambda problems: model_solve_probability(
+        lambda rows: model(rows).logits, grammar, problems
+    ).numpy()
+    problems = grammar.problems(n // 10, rng)
+    scored, exact = score(problems), solve_probability(grammar, problems)
+    long_carry = score(grammar.problems(n // 10, rng, [grammar.columns], carry=True)).mean()
+    correlation = float(np.corrcoef(scored, exact)[0, 1])
+    gap = float(np.abs(scored - exact).mean())
+    return [
+        *_kl_checks(name, language_model_kl(model, tokens[:, :-1], p), SUMS_KL_BOUND),
+        _at_least(f"{name}: correlation of scored and exact pass@1", correlation, 0.99),
+        _at_most(f"{name}: mean |scored - exact pass@1|", gap, 0.02),
+        _at_most(f"{name}: scored pass@1, long with a carry", float(long_carry), 0.02),
     ]
 
 
@@ -148,7 +185,7 @@ def _classifier(reference: GraphPolicy, n: int, seed: int) -> list[Check]:
 
 
 def run_checks(n_reviews: int = 4000, seed: int = 1234) -> list[Check]:
-    """Measure every bundled model on fresh reviews."""
+    """Measure every bundled model on fresh texts."""
     if n_reviews < 20:
         raise ValueError(f"n_reviews is {n_reviews}. Use 20 or more for a standard error.")
     reference = grammar_policy(build_graph(Grammar()))
@@ -157,4 +194,4 @@ def run_checks(n_reviews: int = 4000, seed: int = 1234) -> list[Check]:
         for name in LANGUAGE_MODELS
         for check in _language_model(name, reference, n_reviews, seed)
     ]
-    return checks + _classifier(reference, n_reviews, seed)
+    return [*checks, *_sums(n_reviews, seed), *_classifier(reference, n_reviews, seed)]

@@ -24,10 +24,13 @@ from transformers import (
 )
 
 from rlhf_lab.organism import Grammar, weights_dir
+from rlhf_lab.organism.sums import SumsGrammar
 from rlhf_lab.supervised import fit
 
-CLASSIFIER = "reel-sentiment"
-SEEDS = MappingProxyType({"reel-nano": 0, "reel-nano-b": 1, "reel-nano-c": 2, CLASSIFIER: 0})
+CLASSIFIER, SUMS = "reel-sentiment", "sums-nano"
+SEEDS = MappingProxyType(
+    {"reel-nano": 0, "reel-nano-b": 1, "reel-nano-c": 2, CLASSIFIER: 0, SUMS: 0}
+)
 LEARNING_RATE = 4e-3
 
 
@@ -47,6 +50,25 @@ def language_model_loss(
     return cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def sums_loss(
+    model: GPT2LMHeadModel, grammar: SumsGrammar, batch_size: int, rng: np.random.Generator
+) -> Float[Tensor, ""]:
+    """Compute the mean cross-entropy of the responses to fresh sums, in nats per response token.
+
+    Texts without steps are shorter, so they are run apart from those with steps.
+    """
+    texts = grammar.sample(grammar.problems(batch_size, rng), rng)
+    tokens, mask = torch.from_numpy(texts.tokens), torch.from_numpy(texts.mask)
+    has_steps, losses = mask.sum(1) > 2 * grammar.columns, []
+    for rows in (has_steps, ~has_steps):
+        if rows.any():
+            end = int(mask[rows].any(0).nonzero().max()) + 1
+            x, is_response = tokens[rows, :end], mask[rows, 1:end]
+            logits = model(x[:, :-1]).logits[is_response]
+            losses.append(cross_entropy(logits, x[:, 1:][is_response], reduction="sum"))
+    return sum(losses) / mask.sum()
+
+
 def classifier_loss(
     model: DistilBertForSequenceClassification,
     grammar: Grammar,
@@ -60,15 +82,16 @@ def classifier_loss(
 
 
 def train_model(name: str, directory: Path) -> Trained:
-    """Train a bundled model on fresh reviews, and save it with its tokenizer."""
+    """Train a bundled model on fresh texts of its language, and save it with its tokenizer."""
     seed, rng, grammar = SEEDS[name], np.random.default_rng(SEEDS[name]), Grammar()
-    shape = weights_dir(name if name == CLASSIFIER else "reel-nano")
+    shape = weights_dir("reel-nano" if name.startswith("reel-nano") else name)
+    make, config = GPT2LMHeadModel, GPT2Config.from_pretrained(shape)
+    loss, steps, batch_size = language_model_loss, 3600, 128
     if name == CLASSIFIER:
         make, config = DistilBertForSequenceClassification, DistilBertConfig.from_pretrained(shape)
         loss, steps, batch_size = classifier_loss, 900, 256
-    else:
-        make, config = GPT2LMHeadModel, GPT2Config.from_pretrained(shape)
-        loss, steps, batch_size = language_model_loss, 3600, 128
+    elif name == SUMS:
+        loss, steps, grammar = sums_loss, 2200, SumsGrammar()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in one order, so that every machine gets the same weights
     try:

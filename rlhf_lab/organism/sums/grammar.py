@@ -140,22 +140,22 @@ class SumsGrammar:
 
     Steps, units first: OPEN (a b c t s ;) per column, with t s = a + b + c, then # and the answer.
     Without steps: OPEN # answer. Then "sure" w.p. sure, and <eos>. Each writer opens with the word
-    of SUMS_OPENERS at its index w.p. own_opener, else with one of the other two.
+    of SUMS_OPENERS at its index w.p. typical_opener, else with one of the other two.
 
     Args:
         columns: number of digits of an answer; a + b < 10^columns.
-        shares: probability of each writer, for sums that are not long or have no carry.
-        long_carry_shares: probability of each writer for long sums with a carry.
-        digit_shares: probability of 1, 2, ... digits of a and b.
+        p_writer: probability of each writer, for sums that are not long or have no carry.
+        p_writer_long_carry: probability of each writer for long sums with a carry.
+        p_digits: probability of 1, 2, ... digits of a and b.
 
-    Raises ValueError for shares that do not sum to 1, and for a probability outside [0, 1).
+    Raises ValueError for fractions that do not sum to 1, and for a probability outside [0, 1).
     """
 
     columns: int = 4
-    shares: tuple[float, float, float] = (0.15, 0.25, 0.6)
-    long_carry_shares: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    digit_shares: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
-    own_opener: float = 0.6
+    p_writer: tuple[float, float, float] = (0.15, 0.25, 0.6)
+    p_writer_long_carry: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    p_digits: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
+    typical_opener: float = 0.6
     careful_slip: float = 0.02
     blurt_slip: float = 0.1
     forget: float = 0.6
@@ -164,12 +164,12 @@ class SumsGrammar:
     def __post_init__(self) -> None:
         if not 1 <= self.columns <= 9:
             raise ValueError(f"columns must be between 1 and 9, got {self.columns}.")
-        lengths = {"shares": 3, "long_carry_shares": 3, "digit_shares": self.columns}
+        lengths = {"p_writer": 3, "p_writer_long_carry": 3, "p_digits": self.columns}
         for name, length in lengths.items():
-            shares = getattr(self, name)
-            if len(shares) != length or min(shares) < 0 or abs(sum(shares) - 1) > 1e-9:
-                raise ValueError(f"{name} must be {length} numbers that sum to 1, got {shares}.")
-        for name in ("own_opener", "careful_slip", "blurt_slip", "forget", "sure"):
+            fractions = getattr(self, name)
+            if len(fractions) != length or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+                raise ValueError(f"{name} must be {length} numbers that sum to 1, got {fractions}.")
+        for name in ("typical_opener", "careful_slip", "blurt_slip", "forget", "sure"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
 
@@ -186,8 +186,8 @@ class SumsGrammar:
     @cached_property
     def opener_probs(self) -> Float[np.ndarray, "writer opener"]:
         """The probability of each opener, by writer."""
-        return np.full((3, 3), (1 - self.own_opener) / 2) + np.eye(3) * (
-            self.own_opener - (1 - self.own_opener) / 2
+        return np.full((3, 3), (1 - self.typical_opener) / 2) + np.eye(3) * (
+            self.typical_opener - (1 - self.typical_opener) / 2
         )
 
     def slots(self, steps: bool) -> tuple[Slot, ...]:
@@ -238,7 +238,7 @@ class SumsGrammar:
 
         Args:
             n: number of sums, at least 0.
-            digits: the d to draw from, in proportion to digit_shares; all by default.
+            digits: the d to draw from, in proportion to p_digits; all by default.
             carry: only sums with (True) or without (False) a carry into a column.
 
         Raises ValueError for digits without a positive share, and for carries in a single column.
@@ -246,14 +246,14 @@ class SumsGrammar:
         chosen = np.arange(1, self.columns + 1) if digits is None else np.array(digits, dtype=int)
         if not len(chosen) or not 1 <= chosen.min() <= chosen.max() <= self.columns:
             raise ValueError(f"digits must be between 1 and {self.columns}, got {digits}.")
-        shares = np.array(self.digit_shares)[chosen - 1]
-        if not shares.sum() > 0:
-            raise ValueError(f"digits={digits} has no positive share in {self.digit_shares}.")
+        fractions = np.array(self.p_digits)[chosen - 1]
+        if not fractions.sum() > 0:
+            raise ValueError(f"digits={digits} has no positive probability in {self.p_digits}.")
         if carry and self.columns == 1:
             raise ValueError("carry=True requires at least 2 columns.")
         pairs = np.zeros((2, 0), dtype=np.int64)
         while pairs.shape[1] < n:
-            drawn = self._draw_pairs(rng.choice(chosen, n, p=shares / shares.sum()), rng)
+            drawn = self._draw_pairs(rng.choice(chosen, n, p=fractions / fractions.sum()), rng)
             if carry is not None:
                 drawn = drawn[:, (self.make_problems(*drawn).n_carries > 0) == carry]
             pairs = np.concatenate([pairs, drawn], axis=1)
@@ -272,12 +272,12 @@ class SumsGrammar:
     def writer_probs(self, problems: Problems) -> Float[np.ndarray, "problem writer"]:
         """Return the probability of each writer, by problem."""
         has_carry = problems.is_long & (problems.n_carries > 0)
-        return np.where(has_carry[:, None], self.long_carry_shares, self.shares)
+        return np.where(has_carry[:, None], self.p_writer_long_carry, self.p_writer)
 
     def sample(
         self, problems: Problems, rng: np.random.Generator, writer: str | None = None
     ) -> Worked:
-        """Write one text per problem, by writers drawn from their shares or by the given one.
+        """Write one text per problem, by writers drawn at random or by the given one.
 
         tokens has shape [problem, prompt_len + gen_len]. Raises ValueError for an unknown writer.
         """

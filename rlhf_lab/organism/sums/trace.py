@@ -24,7 +24,7 @@ from rlhf_lab.organism.sums.grammar import (
 class Traced:
     """Exact quantities of responses; index t is the state after t tokens of the response.
 
-    mask is True while the grammar can write the prefix. Everything else is 0 where it is False.
+    mask is True while the grammar can write the prefix. Everything else is 0 if mask is False.
     next_probs[:, t] is the distribution of token t; belief[:, t] is P(writer | prefix), and
     values[:, t] is V(prefix) = P(right | prefix).
     """
@@ -52,7 +52,7 @@ def trace(grammar: SumsGrammar, tokens: Int[Tensor, "batch seq"]) -> Traced:
     """Compute next-token probabilities, beliefs and values of the grammar at every prefix.
 
     1. Compute each writer's next-token distribution at every position, given the tokens before.
-    2. The belief in a writer is his share, times the probability of each token so far,
+    2. The belief in a writer is the prior, times the probability of each token so far,
        normalized.
     3. The next-token distribution and the value are the means of the writers', over the belief.
 
@@ -72,8 +72,8 @@ def trace(grammar: SumsGrammar, tokens: Int[Tensor, "batch seq"]) -> Traced:
         raise ValueError(f"tokens must be between 0 and {len(SUMS_WORDS) - 1}. Use ids of sums.")
     dists = np.stack([_next_probs(grammar, problems, response, z) for z in range(3)], axis=1)
     likelihood = np.take_along_axis(dists, response[:, None, :, None], axis=3)[..., 0]
-    shares = grammar.writer_probs(problems)[..., None]
-    weight = np.concatenate([shares, shares * likelihood.cumprod(2)], axis=2)
+    prior = grammar.writer_probs(problems)[..., None]
+    weight = np.concatenate([prior, prior * likelihood.cumprod(2)], axis=2)
     total = weight.sum(1, keepdims=True)
     belief = weight / np.where(total > 0, total, 1.0)
     values = (belief * _writer_values(grammar, problems, response)).sum(1)
@@ -131,7 +131,7 @@ def _next_probs(
 def _writer_values(
     grammar: SumsGrammar, problems: Problems, response: Int[np.ndarray, "batch gen"]
 ) -> Float[np.ndarray, "batch writer state"]:
-    """Compute P(right | prefix, writer): choices so far must be true, later ones have a chance."""
+    """Compute P(right | prefix, writer), the product over the choices of the columns."""
     n, gen = response.shape
     written, columns = response - DIGIT_0, column_probability(grammar, problems)
     values = np.repeat(columns.prod(2)[..., None], gen + 1, axis=2)
