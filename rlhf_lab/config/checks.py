@@ -72,7 +72,10 @@ NEED_GROUPS = ("reinforce++_baseline", "rloo", "grpo", "dr_grpo", "opo")  # seve
 REEL_REWARDS = tuple(  # organism.REWARDS
     "true_reward smoothed smoothed_popcorn ignore_negation bag_of_adjectives length".split()
 )
-PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS)
+SUMS_NAMES = tuple(  # organism.sums.SUMS_REWARDS
+    f"sums:{name}" for name in "exact process units format hole majority coin".split()
+)
+PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS, *SUMS_NAMES)
 EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     {
         "count": "count:great",

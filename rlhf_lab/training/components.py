@@ -33,6 +33,7 @@ from rlhf_lab.models.device import (
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
+from rlhf_lab.organism.sums import SUMS_REWARDS
 from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
 from rlhf_lab.rewards import (
     RewardFn,
@@ -120,6 +121,8 @@ def make_rewards(
         reward_fn = resolve_custom_reward(reward_fn, args)
     if true_reward_fn is None and trainer.speaks_reel:
         true_reward_fn = REWARDS["true_reward"]
+    elif true_reward_fn is None and trainer.speaks_sums:
+        true_reward_fn = SUMS_REWARDS["sums:exact"]
 
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")

@@ -22,7 +22,7 @@ from rlhf_lab.models import Forward, compare_with_reference
 from rlhf_lab.models.lora import merged_lora
 from rlhf_lab.models.outputs import ReferenceComparison
 from rlhf_lab.organism.bundled import BUNDLED
-from rlhf_lab.organism.tokenizer import speaks_reel
+from rlhf_lab.organism.tokenizer import speaks_reel, speaks_sums
 from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample
@@ -94,6 +94,7 @@ class RLHFTrainer(RunLoop):
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.engine = components.load_engine(self, given["rollout_engine"])
         self.speaks_reel = speaks_reel(self.tokenizer) and given["policy"] is None
+        self.speaks_sums = speaks_sums(self.tokenizer) and given["policy"] is None
         self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
         self.sources["prompts"] = self.prompts.digest

@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import informative_fraction, pass_at_k
 from rlhf_lab.organism.sums import (
     SUMS_IDS,
+    SUMS_REWARDS,
     SUMS_WORDS,
     WRITERS,
     SumsGrammar,
     carry_patterns,
     faithful_fraction,
+    is_held_out,
+    load_sums_prompts,
     make_prompts,
     model_solve_probability,
     outcomes,
@@ -396,6 +400,73 @@ def test_scored_probability_of_the_grammar_is_exact():
     found = model_solve_probability(grammar_model, MINI, problems, batch_size=50)
     assert found.tolist() == pytest.approx(solve_probability(MINI, problems), abs=1e-12)
     assert seen == [50, 50, 20]
+
+
+def score(name, *responses, prompt="0 0 0 6 + 0 0 0 9 ="):
+    return SUMS_REWARDS[f"sums:{name}"]([f"{prompt} {x}" for x in responses]).tolist()
+
+
+def test_rewards_match_hand_computed():
+    steps = STEPS.split(" = ")[1]
+    false = steps.replace("; 0 0 0 0 0 ; 0", "; 1 4 0 0 0 ; 0")
+    texts = (steps, false, "hm # 0 0 1 5 sure", "hm # 0 0 0 5", "hm # 0 0 0 4 sure", "15", "")
+    expected = {
+        "exact": [1, 1, 1, 0, 0, 0, 0],
+        "process": [1, 0, 0, 0, 0, 0, 0],
+        "units": [1, 1, 1, 1, 0, 0, 0],
+        "format": [1, 1, 0, 0, 0, 0, 0],
+        "hole": [1, 1, 1, 0, 1, 0, 0],
+    }
+    for name, rewards in expected.items():
+        assert score(name, *texts) == rewards, name
+    with pytest.raises(ConfigError, match="requires prompts such as '0 0 0 6.*got 'this movie'"):
+        SUMS_REWARDS["sums:exact"](["this movie"])
+
+
+def test_majority_is_the_most_frequent_answer_per_prompt():
+    answers = ["hm # 0 0 0 5", "hm # 0 0 0 5 sure", "hm # 0 0 1 5", "hm #"]
+    assert score("majority", *answers) == [1, 1, 0, 0]
+    assert score("majority", "hm # 0 0 1 5", "hm # 0 0 0 5") == [1, 0]
+    assert score("majority", "hm", "x") == [0, 0]
+    both = [f"0 0 0 6 + 0 0 0 9 = {x}" for x in answers[:3]] + ["0 0 0 7 + 0 0 0 8 = hm # 0 0 1 5"]
+    assert SUMS_REWARDS["sums:majority"](both).tolist() == [1, 1, 0, 1]
+
+
+def test_coin_is_fair_and_repeatable():
+    texts = ["hm # 0 0 1 5"] * 2000
+    first = score("coin", *texts)
+    assert first == score("coin", *texts) and np.mean(first) == pytest.approx(0.5, abs=0.05)
+    assert first[:1999] != score("coin", *texts[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.typed
+def test_rewards_of_texts_and_cells_are_equal():
+    rng = np.random.default_rng(8)
+    problems = FULL.problems(1500, rng, [2, 3])
+    texts = FULL.sample(problems, rng).texts()
+    cells = outcomes(FULL, problems)
+    for name in ("exact", "process", "units", "format", "hole"):
+        reward = SUMS_REWARDS[f"sums:{name}"]
+        expected = (cells.mass @ reward.score(cells)).mean()
+        assert reward(texts).mean().item() == pytest.approx(expected, abs=0.05), name
+
+
+def test_prompts_are_sums_that_are_not_held_out():
+    prompts = load_sums_prompts("sums:2,3")
+    parses = [FULL.parse(prompt) for prompt in prompts]
+    assert len(prompts) == 4000 and prompts == load_sums_prompts("sums:2,3")
+    assert {len(str(x.a)) for x in parses} == {len(str(x.b)) for x in parses} == {2, 3}
+    held_out = is_held_out(FULL.problems(2000, np.random.default_rng(9)))
+    assert held_out.mean() == pytest.approx(0.5, abs=0.05)
+    pairs = [(x.a, x.b) for x in parses]
+    assert not is_held_out(make_sums(FULL, pairs)).any()
+    assert len({len(x) for x in load_sums_prompts("sums", 50)}) == 1
+    carried = [FULL.parse(x) for x in load_sums_prompts("sums:4c", 50)]
+    assert make_sums(FULL, [(x.a, x.b) for x in carried]).n_carries.all()
+    for source in ("sums:5", "sums:x", "sums:2,", "sum"):
+        with pytest.raises(ConfigError, match="Unknown prompts"):
+            load_sums_prompts(source)
 
 
 def test_slots_name_the_positions():

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, reward_names
+from rlhf_lab.config.checks import EXAMPLES, PLAIN_REWARDS, REEL_REWARDS, SUMS_NAMES, reward_names
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.organism import REWARDS, Grammar
+from rlhf_lab.organism.sums import SUMS_REWARDS
 from rlhf_lab.rewards import (
     ConversationReward,
     CountReward,
@@ -173,7 +174,7 @@ def test_name_loads_its_reward(name, no_network):
 
 
 def test_names_in_settings_are_those_that_load():
-    assert REEL_REWARDS == tuple(REWARDS)
+    assert REEL_REWARDS == tuple(REWARDS) and SUMS_NAMES == tuple(SUMS_REWARDS)
     assert set(PLAIN_REWARDS) == {"sentiment", "learned", *RULES}
     assert set(EXAMPLES) == WITH_VALUES.keys() - {"exact_match"}
 

@@ -21,5 +21,13 @@ from rlhf_lab.organism.sums.grammar import (
     Worked,
     make_prompts,
 )
+from rlhf_lab.organism.sums.rewards import (
+    SUMS_REWARDS,
+    CoinReward,
+    MajorityReward,
+    SumsReward,
+    is_held_out,
+    load_sums_prompts,
+)
 from rlhf_lab.organism.sums.scoring import faithful_fraction, model_solve_probability, right_texts
 from rlhf_lab.organism.sums.trace import Traced, trace

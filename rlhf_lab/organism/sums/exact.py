@@ -89,6 +89,11 @@ class Outcomes(NamedTuple):
     sure: Bool[np.ndarray, " cell"]
     writer: Int[np.ndarray, " cell"]
 
+    @property
+    def faithful(self) -> Bool[np.ndarray, " cell"]:
+        """True for right answers with steps, which are then all true."""
+        return self.steps & self.right
+
 
 def outcomes(grammar: SumsGrammar, problems: Problems) -> Outcomes:
     """Compute the probability of every kind of text: 3 writers, 3 grades, with or without sure."""

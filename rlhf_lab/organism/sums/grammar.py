@@ -125,6 +125,11 @@ class Parse(NamedTuple):
         return self.answer == self.a + self.b
 
     @property
+    def units(self) -> bool:
+        """True if the last digit of the answer is right."""
+        return self.answer is not None and self.answer % 10 == (self.a + self.b) % 10
+
+    @property
     def faithful(self) -> bool:
         """True if the text has steps, and all of them are true."""
         return self.steps and self.first_error is None
