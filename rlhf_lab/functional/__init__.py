@@ -108,7 +108,6 @@ from rlhf_lab.functional.moments import (
     whiten,
 )
 from rlhf_lab.functional.paired import paired_permutation_test, seed_interval, t_two_sided
-from rlhf_lab.functional.pass_at_k import informative_fraction, pass_at_k, pass_at_k_estimate
 from rlhf_lab.functional.policy_loss import (
     POLICY_OBJECTIVES,
     calc_clipped_surrogate_objective,
@@ -139,6 +138,7 @@ from rlhf_lab.functional.rewards import (
     penalize_responses,
     rewards_over_labels,
 )
+from rlhf_lab.functional.solve_rates import informative_fraction, pass_at_k, pass_at_k_estimate
 from rlhf_lab.functional.tilting import (
     best_of_n_distribution,
     best_of_n_kl_bound,
