@@ -20,6 +20,7 @@ from rlhf_lab.organism.sums import (
     is_held_out,
     load_sums_prompts,
     make_prompts,
+    modal_answer,
     model_solve_probability,
     outcomes,
     right_texts,
@@ -173,6 +174,24 @@ def test_solve_probability_matches_brute_force():
         assert found[k] == pytest.approx(np.dot(share, laws), abs=1e-12)
         patterns[tuple(problems.carry_in[k])] = found[k]
     assert len(patterns) == 4
+
+
+@pytest.mark.parametrize("p_writer", [MINI.p_writer, (0.0, 1.0, 0.0), (1.0, 0.0, 0.0)])
+def test_modal_answer_matches_brute_force(p_writer):
+    grammar = replace(MINI, p_writer=p_writer)
+    for pair, found in zip(PAIRS, modal_answer(grammar, make_sums(grammar, PAIRS)), strict=True):
+        law = Counter()
+        for writer, prior in writer_law(grammar, *pair).items():
+            for _, digits, p in bodies(grammar, writer, *pair):
+                law[sum(digit * 10**i for i, digit in enumerate(digits))] += prior * p
+        assert law[found] == pytest.approx(max(law.values()), abs=1e-12)
+
+
+def test_modal_answer_is_right_without_a_carry():
+    problems, weight = key((2, 3))
+    is_right = modal_answer(FULL, problems) == problems.a + problems.b
+    assert (is_right == (problems.n_carries == 0)).all()
+    assert weight @ is_right == pytest.approx(0.1894, abs=5e-5)
 
 
 def test_long_sums_with_a_carry_are_never_solved():

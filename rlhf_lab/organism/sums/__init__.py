@@ -5,6 +5,7 @@ from rlhf_lab.organism.sums.exact import (
     TiltPoint,
     carry_patterns,
     column_probability,
+    modal_answer,
     outcomes,
     solve_probability,
     sums_frontier,

@@ -1,6 +1,7 @@
 """Exact quantities of sums: P(right), outcomes, and KL-regularized optima."""
 
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +74,29 @@ def carry_patterns(
     fits = [v for key, v in patterns.items() if digits < grammar.columns or not key[-1]]
     counts, a, b = np.array(fits).T
     return grammar.make_problems(a, b), counts / counts.sum()
+
+
+def modal_answer(grammar: SumsGrammar, problems: Problems) -> Int[np.ndarray, " problem"]:
+    """Compute the grammar's most likely answer to each problem, which a majority vote converges to.
+
+    Go through all patterns of wrong columns of each writer, and add the probabilities of equal
+    answers. Of equally likely answers, any one.
+    """
+    shape, powers = (len(problems), grammar.columns), 10 ** np.arange(grammar.columns)
+    answers, masses = [], []
+    for z, p_wrong in enumerate((grammar.careful_slip, grammar.forget, grammar.blurt_slip)):
+        writer = np.full(len(problems), z)
+        for pattern in product((False, True), repeat=grammar.columns):
+            wrong = np.broadcast_to(np.array(pattern), shape)
+            c, _, s, dropped = grammar.work_columns(problems, writer, wrong)
+            factors = np.where(wrong, p_wrong, 1 - p_wrong)
+            if z == 1:  # no choice without a carry
+                factors = np.where(dropped | (c == 1), factors, ~wrong)
+            masses.append(grammar.writer_probs(problems)[:, z] * factors.prod(1))
+            answers.append(s @ powers)
+    answer, mass = np.stack(answers, axis=1), np.stack(masses, axis=1)
+    total = [((answer == column[:, None]) * mass).sum(1) for column in answer.T]
+    return answer[np.arange(len(answer)), np.argmax(total, axis=0)]
 
 
 class Outcomes(NamedTuple):

@@ -296,16 +296,10 @@ class SumsGrammar:
             z = np.full(n, WRITERS.index(writer))
         slip = np.array([self.careful_slip, 0.0, self.blurt_slip])[z]
         error = rng.random((n, columns)) < slip[:, None]
-        forgets = (rng.random((n, columns)) < self.forget) & (z == 1)[:, None]
-        dropped = np.zeros((n, columns), dtype=bool)
-        c, t, s = (np.zeros((n, columns), dtype=np.int64) for _ in range(3))
-        carry = np.zeros(n, dtype=np.int64)
-        for i in range(columns):
-            dropped[:, i] = forgets[:, i] & (carry == 1)
-            c[:, i] = np.where((z == 2) | dropped[:, i], 0, carry)
-            total = problems.a_digits[:, i] + problems.b_digits[:, i] + c[:, i]
-            t[:, i] = carry = total // 10
-            s[:, i] = (total - error[:, i]) % 10
+        forgets = rng.random((n, columns)) < self.forget
+        c, t, s, dropped = self.work_columns(
+            problems, z, np.where((z == 1)[:, None], forgets, error)
+        )
         opener = (rng.random((n, 1)) >= self.opener_probs[z].cumsum(1)[:, :2]).sum(1)
         has_sure = rng.random(n) < self.sure
         tokens = np.full((n, self.gen_len), SUMS_IDS[EOS])
@@ -335,6 +329,26 @@ class SumsGrammar:
         return Worked(
             np.concatenate([prompt, tokens], axis=1), mask, SumsLatents(z, error, dropped)
         )
+
+    def work_columns(
+        self,
+        problems: Problems,
+        writer: Int[np.ndarray, " problem"],
+        wrong: Bool[np.ndarray, "problem column"],
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Add column by column: carries in, carries out, sum digits, and dropped carries.
+
+        A wrong column has a digit one too low, or for hasty, drops its carry if there is one.
+        """
+        c, t, s = (np.zeros(wrong.shape, dtype=np.int64) for _ in range(3))
+        dropped, carry = np.zeros_like(wrong), np.zeros(len(problems), dtype=np.int64)
+        for i in range(self.columns):
+            dropped[:, i] = wrong[:, i] & (writer == 1) & (carry == 1)
+            c[:, i] = np.where((writer == 2) | dropped[:, i], 0, carry)
+            total = problems.a_digits[:, i] + problems.b_digits[:, i] + c[:, i]
+            t[:, i] = carry = total // 10
+            s[:, i] = (total - (wrong[:, i] & (writer != 1))) % 10
+        return c, t, s, dropped
 
     def prompt_tokens(self, problems: Problems) -> Int[np.ndarray, "problem prefix_len"]:
         """Return the token ids of each prompt, <bos> included."""
