@@ -25,10 +25,11 @@ HEAD = """\
 # Models
 
 `models.load_model` loads these architectures from the hub, a directory or a model in memory, and
-`python -m rlhf_lab export` writes them back. Weights that training did not change are exported
-bitwise identical.
+`python -m rlhf_lab export` writes them back. Weights that training did not change are bitwise
+identical in the export.
 
-To test each architecture, we compare tiny random models with transformers:
+To test each architecture, we compare tiny, randomly initialized models with their counterparts in
+transformers:
 
 - **gap**: the largest logit difference after loading.
 - **trained**: the log-prob difference between the policy and its export after one phase of PPO, in
@@ -41,7 +42,7 @@ To test each architecture, we compare tiny random models with transformers:
 SETTINGS = """
 ## Settings
 
-If an entry of `config.json` is not supported, `load_model` raises an error that names it. Every
+If an entry in `config.json` is not supported, `load_model` raises an error that names it. Every
 type of rotary embedding in transformers works, with two exceptions: Phi-3 only supports `default`
 and `longrope`, and `linear` cannot be combined with a sliding window, except in Gemma 3. `dynamic`
 works up to the model's context length, and `longrope` up to the original context length if every
@@ -52,9 +53,9 @@ COMPARED = """
 
 `HookedTransformer` is this package's own class, but you use it like the one in TransformerLens (3.9
 and 4). Weights, hook points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and
-stacked weights (`W_Q` ...) have the same names and behavior. The policy,
+stacked weights (`W_Q`, etc.) have the same names and behavior. The policy,
 `TransformerWithValueHead(model)`, has the same hook methods, and also accepts a `HookedTransformer`
-from TransformerLens 3.9. These are the differences:
+from TransformerLens 3.9. The differences are:
 
 | in TransformerLens | here |
 |---|---|

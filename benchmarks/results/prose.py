@@ -3,43 +3,41 @@
 INTRODUCTION = """\
 # Results of the methods
 
-On Reel, the exact optimum is known, so you can see how close each method comes to it. Numbers are
-means over five seeds (three for published methods), with the range in brackets. The last section
-shows how much memory a real model needs.
+On Reel, the exact optimum is known, so you can see how close each method gets to it. Numbers are
+means over five seeds (three for published methods), with the range in brackets.
 """
 
 METHODS = """\
 ## Methods on Reel
 
-PPO and the estimators that share its settings come closest to the exact optimum. Most published
-methods come nearly as close with the settings of their papers. ReMax and OPO fall short, and
-CISPO, which has no KL penalty, stops writing grammatical reviews altogether. The classifier
-cannot notice this, because it was only trained on reviews.
+PPO and the estimators that share its settings get closest to the exact optimum. Most published
+methods get nearly as close with the settings from their papers. ReMax and OPO fall short, and
+CISPO, which has no KL penalty, stops writing grammatical reviews altogether. The classifier cannot
+detect this, because it was only trained on reviews.
 
-Each dot is one training run of 20 phases with 256 reviews each, with the preset `reel` and the
-classifier's reward. The distance is how far the policy's true reward, measured on 1,024 new
-samples, is below the highest true reward that is possible at the same KL. Rows in lower case are
-[published methods](settings.md#methods). (ReMax has a lower learning rate, because it diverges at
-the preset's.) An "estimator" row only takes the advantages from its method, and keeps PPO's other
+Each dot is one training run of 20 phases of 256 reviews, with the preset `reel` and the
+classifier's reward. The distance is the gap between the policy's true reward, measured on 1,024 new
+samples, and the highest possible true reward at the same KL. Rows in lower case are
+[published methods](settings.md#methods). ReMax uses a lower learning rate, because it diverges at
+the preset's rate. An "estimator" row only uses its method's advantages and keeps PPO's other
 settings.
 """
 
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
 
 PPO_NUMBERS = """\
-With PPO, the default of `train`, the true reward rises from {:.3f} to {}, and the KL is
-{} nats per review.
+With PPO, the default for `train`, the true reward rises from {:.3f} to {}, and the
+KL is {} nats per review.
 """
 
 VARIANT_NUMBERS = """\
 Adapters and an adaptive KL coefficient make little difference. Averaged over the seven rows with
 PPO's settings, the true reward is {:.3f} by default, {:.3f} with rank-8 adapters on all matrices,
-{:.3f} with a KL controller that targets 1.2 nats per review, and {:.3f} with adapters and
-controller.
+{:.3f} with a KL controller that targets 1.2 nats per review, and {:.3f} with both.
 """
 
 OPTIONS = """\
-To repeat a published method, run `python -m rlhf_lab train --method NAME`. The other rows are
+To reproduce a published method, run `python -m rlhf_lab train --method NAME`. The other rows are
 defined in `benchmarks/results/settings.py`.
 """
 
@@ -65,9 +63,9 @@ parentheses:
 LEARNED = """\
 ## A loophole in a learned reward model
 
-A reward model can also learn a loophole, from biased pairs. Here, the loophole does little harm. We
-trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews in these
-pairs end in popcorn, and no other review does. As a result, popcorn adds {:.2f} standard
+A reward model can also learn a loophole from biased pairs. In these runs, the loophole does little
+harm. We trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews
+in these pairs end in popcorn, and no other reviews do. As a result, popcorn adds {:.2f} standard
 deviations to a review's reward. After 40 phases of PPO with `kl_coef={:g}`, only {:.0%} of the
 reviews end in popcorn ({:.0%} for the exact optimum), and the true reward is {:.3f} ({:.3f}).
 """
@@ -79,9 +77,9 @@ Training adapters instead of all weights cuts the peak memory to about a quarter
 saves almost no memory, because weights, gradients and optimizer state stay in fp32.
 
 We trained SmolLM2-135M-Instruct for six phases with the preset `smol`, with one run per row.
-*Loaded* is the process's memory once the policy, the reference model and the classifier are
-loaded, and *peak* is the peak memory minus *loaded*. With only 16 texts per phase, the rewards
-show no more than a trend.
+*Loaded* is the process's memory once the policy, the reference model and the classifier are loaded,
+and *peak* is the peak memory minus *loaded*. With only 16 texts per phase, the rewards only
+indicate a trend.
 """
 
 REAL_OPTIONS = """\
@@ -92,9 +90,9 @@ bf16 row, add `--precision bf16`.
 ALGORITHMS_TEXT = """\
 ## Changes made by each algorithm
 
-At the same KL, policies trained with PPO and GRPO have a higher true reward than those trained
-with SFT and DPO. In all four, the sentiment logits shift mainly because each component's own
-weights changed, rather than its inputs.
+At the same KL, policies trained with PPO and GRPO have a higher true reward than those trained with
+SFT and DPO. In all four, the sentiment logits shift mainly because the components' own weights
+changed, not because their inputs did.
 
 PPO, GRPO (with PPO's other settings), DPO and SFT start from the same base model and stop at an
 exact KL between 1.3 and 1.7 nats per review. PPO and GRPO maximize the classifier's reward. SFT
@@ -104,7 +102,7 @@ each cause contributes to the shift of logit(loved) - logit(hated) before the ve
 """
 
 REPLICATES_TEXT = """\
-If you add the weight change of a single component to the base model, the first MLP raises the
+If you add a single component's weight change to the base model, the first MLP's change raises the
 reward the most in {} of {} runs.
 """
 
@@ -112,5 +110,5 @@ AGAIN = """\
 ## Repeating the runs
 
 `python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet, and
-then writes this page. `--only methods` trains a single part, and `--page` only writes the page.
+then writes this page. `--only methods` trains just that part, and `--page` only writes the page.
 """

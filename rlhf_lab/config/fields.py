@@ -13,7 +13,7 @@ class RunArgs:
     preset: Preset = "gpt2-medium"
     """Starting values for all fields below; any of them can be overridden."""
     seed: int = 1
-    """Seed of the run. It decides the value head, sampling noise and minibatch order."""
+    """Seed for the value head's initial weights, sampling noise and minibatch order."""
     device: str = "auto"
     """cpu, cuda, cuda:0 or mps; auto picks CUDA, then MPS, then CPU."""
     total_phases: int = 200
@@ -85,7 +85,7 @@ class SamplingArgs:
     gen_len: int = 50
     """Tokens to generate per sequence."""
     gen_len_min: int | None = None
-    """If set, the length of each phase is drawn between this and gen_len."""
+    """If set, each phase draws its length between this and gen_len."""
     stop_at_eos: bool = False
     """End responses at the end-of-sequence token."""
     stop_tokens: str | None = None
