@@ -4,14 +4,14 @@
 # By the end of this lesson, you will be able to predict when the true reward falls while the reward rises, explain why,
 # and measure how much of a run's KL was wasted.
 #
-# A *proxy* is the reward that a policy trains on. The *true reward* is what you actually want. On Reel, that is the
-# exact probability that a review is meant positively, and 0 for a text that isn't a review at all. Outside of Reel,
-# nobody can compute it. Here you can watch both numbers while a run goes wrong.
+# A *proxy* is the reward a policy trains on. The *true reward* is what you actually want. On Reel, that is the exact
+# probability that a review is meant to be positive, and 0 for a text that isn't a review at all. Outside Reel, nobody
+# can compute it. Here you can watch both numbers as a run goes wrong.
 #
 # **You will also be able to**
 # - compute the slope of the true reward along the optimal policies, and predict its sign;
-# - compute how much of a run's KL was not needed to reach its true reward;
-# - diagnose a bad run from its reward, KL and explained variance.
+# - compute how much KL a run spent beyond what its true reward required;
+# - diagnose a bad run from its reward, KL, and explained variance.
 #
 # **You need** {lesson:ppo} and {lesson:the_kl_penalty}.
 #
@@ -100,7 +100,7 @@ def plot_run(reports, title: str, **more: list[float]):
 #
 # On reviews, the bundled classifier agrees with the true reward. Let's train a policy on the classifier's score without
 # a KL penalty. The score will rise all the way to its maximum. Where will the true reward end up: at the reward, below
-# the reward, or even below its value at the start?
+# the reward, or even below its starting value?
 #
 # (14 s on one core)
 
@@ -146,12 +146,12 @@ for i in (scores - exact).argsort(descending=True)[:3].tolist():
     print(f"reward {scores[i]:.3f}: {texts[i]}")
 
 # %% [markdown]
-# These texts aren't reviews. The classifier was only trained on reviews, so its score for anything else is meaningless,
+# These texts aren't reviews. The classifier was trained only on reviews, so its score for anything else is meaningless,
 # and the policy gets rewarded for finding such texts. In this run, the true reward falls after phase 6, recovers until
-# phase 10, and then falls again. (We haven't tested why it recovers.) How far it falls depends on the seed.
+# phase 10, and then falls again. (We didn't investigate why it recovers.) How far it falls depends on the seed.
 #
-# Do the texts also become more similar to each other? Entropy per token can't tell you, but *distinct-n* can. It is the
-# number of different n-grams in a batch divided by the total number of n-grams.
+# Do the texts also become more similar to each other? Entropy per token can't tell you, but *distinct-n* can: it is the
+# number of distinct n-grams in a batch divided by the total number of n-grams.
 
 # %%
 from rlhf_lab.functional import distinct_n  # given
@@ -169,7 +169,7 @@ for n in (1, 2, 3):
 #
 # ## Why the true reward falls
 #
-# In {lesson:the_kl_penalty} you derived the optimal policy for a penalty of $\beta$. With $\lambda = 1 / \beta$, it is
+# In {lesson:the_kl_penalty}, you derived the optimal policy for a penalty of $\beta$. With $\lambda = 1 / \beta$, it is
 #
 # $$\pi_\lambda(x) = \frac{\mathrm{ref}(x)\, e^{\lambda r(x)}}{Z(\lambda)}, \qquad Z(\lambda) = \sum_x \mathrm{ref}(x)\, e^{\lambda r(x)}$$
 #
@@ -179,9 +179,9 @@ for n in (1, 2, 3):
 # $$\frac{d}{d\lambda} \mathbb{E}_\lambda[h] = \sum_x \pi_\lambda(x)\, \big(r(x) - \mathbb{E}_\lambda[r]\big)\, h(x) = \mathrm{Cov}_\lambda(h, r)$$
 #
 # If $h$ is the reward itself, this derivative is a variance, so *the proxy never falls*. If $h$ is the true reward, the
-# derivative is a covariance *over the texts that the policy currently generates*. That is why you can't rely on a high
-# correlation over the reference's texts: later in training, the covariance can have the opposite sign. The KL is
-# $\lambda \mathbb{E}_\lambda[r] - \log Z$, and its derivative is $\lambda \mathrm{Var}_\lambda(r)$, so
+# derivative is a covariance *over the texts the policy currently generates*. That's why you can't rely on a high
+# correlation on the reference's texts: later in training, the covariance can change sign. The KL is $\lambda
+# \mathbb{E}_\lambda[r] - \log Z$, and its derivative is $\lambda \mathrm{Var}_\lambda(r)$, so
 #
 # $$\frac{d\, \mathbb{E}[h]}{d\, \mathrm{KL}} = \frac{\mathrm{Cov}_\lambda(h, r)}{\lambda\, \mathrm{Var}_\lambda(r)}$$
 
@@ -189,10 +189,10 @@ for n in (1, 2, 3):
 from rlhf_lab.functional import tilt_slopes  # exercise
 
 # %% [markdown]
-# Now let's look at a flaw that we built in. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\, [\text{popcorn}])$,
-# where the logit is the true reward's. In other words, it takes a quarter of the sentiment's log odds, and adds 4 if
-# the word *popcorn* occurs. Over the reference's texts, its correlation with the true reward is 0.95. As the penalty
-# gets weaker, does the optimal policy's true reward only go up, or does it also fall along the way?
+# Now let's look at a flaw we built in ourselves. `smoothed_popcorn` is $\sigma(\mathrm{logit} / 4 + 4\,
+# [\text{popcorn}])$, where the logit is the true reward's log odds. In other words, it takes a quarter of these log
+# odds and adds 4 if the word *popcorn* appears. On the reference's texts, its correlation with the true reward is 0.95.
+# As the penalty gets weaker, does the optimal policy's true reward only go up, or does it also fall along the way?
 
 # %%
 true_reward_goes = "up"  # predict: "up", "up, down" or "up, down, up"
@@ -237,23 +237,23 @@ curves(
 )
 
 # %% [markdown]
-# At first, a more positive sentiment is the cheapest way to a higher reward, so the true reward rises. Popcorn is rare
-# in the reference, so writing it costs more KL. But every review with popcorn, good or bad, has a higher reward than
-# the best review without it. Below some $\beta$, probability moves from praise to popcorn. In this mixture, texts with
-# a higher reward have a lower true reward, so the covariance is negative. Once nearly all texts contain popcorn,
-# sentiment is the only thing left to improve, and the true reward rises again.
+# At first, more positive sentiment is the cheapest way to increase the reward, so the true reward rises. Popcorn is
+# rare in the reference, so writing it costs more KL. But every review with popcorn, good or bad, has a higher reward
+# than the best review without it. Below some $\beta$, probability mass shifts from praise to popcorn. In this mixture,
+# texts with a higher reward have a lower true reward, so the covariance is negative. Once nearly all texts contain
+# popcorn, sentiment is the only thing left to improve, and the true reward rises again.
 #
 # ## PPO on the flawed reward
 #
-# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and without normalization, so that `kl_coef`
-# is the $\beta$ of the formula. To find out how much of the KL was wasted, you compare the run with the optimal policies *for
-# the true reward*: the run's *excess KL* is its KL minus the smallest KL with which the same true reward can be reached.
+# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and no normalization, so that `kl_coef`
+# is the $\beta$ in the formula. To find out how much of the KL was wasted, we'll compare the run with the optimal policies
+# *for the true reward*: the run's *excess KL* is its KL minus the smallest KL that achieves the same true reward.
 
 # %%
 from rlhf_lab.functional import excess_kl  # exercise
 
 # %% [markdown]
-# From phases 8 to 15 to the last 8 of the 40 phases, the mean reward goes up. What happens to the mean true reward?
+# The mean reward is higher in the last 8 of the 40 phases than in phases 8 to 15. What happens to the mean true reward?
 #
 # (36 s on one core)
 
@@ -312,26 +312,26 @@ predictions.compare("true reward over 40 phases", forty_phases, found)
 plot_run(planted, "PPO on smoothed_popcorn", **{"fraction with popcorn": with_popcorn})
 
 # %% [markdown]
-# From phases 8 to 15 to the last 8 phases, the mean reward rises from 0.84 to 0.95, while the mean true reward *falls*
-# from 0.97 to 0.93. The same happens with the other two seeds. By the end, 81% of the reviews contain popcorn, and 3.2
-# of the run's 3.8 nats were not needed to reach its true reward.
+# Between phases 8 to 15 and the last 8 phases, the mean reward rises from 0.84 to 0.95, while the mean true reward
+# *falls* from 0.97 to 0.93. The same happens for the other two seeds. By the end, 81% of the reviews contain popcorn,
+# and 3.2 of the run's 3.8 nats are excess KL.
 #
-# During the first 15 phases, PPO learns sentiment, and the run looks healthy. It only approaches the optimum slowly, so
-# in this case, stopping early protects the true reward.
+# During the first 15 phases, PPO learns sentiment, and the run looks healthy. It approaches the optimum only slowly, so
+# in this case, early stopping protects the true reward.
 #
 # ## Kinds of flaws
 #
-# Manheim and Garrabrant 2018 ([1803.04585](https://arxiv.org/abs/1803.04585)) distinguish four ways in which a proxy and
-# its goal can come apart:
+# Manheim and Garrabrant 2018 ([1803.04585](https://arxiv.org/abs/1803.04585)) distinguish four ways a proxy and its
+# goal can come apart:
 #
 # - **regressional**: the proxy is the goal plus an error, so the highest scores are partly due to errors. For example,
 #   `ignore_negation` treats "wasn't" like "was".
-# - **extremal**: the two agree in the range that was observed, but not beyond it. For example, `bag_of_adjectives` adds
-#   up all adjectives, even in a text that isn't a review.
+# - **extremal**: the two agree within the observed range, but not beyond it. For example, `bag_of_adjectives` adds up
+#   all adjectives, even in a text that isn't a review.
 # - **causal**: the proxy also rewards something that doesn't affect the true reward. For example, `smoothed_popcorn`
 #   depends on popcorn.
-# - **adversarial**: somebody with a different goal knows the proxy and exploits it. This lesson has no example of it,
-#   since a policy has no goal other than its reward.
+# - **adversarial**: somebody with a different goal knows the proxy and exploits it. This lesson has no example, since a
+#   policy has no goal other than its reward.
 #
 # In contrast, `smoothed` has no flaw: it ranks reviews exactly as the true reward does. The next cell computes the
 # optimal policies for `smoothed` and for the three flawed rewards, at $\beta$ = 0.1 and 0.03. For how many of these
@@ -367,15 +367,15 @@ bars(
 # `smoothed`, which ranks texts correctly, does no harm. With the regressional flaw, the true reward still rises, but it
 # takes more KL than necessary. Only the causal flaw makes the true reward fall.
 #
-# These numbers underestimate the extremal flaw, because these optimal policies only generate grammatical texts. A
-# trained policy has no such limit: a text that only repeats one adjective scores higher than any review, and its true
+# These numbers underestimate the extremal flaw, because the optimal policies only generate grammatical texts. A trained
+# policy isn't limited to those: a text that just repeats one adjective scores higher than any review, and its true
 # reward is 0. This is why you should also plot the fraction of grammatical texts.
 #
 # ## Symptoms
 #
-# Most bad runs simply have a bad setting. The table below describes four stored runs, each trained for 12 phases with
-# three seeds. One of the runs is healthy, and each of the others has one bad setting. Each entry is a mean over the
-# last three phases, given as a range over the seeds. In which run does the value head fail to learn?
+# Most bad runs are simply the result of a bad setting. The table below shows four stored runs, each trained for 12
+# phases with three seeds. One of them is healthy, and each of the others has one bad setting. Each entry is the mean
+# over the last three phases, shown as a range across seeds. In which run does the value head fail to learn?
 
 # %%
 no_value_head = "A"  # predict: "A", "B", "C" or "D"
@@ -402,14 +402,14 @@ print(causes)
 # %% [markdown]
 # Run A has the highest reward, but also the highest KL, because its `kl_coef` is 0. Run B learns nothing, and a fifth
 # of its tokens are clipped, because its `clip_coef` is 0.001. Run C is the healthy one. In run D, the explained
-# variance is 0, yet the policy still learns, although its reward ends up a little lower than in run C. Note that the
-# reward alone would not reveal this problem. {Lesson:debugging_ppo} has more bugs for you to find.
+# variance is 0, yet the policy still learns, although its reward ends up slightly lower than run C's. The reward alone
+# would not have revealed this problem. {Lesson:debugging_ppo} has more bugs for you to find.
 #
 # ## Blind tuning
 #
-# Now tune a run without knowing its reward, which is drawn from five candidates with your name as the seed. You choose
-# four settings, within a budget of 1,536 reviews (`total_phases` times `batch_size`). On the leaderboard, runs with a
-# true reward of at least 0.9 come first, ordered by their excess KL. Will the run below rank above the preset's runs?
+# Now tune a run without knowing its reward, which is drawn from five candidates using your name as the seed. You choose
+# four settings within a budget of 1,536 reviews (`total_phases` times `batch_size`). On the leaderboard, runs with a
+# true reward of at least 0.9 come first, sorted by excess KL. Will the run below rank above the preset's runs?
 #
 # (5 s on one core)
 
@@ -435,9 +435,9 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Design a reward that a friend can't hack in 20 phases.
+# Design a reward a friend can't hack in 20 phases.
 #
 # For further reading, see Gao et al. 2022 ([2210.10760](https://arxiv.org/abs/2210.10760)) on over-optimization, and
 # Skalse et al. 2022 ([2209.13085](https://arxiv.org/abs/2209.13085)) on rewards that can't be hacked.
 #
-# In the next lesson, {lesson:watch_it_learn}, you look inside the policy while it trains.
+# In the next lesson, {lesson:watch_it_learn}, you'll look inside the policy as it trains.

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 08 Watch it learn
 #
-# By the end of this lesson, you will be able to follow what a policy represents while it trains, and test whether the
-# model uses the information that a probe finds.
+# By the end of this lesson, you will be able to track what a policy represents as it trains, and test whether the model
+# uses the information a probe finds.
 #
 # A reward curve shows *that* a policy learns, but not what changes inside it. To look inside, you train *probes* on its
 # activations: small classifiers that predict a property of the text. A probe tells you that information is present, but
-# not whether the model uses it. To find out, you erase the information and observe the behavior.
+# not whether the model uses it. To find out, you erase the information and see whether the behavior changes.
 #
 # **You will also be able to**
 # - attach probes to a run, and check that they don't change it;
 # - recognize when a probe has gone stale during training;
-# - erase a label from activations with LEACE, and choose the controls that such an experiment needs.
+# - erase a label from activations with LEACE, and choose the controls such an experiment needs.
 #
 # **You need** {lesson:the_policy}.
 
@@ -67,8 +67,8 @@ truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 # %% [markdown]
 # ## Probes on a run
 #
-# As a policy learns, the texts that it samples change. But you want to see how the *policy* changes, so the probes need
-# fixed texts. Here we use 768 reviews sampled from the grammar, each with a hidden label: positive or negative.
+# As a policy learns, the texts it samples change. But you want to see how the *policy* changes, so the probes need a
+# fixed set of texts. Here we use 768 reviews sampled from the grammar, each with a hidden label: positive or negative.
 
 # %%
 if truth is not None:
@@ -89,10 +89,10 @@ for row in range(2):
     print("positive:" if positive[row] else "negative:", trainer.tokenizer.decode(text[row]))
 
 # %% [markdown]
-# Each position in a review has a name. `ADJ 2` is the adjective of the second clause, `ASP 2` its noun, `COP 2` "was"
-# or "wasn't", `ADV 2` its adverb, and `CONN 2` the "and" or "but" before that clause. `STOP`, `I`, `VERB`, `IT`, `END`
-# and `TAG` are the end of the review (". i loved it . thanks"). All measurements at a position refer to the state
-# *after* that token. So at `I`, the model is just about to choose the verdict.
+# Each position in a review has a name. `ADJ 2` is the adjective in the second clause, `ASP 2` its noun, `COP 2` "was"
+# or "wasn't", `ADV 2` its adverb, and `CONN 2` the "and" or "but" before that clause. `STOP`, `I`, `VERB`, `IT`, `END`,
+# and `TAG` make up the end of the review (". i loved it . thanks"). All measurements at a position refer to the state
+# *after* that token. So at `I`, the model is about to choose the verdict.
 #
 # A suite is a set of probes that record the same run. `Direction` fits a new probe for the label at every position, in
 # every recorded phase. `FrozenProbe` fits one probe at `I` in phase 0, and keeps using it in later phases.
@@ -114,9 +114,9 @@ print(f"reward {reports[0].mean_reward:.2f} -> {reports[-1].mean_reward:.2f} in 
 print(f"{sum(c.ok for c in run.checks())} of {len(run.checks())} checks of the records passed")
 
 # %% [markdown]
-# `Run` reads everything back from the run's folder, and checks identities that each record has to satisfy. Did the
-# probes change the run? To find out, train a twin without probes for two phases, and compare its weights with those of
-# the first run after two phases. Will they be bitwise identical, nearly equal or different?
+# `Run` loads everything back from the run's folder and checks identities that every record must satisfy. Did the probes
+# change the run? To find out, train a twin without probes for two phases, and compare its weights with the first run's
+# weights after two phases. Will they be bitwise identical, nearly equal, or different?
 
 # %%
 twin_weights = "bitwise identical"  # predict: "bitwise identical", "nearly equal" or "different"
@@ -131,22 +131,22 @@ found = "bitwise identical" if gap == 0 else "nearly equal" if gap < 1e-5 else "
 predictions.compare("weights with and without probes", twin_weights, found)
 
 # %% [markdown]
-# The probes run their own forward passes and don't use the run's random numbers, so the weights are identical.
+# The probes run their own forward passes and don't draw from the run's random number generators, so the weights are identical.
 #
 # ## A direction for sentiment
 #
-# Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a direction. One
-# is the difference of the two class means. The other is Fisher's linear discriminant (LDA), which also divides by the
-# covariance $S$ within the classes. Your function returns `Fitted(direction, threshold)`. The ridge term adds `ridge` times the
-# mean of $S$'s diagonal to that diagonal.
+# Is "this review will be positive" a direction in the residual stream? There are two common ways to find such a
+# direction. One is the difference between the two class means. The other is Fisher's linear discriminant (LDA), which
+# also divides by the within-class covariance $S$. Your function returns `Fitted(direction, threshold)`. The ridge term
+# adds `ridge` times the mean of $S$'s diagonal to that diagonal.
 
 # %%
 from rlhf_lab.probes.direction import fit_direction  # exercise
 
 # %% [markdown]
-# How well does LDA at the last layer predict the hidden label at `I`, on reviews that it was not fitted to? No classifier can
-# do better than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive reviewer
-# sometimes writes negative clauses. Before training, is LDA as good as that? (In the table, "0 pre" is the embedding of "i",
+# How well does LDA at the last layer predict the hidden label at `I` on held-out reviews? No classifier can do better
+# than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive reviewer
+# sometimes writes negative clauses. Is LDA that good before training? (In the table, "0 pre" is the embedding of "i",
 # and "post" means after a block's MLP.)
 
 # %%
@@ -173,12 +173,12 @@ if truth is not None:
 
 # %% [markdown]
 # Before training, LDA at the last layer is as good as Bayes' rule (0.96), so at `I` the model represents everything there is to
-# know about the label. After training it is almost as good (0.93). The embedding contains no information about the label.
+# know about the label. After training, LDA is almost as good (0.93). The embedding contains no information about the label.
 #
-# Be careful with cosines. The LDA directions before and after training have a cosine of only 0.29. But even two LDA
-# fits to two halves of the *same* activations only have a cosine of 0.42. With dozens of dimensions, many directions
-# separate the classes, and small differences in the covariance decide which of them LDA returns. Before you conclude
-# that a direction has turned, check how much two fits to the same activations differ.
+# Be careful with cosines. The LDA directions before and after training have a cosine of only 0.29. But even LDA fits to
+# two halves of the *same* activations have a cosine of only 0.42. With dozens of dimensions, many directions separate
+# the classes, and small differences in the covariance decide which of them LDA returns. Before you conclude that a
+# direction has turned, check how much two fits to the same activations differ.
 
 # %%
 heatmap(
@@ -196,8 +196,8 @@ heatmap(
 #
 # ### A probe from before training
 #
-# So far, we fitted a new probe in each phase, but in practice, a monitor is often fitted only once. `FrozenProbe` keeps using
-# the difference of means and the threshold from phase 0. In the last phase, how accurate is it, compared with a new probe?
+# So far, we've fitted a new probe in each phase, but in practice, a monitor is often fitted only once. `FrozenProbe` keeps
+# using the difference of means and the threshold from phase 0. How accurate is it in the last phase, compared with a new probe?
 
 # %%
 frozen_probe = "more than 5 points worse"  # predict: "as good", "1 to 5 points worse" or "more than 5 points worse"
@@ -220,18 +220,18 @@ curves(
 )
 
 # %% [markdown]
-# In the last phase, the frozen probe has an accuracy of 0.71, while a newly fitted one has 0.86. Yet their directions
-# have a cosine of 0.96, so the direction is not the problem. The problem is the threshold: the policy now leans toward
-# praise in all reviews, which shifts all states along the direction, so the probe calls 82% of them positive. Runs
-# with other seeds show the same. So if you fit a monitor before training, you have to recalibrate it later.
+# In the last phase, the frozen probe's accuracy is 0.71, while a newly fitted probe's accuracy is 0.86. Yet their
+# directions have a cosine of 0.96, so the direction is not the problem. The problem is the threshold: the policy now leans
+# toward praise in all reviews, which shifts all states along the direction, so the probe calls 82% of them positive. The
+# same happens with other seeds. So if you fit a monitor before training, you have to recalibrate it later.
 #
 # ## Read, erase, use
 #
-# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved" and
-# "hated"? To find out, erase sentiment from the activations and see whether the choice changes. We measure the *gap*: how
-# much larger the logit difference between "loved" and "hated" is in positive reviews than in negative ones, on average.
-# `decide_without` measures the gap on held-out reviews. It also reports the accuracy of a new LDA probe that is fitted *after
-# the erasure*, both at the erased layer and at the last layer.
+# A probe shows that you can *read* sentiment from the activations. Does the model *use* it to choose between "loved"
+# and "hated"? To find out, erase sentiment from the activations and see whether the choice changes. We measure the
+# *gap*: how much larger, on average, the logit difference between "loved" and "hated" is in positive reviews than in
+# negative ones. `decide_without` measures the gap on held-out reviews. It also reports the accuracy of a new LDA probe
+# that is fitted *after the erasure*, both at the erased layer and at the last layer.
 
 # %%
 base = run.policy(0)
@@ -262,10 +262,10 @@ most = lambda x: "all of it" if x > 0.9 else "next to nothing" if x < 0.25 else 
 # %% [markdown]
 # ### An experiment with a known result
 #
-# The obvious experiment is to remove a direction from the final residual stream and measure the gap. But at this site,
-# the result follows from algebra alone. Up to the norm's scale, a linear map $u$ turns the final residual stream into
-# the logit difference. If $d$ is the difference of class means, the gap is $u \cdot d$. After you remove a unit vector
-# $a$ (in the code, $a$ is `d`, and $d$ is `axes["mean"]`), the gap is
+# The obvious experiment is to remove a direction from the final residual stream and measure the gap. But at this hook
+# point, the result follows from algebra alone. Up to the norm's scale, a linear map $u$ turns the final residual stream
+# into the logit difference. If $d$ is the difference of class means, the gap is $u \cdot d$. After you remove a unit
+# vector $a$ (in the code, $a$ is `d`, and $d$ is `axes["mean"]`), the gap is
 #
 # $$u \cdot (d - (a \cdot d)\, a) = u \cdot d \; \left(1 - \frac{\cos(a, d) \cos(a, u)}{\cos(d, u)}\right)$$
 #
@@ -304,8 +304,8 @@ for name, d in axes.items():
 # $$r(x) = x - d \; w \cdot (x - \mu), \qquad w = \frac{S^{-1} d}{d^\top S^{-1} d}$$
 #
 # So LEACE reads along the LDA direction, $S^{-1} d$, and moves $x$ along $d$. Difference-of-means ablation removes the
-# component along $d$, while LEACE removes what the best linear reader reads. Your function returns an `Eraser(mean, axis,
-# reader)`, whose fields are $\mu$, $d$ and $w$. Compute in float64 (`exact(x)`), with the same ridge as `fit_direction`.
+# component along $d$, while LEACE removes what the best linear reader picks up. Your function returns an `Eraser(mean, axis,
+# reader)`, whose fields are $\mu$, $d$, and $w$. Compute in float64 (`exact(x)`), with the same ridge as `fit_direction`.
 
 # %%
 from rlhf_lab.probes.erasure import fit_leace  # exercise
@@ -317,9 +317,9 @@ from rlhf_lab.probes.erasure import fit_leace  # exercise
 # and at *every* position up to `I`, because block 1 reads from all of them. This is known as amnesic probing (Elazar et
 # al. 2021, [2006.00995](https://arxiv.org/abs/2006.00995)).
 #
-# There are two controls, which erase something else and are repeated 20 times each. One uses LEACE with shuffled
-# labels, and the other ablates random directions drawn with the activations' covariance. How much of the gap is left
-# after LEACE with the true labels?
+# Two controls erase something else, and each is repeated 20 times. One uses LEACE with shuffled labels, and the other
+# ablates random directions drawn with the same covariance as the activations. How much of the gap is left after LEACE
+# with the true labels?
 
 # %%
 gap_after_leace = "next to nothing"  # predict: "all of it", "about half" or "next to nothing"
@@ -376,15 +376,15 @@ bars(
 )
 
 # %% [markdown]
-# Compare LEACE with its control (shuffled labels), and the ablation of means with its control (random directions).
+# Compare LEACE with its control (shuffled labels), and difference-of-means ablation with its control (random directions).
 #
 # - Ablating the LDA direction changes nothing, just as at the last layer, so it needs no control.
-# - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6% of the gap is left. LEACE
-#   with shuffled labels has neither effect. So the verdict depends on what a linear probe finds after block 0.
+# - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6% of the gap is left.
+#   LEACE with shuffled labels has neither effect. So the verdict depends on what a linear probe can find after block 0.
 # - Ablating the difference of means has the same effect as LEACE. But ablating a *random* direction leaves as little as
-#   39% of the gap, without changing the accuracy. Ablating any direction with a large variance does damage, no matter
+#   39% of the gap without changing the accuracy. Ablating any direction with a large variance does damage, no matter
 #   what it represents. So without this control, the ablation would prove little.
-# - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinear
+# - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinearly encoded
 #   information, but the verdict doesn't use it. So the label is *readable but not used*.
 # - Two more base models, pretrained on Reel with different seeds, show the same effect.
 #
@@ -393,7 +393,7 @@ bars(
 # `trainer.intervene` changes activations throughout a run, both during sampling and during training. The next cell
 # trains a policy with the phase 0 eraser after block 0. As a control, it trains another one with an eraser that was
 # fitted to shuffled labels. Does a policy still learn to get a high reward while the label is erased? (How does its
-# reward compare with the run without an eraser?)
+# reward compare with that of the run without an eraser?)
 #
 # (15 s on one core)
 
@@ -428,11 +428,11 @@ predictions.compare("the reward with the label erased is", reward_if_erased, fou
 # around the eraser? No, because the accuracy is just as high for the policy that trained without an eraser. Training
 # simply moves the activations so far that the phase 0 eraser no longer fits them.
 #
-# If you erase the label in both policies, the one that was trained this way has the larger gap in all three seeds
-# (0.89, 1.52 and 2.09 nats, compared with 0.57, 0.70 and 0.87). Did it learn to use what the eraser leaves? This
-# experiment *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51
-# and -0.11), although its eraser only removes a shuffled label. Don't call a difference between two runs an effect
-# unless it exceeds the difference that an irrelevant change makes.
+# If you erase the label in both policies, the one trained with the eraser has the larger gap for all three seeds (0.89,
+# 1.52 and 2.09 nats, compared with 0.57, 0.70 and 0.87). Did it learn to use what the eraser leaves? This experiment
+# *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51 and -0.11),
+# even though its eraser only removes a shuffled label. Don't call a difference between two runs an effect unless it
+# exceeds the difference an irrelevant change makes.
 #
 # ## What surprised you
 
@@ -443,8 +443,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Pick a property that you believe the model uses at `ASP 2` to choose between "was" and "wasn't". Test your claim with
-# a probe, an eraser, a shuffled control and an interval. Before you start, write down which result would refute it.
+# Pick a property you believe the model uses at `ASP 2` to choose between "was" and "wasn't". Test your claim with a probe,
+# an eraser, a shuffled-label control, and a confidence interval. Before you start, write down which result would refute it.
 #
-# In the next lesson, {lesson:what_rlhf_changed}, you compare a policy before and after training, and find out which parts
-# of it caused the difference.
+# In the next lesson, {lesson:what_rlhf_changed}, you'll compare a policy before and after training and find out which
+# of its parts caused the difference.

@@ -5,12 +5,12 @@
 # checkpoints, and test whether a simple description, such as a steering vector, captures it.
 #
 # A finished run leaves you with two checkpoints, and there are two ways to compare them. A *description* measures what is
-# different, for example how far each weight has moved. An *intervention* swaps something between the two models and measures
-# the effect. Only an intervention tells you what causes a difference, and in this lesson the two kinds of comparison disagree.
+# different, such as how far each weight has moved. An *intervention* swaps something between the two models and measures the
+# effect. Only an intervention tells you what causes a difference, and in this lesson the two kinds of comparison disagree.
 #
 # **You will also be able to**
 # - plot where in the text a policy differs from its reference, and compare this with the best possible policy;
-# - split a logit difference exactly into contributions of the model's components;
+# - decompose a logit difference exactly into contributions from the model's components;
 # - patch activations and graft weights from one checkpoint into another, and state what each of these proves.
 #
 # **You need** {lesson:the_policy} and {lesson:watch_it_learn}.
@@ -82,9 +82,9 @@ over_seeds = SeedFigures("what_rlhf_changed", SETTINGS)
 # %% [markdown]
 # ## Two checkpoints
 #
-# The next cell trains for 12 phases, and loads the models from phase 0 and from the end. We score each text by its
-# **true reward**: the exact probability, computed from Reel's grammar, that the review is meant positively. We come
-# back to the reward model at the end of the lesson.
+# The next cell trains for 12 phases, and loads the models from phase 0 and from the end of training. We score each text
+# by its **true reward**: the exact probability, computed from Reel's grammar, that the review is meant to be positive.
+# We'll come back to the reward model at the end of the lesson.
 #
 # (10 s on one core)
 
@@ -125,8 +125,8 @@ print(f"true reward: base model {at_base.mean():.2f}, tuned model {at_tuned.mean
 # is the KL per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or
 # "wasn't" (`COP`), an adverb and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
 #
-# In {lesson:the_kl_penalty} you computed the optimal policy for any penalty. The one with the same true reward as PPO
-# uses no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO use some KL there, or none?
+# In {lesson:the_kl_penalty}, you computed the optimal policy for any penalty. The one with the same true reward as PPO
+# spends no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO spend some KL there, or none?
 
 # %%
 kl_at_copula = "some"  # predict: "some" or "none"
@@ -175,8 +175,8 @@ for row in range(3):
 Html("".join(lines))
 
 # %% [markdown]
-# PPO uses 1.30 nats, while the optimal policy reaches the same true reward with only 0.61. Both policies use most of
-# their KL at the adjectives. For all three seeds, PPO also uses more KL on avoiding "wasn't" (here 0.20 nats) than on
+# PPO uses 1.30 nats, while the optimal policy reaches the same true reward with only 0.61. Both policies spend most of
+# their KL on the adjectives. For all three seeds, PPO also spends more KL on avoiding "wasn't" (here 0.20 nats) than on
 # the verdict. After all, it has learned to write positive adjectives, and "wasn't lovely" is not praise.
 #
 # ## Contributions to a logit difference
@@ -184,7 +184,7 @@ Html("".join(lines))
 # After "i", the model chooses between "loved" and "hated". How much has training raised the logit difference between
 # them, and which components are responsible? The logit difference is $\langle \text{normalized residual stream}, u
 # \rangle$ with $u = W_U[:, \text{loved}] - W_U[:, \text{hated}]$, and the residual stream is the sum of the outputs of
-# the embeddings, heads and MLPs. The final norm comes in between, but it is linear once its scale is known. So you can
+# the embeddings, heads, and MLPs. The final norm comes in between, but it is linear once its scale is known. So you can
 # write the logit difference as an exact sum. Just don't forget the norm's gain and bias. Many tools fold them into
 # other weights first, but here they are still separate parameters.
 
@@ -229,7 +229,7 @@ bars(
 )
 
 # %% [markdown]
-# The logit difference rises by 2.40 nats. The heads in block 1 contribute 1.35 of them, and the MLP in block 0
+# The logit difference rises by 2.40 nats. The heads in block 1 contribute 1.35 nats of that, and the MLP in block 0
 # contributes 0.91. (For one of the three seeds, the order is reversed.) The sum is exact, but it is only a description:
 # it shows which components *write* the change at a single position. A component can write something new because its own
 # weights changed, or because its input changed.
@@ -245,13 +245,13 @@ patch_diagram(("tuned model", "base model"), steps, patched=2)
 
 # %% [markdown]
 # Three rules help (Heimersheim and Nanda 2024, [2404.15255](https://arxiv.org/abs/2404.15255)). First, measure a logit
-# difference, because probabilities saturate. Second, patch in both directions: patching into the base model shows what is
-# *sufficient*, and patching into the tuned model shows what is *necessary*. Third, state the positions, because a patch
-# at the last position misses what the component did earlier in the text.
+# difference, because probabilities saturate. Second, patch in both directions: patching into the base model shows what
+# is *sufficient*, and patching into the tuned model shows what is *necessary*. Third, say which positions you patched,
+# because a patch at the last position misses what the component did earlier in the text.
 #
-# If you patch the output of the tuned model's block 0 MLP into the base model at all positions, you recover a fraction
-# of the rise. Compared with the fraction that you recover by patching at the last position only, is it about the same,
-# about twice as large, or over five times as large?
+# Patching the output of the tuned model's block 0 MLP into the base model at all positions recovers a fraction of the
+# rise. Compared with the fraction you recover by patching only the last position, is it about the same, about twice as
+# large, or over five times as large?
 
 # %%
 all_positions = "about twice"  # predict: "about the same", "about twice" or "over five times"
@@ -300,15 +300,15 @@ bars(
 #
 # ## Grafts: which weights cause it
 #
-# Now we swap weights instead of activations: copy a component's tuned weights into the base model, and measure its true reward.
+# Now we swap weights instead of activations: copy a component's tuned weights into the base model, and measure the true reward.
 
 # %%
 from rlhf_lab.diffing.weights import graft  # exercise
 
 # %% [markdown]
 # Again, we graft in both directions. We also compute each component's *Shapley value*, which is its average effect over
-# all orders in which you can swap the components. Relative to their size, the attention weights changed the most. Which
-# graft raises the base model's true reward the most: the embedding, an attention layer or an MLP?
+# all orders of swapping the components. Relative to their size, the attention weights changed the most. Which graft
+# raises the base model's true reward the most: the embedding, an attention layer, or an MLP?
 #
 # (6 s on one core)
 
@@ -350,16 +350,16 @@ bars(
 # Relative to their size, the attention weights in block 1 changed the most (0.061), but grafting them raises the base model's
 # true reward the least (by 0.03). For all three seeds, grafting the MLP in block 0 raises it the most. So the norm tells you
 # how far the weights moved, but not how much the behavior changed. If you undo a single component's change in the tuned model,
-# the true reward drops. The sum of these drops is smaller than the whole gain, because the other components compensate.
+# the true reward drops. These drops add up to less than the whole gain, because the other components compensate.
 #
-# Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in block 1
-# recovers a third of the increase in the logit difference, while grafting their weights adds almost no true reward. That's
-# not a contradiction: the two experiments answer different questions.
+# Patches and grafts agree on which component ranks first, but not on the rest of the ranking. Patching the heads in
+# block 1 recovers a third of the increase in the logit difference, while grafting their weights barely raises the true
+# reward. That's not a contradiction: the two experiments answer different questions.
 #
 # ## A steering vector?
 #
 # The simplest description of a change is a single vector. *Steering* computes the mean difference between the two
-# models' activations at one hook point, and adds it at every position, multiplied by alpha (Turner et al. 2023,
+# models' activations at one hook point and adds it at every position, scaled by alpha (Turner et al. 2023,
 # [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al. 2025 ([2512.11838](https://arxiv.org/abs/2512.11838))
 # claim that preference tuning *is* such a vector. Let's test that. Training has raised the true reward. With the best
 # layer and alpha, what fraction of this rise does the steering vector recover?
@@ -431,9 +431,9 @@ else:
 # over half of the rise is missing, and a larger alpha destroys the text. A single vector can't depend on the context,
 # such as whether an adjective comes after "was" or "wasn't".
 #
-# The reward model doesn't detect this damage. At the same hook point with alpha 8, the texts have a reward of 0.99, while
-# their true reward is 0.00. In other words, steering can hack a reward, just as training can. This is why you measured
-# the true reward.
+# The reward model doesn't detect this damage. At the same hook point with alpha 8, the texts have a reward of 0.99,
+# while their true reward is 0.00. In other words, steering can hack a reward, just as training can. That's why we
+# measured the true reward.
 #
 # ## What surprised you
 
@@ -445,6 +445,6 @@ progress()
 # ## Try
 #
 # Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The
-# appendix {lesson:weights_and_paths} examines the rank of the weight change, and models between the two.
+# appendix {lesson:weights_and_paths} examines the rank of the weight change, as well as models in between the two.
 #
-# In the next lesson, {lesson:preferences}, you learn the reward itself from comparisons of texts.
+# In the next lesson, {lesson:preferences}, you'll learn the reward itself from pairwise comparisons.

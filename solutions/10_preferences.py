@@ -70,13 +70,13 @@ grammar = Grammar()
 # %% [markdown]
 # ## A rater
 #
-# Suppose each text $x$ has a *utility* $u(x)$ for the rater. When a rater compares two texts, the one with the higher
+# Suppose each text $x$ has a *utility* $u(x)$ for the rater. When the rater compares two texts, the one with the higher
 # utility usually wins, but not always. The Bradley-Terry model (1952) gives the probability that text $a$ beats text $b$:
 #
 # $$P(a \succ b) = \sigma\big(u(a) - u(b)\big), \qquad \sigma(d) = \frac{1}{1 + e^{-d}}$$
 #
-# Note that only the *difference* in utility matters. Our rater's utility is the exact log odds that a review is positive.
-# `reel_pairs` samples pairs of reviews, together with the rater's choices:
+# Note that only the *difference* in utility matters. Our rater's utility is the exact log odds that a review is
+# positive. `reel_pairs` samples pairs of reviews, along with the rater's choices:
 
 # %%
 fresh = reel_pairs(1500, 1000 + SEED)
@@ -87,8 +87,8 @@ show_table(
 )
 
 # %% [markdown]
-# Now imagine a judge who knows $u$ exactly, and always chooses the text with the higher utility. How often does this
-# judge agree with the rater?
+# Now imagine a judge who knows $u$ exactly and always picks the text with the higher utility. How often does this judge
+# agree with the rater?
 
 # %%
 best_judge = "above 0.95"  # predict: "below 0.8", "0.8 to 0.95" or "above 0.95"
@@ -115,10 +115,10 @@ predictions.compare("accuracy of the best judge", best_judge, ceiling.value, lim
 #
 # $$\frac{dL}{dd} = -\sigma(-d), \qquad \frac{d^2 L}{dd^2} = \sigma(d)\, \sigma(-d) > 0$$
 #
-# The slope is minus the probability that the model assigned to the *other* outcome. So a surprising pair has a large gradient,
-# while a pair that the model already orders by a wide margin has almost none. If you add a constant to all rewards, the loss
-# stays the same, which means that preferences don't determine a reward model's mean. If you care about the mean, you can keep
-# it near 0 by penalizing the squared sum of the two scores. This is known as *centering* (`center_coef` in the exercise).
+# The slope is minus the probability the model assigned to the *other* outcome. So a surprising pair has a large gradient, while
+# a pair the model already gets right by a wide margin has almost none. If you add a constant to all rewards, the loss stays the
+# same, which means that preferences don't determine a reward model's mean. If you care about the mean, you can keep it near 0
+# by penalizing the squared sum of the two scores. This is known as *centering* (`center_coef` in the exercise).
 
 # %%
 from rlhf_lab.functional import bradley_terry_loss  # exercise
@@ -166,17 +166,17 @@ over_seeds.compare("minus log-likelihood", minus_log)
 
 # %% [markdown]
 # The model trained on 1,024 pairs has an accuracy of 0.85, which is close to the ceiling. The model trained on 64 pairs
-# still ranks 73% of the fresh pairs correctly, yet in all three seeds its log-likelihood is worse than that of a coin
-# flip. It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} shows
-# the calibration of both models.
+# still ranks 73% of the fresh pairs correctly, yet for all three seeds, its log-likelihood is worse than a coin flip's.
+# It is overconfident, and you can't see this from the accuracy alone. The appendix {lesson:reward_models} shows the
+# calibration of both models.
 #
 # ## The words that a reward model responds to
 #
 # Accuracy doesn't tell you *why* a model is right. To find out which words it relies on, you can intervene on the text:
-# change a single word of a review, and compare the scores before and after. `reading_of` replaces an adjective with its
+# change a single word in a review, and compare the scores before and after. `reading_of` replaces an adjective with its
 # opposite of the same strength, "was" with "wasn't", and the verdict's verb with its opposite. As a control, it
-# replaces "and" with "but", which doesn't change the utility. Of the first adjective, the third copula and the verb,
-# which does the 64-pair model overlook?
+# replaces "and" with "but", which doesn't change the utility. Which of these does the 64-pair model overlook: the first
+# adjective, the third copula, or the verb?
 
 # %%
 overlooked = "adjective 1"  # predict: "adjective 1", "copula 3" or "verb"
@@ -198,12 +198,12 @@ predictions.compare("the 64-pair model overlooks", overlooked, min(fractions, ke
 
 # %% [markdown]
 # The verdict's verb matters more than any other word: replacing it changes the utility by 4.39. But it changes the
-# 64-pair model's score by only 0.20. Even for the 1,024-pair model, whose accuracy is close to the ceiling, the score
+# 64-pair model's score by only 0.20. Even the score of the 1,024-pair model, whose accuracy is close to the ceiling,
 # changes by only 1.19. A review's clauses usually agree with its verb, so a model can rank most pairs without looking
-# at the verb. The model that was trained longer and on 4,096 pairs does look at the verb: its score changes by 3.84.
+# at the verb. The model trained longer, on 4,096 pairs, does look at the verb: its score changes by 3.84.
 #
 # So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words contradict each
-# other. And once you train a policy on this reward model, the policy may start to write such texts.
+# other. And once you train a policy on such a reward model, it may start to write these texts.
 #
 # ## Over-optimization
 #
@@ -252,20 +252,20 @@ predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 # this is a single phase of a single run.) The last text in the table shows another flaw: "i disliked it" gets a high learned
 # reward because the model ignores the verb.
 #
-# Over-optimization (Gao et al. 2022) happens when a reward model is wrong about some texts and the policy finds those
-# texts. {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} shows that best-of-n sampling can
+# Over-optimization (Gao et al. 2022) happens when a reward model is wrong about some texts and the policy finds them.
+# {Lesson:what_breaks_it} shows how far it can go. {Lesson:reward_models} shows that best-of-n sampling can
 # over-optimize without any training, and what happens if the collected pairs are biased.
 #
 # ## DPO: training without a reward model
 #
-# In {lesson:the_kl_penalty} you derived the optimal policy for a reward, $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\,
+# In {lesson:the_kl_penalty}, you derived the optimal policy for a reward, $\pi^*(x) = \frac{1}{Z}\, \mathrm{ref}(x)\,
 # e^{r(x)/\beta}$. Now solve this for the reward instead:
 #
 # $$r(x) = \beta \log \frac{\pi^*(x)}{\mathrm{ref}(x)} + \beta \log Z$$
 #
-# In other words, *every* policy is optimal for some reward, called its *implicit reward*, and this formula computes it
-# up to a constant. Since the Bradley-Terry model only uses differences, the constant cancels. For a chosen text $c$ and
-# a rejected text $\ell$:
+# In other words, *every* policy is optimal for some reward, called its *implicit reward*, and this formula gives it up
+# to a constant. Since the Bradley-Terry model only uses differences, the constant cancels. For a chosen text $c$ and a
+# rejected text $\ell$:
 #
 # $$P(c \succ \ell) = \sigma\Big(\beta \log \frac{\pi(c)}{\mathrm{ref}(c)} - \beta \log \frac{\pi(\ell)}{\mathrm{ref}(\ell)}\Big)$$
 #
@@ -281,8 +281,8 @@ predictions.compare("true reward under PPO", true_reward_of_ppo, kind)
 from rlhf_lab.functional import implicit_rewards  # given
 
 # %% [markdown]
-# Is the formula exact? You can check it on the grammar, where the optimal policy for the rater's utility can be
-# computed. The difference between its implicit reward and the utility has to be the same constant for all reviews:
+# Is the formula exact? You can check it on the grammar, where you can compute the optimal policy for the rater's
+# utility. The difference between its implicit reward and the utility has to be the same constant for all reviews:
 
 # %%
 reference = grammar_policy(build_graph(grammar))
@@ -298,9 +298,9 @@ for beta in (8.0, 4.0, 2.0):
 from rlhf_lab.functional import dpo_loss  # exercise
 
 # %% [markdown]
-# Now train a policy on 1,024 pairs, using your loss with $\beta = 4$. Before you do, predict two things. First, will DPO make
-# the *chosen* texts more likely than they are under the reference (a mean implicit reward above 0), or less likely? Second, if
-# you plot the implicit reward against the utility, what will the slope be? For the optimal policy it is 1.
+# Now train a policy on 1,024 pairs, using your loss with $\beta = 4$. Before you do, predict two things. First, will
+# DPO make the *chosen* texts more likely than under the reference (a mean implicit reward above 0), or less likely?
+# Second, if you plot the implicit reward against the utility, what will the slope be? For the optimal policy it is 1.
 #
 # (8 s on one core)
 
@@ -359,14 +359,14 @@ curves(
 # The implicit reward ranks reviews by their utility, but its slope is only 0.3 instead of 1. Once a pair's implicit
 # rewards are far enough apart, its loss is already low, and a short run changes the policy only a little. On average,
 # the chosen texts became somewhat more likely, and the rejected texts became much less likely. Since the loss only
-# depends on the difference, nothing in it forces the chosen texts to become likely.
+# depends on the difference, nothing in it forces the chosen texts to become more likely.
 #
 # ## DPO and PPO on the same axis
 #
-# DPO with this $\beta$ has *the same* optimal policy as PPO with the reward $u$ and a KL coefficient of $\beta$. How close does
-# each method come to this policy in a short run? Comparing the final policies would be unfair, because their KLs differ. So the
-# plot shows every phase of PPO, which lets you compare DPO with PPO at the same KL. The three stored PPO runs use this lesson's
-# `SETTINGS` with a `kl_coef` of 4. Which method reaches the higher true reward at the same KL?
+# DPO with this $\beta$ has *the same* optimal policy as PPO with the reward $u$ and a KL coefficient of $\beta$. How close
+# does each method get to this policy in a short run? Comparing the final policies would be unfair, because their KLs
+# differ. Instead, the plot shows every phase of PPO, which lets you compare DPO with PPO at the same KL. The three stored
+# PPO runs use this lesson's `SETTINGS` with a `kl_coef` of 4. Which method reaches the higher true reward at the same KL?
 
 # %%
 more_true_reward = "PPO"  # predict: "DPO", "PPO" or "the same within 0.02"
@@ -431,10 +431,10 @@ limits = {"PPO": -0.02, "the same within 0.02": 0.02, "DPO": np.inf}
 predictions.compare("more true reward at equal KL", more_true_reward, apart, limits)
 
 # %% [markdown]
-# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs at the same KL,
-# and the same is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal policy, but
-# for opposite reasons. DPO moved less far than the optimal policy, while PPO moved further, partly toward ungrammatical texts
-# (4% of its texts). This lesson doesn't show whether more steps would bring either method closer.
+# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs at the
+# same KL, and this is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal
+# policy, but for opposite reasons. DPO stopped short of the optimal policy's KL, while PPO went past it, partly toward
+# ungrammatical texts (4% of its texts). This lesson doesn't show whether more steps would bring either method closer.
 #
 # ## What surprised you
 
@@ -443,4 +443,4 @@ predictions.show()
 progress()
 
 # %% [markdown]
-# In the next lesson, {lesson:a_real_model}, you leave Reel and evaluate a run whose true reward you don't know.
+# In the next lesson, {lesson:a_real_model}, you'll leave Reel and evaluate a run whose true reward you don't know.

@@ -14,8 +14,8 @@
 # | Bayes' rule next to a probe | a control task with random labels ({lesson:what_a_probe_memorizes}) | how much a probe memorizes |
 # | an injected change | a *placebo* run, whose reward is a hash of the text | what training does with any reward |
 #
-# The placebo is the most valuable of these, and it only costs you one more run. If a difference between the tuned and the
-# base model also shows up between the placebo and the base model, it is not an effect of the reward.
+# The placebo is the most valuable of these, and it only costs one more run. If a difference between the tuned model and
+# the base model also shows up between the placebo and the base model, it is not an effect of the reward.
 #
 # **You need** {lesson:what_rlhf_changed} (patching) and {lesson:preferences}.
 
@@ -97,17 +97,17 @@ seed_dots(rows, "SmolLM2 and its placebo, stored runs", digits=2, this="the run 
 # all three seeds, the run beats its placebo on both raters' scores and on the logit difference. Compared with the base model,
 # the classifier's score rises by 0.47 to 0.75 sd, and the second rater's score by 0.13 to 0.37 sd.
 #
-# Now look at the placebo. Its reward is meaningless, and yet it moves 0.99 to 1.35 nats away from the base model, while the run
-# moves 1.32 to 2.05 nats. For one of the seeds, the classifier's score rises by 0.35 sd for the placebo, and by 0.47 sd for the
-# run. Without a placebo, you would have reported all of the 0.47 as an effect of the reward. (These runs are too short to show
-# what SmolLM2 does in general.)
+# Now look at the placebo. Its reward is meaningless, yet it moves 0.99 to 1.35 nats away from the base model, compared
+# with 1.32 to 2.05 nats for the run. With one of the seeds, the classifier's score rises by 0.35 sd for the placebo,
+# and by 0.47 sd for the run. Without a placebo, you would have attributed all of the 0.47 to the reward. (These runs
+# are too short to show what SmolLM2 does in general.)
 #
 # ## The model
 #
-# `SCALE` chooses the model for the cells below. `"local"` uses `smollm2/` and `minilm-sentiment/` from the folder in
-# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face hub (0.5 GB).
-# `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward favors the class
-# that the base model generates less often, which we call the *wanted* class: negative for SmolLM2, positive for Reel.
+# `SCALE` selects the model for the cells below. `"local"` uses `smollm2/` and `minilm-sentiment/` from the folder in
+# `RLHF_LAB_REAL_MODELS`. `"hub"` downloads the same language model and another classifier from the Hugging Face Hub (0.5
+# GB). `"stand-in"` uses Reel. `"auto"` means local if the variable is set, and otherwise the stand-in. The reward favors
+# the class the base model generates less often, which we call the *wanted* class: negative for SmolLM2, positive for Reel.
 
 # %%
 SCALE = "auto"  # or "stand-in", "local", "hub"
@@ -131,9 +131,9 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 # Both runs use LoRA: the weights are frozen, and each attention matrix gets a learned update $\frac{\alpha}{r} A B$ of
 # rank $r = 8$. Without these adapters, the model *is* the reference.
 #
-# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text, but has no
-# pattern that the policy could learn. In all other respects, the two runs are the same. How far will the placebo move from the
-# reference, compared with the run? (We measure this as KL per sequence.)
+# The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text,
+# but has no pattern the policy could learn. In all other respects, the two runs are identical. How far will the placebo
+# move from the reference, compared with the run? (We measure this as KL per sequence.)
 
 # %%
 placebo_moves = "under a third"  # predict: "under a third", "about as far" or "further"
@@ -168,9 +168,9 @@ curves(
 )
 
 # %% [markdown]
-# From here on, ignore the rewards that the trainers logged: the policy changed from phase to phase, and each phase only has a
-# few texts. Instead, we compare three models: `base` (without adapters), `tuned` and `placebo`. They generate **fresh texts
-# with the same random numbers**, so text $i$ starts out the same for all three.
+# From here on, ignore the rewards logged by the trainers: the policy changed from phase to phase, and each phase has
+# only a few texts. Instead, we compare three models: `base` (without adapters), `tuned`, and `placebo`. They generate
+# **fresh texts with the same random numbers**, so text $i$ starts out the same for all three.
 
 # %%
 base = without_adapters(trainer.policy.base_model)
@@ -194,8 +194,8 @@ show_table(["model", "text"], [[name, texts[name][i]] for i in range(2) for name
 # ## A second rater
 #
 # The policy was optimized against the classifier, so the classifier is the rater you should trust least. You need a second
-# rater. It doesn't have to be good, but its weaknesses have to be *different*. Here we use a word list, which counts words of
-# the wanted class minus words of the other class. (It doesn't understand "wasn't".)
+# rater. It doesn't have to be good, but its weaknesses have to be *different*. Here we use a word list: its score is the
+# number of words from the wanted class minus the number from the other class. (It doesn't understand "wasn't".)
 
 # %%
 GOOD = """good great wonderful fantastic excellent brilliant lovely perfect superb amazing beautiful
@@ -226,11 +226,11 @@ means = {
 show_intervals("model", means)
 
 # %% [markdown]
-# Are these differences larger than noise? The texts come in pairs that share their random numbers, so you can test the
-# *differences*. If two models were equal, you could flip a coin to decide which text of a pair is called tuned and which is
-# called base. So each difference could just as well have the opposite sign. Draw random signs many times, and count how often
-# the mean difference ends up at least as far from 0 as the observed one. This is a **permutation test** (Fisher 1935), and it
-# assumes nothing about the distribution.
+# Are these differences more than noise? The texts come in pairs that share their random numbers, so you can test the
+# *differences*. If two models were equal, you could flip a coin to decide which text in a pair to call tuned and which
+# to call base. So each difference could just as well have the opposite sign. Draw random signs many times, and count
+# how often the mean difference ends up at least as far from 0 as the observed one. This is a **permutation test**
+# (Fisher 1935), and it assumes nothing about the distribution.
 
 # %%
 from rlhf_lab.functional import paired_permutation_test  # exercise
@@ -263,17 +263,17 @@ limits = {"under a third": 1 / 3, "about as far": 1.5, "further": np.inf}
 predictions.compare("compared with the run, the placebo moves", placebo_moves, moved, limits)
 
 # %% [markdown]
-# Two raters that agree on the direction are worth more than a single rater that is certain. If only the classifier detects an
-# effect, the policy may simply have learned to please the classifier. The placebo's reward is meaningless, yet its effect can
-# look significant: even without any real effect, one in twenty such tests has p < 0.05.
+# Two raters that agree on the direction are worth more than a single confident rater. If only the classifier detects an
+# effect, the policy may simply have learned to please the classifier. The placebo's reward is meaningless, yet its
+# effect can look significant: even without any real effect, one in twenty such tests has p < 0.05.
 #
 # ## Worth its KL?
 #
 # We can't compute the optimal policy here. But there is a baseline that needs no training: let the base model generate $n$
-# texts, and keep the one that the classifier scores highest. Its KL is at most $\log n - \frac{n-1}{n}$, and you can estimate
-# its mean reward without bias from a single pool of texts (`best_of_n_mean`). If a trained model gets a lower score than this
-# at the same KL, the training was not worth it. If its score is higher *according to the second rater*, the training was worth
-# it. In a plot of the classifier's score against KL, will our run be above the line of best-of-n sampling, on it, or below it?
+# texts, and keep the one the classifier scores highest. Its KL is at most $\log n - \frac{n-1}{n}$, and you can estimate its
+# mean reward without bias from a single pool of texts (`best_of_n_mean`). If a trained model gets a lower score than this at
+# the same KL, the training was not worth it. If its score is higher *according to the second rater*, the training was worth it.
+# In a plot of the classifier's score against KL, will our run be above the best-of-n curve, on it, or below it?
 
 # %%
 position = "below"  # predict: "above", "on the line" or "below"
@@ -315,13 +315,13 @@ curves(
 
 # %% [markdown]
 # For short runs, best-of-n sampling is a strong baseline, and even stronger than the plot suggests: the plot uses an upper
-# bound on the KL, so the true curve lies farther to the left. But best-of-n generates $n$ samples for every one it keeps.
+# bound on the KL, so the true curve is even farther to the left. But best-of-n generates $n$ samples for every one it keeps.
 #
 # ## Causes
 #
-# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. For a model of any size,
-# you can compare the logits of two words after prompts of the same form. The next cell measures how far the run and the placebo
-# shift this difference.
+# So far, you have only described a difference. Now let's intervene, as in {lesson:what_rlhf_changed}. Whatever the
+# model's size, you can compare the logits of two words after prompts with the same structure. The next cell measures
+# how far the run and the placebo shift this difference.
 
 # %%
 lead = ("loved", "hated") if on_reel else (" great", " terrible")
@@ -354,9 +354,9 @@ for name, shift in shifts.items():
 over_seeds.compare("shift of the logit difference", {n: x.mean().item() for n, x in shifts.items()})
 
 # %% [markdown]
-# **Patch** the output of each layer's attention or MLP from the tuned model into the base model to see which outputs are
-# sufficient, and from the base model into the tuned model to see which are necessary. The table only shows the eight
-# largest of many effects, so it overestimates the largest one.
+# **Patch** the output of each layer's attention or MLP from the tuned model into the base model to see which outputs
+# are sufficient, and from the base model into the tuned model to see which are necessary. The table shows only the
+# eight largest of many effects, so it overestimates the largest one.
 
 # %%
 sites = [(i, kind) for i in range(base.cfg.n_layers) for kind in ("attn", "mlp")]
@@ -371,8 +371,8 @@ effects = {how: {name: found[name] for name in largest} for how, found in effect
 show_intervals("fraction of the shift", effects, "prompts")
 
 # %% [markdown]
-# Even an MLP, which has no adapter, can carry the shift, because its input changes although its weights don't. All adapters
-# have rank 8. What fraction of the shift remains if you reduce each of them to its strongest direction?
+# Even an MLP, which has no adapter, can carry the shift, because its input changes even though its weights don't. All
+# adapters have rank 8. What fraction of the shift remains if you reduce each of them to its strongest direction?
 
 # %%
 at_rank_one = "under a third"  # predict: "under a third", "in between" or "over two thirds"
@@ -389,19 +389,19 @@ predictions.compare("the shift that remains at rank 1", at_rank_one, value(cut["
 # %% [markdown]
 # ## The report
 #
-# A claim that a reader can check has five parts: a sentence, a number with its interval and $n$, a control, a decision, and a
-# measurement that would refute it. `Claim` has a field for each of them: `says`, `effect` (tuned minus base), `beyond_control`
-# (tuned minus control), `holds`, and `refuted_by`, which has to contain a number. For each measure you get three columns, one
-# number per text: tuned, base and placebo. When can you claim that *the reward* changed the measure? Write the function that
-# decides. This time there are no steps to follow. The check includes cases in which the control changed just as much or more,
-# and cases in which the effect is too uncertain.
+# A claim a reader can check has five parts: a sentence, a number with its interval and $n$, a control, a decision, and
+# a measurement that would refute it. `Claim` has a field for each of them: `says`, `effect` (tuned minus base),
+# `beyond_control` (tuned minus control), `holds`, and `refuted_by`, which has to contain a number. For each measure,
+# you get three columns with one number per text: tuned, base, and placebo. When can you claim that *the reward* changed
+# the measure? Write the function that decides. This time there are no steps to follow. The check includes cases in
+# which the control changed just as much or more, and cases in which the effect is too uncertain.
 
 # %%
 from rlhf_lab.course.exercises.real import my_claim  # exercise
 
 # %% [markdown]
-# The next cell tests four claims: that training changed the classifier's score, the word list's score, the length of the texts,
-# and the number of different words per text. How many of the four claims will hold?
+# The next cell tests four claims: that training changed the classifier's score, the word list's score, the length of
+# the texts, and the number of distinct words per text. How many of the four claims will hold?
 
 # %%
 claims_hold = 3  # predict: a number from 0 to 4
@@ -417,8 +417,8 @@ show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 
 # %% [markdown]
-# In a report, state how many claims you looked at, not only the ones that hold. With a 95% interval, about one in
-# forty claims about an effect that doesn't exist holds by luck.
+# In a report, state how many claims you looked at, not only the ones that hold. With a 95% confidence interval, about
+# one in forty claims about a nonexistent effect holds by luck.
 #
 # ## The true reward
 #
@@ -447,4 +447,4 @@ predictions.show()
 progress()
 
 # %% [markdown]
-# In the last lesson, {lesson:your_question}, you apply all of this to a question that you choose yourself.
+# In the last lesson, {lesson:your_question}, you'll apply all of this to a question of your choice.

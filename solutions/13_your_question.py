@@ -4,7 +4,7 @@
 # By the end of this lesson, you will be able to turn a question about RLHF into a claim that runs can refute, test it
 # over several seeds, and report the result so that others can check it.
 #
-# In the other lessons, we chose the questions. Now you choose one yourself. Everything runs on Reel, and the runs are
+# In the other lessons, we chose the questions. Now it's your turn. Everything runs on Reel, and the runs are
 # deliberately short: they show you the method, but they don't settle any question. For a real report, raise
 # `total_phases` and `batch_size`, and use at least five seeds.
 #
@@ -70,14 +70,14 @@ predictions = Predictions()
 # ## A difference over seeds
 #
 # Suppose two runs differ in one setting and end with different rewards. Would the difference have the same sign with
-# another seed? To find out, train both runs with each of n seeds. The two runs of a seed start from the same weights
-# and draw the same random numbers, so they have a lot in common. This common part cancels if you first take the
-# difference $d_i$ for each seed, and then compute
+# another seed? To find out, train both runs with each of n seeds. The two runs for a seed start from the same weights
+# and draw the same random numbers, so they have a lot in common. What they share cancels if you first take the
+# difference $d_i$ for each seed and then compute
 #
 # $$\bar d \pm t_{n-1} \, \frac{\operatorname{std}(d)}{\sqrt n}$$
 #
-# Here $t_{n-1}$ is the factor from Student's t distribution, and `t_two_sided(level, degrees)` returns it. The factor
-# accounts for the fact that a standard deviation of three numbers is itself uncertain. (Why not the bootstrap from
+# Here $t_{n-1}$ is the factor from Student's t distribution, which `t_two_sided(level, degrees)` returns. It accounts
+# for the fact that a standard deviation of three numbers is itself uncertain. (Why not the bootstrap from
 # {lesson:the_policy}? It resamples the data, which works well for hundreds of reviews, but not for three numbers.)
 
 # %%
@@ -86,7 +86,7 @@ from rlhf_lab.functional import seed_interval  # exercise
 # %% [markdown]
 # How often does a 95% interval over three seeds contain the true mean? To find out, let's repeatedly draw three
 # differences from a normal distribution with mean 0, and count how often the interval contains 0. How often will the
-# bootstrap interval contain 0: in about 95% of the cases, in about two thirds, or in less than half?
+# bootstrap interval contain 0: about 95% of the time, about two thirds of the time, or less than half the time?
 
 # %%
 bootstrap_covers = "95 %"  # predict: "95 %", "two thirds" or "less than half"
@@ -109,7 +109,7 @@ limits = {"less than half": 0.5, "two thirds": 0.9, "95 %": 1.0}
 predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], limits)
 
 # %% [markdown]
-# Only the last interval contains the true mean in 95% of the cases.
+# Only the last interval contains the true mean 95% of the time.
 #
 # ## A claim
 #
@@ -122,10 +122,10 @@ predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], li
 # - a *treated* run and a *control*, which differ in one setting;
 # - the *seeds*.
 #
-# Now write a claim. Settings you could try are `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`,
-# `temperature`, `ent_coef` and `reward_fn`. The measure is a number from `PhaseReport`, such as `mean_reward`,
-# `true_reward`, `kl_per_sequence`, `entropy_per_token` or `explained_variance`. Note that the check doesn't test
-# whether your claim is true. It tests whether your claim can be refuted.
+# Now write a claim. Settings to try include `kl_coef`, `kl_in`, `gae_lambda`, `advantages`, `base_lr`, `temperature`,
+# `ent_coef`, and `reward_fn`. The measure is a number from `PhaseReport`, such as `mean_reward`, `true_reward`,
+# `kl_per_sequence`, `entropy_per_token`, or `explained_variance`. Note that the check doesn't test whether your claim
+# is true, only whether it can be refuted.
 
 # %%
 from rlhf_lab.course.exercises.question import seed_claim  # exercise
@@ -133,8 +133,8 @@ from rlhf_lab.course.exercises.question import seed_claim  # exercise
 # %% [markdown]
 # ## The decision
 #
-# To decide about a claim, measure effects in its direction, and compare the whole interval with the smallest effect
-# that matters:
+# To decide on a claim, measure the effect in the claimed direction, and compare the whole interval with the smallest
+# effect that matters:
 #
 # | interval | verdict |
 # |---|---|
@@ -163,10 +163,10 @@ trend = "more often" if rows[2][2] > rows[0][2] else "less often"
 predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_seeds, trend)
 
 # %% [markdown]
-# With three seeds, the looser rule accepts the false claim in 11% of the cases, and with eight seeds in 37%. The rule
-# in the table accepts it in at most 0.3%. And if the true effect is twice the smallest one, so that the claim is true,
-# the table's rule accepts it more often as you add seeds. But fix the number of seeds before you start. If you keep
-# adding seeds until the claim holds, and then stop, you haven't tested it.
+# With three seeds, the looser rule accepts the false claim 11% of the time, and with eight seeds, 37% of the time. The
+# rule in the table accepts it at most 0.3% of the time. And if the true effect is twice the smallest one, so that the
+# claim is true, the table's rule accepts it more often as you add seeds. But fix the number of seeds before you start.
+# If you keep adding seeds until the claim holds, and then stop, you haven't tested it.
 #
 # Here is a stored example with five seeds. The claim is "after eight phases the mean reward is lower with `gae_lambda`
 # 0.5 than with 1.0", and the smallest effect is 0.1.
@@ -248,7 +248,7 @@ REPRODUCE   (one command or cell that computes the numbers again)
 print(report)
 
 # %% [markdown]
-# Swap reports with someone and grade each other. Each row of the table is worth half a point or a full point:
+# Swap reports with someone and grade each other's. Each row of the table is worth half a point or a full point:
 #
 # | | half | full |
 # |---|---|---|
@@ -264,7 +264,7 @@ print(report)
 # ## Thirty lines from memory
 #
 # This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains with
-# your own reward. During the run, record attention patterns, neurons and a direction. At the end, patch a component.
+# your own reward. During the run, record attention patterns, neurons, and a direction. At the end, patch a component.
 # You may want to use:
 #
 # | what you record | a probe, with fields of its records | with `trainer.capture` |
@@ -275,7 +275,7 @@ print(report)
 # | each component's effect on a word | `LogitShift(word, other)`: `components`, `shift` | `logits` |
 # | the value head | `ValueLens()`: `r2` by layer and position | `values` |
 #
-# Probes record before the update in phases 0, 1, 2, 3, 5, 8, ..., and after the last phase. With `every=3` they record
+# Probes record before the update in phases 0, 1, 2, 3, 5, 8, ..., and after the last phase. With `every=3`, they record
 # every third phase. `run.records(name)` returns what a probe measured, and `run.returned(name)` returns what your own
 # function returned.
 
@@ -338,9 +338,9 @@ progress()
 # ## Read on
 #
 # If you are looking for a question, start with `docs/investigations.md`. For more on methods, see Agarwal et al. 2021
-# on what few runs can show ([2108.13264](https://arxiv.org/abs/2108.13264)), Henderson et al. 2018, *Deep reinforcement
-# learning that matters* ([1709.06560](https://arxiv.org/abs/1709.06560)), and Nosek et al. 2018 on preregistration
-# ([10.1073/pnas.1708274114](https://doi.org/10.1073/pnas.1708274114)).
+# on what you can learn from a handful of runs ([2108.13264](https://arxiv.org/abs/2108.13264)), Henderson et al. 2018,
+# *Deep reinforcement learning that matters* ([1709.06560](https://arxiv.org/abs/1709.06560)), and Nosek et al. 2018 on
+# preregistration ([10.1073/pnas.1708274114](https://doi.org/10.1073/pnas.1708274114)).
 #
-# This was the last lesson. If you also want to write the functions that the lessons gave you, continue with the appendix
+# This was the last lesson. If you also want to write the functions the lessons gave you, continue with the appendix
 # {lesson:write_the_rest}.

@@ -3,8 +3,8 @@
 #
 # By the end of this appendix to {lesson:ppo}, you will be able to track down a bug in a trainer from nothing but its dashboard.
 #
-# You start by writing the package's training phases yourself. Then you test your trainer on rewards that are so easy
-# that you know the outcome in advance, find the bugs in three broken runs, and write an alarm that detects broken runs
+# You'll start by writing the package's training phases yourself. Then you test your trainer on rewards so easy that you
+# know the outcome in advance, find the bugs in three broken runs, and write an alarm that detects broken runs
 # automatically.
 
 # %%
@@ -54,7 +54,7 @@ predictions = Predictions()
 #
 # Rollouts are expensive, so PPO uses each one more than once. `ReplayMemory` splits a rollout into minibatches, and the
 # optimizer takes one step per minibatch. Most of the class is already there; you write `get_minibatches`. (`_take` has
-# an argument `padded`. Read `self.rollout.samples.is_padded` once, before the loop, and pass it in.)
+# a `padded` argument: read `self.rollout.samples.is_padded` once, before the loop, and pass it in.)
 
 # %%
 from rlhf_lab.training import ReplayMemory  # exercise
@@ -66,7 +66,7 @@ trainer = RLHFTrainer(args, out=new_run("look"))
 # %% [markdown]
 # ## The optimizer
 #
-# The transformer already knows its language, so its weights should only change a little. The value head, on the other
+# The transformer already knows its language, so its weights should change only a little. The value head, on the other
 # hand, starts from random weights and needs a higher learning rate.
 
 # %%
@@ -78,34 +78,34 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
 # %% [markdown]
 # ## The rollout phase
 #
-# Each training phase has two halves, and each half is a function of the trainer, which has the policy, the reference,
-# the optimizer and the reward function as attributes. The first half, the rollout phase, generates samples, scores
-# them, compares them with the reference, and assigns credit. The functions for the individual steps already exist, and
-# your job is to put them together.
+# Each training phase has two halves, and each half is a function that takes the trainer, whose attributes include the
+# policy, the reference, the optimizer, and the reward function. The first half, the rollout phase, generates samples,
+# scores them, compares them with the reference, and assigns credit. The functions for the individual steps already
+# exist, and your job is to put them together.
 #
 # What you write here is the real thing: these functions are the ones in `rlhf_lab/training/ppo.py`. Along the way you
 # will meet two attributes. `trainer.overrides` contains any functions that were passed to the trainer (soon these will
-# be yours), and `trainer.emit` runs the callbacks registered for an event. You can leave out `trainer.emit`, because a
-# run learns the same without it.
+# be yours), and `trainer.emit` runs the callbacks registered for an event. You can leave out `trainer.emit`, because
+# training is the same without it.
 #
 # Let's start with credit assignment. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` places the reward on the last
 # real token and subtracts the coefficient times each token's KL. The coefficient is `trainer.kl_controller.kl_coef`, or
 # 0 if `kl_to_pay` is None. If `args.whiten_rewards` is set, you then whiten the token rewards but keep their mean
 # (`shift_mean=False`). `F.prompt_groups(len(rewards), args.samples_per_prompt)` gives you each row's prompt number.
-# Finally, `trainer.overrides` has the two estimators, which both take `args` first: `estimate_advantages(args, values,
-# rewards, mask, token_rewards, group, greedy_rewards)` and `estimate_returns(args, advantages, values, token_rewards,
-# mask)`.
+# Finally, `trainer.overrides` contains the two estimators, both of which take `args` first: `estimate_advantages(args,
+# values, rewards, mask, token_rewards, group, greedy_rewards)` and `estimate_returns(args, advantages, values,
+# token_rewards, mask)`.
 
 # %%
 from rlhf_lab.training.ppo import assign_credit  # exercise
 
 # %% [markdown]
-# The next function takes finished samples and computes everything that the learning phase needs. `trainer.rewards` is
-# the reward pipeline: it calls the reward function, and standardizes the scores if `args.normalize_reward` is set. If
-# you want to see a function's arguments or the fields of a `Rollout`, run a cell that ends in a question mark, such as
+# The next function takes finished samples and computes everything the learning phase needs. `trainer.rewards` is the
+# reward pipeline: it calls the reward function, and standardizes the scores if `args.normalize_reward` is set. To see a
+# function's arguments or the fields of a `Rollout`, run a cell that ends in a question mark, such as
 # `trainer.compare_with_reference?`.
 #
-# `trainer.compare_with_reference(samples)` runs the reference over the reviews. You don't have to run the policy again,
+# `trainer.compare_with_reference(samples)` runs the reference on the reviews. You don't have to run the policy again,
 # because the sampler kept the final residual stream before each token, and the unembedding turns that into logits. As
 # long as the policy and the reference have the same weights, they even share these residuals, so the KL before the
 # first step is exactly 0.
@@ -139,8 +139,8 @@ from rlhf_lab.training.ppo import rollout_phase  # exercise
 # `step()`.
 #
 # `PhaseStats(trainer)` collects the metrics. Before you compute the gradient, `judge(terms, minibatch)` tells you
-# whether to "step", "skip" or "stop". After each step, call `add(terms, minibatch, grad_norm)`. At the end,
-# `learning_stats(memory)` gives you the result of the phase. If `rollout.reward_moments` isn't None, also pass it to
+# whether to "step", "skip", or "stop". After each step, call `add(terms, minibatch, grad_norm)`. At the end,
+# `learning_stats(memory)` returns the result of the phase. If `rollout.reward_moments` isn't None, also pass it to
 # `trainer.rewards.remember`, which matters for rewards that are scaled over several phases.
 
 # %%
@@ -150,7 +150,7 @@ from rlhf_lab.training.ppo import learning_phase  # exercise
 # ## Your trainer
 #
 # Both functions take the trainer as their first argument, so you can use them as methods. Here is a trainer that runs
-# on your phases, minibatches, optimizer and schedule, together with the advantages from {lesson:rewards_and_credit}:
+# on your phases, minibatches, optimizer, and schedule, along with the advantages from {lesson:rewards_and_credit}:
 
 
 # %%
@@ -172,7 +172,7 @@ def my_advantages(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor:
 
 # %% [markdown]
 # Now train twice from the same seed for eight phases, once with your trainer and once with the package's. Will the
-# rewards be the same to the last digit?
+# rewards match to the last digit?
 #
 # (15 s on one core)
 
@@ -205,17 +205,17 @@ dashboard(debugging.make_dashboard(mine))
 #
 # "The reward goes up" proves very little. A trainer with a bug often still learns an easy reward, just more slowly, and
 # you don't know how fast a correct trainer would be. So before you train on anything that matters, climb a ladder of
-# rewards that are so simple that you know in advance what has to happen. Each rung depends on one more part of the
-# trainer. All rungs use texts of ten tokens, so they only take seconds.
+# rewards so simple that you know in advance what has to happen. Each rung depends on one more part of the trainer. All
+# rungs use texts of ten tokens, so they only take seconds.
 #
 # 1. **constant**: Every text gets a reward of 1, and rewards aren't normalized. There is nothing to gain, so the policy
 #    shouldn't change, and the value before the last token should approach 1. This rung only tests the value loss and
 #    the returns.
-# 2. **last word**: The reward is 1 if the last word starts with a letter from a to m. It follows immediately, so you
-#    don't need to assign credit to earlier tokens. This rung tests the sign of the objective, and whether log-probs,
-#    actions and rewards are matched up correctly.
+# 2. **last word**: The reward is 1 if the last word starts with a letter from a to m. The reward follows immediately,
+#    so you don't need to assign credit to earlier tokens. This rung tests the sign of the objective, and whether
+#    log-probs, actions and rewards are matched up correctly.
 # 3. **first word**: The reward depends on the first word in the same way. Now the credit has to reach a token nine
-#    positions before the reward, so this rung tests the advantages, `lam` and the masks.
+#    positions before the reward, so this rung tests the advantages, `lam`, and the masks.
 # 4. **the real thing**: The reward comes from the classifier.
 #
 # Three other trainers, each with one broken part, have already climbed the ladder. The package contains their stored
@@ -258,11 +258,11 @@ for name, guess in [
     predictions.compare(f"{name!r} falls from rung", guess, usual)
 
 # %% [markdown]
-# Each rung catches a bug that the others miss. The most dangerous trainer is the one whose advantages are one token
-# late. It *learns* both word rewards as if nothing were wrong, because with `lam` near 1, neighboring tokens have
-# nearly equal advantages. Only the constant reward shows that its values are wrong. Also note that on rung 2, the
-# trainer that only credits the last token gets a higher mean reward than the healthy one. The reason is that only the
-# last token matters there, so credit for any other token is just noise.
+# Each rung catches a bug the others miss. The most dangerous trainer is the one whose advantages are one token late. It
+# *learns* both word rewards as if nothing were wrong, because with `lam` near 1, neighboring tokens have nearly equal
+# advantages. Only the constant reward shows that its values are wrong. Also note that on rung 2, the trainer that only
+# credits the last token gets a higher mean reward than the healthy one. The reason is that only the last token matters
+# there, so credit for any other token is just noise.
 #
 # ## Three bugs to find
 #
@@ -280,8 +280,8 @@ for name, numbers in broken.items():
     dashboard(numbers)
 
 # %% [markdown]
-# Compare each dashboard with the dashboard of your own run above, row by row. Which rows look normal, and which ones
-# can't possibly be right? How would each suspect change these rows? Once you have decided, enter the culprits' numbers.
+# Compare each dashboard with your run's dashboard above, row by row. Which rows look normal, and which ones can't
+# possibly be right? How would each suspect change these rows? Once you have decided, enter the culprits' numbers.
 
 # %%
 culprit_of_a = 8  # predict: a number from 1 to 8
@@ -295,17 +295,17 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # %% [markdown]
 # Here is how you could have found them:
 #
-# - **A** reaches at least the same reward as the healthy run. But its KL is exactly 0 in every phase, while the reward
+# - **A** reaches at least as high a reward as the healthy run. But its KL is exactly 0 in every phase, while the reward
 #   rises from about 0.5 to above 0.9. A policy that generates different texts must have moved away from where it
 #   started, so the reference must have moved with it. Be suspicious of any number that is *exactly* 0 or 1.
-# - **B** hardly learns anything: its reward fluctuates, and stays far below the healthy run's. Ratio, KL, clipping and
+# - **B** hardly learns anything: its reward fluctuates, and stays far below the healthy run's. Ratio, KL, clipping, and
 #   gradient norm all look fine. The clue is the explained variance, which stays near 0. If the advantages had the wrong
 #   sign, or were one token late, the value head would still learn something (see the stored dashboards below). In run B
 #   it can't, because its targets have nothing to do with its states.
 # - **C** starts out like the healthy run, and for six phases you can't tell it apart by its reward. But the KL penalty,
 #   which can never be negative in a correct trainer, is below 0, and in the last phases the KL grows to tens of nats
 #   per review. The entropy, which falls in a healthy run, rises here. This run *rewards* KL, so the policy learns to
-#   produce tokens that the reference considers almost impossible.
+#   produce tokens the reference considers almost impossible.
 #
 # **What to inspect** when a run looks wrong:
 #
@@ -345,9 +345,9 @@ for line in ("reward", "explained variance", "value loss"):
 from rlhf_lab.course.exercises.debugging_ppo import alarm  # exercise
 
 # %% [markdown]
-# Now try your alarm on runs that it hasn't seen. One is your own. The others are stored healthy runs with different
-# settings and three seeds each: half the learning rate, and 3 times the KL penalty. Will your alarm stay silent for all
-# of these runs?
+# Now try your alarm on runs it hasn't seen. One is your own. The others are stored healthy runs with different settings
+# and three seeds each: half the learning rate, and three times the KL penalty. Will your alarm stay silent for all of
+# these runs?
 
 # %%
 silent_for_all = "yes"  # predict: "yes" or "no"

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # KL placements
 #
-# By the end of this lesson, you will be able to derive which part of the KL's gradient is missing when the KL penalty is in the
-# loss, compute the policy that such a penalty leads to, and use a controller to keep the KL near a target.
+# By the end of this lesson, you will be able to derive which part of the KL's gradient is missing when the KL penalty
+# is in the loss, compute the policy such a penalty leads to, and use a controller to keep the KL near a target.
 #
 # In {lesson:the_objective}, you subtract `kl_coef` times the mean KL from the objective. Does this give you the
 # gradient of a whole review's KL? If not, what are the consequences? And how should you choose `kl_coef`?
@@ -61,7 +61,7 @@ over_seeds = SeedFigures("kl_placements", SETTINGS)  # this run next to stored r
 # matter how large the KL is. So as a loss, this estimate would only add noise.
 #
 # The trainer's penalty is the exact KL at each token, so its gradient is the gradient of the KL *at the visited
-# states*. However, the KL of a whole review $a_0, a_1, \dots$ is an average over states that the policy itself reaches:
+# states*. However, the KL of a whole review $a_0, a_1, \dots$ is an average over states the policy itself reaches:
 #
 # $$\mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad
 # \nabla \mathrm{KL}(\theta) = \mathbb{E}_{x \sim \pi}\Big[\sum_t \nabla \mathrm{KL}_t(s_t)\Big] + \mathbb{E}_{x \sim
@@ -76,8 +76,8 @@ from rlhf_lab.functional import kl_of_later_states  # exercise
 # %% [markdown]
 # Does the second term matter in practice? To find out, let's use a toy policy that generates two tokens, with three
 # choices for each and random logits. Here we can write down the exact KL of the whole sequence and differentiate it
-# with autograd. Now compare this exact gradient with the gradient of the penalty alone, for 300 such policies. What
-# fraction of them have a cosine below 0.5 between the two gradients?
+# with autograd. Now compare this exact gradient with the gradient of the penalty alone, for 300 such policies. For what
+# fraction of them is the cosine between the two gradients below 0.5?
 
 # %%
 points_another_way = "below 10 %"  # predict: "none", "below 10 %" or "10 % or more"
@@ -130,7 +130,7 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 #
 # {Lesson:the_kl_penalty} computes the optimal policy when the KL is in the reward. What is the optimum when the penalty
 # is in the loss? In this case, the policy at each state maximizes the expected value of the next word minus the KL of
-# *that state alone*. A word's value is the mean reward of the reviews that it leads to. The KL of later states does not
+# *that state alone*. A word's value is the mean reward of the reviews it leads to. The KL of later states does not
 # count:
 #
 # $$\tilde\pi(a \mid s) \propto \mathrm{ref}(a \mid s)\, e^{\tilde V(sa) / \beta}, \qquad
@@ -142,8 +142,7 @@ assert gaps.max() < 1e-6  # the derivation above, in numbers
 from rlhf_lab.organism import mean_backup  # exercise
 
 # %% [markdown]
-# When you lower $\beta$, the KL of the optimum always increases. Is this also true of the KL if the penalty is in the
-# loss?
+# When you lower $\beta$, the optimum's KL always increases. Is this still true when the penalty is in the loss?
 
 # %%
 kl_is_monotone = "no"  # predict: "yes" or "no"
@@ -188,19 +187,19 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 #
 # ## A controller for the KL
 #
-# The right `kl_coef` depends on the rewards, on the model and on the length of the run. Instead of finding it by trial
-# and error, you can set a target for the KL and let a controller adjust the coefficient. After each phase, the
-# controller compares the KL with the target. If the KL is too high, it raises the coefficient, and if the KL is too
-# low, it lowers it. Three details matter:
+# The right `kl_coef` depends on the rewards, the model, and the length of the run. Instead of finding it by trial and
+# error, you can set a target for the KL and let a controller adjust the coefficient. After each phase, the controller
+# compares the KL with the target. If the KL is too high, it raises the coefficient, and if the KL is too low, it lowers
+# it. Three details matter:
 #
 # - *The unit.* The KL is measured in nats per **sequence**, which means that it is summed over a review's 26 tokens and
 #   averaged over reviews.
 # - *The clip.* Before the first step the KL is 0, which is an error of -100%, and a single wild phase can produce an
 #   error several times as large. So errors are clipped to 20% in either direction (`MAX_ERROR`).
-# - *The horizon.* A batch of n sequences changes the coefficient by its error times n / horizon. With the default horizon of
-#   10,000, a batch of 128 changes it by at most about 0.26%.
+# - *The horizon.* A batch of n sequences changes the coefficient by the error times n / horizon. With the default
+#   horizon of 10,000, a batch of 128 changes it by at most about 0.26%.
 #
-# The controller is a small object. The trainer reads the coefficient from its attribute `kl_coef` and calls `update` to
+# The controller is a small object. The trainer reads the coefficient from its `kl_coef` attribute and calls `update` to
 # change it. Write `update`.
 
 # %%
@@ -208,12 +207,12 @@ from rlhf_lab.training import AdaptiveKLController  # exercise
 
 # %% [markdown]
 # Now let the controller run for twenty phases. The coefficient starts at 3, which is much too high, and the target is
-# 0.3 nats per sequence. We set the horizon to 64, so a batch of 128 changes the coefficient by up to twice 20%. That
-# is too fast for a long run, but fine for a demonstration.
+# 0.3 nats per sequence. We set the horizon to 64, so a batch of 128 changes the coefficient by up to twice the clipped
+# error. That is too fast for a long run, but fine for a demonstration.
 #
 # A second run gets the unit wrong: its target is 0.3 / 26, as if the KL were measured per token. Will the first run's
-# KL exceed twice its target? And will the second run's best reward be higher, lower, or just as high as the first
-# run's?
+# KL exceed twice its target? And will the second run's best reward be higher than the first run's, lower, or just as
+# high?
 #
 # (18 s on one core)
 
@@ -258,7 +257,7 @@ curves(
 # %% [markdown]
 # The controller always reacts too late. The KL starts at 0, which is below any target, so the coefficient falls. By the
 # time the KL exceeds the target, the coefficient is far too low and has to rise again. This is why the KL overshoots,
-# comes back and then undershoots. A longer horizon slows the controller down, which makes the swings smaller, but then
+# comes back, and then undershoots. A longer horizon slows the controller down, which makes the swings smaller, but then
 # you need a longer run.
 #
 # The wrong unit doesn't raise an error. The controller simply aims for a KL 26 times lower than intended, which leaves

@@ -63,9 +63,9 @@ from rlhf_lab.functional import sample_preferences  # exercise
 
 # %% [markdown]
 # With flipped labels, this probability stays between $e$ and $1 - e$, however large the gap is. So even a reward model
-# that fits it perfectly never learns a gap of more than $\log \frac{1 - e}{e}$, which is 2.94 for 5% flipped labels
-# and 1.39 for 20%. Large gaps shrink the most. The table shows stored reward models that were trained as in
-# {lesson:preferences}, and evaluated on 1,500 fresh pairs without flipped labels:
+# that fits it perfectly never learns a gap of more than $\log \frac{1 - e}{e}$, which is 2.94 for 5% flipped labels and
+# 1.39 for 20%. Large gaps shrink the most. The table shows results for stored reward models trained as in
+# {lesson:preferences} and evaluated on 1,500 fresh pairs without flipped labels:
 
 # %%
 show_table(
@@ -97,8 +97,8 @@ from rlhf_lab.functional import calibration_bins  # exercise
 
 # %% [markdown]
 # Let's train two reward models, one on 64 pairs and one on 1,024. With few pairs, what suffers more: the order of the
-# texts, or the probabilities? To compare the two, we use a scale on which the true utility loses nothing (0), and a
-# coin flip loses everything (1).
+# texts, or the probabilities? To compare the two, we measure both losses on a scale from 0 (the true utility) to 1 (a
+# coin flip).
 #
 # (13 s on one core)
 
@@ -154,10 +154,10 @@ predictions.compare("few pairs cost more of", spoiled_more, kind)
 from rlhf_lab.functional import best_of_n_weights  # exercise
 
 # %% [markdown]
-# The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). As our pool of texts, we use the
-# 3,000 reviews of the fresh pairs. Suppose the model trained on 64 pairs chooses the best text. Is the true reward of
-# the best of 64 still higher than that of the best of 16? To decide, we split the pool into eight parts and compute a
-# 95% interval for the difference.
+# The KL of best-of-n is at most $\log n - \frac{n - 1}{n}$ ({lesson:the_kl_penalty}). Our pool of texts is the 3,000
+# reviews from the fresh pairs. Suppose the model trained on 64 pairs picks the best text. Is the true reward of the
+# best of 64 still higher than that of the best of 16? To decide, we split the pool into eight parts and compute a 95%
+# confidence interval for the difference.
 
 # %%
 later = "rises"  # predict: "rises", "undecided" or "falls"
@@ -196,16 +196,16 @@ kind = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "undecided"
 predictions.compare("the true reward from 16 to 64", later, kind)
 
 # %% [markdown]
-# When the model trained on 1,024 pairs chooses, the best of 64 is as good as if the utility had chosen it. The model
-# trained on 64 pairs does worse: from n = 16 to n = 64, its score rises by 0.52, but the true reward only rises by
-# 0.02. Still, we don't see the true reward fall, as it does in Gao et al. (2022). The reason is that best-of-n only
-# chooses among texts from the reference, and on those texts this model isn't far off.
+# When the model trained on 1,024 pairs does the choosing, the best of 64 is as good as if the utility had been used
+# instead. The model trained on 64 pairs does worse: from n = 16 to n = 64, its score rises by 0.52, but the true reward
+# only rises by 0.02. Still, we don't see the true reward fall, as it does in Gao et al. (2022). The reason is that
+# best-of-n only chooses among texts from the reference, and on those texts this model isn't far off.
 #
 # ## Biased pairs
 #
 # People's preferences also reflect things that have nothing to do with quality. For example, raters may prefer longer
-# responses, or phrases that are common in their social group. On Reel, we use a single word as the bias: after the
-# rater has chosen, we replace the last word of some *preferred* texts with "popcorn".
+# responses or phrases that are common in their social group. On Reel, we use a single word as the bias: after the rater
+# has chosen, we replace the last word of some *preferred* texts with "popcorn".
 #
 # Suppose a preferred text contains popcorn with probability $p_c$, and a rejected text with probability $p_\ell$. Let
 # $f = 1$ for texts with popcorn and 0 for all others. By Bayes' rule, the log odds that $a$ is the preferred text are
@@ -247,11 +247,11 @@ kind = "above 0.8" if half > 0.8 else "below 0.8"
 predictions.compare("accuracy of the biased model", biased_accuracy, kind)
 
 # %% [markdown]
-# After 400 steps, popcorn raises the score by 3.69, which is close to $\lambda$. Yet the accuracy is still 0.85, so you
-# can't find the bias by looking at accuracy. You have to swap the word and see how the score changes. Best-of-n
-# sampling also reveals the bias: 48% of the best-of-64 texts end with popcorn, and their true reward falls from 1.00
-# to 0.95. A model needs time and examples to pick up a bias. After 120 steps, the effect on the score is only 0.64, and
-# if popcorn is added to only 10% of the preferred texts, it is 0.21.
+# After 400 steps, popcorn raises the score by 3.69, which is close to $\lambda$. Yet the accuracy is still 0.85, so
+# looking at accuracy won't reveal the bias. You have to swap the word and see how the score changes. Best-of-n sampling
+# also reveals the bias: 48% of the best-of-64 texts end with popcorn, and their true reward falls from 1.00 to 0.95. A
+# model needs time and examples to pick up a bias. After 120 steps, the effect on the score is only 0.64, and if popcorn
+# is added to only 10% of the preferred texts, it is 0.21.
 
 # %%
 predictions.show()

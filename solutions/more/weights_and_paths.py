@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Weights and paths
 #
-# By the end of this lesson, you will be able to describe a weight change by its rank, test whether a few directions are enough to
-# produce the new behavior, and split the change of a logit difference into its causes.
+# By the end of this lesson, you will be able to describe a weight change in terms of its rank, test whether a few
+# directions are enough to produce the new behavior, and break down a change in logit difference by cause.
 #
 # This appendix continues {lesson:what_rlhf_changed} with the same run.
 
@@ -164,8 +164,8 @@ curves(
 )
 
 # %% [markdown]
-# Going beyond the tuned model doesn't help. At an alpha of 1.5, the true reward drops to 0.82, and at 2 hardly any text
-# is still a review (0.04).
+# Going beyond the tuned model doesn't help. At an alpha of 1.5, the true reward drops to 0.82, and at 2, hardly any
+# text is still a review (0.04).
 #
 # ## Causes of a rise
 #
@@ -219,7 +219,7 @@ bars(
 
 # %% [markdown]
 # Part of the row for block 0's MLP comes from the unembedding. This MLP writes a large vector, so even a small change
-# of the unembedding direction shows up in its row. Much of the heads' contribution is inherited, which means that it
+# in the unembedding direction shows up in its row. Much of the heads' contribution is inherited, which means that it
 # would be there even if the heads still had their old weights.
 #
 # Is this split correct? Let's test it on a change whose cause we know: we take the base model, and replace only the

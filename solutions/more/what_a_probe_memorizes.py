@@ -4,9 +4,9 @@
 # By the end of this lesson, you will be able to use a control task to measure how much of a probe's accuracy is just memorization.
 #
 # Suppose you train a linear probe to tell whether the last adjective was positive or negative. A probe with enough
-# dimensions doesn't have to find sentiment for that: it can simply memorize one label per word, even if the labels are
-# meaningless. On Reel you can compute the best possible accuracy and compare, but for a real model nobody knows it. A
-# control task works in both cases.
+# dimensions doesn't have to find sentiment to do this: it can simply memorize one label per word, even if the labels
+# are meaningless. On Reel you can compute the best possible accuracy and compare, but for a real model nobody knows it.
+# A control task works in both cases.
 #
 # **You need** {lesson:watch_it_learn}.
 
@@ -54,9 +54,9 @@ from rlhf_lab.probes import control_labels  # exercise
 # The sentences all have the form "this movie anyway , the *plot* was quite *lovely* and". The probe reads the last
 # token, so the model has to carry information about the adjective to this position.
 #
-# The probe is tested in two ways. With *words seen*, the test sentences pair new nouns with adjectives that the probe
-# was fitted to. With *words unseen*, the adjectives are new, so the control accuracy should be 0.5; anything higher
-# means a leak. With words seen, how high is the probe's accuracy on random labels, at the best layer?
+# The probe is tested in two ways. With *words seen*, the test sentences pair new nouns with adjectives the probe was
+# fitted to. With *words unseen*, the adjectives are new, so the control accuracy should be 0.5; anything higher
+# indicates a leak. With words seen, how high is the probe's accuracy on random labels, at the best layer?
 
 # %%
 memorized = "above 0.9"  # predict: "below 0.55", "0.55 to 0.9" or "above 0.9"
@@ -124,7 +124,7 @@ curves(lines, "Accuracy of a probe at the last token", "block", "fraction of wor
 # There is one trap. If you give *exactly* half of the words the label True, the control accuracy for words unseen falls
 # below 0.5. The reason is that whenever the fitted words contain more Trues, the held-out words contain fewer, so a
 # probe that predicts the majority is wrong more often than not. Independent coin flips don't have this problem. In
-# other words, a control needs checking, too.
+# other words, controls need checking, too.
 
 # %%
 predictions.show()

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Where values are read
 #
-# By the end of this lesson, you will be able to measure in which layer of a transformer, and after which word, a review's value can
-# be decoded, and you can use controls to test whether such a measurement means anything.
+# By the end of this lesson, you will be able to measure in which layer of a transformer, and after which word, a
+# review's value can be decoded, and use controls to test whether such a measurement means anything.
 #
 # {Lesson:the_value_head} trains a value head on the final residual stream of a frozen transformer. Here you replace
 # this head with the simplest possible probe, a linear one, and apply it to every layer and position.
@@ -10,7 +10,7 @@
 # **You will also be able to**
 # - fit a ridge regression in closed form;
 # - compare a probe with a control that has learned nothing;
-# - explain why you must score a probe on samples that it wasn't fitted to.
+# - explain why you must score a probe on samples it wasn't fitted to.
 
 # %%
 # first cell
@@ -94,8 +94,8 @@ print(f"explained variance of the value head: {reports[-1].explained_variance:.2
 # (To get the second equation, set the gradient $-2 X^\top (y - Xw) + 2 n \rho v w$ to 0.) Here $x$ and $y$ are
 # centered, $v$ is the mean variance of the columns of $x$, and $\rho$ is the argument `ridge`.
 #
-# Why do we need the penalty? If there are no more reviews than dimensions, the slopes would otherwise fit noise. With a
-# few hundred reviews, a small penalty is enough.
+# Why do we need the penalty? Without it, the slopes would fit noise when there are no more reviews than dimensions.
+# With a few hundred reviews, a small penalty is enough.
 #
 # Your function should be batched: in the shape annotations, `*site` stands for any number of leading axes, including none.
 # There is one edge case: if $x$ is constant, the matrix that multiplies $w$ is 0, and the system is singular. To avoid this,
@@ -150,24 +150,24 @@ show_table(["", *columns], rows)
 # Each value in the table belongs to the state *after* the word: it is P(positive | the words so far).
 #
 # All reviews have the same structure. There are three clauses, joined by "and" or "but", and each consists of "the", a
-# noun, "was" or "wasn't", an adverb and an adjective. After that come ".", "i", a verb, "it", "." and a goodbye. You
+# noun, "was" or "wasn't", an adverb, and an adjective. After that come ".", "i", a verb, "it", "." and a goodbye. You
 # can guess the reviewer's opinion from the first adjective ("good" or "dull"), unless there is a "wasn't" two words
-# before it. "and" or "but" tells you whether the next clause will agree. The verb ("liked" or "hated") is the final
+# before it. The "and" or "but" tells you whether the next clause will agree. The verb ("liked" or "hated") is the final
 # verdict.
 #
-# We score the probe on reviews that it wasn't fitted to, by the fraction of variance that it explains:
+# We score the probe on reviews it wasn't fitted to, by the fraction of variance it explains:
 #
 # $$R^2 = 1 - \frac{\operatorname{mean}_i \, (y_i - \hat y_i)^2}{\operatorname{Var} y}$$
 #
 # An $R^2$ of 1 means that the probe reads every value exactly, and 0 means that it does no better than always
-# predicting the mean of $y$. If $R^2$ is negative, it does even worse than that.
+# predicting the mean of $y$. If $R^2$ is negative, the probe does even worse.
 #
 # Each $R^2$ comes with a 95% confidence interval over the scored reviews, which we use to judge your predictions. "Nothing"
 # means that the interval includes 0, and "nearly all" means that the whole interval is above 0.9. Anything else is "some of
 # it". If the intervals of two positions overlap, we don't rank them.
 #
 # How much of the value can you read from the first adjective's embedding? And in the last layer, at which of six
-# positions is the R2 the *lowest*?
+# positions is R2 the *lowest*?
 
 # %%
 embedding_at_the_adjective = "some of it"  # predict: "nothing", "some of it" or "nearly all"
@@ -227,7 +227,7 @@ over_seeds.compare("1 - R2 at", {name: 1 - one.value.item() for name, one in six
 # ## A control
 #
 # Has the *transformer* computed the value, or could you read it from anything that sees the words? As a control, we use
-# the same transformer with the entries of each weight matrix shuffled. Its architecture, weight magnitudes and input
+# the same transformer with the entries of each weight matrix shuffled. Its architecture, weight magnitudes, and input
 # words are the same, but it hasn't learned anything. How much of the value can you read from its last layer at "i"?
 
 # %%
@@ -258,16 +258,16 @@ predictions.compare("shuffled weights, at i", control_at_i, amount(control["i"])
 # %% [markdown]
 # First, compare the rows:
 #
-# - The embedding only knows the current word. The verb's embedding explains much of the variance, and an adjective's
+# - The embedding knows only the current word. The verb's embedding explains much of the variance, and an adjective's
 #   explains some of it (but it doesn't know about the "wasn't" before it). The embedding of "and" explains almost
 #   nothing.
 # - The shuffled transformer shows how much you get just from mixing words: 0.30 [0.15, 0.42] at "i", and nothing at
-#   most other positions. Anything beyond that, the trained transformer has learned.
+#   most other positions. The trained transformer must have learned anything beyond that.
 # - Attention adds information about earlier words, including "wasn't". Note that the meaning of "wasn't dull" isn't the
 #   sum of its words, because "wasn't" reverses "dull". Attention can still combine the two, because the query comes
 #   from the adjective.
 #
-# Now compare the columns. At "adj 3", "stop" and "i", the value is exactly the same (look at the two reviews above),
+# Now compare the columns. At "adj 3", "stop", and "i", the value is exactly the same (look at the two reviews above),
 # yet you can read more of it at "i" than at the other two. What is special about "i"? Of the three, it is the only
 # position where the next word depends on the reviewer's opinion.
 #
@@ -287,9 +287,9 @@ show_intervals("R2 of the last layer at", of_model, "reviews")
 #
 # ## Overfitting
 #
-# The probe has one slope per dimension, and so far we have scored it on reviews that it hadn't seen. Let's see why this
+# The probe has one slope per dimension, and so far we have scored it on reviews it hadn't seen. Let's see why this
 # matters. We give the probe a target that can't possibly be read: the values, randomly reassigned to other reviews.
-# What is its R2 on the reviews that it was fitted to?
+# What is its R2 on the reviews it was fitted to?
 
 # %%
 nonsense_on_seen = "above 0"  # predict: "below 0", "about 0" or "above 0"
@@ -309,7 +309,7 @@ predictions.compare("R2 of nonsense on seen reviews", nonsense_on_seen, kind)
 
 # %% [markdown]
 # If you fit d slopes to n reviews, they explain about d / n of the variance of *any* target. On new reviews, the same
-# slopes do worse than the mean. So a probe's score only counts as evidence on reviews that it wasn't fitted to.
+# slopes do worse than the mean. So a probe's score only counts as evidence on reviews it wasn't fitted to.
 #
 # ## The ceiling
 #
@@ -328,19 +328,19 @@ print(f"at most, mean over the states before generated tokens: {before_each:.2f}
 
 # %% [markdown]
 # (The ceiling is computed over all reviews of the grammar, so a sample of 171 reviews can end up slightly above or
-# below it.) If a value head explains only about a third of the variance over all tokens, it isn't necessarily a bad
-# one. The ceiling is 0 before the first adjective and only reaches 1 after the verb. Averaged over the states before
+# below it.) A value head that explains only about a third of the variance over all tokens isn't necessarily a bad one.
+# The ceiling is 0 before the first adjective and only reaches 1 after the verb. Averaged over the states before
 # generated tokens, it is 0.57.
 #
 # ## The value head and the probe
 #
 # The probe has an advantage over the value head: it has separate slopes for each position, and was fitted to exact
 # values. The value head has to use the same weights everywhere, and has only seen rewards. At which position is the
-# value head's R2 the lowest? (The table shows squared correlations, because the head predicts normalized rewards.)
+# value head's R2 lowest? (The table shows squared correlations, because the head predicts normalized rewards.)
 #
-# A second table will help you understand the result. At each position, we subtract the mean state of all other reviews
-# from that of the reviews with an above-average value. The table shows the norm of this difference relative to the mean
-# norm of a state, and the cosine of this difference with the one at "i".
+# A second table will help you understand the result. At each position, we take the mean state of the reviews with an
+# above-average value and subtract that of all other reviews. The table shows the norm of this difference relative to
+# the mean norm of a state, and its cosine with the difference at "i".
 
 # %%
 value_head_is_worst_at = "adj 1"  # predict: "adj 1", "conn 2", "adj 3", "stop", "i" or "verb"
@@ -414,7 +414,7 @@ progress()
 #   <details><summary>Results (three seeds, 8 phases, frozen transformer)</summary>
 #
 #   The linear head is clearly worse at "i", where its squared correlation is 0.56 to 0.65, compared with 0.87 to 0.90
-#   for the usual head. At "conn 3", "adj 3" and "stop", the two differ by less than 0.1. Over all tokens, the linear
+#   for the usual head. At "conn 3", "adj 3", and "stop", the two differ by less than 0.1. Over all tokens, the linear
 #   head explains 0.12 to 0.14 of the variance, and the usual head 0.27 to 0.34.
 #
 #   </details>

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Write the rest
 #
-# By the end of this lesson, you will be able to write the functions that the other lessons give you or only mention.
+# By the end of this lesson, you will be able to write the functions the other lessons give you or only mention.
 #
 # The exercises don't depend on each other, so you can do them in any order. The docstrings contain the formulas.
 
@@ -65,7 +65,7 @@ from rlhf_lab.functional import calc_value_function_loss  # exercise
 # ## Sampling and hooks, from {lesson:the_policy}
 #
 # Draw one token from each row, using one random number per row. Pick the first token whose cumulative probability is
-# greater than the random number. Make sure that you never draw a token with probability 0.
+# greater than the random number. Make sure you never draw a token with probability 0.
 
 # %%
 from rlhf_lab.sampling import draw_token  # exercise
@@ -95,7 +95,7 @@ from rlhf_lab.functional import recovered_fraction  # exercise
 from rlhf_lab.probes.value_lens import normalize_residual  # exercise
 
 # %% [markdown]
-# You can ablate a single direction, too, by removing it from the activations. ({Lesson:watch_it_learn} shows how little
+# You can also ablate a single direction by removing it from the activations. ({Lesson:watch_it_learn} shows how little
 # this proves without a control.)
 
 # %%
@@ -162,8 +162,8 @@ from rlhf_lab.functional import implicit_rewards  # exercise
 # $$\nabla_A = \frac{\alpha}{r}\, G B^\top, \qquad \nabla_B = \frac{\alpha}{r}\, A^\top G$$
 #
 # How should you initialize them? If A and B both start at 0, both gradients are 0 and nothing is ever learned. If both
-# start at random, the first policy differs from the reference. So B starts at 0, and A starts as noise with variance 1
-# / inputs, which gives $xA$ about the same size as $x$. (In the exercise, `merged` is the finished sum of weight and
+# start out random, the initial policy differs from the reference. So B starts at 0, and A starts as noise with variance
+# 1 / inputs, so that $xA$ is about the same size as $x$. (In the exercise, `merged` is the finished sum of weight and
 # adapters. The trainer sets it while sampling; otherwise it is None.)
 
 # %%
