@@ -162,14 +162,14 @@ class JsonSchemaReward(ResponseReward):
     """1 for a response that is JSON and valid by a schema, else 0.
 
     NaN, Infinity and words around the value are not JSON. A schema without `$schema` is of draft
-    2020-12. A `$ref` must point into the schema.
+    2020-12. A `$ref` must point into the schema or a published metaschema.
 
     Args:
         schema: the schema, or the path of its file.
 
     Raises:
-        ConfigError: If the schema cannot be read or is not valid, one of its references does not
-            point into it, or jsonschema is not installed.
+        ConfigError: If the schema cannot be read or is not valid, one of its references points
+            elsewhere, or jsonschema is not installed.
     """
 
     __name__ = "json_schema"
@@ -178,18 +178,18 @@ class JsonSchemaReward(ResponseReward):
         super().__init__(_flags(self.is_valid))
         name = "the schema" if isinstance(schema, dict) else f"json_schema:{schema}"
         jsonschema = import_extra("jsonschema", name, "rewards")
-        from referencing import Registry, Resource  # with jsonschema
+        from jsonschema_specifications import REGISTRY  # with jsonschema: the metaschemas
+        from referencing import Registry, Resource
         from referencing.exceptions import Unresolvable
         from referencing.jsonschema import DRAFT202012
 
         try:
             if not isinstance(schema, dict):
                 schema = json.loads(Path(schema).read_text(encoding="utf-8-sig"))
-            draft = jsonschema.Draft202012Validator
-            kind = jsonschema.validators.validator_for(schema, default=draft)
+            kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
             kind.check_schema(schema)
             root = Resource.from_contents(schema, default_specification=DRAFT202012)
-            _check_references(root, Registry().resolver_with_root(root))
+            _check_references(root, REGISTRY.resolver_with_root(root))
         except (OSError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(
@@ -206,7 +206,7 @@ class JsonSchemaReward(ResponseReward):
 
 
 def _check_references(schema: Any, resolver: Any) -> None:
-    """Raise Unresolvable for a reference that does not point into the schema."""
+    """Raise Unresolvable for a reference into neither the schema nor a metaschema."""
     resolver = resolver.in_subresource(schema)
     fields = schema.contents if isinstance(schema.contents, dict) else {}
     for name in {"$ref", "$dynamicRef"} & fields.keys():

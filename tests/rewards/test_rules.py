@@ -197,6 +197,7 @@ def test_unresolvable_reference_raises_when_built(key, reference, no_network):
     "schema",
     [
         {"$ref": "#/$defs/word", "$defs": {"word": {"type": "string"}}},
+        {"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"const": "a"}]},
         {
             "$id": "https://example.org/a",
             "$ref": "in/b",
@@ -209,6 +210,6 @@ def test_unresolvable_reference_raises_when_built(key, reference, no_network):
         },
     ],
 )
-def test_reference_into_the_schema_is_followed(schema):
+def test_reference_into_a_schema_or_metaschema_is_followed(schema, no_network):
     assert score(JsonSchemaReward(schema), '"a"') == 1.0
     assert score(JsonSchemaReward(schema), "1") == 0.0
