@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CellType
@@ -17,10 +18,8 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 
-COMPONENTS = (
-    *("policy", "reference", "prompts", "reward_fn", "true_reward_fn", "kl_controller"),
-    *("optimizer", "scheduler", "rollout_engine"),
-)
+COMPONENTS = "policy reference prompts reward_fn true_reward_fn kl_controller optimizer".split()
+COMPONENTS += "scheduler rollout_engine".split()
 # names in TRL, and what replaces them
 ELSEWHERE = dict(model="policy", ref_model="reference", reward_model="reward_fn", dataset="prompts")
 ELSEWHERE |= dict(reward_funcs="reward_fn", lr_scheduler="scheduler", callbacks="trainer.on(event)")
@@ -153,12 +152,13 @@ def describe_source(part: Any) -> str:
     else:
         cells = getattr(part, "__closure__", None) or ()  # empty before a variable is assigned
         held = [cell.cell_contents for cell in cells if cell != CellType()]
-        held += vars(part).values() if hasattr(part, "__dict__") else ()
+        owner = part.__self__ if inspect.ismethod(part) else part
+        held += vars(owner).values() if hasattr(owner, "__dict__") else ()
         part = part if hasattr(part, "__qualname__") else type(part)
         name = part.__qualname__
     try:
         source = inspect.getsource(part)
     except (OSError, TypeError):  # built in, or typed at a prompt
         source = ""
-    values = [value for value in held if isinstance(value, str | int | float)]
+    values = json.dumps(held, skipkeys=True, default=lambda x: getattr(x, "__qualname__", None))
     return f"{name} {hashlib.sha256(f'{source}{values}'.encode()).hexdigest()[:12]}"

@@ -23,6 +23,7 @@ from rlhf_lab.probes import (
     runs,
 )
 from rlhf_lab.probes import seeds as module
+from rlhf_lab.rewards import CountReward
 from rlhf_lab.training import RLHFTrainer
 from tests.probes import conftest
 
@@ -176,7 +177,6 @@ def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained)
 
 
 def test_what_a_probe_was_made_with_is_part_of_the_question():
-    """Its own settings name sites and phases alone."""
     settings = lambda n: module._common_settings(ARGS, [KLByPosition(n=n)], {})
     assert settings(4) == settings(4) and settings(4) != settings(8)
     words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
@@ -184,13 +184,11 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
 
 
 def test_runs_of_other_reward_functions_are_not_reused():
-    def scale(by):
-        return lambda texts: by * torch.ones(len(texts))
-
-    def negate(texts):
-        return -torch.ones(len(texts))
-
-    rewards = [scale(1.0), scale(2.0), negate, functools.partial(negate, 3), {"a": negate}]
+    scale = lambda by: lambda texts: by * torch.ones(len(texts))
+    negate = lambda texts: -torch.ones(len(texts))
+    rewards = [scale(1.0), scale(2.0), scale([3.0]), scale([4.0]), negate, {"a": negate}]
+    rewards += [functools.partial(negate, each) for each in (3, ("a",), ("b",))]
+    rewards += [CountReward("a").__call__, CountReward("b").__call__]
     stored = [str(module._common_settings(ARGS, [], {"reward_fn": each})) for each in rewards]
     assert len(set(stored)) == len(stored)
     assert stored[0] == str(module._common_settings(ARGS, [], {"reward_fn": scale(1.0)}))
