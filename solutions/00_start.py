@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 00 Start
 #
-# By the end of this lesson, you will be able to train a small language model with RLHF on a reward function that you wrote
-# yourself, and catch the model cheating.
+# By the end of this lesson, you will be able to train a small language model with RLHF on a reward function you wrote yourself,
+# and to catch the model cheating.
 #
-# First you run the RLHF loop once, and learn its key terms by following a single review through it. Then you write your first
+# First, you run the RLHF loop once and learn the key terms by following a single review through it. Then you write your first
 # functions and train the model on your own reward twice: once with a penalty for drifting away from the original model, and
 # once without it.
 #
 # **You will also be able to**
 # - name the parts of the RLHF loop: policy, state, action, reward, value, advantage, reference, KL;
 # - fill in a function in a notebook, and understand what its check reports;
-# - explain why padding must not count in a mean;
+# - explain why padding must be left out of a mean;
 # - write a reward function, and recognize reward hacking when you see it.
 
 # %%
@@ -62,8 +62,8 @@ predictions = Predictions()
 
 # %% [markdown]
 # The first two lines turn on runtime shape checking. `SETTINGS` specifies the model and the reward. In this lesson, you use
-# Reel, a tiny language of movie reviews, together with a two-layer transformer that was trained to generate it. If you have a
-# GPU and internet access, you can set `preset` to `gpt2-medium`, but the results in the text are for Reel.
+# Reel, a tiny language of movie reviews, together with a two-layer transformer trained to generate it. If you have a GPU and
+# internet access, you can set `preset` to `gpt2-medium`, but the results quoted in the text are for Reel.
 #
 # ## Why RLHF exists
 #
@@ -72,7 +72,7 @@ predictions = Predictions()
 # knows how to write a differentiable loss for "helpful" or "true". What people can do is look at two texts and pick the better
 # one.
 #
-# Reinforcement learning from human feedback turns such comparisons into training, in three steps:
+# Reinforcement learning from human feedback turns such comparisons into a training signal, in three steps:
 #
 # 1. Collect comparisons: show people two texts, and record which one they prefer.
 # 2. Train a **reward model** on them. It gives each text a score, its *reward*, which should be higher for texts people prefer.
@@ -80,17 +80,17 @@ predictions = Predictions()
 #    become more likely, while the model stays close to where it started.
 #
 # That last condition matters. A reward model is only reliable near the texts it was trained on, and an unconstrained language
-# model will find texts on which the reward model is wrong. You will see this happen below.
+# model will find texts where the reward model is wrong. You will see this happen below.
 #
 # - 2017, Christiano et al. ([1706.03741](https://arxiv.org/abs/1706.03741)): a simulated robot learns a backflip from about 900
 #   comparisons.
-# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same idea for GPT-2, with a penalty for moving
-#   away from the original model. This is the method you will implement.
+# - 2019, Ziegler et al. ([1909.08593](https://arxiv.org/abs/1909.08593)): the same idea applied to GPT-2, with a penalty for
+#   moving away from the original model. This is the method you will implement.
 # - 2020, Stiennon et al. ([2009.01325](https://arxiv.org/abs/2009.01325)): summaries that people prefer to human-written ones.
-# - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT, whose method ChatGPT also uses.
+# - 2022, Ouyang et al. ([2203.02155](https://arxiv.org/abs/2203.02155)): InstructGPT. ChatGPT was trained with the same method.
 #
-# No human is involved in this lesson. The reward comes from a classifier or a formula, so we know what should happen and can
-# check whether it does. Everything that comes after the reward works exactly as it does with human feedback.
+# There are no humans in the loop in this lesson. The reward comes from a classifier or a formula, so we know what should happen
+# and can check whether it does. Everything downstream of the reward works exactly as it would with human feedback.
 #
 # ## The loop
 
@@ -164,9 +164,9 @@ print(f"after the last token: reward {rewards[best].item():.3f}, once, for the w
 #
 # ## Masks
 #
-# Reviews can have different lengths, but they have to fit into one tensor, with a row per review and a column per token.
-# Shorter rows are therefore filled up with padding, and a *mask* is True wherever a token is real. Here are three reviews with
-# one number per token. The 9s are padding.
+# Reviews can have different lengths, but they have to fit into one tensor, with one row per review and one column per token.
+# Shorter rows are therefore padded, and a *mask* is True wherever a token is real. Here are three reviews with one number per
+# token. The 9s are padding.
 
 # %%
 scores = torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 9.0, 9.0], [7.0, 8.0, 2.0, 9.0]])
@@ -177,10 +177,10 @@ show_table(
 )
 
 # %% [markdown]
-# The package's `sequence_sum` adds up the real scores in each row. Read its signature first: `x` is
+# The package's `sequence_sum` adds up the real scores in each row. Look at its signature first: `x` is a
 # `Float[Tensor, "batch gen"]`, so it contains floats, with one row per sequence and one column per generated token. The result
 # is `Float[Tensor, " batch"]`, one float per sequence. The function uses three helpers. `zero_masked(x, mask)` puts 0 wherever
-# the mask is False, and returns `x` unchanged if there is no mask. `check_same_shape` raises an error if shapes differ, and
+# the mask is False, and returns `x` unchanged if there is no mask. `check_same_shape` raises an error if the shapes differ, and
 # `at_least_float32` converts half precision to float32.
 
 # %%
@@ -201,14 +201,14 @@ show_table(["review", "sum of its real scores"], enumerate(sequence_sum(scores, 
 which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
 
 # %% [markdown]
-# Now it's your turn. The numbered lines of the docstring describe the steps. Replace the last line of the next cell with your
-# code, run the cell, and then run the check below it. It goes beyond our small example and also tests other sizes, a single
-# row, a single token, no mask, very large numbers, and the gradient.
+# Now it's your turn. The numbered lines in the docstring describe the steps. Replace the last line of the next cell with your
+# code, run the cell, and then run the check below it. The check goes beyond our small example: it also tests other sizes, a
+# single row, a single token, no mask, very large numbers, and the gradient.
 #
 # Run the check once before you write anything, to see what an unsolved exercise looks like. If you get stuck, run
-# `hint("masked_mean")` in a new cell. Each exercise has three hints: the idea, the shapes, and finally the code itself. (Leave
+# `hint("masked_mean")` in a new cell. Each exercise has three hints: the idea, the shapes, and finally the code itself. (Save
 # `denominator` for last: it is only needed when a minibatch is split into pieces to save memory. The imported
-# `real_entries(x, mask)` returns the mask, or all True if you do not pass a mask.)
+# `real_entries(x, mask)` returns the mask, or all True if there is no mask.)
 #
 # | you see | it means |
 # |---|---|
@@ -250,7 +250,7 @@ print(textwrap.fill(" ".join(sorted(trainer.tokenizer.get_vocab())[:100]), 100))
 from rlhf_lab.course.exercises.start import my_reward  # exercise
 
 # %% [markdown]
-# The policy has no idea what you *meant*. It only finds the texts that score highest. So before you train, think like the
+# The policy has no idea what you *meant*. It just finds the texts that score highest. So before you train, think like the
 # policy: how could you get a high score without doing what your reward is supposed to encourage? Replace the dots with one
 # sentence in quotes. It isn't graded, but you will see it again next to the policy's reviews.
 
@@ -258,7 +258,7 @@ from rlhf_lab.course.exercises.start import my_reward  # exercise
 cheated_by = "it will say the praise words and forget the rest"  # predict: in words
 
 # %% [markdown]
-# Next, you train the model twice with your reward, starting from the same weights: once with the KL penalty (`kl_coef` 0.3) and
+# Next, train the model twice with your reward, starting from the same weights: once with the KL penalty (`kl_coef` 0.3) and
 # once without it. Which run will end up with the higher reward, and which will end up with the higher KL?
 #
 # (7 s on one core)
@@ -318,13 +318,13 @@ curves(
 )
 
 # %% [markdown]
-# Look at the two plots together. If you rewarded the praise words, both policies learn. The run without the penalty gains more
-# reward, but it also moves further away from the reference. Is the same true for your reward?
+# Look at the two plots together. If you rewarded the praise words, the reward goes up in both runs. The run without the penalty
+# gains more, but it also moves further away from the reference. Does the same happen with your reward?
 #
-# Such curves are noisy. For example, the reward for praise words dips at phase 1. Did the first learning phase make the policy
-# worse, or was it just bad luck? Each band is the 95% interval of a mean over one phase's reviews, and both runs draw the same
-# random numbers, so a dip by chance would show up in both. To find out, let's generate 2,048 fresh reviews before the first
-# learning phase, and 2,048 after it.
+# Curves like these are noisy. For example, the reward for praise words dips at phase 1. Did the first learning phase make the
+# policy worse, or was it just bad luck? Each band is a 95% confidence interval for the mean over one phase's reviews. Both runs
+# draw the same random numbers, so a dip caused by noise would show up in both. To find out, let's generate 2,048 fresh reviews
+# before the first learning phase, and 2,048 after it.
 #
 # (4 s on one core)
 
@@ -346,14 +346,14 @@ if is_praise:  # the stored runs have this reward
     over_seeds.compare("reward gained", gained, digits=2)
 
 # %% [markdown]
-# With the praise words, it was bad luck: on fresh reviews, the mean reward goes up during the first learning phase. Before you
-# interpret a change in your own reward, compare it with the standard errors (s.e.) in the table. For praise words, a mean over
-# 128 reviews has a standard error of 0.06 to 0.08, so differences of that size mean nothing. The dots compare your run with two
-# stored runs that used different seeds. (Only praise words have stored runs, so other rewards show no dots.)
+# For the praise words, it was just bad luck: on fresh reviews, the mean reward goes up during the first learning phase. Before
+# you interpret a change in your own reward, compare it with the standard errors (s.e.) in the table. For praise words, a mean
+# over 128 reviews has a standard error of 0.06 to 0.08, so differences of that size mean nothing. The dots compare your run
+# with two stored runs that used different seeds. (Stored runs exist only for the praise words, so other rewards show no dots.)
 #
 # ### The reviews of the three policies
 #
-# Below are three reviews from each policy. The color of a word shows how much the reward drops if you leave that word out.
+# Below are three reviews from each policy. Each word's color shows how much the reward drops if you leave that word out.
 
 
 # %%
@@ -393,20 +393,20 @@ predictions.recall("how it will be cheated", cheated_by)
 # %% [markdown]
 # If you rewarded the praise words, you will find that the policy puts them wherever an adjective fits, even after "wasn't".
 # After all, "the plot wasn't so brilliant" scores just as high as "the plot was so brilliant". Before training, 17% to 21% of
-# the adjectives after "wasn't" are praise words. Training raises this fraction to 46% to 56% with the penalty, and to 70% to
-# 76% without it (ranges over three seeds). If you wrote a different reward, look for reviews that score high without doing
-# what you had in mind.
+# the adjectives after "wasn't" are praise words. Training raises this fraction to between 46% and 56% with the penalty, and to
+# between 70% and 76% without it (ranges over three seeds). If you wrote a different reward, look for reviews that score high
+# without doing what you had in mind.
 #
-# A reward like this one is computed correctly, but it does not measure what you meant. Exploiting it is called **reward
+# A reward like this one is computed correctly, but it does not measure what you meant. Exploiting this gap is called **reward
 # hacking**. Krakovna et al. (2020, "Specification gaming") maintain a long list of examples. Gao et al. (2022,
 # [2210.10760](https://arxiv.org/abs/2210.10760)) train policies on learned rewards, and measure how the true quality first
 # rises and then falls as the policy moves away from the reference.
 #
 # ### A real model
 #
-# Does this also happen outside of a toy language? Here are stored reviews from a run in which the language model SmolLM2
-# continues "This movie was really". The reward is the probability that the text is *negative*, as predicted by a sentiment
-# classifier.
+# Does this also happen outside a toy language? Here are stored reviews from a run in which SmolLM2, a real language model,
+# continues the prompt "This movie was really". The reward is the probability that the text is *negative*, as predicted by a
+# sentiment classifier.
 
 # %%
 stored = stored_figures("real_samples")
@@ -417,9 +417,9 @@ show_table(["phase", "reward", "the first three reviews"], stored["samples"], di
 # The mean reward rises from 0.13 to 0.98, but the model has not become a critic. It has merely learned to start with the word
 # "bad", which it does in 15 of 16 reviews, and then it carries on as before. {Lesson:a_real_model} looks inside such a run.
 #
-# That was RLHF: generate, score, step towards a higher score, and stay close to the reference. The algorithm that just took the
+# That's RLHF: generate, score, step toward a higher score, and stay close to the reference. The algorithm that just took the
 # gradient steps for you is PPO (proximal policy optimization, Schulman et al. 2017,
-# [1707.06347](https://arxiv.org/abs/1707.06347)). In the next lessons you take the loop apart and rebuild it:
+# [1707.06347](https://arxiv.org/abs/1707.06347)). In the next lessons, you take the loop apart and rebuild it:
 # {lesson:the_value_head} attaches the value head with a hook, {lesson:the_objective} builds PPO's objective, and {lesson:ppo}
 # adds the training loop. [The map of the lessons](README.md) shows what you can do in an evening, in a weekend, and beyond.
 #
@@ -439,12 +439,12 @@ progress()
 #
 #   The policy learns both. Before training, 52 to 63% of the reviews contain "but", and the average review contains 0.5 to 0.6
 #   praise words. After training with the penalty, 81 to 89% contain "but", and the average review contains 1.5 to 1.6 praise
-#   words. Without the penalty, the numbers are 88 to 95% and 1.9 to 2.2 praise words. Even so, 86 to 94% of these reviews are
-#   still grammatical.
+#   words. Without the penalty, those numbers are 88 to 95% and 1.9 to 2.2. Even so, 86 to 94% of these reviews are still
+#   grammatical.
 #
 #   </details>
 #
 # - **Fix your reward.** Change it so that the cheat you saw no longer gets a high reward, and train again. How many rounds does
-#   it take until ten reviews in a row contain no cheat? And how could you be sure that no cheat is left?
+#   it take to get ten reviews in a row without a cheat? And how could you be sure that no cheat is left?
 #
-# Next: {lesson:the_value_head}, in which you teach the model to predict the reward while it is still writing.
+# Next: {lesson:the_value_head}, where you teach the model to predict the reward while it is still writing.

@@ -4,17 +4,17 @@
 # By the end of this lesson, you will be able to attach a value head to a transformer with a hook, and train it to predict a
 # review's reward while the review is still being generated.
 #
-# PPO, the algorithm that trains the policy, needs to know in the middle of a text how well things are going. The *value* of a
-# state is the reward that you can expect from there:
+# PPO, the algorithm that trains the policy, needs to know, partway through a text, how well things are going. The *value* of a
+# state is the reward you can expect from there:
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$
 #
 # A language model does not output this value, but its activations may contain it. The value head is a small network that takes
-# one of these activations as its input, and outputs one number per position.
+# one of these activations as input and outputs one number per position.
 #
 # **You will also be able to**
 # - find a hook point by its name, and know the shape of its activation;
-# - assign the right one of a review's 29 values to each of its 26 generated tokens;
+# - match each of a review's 26 generated tokens with the right one of its 29 values;
 # - measure how much a frozen transformer already knows about the reward.
 
 # %%
@@ -61,14 +61,14 @@ predictions = Predictions()
 
 # %% [markdown]
 # `SETTINGS` specifies the model and the reward. As before, you use Reel, a tiny language of movie reviews, and a two-layer
-# transformer that was trained to generate it. The results quoted in the text are for Reel.
+# transformer trained to generate it. The results quoted in the text are for Reel.
 #
 # ## Names of activations
 #
 # A `HookedTransformer` is an ordinary transformer that passes every intermediate activation through a *hook point*. By default,
-# a hook point does nothing. But if you register a function on it, this function receives the activation and may replace it. The
-# cell below runs the model on one review, with a function on every hook point that records the name and the shape of the
-# activation. (The names are the same as in TransformerLens.)
+# a hook point does nothing. But if you register a function on it, that function receives the activation and can replace it. The
+# cell below runs the model on one review, with a function on every hook point that records the activation's name and shape.
+# (The names are the same as in TransformerLens.)
 
 # %%
 args = RLHFArgs(**SETTINGS)
@@ -90,10 +90,10 @@ in_last_block = [(name, shape) for name, shape in fired if name.startswith(last_
 show_table(["hook point in the last block", "shape"], in_last_block)
 
 # %% [markdown]
-# The *residual stream* runs through all blocks. In each block, the attention layer reads the stream and adds its output to it,
-# and then the MLP does the same. So `hook_resid_pre` is the stream before the attention, `hook_resid_mid` is between attention
-# and MLP, and `hook_resid_post` is after the MLP. After the last block, `ln_final` normalizes the stream, and `unembed`, a
-# matrix, turns it into logits:
+# The *residual stream* runs through all blocks. In each block, the attention layer reads from the stream and adds its output
+# back to it, and then the MLP does the same. So `hook_resid_pre` is the stream before attention, `hook_resid_mid` is the stream
+# between attention and the MLP, and `hook_resid_post` is the stream after the MLP. After the last block, `ln_final` normalizes
+# the stream, and the `unembed` matrix turns it into logits:
 #
 # ```text
 # tokens -> embedding -> block 0 -> block 1 -> ln_final -+-> unembed    -> logits  [batch seq d_vocab]
@@ -101,8 +101,8 @@ show_table(["hook point in the last block", "shape"], in_last_block)
 #                                                        +-> value head -> values  [batch seq]
 # ```
 #
-# The value head should receive the same input as `unembed`, up to a scale and a shift of each dimension. At which of these four
-# hook points do you find this activation?
+# The value head should receive the same input as `unembed`, up to a per-dimension scale and shift. Which of these four hook
+# points gives you that activation?
 
 # %%
 hook_point = "ln_final.hook_normalized"  # predict: "blocks.1.hook_resid_post", "ln_final.hook_scale", "ln_final.hook_normalized" or "blocks.1.hook_mlp_out"
@@ -115,12 +115,12 @@ predictions.compare("the value head belongs on", hook_point, has_width[0])
 
 # %% [markdown]
 # It is `ln_final.hook_normalized`. The last `hook_resid_post` comes too early, because the final norm is applied after it.
-# `hook_scale` is only the number by which the norm divides at each position, and `blocks.1.hook_mlp_out` is only the output of
+# `hook_scale` is just the number that the norm divides by at each position, and `blocks.1.hook_mlp_out` is just the output of
 # the last MLP.
 #
 # There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
-# which removes all hooks of the model. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks, and it
-# does so at the end of the block, even if there was an error. We recommend the second way.
+# which removes all of the model's hooks. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks at the
+# end of the block, even if there was an error. We recommend the second way.
 #
 # A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. While it is
 # registered, will the logits be the same as before, or different?
@@ -152,15 +152,15 @@ print("after the with block they are", "the same" if after.equal(before) else "s
 # gives you both the logits and the values.
 #
 # The cell below contains the whole class except for one method, `value_hook`, which you write. The rest of the class wraps the
-# final norm in `with self.value_hook() as values:`, and afterwards uses `values[0]`, of shape `[batch seq]`. Your method is a
+# final norm in `with self.value_hook() as values:`, and then uses `values[0]`, which has shape `[batch seq]`. Your method is a
 # context manager: make an empty list, register a hook that appends the values to this list, and `yield` the list while the hook
 # is registered.
 #
-# The hook point is the torch module `self.base_model.hook_dict[VALUE_HOOK]`. Its method `register_forward_hook(function)` makes
-# torch call `function(hook_point, inputs, activation)` in every forward pass. The method returns a handle. If you use this
-# handle in a `with` statement, torch removes the hook at the end of the block.
+# The hook point is the torch module `self.base_model.hook_dict[VALUE_HOOK]`. Its `register_forward_hook(function)` method tells
+# torch to call `function(hook_point, inputs, activation)` on every forward pass. It returns a handle: use it in a `with`
+# statement, and torch removes the hook when the block ends.
 #
-# (If the logits change when you attach the value head, your hook returns something, which then replaces the activation.)
+# (If the logits change when you attach the value head, your hook is returning something, which then replaces the activation.)
 
 # %%
 from rlhf_lab.models import TransformerWithValueHead  # exercise
@@ -186,13 +186,14 @@ kind = "about 0" if size < 0.1 else "about 1" if (values - 1).abs().max() < 0.1 
 predictions.compare("the first values are", first_values, kind)
 
 # %% [markdown]
-# The last layer of a new value head has very small random weights, so all values start out near 0. This is deliberate.
-# Advantages are computed from the reward and the values, so large random values would fill the first advantages with noise.
+# The last layer of a new value head has very small random weights, so all values start out near 0. This is deliberate:
+# advantages are computed from the reward and the values, so large random values would add a lot of noise to the first
+# advantages.
 #
 # ## Values and tokens
 #
-# The policy outputs a value at every position. It is the value of the state *after* the token at this position, which is the
-# state in which the next token is chosen. PPO, however, needs the value of the state *before* each generated token. Write a
+# The policy outputs a value at every position. It is the value of the state *after* the token at that position, which is the
+# state where the next token is chosen. PPO, however, needs the value of the state *before* each generated token. Write a
 # function that selects these values. `prefix_len` is the number of tokens in the prompt.
 
 # %%
@@ -225,16 +226,16 @@ print("equal to the sampler's values:", bool(torch.allclose(cut, samples.values,
 
 # %% [markdown]
 # The sampler computes its values token by token while it generates the review. Your values come from a single forward pass over
-# the finished review. Because the two agree, you know that your function selects the right positions. (If your values are off
-# by one token, you have probably taken the value *after* each token.)
+# the finished review. Since the two agree, you know that your function selects the right positions. (If your values are off by
+# one token, you probably took the value *after* each token.)
 #
 # ## Training the head alone
 #
-# Now train the value head, but set `base_lr` to 0, so that the transformer does not change. This transformer was trained to
-# continue reviews, and has never been trained on a reward. How well can a value head predict the reward from its activations?
+# Now train the value head, but set `base_lr` to 0, so that the transformer does not change. The transformer was trained to
+# continue reviews and has never been trained on a reward. How well can a value head predict the reward from its activations?
 #
-# To measure this, we use the *explained variance*. It is the fraction of the variance of the returns $G$ (the value head's
-# targets) that the values $V$ explain, from 0 (none of it) to 1 (all of it):
+# To measure this, we use the *explained variance*: the fraction of the variance in the returns $G$ (the value head's targets)
+# that the values $V$ explain, from 0 (none of it) to 1 (all of it):
 #
 # $$EV = 1 - \operatorname{Var}(G - V) \,/\, \operatorname{Var}(G)$$
 #
@@ -267,15 +268,15 @@ curves(
 
 # %% [markdown]
 # For every seed, the explained variance rises from 0, even though the transformer itself does not change. So its residual
-# stream must already have contained information about the reward. But the explained variance cannot reach 1, because part of
-# the reward depends on words that have not been generated yet. (If your explained variance stays at 0, check `head_lr` and the
-# hook point.)
+# stream must already contain information about the reward. But the explained variance cannot reach 1, because part of the
+# reward depends on words that haven't been generated yet. (If your explained variance stays at 0, check `head_lr` and the hook
+# point.)
 #
 # ## The values of a review
 #
-# Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue values are above 0,
-# and orange values are below 0 (hover over a word to see the number). The values are centered around 0 because the trainer
-# normalizes rewards to mean 0. After which words does the value change the most?
+# Below are the best and the worst of 128 reviews. The color of each word shows the value *after* it: blue means above 0, and
+# orange means below 0 (hover over a word to see the number). The values are centered around 0 because the trainer normalizes
+# rewards to mean 0. After which words does the value change the most?
 
 # %%
 rollout = trainer.rollout_phase()
@@ -298,8 +299,8 @@ colored(worst)
 
 # %% [markdown]
 # The value does not simply follow the opinion words: it is close to 0 after "superb" and "horrible", and far from 0 after "so",
-# "quite" and "i". One explanation is that a frozen transformer represents the opinion in its last layer only where this helps
-# to predict the next word, and that layer is the value head's only input.
+# "quite" and "i". One explanation is that a frozen transformer represents the opinion in its last layer only where it helps
+# predict the next word, and the last layer is the value head's only input.
 #
 # ## Your results
 
@@ -316,11 +317,11 @@ progress()
 #   <details><summary>Results (three seeds, last phase)</summary>
 #
 #   With a frozen transformer, the explained variance reaches 0.40 to 0.41 after 20 phases. With `head_lr=1e-2`, it reaches 0.31
-#   to 0.42 after only 8 phases. If you train the transformer as well, with the preset's `base_lr`, it reaches 0.27 to 0.34
-#   after 8 phases, so this does not help here. (Note that the rewards then change during the run, so the numbers are not
-#   strictly comparable.)
+#   to 0.42 after only 8 phases. If you also train the transformer, with the preset's `base_lr`, it reaches 0.27 to 0.34 after 8
+#   phases, so training the transformer doesn't help here. (Note that the rewards then change during the run, so the numbers are
+#   not strictly comparable.)
 #
 #   </details>
 #
-# Next: {lesson:the_objective}, in which values and rewards become one objective. The appendix {lesson:where_values_are_read}
-# measures in which layer and after which word the value can first be predicted.
+# Next: {lesson:the_objective}, where values and rewards are combined into one objective. The appendix
+# {lesson:where_values_are_read} measures at which layer, and after which word, the value can first be predicted.

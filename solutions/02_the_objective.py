@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 The objective
 #
-# By the end of this lesson, you will be able to write PPO's objective with a KL penalty, and to train a policy with it.
+# By the end of this lesson, you will be able to write PPO's objective with a KL penalty, and train a policy with it.
 #
 # For each minibatch, PPO computes one number, the objective, and takes a gradient step that increases it:
 #
@@ -12,9 +12,9 @@
 # the penalty and the sum. The other two terms are given.
 #
 # **You will also be able to**
-# - test whether the policy that you train is the policy that generated the samples;
+# - test whether the policy you are training is the one that generated the samples;
 # - predict where the gradient of the clipped surrogate is zero;
-# - explain why PPO for language models needs a clip *and* a KL penalty.
+# - explain why PPO for language models needs both a clip *and* a KL penalty.
 
 # %%
 # first cell
@@ -60,16 +60,16 @@ predictions = Predictions()
 over_seeds = SeedFigures("the_objective", SETTINGS)  # this run next to stored runs of other seeds
 
 # %% [markdown]
-# As before, you use Reel, a two-layer transformer that was trained to generate it, and a classifier as the reward.
+# As before, you use Reel, a two-layer transformer trained to generate it, and a sentiment classifier as the reward.
 #
-# Notation: $a_t$ is generated token $t$, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ is the policy
-# that generated the samples, and $\pi_\mathrm{ref}$ is the reference. $R$ is a review's reward, $V$ is the value head, and
-# $A_t$ is the advantage.
+# Notation: $a_t$ is the $t$-th generated token, and $s_t$ is the text before it. $\pi$ is the policy, $\pi_\mathrm{old}$ is the
+# policy that generated the samples, and $\pi_\mathrm{ref}$ is the reference. $R$ is a review's reward, $V$ is the value head,
+# and $A_t$ is the advantage.
 #
 # ## A policy that has learned a little
 #
-# At the start, the policy equals the reference, so every KL is 0 and there is nothing to look at. Let's first train for five
-# phases with the package's functions.
+# At the start, the policy is identical to the reference, so every KL is 0 and there is nothing to see yet. Let's first train
+# for five phases with the package's functions.
 #
 # (4 s on one core)
 
@@ -87,8 +87,8 @@ show_table(["reward", "text"], rows, digits=2)
 #
 # Keep in mind that the logits at a position predict the *next* token, so the logits for the first generated token are at
 # position `prefix_len - 1`. `generated_logits` and `generated_values` keep only the positions right before each generated
-# token. From here on, every tensor is `[batch gen]` or `[batch gen d_vocab]`. `mask` is True on real tokens. A review may be
-# followed by padding after its stop token, and this padding must not count in any mean.
+# token. From here on, every tensor has shape `[batch gen]` or `[batch gen d_vocab]`. `mask` is True for real tokens. A review
+# may be padded after its stop token, and this padding must be left out of every mean.
 
 # %%
 memory = ReplayMemory(rollout, args.num_minibatches, passes=1)  # each review is used once
@@ -119,7 +119,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # ## Log-probabilities
 #
 # PPO changes how likely the sampled tokens are, so everything starts from their log-probabilities. Let $z$ be the logits at the
-# position before token $t$, and $T$ the temperature, by which the sampler divides the logits (1 in this lesson). Then
+# position before token $t$, and let $T$ be the temperature that the sampler divides the logits by (1 in this lesson). Then:
 #
 # $$\log \pi(a_t \mid s_t) = \frac{z_{a_t}}{T} - \log \sum_v e^{z_v / T}$$
 
@@ -129,7 +129,7 @@ from rlhf_lab.functional import get_logprobs  # given
 # %% [markdown]
 # The minibatch also stores log-probabilities, which the sampler computed token by token while it generated the reviews.
 # `get_logprobs` computes them in a single forward pass over the finished reviews. The policy has not been updated in between.
-# Up to rounding, are the two results equal or different?
+# Up to rounding, will the two results be equal or different?
 
 # %%
 same_policy = "equal"  # predict: "equal" or "different"
@@ -146,12 +146,12 @@ predictions.compare(
 
 # %% [markdown]
 # They are equal. This comparison catches many bugs, such as an off-by-one index, a forgotten temperature or a forgotten top-k.
-# The trainer makes the same comparison in every phase, and warns you if the results differ.
+# The trainer runs the same check in every phase and warns you if the results differ.
 #
 # ## The KL penalty
 #
-# As it learns, the policy drifts away from the reference. The KL divergence measures how far it has drifted. In each state, it
-# is the policy's log-probability of the next token minus the reference's, averaged over the policy's distribution:
+# As it learns, the policy drifts away from the reference. The KL divergence measures how far it has drifted. In each state, the
+# KL is the policy's log-probability of the next token minus the reference's, averaged over the policy's distribution:
 #
 # $$\mathrm{KL}_t = \sum_v \pi(v \mid s_t) \big(\log \pi(v \mid s_t) - \log \pi_\mathrm{ref}(v \mid s_t)\big)$$
 
@@ -177,7 +177,7 @@ print(f"{len(ordered)} tokens; the 10 % with the most KL account for {tenth:.0%}
 # The policy has changed its mind about the words that carry an opinion, and about hardly anything else.
 #
 # The penalty in the objective is a single number: the mean KL over all real tokens, times a coefficient. Write this function
-# now. (You don't need `denominator` yourself; just pass it on to `masked_mean`.)
+# now. (You don't have to do anything with `denominator`; just pass it on to `masked_mean`.)
 
 # %%
 from rlhf_lab.functional import calc_kl_penalty  # exercise
@@ -207,15 +207,15 @@ for name, of_model in {"policy": policy_logprobs, "reference": reference_logprob
 # %% [markdown]
 # ## The clipped surrogate
 #
-# This is the term that learns from rewards. We derive it in four steps.
+# This is the term that learns from rewards. We'll derive it in four steps.
 #
 # **1. The gradient of an expected reward** is
 # $\nabla \mathbb{E}_{x \sim \pi}[R(x)] = \mathbb{E}_{x \sim \pi}\big[R(x) \sum_t \nabla \log \pi(a_t \mid s_t)\big]$. In words:
 # make a review's tokens more likely in proportion to its reward. This follows from $\nabla \pi = \pi \nabla \log \pi$, as
 # {lesson:rewards_and_credit} shows.
 #
-# **2. Advantages instead of rewards.** You may subtract a baseline such as $V(s_t)$ from the reward. On average this changes
-# nothing, because $\mathbb{E}_{a \sim \pi}[\nabla \log \pi(a)] = 0$, but it removes noise. What is left of the reward, roughly
+# **2. Advantages instead of rewards.** You can subtract a baseline such as $V(s_t)$ from the reward. On average, this changes
+# nothing, because $\mathbb{E}_{a \sim \pi}[\nabla \log \pi(a)] = 0$, but it reduces noise. What is left of the reward, roughly
 # $R(x) - V(s_t)$, is the advantage $A_t$.
 #
 # **3. Samples from an older policy.** We want to take several steps on one rollout, but after the first step, the policy is no
@@ -229,9 +229,8 @@ from rlhf_lab.functional import policy_ratio  # given
 
 # %% [markdown]
 # **4. The clip.** The ratio corrects for how likely each token is under the new policy, but not for how likely the text before
-# it is. Moreover, $r_t A_t$ has no upper limit, so a token with $A > 0$ could become more and more likely because of a single
-# sample. PPO therefore stops rewarding a token once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the direction of its
-# advantage*:
+# it is. Also, $r_t A_t$ has no upper bound, so a single sample could keep making a token with $A > 0$ more and more likely. PPO
+# therefore stops rewarding a token once its ratio has left $[1 - \epsilon, 1 + \epsilon]$ *in the direction of its advantage*:
 #
 # $$L^{\mathrm{clip}} = \operatorname{mean}_t \, \min\big(r_t A_t, \; \operatorname{clip}(r_t, 1 - \epsilon, 1 + \epsilon) \, A_t\big)$$
 #
@@ -242,8 +241,8 @@ from rlhf_lab.functional import policy_ratio  # given
 from rlhf_lab.functional import calc_clipped_surrogate_objective  # exercise
 
 # %% [markdown]
-# Consider a single token whose advantage is negative (-1), but which has nevertheless become *more* likely (its ratio is 1.5).
-# If `clip_coef` is 0.2, is the gradient of this token's surrogate zero or not?
+# Consider a single token with a negative advantage (-1) that has nevertheless become *more* likely (its ratio is 1.5). If
+# `clip_coef` is 0.2, is the gradient of this token's surrogate zero or not?
 
 # %%
 ratio_high_advantage_negative = "not zero"  # predict: "zero" or "not zero"
@@ -280,7 +279,8 @@ curves(
 
 # %% [markdown]
 # (Small marks show where your function was evaluated.) Wherever a curve is flat, the gradient is zero. The minimum makes the
-# two curves asymmetric: if a token with a negative advantage has become more likely, PPO pulls it back, however far it went.
+# two curves asymmetric: if a token with a negative advantage has become more likely, PPO pulls it back, no matter how far it
+# has moved.
 #
 # Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0, so the surrogate is 0. Is
 # its gradient zero as well?
@@ -343,9 +343,9 @@ print(f"objective {objective.item():.4f} = {terms} + bonus 0 - KL penalty {penal
 # %% [markdown]
 # ## Your functions in the trainer
 #
-# You can pass each term to the trainer as a keyword argument. Train with your functions for eight phases, with `kl_coef` set to
-# 0, 0.3 and 3. With 0.3, the first five phases should reproduce the run at the top of this lesson, which used the package's
-# functions. Which `kl_coef` will lead to the highest KL in the last phase?
+# You can pass each term to the trainer as a keyword argument. Train with your functions for eight phases, once each with
+# `kl_coef` set to 0, 0.3 and 3. With 0.3, the first five phases should reproduce the run at the top of this lesson, which used
+# the package's functions. Which `kl_coef` will lead to the highest KL in the last phase?
 #
 # (14 s on one core)
 
@@ -372,7 +372,7 @@ predictions.compare(
 )
 
 # %% [markdown]
-# The two runs have the same rewards, so your terms are the same as the trainer's. If your rewards differ, start here:
+# The two runs have the same rewards, so your terms match the trainer's. If your rewards differ, start here:
 #
 # | you see | look at |
 # |---|---|
@@ -401,17 +401,17 @@ for coef, trained in trainers.items():
     print(f"kl_coef {coef}, one review: {after.raw_rewards[0].item():.2f}  {after.texts[0]}")
 
 # %% [markdown]
-# The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. For each number, the
-# ranges over three seeds don't overlap. In a run as short as this one, the penalty only lowers the reward.
+# The smaller the coefficient, the further the policy moves from the reference, and the higher the reward. For both the KL and
+# the reward, the ranges over three seeds don't overlap. In a run as short as this one, the penalty only lowers the reward.
 # {Lesson:what_breaks_it} shows what happens in a long run without a penalty. (Each mark is a mean over only 128 reviews.)
 #
 # ### Why a clip *and* a KL penalty?
 #
-# They limit different distances. The clip applies to *one phase*: how far can the policy move away from the policy that
-# generated this rollout before the samples become stale? It starts over with every rollout, so in a hundred phases the policy
-# can end up anywhere. The KL penalty applies to *the whole run*: how far are we from the language we started with? But it
-# ignores whether the samples support a step. Without the clip, a single minibatch can break the policy. Without the penalty,
-# many small, well-supported steps lead the policy to the sentence that the classifier likes best.
+# The two limit different distances. The clip applies to *one phase*: how far can the policy move away from the policy that
+# generated this rollout before the samples become stale? It resets with every rollout, so over a hundred phases, the policy can
+# end up anywhere. The KL penalty applies to *the whole run*: how far are we from the language we started with? But it ignores
+# whether the samples support a step. Without the clip, a single minibatch can break the policy. Without the penalty, many
+# small, well-supported steps can lead the policy to the sentence that the classifier likes best.
 #
 # ## Your results
 
@@ -422,8 +422,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# - **A bug on purpose.** Break one of your functions (for example, drop `kl_coef` from the KL penalty) and read the message of
-#   its check. Then pass the broken function to the trainer anyway. Which number in the trainer's report reveals the bug?
+# - **A bug on purpose.** Break one of your functions (for example, drop `kl_coef` from the KL penalty) and read the message
+#   from its check. Then pass the broken function to the trainer anyway. Which number in the trainer's report reveals the bug?
 #
 # - **An entropy bonus.** Train with `ent_coef=0.1`. How does the bonus change the entropy and the reward?
 #
@@ -434,7 +434,7 @@ progress()
 #
 #   </details>
 #
-# - **No clip.** First disable clipping by setting a very large `clip_coef`, with `kl_coef=0.3`. Then restore the clip and set
+# - **No clip.** First, keep `kl_coef=0.3`, but disable clipping with a very large `clip_coef`. Then restore the clip and set
 #   `kl_coef=0`. Compare the two runs after 8 phases, and again after five times as many.
 #
 #   <details><summary>Results (three seeds)</summary>
@@ -446,4 +446,4 @@ progress()
 #
 #   </details>
 #
-# Next: {lesson:ppo}, in which you write the training loop around this objective. (Appendix: {lesson:kl_placements}.)
+# Next: {lesson:ppo}, where you write the training loop around this objective. (Appendix: {lesson:kl_placements}.)

@@ -4,14 +4,14 @@
 # By the end of this lesson, you will be able to write PPO for a language model from scratch, in one function of about fifty
 # lines. In every phase, your rewards will match the package's to six digits.
 #
-# You already have the parts: a policy with a value head, and an objective for one minibatch. The loop around them is still
-# missing. Each phase of PPO has two halves. In the **rollout**, you sample a batch of reviews, score them, and compute an
+# You already have the parts: a policy with a value head, and an objective for one minibatch. What's missing is the loop around
+# them. Each phase of PPO has two halves. In the **rollout**, you sample a batch of reviews, score them, and compute an
 # advantage for each token. In the **learning** half, you take several gradient steps on that batch. You will write both halves
-# and train the model with them. Then you will read the training dashboard of your run, and look at the model's activations
-# while it trains.
+# and train the model with them. Then you will read your run's training dashboard, and look at the model's activations as it
+# trains.
 #
 # **You will also be able to**
-# - read a training dashboard: you know which numbers must be exactly 1 or 0, and which should rise or fall;
+# - read a training dashboard, and know which numbers must be exactly 1 or 0 and which should rise or fall;
 # - record activations during training without changing the run.
 #
 # **You need** {lesson:the_value_head} and {lesson:the_objective}.
@@ -75,8 +75,8 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # given
 #
 # *Rollout.* Sample a batch of reviews with `sample`, and score them. Each review gets its normalized reward at its last token
 # (`token_rewards`). Then generalized advantage estimation (GAE) turns this one reward into an advantage for each token:
-# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$. This function is given
-# here, and you will derive it in {lesson:rewards_and_credit}.
+# $\hat A_t = \delta_t + \gamma \lambda \hat A_{t+1}$ with $\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)$. The GAE function is
+# given here; you will derive it in {lesson:rewards_and_credit}.
 
 # %%
 from rlhf_lab.functional import compute_gae  # given
@@ -96,9 +96,9 @@ show_table(
 )
 
 # %% [markdown]
-# *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch, cut it into
-# `args.num_minibatches` minibatches, and for each minibatch run the policy, compute the objective of {lesson:the_objective},
-# and take a gradient step. The advantages, the returns and the old log-probabilities stay fixed throughout. At the end of the
+# *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch, split it into
+# `args.num_minibatches` minibatches. For each minibatch, run the policy, compute the objective from {lesson:the_objective}, and
+# take a gradient step. The advantages, the returns and the old log-probabilities stay fixed throughout. At the end of the
 # phase, step the scheduler once.
 
 # %%
@@ -107,16 +107,17 @@ from rlhf_lab.course.exercises.objective import whole_objective  # given
 # %% [markdown]
 # Now write `ppo`. Here is what you need:
 # - `prompts = tokenize_prompts(tokenizer, [args.prefix] * args.batch_size, prepend_bos=True)` gives you the prompts, and
-#   `spec = SamplingSpec.from_args(args, tokenizer)` the sampling settings. The tokenizer is `policy.base_model.tokenizer`.
-# - `samples = sample(policy, prompts, spec, generator)` has `tokens` (`[batch seq]`), and `mask`, `logprobs` and `values` for
-#   each generated token (`[batch gen]`). `samples.texts(tokenizer)` gives you the texts, and `samples.prefix_len` is the number
-#   of prompt tokens.
+#   `spec = SamplingSpec.from_args(args, tokenizer)` gives you the sampling settings. The tokenizer is
+#   `policy.base_model.tokenizer`.
+# - `samples = sample(policy, prompts, spec, generator)` contains `tokens` (`[batch seq]`), and `mask`, `logprobs` and `values`
+#   for each generated token (`[batch gen]`). `samples.texts(tokenizer)` returns the texts, and `samples.prefix_len` is the
+#   number of prompt tokens.
 # - `phase_generator(args.seed, phase, stream)` returns a reproducible random generator for one phase. Set `stream` to
 #   "sampling" for the rollout and to "minibatches" for shuffling, and your run will draw the same random numbers as the
 #   package's.
-# - The credit needs `normalize_reward(rewards)`, `compute_gae` with `args.gamma` and `args.gae_lambda`, and
+# - To assign credit, use `normalize_reward(rewards)`, `compute_gae` with `args.gamma` and `args.gae_lambda`, and
 #   `compute_returns(advantages, values)`.
-# - `policy(tokens)` returns logits and values at all positions, and `reference(tokens)` returns logits only.
+# - `policy(tokens)` returns logits and values at all positions, and `reference(tokens)` returns only logits.
 #   `generated_logits`, `generated_values` and `get_logprobs` take `prefix_len`, and keep only the positions right before the
 #   generated tokens.
 # - `kl_per_token` and `entropy_per_token` take the output of `log_probs`. You don't need gradients for the reference.
@@ -157,10 +158,10 @@ predictions.compare("the two runs are", same_run, "the same" if equal else "not 
 #
 # ## The dashboard
 #
-# What should a healthy run look like? Before the first step of each phase, the ratio is 1, because the policy that you train is
-# still the one that generated the samples. The KL slowly rises from 0 and stays below a few nats. The clip fraction is a few
-# percent at most, and the entropy falls slowly. The explained variance is the fraction of the variance of the returns that the
-# value head explains, so it should rise from 0 towards 1, but it cannot reach 1.
+# What should a healthy run look like? Before the first step of each phase, the ratio is 1, because the policy you are training
+# is still the one that generated the samples. The KL slowly rises from 0 and stays below a few nats. The clip fraction is a few
+# percent at most, and the entropy falls slowly. The explained variance is the fraction of the variance in the returns that the
+# value head explains. It should rise from 0 toward 1, but it cannot reach 1.
 
 # %%
 rows = []
@@ -170,10 +171,9 @@ for name, numbers in make_dashboard(reports).items():
 show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
-# Look twice at numbers that are *exactly* 0 or 1, or that should be exactly 0 or 1. If the first ratio is not 1, the sampler
-# and the learner disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being
-# trained as well. A rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy
-# reward.
+# Look twice at any number that is *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the learner
+# disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as well. A
+# rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
 #
 # ## Step size and reward scale
 #
@@ -197,10 +197,9 @@ predictions.compare(
 )
 
 # %% [markdown]
-# It moves just as far! The size of the step comes from the learning rate, not from the size of the gradient. This has two
-# consequences. First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are
-# dangerous, because Adam takes full-sized steps even though the gradients are still mostly noise. This is why the learning
-# rates warm up.
+# It moves just as far! The step size is set by the learning rate, not by the size of the gradient. This has two consequences.
+# First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are dangerous, because
+# Adam takes full-sized steps even though the gradients are still mostly noise. This is why the learning rates warm up.
 #
 # Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
 # train without normalizing the rewards and advantages. What happens to the policy?
@@ -238,11 +237,11 @@ result = (
 predictions.compare("with a tiny reward, the policy", small_reward, result)
 
 # %% [markdown]
-# The scale does matter, because the reward is only one term of the objective and has to compete with the others. When the
-# reward is tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only
-# 0.46. When the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away, and still
-# only reaches a score of 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not
-# depend on the reward scale.
+# It does matter, because the reward is only one term in the objective and has to compete with the others. When the reward is
+# tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only 0.46. When
+# the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away and still only scores
+# 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not depend on the reward
+# scale.
 #
 # ## Inside the run
 #
@@ -257,9 +256,10 @@ from rlhf_lab.diffing import logit_lens  # given
 
 # %% [markdown]
 # To access the activations, decorate one of your functions with `@trainer.capture(hook_names, pos=..., at=..., tokens=...)`.
-# The trainer then calls this function with the context of the run (`ctx.policy` is the policy) and with the activations by
-# name. These activations come from a separate forward pass over `tokens`, so the run itself does not change. `at` is the event
-# at which your function is called: "after_score" happens once per phase, after sampling and before the first gradient step.
+# The trainer then calls this function with the run's context (`ctx.policy` is the policy) and a dictionary of activations,
+# keyed by name. These activations come from a separate forward pass over `tokens`, so the run itself is not affected. `at` is
+# the event that triggers your function: "after_score" happens once per phase, after sampling and before the first gradient
+# step.
 #
 # (If it has to find a mistake, this check takes up to 10 s as well.)
 
@@ -331,12 +331,12 @@ predictions.compare(
 # %% [markdown]
 # Before training, the probability of praise after a bad review is lowest (0.10) if you decode the residual stream right after
 # block 1's attention. By the last phase, it has risen to 0.47 at this point and to 0.62 at the output, so the model now praises
-# more than half of the movies it has just complained about. The change is spread over the whole model: even after block 0's MLP,
-# which only one attention layer precedes, the probability of praise has doubled from 0.23 to 0.46. With the other two seeds, the
-# probability at the output ends up at 0.59 and 0.51.
+# more than half of the movies it has just complained about. The change is spread throughout the model: even after block 0's
+# MLP, which has just one attention layer before it, the probability of praise has doubled from 0.23 to 0.46. With the other two
+# seeds, the probability at the output ends up at 0.59 and 0.51.
 #
 # This plot does not show *which* of these changes causes the behavior, or whether the model still represents that the review is
-# bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} try to answer these two questions.
+# bad. {Lesson:watch_it_learn} and {lesson:what_rlhf_changed} address these two questions.
 #
 # ## What surprised you
 
@@ -347,8 +347,8 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Break a line of your `ppo` on purpose. Which row of the dashboard gives the bug away? The appendix {lesson:debugging_ppo}
-# turns this into a game: it adds bugs to the trainer's own functions, and you find each bug by looking at nothing but the run's
+# Break a line in your `ppo` on purpose. Which row of the dashboard gives the bug away? The appendix {lesson:debugging_ppo}
+# turns this into a game: it adds bugs to the trainer's own functions, and you find each one just by looking at the run's
 # dashboard.
 #
-# Next: {lesson:the_policy}, in which you open up the policy and find the attention head that carries a fact.
+# Next: {lesson:the_policy}, where you open up the policy and find the attention head that carries a fact.

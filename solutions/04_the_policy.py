@@ -5,7 +5,7 @@
 # texts.
 #
 # **You will also be able to**
-# - sample from a language model, and compute the log-probability of a text that was sampled elsewhere;
+# - sample from a language model, and compute the log-probability of text that was sampled elsewhere;
 # - decode an intermediate layer with the logit lens;
 # - explain why an attention pattern does not show what a model uses.
 #
@@ -49,8 +49,8 @@ predictions = Predictions()
 # %% [markdown]
 # ## Sampling
 #
-# The policy reads the text so far and outputs one *logit* $z_v$ for each word in the vocabulary. A softmax turns these logits
-# into probabilities, after dividing them by a *temperature* $T$:
+# The policy reads the text so far and outputs one *logit* $z_v$ for each word in the vocabulary. The logits are divided by a
+# *temperature* $T$, and a softmax turns the result into probabilities:
 #
 # $$\pi(v \mid s) = \frac{e^{z_v / T}}{\sum_w e^{z_w / T}}$$
 #
@@ -69,7 +69,7 @@ def word(token: int | Tensor) -> str:
 
 # %% [markdown]
 # To draw a word, all you need is a uniform random number $u$. Go through the words in order, add up their probabilities, and
-# stop at the first word at which the sum is *greater* than $u$. This draws each word with exactly its probability.
+# stop at the first word where the sum is *greater* than $u$. This draws each word with exactly the right probability.
 
 # %%
 from rlhf_lab.sampling import draw_token  # given
@@ -77,7 +77,7 @@ from rlhf_lab.sampling import draw_token  # given
 # %% [markdown]
 # To generate a whole text, repeat: run the model on everything so far, look at the logits at the last position, draw a token,
 # and append it. `noise` contains the random numbers, with one row per step. (`check_context` raises an error if the text would
-# be longer than the model can read, and `at_least_float32` converts half precision to float32.)
+# exceed the model's context length, and `at_least_float32` converts half precision to float32.)
 
 # %%
 from rlhf_lab.sampling import sample_without_cache  # exercise
@@ -105,8 +105,8 @@ print(f"fraction of tokens that are equal: {same:.3f}")
 #
 # $$\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$$
 #
-# To select the right entries, use `eindex`, which indexes by name: `eindex(logprobs, tokens, "b s [b s+1]")` is `logprobs[b, s,
-# tokens[b, s+1]]` for each row b and position s. `gather` works as well. Compute in float32 (`at_least_float32`).
+# To select the right entries, use `eindex`, which indexes by dimension name: `eindex(logprobs, tokens, "b s [b s+1]")` is
+# `logprobs[b, s, tokens[b, s+1]]` for each row b and position s. `gather` also works. Compute in float32 (`at_least_float32`).
 
 # %%
 from rlhf_lab.functional import get_logprobs  # exercise
@@ -114,8 +114,8 @@ from rlhf_lab.functional import get_logprobs  # exercise
 # %% [markdown]
 # Many samplers exclude unlikely words. With `top_k=5`, for example, only the five most likely words can be drawn, and their
 # probabilities are rescaled to add up to 1. Your function does not take this into account. To see how much this matters, divide
-# the probability that your function computes for a review by the probability with which it was actually sampled. For a single
-# token, this ratio is a little below 1 on average. How large is the median ratio of a whole review?
+# the probability that your function computes for a review by the probability it was actually sampled with. For a single token,
+# this ratio is a little below 1 on average. How large is the median ratio for a whole review?
 
 # %%
 quotient_of_a_review = "below 0.5"  # predict: "about 1", "0.5 to 0.9" or "below 0.5"
@@ -140,17 +140,17 @@ predictions.compare("the ratio of a review, top 5", quotient_of_a_review, size)
 #
 # ## Hook points
 #
-# A `HookedTransformer` passes every activation through a named *hook point*, with the same names as TransformerLens.
+# A `HookedTransformer` passes every activation through a named *hook point*, using the same names as TransformerLens.
 # `run_with_cache` returns the output together with the activation at each hook point. `run_with_hooks` registers functions for
-# a single run. Each function is called with its activation, and if it returns a tensor, this tensor replaces the activation.
-# Here is what happens inside one block:
+# a single forward pass. Each function is called with its activation, and if it returns a tensor, that tensor replaces the
+# activation. Here is what happens inside a block:
 #
 # - The *residual stream* enters (`hook_resid_pre`), with one vector of `d_model` numbers per position.
-# - *Attention* moves information between positions. A *head* compares the query of one position with the keys of all positions
-#   up to it, and a softmax turns the result into weights, the *pattern* $A$ (`hook_pattern`). The head then adds up the values
-#   $V$ with these weights, $z_q = \sum_k A_{qk} V_k$ (`hook_z`), and writes $z_q W_O$ to the residual stream.
-# - The *MLP* processes each position separately. It consists of a linear map (`hook_pre`), a nonlinearity called GELU
-#   (`hook_post`), and a second linear map back to the residual stream.
+# - *Attention* moves information between positions. A *head* compares the query at one position with the keys at all positions
+#   up to it, and a softmax turns the scores into weights, the *pattern* $A$ (`hook_pattern`). The head then takes the weighted
+#   sum of the values $V$, $z_q = \sum_k A_{qk} V_k$ (`hook_z`), and writes $z_q W_O$ to the residual stream.
+# - The *MLP* processes each position separately. It consists of a linear map (`hook_pre`), a GELU nonlinearity (`hook_post`),
+#   and a second linear map back to the residual stream.
 
 # %%
 _, cache = model.run_with_cache(samples.tokens[:8])
@@ -159,21 +159,21 @@ show_table(["hook point of block 0", "shape"], [[n, str(list(cache[n].shape))] f
 print(len(cache), "hook points in total")
 
 # %% [markdown]
-# The class is short enough to read in full (`rlhf_lab/models/hooked_transformer.py`). Note that every component only adds to
-# the residual stream. Nothing is ever overwritten.
+# The class is short enough to read in full (`rlhf_lab/models/hooked_transformer.py`). Note that components only ever add to the
+# residual stream: nothing is overwritten.
 #
 # ## Logit lens
 #
 # After the last block, the stream is normalized and multiplied by the *unembedding*, a matrix with one column per word. You can
-# do the same to the stream of an *earlier* layer, as if the model stopped there. This is the *logit lens*. `unembed_residuals`
-# does both steps for a tensor [batch seq d_model], so flatten the leading axes first, and restore them afterwards.
+# do the same to the stream after an *earlier* layer, as if the model stopped there. This is the *logit lens*.
+# `unembed_residuals` does both steps for a `[batch seq d_model]` tensor, so flatten the leading axes first, then restore them.
 
 # %%
 from rlhf_lab.diffing import logit_lens  # exercise
 
 # %% [markdown]
-# From Reel's grammar, we know the exact probability of each next word. So we can measure how far the distribution decoded from
-# each layer is from the exact one. We measure this as a KL in nats:
+# Reel's grammar gives us the exact probability of each next word, so we can measure how far the distribution decoded from each
+# layer is from the exact one. We measure this as a KL, in nats:
 
 # %%
 PLACES = {"embedding": "blocks.0.hook_resid_pre"}
@@ -198,18 +198,18 @@ title = "log10 of KL(exact || lens) in nats, by layer and next word"
 heatmap(torch.stack(errors).clamp(min=1e-4).log10(), list(PLACES), slots[1:], title)
 
 # %% [markdown]
-# Each column stands for the *slot* of the next word. A review has three clauses, each of which consists of THE, ASP (an aspect
-# such as "plot"), COP ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0
-# reduces the KL the most, from 261 to 3.8 nats. But a large KL does not mean that the information is missing, because early
-# layers do not have to use the unembedding's basis. A *tuned lens* (Belrose et al. 2023,
-# [2303.08112](https://arxiv.org/abs/2303.08112)) learns a map for each layer to correct for this.
+# Each column is the *slot* of the next word. A review has three clauses, each of which consists of THE, ASP (an aspect such as
+# "plot"), COP ("was" or "wasn't"), ADV and ADJ. CONN is "and" or "but", and VERB is the verdict, such as "loved". MLP 0 reduces
+# the KL the most, from 261 to 3.8 nats. But a large KL does not mean that the information is missing, because early layers do
+# not have to use the unembedding's basis. A *tuned lens* (Belrose et al. 2023, [2303.08112](https://arxiv.org/abs/2303.08112))
+# learns a map for each layer to correct for this.
 #
 # ## Attention patterns
 #
-# In "the plot **wasn't** so good", the copula reverses the adjective. The verdict, "i liked it" or "i hated it", follows many
+# In "the plot **wasn't** so good", the copula reverses the adjective. The verdict, "i liked it" or "i hated it", comes many
 # words later. Only attention moves information between positions, so some head has to carry the difference between "was" and
-# "wasn't". Below are the attention patterns of all heads for one review with "wasn't" in its first clause. Each row is the word
-# that attends, and each column is a word that it attends to. L0H1 is head 1 in layer 0.
+# "wasn't". Below are the attention patterns of all heads for one review with "wasn't" in its first clause. Each row is an
+# attending word, and each column is a word it can attend to. L0H1 is head 1 in layer 0.
 
 # %%
 copula = [truth.grammar.slot("COP", k) for k in range(3)]
@@ -224,9 +224,9 @@ words = [word(token) for token in example[0]]
 heatmaps(grids, words, words, "Attention patterns: each row reads the columns", 2, (0.0, 1.0))
 
 # %% [markdown]
-# Find the column of the first "wasn't". Several words attend to it. At which of them does a head pick up the information that
-# the verdict depends on: at the adjective, at a later word before "i", or at "i" itself? And does the head that attends *most
-# strongly* to the copula also carry this information?
+# Find the column for the first "wasn't". Several words attend to it. Where does a head pick up the information that determines
+# the verdict: at the adjective, at a later word before "i", or at "i" itself? And does the head that attends *most strongly* to
+# the copula also carry this information?
 
 # %%
 picked_up = "at the adjective"  # predict: "at the adjective", "in between" or "at i"
@@ -252,15 +252,15 @@ from rlhf_lab.diffing import patch_heads  # exercise
 # %% [markdown]
 # The *recovered fraction* is $f = (\mathrm{patched} - \mathrm{corrupted}) / (\mathrm{clean} - \mathrm{corrupted})$, where each
 # term is a mean over texts. It is 0 if the patch changes nothing, and 1 if the patched model behaves as if the text contained
-# "was". The function below also computes a 95% interval with a *bootstrap*, which resamples the texts 2,000 times.
+# "was". The function below also computes a 95% confidence interval with a *bootstrap*, which resamples the texts 2,000 times.
 
 # %%
 from rlhf_lab.functional import recovered_fraction  # given
 
 # %% [markdown]
-# The next cell uses your function in a hook. It can measure the recovered fraction for any heads at any positions. The metric
+# The next cell uses your function in a hook, and can measure the recovered fraction for any heads at any positions. The metric
 # is the mean logit of the three positive verbs minus the mean logit of the three negative verbs at "i", times the sign of the
-# adjective. (In your own work, use `patch_activations` from `rlhf_lab.diffing`, which patches any activation.)
+# adjective. (In your own work, use `patch_activations` from `rlhf_lab.diffing`, which can patch any activation.)
 
 # %%
 Place = tuple[str, list[int], slice]  # hook point, heads (or neurons), positions
@@ -298,7 +298,7 @@ def head_places(k: int) -> dict[str, Place]:
 
 # %% [markdown]
 # Now patch every head at every position from the copula to "i", on 64 pairs of texts. (In the last layer, only "i" matters,
-# because nothing uses what its heads write elsewhere.) Here is the result for the copula of the first clause:
+# because nothing uses what its heads write elsewhere.) Here is the result for the copula in the first clause:
 
 # %%
 pairs = truth.reviews(320, seed=1)[0].to(device)
@@ -341,17 +341,17 @@ carries = "yes" if top[0] == best else "no"
 predictions.compare("the largest attention carries it", largest_attention_carries_it, carries)
 
 # %% [markdown]
-# Head 0 in layer 0 picks up the first copula at ASP 2, the aspect of the *next* clause. At the adverb, two heads attend to the
-# copula even more, but patching them there recovers nothing. So an attention pattern shows what a head attends to, not what the
-# output depends on. (This was debated by Jain and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe
-# and Pinter 2019, [1908.04626](https://arxiv.org/abs/1908.04626).)
+# Head 0 in layer 0 picks up the first copula at ASP 2, the aspect in the *next* clause. At the adverb, two heads attend to the
+# copula even more strongly, but patching them there recovers nothing. So an attention pattern shows what a head attends to, not
+# what the output depends on. (Jain and Wallace 2019, [1902.10186](https://arxiv.org/abs/1902.10186), and Wiegreffe and Pinter
+# 2019, [1908.04626](https://arxiv.org/abs/1908.04626), debate this point.)
 #
 # ## One neuron
 #
-# At ASP 2, the MLP of block 0 has access to both the adjective and the copula. The verdict depends on their combination, the
+# At ASP 2, block 0's MLP has access to both the adjective and the copula. The verdict depends on their combination, the
 # *polarity* ("good" with "wasn't" is negative). Is there a single neuron whose activation separates the two polarities
 # perfectly, before or after the GELU? To measure this, we use the *AUC*, the probability that a random text of positive
-# polarity has a larger activation than a random text of negative polarity. An AUC of 0.5 means guessing, and 0 or 1 is perfect.
+# polarity has a larger activation than one of negative polarity. An AUC of 0.5 is random guessing; 0 or 1 is perfect.
 
 # %%
 perfect_neuron = "nowhere"  # predict: "nowhere", "before the GELU" or "only after the GELU"
@@ -378,14 +378,14 @@ predictions.compare("a perfect neuron exists", perfect_neuron, beyond)
 curves(points, title, "input of the GELU", "output")
 
 # %% [markdown]
-# Before the GELU, no neuron separates the polarities. The input of the GELU is nearly a sum of one number for the adjective and
-# one for the copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After the
-# GELU, 55 of 256 neurons have an AUC beyond 0.95 (in one direction or the other), and the best one reaches 1.00.
+# Before the GELU, no neuron separates the polarities. The input to the GELU is nearly the sum of one number for the adjective
+# and one for the copula, and no threshold on such a sum can separate "good, was" and "bad, wasn't" from the other two. After
+# the GELU, 55 of 256 neurons have an AUC beyond 0.95 (in one direction or the other), and the best one reaches 1.00.
 #
-# How is this possible? The GELU is not monotone: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
+# How is this possible? The GELU is not monotonic: it has a dip. For neuron 2, "bad, was" is so far to the left that the output
 # is back at 0, "bad, wasn't" is in the dip, and "good, wasn't" is to the right of it. But "good, was" is on the flat part next
 # to "bad, was", so their outputs are nearly equal, and the "perfect" separation depends on a tiny difference. Does the model
-# use this difference? To find out, we patch this neuron, the whole MLP, and heads of block 0 at several positions:
+# use this difference? To find out, we patch this neuron, the whole MLP, and heads in block 0 at several positions:
 
 # %%
 z, here, n_heads = "blocks.0.attn.hook_z", slice(at, at + 1), range(model.cfg.n_heads)
@@ -401,17 +401,16 @@ measured = patch(model, fresh, 0, places)
 show_table(["patched", "recovered fraction"], [[name, str(f)] for name, f in measured.items()])
 
 # %% [markdown]
-# Patching the whole MLP at ASP 2 recovers a fraction of 1.09, but patching the perfect neuron recovers nothing. So a model may
-# not use a neuron even if you can decode a fact from it. Note also that the fractions do not add up. Patching head 0 recovers
-# 1.11 at ASP 2 and 0.13 at each of two later words. Patching all heads after ASP 2 recovers 0.19, and patching all heads at all
-# positions recovers 1.00. The reason is that head 0 picks up the fact at three words, and its effect at the later two words
-# depends on what it wrote at the first. So a fraction above 1 is not an error.
+# Patching the whole MLP at ASP 2 recovers a fraction of 1.09, but patching the perfect neuron recovers nothing. So even if you
+# can decode a fact from a neuron, the model may not use that neuron. Note also that the fractions do not add up. Patching head
+# 0 recovers 1.11 at ASP 2 and 0.13 at each of two later words. Patching all heads after ASP 2 recovers 0.19, and patching all
+# heads at all positions recovers 1.00. The reason is that head 0 picks up the fact at three words, and its effect at the later
+# two words depends on what it wrote at the first. So a fraction above 1 is not an error.
 #
 # ## Other seeds
 #
-# So far, you have looked at a single set of weights. The package contains two more models that were trained in the same way
-# with different seeds. The next cell repeats the search. Do all three models pick up the first clause's copula at the same
-# word?
+# So far, you have looked at a single set of weights. The package includes two more models, trained the same way with different
+# seeds. The next cell repeats the search on all three. Do all three models pick up the first clause's copula at the same word?
 #
 # (6 s on one core)
 
@@ -429,8 +428,8 @@ words = {place.split(" at ")[1] for _, clause, place, _ in rows if clause == 1}
 predictions.compare("the same word", same_word, "yes" if len(words) == 1 else "no")
 
 # %% [markdown]
-# In all three models, a head in the first layer picks up the copula. But the word at which it does so differs from model to
-# model, and even from clause to clause. So a claim such as "head 0 does negation" is only true of a single model. (A fraction
+# In all three models, a head in the first layer picks up the copula. But the word where this happens differs from model to
+# model, and even from clause to clause. So a claim like "head 0 does negation" is only true of a single model. (A fraction
 # clearly below 1 may mean that the fact is picked up at several words.)
 #
 # ## Your results
@@ -444,7 +443,7 @@ progress()
 #
 # - At "i", does a head in layer 1 use what head 0 wrote at ASP 2? To find out, you can use `patch_path` from
 #   `rlhf_lab.diffing`, which patches the output of one head into the input of another.
-# - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare metrics for patching, and Heimersheim and
-#   Nanda 2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret the results.
+# - Zhang and Nanda 2023 ([2309.16042](https://arxiv.org/abs/2309.16042)) compare patching metrics, and Heimersheim and Nanda
+#   2024 ([2404.15255](https://arxiv.org/abs/2404.15255)) explain how to interpret the results.
 #
-# Next: {lesson:rewards_and_credit}, in which you find the tokens that deserve the credit. (Appendix: {lesson:write_the_rest}.)
+# Next: {lesson:rewards_and_credit}, where you find the tokens that deserve the credit. (Appendix: {lesson:write_the_rest}.)

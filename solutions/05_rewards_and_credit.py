@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 Rewards and credit
 #
-# By the end of this lesson, you will be able to compute exactly how much each token of a review contributed to its reward, and
+# By the end of this lesson, you will be able to compute exactly how much each token in a review contributed to its reward, and
 # explain what GAE gets wrong when it estimates these contributions.
 #
 # A review has 26 tokens, but it gets only one reward, after its last token. In the first half of this lesson, you compute the
@@ -60,13 +60,13 @@ over_seeds = SeedFigures("rewards_and_credit", SETTINGS)
 # %% [markdown]
 # ## The reward
 #
-# As before, a sentiment classifier rewards each review with the probability that it is positive. On Reel, the classifier was
-# trained to imitate a formula, `true_reward`, which gives the exact probability. In this lesson we use `true_reward` itself, so
-# that values can be computed exactly.
+# So far, the reward has been the probability, according to a sentiment classifier, that a review is positive. For Reel, this
+# classifier was trained to imitate a formula, `true_reward`, which gives the exact probability. In this lesson, we use
+# `true_reward` itself so that values can be computed exactly.
 #
 # One warning before we leave the classifier: texts of different lengths are padded to form a batch, and if you forget the
 # attention mask, the classifier treats the padding as text. The next cell shows how much this matters. It cuts off 256 reviews
-# at a random word, and scores them in one batch with complete reviews, without passing the mask.
+# at random words, and scores them in the same batch as complete reviews, without passing the mask.
 
 # %%
 model = load_model(args.base_model)
@@ -103,9 +103,9 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 # %% [markdown]
 # ## Exact advantages
 #
-# The *value* $V(s)$ is the reward to expect from the state $s$, the text so far. $Q(s, a)$ is the reward to expect once the
-# token $a$ has been chosen, and the *advantage* of $a$ is the difference between the two. For text, the next state is simply
-# the old one with $a$ appended, so $Q(s, a) = V(sa)$:
+# The *value* $V(s)$ is the expected reward from the state $s$, the text so far. $Q(s, a)$ is the expected reward once the token
+# $a$ has been chosen, and the *advantage* of $a$ is the difference between the two. For text, the next state is simply the
+# current one with $a$ appended, so $Q(s, a) = V(sa)$:
 #
 # $$V(s) = \mathbb{E}[R \mid s], \qquad A(s, a) = V(sa) - V(s)$$
 #
@@ -113,15 +113,15 @@ print(f"without the mask, {flipped:.1%} of 256 texts change from one side of 0.5
 #
 # $$V(s) = \sum_a \pi(a \mid s)\, V(sa)$$
 #
-# So you can compute all values backward, from the last position to the first. Texts with the same future share a value, and
-# Reel's grammar has so few of these *states* that we can list them all. `graph.probability[t]` is a [states, vocabulary]
-# table of next-word probabilities, and `graph.successor[t]` holds the state that each word leads to.
+# So you can compute all values backward, from the last position to the first. Texts with the same future share a *state*, and
+# Reel's grammar has so few states that we can list them all. `graph.probability[t]` is a [states, vocabulary] table of
+# next-word probabilities, and `graph.successor[t]` holds the state that each word leads to.
 
 # %%
 from rlhf_lab.organism import backward_values  # exercise
 
 # %% [markdown]
-# The next cell computes the exact advantages of one review's tokens. (They are exact under the grammar, which the policy has
+# The next cell computes the exact advantages for one review's tokens. (They are exact under the grammar, which the policy has
 # learned almost perfectly.) How many of the 26 tokens have a nonzero advantage? And what is the sum of all 26 advantages?
 
 # %%
@@ -158,7 +158,7 @@ tokens_html(words, A[mixed], "advantage")
 # $\sum_t A_t = V(x) - V(s_0) = R - V(s_0)$.
 #
 # Because $\mathbb{E}[A_k \mid s_k] = 0$, advantages at different positions are uncorrelated. The variance of the reward is
-# therefore the sum of $I_t = \mathbb{E}[A_t^2]$ over all positions, and $I_t$ is the part decided at position $t$:
+# therefore the sum of $I_t = \mathbb{E}[A_t^2]$ over all positions, and $I_t$ is the part that is decided at position $t$:
 
 # %%
 information = token_information(grammar, true_reward)[prefix_len - 1 :]
@@ -169,7 +169,7 @@ print(f"ADJ 1: {I['ADJ 1']:.4f} of {information.sum():.4f}, the variance of the 
 bars(list(I), {"I": list(I.values())}, "Which words decide the reward", "E[A squared]")
 
 # %% [markdown]
-# The first adjective alone decides more than half of the variance. A good estimator of the advantages should discover this.
+# The first adjective alone accounts for more than half of the variance. A good advantage estimator should pick this up.
 #
 # ## The policy gradient
 #
@@ -178,10 +178,10 @@ bars(list(I), {"I": list(I.values())}, "Which words decide the reward", "E[A squ
 #
 # $$\nabla J = \sum_x R(x)\, \nabla \pi(x) = \mathbb{E}_{x \sim \pi}\big[R(x)\, \nabla \log \pi(x)\big]$$
 #
-# This is the *log-derivative trick*. It turns the gradient into a mean over samples, and the reward does not even have to be
+# This is the *log-derivative trick*. It turns the gradient into a mean over samples, and the reward doesn't even have to be
 # differentiable. Since $\log \pi(x) = \sum_t \log \pi(a_t \mid s_t)$, you get an objective in which each token's
-# log-probability is multiplied by a weight, which we call its advantage. Taking steps along the gradient of this objective is
-# called *REINFORCE* (Williams 1992).
+# log-probability is multiplied by a weight, which we'll call its advantage. Following the gradient of this objective is called
+# *REINFORCE* (Williams 1992).
 
 # %%
 from rlhf_lab.functional import policy_gradient_objective  # exercise
@@ -205,13 +205,13 @@ show_table(
 # ## Baselines
 #
 # In any state, the mean of $\nabla \log \pi$ over the next token is 0, because probabilities add up to 1:
-# $\sum_a \pi(a \mid s) \nabla \log \pi(a \mid s) = \sum_a \nabla \pi(a \mid s) = \nabla 1 = 0$. So you may subtract any
-# *baseline* $b(s_t)$ from the weight of a token. The mean gradient stays the same, but the estimate can become less noisy. If
-# you choose $b = V$, the weight is the advantage, on average:
+# $\sum_a \pi(a \mid s) \nabla \log \pi(a \mid s) = \sum_a \nabla \pi(a \mid s) = \nabla 1 = 0$. So you can subtract any
+# *baseline* $b(s_t)$ from a token's weight. The mean gradient stays the same, but the estimate can become less noisy. If you
+# choose $b = V$, the weight is, on average, the advantage:
 #
 # $$\nabla J = \mathbb{E}\Big[\sum_t A(s_t, a_t)\, \nabla \log \pi(a_t \mid s_t)\Big]$$
 #
-# The only condition is that the baseline must not depend on $a_t$. For example, you may subtract the mean reward of the other
+# The only condition is that the baseline must not depend on $a_t$. For example, you can subtract the mean reward of the other
 # reviews for the same prompt. If you included the review's own reward in a mean over $n$ reviews, you would scale the gradient
 # by $(n-1)/n$. *RLOO* (REINFORCE leave-one-out) therefore leaves it out:
 
@@ -220,7 +220,7 @@ from rlhf_lab.functional import rloo_advantages  # given
 
 # %% [markdown]
 # *GRPO* (group relative policy optimization) subtracts the mean of the whole group, and divides by its standard deviation. Rows
-# with the same number in `group` belong to the same prompt. `informative_groups(rewards, group)` is True for the rows of groups
+# with the same number in `group` belong to the same prompt. `informative_groups(rewards, group)` is True for rows in groups
 # whose rewards are not all equal. All other rows get an advantage of 0.
 
 # %%
@@ -229,8 +229,8 @@ from rlhf_lab.functional import grpo_advantages  # exercise
 # %% [markdown]
 # What is the effect of dividing by the standard deviation? Suppose you sample eight responses to a prompt, and each of them is
 # right (reward 1) with probability $p$. If a single logit controls $p$, the true gradient is $p(1-p)$. Since there are only
-# $2^8$ possible groups, we can compute the mean gradient of each estimator exactly. RLOO matches the true gradient for every
-# $p$. For a hard prompt with $p = 0.1$, is GRPO's mean gradient smaller than the true gradient, the same, or larger?
+# $2^8$ possible groups, we can compute each estimator's mean gradient exactly. RLOO matches the true gradient for every $p$.
+# For a hard prompt with $p = 0.1$, is GRPO's mean gradient smaller than the true gradient, the same, or larger?
 
 # %%
 grpo_is = "larger"  # predict: "smaller", "the same" or "larger"
@@ -254,28 +254,28 @@ curves(gradients, title, "probability of a right response", y_label)
 
 # %% [markdown]
 # GRPO weights prompts by their difficulty: prompts that the policy almost always or almost never gets right count more than
-# prompts that it gets right half of the time. So GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
+# prompts that it gets right half the time. So GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
 #
 # ## GAE
 #
-# Outside Reel, $V$ is unknown. A value head gives you an estimate $\hat V$, and with it the *one-step error*
+# Outside Reel, $V$ is unknown, but a value head gives you an estimate $\hat V$. The *one-step error*
 #
 # $$\delta_t = r_t + \gamma \hat V(s_{t+1}) - \hat V(s_t), \qquad \hat V = 0 \text{ after the end}$$
 #
-# is an estimate of the advantage. ($r_t$ is the reward at token $t$, which is 0 except at the last token.) This estimate trusts
-# $\hat V$ completely. Alternatively, you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
+# is then an estimate of the advantage. ($r_t$ is the reward at token $t$, which is 0 except at the last token.) This estimate
+# trusts $\hat V$ completely. Alternatively, you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
 #
 # $$\hat A_t^{(k)} = \sum_{l < k} \gamma^l \delta_{t+l}
 # = \sum_{l < k} \gamma^l r_{t+l} + \gamma^k \hat V(s_{t+k}) - \hat V(s_t)$$
 #
 # *Generalized advantage estimation* (GAE) averages over all $k$ with weights $(1 - \lambda) \lambda^{k-1}$. The error
-# $\delta_{t+l}$ appears in all estimates with $k > l$, and the weights of these add up to $\lambda^l$. Hence
+# $\delta_{t+l}$ appears in all estimates with $k > l$, and their weights add up to $\lambda^l$. Hence:
 #
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l} = \delta_t + \gamma \lambda\, \hat A_{t+1}$$
 #
-# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. You compute GAE from
-# the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end, $\gamma = 1$ and
-# $\lambda = 0.95$. Read the diagram from right to left:
+# With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. GAE is computed
+# backward, from the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end,
+# $\gamma = 1$ and $\lambda = 0.95$. Read the diagram from right to left:
 
 # %%
 gae_diagram([0, 0, 0, 1], [0.5, 0.4, 0.9, 0.8], 0.95)
@@ -299,12 +299,12 @@ print("advantages:", [round(a, 2) for a in compute_gae(four, at_the_end, 1.0, 0.
 #
 # - The term $-e(s_t)$ depends only on the state. Like a bad baseline, it makes the advantage wrong, but not the gradient.
 # - The last term also depends on the token, because the token affects which states come next. This term biases the *gradient*,
-#   and it has a factor of $1 - \lambda$.
+#   and it is scaled by $1 - \lambda$.
 #
-# So why not always choose $\lambda = 1$? The reason is noise: each token is then also credited with everything random that
-# happens after it. To see the trade-off, the next cell trains a value head on the frozen policy, and after 16, 64 and 1,024
-# steps computes the correlation between GAE and the exact advantages. For the oldest head (1,024 steps), which $\lambda$ leads
-# to the highest correlation? (With the exact $V$, the best $\lambda$ is 0, and with a new head, it is 1.)
+# So why not always use $\lambda = 1$? The reason is noise: each token then also gets credit for everything random that happens
+# after it. To see the trade-off, the next cell trains a value head on the frozen policy, and computes the correlation between
+# GAE and the exact advantages after 16, 64 and 1,024 steps. For the oldest head (1,024 steps), which $\lambda$ gives the
+# highest correlation? (With the exact $V$, the best $\lambda$ is 0, and with a new head, it is 1.)
 #
 # (6 s on one core)
 
@@ -360,12 +360,12 @@ curves(lines, title, "lambda", "correlation over tokens")
 #
 # ## What the optimizer sees
 #
-# The optimizer never sees advantages, only a gradient that is averaged over a batch. So what matters is how much of the true
-# gradient an estimator retains. To measure this, project the estimator's mean gradient onto the true gradient. A fraction of 1
-# means that the estimator retains all of it. Bias lowers this fraction, but noise does not. In contrast, bias and noise both
-# lower the cosine similarity between the gradient of a single batch and the true gradient. Consider three estimators: the
-# reward R itself, GAE with $\lambda = 0$ and the young head (trained for 16 steps), and GAE with $\lambda = 1$ and the young
-# head. On a batch of 1,024 reviews, one of them has a much lower cosine than the other two. Which one?
+# The optimizer never sees advantages, only a gradient averaged over a batch. So what matters is how much of the true gradient
+# an estimator retains. To measure this, project the estimator's mean gradient onto the true gradient. A fraction of 1 means
+# that the estimator retains all of it. Bias lowers this fraction, but noise does not. By contrast, bias and noise both lower
+# the cosine similarity between the gradient of a single batch and the true gradient. Consider three estimators: the reward R
+# itself, GAE with $\lambda = 0$ using the young head (trained for 16 steps), and GAE with $\lambda = 1$ using the same head. On
+# a batch of 1,024 reviews, one of them has a much lower cosine than the other two. Which one?
 #
 # (For the true gradient, we use the gradient of $R - V$ on 4,096 other reviews, which is unbiased. Noise makes its norm too
 # large, and the code corrects for this by comparing the gradients of two halves of the reviews.)
@@ -424,10 +424,10 @@ predictions.compare("lowest cosine on 1,024 reviews", far_away, min(three, key=t
 # - **Bias.** With the young head, one-step advantages retain only 2 to 4% of the gradient (three seeds), and GAE with
 #   $\lambda = 0.95$ retains just over half of it. Using more reviews would not help, because averaging only removes noise. The
 #   unbiased estimators retain nearly all of the gradient.
-# - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages have the
-#   least noise and $R$ the most.
+# - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages are the least
+#   noisy, and $R$ is the noisiest.
 # - **Both.** With the old head, GAE with $\lambda = 0.95$ loses some of the gradient. Yet for every seed, its cosine on 1,024
-#   reviews is higher than that of $\lambda = 1$. On a large enough batch, the unbiased estimator ($\lambda = 1$) would win.
+#   reviews is higher than with $\lambda = 1$. On a large enough batch, the unbiased estimator ($\lambda = 1$) would win.
 #
 # ## Your results
 
@@ -439,12 +439,11 @@ progress()
 # ## Try
 #
 # - In `backward_values`, replace the mean with the maximum. The result is the highest reward that is still possible from each
-#   state. How does it change along a review?
+#   state. How does it change over the course of a review?
 # - Estimate the value of a state as the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
-#   [2410.01679](https://arxiv.org/abs/2410.01679)), and use them in GAE. How many continuations do you need?
+#   [2410.01679](https://arxiv.org/abs/2410.01679)), and use these estimates in GAE. How many continuations do you need?
 #
-# Papers: GAE, [1506.02438](https://arxiv.org/abs/1506.02438). RLOO for language models,
-# [2402.14740](https://arxiv.org/abs/2402.14740). GRPO, [2402.03300](https://arxiv.org/abs/2402.03300). Appendix:
-# {lesson:write_the_rest}.
+# The papers are [1506.02438](https://arxiv.org/abs/1506.02438) for GAE, [2402.14740](https://arxiv.org/abs/2402.14740) for RLOO
+# with language models, and [2402.03300](https://arxiv.org/abs/2402.03300) for GRPO. Appendix: {lesson:write_the_rest}.
 #
-# Next: {lesson:the_kl_penalty}, in which you look at what keeps the policy close to the reference.
+# Next: {lesson:the_kl_penalty}, where you look at what keeps the policy close to the reference.

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # 06 The KL penalty and the optimal policy
 #
-# By the end of this lesson, you will be able to compute the exact optimal policy for any KL penalty, and measure how
-# close PPO comes to it.
+# By the end of this lesson, you will be able to compute the exact optimal policy for any KL penalty, and measure how close PPO
+# gets to it.
 #
 # How far should a policy move away from its reference? With a real language model, the only way to find out is to train and
 # see. Reel's grammar is so small that you can compute the answer instead: for every penalty strength, there is exactly one best
 # policy. You will derive this policy, compute it token by token, and compare PPO with it.
 #
 # **You will also be able to**
-# - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust on a single token;
+# - explain what the exact KL and the estimators k1, k2 and k3 measure, and which of them to trust for a single token;
 # - read a plot of reward against KL, and explain why the frontier has slope $\beta$;
 # - predict where PPO and best-of-n sampling land on that plot.
 #
@@ -80,25 +80,24 @@ print("states of a review:", sum(map(len, reference.graph.states)))
 print(f"mean reward of the reference: {reference.mean(final_rewards):.3f}")
 
 # %% [markdown]
-# Here the reference is the Reel grammar itself, which the bundled transformer was trained to imitate. The reward of a
-# review is `true_reward`: the exact probability that the review is positive.
+# Here the reference is the Reel grammar itself, which the bundled transformer was trained to imitate. A review's reward is
+# `true_reward`: the exact probability that the review is positive.
 #
 # ## Exact KL
 #
-# The *KL divergence*, measured in *nats*, tells you how far the policy is from the reference. It is an average over
-# texts that the *policy* writes:
+# The *KL divergence*, measured in *nats*, tells you how far the policy is from the reference. It is an average over texts
+# sampled from the *policy*:
 #
 # $$\mathrm{KL}(\pi \,\|\, \mathrm{ref}) = \mathbb{E}_{x \sim \pi}\Big[\log \frac{\pi(x)}{\mathrm{ref}(x)}\Big]
 # = \mathbb{E}_{x \sim \pi}\Big[\sum_t \mathrm{KL}_t(s_t)\Big], \qquad \mathrm{KL}_t(s) = \sum_a \pi(a \mid s) \log
 # \frac{\pi(a \mid s)}{\mathrm{ref}(a \mid s)} \ge 0$$
 #
-# The second form is the *chain rule*: a review's KL is the sum of its tokens' KLs. This lets you find the tokens at which a
-# policy differs from its reference.
+# The second form is the *chain rule*: a review's KL is the sum of its tokens' KLs. This lets you find the tokens where a policy
+# differs from its reference.
 #
-# `log_probs(logits)` returns log-probabilities over the whole vocabulary. A token with probability 0 gets -1e30 rather
-# than -inf, because 0 times -inf is nan. If the policy can sample a token that has probability 0 under the reference, the
-# true KL is infinite. In that case your sum will come out absurdly large, far above `MAX_KL` (already imported above the
-# function).
+# `log_probs(logits)` returns log-probabilities over the whole vocabulary. A token with probability 0 gets -1e30 rather than
+# -inf, because 0 times -inf is nan. If the policy can sample a token that has probability 0 under the reference, the true KL is
+# infinite. In that case, your sum will come out absurdly large, far above `MAX_KL` (which is already imported).
 
 # %%
 from rlhf_lab.functional import kl_per_token  # exercise
@@ -107,8 +106,8 @@ from rlhf_lab.functional import kl_per_token  # exercise
 # KL is not symmetric. To see what this means in practice, suppose the reference has two peaks, but the policy can only have
 # one. Which single peak minimizes the KL? In $\mathrm{KL}(\pi \,\|\, \mathrm{ref})$, each word is weighted by its probability
 # under the *policy*. In $\mathrm{KL}(\mathrm{ref} \,\|\, \pi)$, it is weighted by its probability under the *reference*. RLHF
-# uses the first. Will the best policy cover one peak or both? (The cell splits the words into two halves, and prints this
-# policy's probability of the less likely half.)
+# uses the first one. Will the best policy cover one peak or both? (The cell splits the words into two halves, and prints how
+# much probability this policy puts on the less likely half.)
 
 # %%
 policy_side = "one peak"  # predict: "one peak" or "both peaks"
@@ -142,14 +141,14 @@ drawn = {name: (words.tolist(), y.tolist()) for name, y in peaks.items()}
 curves(drawn, "The closest single peak", "word", "probability")
 
 # %% [markdown]
-# RLHF uses KL(policy || reference) for two reasons. It can be averaged over the policy's own samples, and it penalizes
-# texts that the reference would never write. Note that it does not protect diversity: a policy that always writes the
-# same likely text can still be close to the reference.
+# RLHF uses KL(policy || reference) for two reasons. It can be estimated from the policy's own samples, and it penalizes texts
+# that the reference would never write. Note that it does not protect diversity: a policy that always writes the same likely
+# text can still be close to the reference.
 #
 # ## Estimates of the KL
 #
-# Computing the KL exactly requires both full distributions at every token. Often you only know the log-probabilities of
-# the sampled tokens, so you need an estimator. With $d = \log \pi(a) - \log \mathrm{ref}(a)$:
+# Computing the KL exactly requires both full distributions at every token. Often, you only have the log-probabilities of the
+# sampled tokens, so you need an estimator. With $d = \log \pi(a) - \log \mathrm{ref}(a)$:
 #
 # - **k1** $= d$. Its mean under $\pi$ *is* the KL, but individual values can be negative and vary a lot.
 # - **k3** $= e^{-d} - 1 + d$. It is never negative, and its mean is also the KL, because $\mathbb{E}_{a \sim \pi}[e^{-d}]
@@ -157,15 +156,15 @@ curves(drawn, "The closest single peak", "word", "probability")
 # - **k2** $= d^2 / 2$. For small $d$ it is almost the same as k3. Its mean is not the KL, but it comes close when $d$ is
 #   small.
 #
-# You only need to implement these three; the package also accepts other kinds.
+# You only need to implement these three; the package also supports others.
 
 # %%
 from rlhf_lab.functional import kl_estimate  # exercise
 
 # %% [markdown]
-# Let's compare the estimators on a reference over 1,000 words, with one policy that is close to it and one that is far from it.
+# Let's compare the estimators on a reference distribution over 1,000 words, with one policy close to it and one far from it.
 # The cell samples many words from each policy. For the close policy, k3 has a smaller standard deviation than k1. Which of the
-# two has the smaller standard deviation for the policy that is far away?
+# two has the smaller standard deviation for the distant policy?
 
 # %%
 smaller_spread_far = "k1"  # predict: "k1" or "k3"
@@ -195,9 +194,9 @@ bars(
 )
 
 # %% [markdown]
-# Both k1 and k3 have the right mean, while k2 does not. Far from the reference, most k3 values are closer together than
-# the k1 values are. But $e^{-d}$ is enormous for the few words that the reference likes much better than the policy
-# does. Those words end up in the last bin, and because of them, k3 has the larger standard deviation.
+# Both k1 and k3 have the right mean, while k2 does not. Far from the reference, most k3 values are closer together than the k1
+# values. But $e^{-d}$ is enormous for the few words that are much more likely under the reference than under the policy. Those
+# words end up in the last bin, and they are why k3 has the larger standard deviation.
 #
 # ## The best policy for one choice
 #
@@ -245,11 +244,11 @@ bars(names, series, "The best policy over four endings", "probability")
 # W(s)}$$
 #
 # If you multiply these probabilities along a review, the soft values in between cancel, and what remains is
-# $\mathrm{ref}(x)\, e^{r(x)/\beta} / Z$ with $W(s_0) = \log Z$. So this is the same policy as before. You can compute it
-# from the last token back to the first, just like the values in {lesson:rewards_and_credit}, but taking the log of a mean
-# of exponentials at each state instead of a mean. In the exercise, `later` contains the soft values of the states after
-# the next token, `probability[s, a]` is $\mathrm{ref}(a \mid s)$, and `successor[s, a]` is the index of the state that
-# word a leads to.
+# $\mathrm{ref}(x)\, e^{r(x)/\beta} / Z$ with $W(s_0) = \log Z$. So this is the same policy as before. You can compute it from
+# the last token back to the first, just like the values in {lesson:rewards_and_credit}, except that at each state you take the
+# log of a mean of exponentials instead of a plain mean. In the exercise, `later` contains the soft values of the states after
+# the next token, `probability[s, a]` is $\mathrm{ref}(a \mid s)$, and `successor[s, a]` is the index of the state that word a
+# leads to.
 
 # %%
 from rlhf_lab.organism import soft_backup  # exercise
@@ -279,9 +278,9 @@ print(f"reward by tilting whole reviews: {whole:.4f}")
 # %% [markdown]
 # ## Where the optimal policy uses its KL
 #
-# At $\beta = 0.3$ the optimal policy is about half a nat per review away from the reference. A review has three clauses, each
-# with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which of the words
-# below accounts for most of the KL?
+# At $\beta = 0.3$, the optimal policy is about half a nat per review away from the reference. A review has three clauses, each
+# with an adjective (ADJ); two connectors (CONN), "and" or "but"; and a verdict (VERB), such as "loved". Which of these words
+# accounts for most of the KL?
 
 # %%
 most_of_it = "first adjective"  # predict: "first adjective", "last adjective" or "verdict"
@@ -305,12 +304,12 @@ bars(
 )
 
 # %% [markdown]
-# The optimal policy spends its KL on the tokens that decide the reward. For a strong penalty, you can even derive how
-# much. If $\beta$ is large, the optimal policy is only a small change to the reference, so $W \approx V / \beta$, and a
-# token's log-ratio is $\log \pi^* - \log \mathrm{ref} \approx A_t / \beta$. For a small change, the KL is half the
-# variance of the log-ratio $d$. The reason is the one you saw for k3: since $\mathbb{E}[e^{-d}] = 1$, we have
-# $\mathbb{E}[d] \approx \mathbb{E}[d^2] / 2$. Let $I_t = \mathbb{E}[A_t^2]$ under the reference, which is the variance of
-# the reward that token $t$ decides (shown in the figure above). Then:
+# The optimal policy spends its KL on the tokens that decide the reward. For a strong penalty, you can even derive how much. If
+# $\beta$ is large, the optimal policy is only a small perturbation of the reference, so $W \approx V / \beta$, and a token's
+# log-ratio is $\log \pi^* - \log \mathrm{ref} \approx A_t / \beta$. For a small perturbation, the KL is half the variance of
+# the log-ratio $d$. The reason is the same as for k3: since $\mathbb{E}[e^{-d}] = 1$, we have
+# $\mathbb{E}[d] \approx \mathbb{E}[d^2] / 2$. Let $I_t = \mathbb{E}[A_t^2]$ under the reference, which is the part of the
+# reward's variance that token $t$ decides (shown in the figure above). Then:
 #
 # $$\mathrm{KL}_t \;\approx\; \tfrac12 \operatorname{Var}\!\big(A_t / \beta\big) \;=\; \frac{I_t}{2 \beta^2}$$
 #
@@ -322,17 +321,16 @@ rows = [[f"{b:g}", review_kl(optimum(b)), total / (2 * b**2)] for b in betas]
 show_table(["beta", "KL of the optimum", "sum of I / 2 beta^2"], rows, digits=4)
 
 # %% [markdown]
-# At $\beta = 3$ the approximation overestimates the KL by less than 2%, and at $\beta = 1$ by 11%. At $\beta = 0.3$
-# it predicts more than twice the true KL, because the probabilities have changed too much for a first-order
-# approximation. The ranking survives, though: the optimal policy still spends most of its KL on the tokens that decide
-# most of the reward.
+# The approximation overestimates the KL by less than 2% at $\beta = 3$, and by 11% at $\beta = 1$. At $\beta = 0.3$, it
+# predicts more than twice the true KL, because the probabilities have changed too much for a first-order approximation. The
+# ranking survives, though: the optimal policy still spends most of its KL on the tokens that decide most of the reward.
 #
 # ## The frontier
 #
-# Together, the optima for all $\beta$ form the *frontier*: the highest reward that any policy can reach at a given KL.
-# Its slope has a meaning. If you change the optimal policy a little, $J$ does not change to first order. So
-# $dr = \beta\, d\mathrm{KL}$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. Conversely, to find the $\beta$
-# whose optimum has a certain KL, you can use bisection:
+# Together, the optima for all $\beta$ form the *frontier*: the highest reward that any policy can achieve at a given KL. Its
+# slope has a simple interpretation. If you change the optimal policy a little, $J$ does not change to first order. So
+# $dr = \beta\, d\mathrm{KL}$, which means that the slope $dr / d\mathrm{KL}$ is $\beta$. To find the $\beta$ whose optimum has
+# a given KL, you can use bisection:
 
 # %%
 from rlhf_lab.organism import best_at_budget  # given
@@ -354,9 +352,9 @@ print(f"beta for 0.5 nats: {best_at_budget(solve, 0.5):.3f}")
 # ## PPO next to the optimum
 #
 # For a fair comparison, `kl_coef` has to match the $\beta$ in the formula. By default it doesn't, because the trainer
-# normalizes rewards and advantages, but not the KL. `SETTINGS`, at the top of this lesson, switches the normalization off. It
-# also subtracts the KL from each token's reward (`kl_in="reward"`), and sets $\lambda = 1$ so that the advantages are
-# unbiased. Over the last few phases, will this run end up below the frontier, on it, or above it?
+# normalizes rewards and advantages, but not the KL. The `SETTINGS` at the top of this lesson turn this normalization off. They
+# also subtract the KL from each token's reward (`kl_in="reward"`), and set $\lambda = 1$ so that the advantages are unbiased.
+# Over the last few phases, will this run end up below the frontier, on it, or above it?
 #
 # (14 s on one core)
 
@@ -397,11 +395,12 @@ top = final_rewards > final_rewards.max() - 1e-6
 print(f"-log P(highest reward): {-np.log(reference.occupancy()[-1][top].sum()):.3f} nats")
 
 # %% [markdown]
-# PPO stays below the frontier: in its last phases, this run's reward is 0.080 below it. We also stored longer runs of 40
-# phases, with five values of $\beta$. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum, but gets a lower
-# reward. At 3, 0.1 and 0.03, it uses more KL than the optimum. For example, at 0.03 the optimum uses 0.846 nats, while PPO uses
-# 1.301 to 1.622. Even the highest possible reward only costs 1.285 nats: this is the KL of the reference restricted to reviews
-# with that reward. Any KL beyond 1.285 nats is wasted. Note that these numbers don't show *why* PPO stays below the frontier.
+# PPO stays below the frontier: in the last phases of this run, the reward is 0.080 below it. The plot and table also include
+# longer stored runs (40 phases) with five values of $\beta$. At $\beta = 1$ and 0.3, PPO uses about as much KL as the optimum,
+# but gets a lower reward. At 3, 0.1 and 0.03, it uses more KL than the optimum. For example, at 0.03, the optimum uses 0.846
+# nats, while PPO uses 1.301 to 1.622. Even the highest possible reward costs only 1.285 nats: this is the KL of the reference
+# restricted to reviews with that reward. Any KL beyond 1.285 nats is wasted. Note that these numbers don't show *why* PPO stays
+# below the frontier.
 #
 # With the penalty in the loss (`kl_in="loss"`, the default), the optimum is a different policy with a lower $J$, because
 # this penalty ignores how a word affects the KL of later words. The appendix {lesson:kl_placements} computes this optimum.
@@ -421,9 +420,9 @@ show_table(["n", "reward", "frontier there", "KL", "log n - (n-1)/n"], rows)
 
 # %% [markdown]
 # Best-of-n sampling also stays below the frontier. With n = 4, for example, its reward is 0.932, while the frontier reaches
-# 0.957 at the same KL. (With n = 16 and 64, both print as 0.999.) The reason is that best-of-n sampling only takes into account
-# which review is the best, not how much better it is. As n grows, its KL levels off at 1.285 nats while the bound keeps rising:
-# once every review that it keeps has the highest reward, a larger n changes nothing.
+# 0.957 at the same KL. (With n = 16 and 64, both round to 0.999.) This is because best-of-n sampling only considers which
+# review is best, not how much better it is. As n grows, its KL levels off at 1.285 nats while the bound keeps rising: once
+# every review it keeps has the highest reward, increasing n changes nothing.
 #
 # ## Your results
 
@@ -438,11 +437,11 @@ progress()
 #   sentences that you expect $\pi^*$ to produce at a `kl_coef` of 0.3, and three at 0.01.
 # - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy improves, its
 #   rewards become more similar. How does this change the effective penalty?
-# - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y axis.
+# - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y-axis.
 #
-# To read more, see Korbak et al. 2022 on RL with KL penalties as Bayesian inference
+# For further reading, see Korbak et al. 2022 on RL with KL penalties as Bayesian inference
 # ([2205.11275](https://arxiv.org/abs/2205.11275)) and Beirami et al. 2024 on the KL of best-of-n
 # ([2401.01879](https://arxiv.org/abs/2401.01879)).
 #
-# In the next lesson, {lesson:what_breaks_it}, the reward is no longer the goal, and you see what happens to a policy that
+# In the next lesson, {lesson:what_breaks_it}, the reward is no longer the goal, and you will see what happens to a policy that
 # maximizes it anyway.
