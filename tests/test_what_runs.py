@@ -1,7 +1,7 @@
 """Readable code runs: a run calls the documented functions and the exercises.
 
 Each function in the column "where" of docs/metrics.md is edited, and its metric must change. Each
-exercise must be called by a run.
+exercise must be called by a run. A reader of a phase opens few functions.
 """
 
 import ast
@@ -11,6 +11,7 @@ import functools
 import inspect
 import sys
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,13 +20,16 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import rlhf_lab
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.functional import calc_kl_penalty
 from rlhf_lab.probes import LogitShift, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
 from tools.prose import page, quoted, resolve, rows
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
+PACKAGE = str(Path(rlhf_lab.__file__).parent)
 SMALL = dict(preset="reel", total_phases=2, warmup_steps=1, batch_size=8, num_minibatches=2)
 RUN = SMALL | dict(clip_coef=0.01, ent_coef=0.01, gen_len=6)
 WHERE = {quoted(row[0])[0]: quoted(row[2]) for row in rows(page("metrics"), 3)}
@@ -127,13 +131,13 @@ READABLE = set(
 )
 
 
-def called_by(run: Callable[[], Any]) -> set[str]:
-    """Return the full names of all functions that a call runs."""
+def codes_of(run: Callable[[], Any]) -> set[types.CodeType]:
+    """Return the code of all functions that a call runs."""
     called = set()
 
     def note(frame: types.FrameType, event: str, argument: Any) -> None:
         if event == "call":
-            called.add(frame.f_code.co_qualname)
+            called.add(frame.f_code)
 
     sys.setprofile(note)
     try:
@@ -141,6 +145,46 @@ def called_by(run: Callable[[], Any]) -> set[str]:
     finally:
         sys.setprofile(None)
     return called
+
+
+def called_by(run: Callable[[], Any]) -> set[str]:
+    """Return the full names of all functions that a call runs."""
+    return {code.co_qualname for code in codes_of(run)}
+
+
+def count_opened(run: Callable[[], Any]) -> tuple[int, int]:
+    """Return how many functions of the package, outside of the models, and files a reader opens."""
+    opened = {
+        (code.co_filename, code.co_firstlineno)
+        for code in codes_of(run)
+        if code.co_filename.startswith(PACKAGE)
+        if not code.co_filename.startswith(f"{PACKAGE}/models/")
+        if not code.co_name.startswith("<")  # comprehensions and lambdas
+    }
+    return len(opened), len({file for file, _ in opened})
+
+
+@pytest.mark.slow
+def test_path_from_train_to_the_loss_is_short(tmp_path):
+    stack: list[str] = []
+
+    def kl_penalty(kl, kl_coef, mask):
+        frames = traceback.extract_stack()[:-1]
+        stack[:] = [frame.name for frame in frames if frame.filename.startswith(PACKAGE)]
+        return calc_kl_penalty(kl, kl_coef, mask)
+
+    args = RLHFArgs(preset="reel", total_phases=1, batch_size=8)
+    trainer = RLHFTrainer(args)
+    rollout = trainer.rollout_phase()
+    functions, files = count_opened(lambda: trainer.learning_phase(rollout))
+    assert functions <= 45 and files <= 18
+    functions, files = count_opened(lambda: RLHFTrainer(args, out=tmp_path / "run").train())
+    assert functions <= 275 and files <= 65
+    RLHFTrainer(args, out=tmp_path / "stack", kl_penalty=kl_penalty).train()
+    assert stack == [
+        *("train", "__iter__", "run_phase", "learning_phase", "learning_phase"),
+        *("objective_terms", "kl_penalty"),
+    ]
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.probes import (
@@ -16,11 +18,11 @@ from rlhf_lab.probes import (
     TextHeatmap,
     WeightDelta,
     attach,
-    default_suite,
 )
 from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
-from tests.probes.looking import same_weights, train_soundly
+from tests.probes.conftest import SMALL
+from tests.probes.looking import same_weights
 from tests.training.recorded_runs import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -45,17 +47,19 @@ class Broken(Probe):
         raise ZeroDivisionError("nothing to divide by")
 
 
-class Unchecked(Probe):
-    name = "unchecked"
+class Odd(Probe):
+    """Returns a record, which it makes from what it is shown."""
+
+    def __init__(self, name, record, every=None):
+        super().__init__(name=name, every=every)
+        self.record = record
 
     def observe(self, seen):
-        return Record({"x": 1})
+        return self.record(seen)
 
 
-class Vandal(Probe):
+class Vandal(Counter):
     """Touches everything that a run depends on."""
-
-    name = "vandal"
 
     def observe(self, seen):
         policy = seen.ctx.policy
@@ -64,67 +68,100 @@ class Vandal(Probe):
         policy.base_model.add_hook("hook_embed", lambda act, hook: act * 2)
         with torch.enable_grad():
             policy(torch.zeros(1, 3, dtype=torch.long))[0].sum().backward()
-        return Record(checks=[FINE])
+        return super().observe(seen)
+
+
+class Between(Probe):
+    """Keeps the first weight before the step, and compares it with the one behind."""
+
+    name = "between"
+    prepares, events, step = ("after_backward",), ("after_step",), "last"
+
+    def prepare(self, seen):
+        assert set(seen.gradients) == {n for n, _ in seen.ctx.policy.named_parameters()}
+        assert seen.prepared is None
+        return seen.ctx.step, next(seen.ctx.policy.parameters()).clone()
+
+    def observe(self, seen):
+        step, before = seen.prepared
+        moved = next(seen.ctx.policy.parameters()) - before
+        assert not seen.gradients and seen.optimizer is not None
+        return Record({"steps": [step, seen.ctx.step], "moved": moved.norm().item()}, {}, [FINE])
+
+
+NAN_CHECKS = [Check.at_most("a", 2, 1), Check.at_most("b", float("nan"), 1)]
+MISSED = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
+PROBES = {
+    "unchecked": lambda seen: Record({"x": 1}),
+    "raising": lambda seen: Record({"x": 1}, checks=[lambda: 1 / 0, FINE]),
+    "missing": lambda seen: Record(checks=[Check.at_most("x is there", seen.ctx.phase, 0.5)]),
+}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """Three phases with all odd probes: the run, its trainer, warnings, notes and diagnostics."""
+    args = RLHFArgs(**SMALL | {"total_phases": 3, "base_lr": 3e-3})
+    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("odd") / "run")
+    probes = [Odd(name, record) for name, record in PROBES.items()]
+    probes += [Counter(), Broken(), Between()]
+    probes.append(Odd("wrong", lambda seen: Record(checks=NAN_CHECKS), every=9))
+    reported = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attached = attach(trainer, *probes)
+        attach(trainer, Vandal(name="vandal"))
+        with pytest.raises(ConfigError, match=r"'counter' is attached .* Give one of them name="):
+            attach(trainer, Counter(name="other"), Counter())
+
+        @trainer.on("after_rollout")
+        def join_later(ctx):
+            if ctx.phase == 1:
+                attach(trainer, Counter(name="second"))
+
+        @trainer.on("after_phase")
+        def look(ctx):
+            diagnostics = ctx.run.read_info()["diagnostics"].items()
+            reported.append([x["text"] for sign, x in diagnostics if "x is there" in sign])
+
+        trainer.train()
+    messages = [str(warning.message) for warning in caught]
+    return SimpleNamespace(
+        run=Run(trainer.run.path),
+        trainer=trainer,
+        notes=attached.notes,
+        reported=reported,
+        said=lambda words: [message for message in messages if words in message],
+    )
 
 
 @pytest.mark.slow
-def test_the_default_suite_leaves_the_final_weights_bit_for_bit(make_trainer):
-    plain, probed = make_trainer(), make_trainer()
-    attach(probed, default_suite(probed))
-    attach(probed, Vandal())
+def test_odd_probes_leave_the_run_as_it_is(probed, make_trainer):
+    plain = make_trainer(total_phases=3, base_lr=3e-3)
     plain.train()
-    train_soundly(probed)
-    assert same_weights(probed, plain)
+    assert same_weights(probed.trainer, plain)
     assert read_metrics(probed.run.path) == read_metrics(plain.run.path)
 
 
-@pytest.mark.slow
-def test_probe_that_raises_is_disabled_with_one_warning(make_trainer):
-    trainer = make_trainer(total_phases=3)
-    attachment = attach(trainer, Broken(), Counter())
-    with pytest.warns(UserWarning) as caught:
-        trainer.train()
-    reported = [str(w.message) for w in caught if "broken" in str(w.message)]
-    assert reported == [
+def test_probes_that_raise_or_lack_a_check_are_disabled_with_one_warning(probed):
+    broken = (
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
         "nothing to divide by"
-    ]
-    run = Run(trainer.run.path)
-    assert trainer.phase == 3
-    assert run.phases("counter") == [0, 1, 2, 3]
-    assert "broken" not in run.probes()
-    assert [f"{n['probe']}: {n['note']}" for n in run.notes()] == reported == attachment.notes
+    )
+    (unchecked,) = probed.said("without a check")
+    assert probed.said("broken: ") == [broken] and unchecked.startswith("unchecked: ")
+    assert sorted(probed.notes) == [broken, unchecked]
+    assert sorted(f"{n['probe']}: {n['note']}" for n in probed.run.notes()) == [broken, unchecked]
+    assert probed.run.phases("counter") == [0, 1, 2, 3]
+    assert not {"broken", "unchecked", "other"} & set(probed.run.probes())
+    attach(probed.trainer, Counter(name="broken"))
 
 
-@pytest.mark.slow
-def test_a_record_without_a_check_is_not_accepted(make_trainer):
-    trainer = make_trainer()
-    attach(trainer, Unchecked())
-    with pytest.warns(UserWarning, match="unchecked: .* without a check"):
-        trainer.train()
-    assert Run(trainer.run.path).probes() == []
-
-
-class Raising(Probe):
-    """One of its checks raises in every phase."""
-
-    name = "raising"
-
-    def observe(self, seen):
-        return Record({"x": 1}, checks=[lambda: 1 / 0, FINE])
-
-
-@pytest.mark.slow
-def test_record_is_kept_without_a_check_that_raises(make_trainer):
-    trainer = make_trainer()
-    attached = attach(trainer, Raising())
-    message = "raising: a check raised ZeroDivisionError: division by zero. The record is kept"
-    with pytest.warns(UserWarning, match=message) as warned:
-        trainer.train()
-    run = Run(trainer.run.path)
-    assert sum("raising" in str(warning.message) for warning in warned) == 1
-    assert attached.notes == [] and run.phases("raising") == [0, 1, 2]
-    assert [(c.phase, c.name) for c in run.checks()] == [(n, "fine") for n in range(3)]
+def test_record_is_kept_without_a_check_that_raises(probed):
+    (message,) = probed.said("raising: ")
+    assert "a check raised ZeroDivisionError: division by zero. The record is kept" in message
+    checks = [(c.phase, c.name) for c in probed.run.checks() if c.probe == "raising"]
+    assert checks == [(n, "fine") for n in probed.run.phases("raising")] and len(checks) == 4
 
 
 @pytest.mark.slow
@@ -161,84 +198,34 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer):
             assert torch.equal(tensors[name], tensor)
 
 
-@pytest.mark.slow
-def test_two_suites_on_one_run_do_not_drop_each_other_s_records(make_trainer):
-    trainer = make_trainer()
-    attach(trainer, Counter(name="first"))
-
-    @trainer.on("after_rollout")
-    def join_later(ctx):
-        if ctx.phase == 1:
-            attach(trainer, Counter(name="second"))
-
-    trainer.train()
-    run = Run(trainer.run.path)
-    assert run.phases("first") == [0, 1, 2] and run.phases("second") == [1, 2]
-    assert {p["name"] for p in run.store.read_suite()["probes"]} == {"first", "second"}
-
-
-@pytest.mark.slow
-def test_a_second_probe_of_a_name_that_records_is_refused(make_trainer):
-    trainer = make_trainer()
-    attach(trainer, Counter(), Broken())
-    with pytest.raises(ConfigError, match=r"'counter' is attached .* Give one of them name="):
-        attach(trainer, Counter(name="other"), Counter())
-    with pytest.warns(UserWarning, match="broken: raised"):
-        trainer.train()
-    run = Run(trainer.run.path)
-    assert run.phases("counter") == [0, 1, 2] and "other" not in run.probes()
-    attach(trainer, Counter(name="broken"))
-
-
 def test_every_probe_of_the_default_suite_stores_checks_that_hold(finished):
     checked = {check.probe for check in finished.checks()}
     assert checked == set(finished.probes()) and len(checked) == 9
     assert [c for c in finished.checks() if not c.ok] == []
 
 
-@pytest.mark.slow
-def test_a_failed_or_undefined_check_is_stored_as_failed(make_trainer):
-    class Wrong(Probe):
-        name = "wrong"
-        every = 9
+def test_suites_on_one_run_keep_each_other_s_records(probed):
+    assert probed.run.phases("second") == [1, 2, 3]
+    assert {"counter", "second"} <= {p["name"] for p in probed.run.store.read_suite()["probes"]}
 
-        def observe(self, seen):
-            nan = float("nan")
-            return Record(checks=[Check.at_most("a", 2, 1), Check.at_most("b", nan, 1)])
 
-    trainer = make_trainer()
-    attach(trainer, Wrong())
-    trainer.train()
-    first, second = Run(trainer.run.path).checks()[:2]
+def test_failed_and_undefined_checks_are_stored_as_failed(probed):
+    first, second = [check for check in probed.run.checks() if check.probe == "wrong"][:2]
     assert (first.value, first.ok, second.ok) == (2, False, False)
     assert second.value != second.value
 
 
-class Missing(Probe):
-    """Its check fails in every phase but the first."""
-
-    name = "missing"
-
-    def observe(self, seen):
-        return Record({"x": 1}, checks=[Check.at_most("x is there", seen.ctx.phase, 0.5)])
+def test_a_failed_check_is_told_at_once_and_once(probed):
+    assert probed.reported == [[], [MISSED + "record."], [MISSED + "record."]]
+    (message,) = probed.said("x is there")
+    assert message.startswith("phase 1: missing: the check 'x is there'")
+    assert probed.trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
 
 
-@pytest.mark.slow
-def test_a_failed_check_is_told_at_once_and_once(make_trainer):
-    trainer, reported = make_trainer(total_phases=3), []
-    attach(trainer, Missing())
-
-    @trainer.on("after_phase")
-    def look(ctx):
-        diagnostics = ctx.run.read_info()["diagnostics"].items()
-        reported.append([x["text"] for sign, x in diagnostics if "x is there" in sign])
-
-    with pytest.warns(UserWarning, match="phase 1: missing: the check 'x is there'") as warned:
-        trainer.train()
-    text = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
-    assert reported == [[], [text + "record."], [text + "record."]]
-    assert sum("x is there" in str(warning.message) for warning in warned) == 1
-    assert trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
+def test_observe_receives_what_the_same_step_prepared(probed):
+    records = probed.run.records("between")
+    assert [(r["phase"], r["steps"]) for r in records] == [(n, [3, 3]) for n in range(3)]
+    assert all(record["moved"] > 0 for record in records)
 
 
 def test_eval_text_gets_the_run_s_bos_and_must_be_of_one_length(make_trainer):
@@ -298,36 +285,6 @@ def test_a_run_is_read_back_without_its_trainer(finished, model):
     assert not torch.equal(finished.policy("last").base_model.embed.W_E, model.embed.W_E)
     with pytest.raises(RunError, match="no records of probe 'dream'"):
         finished.records("dream")
-
-
-@pytest.mark.slow
-def test_observe_receives_what_the_same_step_prepared(make_trainer):
-    class Between(Probe):
-        """Keeps the first weight before the step, and compares it with the one behind."""
-
-        name = "between"
-        prepares, events, step = ("after_backward",), ("after_step",), "last"
-
-        def prepare(self, seen):
-            assert set(seen.gradients) == {n for n, _ in seen.ctx.policy.named_parameters()}
-            assert seen.prepared is None
-            return seen.ctx.step, next(seen.ctx.policy.parameters()).clone()
-
-        def observe(self, seen):
-            step, before = seen.prepared
-            moved = next(seen.ctx.policy.parameters()) - before
-            assert not seen.gradients and seen.optimizer is not None
-            return Record(
-                {"steps": [step, seen.ctx.step], "moved": moved.norm().item()}, {}, [FINE]
-            )
-
-    plain, probed = make_trainer(base_lr=3e-3), make_trainer(base_lr=3e-3)
-    attach(probed, Between())
-    plain.train()
-    records = train_soundly(probed).records("between")
-    assert [(r["phase"], r["steps"]) for r in records] == [(0, [3, 3]), (1, [3, 3])]
-    assert all(record["moved"] > 0 for record in records)
-    assert same_weights(probed, plain)
 
 
 @pytest.mark.slow
