@@ -3,11 +3,35 @@
 from types import MappingProxyType
 from typing import Any, Literal
 
-Preset = Literal["reel", "sums", "smol", "gpt2-small", "gpt2-medium"]
+Preset = Literal["reel", "sums", "sums-long", "smol", "gpt2-small", "gpt2-medium"]
 # learning rates of adapters (LoRA), which need about ten times the rate of all weights
 ADAPTER_RATES = MappingProxyType(
-    {"reel": 1e-3, "sums": 1e-3, "smol": 3e-4, "gpt2-small": 3e-4, "gpt2-medium": 3e-4}
+    dict.fromkeys(("reel", "sums", "sums-long"), 1e-3)
+    | dict.fromkeys(("smol", "gpt2-small", "gpt2-medium"), 3e-4)
 )
+# GRPO as published, with a verifiable reward
+_SUMS: dict[str, Any] = {
+    "base_model": "sums-nano",
+    "reward_fn": "sums:exact",
+    "prompts": "sums:2,3",
+    "gen_len": 32,
+    "stop_at_eos": True,
+    "top_k": None,
+    "total_phases": 20,
+    "batch_size": 256,
+    "samples_per_prompt": 8,
+    "num_minibatches": 4,
+    "base_lr": 3e-4,
+    "warmup_steps": 2,
+    "normalize_reward": False,
+    "advantages": "grpo",
+    "normalize_advantages": False,
+    "loss_aggregation": "sequence_mean",
+    "kl_estimator": "k3",
+    "kl_coef": 0.0,
+    "vf_coef": 0.0,
+    "ent_coef": 0.0,
+}
 # the fields that each preset sets; all others keep their defaults
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -28,28 +52,8 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "advantages": "gae",
             "kl_coef": 0.3,
         },
-        "sums": {
-            "base_model": "sums-nano",
-            "reward_fn": "sums:exact",
-            "prompts": "sums:2,3",
-            "gen_len": 32,
-            "stop_at_eos": True,
-            "top_k": None,
-            "total_phases": 20,
-            "batch_size": 256,
-            "samples_per_prompt": 8,
-            "num_minibatches": 4,
-            "base_lr": 3e-4,
-            "warmup_steps": 2,
-            "normalize_reward": False,
-            "advantages": "grpo",
-            "normalize_advantages": False,
-            "loss_aggregation": "sequence_mean",
-            "kl_estimator": "k3",
-            "kl_coef": 0.0,
-            "vf_coef": 0.0,
-            "ent_coef": 0.0,
-        },
+        "sums": _SUMS,
+        "sums-long": _SUMS | {"prompts": "sums:2,3,4", "base_lr": 1e-3, "total_phases": 30},
         "smol": {
             "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
             "direction": "neg",

@@ -49,7 +49,7 @@ REJECTED = {
     # settings
     f"{SMALL} --gen-len 31": ("gen_len=31", "32"),
     f"{SMALL} --prefix zebra": ("zebra",),
-    f"{SMALL} --preset real": ("preset='real'", "reel, sums"),
+    f"{SMALL} --preset real": ("preset='real'", "reel, sums, sums-long"),
     f"{SMALL} --precision tf32": ("precision='tf32'", "fp32"),
     f"{SMALL} --device tpu": ("device='tpu'", "auto, cpu"),
     f"{SMALL} --device meta": ("device='meta'", "auto, cpu"),
