@@ -89,19 +89,15 @@ def test_informative_and_teaching_groups_match_hand_computed():
 
 def test_rewards_to_go_match_hand_computed():
     # 1 + 0.5 * (2 + 0.5 * 4) = 3; a hole is stepped over without a discount: 1 + 0.5 * 4 = 3
-    rewards, mask = (
-        tensor([[1.0, 2.0, 4.0], [1.0, NAN, 4.0]]),
-        tensor([[1, 1, 1], [1, 0, 1]]).bool(),
-    )
+    rewards = tensor([[1.0, 2.0, 4.0], [1.0, NAN, 4.0]])
+    mask = tensor([[1, 1, 1], [1, 0, 1]]).bool()
     assert F.rewards_to_go(rewards, 0.5, mask).tolist() == [[3.0, 4.0, 4.0], [3.0, 0.0, 4.0]]
     assert F.rewards_to_go(tensor([[3.0]])).tolist() == [[3.0]]
 
 
 def test_remax_matches_hand_computed():
-    rewards, mask = (
-        tensor([[-0.5, 3.0, NAN], [1.0, 1.0, 1.0]]),
-        tensor([[1, 1, 0], [1, 1, 1]]).bool(),
-    )
+    rewards = tensor([[-0.5, 3.0, NAN], [1.0, 1.0, 1.0]])
+    mask = tensor([[1, 1, 0], [1, 1, 1]]).bool()
     # to go 2.5, 3 minus 1; 3, 2, 1 minus 2
     got = F.remax_advantages(rewards, tensor([1.0, 2.0]), mask)
     assert got.tolist() == [[1.5, 2.0, 0.0], [1.0, 0.0, -1.0]]

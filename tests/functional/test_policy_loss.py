@@ -100,10 +100,8 @@ def test_ratio_is_limited_without_gradient():
 @pytest.mark.parametrize("name", F.POLICY_OBJECTIVES)
 def test_runaway_ratios_stay_finite_in_value_and_gradient(name):
     logprobs = tensor([[0.0], [0.0], [-500.0], [30.0]], requires_grad=True)
-    old, advantages = (
-        tensor([[-500.0], [-500.0], [0.0], [0.0]]),
-        tensor([[1.0], [-1.0], [1.0], [-1.0]]),
-    )
+    old = tensor([[-500.0], [-500.0], [0.0], [0.0]])
+    advantages = tensor([[1.0], [-1.0], [1.0], [-1.0]])
     got = surrogate(name, logprobs, old, advantages)
     got.sum().backward()
     assert got.isfinite().all() and logprobs.grad.isfinite().all()

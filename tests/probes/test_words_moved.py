@@ -167,10 +167,8 @@ def test_a_run_splits_any_contrast_in_every_phase(make_trainer, reviews):
     words = {"was": 1.0, "wasn't": -1.0}
     found = parts_over_phases(run, words, "COP 1")
     column = run.records("words_moved")[0]["slots"].index("COP 1") + len(trainer.prompt) - 1
-    model, ids = (
-        trainer.policy.base_model,
-        [trainer.policy.base_model.to_single_token(w) for w in words],
-    )
+    model = trainer.policy.base_model
+    ids = [model.to_single_token(w) for w in words]
     with torch.no_grad():
         now, before = (m(tokens[:8])[:, column, ids] for m in (model, trainer.reference))
     shift = (now - before).mean(0)
