@@ -30,6 +30,7 @@ def count_hooks(model: HookedTransformer) -> int:
 def test_tokens_and_texts_convert_both_ways(model):
     tokens = model.to_tokens(TEXT)
     assert tokens.shape == (1, 5) and model.to_string(tokens[0, 1:]).strip() == TEXT
+    assert model.to_tokens(" good" * model.cfg.n_ctx).shape == (1, model.cfg.n_ctx)
     assert model.to_str_tokens(TEXT)[-1].strip() == "good"
     assert model.to_single_token(" good") == tokens[0, -1]
     torch.testing.assert_close(model(TEXT), model(tokens))

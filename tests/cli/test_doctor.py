@@ -33,10 +33,12 @@ def wrong() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_device_that_computes_as_the_cpu_is_right():
+def test_a_device_like_the_cpu_is_right_and_nan_is_wrong(monkeypatch):
     results = findings()
     assert [ok for _, _, ok in results] == [True] * 2 + [None]
     assert "precision='bf16' on device='mps'" in results[-1][1]
+    monkeypatch.setattr(doctor, "training_gaps", lambda device: [("values", float("nan"), 1.0)])
+    assert wrong() == ["values"]
 
 
 def wrong_product(func, args, kwargs):

@@ -162,9 +162,10 @@ def test_step_scores_the_texts_as_they_are(make_trainer):
         assert found == pytest.approx(compute_by_hand(fresh, *rows), abs=1e-5)
 
 
-def test_step_warns_after_truncated_generate(make_trainer):
+@pytest.mark.parametrize("setting", [{"top_k": 2}, {"temperature": 2.0}])
+def test_step_warns_after_generate_changed_the_probabilities(make_trainer, setting):
     trainer = make_trainer()
-    responses = trainer.generate(QUERIES, top_k=2)
+    responses = trainer.generate(QUERIES, **setting)
     with pytest.warns(UserWarning, match="the policy that sampled is another one"):
         trainer.step(QUERIES, responses, SCORES)
     responses = trainer.generate(QUERIES)
