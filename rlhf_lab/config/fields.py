@@ -117,7 +117,7 @@ class RewardArgs:
     reward_fn: str = "sentiment"
     """One or several, comma-separated: sentiment, learned, zero, count:TEXT, regex:PATTERN,
     json_schema:FILE, exact_match, diversity:N; on Reel also true_reward, smoothed,
-    smoothed_popcorn, ignore_negation, bag_of_adjectives, length.
+    smoothed_popcorn, ignore_negation, bag_of_adjectives, length; on sums also sums:exact, ...
     """
     reward_weights: tuple[float, ...] | None = None
     """Weights of several rewards, in order; 1 each when None."""
