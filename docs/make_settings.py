@@ -42,8 +42,8 @@ longer changes other fields, because all of them are already set.
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
 and, on Reel, the fraction of grammatical texts. `dapo` lacks the paper's filter for overlong
-responses. `cispo` uses ScaleRL's upper clip (5, 2510.13786) and no lower clip. Every method except
-`ppo` also sets {no_critic}.
+responses. `cispo` uses ScaleRL's upper clip (5; arXiv 2510.13786) and no lower clip. Every method
+except `ppo` also sets {no_critic}.
 
 | method | paper (arXiv) | values that differ from the defaults |
 |---|---|---|
