@@ -4,7 +4,7 @@
 # By the end of this lesson, you will be able to attach a value head to a transformer with a hook, and train it to predict a
 # review's reward while the review is still being generated.
 #
-# PPO, the algorithm that trains the policy, needs to know, partway through a text, how well things are going. The *value* of a
+# PPO, the algorithm that trains the policy, needs to know how well things are going partway through a text. The *value* of a
 # state is the reward you can expect from there:
 #
 # $$V(s_t) = \mathbb{E}_{x \sim \pi}\big[R(x) \mid s_t\big]$$

@@ -171,9 +171,9 @@ for name, numbers in make_dashboard(reports).items():
 show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 
 # %% [markdown]
-# Look twice at any number that is *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the learner
-# disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as well. A
-# rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
+# Pay close attention to numbers that are *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the
+# learner disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as
+# well. A rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
 #
 # ## Step size and reward scale
 #
@@ -246,7 +246,7 @@ predictions.compare("with a tiny reward, the policy", small_reward, result)
 # ## Inside the run
 #
 # The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
-# anyway? To find out, collect reviews in which the reviewer is disappointed, and cut them off right before the verdict ("... .
+# anyway? To find out, collect reviews where the reviewer is disappointed, and cut them off right before the verdict ("... .
 # i"). In every phase, measure how likely the model is to continue with praise. You can measure this not only at the output, but
 # also after every component of the model: decode the residual stream at that point, as if the rest of the model did nothing.
 # This is called the *logit lens* ({lesson:the_policy} explains it and its limits):

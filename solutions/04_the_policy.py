@@ -298,7 +298,7 @@ def head_places(k: int) -> dict[str, Place]:
 
 # %% [markdown]
 # Now patch every head at every position from the copula to "i", on 64 pairs of texts. (In the last layer, only "i" matters,
-# because nothing uses what its heads write elsewhere.) Here is the result for the copula in the first clause:
+# because nothing uses what that layer's heads write at other positions.) Here is the result for the copula in the first clause:
 
 # %%
 pairs = truth.reviews(320, seed=1)[0].to(device)

@@ -427,7 +427,7 @@ predictions.compare("lowest cosine on 1,024 reviews", far_away, min(three, key=t
 # - **Noise.** The better the baseline, the higher the cosine. Among the unbiased estimators, the exact advantages are the least
 #   noisy, and $R$ is the noisiest.
 # - **Both.** With the old head, GAE with $\lambda = 0.95$ loses some of the gradient. Yet for every seed, its cosine on 1,024
-#   reviews is higher than with $\lambda = 1$. On a large enough batch, the unbiased estimator ($\lambda = 1$) would win.
+#   reviews is higher than with $\lambda = 1$. With a large enough batch, the unbiased estimator ($\lambda = 1$) would win.
 #
 # ## Your results
 
@@ -443,7 +443,7 @@ progress()
 # - Estimate the value of a state as the mean reward of several continuations (VinePPO, Kazemnejad et al. 2024,
 #   [2410.01679](https://arxiv.org/abs/2410.01679)), and use these estimates in GAE. How many continuations do you need?
 #
-# The papers are [1506.02438](https://arxiv.org/abs/1506.02438) for GAE, [2402.14740](https://arxiv.org/abs/2402.14740) for RLOO
-# with language models, and [2402.03300](https://arxiv.org/abs/2402.03300) for GRPO. Appendix: {lesson:write_the_rest}.
+# See [1506.02438](https://arxiv.org/abs/1506.02438) for GAE, [2402.14740](https://arxiv.org/abs/2402.14740) for RLOO with
+# language models, and [2402.03300](https://arxiv.org/abs/2402.03300) for GRPO. Appendix: {lesson:write_the_rest}.
 #
 # Next: {lesson:the_kl_penalty}, where you look at what keeps the policy close to the reference.

@@ -196,7 +196,7 @@ bars(
 # %% [markdown]
 # Both k1 and k3 have the right mean, while k2 does not. Far from the reference, most k3 values are closer together than the k1
 # values. But $e^{-d}$ is enormous for the few words that are much more likely under the reference than under the policy. Those
-# words end up in the last bin, and they are why k3 has the larger standard deviation.
+# words end up in the last bin, and they are the reason k3 has the larger standard deviation.
 #
 # ## The best policy for one choice
 #
@@ -231,7 +231,7 @@ bars(names, series, "The best policy over four endings", "probability")
 
 # %% [markdown]
 # When the penalty is weak, the ending with the highest reward becomes the most likely one, even though the reference hardly
-# ever uses it. With a medium penalty, "i loved it" is the most likely one, because its reward is nearly as high and choosing it
+# ever uses it. With a moderate penalty, "i loved it" is the most likely, because its reward is nearly as high and choosing it
 # costs less KL.
 #
 # ## Token by token
@@ -435,7 +435,7 @@ progress()
 #
 # - What is the optimal policy for the reward you wrote in {lesson:start}? Before you compute it, write down three
 #   sentences that you expect $\pi^*$ to produce at a `kl_coef` of 0.3, and three at 0.01.
-# - Turn `normalize_reward` and `normalize_advantages` on, and plot that run next to the frontier. As the policy improves, its
+# - Turn on `normalize_reward` and `normalize_advantages`, and plot that run next to the frontier. As the policy improves, its
 #   rewards become more similar. How does this change the effective penalty?
 # - `smoothed_popcorn` from `rlhf_lab.organism` has a loophole. Plot its frontier with the true reward on the y-axis.
 #
