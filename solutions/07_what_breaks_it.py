@@ -245,8 +245,8 @@ curves(
 #
 # ## PPO on the flawed reward
 #
-# Does PPO follow this curve? Let's train for 40 phases, with the KL in the reward and no normalization, so that `kl_coef`
-# is the $\beta$ in the formula. To find out how much of the KL was wasted, we'll compare the run with the optimal policies
+# Does PPO follow this curve? Let's train for 40 phases with the KL in the reward and no normalization, so that `kl_coef` is
+# the $\beta$ in the formula. To find out how much of the KL was wasted, we'll compare the run with the optimal policies
 # *for the true reward*: the run's *excess KL* is its KL minus the smallest KL that achieves the same true reward.
 
 # %%
@@ -365,7 +365,7 @@ bars(
 
 # %% [markdown]
 # `smoothed`, which ranks texts correctly, does no harm. With the regressional flaw, the true reward still rises, but it
-# takes more KL than necessary. Only the causal flaw makes the true reward fall.
+# costs more KL than necessary. Only the causal flaw makes the true reward fall.
 #
 # These numbers underestimate the extremal flaw, because the optimal policies only generate grammatical texts. A trained
 # policy isn't limited to those: a text that just repeats one adjective scores higher than any review, and its true

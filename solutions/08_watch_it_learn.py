@@ -145,7 +145,7 @@ from rlhf_lab.probes.direction import fit_direction  # exercise
 
 # %% [markdown]
 # How well does LDA at the last layer predict the hidden label at `I` on held-out reviews? No classifier can do better
-# than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes errors, because a positive reviewer
+# than Bayes' rule with the grammar's probabilities. Even Bayes' rule makes mistakes, because a positive reviewer
 # sometimes writes negative clauses. Is LDA that good before training? (In the table, "0 pre" is the embedding of "i",
 # and "post" means after a block's MLP.)
 
@@ -177,7 +177,7 @@ if truth is not None:
 #
 # Be careful with cosines. The LDA directions before and after training have a cosine of only 0.29. But even LDA fits to
 # two halves of the *same* activations have a cosine of only 0.42. With dozens of dimensions, many directions separate
-# the classes, and small differences in the covariance decide which of them LDA returns. Before you conclude that a
+# the classes, and small differences in the covariance determine which one LDA returns. Before you conclude that a
 # direction has turned, check how much two fits to the same activations differ.
 
 # %%
@@ -231,7 +231,7 @@ curves(
 # and "hated"? To find out, erase sentiment from the activations and see whether the choice changes. We measure the
 # *gap*: how much larger, on average, the logit difference between "loved" and "hated" is in positive reviews than in
 # negative ones. `decide_without` measures the gap on held-out reviews. It also reports the accuracy of a new LDA probe
-# that is fitted *after the erasure*, both at the erased layer and at the last layer.
+# fitted *after the erasure*, both at the erased layer and at the last layer.
 
 # %%
 base = run.policy(0)
@@ -382,8 +382,8 @@ bars(
 # - After LEACE, the probe's accuracy at the erased layer is close to a coin flip (0.58), and only 6% of the gap is left.
 #   LEACE with shuffled labels has neither effect. So the verdict depends on what a linear probe can find after block 0.
 # - Ablating the difference of means has the same effect as LEACE. But ablating a *random* direction leaves as little as
-#   39% of the gap without changing the accuracy. Ablating any direction with a large variance does damage, no matter
-#   what it represents. So without this control, the ablation would prove little.
+#   39% of the gap without changing the accuracy. Ablating any high-variance direction does damage, no matter what it
+#   represents. So without this control, the ablation would prove little.
 # - After LEACE, LDA at the last layer can read the label again (0.85). Block 1 recomputes it from nonlinearly encoded
 #   information, but the verdict doesn't use it. So the label is *readable but not used*.
 # - Two more base models, pretrained on Reel with different seeds, show the same effect.
@@ -391,9 +391,9 @@ bars(
 # ### Training with the label erased
 #
 # `trainer.intervene` changes activations throughout a run, both during sampling and during training. The next cell
-# trains a policy with the phase 0 eraser after block 0. As a control, it trains another one with an eraser that was
-# fitted to shuffled labels. Does a policy still learn to get a high reward while the label is erased? (How does its
-# reward compare with that of the run without an eraser?)
+# trains a policy with the phase 0 eraser after block 0. As a control, it trains another one with an eraser fitted to
+# shuffled labels. Does a policy still learn to get a high reward while the label is erased? (How does its reward
+# compare with that of the run without an eraser?)
 #
 # (15 s on one core)
 
@@ -429,8 +429,8 @@ predictions.compare("the reward with the label erased is", reward_if_erased, fou
 # simply moves the activations so far that the phase 0 eraser no longer fits them.
 #
 # If you erase the label in both policies, the one trained with the eraser has the larger gap for all three seeds (0.89,
-# 1.52 and 2.09 nats, compared with 0.57, 0.70 and 0.87). Did it learn to use what the eraser leaves? This experiment
-# *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51 and -0.11),
+# 1.52, and 2.09 nats, compared with 0.57, 0.70, and 0.87). Did it learn to use what the eraser leaves? This experiment
+# *doesn't show* that. The control changes the gap by just as much in the other direction (to -0.21, -0.51, and -0.11),
 # even though its eraser only removes a shuffled label. Don't call a difference between two runs an effect unless it
 # exceeds the difference an irrelevant change makes.
 #

@@ -123,7 +123,7 @@ print(f"true reward: base model {at_base.mean():.2f}, tuned model {at_tuned.mean
 #
 # Let's compute the KL divergence from the base model at each token of the tuned model's texts. Summed over tokens, this
 # is the KL per sequence that the KL penalty limits. A review has three clauses, each with a noun (`ASP`), "was" or
-# "wasn't" (`COP`), an adverb and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
+# "wasn't" (`COP`), an adverb, and an adjective (`ADJ`). `CONN` is "and" or "but", and `VERB` is the verdict.
 #
 # In {lesson:the_kl_penalty}, you computed the optimal policy for any penalty. The one with the same true reward as PPO
 # spends no KL at `COP`, because "wasn't" does no harm if the adjective matches it. Does PPO spend some KL there, or none?
@@ -362,7 +362,7 @@ bars(
 # models' activations at one hook point and adds it at every position, scaled by alpha (Turner et al. 2023,
 # [2308.10248](https://arxiv.org/abs/2308.10248)). Raina et al. 2025 ([2512.11838](https://arxiv.org/abs/2512.11838))
 # claim that preference tuning *is* such a vector. Let's test that. Training has raised the true reward. With the best
-# layer and alpha, what fraction of this rise does the steering vector recover?
+# layer and alpha, how much of this rise does the steering vector recover?
 #
 # (7 s on one core)
 
@@ -444,7 +444,7 @@ progress()
 # %% [markdown]
 # ## Try
 #
-# Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The
-# appendix {lesson:weights_and_paths} examines the rank of the weight change, as well as models in between the two.
+# Add `base_model="reel-nano-b"` to `SETTINGS`. Which of this lesson's rankings still hold with another base model? The appendix
+# {lesson:weights_and_paths} examines the rank of the weight change, as well as models in between the base and tuned weights.
 #
 # In the next lesson, {lesson:preferences}, you'll learn the reward itself from pairwise comparisons.

@@ -431,9 +431,9 @@ limits = {"PPO": -0.02, "the same within 0.02": 0.02, "DPO": np.inf}
 predictions.compare("more true reward at equal KL", more_true_reward, apart, limits)
 
 # %% [markdown]
-# With this $\beta$ and this number of steps, DPO reaches a higher true reward than any of the three PPO runs at the
-# same KL, and this is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal
-# policy, but for opposite reasons. DPO stopped short of the optimal policy's KL, while PPO went past it, partly toward
+# With this $\beta$ and number of steps, DPO reaches a higher true reward than any of the three PPO runs at the same KL,
+# and this is true for all three DPO seeds. The true reward of both methods ends far below that of the optimal policy,
+# but for opposite reasons. DPO stopped short of the optimal policy's KL, while PPO went past it, partly toward
 # ungrammatical texts (4% of its texts). This lesson doesn't show whether more steps would bring either method closer.
 #
 # ## What surprised you

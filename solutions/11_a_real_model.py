@@ -4,8 +4,8 @@
 # By the end of this lesson, you will be able to measure the effect of RLHF when the true reward is unknown, using controls.
 #
 # **The cells run on a stand-in**, Reel with its true rewards hidden until the end, **unless you set the environment
-# variable `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel you could always compute an exact
-# answer. For real language you can't, so you need replacements:
+# variable `RLHF_LAB_REAL_MODELS`** to a folder with SmolLM2 and a classifier. On Reel, you could always compute an
+# exact answer. For real language you can't, so you need substitutes:
 #
 # | on Reel | on a real model | what it can show |
 # |---|---|---|
@@ -315,7 +315,7 @@ curves(
 
 # %% [markdown]
 # For short runs, best-of-n sampling is a strong baseline, and even stronger than the plot suggests: the plot uses an upper
-# bound on the KL, so the true curve is even farther to the left. But best-of-n generates $n$ samples for every one it keeps.
+# bound on the KL, so the true curve is farther to the left. But best-of-n generates $n$ samples for every one it keeps.
 #
 # ## Causes
 #
@@ -418,7 +418,7 @@ predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim i
 
 # %% [markdown]
 # In a report, state how many claims you looked at, not only the ones that hold. With a 95% confidence interval, about
-# one in forty claims about a nonexistent effect holds by luck.
+# one in forty claims about a nonexistent effect holds by chance.
 #
 # ## The true reward
 #

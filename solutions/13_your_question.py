@@ -168,7 +168,7 @@ predictions.compare("with more seeds, low > 0 accepts a false claim", with_more_
 # claim is true, the table's rule accepts it more often as you add seeds. But fix the number of seeds before you start.
 # If you keep adding seeds until the claim holds, and then stop, you haven't tested it.
 #
-# Here is a stored example with five seeds. The claim is "after eight phases the mean reward is lower with `gae_lambda`
+# Here is a stored example with five seeds. The claim is "after eight phases, the mean reward is lower with `gae_lambda`
 # 0.5 than with 1.0", and the smallest effect is 0.1.
 
 
@@ -265,7 +265,7 @@ print(report)
 #
 # This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains with
 # your own reward. During the run, record attention patterns, neurons, and a direction. At the end, patch a component.
-# You may want to use:
+# These may be useful:
 #
 # | what you record | a probe, with fields of its records | with `trainer.capture` |
 # |---|---|---|

@@ -3,8 +3,8 @@
 #
 # By the end of this appendix to {lesson:ppo}, you will be able to track down a bug in a trainer from nothing but its dashboard.
 #
-# You'll start by writing the package's training phases yourself. Then you test your trainer on rewards so easy that you
-# know the outcome in advance, find the bugs in three broken runs, and write an alarm that detects broken runs
+# You'll start by writing the package's training phases yourself. Then you'll test your trainer on rewards so easy that
+# you know the outcome in advance, find the bugs in three broken runs, and write an alarm that detects broken runs
 # automatically.
 
 # %%
@@ -91,7 +91,7 @@ from rlhf_lab.training import get_optimizer_and_scheduler  # exercise
 # Let's start with credit assignment. `F.token_rewards(rewards, mask, kl_to_pay, kl_coef)` places the reward on the last
 # real token and subtracts the coefficient times each token's KL. The coefficient is `trainer.kl_controller.kl_coef`, or
 # 0 if `kl_to_pay` is None. If `args.whiten_rewards` is set, you then whiten the token rewards but keep their mean
-# (`shift_mean=False`). `F.prompt_groups(len(rewards), args.samples_per_prompt)` gives you each row's prompt number.
+# (`shift_mean=False`). `F.prompt_groups(len(rewards), args.samples_per_prompt)` returns each row's prompt number.
 # Finally, `trainer.overrides` contains the two estimators, both of which take `args` first: `estimate_advantages(args,
 # values, rewards, mask, token_rewards, group, greedy_rewards)` and `estimate_returns(args, advantages, values,
 # token_rewards, mask)`.
@@ -206,14 +206,14 @@ dashboard(debugging.make_dashboard(mine))
 # "The reward goes up" proves very little. A trainer with a bug often still learns an easy reward, just more slowly, and
 # you don't know how fast a correct trainer would be. So before you train on anything that matters, climb a ladder of
 # rewards so simple that you know in advance what has to happen. Each rung depends on one more part of the trainer. All
-# rungs use texts of ten tokens, so they only take seconds.
+# rungs use texts of ten tokens, so they take only seconds.
 #
 # 1. **constant**: Every text gets a reward of 1, and rewards aren't normalized. There is nothing to gain, so the policy
 #    shouldn't change, and the value before the last token should approach 1. This rung only tests the value loss and
 #    the returns.
 # 2. **last word**: The reward is 1 if the last word starts with a letter from a to m. The reward follows immediately,
 #    so you don't need to assign credit to earlier tokens. This rung tests the sign of the objective, and whether
-#    log-probs, actions and rewards are matched up correctly.
+#    log-probs, actions, and rewards are lined up correctly.
 # 3. **first word**: The reward depends on the first word in the same way. Now the credit has to reach a token nine
 #    positions before the reward, so this rung tests the advantages, `lam`, and the masks.
 # 4. **the real thing**: The reward comes from the classifier.
@@ -298,7 +298,7 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 # - **A** reaches at least as high a reward as the healthy run. But its KL is exactly 0 in every phase, while the reward
 #   rises from about 0.5 to above 0.9. A policy that generates different texts must have moved away from where it
 #   started, so the reference must have moved with it. Be suspicious of any number that is *exactly* 0 or 1.
-# - **B** hardly learns anything: its reward fluctuates, and stays far below the healthy run's. Ratio, KL, clipping, and
+# - **B** hardly learns anything: its reward fluctuates and stays far below the healthy run's. Ratio, KL, clipping, and
 #   gradient norm all look fine. The clue is the explained variance, which stays near 0. If the advantages had the wrong
 #   sign, or were one token late, the value head would still learn something (see the stored dashboards below). In run B
 #   it can't, because its targets have nothing to do with its states.
@@ -330,8 +330,8 @@ for run, guess in [("A", culprit_of_a), ("B", culprit_of_b), ("C", culprit_of_c)
 #
 # Look at the stored dashboards first. Which metrics separate the broken runs from the healthy ones? Where would you put
 # a threshold, so that runs with *other* seeds also end up on the right side of it? One suspect is particularly
-# difficult: its reward is nearly as high as that of a healthy run, and its explained variance is even *higher*. The
-# explained variance does not detect an error that is the same for all values. Which metric does?
+# difficult: its reward is nearly as high as a healthy run's, and its explained variance is even *higher*. The explained
+# variance does not detect an error that is the same for all values. Which metric does?
 
 # %%
 for line in ("reward", "explained variance", "value loss"):

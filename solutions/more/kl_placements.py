@@ -182,8 +182,8 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 # where the optimal policy spends only 0.156. It starts to change the first adjective only when $\beta$ is very low. At every
 # $\beta$, this policy's $J$ is below the optimal $J$.
 #
-# PPO runs show the same difference. With $\beta = 0.3$, the KL at the first adjective is higher when the KL is in the
-# reward, for all three seeds.
+# PPO runs show the same difference. With $\beta = 0.3$, the KL at the first adjective is higher for all three seeds
+# when the KL is in the reward.
 #
 # ## A controller for the KL
 #
@@ -192,8 +192,8 @@ print("KL at ADJ 1, PPO with beta 0.3, 40 phases, three seeds:", first)
 # compares the KL with the target. If the KL is too high, it raises the coefficient, and if the KL is too low, it lowers
 # it. Three details matter:
 #
-# - *The unit.* The KL is measured in nats per **sequence**, which means that it is summed over a review's 26 tokens and
-#   averaged over reviews.
+# - *The unit.* The KL is measured in nats per **sequence**, so it is summed over a review's 26 tokens and averaged over
+#   reviews.
 # - *The clip.* Before the first step the KL is 0, which is an error of -100%, and a single wild phase can produce an
 #   error several times as large. So errors are clipped to 20% in either direction (`MAX_ERROR`).
 # - *The horizon.* A batch of n sequences changes the coefficient by the error times n / horizon. With the default

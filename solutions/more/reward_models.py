@@ -90,13 +90,13 @@ print(
 #
 # Suppose a reward model predicts that the first text wins with probability 0.7. The model is *calibrated* if the first
 # text really does win in seven out of ten such pairs. To check this, sort the pairs by predicted probability, split
-# them into bins with equal counts, and compare the mean prediction with the fraction of wins in each bin.
+# them into equal-sized bins, and compare the mean prediction with the fraction of wins in each bin.
 
 # %%
 from rlhf_lab.functional import calibration_bins  # exercise
 
 # %% [markdown]
-# Let's train two reward models, one on 64 pairs and one on 1,024. With few pairs, what suffers more: the order of the
+# Let's train two reward models, one on 64 pairs and one on 1,024. With few pairs, which suffers more: the order of the
 # texts, or the probabilities? To compare the two, we measure both losses on a scale from 0 (the true utility) to 1 (a
 # coin flip).
 #

@@ -222,7 +222,7 @@ bars(
 # in the unembedding direction shows up in its row. Much of the heads' contribution is inherited, which means that it
 # would be there even if the heads still had their old weights.
 #
-# Is this split correct? Let's test it on a change whose cause we know: we take the base model, and replace only the
+# Is this split correct? Let's test it on a change whose cause we know: we take the base model and replace only the
 # unembedding and the final norm.
 
 # %%

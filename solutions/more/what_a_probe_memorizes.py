@@ -5,8 +5,8 @@
 #
 # Suppose you train a linear probe to tell whether the last adjective was positive or negative. A probe with enough
 # dimensions doesn't have to find sentiment to do this: it can simply memorize one label per word, even if the labels
-# are meaningless. On Reel you can compute the best possible accuracy and compare, but for a real model nobody knows it.
-# A control task works in both cases.
+# are meaningless. On Reel, you can compute the best possible accuracy for comparison, but for a real model, nobody
+# knows it. A control task works in both cases.
 #
 # **You need** {lesson:watch_it_learn}.
 
@@ -56,7 +56,7 @@ from rlhf_lab.probes import control_labels  # exercise
 #
 # The probe is tested in two ways. With *words seen*, the test sentences pair new nouns with adjectives the probe was
 # fitted to. With *words unseen*, the adjectives are new, so the control accuracy should be 0.5; anything higher
-# indicates a leak. With words seen, how high is the probe's accuracy on random labels, at the best layer?
+# indicates a leak. With words seen, how high is the probe's accuracy on random labels at the best layer?
 
 # %%
 memorized = "above 0.9"  # predict: "below 0.55", "0.55 to 0.9" or "above 0.9"

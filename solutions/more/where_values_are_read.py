@@ -271,8 +271,8 @@ predictions.compare("shuffled weights, at i", control_at_i, amount(control["i"])
 # yet you can read more of it at "i" than at the other two. What is special about "i"? Of the three, it is the only
 # position where the next word depends on the reviewer's opinion.
 #
-# But maybe this is only true for this particular model. The package includes two more models that were trained in the
-# same way with different seeds, so let's check.
+# But maybe this is only true for this particular model. The package includes two more models trained the same way with
+# different seeds, so let's check.
 
 # %%
 three = {name: load_model(name) for name in ("reel-nano", "reel-nano-b", "reel-nano-c")}
@@ -334,8 +334,8 @@ print(f"at most, mean over the states before generated tokens: {before_each:.2f}
 #
 # ## The value head and the probe
 #
-# The probe has an advantage over the value head: it has separate slopes for each position, and was fitted to exact
-# values. The value head has to use the same weights everywhere, and has only seen rewards. At which position is the
+# The probe has an advantage over the value head: it has separate slopes for each position and was fitted to exact
+# values. The value head has to use the same weights everywhere and has only seen rewards. At which position is the
 # value head's R2 lowest? (The table shows squared correlations, because the head predicts normalized rewards.)
 #
 # A second table will help you understand the result. At each position, we take the mean state of the reviews with an
@@ -383,12 +383,12 @@ over_seeds.compare(
 )
 
 # %% [markdown]
-# In all three seeds, the value head misses almost everything at "adj 1", although a probe for this position alone
-# misses almost nothing. The second table explains part of this. At "adj 1", the mean states of good and bad reviews
-# differ by only about a hundredth of a state's length. A probe for a single position can multiply this small difference
-# by as large a factor as it needs. But the value head has the same weights at all positions, so such a large factor
-# would make its values wrong elsewhere. (The table doesn't explain why the head also misses values at "adj 3" and
-# "stop".) In PPO, the transformer can adapt as well, because the value loss also trains the transformer.
+# In all three seeds, the value head misses almost everything at "adj 1", while a probe for this position alone misses
+# almost nothing. The second table explains part of this. At "adj 1", the mean states of good and bad reviews differ by
+# only about a hundredth of a state's length. A probe for a single position can multiply this small difference by as
+# large a factor as it needs. But the value head has the same weights at all positions, so such a large factor would
+# make its values wrong elsewhere. (The table doesn't explain why the head also misses values at "adj 3" and "stop".) In
+# PPO, the transformer can adapt as well, because it is also trained by the value loss.
 #
 # ## Your results
 
