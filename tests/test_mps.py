@@ -1,6 +1,5 @@
 """MPS without a Mac: training on a device that rejects what MPS rejects matches the CPU."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer
 from tests.refusing_device import RefusingDevice
+from tests.training.recorded_runs import read_metrics
 
 pytestmark = [
     pytest.mark.usefixtures("no_type_checks"),
@@ -51,14 +51,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RLHFTrainer]:
     return train_on_both(tmp_path_factory.mktemp("trained"))
 
 
-def load_metrics(trainer: RLHFTrainer) -> list[dict[str, Any]]:
-    lines = (trainer.run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "cost"} for line in lines]
-
-
 def assert_same_runs(on_cpu: RLHFTrainer, on_device: RLHFTrainer) -> None:
     """Check that metrics and weights are bitwise identical."""
-    assert load_metrics(on_cpu) == load_metrics(on_device)
+    assert read_metrics(on_cpu.run.path) == read_metrics(on_device.run.path)
     weights = dict(on_device.policy.named_parameters())
     for name, weight in on_cpu.policy.named_parameters():
         assert torch.equal(weight, weights[name].detach().cpu()), name

@@ -13,6 +13,7 @@ import torch
 
 from rlhf_lab.training import RLHFTrainer
 from tests.bad_input.command_outcome import settings
+from tests.training.recorded_runs import copy_weights
 
 HERE = Path(__file__).parent
 
@@ -52,16 +53,6 @@ def devices_stay() -> Iterator[None]:
     assert all(stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode) for name in ("null", "zero", "full"))
 
 
-def weights(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in trainer.policy.state_dict().items()}
-
-
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in expected
-    )
-
-
 def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
@@ -77,7 +68,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     out = tmp_path_factory.mktemp("plain") / "run"
     trainer = RLHFTrainer(settings(), out=out, reward_fn=count_e)
     trainer.train()
-    return weights(trainer)
+    return copy_weights(trainer.policy)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,9 @@ REJECTED = {
     "sample reel-nano --prompt zebra": ("zebra",),
     "best-of-n reel-nano --n 0": ("n=0",),
     "best-of-n reel-nano --n 4 --samples 3": ("samples=3", "at least n=4"),
+    "best-of-n reel-nano --reward-fn diversity:2": ("whole batch",),
+    "best-of-n reel-nano --out no/such/place.json": ("Use a new file",),
+    "best-of-n reel-nano --fit RUN": ("RUN",),
     "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),
     # numbers
     "sample RUN -n 0": ("n=0", "1 or greater"),

@@ -14,7 +14,8 @@ from rlhf_lab import RLHFTrainer
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from tests.bad_input.command_outcome import refuses, settings, untouched
-from tests.bad_input.conftest import count_e, lines, same, weights
+from tests.bad_input.conftest import count_e, lines
+from tests.training.recorded_runs import copy_weights, is_equal
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 MLP = "blocks.0.hook_mlp_out"
@@ -90,10 +91,10 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
 @pytest.mark.parametrize("name", REJECTED)
 def test_trainer_rejects_argument(here: Path, idle: RLHFTrainer, name: str) -> None:
     act, words = REJECTED[name]
-    before = weights(idle)
+    before = copy_weights(idle.policy)
     with untouched(here):
         refuses(lambda: act(idle), *words)
-    assert same(weights(idle), before) and idle.run is None
+    assert is_equal(copy_weights(idle.policy), before) and idle.run is None
 
 
 def test_reference_that_does_not_fit_is_rejected_or_warns(idle: RLHFTrainer, gpt2_dir) -> None:
@@ -151,7 +152,7 @@ def test_unusual_callback_changes_no_weight(trainer, plain, callback) -> None:
     finally:
         torch.set_grad_enabled(True)
     assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
-    assert same(weights(trainer), plain)
+    assert is_equal(copy_weights(trainer.policy), plain)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -161,7 +162,7 @@ def test_callback_that_trains_and_a_thread_change_no_weight(trainer, plain) -> N
     thread.start()
     thread.join(60)
     assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
-    assert same(weights(trainer), plain)
+    assert is_equal(copy_weights(trainer.policy), plain)
 
 
 CHANGERS = {

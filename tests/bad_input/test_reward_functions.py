@@ -11,7 +11,8 @@ import torch
 from rlhf_lab import RLHFTrainer
 from rlhf_lab.errors import LabError
 from tests.bad_input.command_outcome import TRAIN, accepted, refuses, settings
-from tests.bad_input.conftest import count_e, lines, same, weights
+from tests.bad_input.conftest import count_e, lines
+from tests.training.recorded_runs import copy_weights, is_equal
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -43,7 +44,7 @@ def test_run_resumes_after_the_reward_raised(here, plain) -> None:
         RLHFTrainer(settings(), out="made", reward_fn=fails_once).train()
     resumed = RLHFTrainer.resume("made", reward_fn=count_e)
     resumed.train()
-    assert same(weights(resumed), plain)
+    assert is_equal(copy_weights(resumed.policy), plain)
 
 
 def clear_texts(texts: list[str]) -> torch.Tensor:
@@ -68,7 +69,7 @@ def test_side_effects_of_a_reward_change_no_weight(here, plain, reward_fn) -> No
     finally:
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
-    assert same(weights(trainer), plain)
+    assert is_equal(copy_weights(trainer.policy), plain)
     assert all(line["text"] for line in lines("made/samples.jsonl"))
 
 

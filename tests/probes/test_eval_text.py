@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Check, EvalText, Probe, Record, Suite, attach, default_suite
+from rlhf_lab.probes import Check, EvalText, Probe, Record, attach, default_suite
 from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
@@ -114,25 +114,23 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
     train_soundly(resumed)
 
 
-@pytest.mark.parametrize(
-    "mask, message",
-    [
-        ([[True, False, True]], "True on one stretch of each sequence"),
-        ([[False, False, False]], "eval_mask must be a boolean"),
-        ([[True, True]], r"eval_mask must be a boolean tensor of shape \[1, 3\]"),
-    ],
-)
+TOKENS = torch.tensor([[1, 2, 3]])
+REFUSED = [
+    ({"eval_tokens": TOKENS, "eval_mask": [[True, False, True]]}, "True on one stretch of each"),
+    ({"eval_tokens": TOKENS, "eval_mask": [[False] * 3]}, "eval_mask must be a boolean"),
+    ({"eval_tokens": TOKENS, "eval_mask": [[True, True]]}, r"boolean tensor of shape \[1, 3\]"),
+    ({"eval_text": ["this"], "eval_mask": [[True]]}, "eval_mask requires eval_tokens"),
+    (
+        {"eval_text": ["this movie was", "this"]},
+        "pos=2 of keeping is outside .* of 2 tokens. Choose from -2 to 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
 @pytest.mark.usefixtures("no_type_checks")
-def test_a_mask_that_cannot_be_is_refused(make_trainer, mask, message):
-    tokens = torch.tensor([[1, 2, 3]])
+def test_masks_and_positions_that_cannot_be_are_refused(make_trainer, options, message):
+    if "eval_mask" in options:
+        options = options | {"eval_mask": torch.tensor(options["eval_mask"])}
     with pytest.raises(ConfigError, match=message):
-        attach(make_trainer(), Keeping(), eval_tokens=tokens, eval_mask=torch.tensor(mask))
-
-
-def test_a_position_outside_the_shortest_text_is_refused(make_trainer):
-    with pytest.raises(
-        ConfigError, match="pos=2 of keeping is outside .* of 2 tokens. Choose from -2 to 1"
-    ):
-        attach(make_trainer(), Keeping(pos=2), eval_text=["this movie was", "this"])
-    with pytest.raises(ConfigError, match="eval_mask requires eval_tokens"):
-        Suite(eval_text=["this"], eval_mask=torch.ones(1, 1, dtype=torch.bool))
+        attach(make_trainer(), Keeping(pos=2), **options)

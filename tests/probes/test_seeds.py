@@ -194,23 +194,15 @@ def test_runs_of_other_reward_functions_are_not_reused():
     assert stored[0] == str(module._common_settings(ARGS, [], {"reward_fn": scale(1.0)}))
 
 
-@pytest.mark.parametrize("part", module.OF_ONE_RUN)
-def test_a_part_that_each_run_needs_for_itself_is_refused(tmp_path, part):
-    with pytest.raises(ConfigError, match=f"^{part} cannot be shared"):
-        ask(tmp_path / "none", **{part: object()})
-    assert not (tmp_path / "none").exists()
+REFUSED = [({part: object()}, f"^{part} cannot be shared") for part in module.OF_ONE_RUN]
+REFUSED += [({"seeds": x}, f"seeds={n} ") for x, n in ((0, 0), (-1, -1), ([], 0))]
+REFUSED += [({"probes": ["RunHealth"]}, "is not a probe")]
 
 
-@pytest.mark.parametrize(("seeds", "number"), [(0, 0), (-1, -1), ([], 0)])
-def test_no_seeds_are_refused(tmp_path, seeds, number):
-    with pytest.raises(ConfigError, match=f"seeds={number} "):
-        ask(tmp_path / "none", seeds=seeds)
-    assert not (tmp_path / "none").exists()
-
-
-def test_what_is_no_probe_is_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match="is not a probe"):
-        ask(tmp_path / "none", ["RunHealth"])
+@pytest.mark.parametrize(("asked", "message"), REFUSED)
+def test_invalid_questions_are_refused_before_anything_is_written(tmp_path, asked, message):
+    with pytest.raises(ConfigError, match=message):
+        ask(tmp_path / "none", **asked)
     assert not (tmp_path / "none").exists()
 
 

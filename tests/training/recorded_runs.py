@@ -149,11 +149,12 @@ def copy_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def move_weights(model: nn.Module) -> None:
-    """Move the weights, so ratios, values and KL differ from their starting values."""
+def move_weights(model: nn.Module) -> nn.Module:
+    """Move the weights, so ratios, values and KL differ from their starting values; return it."""
     generator = torch.Generator().manual_seed(5)
     for weight in model.parameters():
         weight += 0.02 * torch.randn(weight.shape, generator=generator).to(weight.device)
+    return model
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

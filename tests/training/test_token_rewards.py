@@ -6,18 +6,14 @@ import pytest
 import torch
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import load_model
 from rlhf_lab.rewards import RewardModel, ScoreGains, TokenReward
 
 RAW = {"normalize_reward": False}
 
 
 @pytest.fixture(scope="module")
-def model() -> RewardModel:
-    """An untrained reward model, with scores of mean 0.5 and standard deviation 2."""
-    model = RewardModel(load_model("reel-nano"), seed=3)
-    model.set_normalization(torch.tensor([-1.5, 2.5]))
-    return model.requires_grad_(False)
+def model(reward_dir) -> RewardModel:
+    return RewardModel.load(reward_dir).requires_grad_(False)
 
 
 def make_gains(model: RewardModel) -> TokenReward:

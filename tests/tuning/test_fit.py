@@ -33,6 +33,7 @@ from rlhf_lab.tuning import (
 )
 from rlhf_lab.tuning.examples import TokenRow
 from rlhf_lab.tuning.fit import _minimize, held_out_loss
+from tests.training.recorded_runs import move_weights
 
 PROMPTS = ["w8 w9", "w6"] * 4
 GOOD, BAD = ["w1 w2", "w3"] * 4, ["w4 w5 w6 w7", "w4"] * 4
@@ -137,8 +138,8 @@ def test_dpo_matches_hand_computed(model_dir, loss, monkeypatch):
     -log sigmoid(h) with h = beta * difference, smoothed; IPO: (difference - 1 / (2 beta))^2.
     """
     start, model = load_model(str(model_dir)), load_model(str(model_dir))
-    policy = shake(load_model(str(model_dir)))
-    shake(model)
+    policy = move_weights(load_model(str(model_dir)))
+    move_weights(model)
     monkeypatch.setattr(losses, "make_reference", lambda _: start)
     values = train_on_pairs(model, PAIRS, fitting(1, 4, 1e-12, 0.5, 1), loss).values
     held_out, train = hold_out(8, 0.5, np.random.default_rng(1))
@@ -152,15 +153,6 @@ def test_dpo_matches_hand_computed(model_dir, loss, monkeypatch):
     won = np.heaviside(np.round((good - bad)[held_out], 5), 0.5)
     assert values["accuracy"] == pytest.approx(won.mean())
     assert (values["train_pairs"], values["held_out_pairs"]) == (4, 4)
-
-
-def shake(model):
-    """Change all weights."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.02)
-    return model
 
 
 @pytest.mark.slow
@@ -242,7 +234,7 @@ def test_kto_matches_hand_computed(model_dir, monkeypatch):
     """One batch of all four: weight * (1 - sigmoid(sign * beta * (log-ratio - z))), where z is the
     mean log-ratio of mismatched responses, at least 0. The estimate has no gradient.
     """
-    start, policy = load_model(str(model_dir)), shake(load_model(str(model_dir)))
+    start, policy = load_model(str(model_dir)), move_weights(load_model(str(model_dir)))
     monkeypatch.setattr(losses, "make_reference", lambda _: start)
     method = losses.kto_method(policy, KTO, KTOLoss(0.4, 1.5, 0.5))
     order = np.array([2, 0, 3, 1])
