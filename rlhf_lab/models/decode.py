@@ -68,12 +68,10 @@ class Decoder:
         self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
-        if self.is_static and self.step is None and not has_hooks(self.policy):
-            self.step = self.static_step().captured()
-        if self.step is None:
-            self.state = self.run(token[:, None], None)
-        else:
-            self.state = self.step(token)
+        if self.is_static and self.step is None:
+            self.is_static = not has_hooks(self.policy)  # for all tokens: a step follows the prompt
+            self.step = self.static_step().captured() if self.is_static else None
+        self.state = self.run(token[:, None], None) if self.step is None else self.step(token)
 
     def static_step(self) -> "StaticStep":
         """Return a step with a cache of fixed size that continues the prompts."""
@@ -217,8 +215,9 @@ class StaticSampler:
         for column, x in zip(self.columns, first, strict=True):
             if column is not None:
                 column.zero_()[0] = x
+        unread = 1 if has_hooks(self.step.policy) else TOKENS_UNREAD  # hooks see no later tokens
         for n in range(1, len(noise)):
-            if n % TOKENS_UNREAD == 0 and len(stop_ids):
+            if n % unread == 0 and len(stop_ids):
                 if bool(torch.isin(self.columns[0][:n], stop_ids).any(0).all()):
                     break
             self.replay(self.step.prefix_len + n)

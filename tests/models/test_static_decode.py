@@ -125,6 +125,7 @@ HOOKED = (
 @pytest.mark.slow
 def test_hooks_run_between_the_pieces_of_a_step(captured):
     """All activations are read; two are changed, one of them by a hook that removes itself."""
+    spec = SamplingSpec(GEN_LEN, top_k=5, stop_tokens=(6,))  # for 8 of 10 tokens
     results = []
     for settings in (EAGER, Forward()):
         policy, seen = Policy(random_model()), []
@@ -139,7 +140,7 @@ def test_hooks_run_between_the_pieces_of_a_step(captured):
         policy.add_hook("blocks.0.hook_mlp_out", scale_for_six_tokens)
         policy.add_hook("blocks.1.attn.hook_v", lambda x, hook: x.mul_(-2))
         generator = torch.Generator().manual_seed(3)
-        samples = sample(policy, [[4, 9], [7]], SPECS["top-k"], generator, settings)
+        samples = sample(policy, [[4, 9], [7]], spec, generator, settings)
         names, activations = zip(*seen, strict=True)
         results.append((names, samples.tokens, samples.logprobs, samples.values, *activations))
     (names, *expected), (found_names, *found) = results
@@ -148,6 +149,17 @@ def test_hooks_run_between_the_pieces_of_a_step(captured):
     policy.add_hook("hook_embed", lambda x, hook: x if x.shape[1] > 1 else x.double())
     with pytest.raises(ConfigError, match="hook_embed.*float64.*set cuda_graphs=False"):
         sample(policy, [[4, 9], [7]], SPECS["top-k"])
+
+
+def test_tokens_after_a_hook_that_removes_itself_match(captured):
+    once, results = lambda x, hook: hook.remove_hooks() if x.shape[1] == 1 else x, []
+    for settings in (EAGER, Forward()):
+        policy = Policy(random_model())
+        policy.add_hook("hook_embed", once)
+        with torch.no_grad():
+            decoder = Decoder(policy, PROMPTS, EQUAL, GEN_LEN, settings)
+            results.append([x.logits for x in decoded_states(decoder, DRAWN)])
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
 def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(captured):
