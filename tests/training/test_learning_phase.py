@@ -27,7 +27,7 @@ def test_minibatches_start_without_gradients_in_new_orders(make_trainer):
 def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
     """Gradients of 1 in 6 + 3 numbers have norm 3, and 1/2 of norm 1.5; on CUDA after the step."""
     monkeypatch.setattr("rlhf_lab.training.optimization.CLIPS_IN_STEP", ("cpu",) * in_step)
-    policy = nn.ModuleDict({"base_model": nn.Linear(2, 2), "value_head": nn.Linear(2, 1)})
+    policy = nn.ModuleDict({"base_model": nn.Linear(2, 2), "value_head": nn.Linear(2, 1)}).double()
     policy.base_model = policy["base_model"]
     for parameter in policy.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -38,7 +38,7 @@ def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
     update.step()
     for parameter in policy.parameters():
         found = torch.stack([parameter.grad, 10 * optimizer.state[parameter]["exp_avg"]])
-        torch.testing.assert_close(found, torch.full_like(found, 0.5))
+        torch.testing.assert_close(found, torch.full_like(found, 0.5), atol=1e-6, rtol=0)
 
 
 def test_step_in_backward_steps_while_it_climbs_only():
