@@ -6,6 +6,8 @@ Ranks count only if WORLD_SIZE is above 1, so variables left over from another p
 import os
 from collections.abc import Mapping
 
+from rlhf_lab.errors import ConfigError
+
 
 def n_processes(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many processes torchrun started; 1 without torchrun."""
@@ -21,6 +23,15 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 def is_grouped(parallel: str) -> bool:
     """Return True if a run with this setting of `parallel` has a process group."""
     return n_processes() > 1 or (parallel == "fsdp" and is_launched())
+
+
+def validate_single_process(parallel: str) -> None:
+    """Raise ConfigError if this setting requires torchrun, which did not start the process."""
+    if parallel != "auto" and not is_launched():
+        raise ConfigError(
+            f"parallel={parallel!r} requires several processes. Start the run with `torchrun "
+            "--nproc-per-node N -m rlhf_lab ...`, or set parallel='auto'."
+        )
 
 
 def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:

@@ -79,10 +79,9 @@ def draw_candidates(
             )
     order, tokenizer = deal(len(trainer.prompts.tokens), 0, n_prompts, seed), trainer.tokenizer
     at_once = max(1, RESPONSES_AT_ONCE // samples)
-    starts = range(0, n_prompts, at_once)
     stops = trainer.sampling_spec.stops(tokenizer)
     responses, ended, rewards, true_reward = [], [], [], []
-    for start in track(starts, "sampling", disable=not show_progress):
+    for start in track(range(0, n_prompts, at_once), "sampling", disable=not show_progress):
         chosen = order[start : start + at_once]
         rows = [trainer.prompts.tokens[i] for i in chosen for _ in range(samples)]
         generator = phase_generator(seed, start, "best_of_n")
@@ -113,9 +112,8 @@ def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, d
     if not (trainer.starts_as_grammar and plain and is_whole and known) or args.reward_weights:
         return {}
     reference = grammar_policy(build_graph(Grammar()))
-    points = best_of_n(reference, REWARDS[args.reward_fn], numbers)
     names = "exact_reward", "exact_true_reward", "exact_kl"
     return {
         p.n: dict(zip(names, (p.proxy, p.true_reward, p.kl_per_sequence), strict=True))
-        for p in points
+        for p in best_of_n(reference, REWARDS[args.reward_fn], numbers)
     }

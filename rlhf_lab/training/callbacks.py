@@ -130,7 +130,6 @@ class Callbacks:
         return [entry.callback for entries in self.registered.values() for entry in entries]
 
     def has_callbacks(self, event: Event) -> bool:
-        """Return True if a callback is registered for this event, in any phase."""
         return bool(self.registered.get(event))
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:

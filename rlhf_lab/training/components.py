@@ -34,7 +34,7 @@ from rlhf_lab.models.device import (
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.sums import SUMS_REWARDS
-from rlhf_lab.parallel.launcher import is_grouped, is_launched, n_processes
+from rlhf_lab.parallel.launcher import is_grouped, n_processes, validate_single_process
 from rlhf_lab.rewards import (
     RewardFn,
     RewardPipeline,
@@ -60,11 +60,8 @@ def choose_device(args: RLHFArgs) -> torch.device:
 
         device = device_of_rank(device, args.device)
         validate_process_settings(args, n_processes())
-    elif args.parallel != "auto" and not is_launched():
-        raise ConfigError(
-            f"parallel={args.parallel!r} requires several processes. Start the run with `torchrun "
-            "--nproc-per-node N -m rlhf_lab ...`, or set parallel='auto'."
-        )
+    else:
+        validate_single_process(args.parallel)
     setting = f"precision={args.precision!r}"
     validate_half_precision(device, product_dtype(args.precision), setting)
     validate_tf32(device, args.precision)

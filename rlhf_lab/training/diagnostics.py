@@ -81,8 +81,7 @@ def diagnose_batch(
 def validate_finite_weights(trainer: "RLHFTrainer") -> None:
     """Raise RunError if a weight of the policy or its reference is not finite."""
     for model, role in ((trainer.policy, "policy"), (trainer.reference, "reference")):
-        name = broken_weight(model)
-        if name:
+        if name := broken_weight(model):
             remedy = TOO_FAST if trainer.phase else "Choose another model"
             raise RunError(
                 f"the {role}'s weight {name} contains nan or inf in phase {trainer.phase} "

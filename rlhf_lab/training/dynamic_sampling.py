@@ -44,9 +44,8 @@ def informative_rollout_phase(trainer: "RLHFTrainer") -> Rollout:
         by_name = {k: v.masked_scatter(dull, new_by_name[k]) for k, v in by_name.items()}
         dull = ~F.informative_groups(rewards, group)
     trainer.emit("after_rollout", samples=samples)
-    scored = score_samples(trainer, samples, rewards)
     changes = {"resampled_prompts": resampled_prompts, "rewards_by_name": by_name}
-    rollout = dataclasses.replace(scored, **changes)
+    rollout = dataclasses.replace(score_samples(trainer, samples, rewards), **changes)
     trainer.emit("after_score", samples=samples, rollout=rollout)
     return rollout
 

@@ -55,7 +55,6 @@ class HalfAdamW(Optimizer):
         self._numbers = {id(weight): i for i, weight in enumerate(policy.parameters())}
 
     def state_dtypes(self, weight: Tensor) -> dict[str, torch.dtype]:
-        """Return the format of each tensor in the state of a weight."""
         moments = torch.float32 if self.has_copy else weight.dtype
         kept = {"exp_avg": moments, "exp_avg_sq": moments}
         if self.has_copy and weight.dtype != torch.float32:

@@ -74,10 +74,7 @@ class Objective:
             )
 
     def run_policy(
-        self,
-        minibatch: ReplayMinibatch,
-        policy: TransformerWithValueHead,
-        reference: HookedModel,
+        self, minibatch: ReplayMinibatch, policy: TransformerWithValueHead, reference: HookedModel
     ) -> PolicyOutputs:
         """Run the policy on a minibatch, and compare with the reference if the KL is exact."""
         return run_policy(
@@ -102,8 +99,7 @@ class Objective:
         3. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
         """
         advantages, normalize = minibatch.advantages, self.normalize
-        is_engine = minibatch.engine_logprobs is not None
-        weights = importance_weights(minibatch, self.args) if is_engine else None
+        weights = importance_weights(minibatch, self.args)
         if normalize and (minibatch.teaching is not None or weights is not None):
             advantages, normalize = minibatch.whitened_advantages(), False
         if weights is not None:

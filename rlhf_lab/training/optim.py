@@ -37,8 +37,7 @@ def lr_scale(phase: int, warmup_steps: int, total_phases: int, final_scale: floa
 
     1. During warm-up, (phase + 1) / (warmup_steps + 1): the first phase already learns something.
     2. Then fall from 1, in phase `warmup_steps`, to `final_scale`, in the last phase.
-    3. Stay there after that. If phase `warmup_steps` is itself the last one, nothing falls: stay
-       at 1.
+    3. Stay there after that, or at 1 if phase `warmup_steps` is the last one.
     """
     if phase < warmup_steps:
         return (phase + 1) / (warmup_steps + 1)

@@ -1,5 +1,6 @@
 """Functions of the trainer that the caller can override, by name."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -7,7 +8,8 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import CellType
+from dis import get_instructions
+from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -141,24 +143,48 @@ def validate_terms(*terms: Any) -> None:
 
 
 def describe_source(part: Any) -> str:
-    """Return the name of a function or class, and a digest of its source and arguments."""
-    if isinstance(part, Mapping):
-        return ", ".join(f"{name}: {describe_source(each)}" for name, each in part.items())
-    if isinstance(part, list | tuple):
-        return ", ".join(map(describe_source, part))
+    """Return the name of a function or class, and a digest of its source and settings.
+
+    Variables and attributes that its own calls assign, such as a counter, are not settings.
+    """
+    if isinstance(part, Mapping | list | tuple):
+        items = part.items() if isinstance(part, Mapping) else enumerate(part)
+        return ", ".join(f"{name}: {describe_source(each)}" for name, each in items)
+    if inspect.ismethod(part):
+        return f"{part.__name__} of {describe_source(part.__self__)}"
     if isinstance(part, functools.partial):
-        name = describe_source(part.func)
-        held = [*part.args, *part.keywords, *part.keywords.values()]
+        name, source = describe_source(part.func), ""
+        held = dict(enumerate(part.args)) | part.keywords
     else:
-        cells = getattr(part, "__closure__", None) or ()  # empty before a variable is assigned
-        held = [cell.cell_contents for cell in cells if cell != CellType()]
-        owner = part.__self__ if inspect.ismethod(part) else part
-        held += vars(owner).values() if hasattr(owner, "__dict__") else ()
-        part = part if hasattr(part, "__qualname__") else type(part)
-        name = part.__qualname__
-    try:
-        source = inspect.getsource(part)
-    except (OSError, TypeError):  # built in, or typed at a prompt
-        source = ""
-    values = json.dumps(held, skipkeys=True, default=lambda x: getattr(x, "__qualname__", None))
-    return f"{name} {hashlib.sha256(f'{source}{values}'.encode()).hexdigest()[:12]}"
+        kind = part if hasattr(part, "__qualname__") else type(part)
+        name, source, assigned = kind.__qualname__, read_source(kind), assigned_names(kind)
+        names = getattr(getattr(part, "__code__", None), "co_freevars", ())
+        cells = zip(names, getattr(part, "__closure__", None) or (), strict=True)
+        held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
+        held |= getattr(part, "__dict__", {})
+        held = {name: value for name, value in held.items() if name not in assigned}
+    settings = json.dumps(held, skipkeys=True, default=lambda x: getattr(x, "__qualname__", None))
+    return f"{name} {hashlib.sha256(f'{source}{settings}'.encode()).hexdigest()[:12]}"
+
+
+def read_source(kind: Any) -> str:
+    code = getattr(inspect.unwrap(kind), "__code__", None)
+    with contextlib.suppress(OSError, TypeError):  # built in, or typed at a prompt
+        if code is None or code.co_name != "<lambda>":  # whose line has other code
+            return inspect.getsource(kind)
+    return "" if code is None else describe_code(code)
+
+
+def describe_code(code: CodeType) -> str:
+    sets = [sorted(map(repr, x)) if isinstance(x, frozenset) else x for x in code.co_consts]
+    constants = [describe_code(x) if isinstance(x, CodeType) else x for x in sets]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def assigned_names(kind: Any) -> set[str]:
+    """Return the names that a function, or methods of a class after __init__, assign."""
+    methods = inspect.getmembers(kind, inspect.isfunction) if isinstance(kind, type) else ()
+    functions = [each for name, each in methods if name not in ("__init__", "__post_init__")]
+    found = filter(inspect.isfunction, map(inspect.unwrap, functions or [kind]))
+    steps = (step for function in found for step in get_instructions(function))
+    return {step.argval for step in steps if step.opname in ("STORE_ATTR", "STORE_DEREF")}

@@ -29,8 +29,7 @@ KL_TOLERANCE = 1.5
 class PhaseStats:
     """Collects the numbers of a phase's minibatches, and judges each before its step.
 
-    A GPU works through a queue of operations while the host prepares the next ones; every number
-    that the host reads has to wait until the queue is empty. So the host reads once, at the end.
+    The host reads them once, at the end of the phase, since it waits for a GPU at each read.
     """
 
     trainer: "RLHFTrainer"
@@ -46,8 +45,7 @@ class PhaseStats:
            times `args.target_kl`: the rest of the phase would move it further.
         2. "skip" if the mean ratio exceeds `args.ratio_threshold`: this minibatch is an outlier.
 
-        Source: the early stop of OpenAI's Spinning Up, and the skip of TRL's PPO trainer, which
-        there multiplies the loss by 0 and steps anyway.
+        Source: OpenAI's Spinning Up (stop), and TRL's PPO trainer (skip, but with a step of 0).
         """
         args, new, old, mask = self.trainer.args, terms.logprobs, minibatch.logprobs, minibatch.mask
         if self._first_ratio is None:  # the ratio that is furthest from 1

@@ -64,8 +64,8 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
             kind = "prompts" if args.chat else "texts"
             raise ConfigError(f"prompts must be a list of {kind}. Put a single one in a list.")
         if args.chat:
-            names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
-            prompts = [read_turns(*pair, last="user") for pair in zip(prompts, names, strict=True)]
+            numbered = enumerate(prompts, 1)
+            prompts = [read_turns(turns, f"prompt {n}", last="user") for n, turns in numbered]
     if not prompts:
         raise ConfigError(f"prompts={args.prompts!r} contains no prompt. Add at least one.")
     if args.chat:
@@ -97,10 +97,7 @@ class Prompts:
     """
 
     def __init__(
-        self,
-        args: RLHFArgs,
-        given: Sequence[str | list[Message]] | None,
-        model: HookedModel,
+        self, args: RLHFArgs, given: Sequence[str | list[Message]] | None, model: HookedModel
     ) -> None:
         self.args = args
         self.texts, self.turns = choose_prompts(args, given), None

@@ -123,7 +123,6 @@ class Recorder:
         self.write_info(phases_done=ctx.phase + 1)
 
     def remark(self, sign: str, phase: int, text: str) -> None:
-        """Add a diagnostic of a callback to run.json, once in a run."""
         self.diagnostics.setdefault(sign, {"phase": phase, "text": text})
         self.write_info()
 
@@ -154,7 +153,6 @@ class Recorder:
         self._save(phase, saves_state, is_numbered(phase, self.trainer.args.keep_checkpoints))
 
     def is_save_phase(self, phase: int) -> bool:
-        """Return True if the training state is saved after this many phases."""
         args = self.trainer.args
         is_end = phase == args.total_phases or self.trainer.stop_requested
         return is_end or phase % args.save_every == 0

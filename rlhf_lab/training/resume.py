@@ -73,8 +73,7 @@ def resume_trainer(
 def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path) -> None:
     """Raise RunError unless the custom components of the run, and no others, are passed."""
     passed = {name for name, part in parts.items() if part is not None}
-    missing = sorted(set(custom) - {"interventions"} - passed)
-    if missing:
+    if missing := sorted(set(custom) - {"interventions"} - passed):
         raise RunError(
             f"{path} was trained with custom components: {', '.join(missing)}. Resume it from "
             f"Python with RLHFTrainer.resume({str(path)!r}, {missing[0]}=...)."

@@ -184,7 +184,6 @@ class RunDir:
             self.keep(f"{RETURNED}/{path.name}", is_done)
 
     def keep(self, file: str, stays: Callable[[dict[str, Any]], bool]) -> None:
-        """Drop the records of a JSONL file for which `stays` is false."""
         path = self.path / file
         validate_replaceable(path)
         if path.exists():
@@ -228,7 +227,6 @@ class RunLock:
         return is_new
 
     def is_held(self) -> bool:
-        """Return True unless a newer trainer has the lock."""
         return self._lock is not None and self._lock.owner == id(self)
 
     def release(self) -> None:

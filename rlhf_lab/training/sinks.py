@@ -151,7 +151,7 @@ class RunSink(Sink):
     """Weights & Biases, or trackio, which stores each call, so it gets phases without probes."""
 
     def __init__(self, module: ModuleType, options: dict[str, Any]) -> None:
-        self.module, self.options, self.summary = module, options, Values()
+        self.module, self.options, self.summary, self.phase = module, options, Values(), -1
         self.is_wandb, self.__name__ = module.__name__ == "wandb", f"{module.__name__}_sink"
         # trackio has no setting to print nothing
         self.quiet = nullcontext() if self.is_wandb else redirect_stdout(io.StringIO())

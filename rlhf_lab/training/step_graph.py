@@ -95,7 +95,6 @@ class StepGraph:
         return next((reason for reason, is_true in obstacles.items() if is_true), None)
 
     def snapshot(self) -> Key:
-        """Return what a capture depends on besides the minibatch."""
         trainer, forward = self.trainer, self.trainer.forward
         objects, values = snapshot(trainer.policy, trainer.reference)
         objects += [trainer.objective, *vars(trainer.objective).values()]

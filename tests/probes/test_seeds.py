@@ -1,6 +1,5 @@
 """Runs over seeds: what is trained, what is read again, what is refused, what is said of them."""
 
-import functools
 import json
 import math
 
@@ -23,7 +22,6 @@ from rlhf_lab.probes import (
     runs,
 )
 from rlhf_lab.probes import seeds as module
-from rlhf_lab.rewards import CountReward
 from rlhf_lab.training import RLHFTrainer
 from tests.probes import conftest
 
@@ -181,17 +179,6 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
     assert settings(4) == settings(4) and settings(4) != settings(8)
     words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
-
-
-def test_runs_of_other_reward_functions_are_not_reused():
-    scale = lambda by: lambda texts: by * torch.ones(len(texts))
-    negate = lambda texts: -torch.ones(len(texts))
-    rewards = [scale(1.0), scale(2.0), scale([3.0]), scale([4.0]), negate, {"a": negate}]
-    rewards += [functools.partial(negate, each) for each in (3, ("a",), ("b",))]
-    rewards += [CountReward("a").__call__, CountReward("b").__call__]
-    stored = [str(module._common_settings(ARGS, [], {"reward_fn": each})) for each in rewards]
-    assert len(set(stored)) == len(stored)
-    assert stored[0] == str(module._common_settings(ARGS, [], {"reward_fn": scale(1.0)}))
 
 
 REFUSED = [({part: object()}, f"^{part} cannot be shared") for part in module.OF_ONE_RUN]

@@ -33,7 +33,6 @@ FIELDS = {
 
 
 def test_events_come_in_order_with_their_fields(runs):
-    """Two minibatches and two passes are four steps per phase."""
     events = runs("plain").events
     found = [event for event in events if event[0] != "checkpoint"]
     expected = [("run_start", 0)]

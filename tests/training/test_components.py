@@ -133,7 +133,6 @@ def test_nan_of_a_custom_function_names_it(make_trainer):
 
 
 def test_edit_in_place_equals_a_returned_tensor(make_trainer):
-    """The ratio warning names an intervention that acts in one stage only."""
     reports = []
     for fn in (halve, halve_in_place, lambda x, where: x / 2 if where.event == "rollout" else x):
         trainer = make_trainer()

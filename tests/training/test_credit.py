@@ -148,7 +148,6 @@ def policy_objective(logprobs: Tensor, minibatch: ReplayMinibatch, args, overrid
 
 @pytest.mark.parametrize("case", CASES)
 def test_policy_loss_matches_hand_computed(reel_args, case):
-    """Also as the sum of the parts of all tokens."""
     settings, expected = CASES[case]
     args = reel_args(**({"normalize_advantages": False} | settings))
     logprobs, minibatch = torch.tensor(NEW), MINIBATCH

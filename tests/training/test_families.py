@@ -69,7 +69,6 @@ def exported_logits(trainer: RLHFTrainer, out) -> None:
     "architecture", [x if x in DAILY else pytest.param(x, marks=pytest.mark.nightly) for x in TINY]
 )
 def test_phase_with_default_probes_is_exported(architecture, make_run, tmp_path):
-    """All checks of all probes hold, and the first minibatch is on policy."""
     trainer = make_run(architecture)
     suite = default_suite(trainer)
     attachment = attach(trainer, suite)

@@ -201,7 +201,6 @@ def test_run_steps_the_schedule_once_per_phase(runs):
 @needs_bitsandbytes
 @pytest.mark.parametrize("fields", [{}, {"value_head": "separate", "lora_rank": 2}])
 def test_resumed_run_equals_uninterrupted_run(make_trainer, fields):
-    """With a critic and adapters, both of which learn."""
     fields |= {"optimizer": "adamw_8bit", "warmup_steps": 0, "base_lr": 1e-3, "gen_len": 12}
     whole, halved = (make_trainer(**fields) for _ in range(2))
     before = copy_weights(whole.policy)

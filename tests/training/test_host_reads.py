@@ -95,7 +95,6 @@ def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_learning_phase_on_cuda_waits_a_few_times_at_most(make_trainer):
-    """As torch counts it: the order of the rows, the padding, the statistics."""
     waits = []
     for passes in (2, 6):
         trainer = make_trainer(device="cuda", batches_per_learning_phase=passes)

@@ -77,7 +77,6 @@ def test_custom_components_are_named_from_the_first_save_on(make_trainer):
 
 
 def test_card_names_a_hub_id_and_no_private_directory(finished, tmp_path, reel_args):
-    """In cards of a run with other settings."""
     run = type(finished.run)(Path(shutil.copytree(finished.run.path, tmp_path / "run")))
 
     def write(**changes: Any) -> dict[str, Any]:

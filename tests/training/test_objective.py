@@ -100,7 +100,6 @@ def compute_by_hand(trainer, minibatch) -> dict[str, float]:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_terms_match_sums_over_tokens_in_float64(make_trainer, setting):
-    """The gradient reaches all weights of the policy and none of the reference."""
     trainer = make_trainer(gen_len=10, ent_coef=0.3, **SETTINGS[setting])
     minibatch = prepare(trainer)
     terms, expected = compute_terms(trainer, minibatch), compute_by_hand(trainer, minibatch)

@@ -169,11 +169,6 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
             make_trainer(components, **fields)
 
 
-def test_fixed_coefficient_stays():
-    controller = FixedKLController(0.3)
-    assert [controller.update(kl, 64) for kl in (0.0, 6.0, 1e9)] == [0.3, 0.3, 0.3]
-
-
 def test_adaptive_coefficient_matches_hand_computed():
     """KL 6.6 of target 6: error 0.1; 256 sequences of 10,000: 0.2 * (1 + 0.1 * 0.0256) = 0.200512.
 
@@ -189,6 +184,7 @@ def test_adaptive_coefficient_matches_hand_computed():
         with pytest.raises(ValueError, match=f"must be finite, got {kl}"):
             controller.update(kl, 256)
     assert controller.kl_coef == before
+    assert [FixedKLController(0.3).update(kl, 64) for kl in (0.0, 6.0, 1e9)] == [0.3, 0.3, 0.3]
 
 
 def test_adaptive_controller_reads_nats_per_sequence(runs):

@@ -65,7 +65,6 @@ def test_kls_are_from_the_newest_and_the_first_reference(runs):
 
 @pytest.mark.filterwarnings("error:.*has changed since the run started")
 def test_run_stopped_at_a_reset_resumes_bitwise(make_trainer, runs):
-    """test_resume.py stops between two resets."""
     resumed = RLHFTrainer.resume(train_partly(make_trainer(**RESETS), 2))
     resumed.train()
     assert_same_run(resumed.run.path, runs("resets").path)

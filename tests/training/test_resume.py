@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlhf_lab.errors import ConfigError, LoadError, RunError
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from rlhf_lab.training.optim import lr_scale
+from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.resume import CHANGEABLE, load_policy
 from rlhf_lab.training.run_dir import LOCK
 from tests.training.recorded_runs import (
@@ -171,7 +173,6 @@ def test_signals_finish_the_phase_and_save(
 
 @pytest.mark.slow
 def test_resume_of_finished_run_changes_nothing(uninterrupted):
-    """Training it again in Python changes no log."""
     files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
     assert main(["resume", str(uninterrupted)]) == 0
     assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
@@ -258,7 +259,6 @@ def test_killed_change_equals_uninterrupted_change(saved_run):
 
 
 def test_finished_run_is_extended(copied_run):
-    """First finished by a change: at the phases that are done."""
     finals = []
     for total in (2, 4):
         assert main(["resume", str(copied_run), "--total-phases", str(total)]) == 0
@@ -302,22 +302,40 @@ def test_resume_rejects_edited_settings_and_a_missing_moment(copied_run):
         RLHFTrainer.resume(copied_run)
 
 
+class Counting:
+    def __init__(self, factor):
+        self._factor, self.calls = factor, 0
+
+    def __call__(self, texts):
+        self.calls += 1
+        return [self._factor * len(text) for text in texts]
+
+
+def counting(factor, calls=0):
+    def reward(texts):
+        nonlocal calls
+        calls += 1
+        return [factor * len(text) for text in texts]
+
+    return reward
+
+
 def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn):
-    def make(factor: float) -> Callable[[list[str]], list[float]]:
-        def reward(texts: list[str]) -> list[float]:
-            return [factor * len(text) for text in texts]
-
-        return reward
-
-    path = saved_run(1, {"reward_fn": make(1.0)})
-    RLHFTrainer.resume(path, reward_fn=make(1.0))
-    assert not [w for w in recwarn if "has changed since" in str(w.message)]
-    factor = 1.0
-    other = lambda texts: [factor + len(text) for text in texts]
-    other.__qualname__ = make(1.0).__qualname__
-    for changed in (make(2.0), other):
-        with pytest.warns(UserWarning, match="reward_fn has changed since the run started, from"):
-            RLHFTrainer.resume(path, reward_fn=changed)
+    path = saved_run(1, {"reward_fn": (reward := Counting(1.0))})
+    RLHFTrainer.resume(path, reward_fn=reward)
+    assert reward.calls and not [w for w in recwarn if "has changed since" in str(w.message)]
+    with pytest.warns(UserWarning, match="reward_fn has changed since the run started, from"):
+        RLHFTrainer.resume(path, reward_fn=Counting(2.0))
+    on_line = lambda factor: lambda texts: [len(x) in {3, factor} for x in texts]
+    makers = [lambda x: counting([x]), lambda x: Counting(x).__call__, lambda x: partial(max, [x])]
+    for make in (Counting, counting, on_line, *makers):
+        before = describe_source(reward := make(1.0))
+        reward([])
+        assert describe_source(reward) == before == describe_source(make(1.0))
+        assert before != describe_source(make(2.0))
+    lines = [describe_source(lambda texts: [len(x) in {3, 4} for x in texts])]
+    lines += [describe_source(lambda texts: [len(x) in {3, 4} for x in texts])]
+    assert lines[0] == lines[1] != describe_source(lambda texts: [len(x) in {3, 5} for x in texts])
 
 
 def test_resume_warns_about_changed_prompts(saved_run, tmp_path):

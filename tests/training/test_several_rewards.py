@@ -18,7 +18,6 @@ NAMES = ["reward/smoothed", "reward/length"]
 
 
 def test_weighted_sum_is_learned_and_each_is_logged(runs):
-    """Weights 1, 0.5 and 0."""
     run = runs("several rewards")
     lines, final = run.trainer.run.read("metrics.jsonl"), run.trainer.run.read_info()["final"]
     samples = run.trainer.run.read("samples.jsonl")

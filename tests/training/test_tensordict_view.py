@@ -54,7 +54,6 @@ NEXT = ["input_ids", "attention_mask", "done", "terminated", "reward", "reward_r
 
 @pytest.mark.slow
 def test_keys_shapes_actions_and_observations_match_torchrl(ours, theirs):
-    """With two more keys: the mask, and `truncated`."""
     found = set(ours.keys(include_nested=True, leaves_only=True))
     assert found == {*KEYS, "mask"} | {("next", name) for name in [*NEXT, "truncated"]}
     assert list(ours.batch_size) == theirs["batch_size"].tolist() == [3, 4]

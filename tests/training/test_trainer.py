@@ -45,7 +45,6 @@ def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
 
 
 def test_seed_alone_decides_the_run(make_trainer):
-    """The global random state is neither used nor changed."""
     lines, texts = [], []
     for seed, global_seed in ((1, 3), (1, 4), (2, 4)):
         torch.manual_seed(global_seed)
@@ -169,7 +168,6 @@ def test_metrics_file_has_the_reports(runs):
 
 @pytest.mark.parametrize("name", ["plain", "dynamic sampling"])
 def test_samples_file_has_each_text_with_its_numbers(runs, name):
-    """After the last phase come the samples of the evaluation."""
     run = runs(name)
     lines = run.trainer.run.read("samples.jsonl")
     n = len(run.reports)
