@@ -22,7 +22,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 25 seconds on one CPU core and needs no internet access. Cells
-# that take longer than 3 seconds are marked with their time, like this one:
+# that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (4 s on one core)
 
@@ -120,7 +120,7 @@ predictions.compare("the value head belongs on", hook_point, has_width[0])
 #
 # There are two ways to register a hook. `model.add_hook(name, function)` keeps the hook until you call `model.reset_hooks()`,
 # which removes all of the model's hooks. `with model.hooks(fwd_hooks=[(name, function)]):` removes only its own hooks at the
-# end of the block, even if there was an error. We recommend the second way.
+# end of the block, even if an exception is raised. We recommend the second.
 #
 # A hook that returns nothing leaves the activation unchanged. The hook below, however, returns a tensor of zeros. While it is
 # registered, will the logits be the same as before, or different?

@@ -29,7 +29,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 35 seconds on one CPU core and needs no internet
-# access. Cells that take longer than 3 seconds are marked with their time, like this one:
+# access. Cells that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (4 s on one core)
 
@@ -141,9 +141,9 @@ drawn = {name: (words.tolist(), y.tolist()) for name, y in peaks.items()}
 curves(drawn, "The closest single peak", "word", "probability")
 
 # %% [markdown]
-# RLHF uses KL(policy || reference) for two reasons. It can be estimated from the policy's own samples, and it penalizes texts
-# that the reference would never write. Note that it does not protect diversity: a policy that always writes the same likely
-# text can still be close to the reference.
+# RLHF uses KL(policy || reference) for two reasons. It can be estimated from the policy's own samples, and it penalizes text
+# the reference would never write. Note that it does not protect diversity: a policy that always writes the same
+# high-probability text can still be close to the reference.
 #
 # ## Estimates of the KL
 #

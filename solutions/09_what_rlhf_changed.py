@@ -20,7 +20,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 45 seconds on one CPU core and needs no internet
-# access. Cells that take longer than 3 seconds are marked with their time, like this one:
+# access. Cells that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (6 s on one core)
 

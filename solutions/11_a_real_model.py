@@ -24,7 +24,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 40 seconds on one CPU core with the stand-in, and in
-# about 4 CPU minutes with SmolLM2. Cells that take longer than 3 seconds are marked with their time, like this one:
+# about 4 CPU minutes with SmolLM2. Cells that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (4 s on one core)
 
@@ -417,8 +417,8 @@ show_claims(report)
 predictions.compare("claims that hold", claims_hold, sum(claim.holds for claim in report.values()))
 
 # %% [markdown]
-# In a report, state how many claims you looked at, not only the ones that hold. With a 95% confidence interval, about
-# one in forty claims about a nonexistent effect holds by chance.
+# In a report, state how many claims you tested, not just the ones that held up. With a 95% confidence interval, about
+# one in forty claims appears to hold by chance when there is no effect.
 #
 # ## The true reward
 #

@@ -26,7 +26,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 25 seconds on one CPU core and needs no internet
-# access. Cells that take longer than 3 seconds are marked with their time, like this one:
+# access. Cells that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (6 s on one core)
 
@@ -263,8 +263,9 @@ print(report)
 #
 # ## Thirty lines from memory
 #
-# This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains with
-# your own reward. During the run, record attention patterns, neurons, and a direction. At the end, patch a component.
+# This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains a
+# policy on a reward of your own. During the run, record attention patterns, neuron activations, and the projection onto
+# a direction. At the end, patch a component.
 # These may be useful:
 #
 # | what you record | a probe, with fields of its records | with `trainer.capture` |

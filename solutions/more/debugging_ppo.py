@@ -106,9 +106,8 @@ from rlhf_lab.training.ppo import assign_credit  # exercise
 # `trainer.compare_with_reference?`.
 #
 # `trainer.compare_with_reference(samples)` runs the reference on the reviews. You don't have to run the policy again,
-# because the sampler kept the final residual stream before each token, and the unembedding turns that into logits. As
-# long as the policy and the reference have the same weights, they even share these residuals, so the KL before the
-# first step is exactly 0.
+# because the sampler kept the final residual stream before each token, which the unembedding turns into logits. While
+# the two models have the same weights, these residuals are identical, so the KL is exactly 0 before the first step.
 #
 # You need three more functions, each of which may return None:
 #
@@ -133,8 +132,8 @@ from rlhf_lab.training.ppo import rollout_phase  # exercise
 # `objective_terms(policy, reference, minibatch, trainer.objective, kl_coef)` computes the terms of the objective for
 # one minibatch.
 #
-# `PolicyUpdate(trainer)` does the work that isn't specific to PPO. It clips gradients, skips the step if a number isn't
-# finite, and can split minibatches to save memory (with `accumulate`, which you don't need here). For each minibatch,
+# `PolicyUpdate(trainer)` does the work that isn't specific to PPO. It clips gradients, skips the step if the loss or a
+# gradient isn't finite, and can split minibatches to save memory (with `accumulate`, which you don't need here). For each minibatch,
 # call `backward(terms.objective)`, then `clip(args.max_grad_norm)`, which returns the norm before clipping, and then
 # `step()`.
 #

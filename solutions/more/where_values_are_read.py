@@ -17,7 +17,7 @@
 
 # %% [markdown]
 # Allow about {minutes} minutes. The whole notebook runs in about 30 seconds on one CPU core and needs no internet
-# access. Cells that take longer than 3 seconds are marked with their time, like this one:
+# access. Cells that take longer than 3 seconds are labeled with their run time, like this one:
 #
 # (4 s on one core)
 
@@ -262,7 +262,7 @@ predictions.compare("shuffled weights, at i", control_at_i, amount(control["i"])
 #   explains some of it (but it doesn't know about the "wasn't" before it). The embedding of "and" explains almost
 #   nothing.
 # - The shuffled transformer shows how much you get just from mixing words: 0.30 [0.15, 0.42] at "i", and nothing at
-#   most other positions. The trained transformer must have learned anything beyond that.
+#   most other positions. Anything beyond that must have been learned in training.
 # - Attention adds information about earlier words, including "wasn't". Note that the meaning of "wasn't dull" isn't the
 #   sum of its words, because "wasn't" reverses "dull". Attention can still combine the two, because the query comes
 #   from the adjective.
@@ -287,9 +287,9 @@ show_intervals("R2 of the last layer at", of_model, "reviews")
 #
 # ## Overfitting
 #
-# The probe has one slope per dimension, and so far we have scored it on reviews it hadn't seen. Let's see why this
-# matters. We give the probe a target that can't possibly be read: the values, randomly reassigned to other reviews.
-# What is its R2 on the reviews it was fitted to?
+# With one slope per dimension, a probe can overfit, so we have scored it on held-out reviews. Let's see how much this
+# matters. We give the probe a target it can't possibly recover: the same values, shuffled across reviews. What is its
+# R2 on the reviews it was fitted to?
 
 # %%
 nonsense_on_seen = "above 0"  # predict: "below 0", "about 0" or "above 0"
