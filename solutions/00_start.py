@@ -202,7 +202,7 @@ which_mean = "38 / 9"  # predict: "38 / 9", "38 / 12" or "65 / 12"
 
 # %% [markdown]
 # Now it's your turn. The numbered lines in the docstring describe the steps. Replace the last line of the next cell with your
-# code, run the cell, and then run the check below it. The check goes beyond our small example: it also tests other sizes, a
+# code, run the cell, and then run the check below it. It goes beyond our example, and also tests other sizes, a
 # single row, a single token, no mask, very large numbers, and the gradient.
 #
 # Run the check once before you write anything, to see what an unsolved exercise looks like. If you get stuck, run
