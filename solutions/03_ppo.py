@@ -173,33 +173,13 @@ show_table(["", "first", "middle", "last", "lowest to highest"], rows)
 # %% [markdown]
 # Pay close attention to numbers that are *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the
 # learner disagree about the log-probabilities. If the KL is still exactly 0 after a step, the reference is being trained as
-# well. A rising reward, on the other hand, proves little, because many broken trainers manage to learn an easy reward.
+# well. A rising reward proves little, because many broken trainers manage to learn an easy reward.
 #
 # ## Step size and reward scale
 #
-# Adam divides each gradient by a running average of its size. To see what this means, imagine two weights, one with a gradient
-# of 0.001 and one with a gradient of 1, and take a single step with learning rate 0.1. How far does the second weight move,
-# compared with the first?
-
-# %%
-second_moves = "as far"  # predict: "as far", "30 times as far" or "1000 times as far"
-
-# %%
-pair = torch.nn.Parameter(torch.ones(2))
-adam = torch.optim.AdamW([pair], lr=0.1, weight_decay=0.0, maximize=True)
-(pair * torch.tensor([0.001, 1.0])).sum().backward()
-adam.step()
-moves = (pair.detach() - 1).tolist()
-print("moves:", [round(move, 4) for move in moves])
-factor = min((1, 30, 1000), key=lambda f: abs(f - moves[1] / moves[0]))
-predictions.compare(
-    "the second weight moves", second_moves, "as far" if factor == 1 else f"{factor} times as far"
-)
-
-# %% [markdown]
-# It moves just as far! The step size is set by the learning rate, not by the size of the gradient. This has two consequences.
-# First, multiplying the *whole objective* by a constant changes almost nothing. Second, the first phases are dangerous, because
-# Adam takes full-sized steps even though the gradients are still mostly noise. This is why the learning rates warm up.
+# Adam divides each gradient by a running average of its size, so the learning rate sets the step size, not the gradient. This
+# has two consequences. First, multiplying the *whole objective* by a constant changes almost nothing. Second, Adam takes
+# full-sized steps even while the gradients are mostly noise, which is why the learning rates warm up.
 #
 # Does this mean that the scale of the *reward* doesn't matter either? Suppose you multiply the classifier's score by 0.001, and
 # train without normalizing the rewards and advantages. What happens to the policy?
@@ -237,19 +217,17 @@ result = (
 predictions.compare("with a tiny reward, the policy", small_reward, result)
 
 # %% [markdown]
-# It does matter, because the reward is only one term in the objective and has to compete with the others. When the reward is
-# tiny, the KL penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only 0.46. When
-# the reward is huge, the penalty no longer keeps the policy close to the reference: it moves 23 nats away and still only scores
-# 0.64. By default, the trainer normalizes both rewards and advantages, which is why its results do not depend on the reward
-# scale.
+# It does matter, because the reward has to compete with the other terms in the objective. When the reward is tiny, the KL
+# penalty dominates: the policy stays within 0.001 nats of the reference, and its score ends up at only 0.46. When the reward
+# is huge, the policy moves 23 nats away from the reference and still only scores 0.64. By default, the trainer normalizes
+# rewards and advantages, so its results do not depend on the reward scale.
 #
 # ## Inside the run
 #
 # The policy now praises nearly every movie. Has it stopped noticing that a movie is bad, or does it notice and praise the movie
 # anyway? To find out, collect reviews where the reviewer is disappointed, and cut them off right before the verdict ("... .
-# i"). In every phase, measure how likely the model is to continue with praise. You can measure this not only at the output, but
-# also after every component of the model: decode the residual stream at that point, as if the rest of the model did nothing.
-# This is called the *logit lens* ({lesson:the_policy} explains it and its limits):
+# i"). In every phase, measure how likely the model is to continue with praise. You can measure this at the output, and also
+# after every component: decode the residual stream there, as if the rest of the model did nothing. This is called the *logit lens* ({lesson:the_policy} explains it and its limits):
 
 # %%
 from rlhf_lab.diffing import logit_lens  # given
@@ -267,9 +245,9 @@ from rlhf_lab.diffing import logit_lens  # given
 from rlhf_lab.course.exercises.ppo import look  # exercise
 
 # %% [markdown]
-# Before you run this, make a prediction about the residual stream after the last block's attention layer. Suppose you decode
-# the probability of praise there. By the last phase, will it still be close to its value before training, or will it have moved
-# at least half as far as the probability at the output?
+# Before you run this, make a prediction. Suppose you decode the probability of praise after the last block's attention layer.
+# By the last phase, will it still be close to its value before training, or will it have moved at least half as far as the
+# probability at the output?
 
 # %%
 last_attention = "has moved"  # predict: "is still close" or "has moved"
@@ -348,7 +326,6 @@ progress()
 # ## Try
 #
 # Break a line in your `ppo` on purpose. Which row of the dashboard gives the bug away? The appendix {lesson:debugging_ppo}
-# turns this into a game: it adds bugs to the trainer's own functions, and you find each one just by looking at the run's
-# dashboard.
+# turns this into a game.
 #
 # Next: {lesson:the_policy}, where you open up the policy and find the attention head that carries a fact.
