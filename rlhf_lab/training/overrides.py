@@ -129,7 +129,6 @@ class Overrides:
 
 
 def validate_terms(*terms: Any) -> None:
-    """Raise ConfigError unless each term is one number with a gradient, or 0."""
     names = "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"
     for name, term in zip(names, terms, strict=True):
         if not isinstance(term, Tensor) or term.ndim:
