@@ -114,7 +114,7 @@ print("real tokens", int(mask.sum()), "of", mask.numel())
 # %% [markdown]
 # The minibatch also contains an advantage for each token: how much better this token was than expected. To compute it, the
 # trainer first rescales the rewards to mean 0 and standard deviation 1, and then combines them with the values.
-# {Lesson:rewards_and_credit} derives both steps.
+# {Lesson:rewards_and_credit} derives the second step.
 #
 # ## Log-probabilities
 #

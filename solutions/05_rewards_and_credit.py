@@ -253,8 +253,8 @@ title, y_label = "Mean gradient of eight responses", "multiple of the true gradi
 curves(gradients, title, "probability of a right response", y_label)
 
 # %% [markdown]
-# GRPO weights prompts by their difficulty: prompts that the policy almost always or almost never gets right count more than
-# prompts that it gets right half the time. So GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
+# GRPO weights prompts by how one-sided they are: prompts that the policy almost always or almost never gets right count more
+# than prompts that it gets right half the time. So GRPO does not maximize the mean reward. (Dr. GRPO omits the division.)
 #
 # ## GAE
 #
