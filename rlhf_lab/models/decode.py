@@ -215,19 +215,19 @@ class StaticSampler:
         for column, x in zip(self.columns, first, strict=True):
             if column is not None:
                 column.zero_()[0] = x
-        unread = 1 if has_hooks(self.step.policy) else TOKENS_UNREAD  # hooks see no later tokens
+        with_hooks = has_hooks(self.step.policy)  # read once: only a hook adds hooks in a batch
         for n in range(1, len(noise)):
-            if n % unread == 0 and len(stop_ids):
+            if len(stop_ids) and (with_hooks or n % TOKENS_UNREAD == 0):  # hooks see no later token
                 if bool(torch.isin(self.columns[0][:n], stop_ids).any(0).all()):
                     break
-            self.replay(self.step.prefix_len + n)
+            points = self.step.policy.hook_dict.values() if with_hooks else ()
+            self.replay(self.step.prefix_len + n, tuple(filter(is_hooked, points)))
         form = {"memory_format": torch.contiguous_format}
         return [None if x is None else x.transpose(0, 1).clone(**form) for x in self.columns]
 
-    def replay(self, n_keys: int) -> None:
-        """Feed the last token and draw the next one; attention reads `n_keys` tokens."""
+    def replay(self, n_keys: int, points: tuple[HookPoint, ...]) -> None:
+        """Feed the last token, with hooks at `points`, and draw; attention reads `n_keys`."""
         policy, span = self.step.policy, -(-n_keys // SPAN) * SPAN
-        points = tuple(filter(is_hooked, policy.hook_dict.values()))  # a hook can change hooks
         if points != self.points:
             self.points, self.replays = points, {}
         if span not in self.replays:
