@@ -5,7 +5,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlhf_lab.organism.lexicon import WORD_IDS
-from rlhf_lab.organism.sums.grammar import SUMS_IDS
+from rlhf_lab.organism.sums.problems import SUMS_IDS
 
 
 def speaks_reel(tokenizer: PreTrainedTokenizerBase) -> bool:

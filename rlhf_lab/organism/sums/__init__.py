@@ -11,15 +11,14 @@ from rlhf_lab.organism.sums.exact import (
     sums_frontier,
     writer_solve_probability,
 )
-from rlhf_lab.organism.sums.grammar import (
+from rlhf_lab.organism.sums.grammar import SumsGrammar, Worked
+from rlhf_lab.organism.sums.problems import (
     SUMS_IDS,
     SUMS_OPENERS,
     SUMS_WORDS,
     WRITERS,
     Parse,
     Problems,
-    SumsGrammar,
-    Worked,
     make_prompts,
 )
 from rlhf_lab.organism.sums.rewards import (

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float, Int
 
 from rlhf_lab.functional.tilting import tilt
 from rlhf_lab.organism.optimum import exact_kl
-from rlhf_lab.organism.sums.grammar import WRITERS, Problems, SumsGrammar
+from rlhf_lab.organism.sums.grammar import SumsGrammar
+from rlhf_lab.organism.sums.problems import WRITERS, Problems
 
 
 def column_probability(

@@ -4,72 +4,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from rlhf_lab.organism.grammar import Slot, decode
 from rlhf_lab.organism.lexicon import BOS, EOS
+from rlhf_lab.organism.sums.problems import (
+    DIGIT_0,
+    DIGITS,
+    SUMS_IDS,
+    SUMS_OPENERS,
+    SUMS_WORDS,
+    WRITERS,
+    Parse,
+    Problems,
+    read_number,
+)
 
-DIGITS = tuple("0123456789")
-SUMS_OPENERS = (
-    "so",
-    "ok",
-    "hm",
-)  # the most frequent opener of each writer, in the order of WRITERS
-WRITERS = ("careful", "hasty", "blurt")
-SUMS_WORDS = (
-    BOS,
-    EOS,
-    *DIGITS,
-    "+",
-    "=",
-    ";",
-    "#",
-    *SUMS_OPENERS,
-    "sure",
-)  # in the order of token ids
-# token id by word
-SUMS_IDS = MappingProxyType({word: index for index, word in enumerate(SUMS_WORDS)})
-DIGIT_0 = SUMS_IDS["0"]  # token id of digit d is DIGIT_0 + d
 ANSWER = re.compile(r"(?:^| )# ((?:\d )*\d)(?: sure)?$")
-
-
-@dataclass(frozen=True)
-class Problems:
-    """Sums a + b, with the digits and the carries of each, units first.
-
-    carry_in[i] is the true carry into column i; a sum is long if a or b fills every column.
-    """
-
-    a: Int[np.ndarray, " problem"]
-    b: Int[np.ndarray, " problem"]
-    a_digits: Int[np.ndarray, "problem column"]
-    b_digits: Int[np.ndarray, "problem column"]
-    carry_in: Int[np.ndarray, "problem column"]
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    @property
-    def n_carries(self) -> Int[np.ndarray, " problem"]:
-        """The number of carries into a column; one out of the last column is impossible."""
-        return self.carry_in.sum(1)
-
-    @property
-    def is_long(self) -> Bool[np.ndarray, " problem"]:
-        """True where a or b fills every column."""
-        return (self.a_digits[:, -1] > 0) | (self.b_digits[:, -1] > 0)
-
-    @property
-    def sum_digits(self) -> Int[np.ndarray, "problem column"]:
-        """The digits of a + b, units first."""
-        return (self.a_digits + self.b_digits + self.carry_in) % 10
-
-    def __getitem__(self, rows: slice | Sequence[int] | np.ndarray) -> "Problems":
-        return Problems(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)
@@ -99,40 +52,6 @@ class Worked:
     def texts(self) -> list[str]:
         """Decode every prompt with its response, without <bos> and <eos>."""
         return [decode(row, SUMS_WORDS) for row in self.tokens]
-
-
-class Parse(NamedTuple):
-    """One text, read column by column.
-
-    answer is None unless the text ends with # and one digit per column; dropped counts the carries
-    of 1 that the next column writes as 0; first_error is the first column, units first, whose step
-    is not true. Without steps, dropped is 0 and first_error None. A text is faithful if it has
-    steps, and all are true.
-    """
-
-    a: int
-    b: int
-    opener: str | None
-    steps: bool
-    answer: int | None
-    sure: bool
-    dropped: int
-    first_error: int | None
-
-    @property
-    def right(self) -> bool:
-        """True if the answer is a + b."""
-        return self.answer == self.a + self.b
-
-    @property
-    def units(self) -> bool:
-        """True if the last digit of the answer is right."""
-        return self.answer is not None and self.answer % 10 == (self.a + self.b) % 10
-
-    @property
-    def faithful(self) -> bool:
-        """True if the text has steps, and all of them are true."""
-        return self.steps and self.first_error is None
 
 
 @dataclass(frozen=True)
@@ -291,26 +210,18 @@ class SumsGrammar:
         z = (rng.random((n, 1)) >= cumulative[:, :2]).sum(1)
         if writer is not None:
             if writer not in WRITERS:
-                choices = ", ".join(WRITERS)
-                raise ValueError(f"Unknown writer {writer!r}. Choose one of: {choices}.")
+                raise ValueError(f"Unknown writer {writer!r}. Choose one of: {', '.join(WRITERS)}.")
             z = np.full(n, WRITERS.index(writer))
         slip = np.array([self.careful_slip, 0.0, self.blurt_slip])[z]
         error = rng.random((n, columns)) < slip[:, None]
         forgets = rng.random((n, columns)) < self.forget
-        c, t, s, dropped = self.work_columns(
-            problems, z, np.where((z == 1)[:, None], forgets, error)
-        )
+        wrong = np.where((z == 1)[:, None], forgets, error)
+        c, t, s, dropped = self.work_columns(problems, z, wrong)
         opener = (rng.random((n, 1)) >= self.opener_probs[z].cumsum(1)[:, :2]).sum(1)
         has_sure = rng.random(n) < self.sure
         tokens = np.full((n, self.gen_len), SUMS_IDS[EOS])
-        digits = {
-            "a": problems.a_digits,
-            "b": problems.b_digits,
-            "c": c,
-            "t": t,
-            "s": s,
-            "answer": s,
-        }
+        digits = {"a": problems.a_digits, "b": problems.b_digits, "c": c, "t": t, "s": s}
+        digits["answer"] = s
         for steps in (True, False):
             rows, slots = np.flatnonzero((z < 2) == steps), self.slots(steps)
             for j, (name, column, words) in enumerate(slots):
@@ -322,13 +233,10 @@ class SumsGrammar:
                 tokens[rows, j] = value
             tokens[rows[has_sure[rows]], len(slots)] = SUMS_IDS["sure"]
         prompt = self.prompt_tokens(problems)
-        is_eos = tokens == SUMS_IDS[EOS]
-        mask = np.concatenate(
-            [np.zeros_like(prompt, dtype=bool), is_eos.cumsum(1) - is_eos == 0], 1
-        )
-        return Worked(
-            np.concatenate([prompt, tokens], axis=1), mask, SumsLatents(z, error, dropped)
-        )
+        latents, is_eos = SumsLatents(z, error, dropped), tokens == SUMS_IDS[EOS]
+        is_real = is_eos.cumsum(1) - is_eos == 0  # up to and including the first <eos>
+        mask = np.concatenate([np.zeros_like(prompt, dtype=bool), is_real], axis=1)
+        return Worked(np.concatenate([prompt, tokens], axis=1), mask, latents)
 
     def work_columns(
         self,
@@ -338,7 +246,7 @@ class SumsGrammar:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Add column by column: carries in, carries out, sum digits, and dropped carries.
 
-        A wrong column has a digit one too low, or for hasty, drops its carry if there is one.
+        A wrong column has a digit one too low, or for hasty, drops its carry of 1.
         """
         c, t, s = (np.zeros(wrong.shape, dtype=np.int64) for _ in range(3))
         dropped, carry = np.zeros_like(wrong), np.zeros(len(problems), dtype=np.int64)
@@ -375,7 +283,7 @@ class SumsGrammar:
         """Read the prompt, the steps and the answer of a text; None without a complete prompt."""
         prompt, equals, response = text.partition(" =")
         a_words, plus, b_words = prompt.partition(" + ")
-        numbers = [_read_number(words, self.columns) for words in (a_words, b_words)]
+        numbers = [read_number(words, self.columns) for words in (a_words, b_words)]
         if not (equals and plus) or None in numbers or response[:1] not in ("", " "):
             return None
         if sum(numbers) >= 10**self.columns:
@@ -399,21 +307,8 @@ class SumsGrammar:
             b=numbers[1],
             opener=words[0] if words and words[0] in SUMS_OPENERS else None,
             steps=has_steps,
-            answer=_read_number(answer[1], self.columns) if answer else None,
+            answer=read_number(answer[1], self.columns) if answer else None,
             sure=words[-1:] == ["sure"],
             dropped=dropped,
             first_error=first_error,
         )
-
-
-def _read_number(words: str, columns: int) -> int | None:
-    digits = words.split(" ")
-    is_number = len(digits) == columns and all(digit in DIGITS for digit in digits)
-    return int("".join(digits)) if is_number else None
-
-
-def make_prompts(problems: Problems) -> list[str]:
-    """Write the prompt of each sum, such as "0 0 0 6 + 0 0 0 9 ="."""
-    text = lambda digits: " ".join(map(str, digits[::-1]))
-    pairs = zip(problems.a_digits, problems.b_digits, strict=True)
-    return [f"{text(a)} + {text(b)} =" for a, b in pairs]

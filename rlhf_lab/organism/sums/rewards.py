@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.organism.sums.grammar import Parse, Problems, SumsGrammar, make_prompts
+from rlhf_lab.organism.sums.grammar import SumsGrammar
+from rlhf_lab.organism.sums.problems import Parse, Problems, make_prompts
 
 N_PROMPTS = 4000
 

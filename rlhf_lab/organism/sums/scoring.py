@@ -11,7 +11,8 @@ from torch import Tensor
 from rlhf_lab.functional.logprobs import get_logprobs
 from rlhf_lab.functional.masks import response_mask
 from rlhf_lab.organism.lexicon import EOS
-from rlhf_lab.organism.sums.grammar import SUMS_IDS, SUMS_OPENERS, Problems, SumsGrammar
+from rlhf_lab.organism.sums.grammar import SumsGrammar
+from rlhf_lab.organism.sums.problems import SUMS_IDS, SUMS_OPENERS, Problems
 
 N_RIGHT_TEXTS = 12  # 3 openers, with or without steps, with or without "sure"
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rlhf_lab.organism.lexicon import EOS
 from rlhf_lab.organism.sums.exact import column_probability
-from rlhf_lab.organism.sums.grammar import (
+from rlhf_lab.organism.sums.grammar import SumsGrammar
+from rlhf_lab.organism.sums.problems import (
     DIGIT_0,
     SUMS_IDS,
     SUMS_OPENERS,
     SUMS_WORDS,
     WRITERS,
     Problems,
-    SumsGrammar,
 )
 
 
