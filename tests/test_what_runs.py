@@ -131,7 +131,7 @@ READABLE = set(
 )
 
 
-def codes_of(run: Callable[[], Any]) -> set[types.CodeType]:
+def read_called_codes(run: Callable[[], Any]) -> set[types.CodeType]:
     """Return the code of all functions that a call runs."""
     called = set()
 
@@ -149,14 +149,14 @@ def codes_of(run: Callable[[], Any]) -> set[types.CodeType]:
 
 def called_by(run: Callable[[], Any]) -> set[str]:
     """Return the full names of all functions that a call runs."""
-    return {code.co_qualname for code in codes_of(run)}
+    return {code.co_qualname for code in read_called_codes(run)}
 
 
 def count_opened(run: Callable[[], Any]) -> tuple[int, int]:
     """Return how many functions of the package, outside of the models, and files a reader opens."""
     opened = {
         (code.co_filename, code.co_firstlineno)
-        for code in codes_of(run)
+        for code in read_called_codes(run)
         if code.co_filename.startswith(PACKAGE)
         if not code.co_filename.startswith(f"{PACKAGE}/models/")
         if not code.co_name.startswith("<")  # comprehensions and lambdas

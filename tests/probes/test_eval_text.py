@@ -115,7 +115,7 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
 
 
 TOKENS = torch.tensor([[1, 2, 3]])
-REFUSED = [
+INVALID = [
     ({"eval_tokens": TOKENS, "eval_mask": [[True, False, True]]}, "True on one stretch of each"),
     ({"eval_tokens": TOKENS, "eval_mask": [[False] * 3]}, "eval_mask must be a boolean"),
     ({"eval_tokens": TOKENS, "eval_mask": [[True, True]]}, r"boolean tensor of shape \[1, 3\]"),
@@ -127,7 +127,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
+@pytest.mark.parametrize(("options", "message"), INVALID)
 @pytest.mark.usefixtures("no_type_checks")
 def test_masks_and_positions_that_cannot_be_are_refused(make_trainer, options, message):
     if "eval_mask" in options:

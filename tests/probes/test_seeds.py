@@ -181,15 +181,15 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
 
 
-REFUSED = [({part: object()}, f"^{part} cannot be shared") for part in module.OF_ONE_RUN]
-REFUSED += [({"seeds": x}, f"seeds={n} ") for x, n in ((0, 0), (-1, -1), ([], 0))]
-REFUSED += [({"probes": ["RunHealth"]}, "is not a probe")]
+INVALID = [({part: object()}, f"^{part} cannot be shared") for part in module.OF_ONE_RUN]
+INVALID += [({"seeds": x}, f"seeds={n} ") for x, n in ((0, 0), (-1, -1), ([], 0))]
+INVALID += [({"probes": ["RunHealth"]}, "is not a probe")]
 
 
-@pytest.mark.parametrize(("asked", "message"), REFUSED)
-def test_invalid_questions_are_refused_before_anything_is_written(tmp_path, asked, message):
+@pytest.mark.parametrize(("changes", "message"), INVALID)
+def test_runs_raises_on_invalid_input_and_writes_nothing(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        ask(tmp_path / "none", **asked)
+        ask(tmp_path / "none", **changes)
     assert not (tmp_path / "none").exists()
 
 

@@ -48,7 +48,7 @@ class Broken(Probe):
 
 
 class Odd(Probe):
-    """Returns a record, which it makes from what it is shown."""
+    """Returns the record that a function makes from the observation."""
 
     def __init__(self, name, record, every=None):
         super().__init__(name=name, every=every)
@@ -72,7 +72,7 @@ class Vandal(Counter):
 
 
 class Between(Probe):
-    """Keeps the first weight before the step, and compares it with the one behind."""
+    """Keeps the first weight before the step, and compares it with the one after the step."""
 
     name = "between"
     prepares, events, step = ("after_backward",), ("after_step",), "last"
@@ -90,7 +90,7 @@ class Between(Probe):
 
 
 NAN_CHECKS = [Check.at_most("a", 2, 1), Check.at_most("b", float("nan"), 1)]
-MISSED = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
+FAILED_CHECK = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
 PROBES = {
     "unchecked": lambda seen: Record({"x": 1}),
     "raising": lambda seen: Record({"x": 1}, checks=[lambda: 1 / 0, FINE]),
@@ -143,7 +143,7 @@ def test_odd_probes_leave_the_run_as_it_is(probed, make_trainer):
     assert read_metrics(probed.run.path) == read_metrics(plain.run.path)
 
 
-def test_probes_that_raise_or_lack_a_check_are_disabled_with_one_warning(probed):
+def test_probes_that_raise_or_lack_checks_warn_once_and_stop(probed):
     broken = (
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
         "nothing to divide by"
@@ -216,7 +216,7 @@ def test_failed_and_undefined_checks_are_stored_as_failed(probed):
 
 
 def test_a_failed_check_is_told_at_once_and_once(probed):
-    assert probed.reported == [[], [MISSED + "record."], [MISSED + "record."]]
+    assert probed.reported == [[], [FAILED_CHECK + "record."], [FAILED_CHECK + "record."]]
     (message,) = probed.said("x is there")
     assert message.startswith("phase 1: missing: the check 'x is there'")
     assert probed.trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1

@@ -46,7 +46,7 @@ ROW = re.compile(r"^(\| \[\d\d [^]]+\]\((\w+)\.ipynb\) \|.*\| )\d+ \|$", re.MULT
 RANGE = re.compile(r"a number from (\d+) to (\d+)")
 SET_UP = re.compile(r"^SETTINGS = ", re.MULTILINE)
 LINE_LENGTH = 100
-# sets one thread, and finds the package in a clone or installed; not from PyPI, where it is not
+# sets one thread, and finds the package in a clone or installed; PyPI does not have it
 MARK = "# first cell"
 SOURCE = """\
 import importlib.util
