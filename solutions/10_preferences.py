@@ -202,8 +202,8 @@ predictions.compare("the 64-pair model overlooks", overlooked, min(fractions, ke
 # changes by only 1.19. A review's clauses usually agree with its verb, so a model can rank most pairs without looking
 # at the verb. The model trained longer, on 4,096 pairs, does look at the verb: its score changes by 3.84.
 #
-# So high accuracy on the reference's texts doesn't guarantee correct scores for texts whose words contradict each
-# other. And once you train a policy on such a reward model, it may start to write these texts.
+# So high accuracy on samples from the reference doesn't guarantee correct scores for texts whose words contradict each
+# other. And a policy trained on such a reward model may start producing exactly that kind of text.
 #
 # ## Over-optimization
 #

@@ -133,7 +133,7 @@ print(f"SCALE is {SCALE!r}: preset {SETTINGS['preset']!r}")
 #
 # The **placebo**'s reward is a hash of the text: a number between 0 and 1 that is always the same for the same text,
 # but has no pattern the policy could learn. In all other respects, the two runs are identical. How far will the placebo
-# move from the reference, compared with the run? (We measure this as KL per sequence.)
+# run move from the reference, compared with the real run? (We measure this as KL per sequence.)
 
 # %%
 placebo_moves = "under a third"  # predict: "under a third", "about as far" or "further"

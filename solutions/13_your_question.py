@@ -264,7 +264,7 @@ print(report)
 # ## Thirty lines from memory
 #
 # This exercise has no check. Without looking at the other notebooks or at the cell below, write code that trains a
-# policy on a reward of your own. During the run, record attention patterns, neuron activations, and the projection onto
+# policy on a custom reward. During the run, record attention patterns, neuron activations, and the projection onto
 # a direction. At the end, patch a component.
 # These may be useful:
 #

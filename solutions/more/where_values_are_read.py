@@ -313,9 +313,9 @@ predictions.compare("R2 of nonsense on seen reviews", nonsense_on_seen, kind)
 #
 # ## The ceiling
 #
-# The value head isn't trained on exact values, but on rewards. How much of the *reward* can be predicted at all? After
-# a prefix with exact value V, the reward still varies. The best possible prediction is V, which explains Var(V) /
-# Var(reward), and we can compute this from the grammar.
+# The value head is trained on rewards, not on exact values. How much of the *reward* can be predicted at all? After
+# a prefix with exact value V, the reward still varies. The best possible prediction is V, which explains the fraction
+# Var(V) / Var(reward) of the variance. We can compute this fraction from the grammar.
 
 # %%
 reward_r2 = {name: read_value(last_site, t, rewards) for name, t in columns.items()}
