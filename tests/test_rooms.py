@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
-    "rlhf_lab/config": (750, 877),  # 29 for sums, 75 for the methods of papers
+    "rlhf_lab/config": (750, 871),  # 23 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2901),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2159),  # 1,005 for sums
     "rlhf_lab/models": (3600, 3800),  # with issue "CUDA at speed"

@@ -3,6 +3,8 @@
 from types import MappingProxyType
 from typing import Any, Literal
 
+from rlhf_lab.config.methods import PAPER_METHODS
+
 Preset = Literal["reel", "sums", "sums-long", "smol", "gpt2-small", "gpt2-medium"]
 # learning rates of adapters (LoRA), which need about ten times the rate of all weights
 ADAPTER_RATES = MappingProxyType(
@@ -10,7 +12,7 @@ ADAPTER_RATES = MappingProxyType(
     | dict.fromkeys(("smol", "gpt2-small", "gpt2-medium"), 3e-4)
 )
 # GRPO as published, with a verifiable reward
-_SUMS: dict[str, Any] = {
+_SUMS = PAPER_METHODS["grpo"] | {
     "base_model": "sums-nano",
     "reward_fn": "sums:exact",
     "prompts": "sums:2,3",
@@ -19,18 +21,10 @@ _SUMS: dict[str, Any] = {
     "top_k": None,
     "total_phases": 20,
     "batch_size": 256,
-    "samples_per_prompt": 8,
     "num_minibatches": 4,
     "base_lr": 3e-4,
     "warmup_steps": 2,
-    "normalize_reward": False,
-    "advantages": "grpo",
-    "normalize_advantages": False,
-    "loss_aggregation": "sequence_mean",
-    "kl_estimator": "k3",
     "kl_coef": 0.0,
-    "vf_coef": 0.0,
-    "ent_coef": 0.0,
 }
 # the fields that each preset sets; all others keep their defaults
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
