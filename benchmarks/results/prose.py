@@ -4,7 +4,7 @@ INTRODUCTION = """\
 # Results of the methods
 
 On Reel, the exact optimum is known, so you can see how close each method gets to it. Numbers are
-means over five seeds (three for published methods), with the range in brackets.
+means over five seeds, with the range in brackets.
 """
 
 METHODS = """\
