@@ -11,9 +11,9 @@ METHODS = """\
 ## Methods on Reel
 
 PPO and the estimators that share its settings get closest to the exact optimum. Most published
-methods get nearly as close with the settings from their papers. ReMax and OPO fall short, and
-CISPO, which has no KL penalty, stops writing grammatical reviews altogether. The classifier cannot
-detect this, because it was only trained on reviews.
+methods get nearly as close with the settings from their papers. ReMax and OPO fall short. CISPO,
+which has no KL penalty, stops writing grammatical reviews altogether in four of five seeds. The
+classifier cannot detect this, because it was only trained on reviews.
 
 Each dot is one training run of 20 phases of 256 reviews, with the preset `reel` and the
 classifier's reward. The distance is the gap between the policy's true reward, measured on 1,024 new
