@@ -30,6 +30,7 @@ PAPERS = {
     "dapo": "Yu et al. 2025, 2503.14476",
     "gspo": "Zheng et al. 2025, 2507.18071",
     "cispo": "MiniMax 2025, 2506.13585",
+    "gkd": "Agarwal et al. 2023, 2306.13649; on-policy, with the reverse KL",
 }
 METHODS_TEXT = """\
 ## Methods
@@ -42,8 +43,9 @@ longer changes other fields, because all of them are already set.
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
 and, on Reel, the fraction of grammatical texts. `dapo` lacks the paper's filter for overlong
-responses. `cispo` uses ScaleRL's upper clip (5; arXiv 2510.13786) and no lower clip. Every method
-except `ppo` also sets {no_critic}.
+responses. `cispo` uses ScaleRL's upper clip (5; arXiv 2510.13786) and no lower clip. `gkd` has a
+teacher (`reference_model`) and no reward; see [on-policy distillation](running.md#distillation).
+Every method except `ppo` also sets {no_critic}.
 
 | method | paper (arXiv) | values that differ from the defaults |
 |---|---|---|

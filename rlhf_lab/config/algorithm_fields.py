@@ -51,6 +51,8 @@ class KLArgs:
     """Target of the adaptive controller, in nats per sequence."""
     kl_horizon: int = 10_000
     """Sequences in which the controller can change kl_coef by a fifth."""
+    reference_model: str | None = None
+    """Model that the KL is measured from, such as the teacher of gkd; base_model when None."""
     reset_reference_every: int | None = None
     """Phases after which the policy becomes the new reference; never when None."""
 

@@ -23,6 +23,7 @@ _NAMES = {
     "kl_estimator": "kl_penalty",
     "kl_target": "target",
     "kl_horizon": "horizon",
+    "reference_model": "teacher_model teacher_model_name_or_path ref_model",
     "reset_reference_every": "ref_model_sync_steps",
     "gae_lambda": "lam lambd lmbda",
     "clip_coef": "cliprange epsilon eps_clip",

@@ -35,7 +35,7 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
         numbers = range(value("num_minibatches"), 0, -1)
         fields["num_minibatches"] = next(n for n in numbers if batch % n == 0)
     if "base_lr" not in given and (value("lora_rank") or value("adapter_path")):
-        fields["base_lr"] = ADAPTER_RATES[preset]
+        fields["base_lr"] = ADAPTER_RATES.get(preset, 3e-4)
     return fields
 
 

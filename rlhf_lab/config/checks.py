@@ -53,7 +53,7 @@ RANGES = MappingProxyType(
         Range(lambda v: -math.inf < v < 0, "below 0"): "reward_penalty",
         Range(str.strip, "a text that is not empty"): "base_model reward_fn reward_model "
         "wandb_project_name prompts_column labels_column answers_column positive_label wandb_group "
-        "prompts system_prompt critic_path adapter_path",
+        "prompts system_prompt critic_path adapter_path reference_model",
         Range(
             lambda v: {name.strip() for name in v.split(",")} <= {"", *LOGGERS},
             f"some of {', '.join(LOGGERS)}; metrics.jsonl is always written",

@@ -4,7 +4,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 MethodName = Literal[
-    "ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "remax", "opo", "dapo", "gspo", "cispo"
+    "ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "remax", "opo", "dapo", "gspo", "cispo", "gkd"
 ]  # fmt: skip
 NO_CRITIC = dict(vf_coef=0.0, ent_coef=0.0, normalize_reward=False, normalize_advantages=False)
 NO_CRITIC |= dict(whiten_rewards=False)
@@ -30,6 +30,8 @@ PAPER_METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         | dict(clip_coef=3e-4, clip_coef_high=4e-4),
         "cispo": GROUP | TOKENS | dict(policy_loss="cispo", kl_coef=0.0)
         | dict(clip_coef=1.0, clip_coef_high=5.0),  # no lower bound
+        "gkd": NO_CRITIC | dict(reward_fn="zero", advantages="reinforce", samples_per_prompt=1)
+        | dict(kl_in="loss", kl_estimator="exact", kl_coef=1.0, batches_per_learning_phase=1),
     }
 )  # fmt: skip
 FREE = ("samples_per_prompt", "dynamic_sampling")

@@ -64,6 +64,6 @@ def _check_kl(rollout: Rollout, seen: Observation) -> list[Check]:
     kl = F.zero_masked(rollout.kl, rollout.samples.mask)
     checks = [Check.at_most("KL per token is not below 0", max(0.0, -kl.min().item()), 1e-5)]
     starts_apart = {"reference", "interventions"} & set(seen.custom_components)
-    if seen.ctx.phase == 0 and not starts_apart:
+    if seen.ctx.phase == 0 and not (starts_apart or seen.args.reference_model):
         checks.append(Check.at_most("KL is 0 before learning", kl.abs().max().item(), 1e-6))
     return checks

@@ -69,16 +69,16 @@ class WeightDelta(Probe):
     every = 10
 
     def observe(self, seen: Observation) -> Record:
-        model, reference = seen.ctx.policy.base_model, seen.ctx.reference
-        before = effective_weights(reference)
+        before = effective_weights(seen.ctx.reference)
         rows = [
             describe_delta(name, before[name], after)
-            for name, after in effective_weights(model).items()
+            for name, after in effective_weights(seen.ctx.policy.base_model).items()
         ]
         errors = [row.pop("energy_error") for row in rows]
         total = sum(row["norm"] ** 2 for row in rows) ** 0.5
         name = "squared singular values sum to the squared norm"
         checks = [lambda: Check.at_most(name, max(errors), 1e-9)]
-        if seen.ctx.phase == 0 and "reference" not in seen.custom_components:
+        starts_apart = seen.args.reference_model or "reference" in seen.custom_components
+        if seen.ctx.phase == 0 and not starts_apart:
             checks.append(lambda: Check.at_most("no weight has changed before learning", total, 0))
         return Record({"total_norm": total, "rows": rows}, checks=checks)

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead, make_reference
+from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.models.device import (
     pick_device,
     product_dtype,
@@ -47,6 +47,7 @@ from rlhf_lab.rewards import (
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
 from rlhf_lab.training.rollout_engine import EngineSampler
+from rlhf_lab.tuning.teacher import load_reference, validate_vocabulary
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -87,7 +88,7 @@ def load_models(
             stacklevel=4,
         )
     if reference is None:
-        reference = make_reference(policy.base_model, args.reference_device)
+        reference = load_reference(args, policy)
     validate_models(policy, reference)
     if args.reset_reference_every is not None:
         validate_forwards(policy.base_model)
@@ -168,9 +169,4 @@ def validate_models(policy: TransformerWithValueHead, reference: HookedModel) ->
             "always 0. Remove it, or pass a copy (models.frozen_copy).",
             stacklevel=2,
         )
-    sizes = policy.base_model.cfg.d_vocab, reference.cfg.d_vocab
-    if sizes[0] != sizes[1]:
-        raise ConfigError(
-            f"reference has a vocabulary of {sizes[1]} tokens, the policy one of {sizes[0]}. "
-            "Pass a reference with the same tokens."
-        )
+    validate_vocabulary(policy.base_model, reference)

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
-LOCATIONS = ("device", "base_model", "reward_model", "prompts", "critic_path", "adapter_path")
+LOCATIONS = (
+    "device base_model reference_model reward_model prompts critic_path adapter_path".split()
+)
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 

@@ -95,7 +95,8 @@ class RLHFTrainer(RunLoop):
         self.engine = components.load_engine(self, given["rollout_engine"])
         self.speaks_reel = speaks_reel(self.tokenizer) and given["policy"] is None
         self.speaks_sums = speaks_sums(self.tokenizer) and given["policy"] is None
-        self.starts_as_grammar = self.speaks_reel and args.base_model in BUNDLED
+        starts_equal = given["reference"] is None and args.reference_model is None
+        self.starts_as_grammar = starts_equal and self.speaks_reel and args.base_model in BUNDLED
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])

@@ -129,7 +129,7 @@ ELSEWHERE = (
 ELSEWHERE += "keep_checkpoints micro_batch_size generation_batch_size activation_checkpointing "
 ELSEWHERE += "optimizer_in_backward reset_reference_every importance_correction loggers log_probes "
 ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags wandb_notes "
-ELSEWHERE += "cuda_graphs reference_device critic_path"
+ELSEWHERE += "cuda_graphs reference_device reference_model critic_path"
 
 
 def test_every_field_has_a_row_or_another_test():

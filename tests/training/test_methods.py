@@ -51,12 +51,16 @@ class Batch:
     def lengths(self) -> list[int]:
         return [sum(row) for row in self.mask]
 
-    def logprobs(self, model: Any, rows: list[int]) -> Tensor:
-        """Return log-probs of sampled tokens."""
+    def all_logprobs(self, model: Any, rows: list[int]) -> Tensor:
+        """Return log-probs of the whole vocabulary before each generated token."""
         out = model(self.tokens[rows])
         logits = out[0] if isinstance(out, tuple) else out
-        whole = softmax_logprobs(logits[:, self.prefix_len - 1 : -1])
-        return whole.gather(-1, self.tokens[rows][:, self.prefix_len :, None])[..., 0]
+        return softmax_logprobs(logits[:, self.prefix_len - 1 : -1])
+
+    def logprobs(self, model: Any, rows: list[int]) -> Tensor:
+        """Return log-probs of sampled tokens."""
+        sampled = self.tokens[rows][:, self.prefix_len :, None]
+        return self.all_logprobs(model, rows).gather(-1, sampled)[..., 0]
 
     def groups(self) -> list[list[int]]:
         return [list(range(start, start + 4)) for start in range(0, BATCH, 4)]
@@ -174,9 +178,20 @@ def cispo(b: Batch, i: int, lp: Tensor) -> Tensor:
     return sum(min(float(ratio), 6.0) * group_score(b, i) * lp[t] for t, ratio in each)
 
 
+def gkd(b: Batch, i: int, lp: Tensor) -> Tensor:
+    """Sum of min(...), A = r, minus KL(student || teacher)   (Agarwal et al. 2023, section 3.1)"""
+    student, teacher = (b.all_logprobs(m, [i])[0] for m in (b.trainer.policy, b.trainer.reference))
+    total = 0.0
+    for t, ratio in enumerate(ratios(b, i, lp)):
+        kl = sum(p.exp() * (p - q) for p, q in zip(student[t], teacher[t].detach(), strict=True))
+        total += clipped(ratio, b.rewards[i]) - BETA * kl
+    return total
+
+
 PER_RESPONSE = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "remax": remax, "opo": opo}
 PER_RESPONSE |= {"gspo": gspo}
 PER_TOKEN = {"reinforce++": reinforce_plus_plus, "dapo": dapo, "cispo": cispo}
+PER_TOKEN |= {"gkd": gkd}
 
 
 def plain_objective(name: str, b: Batch, rows: list[int]) -> Tensor:
@@ -241,9 +256,11 @@ def move(policy: nn.Module, noise: float) -> None:
 
 
 NO_KL = ("dr_grpo", "opo", "dapo", "gspo", "cispo")
-ALONE = ("reinforce++", "remax")  # compare no responses
+ALONE = ("reinforce++", "remax", "gkd")  # compare no responses
 CASES = {name: {} for name in get_args(MethodName) if name != "ppo"}
-CASES |= {"grpo in parts": {"micro_batch_size": 2}}
+CASES |= {f"{name} in parts": {"micro_batch_size": 2} for name in ("grpo", "gkd")}
+for name in ("gkd", "gkd in parts"):
+    CASES[name] = CASES[name] | {"reference_model": "reel-nano-b"}
 
 
 @pytest.mark.slow

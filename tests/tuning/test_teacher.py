@@ -1,0 +1,156 @@
+"""On-policy distillation: a run whose reference is a teacher; test_methods.py has its gradient."""
+
+import math
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from rlhf_lab.__main__ import main
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.probes import Run, attach_default_suite
+from rlhf_lab.training import RLHFTrainer
+from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
+
+SMALL = dict(preset="reel", device="cpu", total_phases=2, batch_size=8, num_minibatches=2)
+SMALL |= dict(method="gkd", warmup_steps=0, gen_len=6, prefix="this movie")
+
+
+@pytest.fixture
+def distill(tmp_path):
+    """Makes trainers with method gkd."""
+    made = []
+
+    def make(teacher="reel-nano-b", reference=None, policy=None, optimizer=None, **settings):
+        made.append(tmp_path / f"run{len(made)}")
+        args = RLHFArgs(**SMALL | {"reference_model": teacher} | settings)
+        parts = dict(policy=policy, optimizer=optimizer, reference=reference)
+        return RLHFTrainer(args, out=made[-1], **parts)
+
+    return make
+
+
+def constant_model(logit=0.0):
+    """Return Reel's model with the same logits in every state: 0, except for token 0."""
+    model = load_model("reel-nano")
+    with torch.no_grad():
+        for weight in (model.unembed.W_U, model.unembed.b_U):
+            weight.zero_()
+        model.unembed.b_U[0] = logit
+    return model
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (4, 2)])
+def test_kl_matches_hand_computed(distill, size):
+    """The student is uniform over 72 tokens, and the teacher gives token 0 ten times the weight.
+
+    KL = log(81 / 72) - log(10) / 72 = 0.0858 nats per token.
+    """
+    batch, gen_len = size
+    settings = dict(batch_size=batch, num_minibatches=1, gen_len=gen_len)
+    trainer = distill(None, constant_model(math.log(10)), **settings)
+    with torch.no_grad():
+        trainer.policy.base_model.unembed.W_U.zero_()
+        trainer.policy.base_model.unembed.b_U.zero_()
+    report = trainer.run_phase()
+    kl = math.log(81 / 72) - math.log(10) / 72
+    assert report.kl_per_token == pytest.approx(kl, abs=1e-6)
+    assert report.kl_per_sequence == pytest.approx(gen_len * kl, abs=1e-6)
+    assert report.objective == pytest.approx(-kl, abs=1e-6)
+    assert trainer.policy.base_model.unembed.b_U[0] > 0  # toward the teacher
+
+
+def test_student_equal_to_its_teacher_does_not_move(distill):
+    """SGD, since Adam scales up the gradients of rounding errors."""
+    policy = TransformerWithValueHead(load_model("reel-nano"), seed=1)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+    trainer = distill("reel-nano", policy=policy, optimizer=optimizer)
+    before = copy_weights(policy)
+    report = trainer.run_phase()
+    assert report.kl_per_sequence == 0 and report.grad_norm < 1e-6
+    for name, weight in copy_weights(policy).items():
+        torch.testing.assert_close(weight, before[name], atol=1e-6, rtol=0)
+
+
+def test_tokens_after_the_end_do_not_count(distill):
+    ending = dict(temperature=2.0, gen_len=10, stop_tokens="was")
+    trainer, found = distill(**ending), []
+    rollout = trainer.rollout_phase()
+    assert not rollout.samples.mask.all()
+    for token in (5, 6):
+        rollout.samples.tokens[:, rollout.samples.prefix_len :][~rollout.samples.mask] = token
+        learned = distill(**ending).learning_phase(rollout)
+        found.append((learned.kl_penalty, learned.grad_norm))
+    assert found[0] == pytest.approx(found[1], rel=1e-5) and found[0][0] > 0
+
+
+@pytest.mark.slow
+def test_teacher_may_have_another_architecture(distill, tmp_path):
+    student = load_model("reel-nano")
+    config = GPT2Config(vocab_size=student.cfg.d_vocab, n_positions=40, n_embd=24, n_layer=3)
+    config.n_head = 3
+    torch.manual_seed(0)
+    teacher = GPT2LMHeadModel(config).eval()
+    teacher.save_pretrained(tmp_path / "teacher")
+    student.tokenizer.save_pretrained(tmp_path / "teacher")
+    trainer = distill(str(tmp_path / "teacher"))
+    assert not any(weight.requires_grad for weight in trainer.reference.parameters())
+    rollout = trainer.rollout_phase()
+    tokens, states = rollout.samples.tokens, slice(rollout.samples.prefix_len - 1, -1)
+    with torch.no_grad():
+        logits = student(tokens), teacher(tokens).logits
+    p, q = (x[:, states].double().log_softmax(-1) for x in logits)
+    torch.testing.assert_close(
+        rollout.kl.double(), (p.exp() * (p - q)).sum(-1), atol=1e-5, rtol=1e-5
+    )
+    assert len(trainer.train()) == 2
+
+
+@pytest.mark.slow
+def test_distillation_resumes_with_probes_that_check_out(tmp_path):
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
+    options += ["--reference-model=reel-nano-b"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert main(["train", *options, "--out", str(whole), "--probes"]) == 0
+    assert all(check.ok for check in Run(whole).checks())
+    args = RLHFArgs(**SMALL | {"reference_model": "reel-nano-b"})
+    trainer = RLHFTrainer(args, out=parts)
+    attach_default_suite(trainer)
+    trainer.run_phase()
+    trainer.recorder.break_off(KeyboardInterrupt())
+    assert main(["resume", str(parts)]) == 0
+    assert_same_run(parts, whole)
+    assert is_equal(copy_weights(Run(parts).policy()), copy_weights(Run(whole).policy()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["reel", "sums"])
+def test_student_approaches_a_teacher_trained_by_reward(tmp_path, preset):
+    settings = dict(preset=preset, device="cpu", base_lr=1e-3, warmup_steps=0)
+    teacher = RLHFTrainer(RLHFArgs(total_phases=4, **settings), out=tmp_path / "teacher")
+    graded = teacher.train()
+    args = RLHFArgs(method="gkd", total_phases=6, **settings)
+    reference = teacher.policy.base_model.requires_grad_(False)
+    reports = RLHFTrainer(args, out=tmp_path / "run", reference=reference).train()
+    assert reports[-1].kl_per_sequence < 0.2 * reports[0].kl_per_sequence
+    assert reports[-1].true_reward > (reports[0].true_reward + graded[-1].true_reward) / 2
+
+
+def test_unsuitable_teachers_are_rejected(distill):
+    with pytest.raises(ConfigError, match="gkd' requires a teacher. Set reference_model"):
+        distill(None)
+    other = "other tokens than the policy .vocabularies of 20 and 72.*same tokenizer"
+    with pytest.raises(ConfigError, match=other):
+        distill("sums-nano")
+    teacher = load_model("reel-nano-b")
+    words = list(teacher.tokenizer.get_vocab())
+    teacher.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(sorted(words))}
+    with pytest.raises(ConfigError, match="vocabularies of 72 and 72"):
+        distill(None, teacher)
+
+
+def test_exact_optimum_is_of_runs_without_a_teacher(distill):
+    trainers = distill(), distill(None, load_model("reel-nano-b")), distill(None, method=None)
+    assert [trainer.starts_as_grammar for trainer in trainers] == [False, False, True]
