@@ -1,13 +1,13 @@
-"""Presets: complete configurations that are known to work."""
+"""Presets: the fields that each sets; all others keep their defaults."""
 
 from types import MappingProxyType
 from typing import Any, Literal
 
 from rlhf_lab.config.methods import PAPER_METHODS
 
-Preset = Literal["reel", "sums", "sums-long", "smol", "gpt2-small", "gpt2-medium"]
+Preset = Literal["reel", "sums", "sums-long", "sums-hot", "smol", "gpt2-small", "gpt2-medium"]
 # learning rates of adapters (LoRA), about ten times those of all weights; 3e-4 in other presets
-ADAPTER_RATES = MappingProxyType(dict.fromkeys(("reel", "sums", "sums-long"), 1e-3))
+ADAPTER_RATES = MappingProxyType(dict.fromkeys(("reel", "sums", "sums-long", "sums-hot"), 1e-3))
 # GRPO as published, with a verifiable reward
 _SUMS = PAPER_METHODS["grpo"] | {
     "base_model": "sums-nano",
@@ -22,7 +22,6 @@ _SUMS = PAPER_METHODS["grpo"] | {
     "warmup_steps": 2,
     "kl_coef": 0.0,
 }
-# the fields that each preset sets; all others keep their defaults
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "reel": {
@@ -44,6 +43,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "sums": _SUMS,
         "sums-long": _SUMS | {"prompts": "sums:2,3,4", "base_lr": 1e-3, "total_phases": 30},
+        "sums-hot": _SUMS | {"base_lr": 3e-3},  # so high that the policy forgets sums
         "smol": {
             "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
             "direction": "neg",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 
 import numpy as np
 import pytest
@@ -38,6 +39,12 @@ def test_results_page_matches_its_records(tmp_path):
     assert results(["--page", "--records", str(STORED), "--docs", str(docs)]) == 0
     for made in (docs, tmp_path / "results-methods.svg"):
         assert made.read_bytes() == (ROOT / "docs" / made.name).read_bytes()
+
+
+def test_verifiable_rewards_page_matches_its_records():
+    files = runpy.run_path(str(ROOT / "docs" / "make_verifiable_rewards.py"))["page"]()
+    for name, text in files.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, name
 
 
 def test_preferences_page_matches_its_records():

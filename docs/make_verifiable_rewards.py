@@ -1,0 +1,354 @@
+"""Write docs/verifiable_rewards.md and its pictures from stored runs, and make missing runs.
+
+python -m docs.make_verifiable_rewards [train]
+
+With `train`, first make the runs that have no record in benchmarks/results/sums.jsonl, and store
+each as soon as it is done.
+"""
+
+import dataclasses
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+import benchmarks
+from benchmarks.records import RESULTS, Record, read_records, rounded, store_record, write_whole
+from benchmarks.sheet import Sheet
+from rlhf_lab import functional as F
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.cpu_tuning import tune_for
+from rlhf_lab.organism.sums import (
+    SUMS_OPENERS,
+    SUMS_REWARDS,
+    Problems,
+    SumsGrammar,
+    TiltPoint,
+    carry_patterns,
+    is_held_out,
+    modal_answer,
+    model_solve_probability,
+    outcomes,
+    solve_probability,
+    sums_frontier,
+    trace,
+)
+from rlhf_lab.organism.sums.rewards import parse_texts
+from rlhf_lab.sampling import sample
+from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.training import Context, RLHFTrainer
+from rlhf_lab.views.plots import bars, curves
+
+RECORDS = RESULTS / "sums.jsonl"
+SEEDS = (1, 2, 3, 4, 5)
+KS = (1, 4, 16, 64, 256, 1024)
+KEY_KS = (1, 4, 8, 16, 64)  # columns of the answer key
+ZERO = 0.01  # beta that stands in for 0, up to 1e-4
+INFINITE = 1e9  # beta at which the optimum is the grammar
+NO_CARRY = 0.187  # fraction of sums of 4 digits without a carry
+REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # in the table
+# rows in the pictures of pass@k, and their names there
+MODELS = MappingProxyType({"base": "base model", "exact": "sums", "long": "sums-long"})
+TEMPLATE = Path(benchmarks.__file__).with_name("verifiable_rewards.template.md")
+N_SAMPLED, N_SCORED = 500, 200  # held-out problems per class
+N_REPEATED = 64  # samples of each of as many problems of 2-3 digits
+# digits and carries of the classes of problems
+CLASSES = MappingProxyType({"2-3": ((2, 3), None), "4": ((4,), False), "4c": ((4,), True)})
+# fields of each row of runs, without the seed
+ROWS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "exact": {"preset": "sums"},
+        "long": {"preset": "sums-long"},
+        "hot": {"preset": "sums-hot"},
+        "units": {"preset": "sums", "reward_fn": "sums:units"},
+        "hole-4": {
+            **{"preset": "sums", "reward_fn": "sums:hole"},
+            **{"prompts": "sums:4", "total_phases": 30},
+        },
+        "process": {"preset": "sums-long", "reward_fn": "sums:process"},
+        "format": {"preset": "sums", "reward_fn": "sums:format"},
+        "majority": {"preset": "sums", "reward_fn": "sums:majority"},
+        "coin": {"preset": "sums", "reward_fn": "sums:coin"},
+        "hole": {"preset": "sums", "reward_fn": "sums:hole"},
+    }
+)
+BASES = MappingProxyType({"base": "exact"})  # phase 0 of a row
+
+
+def held_out(name: str, n: int) -> Problems:
+    """Return the first n held-out problems of a class, always the same ones."""
+    digits, carry = CLASSES[name]
+    problems = SumsGrammar().problems(4 * n, np.random.default_rng(1), digits, carry)
+    return problems[is_held_out(problems)][:n]
+
+
+def train(fields: Mapping[str, Any], seed: int) -> Record:
+    """Train one run; return the metrics of its phases, and of its final policy."""
+    args, curve = RLHFArgs(**fields, seed=seed), []
+    args = dataclasses.replace(args, save_every=args.total_phases)
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = RLHFTrainer(args, out=Path(directory, "run"))
+        tune_for(trainer.policy, args.cpu_tuning)
+
+        @trainer.on("after_score")
+        def note(ctx: Context) -> None:
+            parses = parse_texts(ctx.rollout.texts, SumsGrammar())
+            sure, steps = (np.mean([getattr(x, k) for x in parses]) for k in ("sure", "steps"))
+            curve.append({"sure": float(sure), "steps": float(steps)})
+
+        for report in trainer:
+            curve[-1] |= {
+                "reward": report.mean_reward,
+                "right": report.true_reward,
+                "kl": report.kl_per_sequence,
+                "entropy": report.entropy_per_token,
+                "length": report.response_length,
+                "no_signal": report.uninformative_group_fraction,
+            }
+        columns = {name: [phase[name] for phase in curve] for name in curve[0]}
+        kept = {} if args.preset == "sums-long" else {"curve": columns}
+        return {**kept, **evaluate(trainer.policy, trainer.reference, seed)}
+
+
+def evaluate(
+    policy: TransformerWithValueHead, reference: torch.nn.Module, seed: int
+) -> dict[str, Any]:
+    """Measure a policy on held-out problems: sampled texts, and pass@k by scoring."""
+    grammar, found = SumsGrammar(), {}
+    generator = torch.Generator().manual_seed(seed)
+    for name in CLASSES:
+        metrics = sampled(policy, reference, held_out(name, N_SAMPLED), generator)
+        p = model_solve_probability(policy.base_model, grammar, held_out(name, N_SCORED))
+        metrics["scored"] = [F.pass_at_k(p, k).mean().item() for k in KS]
+        found[name] = metrics
+    problems = held_out("2-3", N_REPEATED)
+    repeated = problems[np.repeat(np.arange(N_REPEATED), N_REPEATED)]
+    right = torch.tensor([parse.right for parse in draw(policy, repeated, generator)[1]])
+    n_right = right.view(-1, N_REPEATED).sum(1)
+    estimate = [F.pass_at_k_estimate(n_right, N_REPEATED, k).mean().item() for k in KS[:4]]
+    return {"classes": found, "sampled": estimate}
+
+
+def draw(policy: TransformerWithValueHead, problems: Problems, generator: torch.Generator):
+    """Sample a response to each problem; return the samples and their parses."""
+    grammar = SumsGrammar()
+    spec = SamplingSpec(grammar.gen_len, stop_at_eos=True)
+    samples = sample(policy, grammar.prompt_tokens(problems).tolist(), spec, generator)
+    texts = samples.texts(policy.base_model.tokenizer)
+    return samples, parse_texts(texts, grammar)
+
+
+@torch.no_grad()
+def sampled(
+    policy: TransformerWithValueHead,
+    reference: torch.nn.Module,
+    problems: Problems,
+    generator: torch.Generator,
+) -> dict[str, float | list[float] | None]:
+    """Measure one response to each problem."""
+    samples, parses = draw(policy, problems, generator)
+    tokens, mask = samples.tokens, samples.mask
+    at = slice(samples.prefix_len - 1, -1)
+    logits = (model(tokens)[:, at] for model in (policy.base_model, reference))
+    p, q = (x.double().log_softmax(-1) for x in logits)
+    column = lambda name: np.array([getattr(parse, name) for parse in parses])
+    right, steps, faithful = column("right"), column("steps"), column("faithful")
+    traced = trace(SumsGrammar(), tokens)
+    belief = traced.belief[:, -1][traced.in_language]
+    return {
+        **{name: float(column(name).mean()) for name in ("right", "units", "steps", "sure")},
+        "false_steps": ratio((right & steps & ~faithful).sum(), (right & steps).sum()),
+        "dropped": ratio(column("dropped").sum(), problems.n_carries[steps].sum()),
+        "openers": [float((column("opener") == word).mean()) for word in SUMS_OPENERS],
+        "in_language": traced.in_language.double().mean().item(),
+        "belief": belief.mean(0).tolist() if len(belief) else None,
+        "length": mask.sum(1).double().mean().item(),
+        "entropy": F.masked_mean(-(p.exp() * p).sum(-1), mask).item(),
+        "kl": (kl(p, q) * mask).sum(1).mean().item(),
+    }
+
+
+def kl(
+    p: Float[Tensor, "batch gen vocab"], q: Float[Tensor, "batch gen vocab"]
+) -> Float[Tensor, "batch gen"]:
+    """Compute KL(p || q) of each token from log-probabilities."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def ratio(part: int, whole: int) -> float | None:
+    """Return a fraction, or None if it has no denominator."""
+    return float(part / whole) if whole else None
+
+
+def make_missing_runs() -> None:
+    """Train every run without a record: all rows of one seed, then of the next."""
+    known = {(x["row"], x["seed"]) for x in stored()}
+    for base, row in BASES.items():
+        if (base, 0) not in known:
+            trainer = RLHFTrainer(RLHFArgs(**ROWS[row]))
+            found = evaluate(trainer.policy, trainer.reference, 0)
+            store({"row": base, "seed": 0, "fields": ROWS[row], **found})
+    for seed in SEEDS:
+        for row, fields in ROWS.items():
+            if (row, seed) not in known:
+                store({"row": row, "seed": seed, "fields": fields, **train(fields, seed)})
+
+
+def stored() -> list[Record]:
+    """Return all records."""
+    return read_records(RECORDS, frozenset({"row", "seed"})) if RECORDS.exists() else []
+
+
+def store(record: Record) -> None:
+    """Store a record, instead of an earlier one of the same run."""
+    same = lambda old: (old["row"], old["seed"]) == (record["row"], record["seed"])
+    store_record(RECORDS, rounded(record), same)
+    print(record["row"], record["seed"], {k: x["right"] for k, x in record["classes"].items()})
+
+
+def exact_optimum(reward: str, digits: Sequence[int], beta: float) -> TiltPoint:
+    """Return the exact optimum of a reward, averaged over numbers of digits."""
+    grammar, points = SumsGrammar(), []
+    for problems, weight in (carry_patterns(grammar, d) for d in digits):
+        score = SUMS_REWARDS[f"sums:{reward}"].score
+        points += sums_frontier(outcomes(grammar, problems), score, [beta], weight)
+    return TiltPoint(*(np.mean(column, axis=0) for column in zip(*points, strict=True)))
+
+
+def majority_limit(digits: Sequence[int], n: int = 20_000) -> float:
+    """Return the fraction of problems whose most likely answer is right."""
+    grammar = SumsGrammar()
+    problems = grammar.problems(n, np.random.default_rng(0), digits)
+    return float(np.mean(modal_answer(grammar, problems) == problems.a + problems.b))
+
+
+def answer_key() -> str:
+    """Return the table of the grammar's pass@k, and of groups of 8 with different rewards."""
+    grammar, rows = SumsGrammar(), []
+    for d in range(1, grammar.columns + 1):
+        problems, weight = carry_patterns(grammar, d)
+        p = torch.from_numpy(solve_probability(grammar, problems))
+        columns = [*(F.pass_at_k(p, k) for k in KEY_KS), F.informative_fraction(p, 8)]
+        rows.append([str(d), *(f"{np.average(x, weights=weight):.3f}" for x in columns)])
+    head = ["digits", *(f"pass@{k}" for k in KEY_KS), "groups of 8 with a signal"]
+    return Sheet(head, rows).markdown()
+
+
+class Row:
+    """The stored runs of a row, in the order of their seeds."""
+
+    def __init__(self, name: str) -> None:
+        records = sorted(stored(), key=lambda record: record["seed"])
+        self.name, self.records = name, [x for x in records if x["row"] == name]
+        self.problems = "4" if name.endswith("-4") else "2-3"  # like the prompts
+
+    def values(self, problems: str, metric: str) -> list[float]:
+        """Return a metric of each run on a class of problems; metrics such as scored@64 have a k.
+
+        "all4" are the problems of 4 digits with and without a carry, in proportion.
+        """
+        if problems == "all4":
+            pairs = zip(self.values("4", metric), self.values("4c", metric), strict=True)
+            return [NO_CARRY * a + (1 - NO_CARRY) * b for a, b in pairs]
+        name, _, k = metric.partition("@")
+        values = [{**x["classes"][problems], "sampled": x["sampled"]}[name] for x in self.records]
+        return [x[KS.index(int(k))] for x in values] if k else values
+
+    def text(self, problems: str, metric: str, what: str = "", digits: int = 2) -> str:
+        """Format the mean and the range of a metric, or one of mean, min and max."""
+        values = self.values(problems, metric)
+        numbers = {"mean": mean(values), "min": min(values), "max": max(values)}
+        formatted = {name: f"{x:.{digits}f}" for name, x in numbers.items()}
+        if what or len(values) == 1:
+            return formatted[what or "mean"]
+        return "{mean} [{min}, {max}]".format(**formatted)
+
+
+def optimum(row: Row) -> TiltPoint | None:
+    """Return the exact optimum of a row's reward at beta -> 0; None if it reads whole batches."""
+    reward = row.name.removesuffix("-4")
+    if reward in ("majority", "coin"):
+        return None
+    return exact_optimum(reward, (4,) if row.problems == "4" else (2, 3), ZERO)
+
+
+def predicted(row: Row) -> float:
+    """Return the true reward that is expected of a row: that of the optimum at beta -> 0.
+
+    Under `majority`, all responses become the most likely one; `coin` changes nothing on average.
+    """
+    if row.name == "coin":
+        return exact_optimum("exact", (2, 3), INFINITE).true_reward
+    return majority_limit((2, 3)) if row.name == "majority" else optimum(row).true_reward
+
+
+def reward_table(rows: Sequence[Row]) -> str:
+    """Format predictions and runs of each reward."""
+    head = ["reward", "true reward: predicted", "run", "steps: predicted", "run"]
+    head += ["carries dropped", "sure: predicted", "run", "KL: predicted", "run", "seeds"]
+    body = []
+    for row in rows:
+        best, problems = optimum(row), "all4" if row.problems == "4" else "2-3"
+        exact = [sum(best.writers[:2]), best.sure, best.kl_per_sequence] if best else []
+        steps, sure, nats = [f"{x:.2f}" for x in exact] or [""] * 3
+        dropped = "" if row.problems == "4" else row.text("2-3", "dropped")
+        run = lambda metric, row=row, problems=problems: row.text(problems, metric)
+        body.append([f"`{row.name}`", f"{predicted(row):.2f}", run("right"), steps, run("steps")])
+        body[-1] += [dropped, sure, run("sure"), nats, run("kl"), str(len(row.records))]
+    return Sheet(head, body).markdown()
+
+
+def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> str:
+    """Plot pass@k of models by their names in the legend, with ranges over the seeds."""
+    series, bands = {}, {}
+    for name, label in names.items():
+        columns = [Row(name).values(problems, f"scored@{k}") for k in KS]
+        series[label] = ([int(math.log2(k)) for k in KS], list(map(mean, columns)))
+        bands[label] = (list(map(min, columns)), list(map(max, columns)))
+    return curves(series, title, "log2(k)", "pass@k", bands).svg + "\n"
+
+
+def rewards_picture(rows: Sequence[Row]) -> str:
+    """Plot the predicted true reward of each reward, next to the runs."""
+    values = [row.values("all4" if row.problems == "4" else "2-3", "right") for row in rows]
+    series = {"exact optimum": list(map(predicted, rows)), "runs": list(map(mean, values))}
+    whiskers = {"runs": (list(map(min, values)), list(map(max, values)))}
+    names = [row.name for row in rows]
+    title = "True reward after training on each reward, mean and range over seeds"
+    return bars(names, series, title, "", whiskers).svg + "\n"
+
+
+def page() -> dict[str, str]:
+    """Return the texts of the page and of its pictures, by file name."""
+    rows = [row for row in map(Row, REWARDS) if row.records]
+    text = TEMPLATE.read_text(encoding="utf-8")
+    text = text.replace("<<seeds>>", str(len(SEEDS)))
+    text = text.replace("<<answer key>>\n\n", answer_key() + "\n")
+    text = text.replace("<<rewards>>\n\n", reward_table(rows) + "\n")
+    fill = lambda found: Row(found[1]).text(found[2], found[3], found[4] or "", int(found[5] or 2))
+    text = re.sub(r"<<(\S+) (\S+) (\S+?)(?: (mean|min|max))?(?: \.(\d))?>>", fill, text)
+    pictures = {
+        "verifiable-2-3.svg": pass_at_k_picture("2-3", MODELS, "Sums of 2 and 3 digits"),
+        "verifiable-4c.svg": pass_at_k_picture("4c", MODELS, "Sums of 4 digits with a carry"),
+        "verifiable-rewards.svg": rewards_picture(rows),
+    }
+    return {"verifiable_rewards.md": text} | pictures
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "train" in sys.argv[1:]:
+        make_missing_runs()
+    for name, text in page().items():
+        write_whole(Path(__file__).with_name(name), text)
