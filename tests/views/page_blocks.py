@@ -1,18 +1,48 @@
-"""The packed data of a page about a run."""
+"""Runs in memory, and the packed data of a page about a run."""
 
 import base64
 import json
 import re
 import zlib
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.probes import Run
+
+
+class MemoryRun(Run):
+    """A run without a directory, with these records and tensors of one probe."""
+
+    path, args, info = Path("nowhere"), RLHFArgs(preset="reel"), {}
+
+    def __init__(self, samples=(), metrics=(), info=None, records=(), tensors=(), kind="") -> None:
+        self._samples, self._metrics, self.info = samples, metrics, info or {}
+        self._records, self._tensors = records, tensors
+        suite = {"probes": [{"name": "probe", "kind": kind, "word": "good", "other": "bad"}]}
+        stored = Path(__file__) if kind else self.path
+        self.store = SimpleNamespace(
+            tensor_path=lambda name, phase: stored, read_suite=lambda: suite
+        )
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        return self._records
+
+    def tensors(self, name: str, phase: int) -> dict[str, Any]:
+        return self._tensors[phase]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(self._metrics)
+
+    def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
+        return [sample for sample in self._samples if phase in (None, sample["phase"])]
 
 
 def read_blocks(page: str) -> dict[str, Any]:
-    """Return the blocks of a page by id."""
     found = re.findall('<script type="text/plain" id="block-(.*?)">(.*?)</script>', page)
     return {id: json.loads(zlib.decompress(base64.b64decode(text))) for id, text in found}
 
 
 def read_header(page: str) -> dict[str, Any]:
-    """Return what the script of a page reads first."""
     return json.loads(re.search('id="header">(.*?)</script>', page)[1])

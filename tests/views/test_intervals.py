@@ -1,15 +1,12 @@
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from rlhf_lab.functional import bootstrap_interval
-from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.views.collect import RunData
 from rlhf_lab.views.intervals import bracketed, final_metrics, mean_with_ends, sample_ends
 from rlhf_lab.views.report import _curves
+from tests.views.page_blocks import MemoryRun
 
 GENERATOR = torch.Generator().manual_seed(0)
 REWARDS = [0.0, 1.0, 1.0, 0.5, 0.0, 1.0]
@@ -30,33 +27,13 @@ def test_a_bracket_stands_only_where_there_is_an_interval():
     assert bracketed(0.42, None, 0.5) == "0.42" and bracketed(None, 0.1, 0.2) == "–"
 
 
-class Given(Run):
-    """A run of these samples and metrics, which are in no directory."""
-
-    info = {}
-    path = Path("nowhere")
-
-    def __init__(self, samples, metrics, info):
-        self._samples, self._metrics, self.info = samples, metrics, info
-
-    def metrics(self):
-        return self._metrics
-
-    def samples(self, phase=None):
-        return [sample for sample in self._samples if phase in (None, sample["phase"])]
-
-
-def given_run(samples, metrics, info=None):
-    return Given(samples, metrics, info or {})
-
-
 def make_samples(phase, rewards=REWARDS, **others):
     return [{"phase": phase, "reward": reward, **others} for reward in rewards]
 
 
 def test_a_band_is_the_interval_of_the_phases_samples():
     samples = [*make_samples(0), *make_samples(1, REWARDS[::-1], true_reward=0.5), *make_samples(2)]
-    found, n = sample_ends(given_run(samples, [{"phase": 0}, {"phase": 1}]))
+    found, n = sample_ends(MemoryRun(samples, [{"phase": 0}, {"phase": 1}]))
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
     reward = {"mean_reward_low": one.low.item(), "mean_reward_high": one.high.item()}
     true = {"true_reward_low": 0.5, "true_reward_high": 0.5}
@@ -67,33 +44,32 @@ def test_a_band_is_the_interval_of_the_phases_samples():
 
 def test_a_share_is_so_many_ones():
     metrics = [{"phase": 0, "grammatical_fraction": 4 / 6}]
-    found, _ = sample_ends(given_run(make_samples(0), metrics))
+    found, _ = sample_ends(MemoryRun(make_samples(0), metrics))
     ones = torch.tensor([1.0] * 4 + [0.0] * 2)
     one = bootstrap_interval(ones, resamples=RESAMPLES)
     ends = found[0]["grammatical_fraction_low"], found[0]["grammatical_fraction_high"]
     assert ends == pytest.approx((one.low.item(), one.high.item()))
 
 
-def test_several_rewards_have_curves_with_bands():
-    metrics = [{"phase": phase, "reward/a": 0.5} for phase in (0, 1)]
-    samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a": 0.5})]
-    run = given_run(samples, metrics)
-    run.store = SimpleNamespace(tensor_path=lambda name, phase: Path("nowhere"))
+def test_rewards_with_dots_in_their_names_have_curves_with_bands():
+    metrics = [{"phase": phase, "reward/a.b": 0.5} for phase in (0, 1)]
+    samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a.b": 0.5})]
+    run = MemoryRun(samples, metrics)
     found = "".join(curve.fragment for curve in _curves([RunData(run, "run", {})])["curves"])
-    assert "before they are weighted: reward/a over phase" in found  # and none of their ends
+    assert "before they are weighted: reward/a.b over phase" in found  # and none of their ends
     assert found.count("<polyline") == found.count('<polygon class="band') == 1
 
 
 def test_one_sample_has_no_band_and_several_sizes_no_number():
     samples = [*make_samples(0, [0.3]), *make_samples(1)]
-    found, n = sample_ends(given_run(samples, [{"phase": 0}, {"phase": 1}]))
+    found, n = sample_ends(MemoryRun(samples, [{"phase": 0}, {"phase": 1}]))
     assert set(found[0].values()) == {None} and n is None
 
 
 def test_the_interval_of_final_figures_is_narrowed_and_moved():
     info = {"phases_done": 2, "final": {"mean_reward": 0.7, "samples": 24}}
-    found = final_metrics(given_run(make_samples(2), [], info))
+    found = final_metrics(MemoryRun(make_samples(2), [], info))
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
     low, high = (0.7 + (x - one.value).item() / 2 for x in (one.low, one.high))
     assert found == {"mean_reward": f"0.7 [{low:.3g}, {high:.3g}]", "samples": 24}
-    assert final_metrics(given_run(make_samples(2), [], {"phases_done": 2})) == {}
+    assert final_metrics(MemoryRun(make_samples(2), [], {"phases_done": 2})) == {}

@@ -114,14 +114,8 @@ def test_panel_shows_progress_curves_samples_and_path(trainer, clock):
     doing = [*(f"phase 0: {words} " for words in doing), "phase 1: sampling"]
     assert all(words in text for words, text in zip(doing, seen, strict=False))
     assert "1 of 4 done" in seen[6] and "sample of phase 0" in seen[6] and "0:30 left" in seen[6]
-    for part in (
-        "reel-nano",
-        "reward sentiment",
-        "2 of 4 done",
-        "0:20 left",
-        trainer.run.path.name,
-    ):
-        assert part in picture, part
+    parts = ("reel-nano", "reward sentiment", "2 of 4 done", "0:20 left", trainer.run.path.name)
+    assert all(part in picture for part in parts), picture
     for name, label in CURVES:
         first, last = (format_metric(label, getattr(report, name)) for report in reports)
         row = rf"│ +{label} +{re.escape(first)} to {re.escape(last)} +[▁█]{{2}} "
@@ -204,9 +198,8 @@ def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
     assert ("0.125 to 0.375" in picture) == (width >= 50)
     if width >= 80:
         assert re.search(r"explained variance +0.000 to -1.64e\+05 +[▁▇█]{31,}", picture)
-        assert (
-            re.search(r"value loss +0.000123 to 4.56e-05 +[█▁]+ ", picture) and "…" not in picture
-        )
+        assert re.search(r"value loss +0.000123 to 4.56e-05 +[█▁]+ ", picture)
+        assert "…" not in picture
 
 
 @pytest.mark.parametrize(

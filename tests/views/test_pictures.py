@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rlhf_lab import views
+from rlhf_lab.views.dots import seed_dots
 from rlhf_lab.views.marks import (
     COLOR_OF_NAME,
     N_COLORS,
@@ -147,7 +148,9 @@ def test_known_quantities_keep_their_color_and_series_differ():
     assert len(set(series_colors(list("abcdefgh")))) == 8
 
 
-def test_ticks_and_quantiles_match_hand_computed():
+def test_ticks_quantiles_and_limits_match_hand_computed():
+    assert default_limits([-3.0, None, 1.0], "diverging") == (-3.0, 3.0)
+    assert default_limits([-1.0, None, 3.0], "sequential") == (-1.0, 3.0)
     assert ticks(0, 1) == pytest.approx([0, 0.5, 1]) and ticks(-2, 2) == [-2, -1, 0, 1, 2]
     assert ticks(0.101, 0.103) == pytest.approx([0.101, 0.1015, 0.102, 0.1025, 0.103])
     assert ticks(0.953, 1.042) == pytest.approx([0.96, 0.98, 1.0, 1.02, 1.04])
@@ -171,6 +174,17 @@ def test_hostile_numbers_and_names_give_valid_svg():
         assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
 
 
+def test_seed_dots_are_titled_and_placed_in_proportion_to_their_values():
+    picture = seed_dots({"first": (0.25, [0.2, 0.5]), "second": (-1.0, [])}, "reward", 2)
+    other = "first, 2 runs with other seeds"
+    of_run = ["first, this run: 0.25", "second, this run: -1"]
+    assert titles(picture) == [f"{other}: 0.2", f"{other}: 0.5", *of_run]
+    assert picture.alt == "reward: first 0.25 (others 0.20 to 0.50); second -1.00"
+    picture = seed_dots({"a": (0.0, []), "b": (1.0, []), "c": (4.0, [])}, "reward")
+    a, b, c = (float(mark["cx"]) for mark in marks(picture, "circle"))
+    assert c - a == pytest.approx(4 * (b - a), abs=0.3) and b - a > 50
+
+
 def test_loop_diagram_describes_every_component():
     picture = views.loop_diagram()
     for part in ("policy", "reward", "value head", "advantage", "objective", "reference", "KL"):
@@ -182,8 +196,3 @@ def test_bars_raise_on_lengths_that_differ():
         bars(["x", "y"], {"a": [1.0]}, "bars")
     with pytest.raises(ValueError, match="zip"):
         bars(["x", "y"], {"a": [1.0, 2.0]}, "bars", whiskers={"a": ([1.0], [2.0, 3.0])})
-
-
-def test_default_limits_are_symmetric_if_diverging():
-    assert default_limits([-1.0, None, 3.0], "diverging") == (-3.0, 3.0)
-    assert default_limits([-1.0, None, 3.0], "sequential") == (-1.0, 3.0)

@@ -3,14 +3,10 @@
 import re
 from html import unescape
 from itertools import count
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import Run
 from rlhf_lab.views import records
 from rlhf_lab.views.pictures import Picture, Table
 from rlhf_lab.views.probe_pictures import (
@@ -22,19 +18,13 @@ from rlhf_lab.views.probe_pictures import (
 )
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.tokens import Strip, tokens_html
+from tests.views.page_blocks import MemoryRun
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
 SCALE = ("sequential", None)
 ENDS = ("", "_low", "_high")
-NAMES = {
-    "slots": ["A", "B"],
-    "groups": ["g0", "g1"],
-    "components": ["c0", "c1"],
-    "sites": ["s0", "s1"],
-    "heads": ["L0H0", "L0H1"],
-    "keys": ["A", "B"],
-    "queries": ["A", "B"],
-}
+NAMES = {"groups": ["g0", "g1"], "components": ["c0", "c1"], "sites": ["s0", "s1"]}
+NAMES |= {"heads": ["L0H0", "L0H1"]} | dict.fromkeys(("slots", "keys", "queries"), ["A", "B"])
 # the fields of each record with their shapes, then those of its tensors; every number is distinct
 SHAPES = """
 RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_per_sequence
@@ -77,21 +67,14 @@ EXTRA = {
     "HackWatch": {
         "promoted": [{"token": "fine", "won": 0.5, "low": 0.25, "high": 0.75, "reference": 0.125}],
         "taken_up": [{"token": "dull", "count": 3, "reference_count": 9, "log_odds": -1.5}],
-        "alarms_by_logits": ["fine"],
-        "alarms_by_texts": ["dull"],
+        "alarms_by_logits": ["fine"], "alarms_by_texts": ["dull"],
     },
-    "ValueLens": {
-        "defined": [[True, False], [True, True]],
-        "tuned_sites": ["s0", "s1"],
-        "r2_against": "V of the grammar",
-    },
+    "ValueLens": {"defined": [[True, False], [True, True]], "tuned_sites": ["s0", "s1"],
+                  "r2_against": "V of the grammar"},
     "Direction": {"sequences": {"fitted": 8, "held": 4}, "informed": [False, True]},
     "FrozenProbe": {"sequences": {"fitted": 8, "held": 4}, "slot": "B"},
-    "NeuronRank": {
-        "neurons": ["L0N1", "L0N2"],
-        "tokens": [["a"], ["b"]],
-        "token_activations": [[1.0], [2.0]],
-    },
+    "NeuronRank": {"neurons": ["L0N1", "L0N2"], "tokens": [["a"], ["b"]],
+                   "token_activations": [[1.0], [2.0]]},
     "WordsMoved": {
         "first": "was - wasn't",
         "contrasts": [
@@ -106,7 +89,7 @@ EXTRA = {
             | {"unchanged": 9.0, "unchanged_bf16": 10.0, "s": [3.0, 2.0]}
         ]
     },
-}
+}  # fmt: skip
 # of the last record: a mark's label or the column of a table (# before it), if needed after the
 # end of its picture's title, and the field (T.: of a tensor) with the index of its number; a star:
 # with the ends of its interval
@@ -205,31 +188,6 @@ UNITS = {
 }
 
 
-class Given(Run):
-    """A run of these records and tensors that has no directory."""
-
-    path, args, info = Path("run"), RLHFArgs(preset="reel"), {}
-
-    def __init__(self, records, tensors, kind):
-        suite = {"probes": [{"name": "probe", "kind": kind, "word": "good", "other": "bad"}]}
-        self.store = SimpleNamespace(
-            tensor_path=lambda name, phase: Path(__file__), read_suite=lambda: suite
-        )
-        self._records, self._tensors = records, tensors
-
-    def records(self, name):
-        return self._records
-
-    def tensors(self, name, phase):
-        return self._tensors[phase]
-
-    def metrics(self):
-        return []
-
-    def samples(self, phase=None):
-        return []
-
-
 def fill(numbers, sizes):
     """Nested lists of the given sizes with the next distinct numbers."""
     return [fill(numbers, sizes[1:]) for _ in range(sizes[0])] if sizes else next(numbers) / 8
@@ -250,22 +208,21 @@ def spelled(kind, numbers):
 
 
 def made(kind):
-    """Two records of a probe, phases 2 and 3, in a run that exists in memory only."""
+    """Two records of a probe, phases 2 and 3."""
     numbers, found, tensors = count(1), [], {}
     tokens = [["<p>", "A", "B"]]
     for phase in (2, 3):
         record, stored = spelled(kind, numbers)
         record |= NAMES | {"phase": phase, "tokens": tokens, "prefix_len": 1} | EXTRA.get(kind, {})
-        record |= (
-            {"held_out": 4, "head_n": 6, "n": record.get("n", 9)} if kind == "ValueLens" else {}
-        )
+        if kind == "ValueLens":
+            record |= {"held_out": 4, "head_n": 6, "n": 9}
         if "step" in record:
             record |= {"step": phase, "steps": 9}
         masks = dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
         tensors[phase] = {k: torch.tensor(v) for k, v in stored.items()} | masks
         tensors[phase]["states"] = torch.ones(1, 2)
         found.append(record)
-    run = Given(found, tensors, kind)
+    run = MemoryRun(records=found, tensors=tensors, kind=kind)
     return [Snapshot(run, "probe", record) for record in found]
 
 
@@ -317,7 +274,8 @@ def read_value(at, where):
     return (value[0], value[1:]) if isinstance(value, list) else (value, ends)
 
 
-def assert_numbers_match(kind):
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_mark_shows_the_field_of_the_table(kind):
     pictures, at = drawn(kind)
     found, tables = titles(pictures), [p for p in pictures if isinstance(p, Table)]
     rows = [[x.strip() for x in line.split(" | ")] for line in TITLES.strip().splitlines()]
@@ -330,6 +288,11 @@ def assert_numbers_match(kind):
             continue
         label, expected = label if " > " in label else f" > {label}", format_title(value, ends)
         assert any(label in t and expected in t for t in found), (label, expected, found)
+    units = [p.unit for p in pictures if isinstance(p, Picture | Strip) and p.unit]
+    if kind != "TextHeatmap":
+        assert sorted(units) == UNITS.get(kind, [])
+    named = [p.title for p in pictures if isinstance(p, Picture | Strip | Table)]
+    assert not [x for x in named if "{" in x or x.startswith("phase ") and "phase 3: " not in x]
 
 
 def format_title(value, ends):
@@ -341,17 +304,6 @@ def is_cell(cell, value, ends):
     if isinstance(cell, float | int):
         return cell == pytest.approx(value) and not ends
     return cell == (f"{value:.4g} [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else f"{value:.4g}")
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_every_mark_shows_the_field_of_the_table(kind):
-    assert_numbers_match(kind)
-    pictures = drawn(kind)[0]
-    units = [p.unit for p in pictures if isinstance(p, Picture | Strip) and p.unit]
-    if kind != "TextHeatmap":
-        assert sorted(units) == UNITS.get(kind, [])
-    named = [p.title for p in pictures if isinstance(p, Picture | Strip | Table)]
-    assert not [x for x in named if "{" in x or x.startswith("phase ") and "phase 3: " not in x]
 
 
 def test_the_table_covers_every_probe():

@@ -49,18 +49,13 @@ def cells(table) -> list[list[Text]]:
     return [list(column.cells) for column in table.columns]
 
 
-def test_rewards_are_colored_by_their_place_among_the_rewards_shown():
-    rewards, samples = cells(sample_table(["bad", "good"], [0.25, 0.75]))
+def test_rewards_are_colored_and_only_the_prompt_is_dimmed():
+    rewards, samples = cells(sample_table(["this movie is", "bad"], [0.25, 0.75], "this movie"))
     assert [text.plain for text in rewards] == ["0.250", "0.750"]
     assert [text.style for text in rewards] == [f"bold {ORANGE}", f"bold {BLUE}"]
-    assert [text.plain for text in samples] == ["bad", "good"]
-    assert sample_table([], []).row_count == 0
-
-
-def test_the_prompt_is_dimmed_and_nothing_else():
-    _, samples = cells(sample_table(["this movie is", "other"], [0.0, 1.0], "this movie"))
+    assert [text.plain for text in samples] == ["this movie is", "bad"]
     assert [(span.start, span.end, span.style) for span in samples[0].spans] == [(0, 10, "dim")]
-    assert samples[1].spans == []
+    assert samples[1].spans == [] and sample_table([], []).row_count == 0
 
 
 def test_line_breaks_and_markup_of_a_text_are_shown_as_text():
