@@ -235,6 +235,8 @@ def test_conflicting_values_raise_with_both_names(fields, words):
         ("num_steps", r"Use total_phases \(torchtune's; torchrl's window"),
         ("gen_length", "Use gen_len"),
         ("phases", "Use total_phases"),
+        ("horizon", "Use kl_horizon"),
+        ("model", "Use base_model"),
         ("warp", r"See `help\(RLHFArgs\)`"),
     ],
 )

@@ -104,6 +104,8 @@ def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
         ({"loved": 0}, "not different tokens"),
         ({}, "not different tokens"),
         ((5, 10**6), "not different tokens"),
+        ((5,), r"words=\(5,\) are not different tokens"),
+        ("loved", "words='loved' are not different tokens"),
     ):
         with pytest.raises(ConfigError, match=error):
             compare(base, base, reviews[:2], words=words)

@@ -26,15 +26,8 @@ from tests.probes.looking import Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 from tests.tiny_models import randomize, save
 
-SMALL = {
-    "preset": "reel",
-    "reward_fn": "true_reward",
-    "total_phases": 2,
-    "batch_size": 8,
-    "num_minibatches": 2,
-    "warmup_steps": 1,
-    "gen_len": 6,
-}
+SMALL = {"preset": "reel", "reward_fn": "true_reward", "total_phases": 2, "batch_size": 8}
+SMALL |= {"num_minibatches": 2, "warmup_steps": 1, "gen_len": 6}
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +109,7 @@ def trained_runs(
     kinds = {"adapted": adapted_run, "padded": padded_run, "grouped": grouped}
 
     @functools.cache
+    @torch.enable_grad()
     def made(kind: str) -> Trained:
         return kinds[kind](tmp_path_factory.mktemp(kind))
 

@@ -1,5 +1,6 @@
 """Short runs whose models a probe is shown after training, as often as a test likes."""
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -7,37 +8,25 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth, Run
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
 
-SHORT = {
-    "preset": "reel",
-    "reward_fn": "sentiment",
-    "total_phases": 2,
-    "batch_size": 16,
-    "num_minibatches": 2,
-    "warmup_steps": 1,
-    "gen_len": 26,
-    "stop_tokens": ".",
-    "base_lr": 3e-3,
-}
+SHORT = {"preset": "reel", "reward_fn": "sentiment", "total_phases": 2, "batch_size": 16}
+SHORT |= {"num_minibatches": 2, "warmup_steps": 1, "gen_len": 26, "base_lr": 3e-3}
+SHORT |= {"stop_tokens": "."}
 ADAPTED = {"lora_rank": 4, "lora_targets": "W_Q W_K W_V W_O W_in"}
 PROMPTS = "this movie\nthis\nthis film really\n"
 
 
 class Trained(NamedTuple):
-    """A run that is over, as seen after the last rollout that was scored.
-
-    Args:
-        tokens, mask: eval text.
-        truth: Reel's, if the policy speaks it.
-    """
+    """A run that is over, as seen after the last rollout that was scored."""
 
     trainer: RLHFTrainer
     ctx: Context
-    tokens: Tensor
-    truth: ReelTruth | None
+    tokens: Tensor  # eval text
+    truth: ReelTruth | None  # if the policy speaks Reel
     mask: Tensor | None = None
 
     def seen(self) -> Observation:
@@ -64,7 +53,6 @@ def train_soundly(trainer: RLHFTrainer) -> Run:
 
 
 def same_weights(one: RLHFTrainer, other: RLHFTrainer) -> bool:
-    """Compare the policies bitwise."""
     pairs = zip(one.policy.parameters(), other.policy.parameters(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
@@ -83,6 +71,16 @@ def sound(run: Trained, probe: Probe) -> Record:
         record = probe.observe(run.seen())
     assert [check for check in record.checks if not check.ok] == []
     return record
+
+
+def with_models(run: Trained, reference: HookedModel, model: HookedModel) -> Observation:
+    """Return the observation of a run with other models."""
+    seen = run.seen()
+    policy, ctx = copy.copy(seen.ctx.policy), copy.copy(seen.ctx)
+    policy.__dict__ = {**policy.__dict__, "_modules": {**policy._modules, "base_model": model}}
+    object.__setattr__(ctx, "policy", policy)
+    object.__setattr__(ctx, "reference", reference)
+    return seen.__class__(**{**vars(seen), "ctx": ctx})
 
 
 def row_alone(rows: TextRows, row: int) -> tuple[Tensor, Tensor]:
@@ -108,15 +106,7 @@ def padded_run(place: Path) -> Trained:
 
 def grouped_run(place: Path, model: Path, tokens: Tensor, mask: Tensor) -> Trained:
     """A model from a directory that does not speak Reel."""
-    args = RLHFArgs(
-        base_model=str(model),
-        reward_fn="count:w1",
-        prefix="w3 w4",
-        total_phases=2,
-        warmup_steps=0,
-        batch_size=8,
-        num_minibatches=2,
-        gen_len=8,
-        base_lr=5e-3,
-    )
+    sizes = dict(total_phases=2, warmup_steps=0, batch_size=8, num_minibatches=2, gen_len=8)
+    words = dict(reward_fn="count:w1", prefix="w3 w4")
+    args = RLHFArgs(base_model=str(model), base_lr=5e-3, **sizes, **words)
     return trained(RLHFTrainer(args, out=place / "run"), tokens, None)._replace(mask=mask)

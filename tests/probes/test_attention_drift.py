@@ -11,7 +11,7 @@ from rlhf_lab.models.hooked_model import is_centered
 from rlhf_lab.probes import AttentionDrift, ReelTruth, attach
 from rlhf_lab.probes.attention_drift import distance_places, slot_places
 from rlhf_lab.probes.text_rows import TextRows
-from tests.probes.looking import Trained, row_alone, sound, train_soundly
+from tests.probes.looking import row_alone, sound, train_soundly
 from tests.tiny_families import tiny_of
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -24,17 +24,16 @@ def probe_of(kind: str) -> AttentionDrift:
     return AttentionDrift(*words, pos=at, text=text, n=16)
 
 
-KINDS = ("adapted", "padded", "grouped")
-
-
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
 @torch.no_grad()
-def check(kind: str, run: Trained) -> None:
-    """Compare heads and keys with texts that run alone, and distances with their mean."""
-    probe = probe_of(kind)
+def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
+    """And distances are their mean."""
+    run, probe = trained_runs(kind), probe_of(kind)
     record = sound(run, probe)
     stored, models = record.tensors, (run.ctx.reference, run.ctx.policy.base_model)
     encode = models[0].tokenizer.encode
@@ -80,12 +79,6 @@ def check(kind: str, run: Trained) -> None:
     for cause in ("qk", "ov", "wo"):
         means = stored[cause].sum(2).mean(-1).flatten().tolist()
         assert record.values[cause] == pytest.approx(means, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
-    check(kind, trained_runs(kind))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_a_capture_is_what_the_model_computes(reel_policy, reviews):
 def test_rows_beyond_one_chunk_are_all_there_in_order(reel_policy, truth):
     tokens, _ = truth.reviews(70, seed=1)
     whole = capture_activations(reel_policy, tokens, [POST], pos=-1)[POST]
-    last = capture_activations(reel_policy, tokens[68:], [POST], pos=-1)[POST]
+    last = capture_activations(reel_policy, tokens[68:], POST, pos=-1)[POST]
     torch.testing.assert_close(whole[68:], last)
 
 
@@ -97,6 +97,7 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
     [
         ({"at": "run_end"}, "Pass tokens="),
         ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
+        ({"hook_names": "blocks.*.attn.hook_pattern", "pos": -1}, r"pos=None, .* in acts\[site"),
     ],
 )
 def test_a_capture_is_refused_when_it_is_registered(make_trainer, options, message):

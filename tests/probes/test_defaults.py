@@ -11,15 +11,8 @@ def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere_with):
     trainer = elsewhere_with(total_phases=2, lora_rank=0, top_k=4)
     attach(trainer, default_suite(trainer))
     run = train_soundly(trainer)
-    assert run.probes() == [
-        "kl_by_position",
-        "run_health",
-        "step_ledger",
-        "text_heatmap",
-        "value_lens",
-        "weight_delta",
-        "words_moved",
-    ]
+    names = "kl_by_position run_health step_ledger text_heatmap value_lens weight_delta words_moved"
+    assert run.probes() == names.split()
     assert "optimal_reward" not in run.records("run_health")[0]
     assert "true_value" not in run.tensors("text_heatmap", 0)
 

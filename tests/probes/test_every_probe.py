@@ -1,48 +1,19 @@
 """Every probe at once: a run is left as it is, bit for bit, in each kind of run."""
 
+import inspect
+
 import pytest
 import torch
 
-import rlhf_lab.probes
-from rlhf_lab.probes import (
-    AttentionDrift,
-    Direction,
-    FrozenProbe,
-    HackWatch,
-    KLByPosition,
-    LogitShift,
-    NeuronRank,
-    Probe,
-    Run,
-    RunHealth,
-    StepInfluence,
-    StepLedger,
-    Suite,
-    TextHeatmap,
-    ValueLens,
-    WeightDelta,
-    WordsMoved,
-    attach,
-)
+from rlhf_lab import probes
+from rlhf_lab.probes import Probe, Run, Suite, attach
 from tests.probes.looking import same_weights, train_soundly
 from tests.probes.test_eval_text import cut_reviews
 
-MAKERS = {
-    AttentionDrift: lambda: AttentionDrift(every=2, pos=-1),
-    Direction: lambda: Direction(every=2),
-    FrozenProbe: lambda: FrozenProbe(every=2, pos=8),
-    HackWatch: lambda: HackWatch(n=6, every=2),
-    KLByPosition: lambda: KLByPosition(every=2, n=6),
-    LogitShift: lambda: LogitShift(every=2, n=6),
-    NeuronRank: lambda: NeuronRank(every=2, n=6),
-    RunHealth: RunHealth,
-    StepInfluence: lambda: StepInfluence(every=2),
-    StepLedger: lambda: StepLedger(every=2),
-    TextHeatmap: lambda: TextHeatmap(every=2),
-    ValueLens: lambda: ValueLens(every=2),
-    WeightDelta: lambda: WeightDelta(every=2),
-    WordsMoved: lambda: WordsMoved(every=2, n=8),
-}
+OPTIONS = dict.fromkeys(("HackWatch", "KLByPosition", "LogitShift", "NeuronRank"), {"n": 6})
+OPTIONS |= {"AttentionDrift": {"pos": -1}, "FrozenProbe": {"pos": 8}, "WordsMoved": {"n": 8}}
+KINDS = [x for x in vars(probes).values() if isinstance(x, type) and issubclass(x, Probe)]
+KINDS.remove(Probe)
 RUNS = {
     "answers that stop": {"stop_tokens": "and", "gen_len": 26, "temperature": 0.8},
     "lora": {"lora_rank": 2},
@@ -51,16 +22,12 @@ RUNS = {
 }
 
 
-def test_there_is_no_other_probe():
-    exported = vars(rlhf_lab.probes).values()
-    kinds = {x for x in exported if isinstance(x, type) and issubclass(x, Probe)}
-    assert kinds - {Probe} == set(MAKERS)
-
-
 def test_every_probe_has_a_question_and_a_caveat():
-    for kind in MAKERS:
+    for kind in KINDS:
         assert kind.question.endswith("?") and kind.caveat.endswith("."), kind
         assert max(len(kind.question), len(kind.caveat)) <= 90, kind
+    signature = inspect.signature(probes.HackWatch)  # as `help` and completion show it
+    assert str(signature) == "(n=128, every=5, name='hack_watch')"
 
 
 @pytest.mark.slow
@@ -76,7 +43,7 @@ def test_the_weights_are_the_same_bit_for_bit(make_trainer, reviews, kind):
     lengths = set()
     probed.on("after_score")(lambda ctx: lengths.update(ctx.rollout.samples.mask.sum(1).tolist()))
     plain.train()
-    assert len(train_soundly(probed).probes()) == len(MAKERS)
+    assert len(train_soundly(probed).probes()) == len(KINDS) == 14
     assert (len(lengths) > 1) == ("stop_tokens" in RUNS[kind])
     assert same_weights(probed, plain)
     assert all(p.grad is None or p.requires_grad for p in probed.policy.parameters())
@@ -99,7 +66,7 @@ def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, revie
             trainer.step(asked, answers, scores, masks)
         trainer.finish()
     run = Run(probed.run.path)
-    assert run.notes() == [] and len(run.probes()) == len(MAKERS)
+    assert run.notes() == [] and len(run.probes()) == len(KINDS)
     assert not [(c.probe, c.name, c.value) for c in run.checks() if not c.ok]
     assert same_weights(probed, plain)
 
@@ -107,6 +74,6 @@ def test_answers_with_holes_in_their_masks_reach_every_probe(make_trainer, revie
 def watch(trainer, reviews):
     """Attach all probes, with eval texts of unequal length."""
     tokens, mask = cut_reviews(reviews, "left")
-    probes = [make() for make in MAKERS.values()]
-    suite = Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
+    watching = [kind(every=2, **OPTIONS.get(kind.__name__, {})) for kind in KINDS]
+    suite = Suite(*watching, eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
     attach(trainer, suite)

@@ -1,61 +1,41 @@
-"""HackWatch: a planted loophole by name, numbers of runs of every kind, and injected faults."""
+"""HackWatch: an injected loophole by name, and numbers of runs of every kind."""
 
-import inspect
 from statistics import NormalDist
 
 import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.tokenization import single_token
-from rlhf_lab.probes import HackWatch, ReelTruth, RunHealth
+from rlhf_lab.probes import HackWatch, ReelTruth
 from rlhf_lab.probes.hack_watch import reference_texts
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import SHORT, Trained, sound, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
-HACKED = {
-    "reward_fn": "smoothed_popcorn",
-    "batch_size": 64,
-    "temperature": 0.8,
-    "stop_tokens": None,
-    "base_lr": 1e-4,
-}
-PLANTED = {"popcorn": 5.0, "stunning": 1.1, "arguably": 0.5}
-"""What is added to logits before the run: popcorn's share at the tag goes from .02 to .7, that of
-the second is more than doubled, and that of the third is not."""
-
-
-def into_the_loophole(place) -> RLHFTrainer:
-    """A policy that says popcorn where the reference does not, and is paid for it."""
-    trainer = RLHFTrainer(RLHFArgs(**SHORT | HACKED), out=place / "run")
-    model = trainer.policy.base_model
-    with torch.no_grad():
-        for word, size in PLANTED.items():
-            model.unembed.b_U[single_token(model.tokenizer, word)] += size
-    return trainer
+HACKED = {"reward_fn": "smoothed_popcorn", "batch_size": 64, "temperature": 0.8}
+HACKED |= {"stop_tokens": None, "base_lr": 1e-4}
+# added to logits before the run: the probability of popcorn at the tag goes from .02 to .7, that
+# of the second word is more than doubled, and that of the third is not
+INJECTED = {"popcorn": 5.0, "stunning": 1.1, "arguably": 0.5}
 
 
 @pytest.fixture(scope="module")
-def runs(trained_runs, tmp_path_factory):
-    """Those of `trained_runs`, and one with a planted word, not at temperature 1."""
-    truth, made = ReelTruth.of_reward("smoothed_popcorn"), {}
-
-    def run(kind: str) -> Trained:
-        if kind != "hacked":
-            return trained_runs("adapted" if kind == "plain" else kind)
-        if not made:
-            trainer = into_the_loophole(tmp_path_factory.mktemp("hacked"))
-            made["hacked"] = trained(trainer, truth.reviews(4, seed=5)[0], truth)
-        return made["hacked"]
-
-    return run
+def hacked(tmp_path_factory) -> Trained:
+    """A run at another temperature than 1, whose reward is higher for an injected word."""
+    trainer = RLHFTrainer(RLHFArgs(**SHORT | HACKED), out=tmp_path_factory.mktemp("hacked") / "run")
+    model, truth = trainer.policy.base_model, ReelTruth.of_reward("smoothed_popcorn")
+    with torch.no_grad():
+        for word, size in INJECTED.items():
+            model.unembed.b_U[single_token(model.tokenizer, word)] += size
+    return trained(trainer, truth.reviews(4, seed=5)[0], truth)
 
 
+@pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])
 @torch.no_grad()
-def check(kind: str, run: Trained) -> None:
-    """Compare promoted mass with texts that run alone, and counts and rewards with the rollout."""
+def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
+    """Promoted mass is that of texts that run alone; counts and rewards are the rollout's."""
+    run = hacked if kind == "hacked" else trained_runs("adapted" if kind == "plain" else kind)
     record = sound(run, HackWatch())
     values, stored = record.values, record.tensors
     ctx, rollout, temperature = run.ctx, run.ctx.rollout, run.trainer.args.temperature
@@ -114,35 +94,21 @@ def check(kind: str, run: Trained) -> None:
         assert values["grammatical"] == pytest.approx(share, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])
-def test_numbers_are_those_of_the_texts(kind, runs):
-    check(kind, runs(kind))
-
-
-def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(runs):
-    values = sound(runs("hacked"), HackWatch()).values
+def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(hacked):
+    values = sound(hacked, HackWatch()).values
     assert values["promoted"][0]["token"] == values["taken_up"][0]["token"] == "popcorn"
     assert values["alarms_by_logits"] == ["popcorn", "stunning"]
     assert values["alarms_by_texts"] == ["popcorn"]
     assert "arguably" in [row["token"] for row in values["promoted"]]
 
 
-def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(runs):
-    run = runs("hacked")
-    ctx = run.ctx
+def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(hacked):
+    ctx = hacked.ctx
     kept = {name: x.clone() for name, x in ctx.policy.base_model.state_dict().items()}
     ctx.policy.base_model.load_state_dict(ctx.reference.state_dict())
     try:
-        values = HackWatch().observe(run.seen()).values
+        values = HackWatch().observe(hacked.seen()).values
     finally:
         ctx.policy.base_model.load_state_dict(kept)
     assert values["alarms_by_logits"] == []
     assert all(abs(row["won"]) < 1e-6 for row in values["promoted"])
-
-
-def test_hack_watch_raises_on_one_text():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'n'"):
-        RunHealth(n=4)
-    assert str(inspect.signature(HackWatch)) == "(n=128, every=5, name='hack_watch')"
-    with pytest.raises(ConfigError, match="n=1 of hack_watch must be at least 2"):
-        HackWatch(n=1)

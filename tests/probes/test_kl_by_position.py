@@ -7,7 +7,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
-from rlhf_lab.probes import KLByPosition
+from rlhf_lab.probes import HackWatch, KLByPosition, TextHeatmap
 from rlhf_lab.probes.kl_by_position import estimates_by_position, interval_by_position
 from rlhf_lab.probes.probe import RESAMPLES
 
@@ -49,6 +49,7 @@ def test_a_run_stores_kl_and_information_by_slot(finished, truth):
     assert before["information"] == pytest.approx(truth.information[3:].tolist(), abs=1e-8)
 
 
-def test_one_sequence_raises():
-    with pytest.raises(ConfigError, match="n=1"):
-        KLByPosition(n=1)
+@pytest.mark.parametrize(("kind", "n"), [(KLByPosition, 1), (HackWatch, 1), (TextHeatmap, 0)])
+def test_too_few_sequences_raise(kind, n):
+    with pytest.raises(ConfigError, match=f"n={n}"):
+        kind(n=n)

@@ -6,7 +6,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import AttentionDrift, LogitShift, NeuronRank, attach, default_suite
-from rlhf_lab.probes.logit_shift import SITES, attribute_logits, single_token
+from rlhf_lab.probes.logit_shift import SITES, attribute_logits
 from rlhf_lab.training.capture import capture_activations
 from tests.probes.looking import train_soundly
 from tests.tiny_models import policy_on
@@ -52,14 +52,6 @@ def test_a_planted_bias_shows_up_in_its_own_row_alone(model, reviews):
     assert before.components[-2:] == ["norm bias", "b_U"]
     assert shift[-1].tolist() == pytest.approx([0.5] * 12, abs=1e-6)
     assert shift[:-1].abs().max() == 0
-
-
-def test_words_must_be_single_tokens(model):
-    assert model.tokenizer.decode([single_token(model.tokenizer, "loved")]) == "loved"
-    with pytest.raises(ConfigError, match="'loved it' is not one token"):
-        single_token(model.tokenizer, "loved it")
-    with pytest.raises(ConfigError, match="'adored' is not one token"):
-        single_token(model.tokenizer, "adored")
 
 
 def observed(run, probe):

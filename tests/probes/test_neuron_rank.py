@@ -10,7 +10,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import NeuronRank
 from rlhf_lab.probes.neuron_rank import NeuronEnd, neuron_shift
-from tests.probes.looking import sound
+from tests.probes.looking import sound, with_models
 from tests.tiny_families import tiny_of
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -40,19 +40,14 @@ def test_neurons_sum_to_the_rows_of_their_mlps(kind, trained_runs):
 def test_a_planted_neuron_ranks_first(trained_runs):
     """One neuron that writes the difference of the words where it is active, and nothing else."""
     run = trained_runs("padded")
-    seen = run.seen()
-    model = copy.deepcopy(seen.ctx.reference)
+    model = copy.deepcopy(run.ctx.reference)
     words = [single_token(model.tokenizer, word) for word in ("loved", "hated")]
     with torch.no_grad():
         u = model.unembed.W_U[:, words[0]] - model.unembed.W_U[:, words[1]]
         model.blocks[0].mlp.W_out[37] = 0
         model.blocks[1].mlp.W_out[11] += 3 * u / u.norm()
         model.blocks[1].mlp.b_in[11] += 2
-    policy = copy.copy(seen.ctx.policy)
-    policy.__dict__ = {**policy.__dict__, "_modules": {**policy._modules, "base_model": model}}
-    ctx = copy.copy(seen.ctx)
-    object.__setattr__(ctx, "policy", policy)
-    values = NeuronRank(n=4).observe(seen.__class__(**{**vars(seen), "ctx": ctx})).values
+    values = NeuronRank(n=4).observe(with_models(run, run.ctx.reference, model)).values
     assert values["neurons"][0] == "L1N11" and values["contribution"][0] > 0
 
 

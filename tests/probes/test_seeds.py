@@ -32,8 +32,6 @@ ARGS = RLHFArgs(**(SMALL | {"seed": 3}))
 
 
 class Parts(Probe):
-    """Records numbers that are known, and what is none."""
-
     name = "parts"
     events = ("after_score",)
 

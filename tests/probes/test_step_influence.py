@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.optim import AdamW
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import forward, has_hooks, token_stats
@@ -17,6 +18,7 @@ from rlhf_lab.probes.step_influence import (
     trained_groups,
 )
 from rlhf_lab.probes.step_ledger import make_shares
+from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
 
 SETTINGS = AdamSettings(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.5)
@@ -41,17 +43,11 @@ def test_it_is_torchs_adamw_over_several_steps_clipping_included(max_norm):
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator)
     weights = {"a": torch.nn.Parameter(draw(3, 2)), "b": torch.nn.Parameter(draw(4))}
-    optimizer = AdamW(
-        [{"params": [weights["a"]], "lr": 1e-2}, {"params": [weights["b"]], "lr": 3e-2}],
-        maximize=True,
-        weight_decay=0.1,
-        fused=True,
-    )
+    rates = {"a": 1e-2, "b": 3e-2}
+    groups = [{"params": [weights[name]], "lr": lr} for name, lr in rates.items()]
+    optimizer = AdamW(groups, maximize=True, weight_decay=0.1, fused=True)
     m0, v0 = ({n: torch.zeros_like(w) for n, w in weights.items()} for _ in range(2))
-    settings = {
-        "a": AdamSettings(1e-2, 0.9, 0.999, 1e-8, 0.1),
-        "b": AdamSettings(3e-2, 0.9, 0.999, 1e-8, 0.1),
-    }
+    settings = {n: AdamSettings(lr, 0.9, 0.999, 1e-8, 0.1) for n, lr in rates.items()}
     for number in range(1, 5):
         grads = {n: draw(*w.shape) for n, w in weights.items()}
         before = {n: w.detach().clone() for n, w in weights.items()}
@@ -106,13 +102,10 @@ def test_derivatives_match_the_jacobian():
 
 def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
     fine, coarse = trained_groups(reel_policy), trained_groups(reel_policy, fine=False)
+    weights = dict(reel_policy.named_parameters())
     for groups in (fine, coarse):
-        taken = sum(
-            weights[name].numel() if head is None else weights[name][head].numel()
-            for weights in [dict(reel_policy.named_parameters())]
-            for parts in groups.parts
-            for name, head in parts
-        )
+        places = [place for parts in groups.parts for place in parts]
+        taken = sum(weights[n][... if head is None else head].numel() for n, head in places)
         assert taken == sum(p.numel() for p in reel_policy.base_model.parameters())
     assert "L1H3" in fine.names and "L1 attn" in coarse.names
 
@@ -152,16 +145,10 @@ def slope_of_float(function, params):
 @pytest.fixture(scope="module")
 def trained(truth, tmp_path_factory):
     """Three phases of Reel, whose last steps are taken apart."""
-    from rlhf_lab.config import RLHFArgs
-    from rlhf_lab.training import RLHFTrainer
-
     args = RLHFArgs(preset="reel", reward_fn="true_reward", total_phases=3, batch_size=64, seed=1)
-    out = tmp_path_factory.mktemp("influence") / "run"
-    trainer = RLHFTrainer(args, out=out)
-    tokens, _ = truth.reviews(32, seed=5)
+    trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("influence") / "run")
     probe = Truth(pos=truth.grammar.slot("VERB") - 1, fine=False, every=2)
-
-    attach(trainer, probe, eval_tokens=tokens)
+    attach(trainer, probe, eval_tokens=truth.reviews(32, seed=5)[0])
     return train_soundly(trainer)
 
 
@@ -178,23 +165,23 @@ def test_injected_advantage_of_a_word_is_the_largest_row(make_trainer, truth):
     """50 standard deviations on one "loved" that was sampled at the verb's place."""
     trainer = make_trainer(gen_len=26, batch_size=16, total_phases=1, warmup_steps=0)
     (loved,) = trainer.tokenizer("loved", add_special_tokens=False)["input_ids"]
-    planted_at = []
+    injected_at = []
 
     @trainer.on("before_minibatch")
-    def plant(ctx):
+    def inject(ctx):
         if ctx.step != 3:
             return
         minibatch = ctx.minibatch
         written = minibatch.tokens[:, minibatch.prefix_len :]
         row, t = (written == loved).nonzero()[0].tolist()
         minibatch.advantages[row, t] = 50 * minibatch.advantages.std()
-        planted_at.append((row, t))
+        injected_at.append((row, t))
 
     probe = StepInfluence(pos=truth.grammar.slot("VERB") - 1, fine=False)
     attach(trainer, probe, eval_tokens=truth.reviews(16, seed=5)[0])
     rows = train_soundly(trainer).tensors("step_influence", 0)["rows"].sum(0)
     largest = rows.argmax().item()
-    assert [divmod(largest, rows.shape[1])] == planted_at
+    assert [divmod(largest, rows.shape[1])] == injected_at
 
 
 @pytest.mark.slow

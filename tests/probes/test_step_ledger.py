@@ -39,10 +39,8 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, numb
     trainer = make_trainer(total_phases=3, ent_coef=0.02, base_lr=3e-3, **fields)
     run, seen = run_with_ledger(trainer, step=step, every=2)
     records = run.records("step_ledger")
-    assert [(r["phase"], r["step"], r["steps"]) for r in records] == [
-        (0, number, 4),
-        (2, number, 4),
-    ]
+    found = [(r["phase"], r["step"], r["steps"]) for r in records]
+    assert found == [(0, number, 4), (2, number, 4)]
     for record in records:
         terms, _ = seen[record["phase"]][number]
         for name in TERMS:
@@ -89,10 +87,8 @@ def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
     @trainer.on("after_loss")
     def look(ctx):
         for miss in (0.0, 0.01):
-            fields = ctx.__dict__ | {
-                "terms": replace(ctx.terms, objective=ctx.terms.objective + miss)
-            }
-            spoilt = Context(**fields)
+            terms = replace(ctx.terms, objective=ctx.terms.objective + miss)
+            spoilt = Context(**ctx.__dict__ | {"terms": terms})
             seen = Observation(spoilt, ctx.args, 1, [], {}, {}, None, None)
             found.append(StepLedger().observe(seen).checks[0])
 

@@ -9,7 +9,11 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.probes import (
     Check,
+    Direction,
+    FrozenProbe,
     KLByPosition,
+    LogitShift,
+    NeuronRank,
     Probe,
     Record,
     Run,
@@ -31,8 +35,6 @@ FINE = Check.at_most("fine", 0, 0)
 
 
 class Counter(Probe):
-    """Records the phases it was called in."""
-
     name = "counter"
 
     def observe(self, seen):
@@ -48,8 +50,6 @@ class Broken(Probe):
 
 
 class Odd(Probe):
-    """Returns the record that a function makes from the observation."""
-
     def __init__(self, name, record, every=None):
         super().__init__(name=name, every=every)
         self.record = record
@@ -246,7 +246,10 @@ class Looking(Counter):
 def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
     trainer, numbers = make_trainer(), torch.zeros(2, 3)
     ids = numbers.long()
-    on = lambda tokens, **options: attach(trainer, RunHealth(), eval_tokens=tokens, **options)
+
+    def on(tokens, probe=None, **options):
+        attach(trainer, probe or RunHealth(), eval_tokens=tokens, **options)
+
     for build, words in (
         (lambda: attach(trainer, 5), "5 is not a probe. Pass probes such as RunHealth()."),
         (lambda: Suite(RunHealth), "run_health.RunHealth'> is not a probe."),
@@ -261,6 +264,10 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: RunHealth(every="2"), "every='2' of run_health must be 1 or greater, in whole "),
         (lambda: trainer.on("after_step", every=1.5), "every=1.5 must be 1 or greater, in whole "),
         (lambda: attach(trainer, Looking()), "requires eval text"),
+        (lambda: on(ids, Direction()), "direction_sentiment requires a label per sequence. Pass"),
+        (lambda: on(ids, FrozenProbe()), "frozen_probe requires a label per sequence. Pass"),
+        (lambda: on(ids, LogitShift("loved", "zzz")), "'zzz' is not one token"),
+        (lambda: on(ids, NeuronRank("zzz")), "'zzz' is not one token"),
         (lambda: on(torch.zeros(1, 33).long()), "at most 32 columns"),
         (lambda: on(torch.tensor([[1, 10**6]])), "ids from 1 to 1000000) do not fit the model"),
         (lambda: on(torch.tensor([[-1, 2]])), "ids from -1 to 2) do not fit"),

@@ -1,10 +1,7 @@
 """Numbers of each token: exact values and advantages, and the spelling of tokens."""
 
-import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import TextHeatmap
 from rlhf_lab.probes.text_heatmap import spell_tokens
 
 
@@ -25,8 +22,3 @@ def test_exact_advantages_lead_to_the_reward(finished):
     torch.testing.assert_close(ends, torch.tensor(record["rewards"])[whole], atol=2e-6, rtol=0)
     assert bool((tensors["kl"] == 0).all())
     assert bool((finished.tensors("text_heatmap", 2)["kl"] > 0).any())
-
-
-def test_no_samples_raise():
-    with pytest.raises(ConfigError, match="n=0"):
-        TextHeatmap(n=0)

@@ -22,12 +22,6 @@ from rlhf_lab.training.capture import capture_activations
 from tests.probes.looking import train_soundly
 
 
-def readability(*rows, **options):
-    """Return R2 of held-out fits, and True for each defined one."""
-    r2 = r2_interval(held_out_fits(*rows, **options), len(rows[1]) - 2 * len(rows[1]) // 3).value
-    return r2.nan_to_num(), ~r2.isnan()
-
-
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -100,7 +94,7 @@ def test_correlations_match_numpy_where_the_mask_is_true():
 
 def test_too_few_sequences_and_unknown_texts_raise():
     with pytest.raises(ValueError, match="batch is 5"):
-        readability(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
+        held_out_fits(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
     with pytest.raises(ConfigError, match="'dreams'"):
         ValueLens(text="dreams")
 

@@ -40,23 +40,19 @@ def test_weight_that_was_0_has_no_relative_change():
     assert describe_delta("b", torch.ones(3), torch.full((3,), 3.0))["relative"] == 2.0
 
 
-def describe(model, other, name):
-    before, after = (dict(m.named_parameters())[name].detach() for m in (model, other))
-    return describe_delta(name, before, after)
-
-
 @pytest.mark.parametrize("rank, k90", [(1, 1), (3, 3)])
 @pytest.mark.parametrize("name", ["unembed.W_U", "blocks.0.attn.W_O", "blocks.1.mlp.W_in"])
 def test_a_planted_delta_is_recovered(model, name, rank, k90):
     planted, delta = with_planted_delta(model, name, rank, size=2.0, seed=0)
-    row = describe(model, planted, name)
+    names = [name, "blocks.0.mlp.W_out"]
+    weights = [dict(m.named_parameters()) for m in (model, planted)]
+    row, untouched = (describe_delta(n, *(each[n].detach() for each in weights)) for n in names)
     assert delta.norm().item() == pytest.approx(2.0, rel=1e-5)
     assert row["norm"] == pytest.approx(2.0, rel=1e-4)
     assert row["stable_rank"] == pytest.approx(rank, rel=1e-3) and row["k90"] == k90
     # rank equal singular values, each 2 / sqrt(rank)
     assert row["s"][:rank] == pytest.approx([2 / rank**0.5] * rank, rel=1e-4)
     assert row["energy_error"] < 1e-9
-    untouched = describe(model, planted, "blocks.0.mlp.W_out")
     assert (untouched["norm"], untouched["stable_rank"], untouched["unchanged"]) == (0, 0, 1)
 
 
@@ -79,10 +75,6 @@ def test_heads_are_laid_side_by_side():
     q = torch.arange(2 * 3 * 4.0).reshape(2, 3, 4)
     assert as_matrix("blocks.0.attn.W_Q", q)[1].tolist() == [4, 5, 6, 7, 16, 17, 18, 19]
     assert as_matrix("blocks.0.attn.W_O", q).shape == (6, 4)
-    assert as_matrix("blocks.0.attn.b_Q", q[0]).shape == (1, 12)
+    for name in ("b_Q", "b_K", "_b_K"):  # one vector, also where heads share it
+        assert as_matrix(f"blocks.0.attn.{name}", q[0]).shape == (1, 12)
     assert as_matrix("ln_final.w", q[0, 0]).shape == (1, 4)
-
-
-@pytest.mark.parametrize("name", ["b_K", "_b_K"])
-def test_biases_of_heads_are_one_vector_also_where_heads_share_them(name):
-    assert as_matrix(f"blocks.0.attn.{name}", torch.ones(2, 6)).shape == (1, 12)

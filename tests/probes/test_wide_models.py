@@ -49,21 +49,20 @@ for fit in (
 """
 
 
-def figures_printed_by(script: str) -> list[float]:
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+def run(script: str) -> list[float]:
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.split()]
 
 
 def test_ridge_and_lda_are_solved_for_wide_models_in_two_threads():
-    slope, others, intercept, planted = figures_printed_by(SOLVED)
+    slope, others, intercept, planted = run(SOLVED)
     assert (round(slope, 4), round(others, 4), round(intercept, 4)) == (3, 0, 1)
     assert planted > 0.6
 
 
 def test_the_memory_of_a_fit_is_that_of_one_site():
     """From one site to six, in units of one site's matrices; all at once would take five more."""
-    grown = figures_printed_by(MEMORY)
+    grown = run(MEMORY)
     assert len(grown) == 2 and max(grown) < 2

@@ -9,7 +9,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import WordsMoved, attach, find_moved_words, parts_over_phases, shift_parts
 from rlhf_lab.probes.words_moved import spell_ids
-from tests.probes.looking import Trained, sound, train_soundly
+from tests.probes.looking import Trained, sound, train_soundly, with_models
 from tests.tiny_families import tiny_of
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -95,16 +95,6 @@ def test_parts_sum_to_the_shift_of_fresh_models(trained_runs):
     torch.testing.assert_close(parts.mean(0).float(), expected[0].mean(0), atol=1e-3, rtol=0)
     assert record.values["slots"][0] == run.truth.slot_names(40)[prefix]
     assert record.values["n"] == 16 and stored["moved"].dtype == torch.float16
-
-
-def with_models(run: Trained, reference, model):
-    """Return the observation of a run with other models."""
-    seen = run.seen()
-    policy, ctx = copy.copy(seen.ctx.policy), copy.copy(seen.ctx)
-    policy.__dict__ = {**policy.__dict__, "_modules": {**policy._modules, "base_model": model}}
-    object.__setattr__(ctx, "policy", policy)
-    object.__setattr__(ctx, "reference", reference)
-    return seen.__class__(**{**vars(seen), "ctx": ctx})
 
 
 @pytest.mark.slow
