@@ -4,19 +4,21 @@ import dataclasses
 
 import pytest
 import torch
+from rich.style import Style
 
 from rlhf_lab import functional as F
 from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
-from rlhf_lab.course.grading import Verdict
-from rlhf_lab.course.outcomes import observe
+from rlhf_lab.course.display import STATE_MARKS, verdict_panel
+from rlhf_lab.course.grading import Judge, Verdict
+from rlhf_lab.course.outcomes import Difference, observe
 from rlhf_lab.course.progress_file import read_records
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.probes import logit_shift
-from tests.course.answers import verdict_on
+from tests.views.test_tokens import contrast
 
 
 def judge(fn) -> Verdict:
-    return verdict_on(find_exercise(fn), fn)
+    return Judge(find_exercise(fn)).verdict(fn)
 
 
 def defined(source: str, **names):
@@ -72,6 +74,22 @@ def test_check_reports_stubs_of_methods_and_calls_of_stubs() -> None:
     rows = judge(calc_kl_penalty).difference.rows
     assert "kl_per_token is called, but it is not written yet" in rows[0]
     assert judge(compute_returns).difference.kind == "error"
+
+
+@pytest.mark.parametrize(
+    ("state", "channel", "more"),
+    [("passed", 1, "8 cases"), ("differs", 0, ""), ("unwritten", None, "not written yet")],
+)
+def test_verdict_is_legible_in_its_color_on_light_and_dark_pages(state, channel, more) -> None:
+    exercise = find_exercise("normalize_reward")
+    difference = Difference("value", (), exercise.cases()[0]) if state == "differs" else None
+    shown = verdict_panel(exercise, Verdict(state, 8, difference))
+    title = shown.title if difference else shown
+    mark = title.spans[0]
+    assert title.plain[: mark.end] == f"{STATE_MARKS[state][0]} " and more in title.plain
+    color = Style.parse(str(mark.style)).color.triplet
+    assert channel is None or color[channel] == max(color) > sorted(color)[1]
+    assert all(contrast(color, page) >= 3 for page in ((255,) * 3, (17,) * 3))  # of JupyterLab
 
 
 def test_check_shows_yours_expected_and_the_first_index(capsys: pytest.CaptureFixture) -> None:
