@@ -23,14 +23,8 @@ from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.errors import RunError
 
 FIELDS = {"kl_coef": 0.1, "base_lr": 1e-3, "total_phases": 12, "batch_size": 128}
-METRICS = {
-    "reward": 0.8,
-    "true_reward": 0.95,
-    "true_reward_low": 0.93,
-    "true_reward_high": 0.97,
-    "kl": 1.5,
-    "excess_kl": 0.9,
-}
+METRICS = {"reward": 0.8, "true_reward": 0.95, "true_reward_low": 0.93, "true_reward_high": 0.97}
+METRICS |= {"kl": 1.5, "excess_kl": 0.9}
 
 
 @pytest.fixture
@@ -119,9 +113,8 @@ def test_rank_orders_by_excess_kl_above_the_true_reward() -> None:
         row("d", true_reward=0.89, excess_kl=0.01),
         row("e", true_reward=0.3, excess_kl=None),
     ]
-    assert [each.name for each in sorted(reversed(rows), key=lambda each: each.rank)] == list(
-        "abcde"
-    )
+    ranked = sorted(reversed(rows), key=lambda each: each.rank)
+    assert "".join(each.name for each in ranked) == "abcde"
 
 
 def test_is_above_preset_compares_with_every_seed() -> None:
@@ -149,9 +142,8 @@ def test_stored_runs_have_the_current_settings() -> None:
     assert stored["budget"] == REVIEWS and stored["fresh_reviews"] == blind_tuning.FRESH_REVIEWS
     assert set(stored["runs"]) == set(HIDDEN) and len(stored["seeds"]) >= 3
     for runs in stored["runs"].values():
-        assert len(runs) == len(stored["seeds"]) and all(
-            run.keys() == METRICS.keys() for run in runs
-        )
+        assert len(runs) == len(stored["seeds"])
+        assert all(run.keys() == METRICS.keys() for run in runs)
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from rlhf_lab.course.debugging import (
     stored_dashboards,
     stored_hunt,
 )
+from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.registry import find_exercise
-from tests.course.answers import verdict_on
 from tools.course.broken_runs import BROKEN_SETTINGS
 from tools.course.hunt_runs import HEALTHY_OTHERS
 
@@ -51,8 +51,8 @@ def test_alarm_passes_unless_it_misses_a_kind() -> None:
         return alarm(numbers) and bool(any(numbers["KL per sequence"]))
 
     exercise = find_exercise("alarm")
-    assert verdict_on(exercise, alarm).state == "passed"
-    verdict = verdict_on(exercise, deaf)
+    assert Judge(exercise).verdict(alarm).state == "passed"
+    verdict = Judge(exercise).verdict(deaf)
     assert verdict.state == "differs"
     assert "the learning rate is 0" in verdict.difference.rows[0][0] or verdict.slip
 
@@ -66,9 +66,8 @@ def test_the_rewards_of_words_are_those_of_their_first_letters():
 
 
 def test_each_wrong_trainer_fails_at_another_rung():
-    falls = {
-        name: [falls_from(one) for one in runs] for name, runs in stored_hunt("climbs").items()
-    }
+    climbs = stored_hunt("climbs").items()
+    falls = {name: [falls_from(one) for one in runs] for name, runs in climbs}
     assert falls.keys() == {"healthy", *WRONG_CLIMBERS}
     assert list(falls.values()) == [[4] * 3, [1] * 3, [2] * 3, [3] * 3]
     credit, healthy = (stored_hunt("climbs")[name] for name in ("credit for the last", "healthy"))
@@ -79,8 +78,7 @@ def test_the_record_is_of_the_lessons_settings():
     path = files("rlhf_lab.course") / "records/bug_hunt.json"
     record = json.loads(path.read_text(encoding="utf-8"))
     assert record["settings"] == BROKEN_SETTINGS and record["ladder"] == dict(LADDER_FIELDS)
-    assert (
-        HEALTHY_OTHERS["half the learning rate"]["base_lr"] * 2 == RLHFArgs(preset="reel").base_lr
-    )
+    half = HEALTHY_OTHERS["half the learning rate"]["base_lr"]
+    assert half * 2 == RLHFArgs(preset="reel").base_lr
     assert stored_hunt("others").keys() == HEALTHY_OTHERS.keys()
     assert all(len(runs) == len(record["seeds"]) == 3 for runs in stored_hunt("others").values())

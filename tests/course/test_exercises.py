@@ -15,7 +15,6 @@ from rlhf_lab.course.exercise import Exercise, Slip
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.mutants import known_mistakes, mutant
 from rlhf_lab.course.registry import all_exercises, find_exercise
-from tests.course.answers import verdict_on
 from tools.course.stub import function_source
 
 EXERCISES = all_exercises()
@@ -51,13 +50,8 @@ def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
     folder = Path(exercises.__path__[0])
     texts = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in folder.glob("*.toml")}
     phrases = texts.pop("phrases")
-    slips = [
-        slip
-        for text in texts.values()
-        for written in text.values()
-        if isinstance(written, dict)
-        for slip in written["slips"]
-    ]
+    entries = [x for text in texts.values() for x in text.values() if isinstance(x, dict)]
+    slips = [slip for entry in entries for slip in entry["slips"]]
     assert len(slips) == sum(len(exercise.slips) for exercise in EXERCISES)
     used = Counter(slip["phrase"] for slip in slips if "phrase" in slip)
     assert {name for name, n in used.items() if n > 1} == phrases.keys()
@@ -72,7 +66,7 @@ def test_slip_without_its_edit_raises_outside_of_checks() -> None:
         mutant(exercise, stale)
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise, exercise.slips[0])
-    assert verdict_on(edited, wrong).slip == exercise.slips[0].says
+    assert Judge(edited).verdict(wrong).slip == exercise.slips[0].says
 
 
 @pytest.mark.parametrize("name", [e.name for e in EXERCISES if inspect.isclass(e.reference)])
@@ -88,5 +82,5 @@ def test_no_method_of_a_class_is_annotated_with_the_class_itself(name: str) -> N
 @pytest.mark.parametrize("exercise", WITH_FORMS, ids=lambda e: e.name)
 def test_forms_of_a_reference_pass_and_carry_slips(exercise) -> None:
     for form in exercise.forms:
-        assert verdict_on(exercise, mutant(exercise, Slip("form", form))).state == "passed"
+        assert Judge(exercise).verdict(mutant(exercise, Slip("form", form))).state == "passed"
     assert len(known_mistakes(exercise)) > len(exercise.slips) + 1

@@ -1,6 +1,5 @@
 """The cells of a lesson run twice over, and its exercises in another order."""
 
-import json
 import os
 import random
 import re
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.course.registry import all_exercises
-from tests.warm import WarmPython
 from tools.course import builder
 from tools.course.stub import used_names
 
@@ -26,25 +24,8 @@ BY_LESSON = pytest.mark.parametrize(
 )
 SMALL = {"total_phases": 2, "warmup_steps": 1, "batch_size": 16, "num_minibatches": 1, "steps": 4}
 SMALL |= {"n": 16, "controls": 2, "stride": 4}
+# numbers of texts, and smaller ones; a lesson holds out 64 of 320
 TEXTS = {"96|128|192": "32", "256|512|768|1024|3000": "64", "320": "128"}
-"""Texts to write, patch or look at, and how many will do; a lesson sets 64 of 320 apart."""
-
-RUN_CELLS = """
-import json, sys
-from pathlib import Path
-from IPython.core.interactiveshell import InteractiveShell
-
-import rlhf_lab
-
-rlhf_lab.check_shapes = lambda: None  # this process began with the package imported
-shell = InteractiveShell.instance()
-shell.ast_node_interactivity = "none"
-for number, cell in json.loads(Path(sys.argv[1]).read_text()):
-    result = shell.run_cell(cell)
-    if result.error_in_exec or result.error_before_exec:
-        print("cell", number, "failed:", cell[:200])
-        sys.exit(3)
-"""
 Cells = list[tuple[int, str]]
 
 
@@ -64,53 +45,33 @@ def smaller(source: str) -> str:
     return source
 
 
-def name_of(source: str) -> str | None:
-    """The exercise that a cell calls `check` with."""
+def checked_name(source: str) -> str | None:
     called = re.fullmatch(r"check\((\w+)\)", source)
     return called and called[1]
 
 
-def run(cells: Cells, place: Path, warm_python: WarmPython, surroundings: dict[str, str]) -> str:
-    """Run cells one after the other in a fresh process; returns what they print."""
-    (place / "cells.json").write_text(json.dumps(cells), encoding="utf-8")
-    own = {
-        "RLHF_LAB_PROGRESS": str(place / "progress.json"),
-        "IPYTHONDIR": str(place / "ipython"),
-        "TMPDIR": str(place),
-    }
-    done = warm_python.run(["-c", RUN_CELLS, "cells.json"], cwd=place, env=surroundings | own)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout + done.stderr
-
-
 @pytest.mark.slow
 @BY_LESSON
-def test_every_cell_can_be_run_again(
-    master: Path, tmp_path: Path, warm_python: WarmPython, surroundings: dict[str, str]
-) -> None:
-    cells = [cell for cell in cells_of(master) if WHOLE or not name_of(cell[1])]
-    printed = run([cell for cell in cells for _ in "12"], tmp_path, warm_python, surroundings)
+def test_every_cell_can_be_run_again(master: Path, tmp_path: Path, run_cells) -> None:
+    cells = [cell for cell in cells_of(master) if WHOLE or not checked_name(cell[1])]
+    printed = run_cells([cell for cell in cells for _ in "12"], tmp_path)
     assert "IProgress" not in printed and "non-tuple" not in printed
 
 
 @pytest.mark.slow
 @BY_LESSON
 def test_exercises_need_the_set_up_and_the_exercises_that_they_use_only(
-    master: Path, tmp_path: Path, warm_python: WarmPython, surroundings: dict[str, str]
+    master: Path, tmp_path: Path, run_cells
 ) -> None:
     cells = dict(cells_of(master))
-    checks = {name: i for i, source in cells.items() if (name := name_of(source))}
+    checks = {name: i for i, source in cells.items() if (name := checked_name(source))}
     until = next(i for i, source in cells.items() if builder.SET_UP.search(source))
     order = shuffled({name: used_names(without_magic(cells[i - 1])) for name, i in checks.items()})
-    given = {
-        i
-        for i, cell in enumerate(builder.solution_notebook(master).cells)
-        if "given" in cell.metadata.get("tags", [])
-    }
-    wanted = [(i, source) for i, source in cells.items() if i <= until or i in given]
+    tags = [cell.metadata.get("tags", []) for cell in builder.solution_notebook(master).cells]
+    wanted = [(i, x) for i, x in cells.items() if i <= until or "given" in tags[i]]
     for name in order:
         wanted += [(i, cells[i]) for i in (checks[name] - 1, checks[name])]
-    printed = run(wanted, tmp_path, warm_python, surroundings)
+    printed = run_cells(wanted, tmp_path)
     assert printed.count("✓") == len(checks) and "✗" not in printed
 
 
@@ -133,5 +94,5 @@ def shuffled(uses: dict[str, set[str]]) -> list[str]:
 
 @pytest.mark.slow
 def test_the_exercises_of_all_lessons_are_found() -> None:
-    found = [name for m in MASTERS for _, source in cells_of(m) if (name := name_of(source))]
+    found = [name for m in MASTERS for _, source in cells_of(m) if (name := checked_name(source))]
     assert sorted(found) == sorted(exercise.name for exercise in all_exercises())

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.course.test_lesson_again import WHOLE, smaller
+from tests.course.test_lesson_again import BY_LESSON, ROOT, WHOLE, smaller
 from tools.course import builder, gate, runner
-
-ROOT = Path(__file__).parents[2]
-DAILY = ("00_start", "01_the_value_head")  # with little training in every `make test`
 
 
 @pytest.mark.slow
@@ -28,13 +25,7 @@ def test_names_that_lessons_import_exist() -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(
-    "master",
-    [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in DAILY else pytest.mark.nightly)
-        for path in builder.masters(ROOT)
-    ],
-)
+@BY_LESSON
 def test_solution_runs_whole_in_a_fresh_kernel(master: Path) -> None:
     notebook = builder.solution_notebook(master)
     for cell in [] if WHOLE else notebook.cells:

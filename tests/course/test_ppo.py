@@ -5,11 +5,11 @@ import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course.exercises.ppo import ppo
+from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.diffing import logit_lens
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import SentimentReward
-from tests.course.answers import verdict_on
 
 
 @pytest.mark.slow
@@ -41,6 +41,6 @@ def _look(trainer, reviews, hook_names, praise, blame, factor=1.0):
 @pytest.mark.slow
 def test_look_by_another_way_passes_and_its_errors_are_shown():
     exercise = find_exercise("look")
-    assert verdict_on(exercise, _look).state == "passed"
-    failing = verdict_on(exercise, lambda trainer, **kw: _look(trainer, **kw, factor=None))
+    assert Judge(exercise).verdict(_look).state == "passed"
+    failing = Judge(exercise).verdict(lambda trainer, **kw: _look(trainer, **kw, factor=None))
     assert "is switched off" in failing.difference.rows[0][1]

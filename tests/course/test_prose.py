@@ -27,11 +27,7 @@ def lesson(text: str, printed: str = "", source: str = "") -> nbformat.NotebookN
         ("172 reviews", "171 reviews", ["172"]),
         ("an R2 of E_R2, with `SETTINGS_A` and $W_U$", "R2 0.98", ["E_R2"]),
         ("two terms, 4 tokens, in 2019, `x = 77`, $x^{31}$, lesson 06", "", []),
-        (
-            "0.52\n<details><summary>What was found</summary>\n\n97 %, 0.61\n\n</details>",
-            "",
-            ["0.52"],
-        ),
+        ("0.52\n<details><summary>Found</summary>\n\n97 %, 0.61\n\n</details>", "", ["0.52"]),
     ],
 )
 def test_unsupported_numbers_are_those_that_no_cell_prints(text, printed, missing) -> None:
@@ -41,14 +37,11 @@ def test_unsupported_numbers_are_those_that_no_cell_prints(text, printed, missin
 @pytest.mark.parametrize(
     ("name", "is_known"),
     [
-        ("functional.kl_estimate", True),
         ("functional.kl_guess", False),
         ("nowhere.kl_estimate", False),
-        ("training.Rollout.ref_logprobs", True),
         ('RLHFArgs.kl_in="reward"', True),
         ('RLHFArgs.kl_in="rewards"', False),
         ("RLHFArgs.kl_out", False),
-        ("python -m rlhf_lab sample --seed", True),
         ("python -m rlhf_lab sample --weather", False),
         ("python -m rlhf_lab sampel", False),
     ],

@@ -14,11 +14,8 @@ from tools.course.builder import masters
 from tools.course.size import lesson_name
 
 ROOT = Path(__file__).parents[2]
-STORED = {
-    "settings": {"total_phases": 12},
-    "seeds": [1, 2, 3],
-    "tables": {"true_reward": {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}},
-}
+NUMBERS = {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}
+STORED = {"settings": {"total_phases": 12}, "seeds": [1, 2, 3], "tables": {"true_reward": NUMBERS}}
 LESSONS = {lesson_name(master): master for master in masters(ROOT)}
 RECORDS = [path for path in (ROOT / record.RECORDS).glob("*.json") if path.stem in LESSONS]
 
@@ -59,9 +56,8 @@ def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, setting
 def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
     over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 2})
     over_seeds.compare("true_reward", {"first": 0.5, "second": 0.12})
-    assert (
-        "the stored run of seed 2 differs from this one by up to 0.020" in capsys.readouterr().out
-    )
+    words = "the stored run of seed 2 differs from this one by up to 0.020"
+    assert words in capsys.readouterr().out
     over_seeds.compare("true_reward", {"first": 0.5, "second": 0.101})
     assert "differs" not in capsys.readouterr().out
 
