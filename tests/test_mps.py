@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.torch_version import TorchVersion
 
 from rlhf_lab.__main__ import main
@@ -169,6 +170,29 @@ def test_exact_arithmetic_is_on_the_cpu():
     assert torch.equal(projected, project(x, direction)) and torch.equal(copied.W_E, model.W_E)
 
 
+def causal_attention(x):
+    inputs = [x.bfloat16()[None, None]] * 3
+    return nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+
+
+REJECTED = [
+    (lambda x: x.double(), TypeError, "support float64"),
+    (lambda x: torch.ones(2, dtype=torch.float64).to("mps"), TypeError, "support float64"),
+    (lambda x: torch.linalg.eigh(x @ x.T), NotImplementedError, "_linalg_eigh"),
+    (lambda x: x.numpy(), TypeError, "to numpy"),
+    (lambda x: x + torch.ones(2, 3), RuntimeError, "same device"),
+    (lambda x: nn.Linear(3, 2)(x), RuntimeError, "same device"),
+    (lambda x: x.exponential_(generator=torch.Generator()), RuntimeError, "generator"),
+    (causal_attention, RuntimeError, "later keys"),
+]
+
+
+@pytest.mark.parametrize(("run", "error", "words"), REJECTED)
+def test_stand_in_rejects_what_mps_rejects(run, error, words):
+    with RefusingDevice(), pytest.raises(error, match=words):
+        run(torch.arange(6.0, device="mps").view(2, 3))
+
+
 FEW = "--steps 2 --batch-size 4 --held-out 0.2 --no-show-progress"
 SAMPLED = f"{FEW} --samples 4 --gen-len 5"
 TUNING = {
@@ -178,15 +202,11 @@ TUNING = {
 }
 
 
-def tune(command: str, out: Path, device: str) -> int:
-    """Run a tuning command with few steps."""
-    return main([*TUNING[command].split(), "--out", str(out), "--device", device])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", TUNING)
 def test_commands_write_the_model_that_they_write_on_the_cpu(command, tmp_path):
     for device in ("cpu", "mps"):
+        out = ["--out", str(tmp_path / device), "--device", device]
         with RefusingDevice():
-            assert tune(command, tmp_path / device, device) == 0
+            assert main([*TUNING[command].split(), *out]) == 0
     assert_same_files(tmp_path / "cpu", tmp_path / "mps")

@@ -20,18 +20,13 @@ from tests.tiny_families import random_tokens, tiny_of
 RECIPES = Path(__file__).parents[1] / "docs" / "recipes"
 PAGES = sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "index")
 assert len(PAGES) >= 8
-LONG = "adapter_pieces compare_checkpoints compare_two_models inside_reward_model".split()
-LONG += "leading_directions store_activations steer_at_equal_kl equal_kl reward_by_layer".split()
-LONG += "resume_run own_prompts reader_in_training fisher_information attention_over_phases".split()
-LONG += "ablate_head warm_up_value_head transplant_components kl_by_component".split()
-LONG += "gradient_terms value_by_component".split()
+DAILY = "attach_probe export_model from_ppo_config lens_by_layer own_reward sae_dictionary".split()
+DAILY += ["watch_activation"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "console", "text"}
 
 
 class Step(NamedTuple):
-    """Something that a reader runs, and what the page says it prints."""
-
     arguments: list[str]
     shown: str | None = None
 
@@ -59,7 +54,7 @@ def without_numbers(text: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=pytest.mark.nightly if x in LONG else []) for x in PAGES]
+    "name", [pytest.param(x, marks=[] if x in DAILY else pytest.mark.nightly) for x in PAGES]
 )
 def test_a_recipe_runs_and_prints_what_its_page_shows(name, tmp_path, warm_python):
     text = (RECIPES / f"{name}.md").read_text(encoding="utf-8")
@@ -82,7 +77,6 @@ def test_imports_of_a_recipe_exist(name):
 
 
 def functions(name: str) -> dict[str, Any]:
-    """The functions of a recipe's program."""
     source = dict(BLOCK.findall((RECIPES / f"{name}.md").read_text(encoding="utf-8")))["python"]
     namespace = {"__name__": name}
     exec(source, namespace)

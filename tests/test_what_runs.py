@@ -1,8 +1,4 @@
-"""Readable code runs: a run calls the documented functions and the exercises.
-
-Each function in the column "where" of docs/metrics.md is edited, and its metric must change. Each
-exercise must be called by a run. A reader of a phase opens few functions.
-"""
+"""Readable code runs: a run calls the documented functions and the exercises."""
 
 import ast
 import contextlib
@@ -35,31 +31,18 @@ RUN = SMALL | dict(clip_coef=0.01, ent_coef=0.01, gen_len=6)
 WHERE = {quoted(row[0])[0]: quoted(row[2]) for row in rows(page("metrics"), 3)}
 OF_ENGINES = {"engine_kl_per_token", "effective_sample_fraction"}  # in test_rollout_engine.py
 FUNCTIONS = sorted({n for metric in WHERE.keys() - OF_ENGINES for n in WHERE[metric]})
-OTHER_SETTINGS = {
-    # called with these settings only
+WHOLE = dict(gen_len=26, batch_size=32)  # whole reviews, which have a true reward
+EQUAL_PAIRS = WHOLE | dict(samples_per_prompt=2, dynamic_sampling=1, reward_fn="count:the")
+STOPS = dict(ratio_threshold=1.0001, batches_per_learning_phase=4, gen_len=26)
+OTHER_SETTINGS = {  # and the factor of the edit
     "functional.calc_policy_objective": (dict(policy_loss="cispo"), 3.0),
     "functional.calc_sampled_kl_penalty": (dict(kl_estimator="k3"), 3.0),
-    "functional.mean_ratio": (
-        dict(ratio_threshold=1.0001, batches_per_learning_phase=4, gen_len=26),
-        0.5,
-    ),
+    "functional.mean_ratio": (STOPS, 0.5),
     "functional.kl_estimate": (dict(target_kl=1.0), 1e6),
-    # only what has an end is a review, which the true reward and the grammar ask for
-    # and only pairs of which some earn the same are drawn again
-    "training.rollout.summarize": (
-        dict(
-            gen_len=26,
-            batch_size=32,
-            samples_per_prompt=2,
-            dynamic_sampling=1,
-            reward_fn="count:the",
-        ),
-        3.0,
-    ),
+    "training.rollout.summarize": (EQUAL_PAIRS, 3.0),
     "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
     "training.reference_reset.kl_to_initial": (dict(reset_reference_every=1), 3.0),
-    # no two runs take the same time
-    "training.report.compute_cost": ({}, 1e4),
+    "training.report.compute_cost": ({}, 1e4),  # no two runs take the same time
 }
 
 
@@ -119,11 +102,6 @@ def test_edit_of_a_function_changes_its_metric(name):
     assert metrics and not still
 
 
-def test_each_metric_names_a_function():
-    assert all(WHERE.values())
-    assert all(inspect.isfunction(resolve(name)) for name in FUNCTIONS)
-
-
 READABLE = set(
     "Attention.forward Attention.attend MLP.forward log_probs token_logprobs kl_per_token "
     "calc_kl_penalty entropy_per_token calc_entropy_bonus TransformerWithValueHead.states "
@@ -148,7 +126,6 @@ def read_called_codes(run: Callable[[], Any]) -> set[types.CodeType]:
 
 
 def called_by(run: Callable[[], Any]) -> set[str]:
-    """Return the full names of all functions that a call runs."""
     return {code.co_qualname for code in read_called_codes(run)}
 
 
@@ -210,13 +187,6 @@ def test_phase_calls_the_readable_functions(monkeypatch, tmp_path, settings):
     assert READABLE - called == elsewhere
 
 
-def exercise_functions() -> set[str]:
-    """Return the full names of the functions and methods that learners write."""
-    exercises = all_exercises()
-    methods = {getattr(e.reference, name).__qualname__ for e in exercises for name in e.methods}
-    return methods | {e.reference.__qualname__ for e in exercises if not e.methods}
-
-
 NOT_IN_A_RUN = set(  # exercises about finished runs, two models, exact optima, tuning and LoRA
     "my_reward get_logprobs kl_of_later_states whole_objective sample_without_cache logit_lens "
     "ablate_heads patch_heads recovered_fraction policy_gradient_objective gradient_cosine "
@@ -244,4 +214,7 @@ def test_runs_call_each_exercise(tmp_path):
     for groups in ("rloo", "grpo"):
         fields = {"advantages": groups, "samples_per_prompt": 2}
         called |= called_by(lambda fields=fields: last_report(fields))
-    assert exercise_functions() - called == NOT_IN_A_RUN
+    exercises = all_exercises()
+    written = {getattr(e.reference, name).__qualname__ for e in exercises for name in e.methods}
+    written |= {e.reference.__qualname__ for e in exercises if not e.methods}
+    assert written - called == NOT_IN_A_RUN

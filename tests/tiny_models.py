@@ -46,12 +46,10 @@ def word_tokenizer(
 
 
 def gpt2_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one special token for all purposes, as in GPT-2."""
     return word_tokenizer(("<|endoftext|>",) * 4, N_CTX)
 
 
 def llama_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with four distinct special tokens."""
     return word_tokenizer(LLAMA_SPECIAL, N_CTX)
 
 
@@ -72,7 +70,6 @@ def randomize(model: nn.Module, seed: int) -> None:
 
 
 def tiny_gpt2(**changes: object) -> GPT2LMHeadModel:
-    """Return a random GPT-2 whose vocabulary has one special token."""
     shape = {"n_positions": N_CTX, "n_ctx": N_CTX, "n_embd": 16, "n_layer": 2, "n_head": 2}
     special = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(**({"vocab_size": 21} | shape | special | changes)))
@@ -97,7 +94,6 @@ def tiny_chat(directory: Path, template: str | None = CHAT_TEMPLATE) -> Path:
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, directory: Path) -> Path:
-    """Write a Hugging Face directory."""
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

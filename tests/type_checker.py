@@ -9,11 +9,7 @@ CHECKERS: dict[tuple[object, ...], Callable[..., Any]] = {}
 
 
 def beartype_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`beartype`, which a function within another one is not compiled for at every definition.
-
-    What jaxtyping hands in has the function's signature and no body, so that the checker of one
-    definition is that of all.
-    """
+    """Apply `beartype`; functions within another one share a checker, as they have no body here."""
     if "<locals>" not in fn.__qualname__:
         return beartype(fn)
     key = fn.__module__, fn.__qualname__, fn.__code__.co_varnames, str(fn.__annotations__)

@@ -1,8 +1,7 @@
-"""An offline run of wandb's as its .wandb file holds it: the records that `wandb sync` would send.
+"""The records of an offline run's .wandb file, which `wandb sync` would send.
 
-The file is a log of LevelDB's kind: after a header of 7 bytes, blocks of 32 KiB of pieces, each
-with a checksum, its length, and whether it is a whole record or the first, a middle or the last
-part of one.
+The file is a log as LevelDB's: after a header of 7 bytes, blocks of 32 KiB of pieces, each with a
+checksum, its length, and whether it is a whole record or the first, a middle or the last part.
 """
 
 import json
@@ -46,11 +45,7 @@ def items(records: Any) -> dict[str, Any]:
 
 
 class WandbFile:
-    """What one offline directory holds.
-
-    Args:
-        directory: such as `wandb/offline-run-20261123_040907-abcdefgh`.
-    """
+    """The records of a directory such as `wandb/offline-run-20261123_040907-abcdefgh`."""
 
     def __init__(self, directory: Path) -> None:
         from wandb.proto.wandb_internal_pb2 import Record
@@ -70,17 +65,15 @@ class WandbFile:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings that came with the run."""
         return items(self.run.config.update)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What was logged at each step, in the order in which it was logged."""
         return [items(record.item) for record in self.of("history")]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the summary comes to: the last of each logged value, under what was set."""
+        """The last of each logged value, or the value that was set."""
         found: dict[str, Any] = {}
         for record in self.records:
             if record.WhichOneof("record_type") == "history":
@@ -91,7 +84,7 @@ class WandbFile:
 
     @property
     def exit_codes(self) -> list[int]:
-        """The exit code, once; none of a run that was killed."""
+        """One code; none if the run was killed."""
         return [record.exit_code for record in self.of("exit")]
 
     def table(self, row: dict[str, Any], name: str) -> dict[str, Any]:

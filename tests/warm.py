@@ -1,8 +1,4 @@
-"""Processes forked from a server that has imported the package: `python ARGUMENTS`, started fast.
-
-Importing TransformerLens takes 5 seconds and more. A test of imports or of the start itself starts
-Python.
-"""
+"""Processes forked from a server that has imported the package, which takes 5 s and more."""
 
 import atexit
 import io
@@ -26,11 +22,7 @@ MODULES = "commands doctor model_commands tuning views.terminal".split()
 
 
 class WarmPython:
-    """A server with the imported package, which forks processes.
-
-    Args:
-        environment: variables of the server and, by default, of the processes.
-    """
+    """A server with the imported package, which forks processes, by default with its variables."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
@@ -48,12 +40,9 @@ class WarmPython:
         env: Mapping[str, str] | None = None,
         file_size: int | None = None,
     ) -> "WarmProcess":
-        """Start `python ARGUMENTS`.
+        """Start `python -m MODULE ...` or `python -c CODE ...` with these standard streams.
 
-        Args:
-            arguments: `-m MODULE ...` or `-c CODE ...`.
-            files: descriptors of standard input, output and error.
-            file_size: largest size of a file in bytes; writing more fails as on a full disk.
+        Writing more than `file_size` bytes to a file fails as on a full disk.
         """
         env = self.environment if env is None else env
         options = (arguments, Files(files), str(cwd or os.getcwd()), dict(env), file_size)
@@ -86,8 +75,6 @@ class WarmPython:
 
 
 class WarmProcess:
-    """A process that was forked."""
-
     def __init__(self, process: multiprocessing.process.BaseProcess) -> None:
         self._process, self.pid = process, process.pid
 
@@ -108,7 +95,6 @@ class Files(tuple):
 
 
 def receive(*files: Any) -> list[int]:
-    """Return the descriptors in the process that they were passed to."""
     return [file.detach() for file in files]
 
 

@@ -52,10 +52,8 @@ def test_read_help_train_shows_the_preset_defaults():
 
 def test_help_starts_without_torch(cold_python):
     code = "import atexit, sys; from rlhf_lab.__main__ import main; "
-    code += (
-        "atexit.register(lambda: print('torch' in sys.modules)); main(['sample', 'x', '--colour'])"
-    )
-    done = cold_python(["-c", code])
+    code += "atexit.register(lambda: print('torch' in sys.modules)); "
+    done = cold_python(["-c", code + "main(['sample', 'x', '--colour'])"])
     assert (done.returncode, done.stdout) == (2, "False\n") and "--colour" in done.stderr
 
 
@@ -122,9 +120,8 @@ def test_score_prints_reward_tab_text():
     assert [text for _, text in positive] == ["this movie wow", "i hated it"]
     negative = accepted(["score", "i hated it", "--direction", "neg"]).out.split("\t")[0]
     assert float(positive[1][0]) + float(negative) == pytest.approx(1, abs=2e-4)
-    assert (
-        accepted(["score", "--reward-fn", "true_reward", "no review"]).out == "0.0000\tno review\n"
-    )
+    done = accepted(["score", "--reward-fn", "true_reward", "no review"])
+    assert done.out == "0.0000\tno review\n"
     two = accepted(["score", "--reward-fn", "count:a,count:b", "aab", "--reward-weights", "2", "1"])
     assert two.out == "5.0000\tcount:a 2.0000\tcount:b 1.0000\taab\n"
 
@@ -151,8 +148,6 @@ def test_probes_leave_the_weights_bitwise_equal_and_are_resumed(finished, tmp_pa
 
 
 DAMAGE = {
-    "metrics.jsonl": ("[1]\n", "line 1, is not a JSON object with a phase"),
-    "samples.jsonl": ("{}\n", "line 1, is not a JSON object with a phase"),
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
     "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "checks.jsonl has unexpected contents"),
     "probes/notes.jsonl": ('{"phase": 0}\n', "notes.jsonl has unexpected contents"),
