@@ -43,8 +43,8 @@ def run_cells(
 
     def run(cells: list[tuple[int, str]], place: Path) -> str:
         (place / "cells.json").write_text(json.dumps(cells), encoding="utf-8")
-        own = {"RLHF_LAB_PROGRESS": "progress.json", "IPYTHONDIR": "ipython", "TMPDIR": ""}
-        env = surroundings | {name: str(place / file) for name, file in own.items()}
+        files = {"RLHF_LAB_PROGRESS": "progress.json", "IPYTHONDIR": "ipython", "TMPDIR": ""}
+        env = surroundings | {name: str(place / file) for name, file in files.items()}
         done = warm_python.run(["-c", RUN_CELLS, "cells.json"], cwd=place, env=env)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         return done.stdout + done.stderr

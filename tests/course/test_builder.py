@@ -157,7 +157,7 @@ def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stubs_have_an_error_only_and_list_errors_that_the_check_tries() -> None:
+def test_stubs_raise_and_list_the_errors_that_a_check_tries() -> None:
     for exercise in all_exercises():
         definition = ast.parse(stub_source(exercise, set())).body[-1]
         nodes = definition.body if exercise.methods else [definition]

@@ -83,8 +83,8 @@ def test_check_reports_stubs_of_methods_and_calls_of_stubs() -> None:
 def test_verdict_is_legible_in_its_color_on_light_and_dark_pages(state, channel, more) -> None:
     exercise = find_exercise("normalize_reward")
     difference = Difference("value", (), exercise.cases()[0]) if state == "differs" else None
-    shown = verdict_panel(exercise, Verdict(state, 8, difference))
-    title = shown.title if difference else shown
+    panel = verdict_panel(exercise, Verdict(state, 8, difference))
+    title = panel.title if difference else panel
     mark = title.spans[0]
     assert title.plain[: mark.end] == f"{STATE_MARKS[state][0]} " and more in title.plain
     color = Style.parse(str(mark.style)).color.triplet

@@ -30,7 +30,7 @@ def test_contained_stops_a_loop_that_catches_everything_once(monkeypatch) -> Non
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_contained_raises_keyboard_interrupt_and_restores_the_random_state() -> None:
+def test_contained_raises_interrupts_and_restores_random_state() -> None:
     random_state = torch.random.get_rng_state()
     with pytest.raises(KeyboardInterrupt), contained():
         torch.rand(1)

@@ -34,7 +34,7 @@ def hacked(tmp_path_factory) -> Trained:
 @pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])
 @torch.no_grad()
 def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
-    """Promoted mass is that of texts that run alone; counts and rewards are the rollout's."""
+    """Promoted mass matches texts that run alone; counts and rewards match the rollout."""
     run = hacked if kind == "hacked" else trained_runs("adapted" if kind == "plain" else kind)
     record = sound(run, HackWatch())
     values, stored = record.values, record.tensors
@@ -94,7 +94,7 @@ def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
         assert values["grammatical"] == pytest.approx(share, abs=1e-5)
 
 
-def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(hacked):
+def test_injected_words_are_promoted_and_named_by_alarms(hacked):
     values = sound(hacked, HackWatch()).values
     assert values["promoted"][0]["token"] == values["taken_up"][0]["token"] == "popcorn"
     assert values["alarms_by_logits"] == ["popcorn", "stunning"]
@@ -102,7 +102,7 @@ def test_the_planted_loophole_is_promoted_most_and_named_by_both_alarms(hacked):
     assert "arguably" in [row["token"] for row in values["promoted"]]
 
 
-def test_a_policy_that_is_the_reference_raises_no_alarm_and_promotes_nothing(hacked):
+def test_equal_models_raise_no_alarm_and_promote_nothing(hacked):
     ctx = hacked.ctx
     kept = {name: x.clone() for name, x in ctx.policy.base_model.state_dict().items()}
     ctx.policy.base_model.load_state_dict(ctx.reference.state_dict())

@@ -174,7 +174,7 @@ def test_hostile_numbers_and_names_give_valid_svg():
         assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
 
 
-def test_seed_dots_are_titled_and_placed_in_proportion_to_their_values():
+def test_seed_dots_are_placed_in_proportion_to_their_values():
     picture = seed_dots({"first": (0.25, [0.2, 0.5]), "second": (-1.0, [])}, "reward", 2)
     other = "first, 2 runs with other seeds"
     of_run = ["first, this run: 0.25", "second, this run: -1"]
