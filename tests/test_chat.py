@@ -1,7 +1,6 @@
-"""Chats: reading and rendering conversations, their ends, and the page docs/chat.md."""
+"""Chats: reading and rendering conversations, and their ends."""
 
 import dataclasses
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.model_commands import prompt_and_spec
 from rlhf_lab.sampling import SamplingSpec
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
-from tools.prose import page
 
 ASK = {"role": "user", "content": "w1 w2"}
 SAY = {"role": "assistant", "content": "w3"}
@@ -125,15 +123,3 @@ def test_sampled_prompt_has_one_bos_and_stops_at_the_turn():
     assert spec == dataclasses.replace(SamplingSpec.from_args(args, tokenizer), temperature=2.0)
     with pytest.raises(ConfigError, match="system_prompt='w9' has no effect with chat=False"):
         prompt_and_spec(model, None, prefix="w1", system_prompt="w9")
-
-
-def test_program_of_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (program,) = re.findall(r"```python\n(.*?)```", page("chat"), flags=re.DOTALL)
-    found = {}
-    exec(compile(program, "chat.md", "exec"), found)
-    texts = found["rollout"].texts
-    begins = [next(p for p in ("the film was", "this movie") if t.startswith(p)) for t in texts]
-    assert len(begins) == 16 and len(set(begins)) == 2
-    for prompt, text, reward in zip(begins, texts, found["rollout"].raw_rewards, strict=True):
-        assert reward == -sum(word in prompt.split() for word in text.removeprefix(prompt).split())

@@ -18,20 +18,16 @@ SHARED = ("from_torchtune", "from_openrlhf")
 TRL_HEADING = "## Statistics"
 
 
-def our_program(guide: str) -> str:
-    """Return the last program of a page, after the numbers that both sides share."""
-    programs = re.findall(r"```python\n(.*?)```", page(guide), flags=re.DOTALL)
-    return programs[0] + programs[-1] if guide in SHARED else programs[-1]
-
-
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
-    """Run our side of a page in an empty directory, and return its names."""
+    """Run our side of a page, its last program, in an empty directory, and return its names."""
 
     def run(guide: str) -> dict[str, Any]:
         monkeypatch.chdir(tmp_path)
+        programs = re.findall(r"```python\n(.*?)```", page(guide), flags=re.DOTALL)
+        numbers = programs[0] if guide in SHARED else ""  # that both sides share
         defined: dict[str, Any] = {}
-        exec(compile(our_program(guide), guide, "exec"), defined)
+        exec(compile(numbers + programs[-1], guide, "exec"), defined)
         return defined
 
     return run
@@ -63,6 +59,15 @@ def test_coming_from_arena(run_page):
     torch.testing.assert_close(found["advantages"].sum(1), total, atol=1e-5, rtol=0)
     torch.testing.assert_close(found["logprobs"], samples.logprobs, atol=1e-4, rtol=0)
     torch.testing.assert_close(found["values"], samples.values, atol=1e-4, rtol=0)
+
+
+def test_program_of_chat_rewards_words_that_are_not_repeated(run_page):
+    rollout = run_page("chat")["rollout"]
+    prompts = ("the film was", "this movie")
+    begins = [next(p for p in prompts if t.startswith(p)) for t in rollout.texts]
+    assert len(begins) == 16 and len(set(begins)) == 2
+    for prompt, text, reward in zip(begins, rollout.texts, rollout.raw_rewards, strict=True):
+        assert reward == -sum(word in prompt.split() for word in text.removeprefix(prompt).split())
 
 
 # computed token by token from the numbers on the page

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
@@ -12,13 +11,9 @@ from rlhf_lab.models.export import new_directory
 from rlhf_lab.training.checkpoint import save_checkpoint
 
 
-def make_link(path: Path) -> None:
-    path.with_name("target").write_text("mine")
-    path.symlink_to(path.with_name("target"))
-
-
 def test_links_are_not_followed(tmp_path):
-    make_link(tmp_path / "out")
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "out").symlink_to(tmp_path / "target")
     with pytest.raises(LabError, match="already exists"), new_directory(tmp_path / "out"):
         pytest.fail("the work must not begin")
     (tmp_path / ".page.html.partial").symlink_to(tmp_path / "target")

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 from tests.bad_input.command_outcome import TRAIN, accepted, rejected, untouched
 from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
-from tests.views.page_blocks import read_blocks
+from tests.views.page_blocks import Page, read_blocks
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 HOSTILE = {
@@ -35,11 +34,6 @@ HOSTILE = {
     "breaks": "a\nb\x0bc\x0cd\x85e\u2028f",
     "format": "%s %(x)s {0} {x!r} ${HOME} $(id) `id`",
 }
-TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
-TAGS |= set("figure figcaption img code ul li section details summary br b small a".split())
-TAGS |= set("header main output button input label dialog form ol h4 script".split())
-TAGS |= {"aside", "select", "option", "template", "noscript"}
-TAGS |= set("svg g title text tspan rect line circle path polyline polygon".split())
 NAMES = {
     "line break": "new\nline",
     "escape": "a\x1b[31mb\u202e",
@@ -47,27 +41,6 @@ NAMES = {
     "HTML": "<b>&amp;<script>",
     "255 bytes": "x" * 240,
 }
-
-
-class Page(HTMLParser):
-    """Checks each tag of a page and collects its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        assert tag in TAGS, tag
-        for name, value in attributes:
-            assert not name.startswith("on"), (tag, name)
-            assert name != "href" or value.startswith("#"), value
-            assert name != "src", value
-            assert name != "http-equiv" or value == "Content-Security-Policy"
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def in_samples(text: str) -> None:

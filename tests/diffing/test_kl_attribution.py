@@ -19,10 +19,6 @@ def everywhere(tokens: Tensor) -> Tensor:
     return torch.ones_like(tokens, dtype=torch.bool)
 
 
-def exact_kl(base, tuned, tokens: Tensor) -> Tensor:
-    return kl_per_token(*(log_probs(model(tokens).double()) for model in (tuned, base)))
-
-
 def test_kl_by_output_matches_hand_computed():
     """Logits (2 h, 0), h from 0 to 1 by parts of 1/4 and 3/4, which split the KL as 1 to 3."""
     parts1 = torch.tensor([0.25, 0.75], dtype=torch.float64)[:, None, None]
@@ -58,5 +54,6 @@ def test_left_padding_and_masked_states_do_not_count(base, far, tokens):
     padded = kl_by_weights(line, groups, shifted, real, real)
     torch.testing.assert_close(padded, plain, atol=1e-4, rtol=1e-4)
     at_two = kl_by_weights(line, groups, tokens, everywhere(tokens) & (torch.arange(9) == 2))
-    expected = exact_kl(base, far, tokens)[:, 2].sum().item()
+    exact = kl_per_token(*(log_probs(model(tokens).double()) for model in (far, base)))
+    expected = exact[:, 2].sum().item()
     assert at_two.sum().item() == pytest.approx(expected, rel=1e-3)

@@ -17,13 +17,6 @@ from tests.tiny_families import tiny_of
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 
-def probe_of(kind: str) -> AttentionDrift:
-    words = ("w1", "w2") if kind == "grouped" else ("loved", "hated")
-    text = "rollout" if kind == "padded" else "eval"
-    at = None if kind != "adapted" else ReelTruth().grammar.slot("VERB") - 1
-    return AttentionDrift(*words, pos=at, text=text, n=16)
-
-
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-3)
 
@@ -33,7 +26,10 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @torch.no_grad()
 def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
     """And distances are their mean."""
-    run, probe = trained_runs(kind), probe_of(kind)
+    run, words = trained_runs(kind), ("w1", "w2") if kind == "grouped" else ("loved", "hated")
+    pos = ReelTruth().grammar.slot("VERB") - 1 if kind == "adapted" else None
+    text = "rollout" if kind == "padded" else "eval"
+    probe = AttentionDrift(*words, pos=pos, text=text, n=16)
     record = sound(run, probe)
     stored, models = record.tensors, (run.ctx.reference, run.ctx.policy.base_model)
     encode = models[0].tokenizer.encode

@@ -1,6 +1,5 @@
 """Preference pairs: files, datasets, movie reviews and Reel; judges compared with the truth."""
 
-import json
 import math
 
 import numpy as np
@@ -13,40 +12,19 @@ from rlhf_lab.organism.rewards import true_log_odds
 from rlhf_lab.rewards import Pairs, load_pairs, reel_pairs
 from rlhf_lab.rewards.preference_eval import EDITS, judge, reading_of
 
-ROWS = [{"chosen": 'a, "b"', "rejected": "c"}, {"chosen": "d\ne", "rejected": "f é"}]
-
 
 def write(path, text):
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def test_jsonl_csv_and_dataset_give_the_same_pairs(tmp_path, monkeypatch):
-    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: ROWS)
-    lines = "".join(json.dumps(row | {"id": 3}) + "\n" for row in ROWS)
-    table = '\ufeffrejected,id,chosen\nc,1,"a, ""b"""\nf é,2,"d\ne"\n'
-    names = write(tmp_path / "x.jsonl", lines), write(tmp_path / "x.csv", table), "hub:some/data"
-    for name in names:
-        pairs = load_pairs(name, 0, 0)
-        assert pairs.chosen == ['a, "b"', "d\ne"] and pairs.rejected == ["c", "f é"]
-        assert (
-            pairs.true_reward_gaps is pairs.bayes_accuracy() is pairs.true_reward_accuracy() is None
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("x.jsonl", '{"chosen": "a", "rejected": "b"}\nnot json\n', "line 2"),
-        ("x.jsonl", '{"chosen": "a"}\n', "line 1 .*'rejected'"),
-        ("x.jsonl", '{"chosen": "a", "rejected": ["b"]}\n', "line 1 .*'rejected'"),
-        ("x.jsonl", '{"chosen": " ", "rejected": "b"}\n', "line 1 .*'chosen'"),
-        ("x.csv", "chosen,rejected\na\n", "line 2 .*'rejected'"),
-    ],
-)
-def test_invalid_row_raises(tmp_path, name, text, words):
-    with pytest.raises(LoadError, match=words):
-        load_pairs(write(tmp_path / name, text), 0, 0)
+def test_pairs_of_a_file_have_no_gaps(tmp_path):
+    pairs = load_pairs(write(tmp_path / "x.csv", "rejected,id,chosen\nc,1,a\nf é,2,d\n"), 0, 0)
+    assert pairs.chosen == ["a", "d"] and pairs.rejected == ["c", "f é"]
+    assert pairs.true_reward_gaps is pairs.bayes_accuracy() is pairs.true_reward_accuracy() is None
+    for row, column in (("a", "rejected"), (" ,b", "chosen")):
+        with pytest.raises(LoadError, match=f"line 2 .*'{column}'"):
+            load_pairs(write(tmp_path / "x.csv", f"chosen,rejected\n{row}\n"), 0, 0)
 
 
 @pytest.mark.parametrize("text", ["", '{"chosen": "a", "rejected": "a"}\n' * 2])
@@ -101,9 +79,8 @@ def test_reel_pairs_have_gaps_and_margins_of_their_texts():
     p, q = (REWARDS["true_reward"](texts).double() for texts in (pairs.chosen, pairs.rejected))
     gaps = (p / (1 - p)).log() - (q / (1 - q)).log()
     np.testing.assert_allclose(pairs.true_reward_gaps, gaps.numpy(), atol=1e-2)
-    assert (pairs.margins == pairs.true_reward_gaps.clip(min=0)).all() and (
-        pairs.true_reward_gaps < 0
-    ).any()
+    assert (pairs.margins == pairs.true_reward_gaps.clip(min=0)).all()
+    assert (pairs.true_reward_gaps < 0).any()
     assert reel_pairs(200, 1).chosen == pairs.chosen != reel_pairs(200, 2).chosen
     with pytest.raises(ConfigError, match="n_pairs=0"):
         load_pairs("reel", 0, 0)

@@ -1,15 +1,46 @@
-"""Runs in memory, and the packed data of a page about a run."""
+"""Runs in memory, and the tags and packed data of a page about a run."""
 
 import base64
 import json
 import re
 import zlib
+from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Run
+
+TAGS = set("html head meta title style body h1 h2 h3 p table tr th td tbody thead div span".split())
+TAGS |= set("figure figcaption img code ul li section details summary br b small a aside".split())
+TAGS |= set("header main output button input label dialog form ol h4 script select option".split())
+TAGS |= set("template noscript svg g text tspan rect line circle path polyline polygon".split())
+
+
+class Page(HTMLParser):
+    """Checks each tag of a page, and collects its text and links, and tags without an end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.links, self.open = "", [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        assert tag in TAGS, tag
+        for name, value in attributes:
+            assert not name.startswith("on") and name != "src", (tag, name)
+            assert name != "href" or value.startswith("#"), value
+            assert name != "http-equiv" or value == "Content-Security-Policy"
+            self.links += [value[1:]] if name == "href" else []
+        self.open += [] if tag in ("meta", "input", "br", "img") else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 class MemoryRun(Run):
