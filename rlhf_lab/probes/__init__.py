@@ -7,6 +7,11 @@ from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.false_steps import (
+    FalseStepAnswers,
+    answers_after_false_step,
+    write_false_step,
+)
 from rlhf_lab.probes.frozen_probe import FrozenProbe
 from rlhf_lab.probes.hack_watch import HackWatch
 from rlhf_lab.probes.kl_by_position import KLByPosition
