@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -172,3 +173,63 @@ def test_kl_by_component_finds_the_changed_mlp(llama_tokenizer):
         assert sum(column.values()) == pytest.approx(kl, rel=1e-3)
     assert split["weights"]["L1 mlp"] == pytest.approx(kl, rel=1e-3)
     assert split["output"]["L0 mlp"] == split["output"]["unembed"] == 0 < split["output"]["L1 mlp"]
+
+
+@pytest.mark.slow
+def test_probes_of_the_carry_find_a_written_label():
+    """A hook adds a label to the residual stream after the first attention, at the last token."""
+    recipe, model = functions("sums_carry"), load_model("sums-nano")
+    tokens, pos, labels = recipe["probe_cases"](300, np.random.default_rng(0))["false c1 at #"]
+    rows = iter(labels.split(64))
+
+    def add_label(x, hook):
+        x = x.clone()
+        x[:, -1] += 5.0 * next(rows)[:, None] * torch.linspace(-1, 1, x.shape[-1])
+        return x
+
+    found = [recipe["probe_accuracy"](model, tokens, pos, labels)]
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_mid", add_label)]):
+        found.append(recipe["probe_accuracy"](model, tokens, pos, labels))
+    without, written = (accuracies for accuracies, _ in found)
+    assert without["0 pre"] == written["0 pre"] == pytest.approx(0.5, abs=0.1)
+    assert max(without.values()) < 0.7
+    assert written["0 mid"] == 1.0 and written["1 post"] > 0.95
+    assert all(shuffled < 0.7 for _, shuffled in found)
+
+
+@pytest.mark.slow
+def test_pairs_of_sums_differ_in_one_carry_only():
+    recipe, model = functions("sums_carry"), load_model("sums-nano")
+    ones, zeros = recipe["carry_pairs"](40, np.random.default_rng(1))
+    assert (ones.a == zeros.a).all() and len(ones) == len(zeros) == 40
+    assert (ones.carry_in - zeros.carry_in == [0, 1, 0, 0]).all()
+    assert (ones.b_digits - zeros.b_digits)[:, 1:].any() == 0
+    fractions = recipe["patch_carry"](model, (ones, zeros), "b1")
+    heads = {name: x.value.item() for name, x in fractions.items() if "H" in name}
+    assert max(heads, key=heads.get) == "L0H0" and heads["L0H0"] == pytest.approx(1, abs=0.05)
+    assert sorted(heads.values())[-2] < 0.05
+    query, key = (recipe["START"] + recipe["DIGITS"].index(name) for name in ("b1", "t0"))
+    attention = recipe["mean_attention"](model, ones, query, key)
+    assert max(attention, key=attention.get) == "L0H0" and attention["L0H0"] > 0.95
+
+
+def test_effects_of_tokens_are_summed_by_kind():
+    """Four responses to 66 + 39: right, a lost carry, a wrong answer, and no steps."""
+    responses = (
+        "so 6 9 0 1 5 ; 6 3 1 1 0 ; 0 0 1 0 1 ; 0 0 0 0 0 ; # 0 1 0 5 <eos>",
+        "so 6 9 0 1 5 ; 6 3 0 0 9 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 9 5 <eos>",
+        "so 6 9 0 1 5 ; 6 3 1 1 0 ; 0 0 1 0 1 ; 0 0 0 0 0 ; # 0 1 0 4 <eos>",
+        "so # 0 0 9 5 <eos>",
+    )
+    spelled = [f"<bos> 0 0 6 6 + 0 0 3 9 = {response}".split() for response in responses]
+    spelled = [row + ["<eos>"] * (43 - len(row)) for row in spelled]
+    rows = torch.zeros(2, 4, 32)
+    rows[0, :, 0] = torch.tensor([1.0, 2.0, 4.0, 8.0])  # the openers
+    rows[1, :, 9] = torch.tensor([10.0, 20.0, 40.0, 80.0])  # c1
+    rows[1, 0, 15] = 0.5  # c2
+    recipe = functions("sums_training")
+    found = recipe["effect_by_kind"]({"tokens": spelled, "prefix_len": 11}, rows)
+    expected = {"carry kept, right": 10.5, "carry kept, wrong": 40.0, "carry dropped": 20.0}
+    assert found == pytest.approx(expected | {"other digit": 7.0, "no steps": 88.0})
+    texts = recipe["carry_texts"](20, np.random.default_rng(0))
+    assert texts.shape == (20, 20)  # up to b1: the next token is c1
