@@ -109,12 +109,9 @@ report(statuses=[*statuses, main([*{train.split()!r}, "--seed", str(rank)])])
 def test_torchrun_trains_shards_with_the_default_probes(tmp_path):
     out = tmp_path / "run"
     torchrun = "-m torch.distributed.run --nproc-per-node 2 --standalone -m rlhf_lab"
-    train = (
-        f"{torchrun} {TRAIN} --total-phases 1 --warmup-steps 0 --parallel fsdp --probes --out {out}"
-    )
-    done = subprocess.run(
-        [sys.executable, *train.split()], capture_output=True, text=True, timeout=600
-    )
+    options = f"--total-phases 1 --warmup-steps 0 --parallel fsdp --probes --out {out}"
+    words = f"{torchrun} {TRAIN} {options}".split()
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("loading reel-nano") == 1
     info = RunDir.open(out).read_info()

@@ -13,7 +13,14 @@ from rlhf_lab.models import load_model
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import tiny_chat
-from tests.training.recorded_runs import CONFIGURATIONS, MakeRun, RecordedRun, train_partly
+from tests.training.recorded_runs import (
+    CONFIGURATIONS,
+    MakeRun,
+    RecordedRun,
+    read_files,
+    record,
+    train_partly,
+)
 
 SMALL = {
     "preset": "reel",
@@ -59,41 +66,44 @@ def reward_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_configured(
     tmp_path_factory: pytest.TempPathFactory, reel_args: Callable[..., RLHFArgs], reward_dir: Path
-) -> Callable[[str], RLHFTrainer]:
-    """Makes a trainer of a configuration, which writes to a fresh directory."""
+) -> Callable[..., RLHFTrainer]:
+    """Makes a trainer of a configuration, with changed settings, in a fresh directory."""
 
     @cache
     def chat_dir() -> Path:
         return tiny_chat(tmp_path_factory.mktemp("chat") / "model")
 
-    def make(name: str) -> RLHFTrainer:
-        settings, parts, _ = CONFIGURATIONS[name]
+    def make(name: str, **changes: Any) -> RLHFTrainer:
+        settings, make_parts, *_ = CONFIGURATIONS[name]
         paths = {"REWARD": lambda: str(reward_dir), "CHAT": lambda: str(chat_dir())}
         settings = {
             key: paths[value]() if isinstance(value, str) and value in paths else value
             for key, value in settings.items()
         }
         out = tmp_path_factory.mktemp("configured") / "run"
-        return RLHFTrainer(reel_args(**settings), out=out, **parts)
+        return RLHFTrainer(reel_args(**settings | changes), out=out, **make_parts())
 
     return make
 
 
 @pytest.fixture(scope="session")
-def runs(make_configured: Callable[[str], RLHFTrainer]) -> MakeRun:
+def runs(make_configured: Callable[..., RLHFTrainer]) -> MakeRun:
     """The recorded run of a configuration, trained when a test first uses it."""
-    return cache(lambda name: RecordedRun(make_configured(name)))
+    return cache(lambda name: RecordedRun(make_configured(name), CONFIGURATIONS[name].hook))
 
 
 @pytest.fixture(scope="session")
-def resumed(make_configured: Callable[[str], RLHFTrainer]) -> Callable[[str], RLHFTrainer]:
+def resumed(make_configured: Callable[..., RLHFTrainer]) -> Callable[[str], RLHFTrainer]:
     """A run of a configuration that was interrupted, and resumed in another trainer."""
 
     @cache
     def resume(name: str) -> RLHFTrainer:
-        _, parts, stop_after = CONFIGURATIONS[name]
-        second = RLHFTrainer.resume(train_partly(make_configured(name), stop_after), **parts)
-        assert second.phase == stop_after
+        _, make_parts, stop_after, *_ = CONFIGURATIONS[name]
+        path = train_partly(record(make_configured(name)), stop_after)
+        files = read_files(path)
+        second = record(RLHFTrainer.resume(path, **make_parts()))
+        assert read_files(path) == files  # until the next phase begins
+        assert second.phase == stop_after - stop_after % second.args.save_every
         second.train()
         return second
 

@@ -64,19 +64,6 @@ def test_candidates_have_their_prompts_and_rewards(tmp_path):
 
 
 @pytest.mark.slow
-def test_samples_of_the_bundled_model_match_the_exact_rewards():
-    trainer = make_trainer()
-    drawn = draw_candidates(trainer, 64, 32, seed=3)
-    for n, exact in exact_figures(trainer, (1, 4, 16)).items():
-        found = drawn.figures(n)
-        for name in ("reward", "true_reward"):
-            error = abs(found[name] - exact[f"exact_{name}"])
-            assert error < 2 * found[f"{name}_half"] + 0.02
-        assert exact["exact_kl"] <= found["kl_bound"] + 1e-9
-    assert drawn.ended.float().mean() > 0.98
-
-
-@pytest.mark.slow
 def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
     policy = grammar_policy(build_graph(Grammar()))
     one, many = best_of_n(policy, smoothed, (1, 10**6))

@@ -56,17 +56,17 @@ def test_messages_of_a_file_have_the_token_ids_of_transformers(args, stored, kin
     assert trainer.prompts.turns == turns
 
 
-def test_plain_prompts_and_the_prefix_are_user_turns(args, tmp_path):
+def test_texts_are_user_turns_and_conversations_stay(args, tmp_path, no_type_checks):
     (tmp_path / "p.txt").write_text("w1 w2 w3\n")
-    for given, words in (({"prefix": "w1 w2"}, None), ({"prompts": str(tmp_path / "p.txt")}, 2)):
-        trainer = RLHFTrainer(args(prompt_words=words, **given))
-        assert trainer.prompts.tokens == [of_transformers(trainer, [ASK])]
-
-
-def test_conversations_are_passed_as_texts_or_messages(args, no_type_checks):
-    trainer = RLHFTrainer(args(system_prompt="w7"), prompts=["w1 w2", MORE])
-    rule = RULED[:1]
-    assert trainer.prompts.tokens == [of_transformers(trainer, rule + t) for t in ([ASK], MORE)]
+    file = {"prompts": str(tmp_path / "p.txt"), "prompt_words": 2}
+    rule, passed = RULED[:1], ["w1 w2", MORE]
+    for fields, prompts, turns in (
+        ({"prefix": "w1 w2"}, None, [[ASK]]),
+        (file, None, [[ASK]]),
+        ({"system_prompt": "w7"}, passed, [rule + [ASK], rule + MORE]),
+    ):
+        trainer = RLHFTrainer(args(**fields), prompts=prompts)
+        assert trainer.prompts.tokens == [of_transformers(trainer, each) for each in turns]
     with pytest.raises(LoadError, match="prompt 2 has no messages"):
         RLHFTrainer(args(), prompts=["w1", 3])
     with pytest.raises(ConfigError, match="must be a list of prompts"):

@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
-from rlhf_lab.probes import Run, TextHeatmap, attach
+from rlhf_lab.probes import Run
 from rlhf_lab.training import Overrides, RLHFTrainer, ppo
 from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
 
@@ -63,26 +63,30 @@ def test_policy_of_a_learners_class_trains_equally(make_trainer):
     reports, policies = [], []
     for kind in (TransformerWithValueHead, namespace["TransformerWithValueHead"]):
         policies.append(kind(load_model("reel-nano"), seed=1))
-        reports.append(make_trainer({"policy": policies[-1]}, ent_coef=0.01).run_phase())
+        report = make_trainer({"policy": policies[-1]}, ent_coef=0.01).run_phase()
+        reports.append(dataclasses.asdict(report.learning))
     packaged, learners = policies
     assert not isinstance(learners, TransformerWithValueHead)
     assert learners.value_head[0].weight.grad.any()
     torch.testing.assert_close(copy_weights(learners), copy_weights(packaged), atol=1e-6, rtol=0)
-    for name in ("mean_reward", "kl_per_sequence", "grad_norm"):
-        expected = getattr(reports[0], name)
-        assert getattr(reports[1], name) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert reports[1] == pytest.approx(reports[0], rel=1e-4, abs=1e-5)
 
 
-def test_term_that_is_not_one_number_raises(make_trainer):
-    tensor, number = lambda x, *_: x.flatten(1), lambda *_: 0.5
-    for name, function, result in (
-        ("clipped_surrogate", tensor, r"a tensor of shape \("),
-        ("value_loss", tensor, r"a tensor of shape \("),
-        ("entropy_bonus", number, "0.5"),
-        ("kl_penalty", number, "0.5"),
+def test_result_that_cannot_be_learned_from_raises(make_trainer):
+    detached = lambda kl, kl_coef, mask: (kl_coef * F.masked_mean(kl, mask)).detach()
+    no_number = "Return one number"
+    for name, function, words in (
+        ("clipped_surrogate", lambda x, *_: x.flatten(1), r"a tensor of shape \(.*" + no_number),
+        ("value_loss", lambda x, *_: x.flatten(1), r"a tensor of shape \(.*" + no_number),
+        ("entropy_bonus", lambda *_: 0.5, f"0.5.*{no_number}"),
+        ("kl_penalty", lambda *_: 0.5, f"0.5.*{no_number}"),
+        ("kl_penalty", detached, "a number without gradient"),
     ):
-        with pytest.raises(ConfigError, match=f"^{name} returned {result}.*Return one number"):
-            make_trainer({name: function}).run_phase()
+        with pytest.raises(ConfigError, match=f"^{name} returned {words}"):
+            make_trainer({name: function}, batches_per_learning_phase=2).run_phase()
+    trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
+    with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):
+        trainer.train()
 
 
 SITE = "blocks.0.hook_attn_out"
@@ -106,6 +110,7 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     means = []
     trainer.on("after_score")(lambda ctx: means.append(ctx.rollout.samples.values.mean().item()))
     trainer.on("after_rollout")(lambda ctx: ctx.policy.base_model.reset_hooks())
+    trainer.learning_phase = lambda rollout: ppo.learning_phase(trainer, rollout)  # a custom one
     first, second = trainer.train()
     for report in (first, second):
         assert abs(report.ratio_first_minibatch - 1) < 1e-5 and report.kl_per_token > 1e-6
@@ -117,21 +122,6 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, evaluation)}
 
 
-def test_penalty_without_gradient_raises(make_trainer):
-    def detached(kl, kl_coef, mask):
-        return (kl_coef * F.masked_mean(kl, mask)).detach()
-
-    trainer = make_trainer({"kl_penalty": detached}, batches_per_learning_phase=2)
-    with pytest.raises(ConfigError, match="kl_penalty returned a number without gradient"):
-        trainer.train()
-
-
-def test_nan_of_a_custom_function_names_it(make_trainer):
-    trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
-    with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):
-        trainer.train()
-
-
 def test_edit_in_place_equals_a_returned_tensor(make_trainer):
     reports = []
     for fn in (halve, halve_in_place, lambda x, where: x / 2 if where.event == "rollout" else x):
@@ -141,14 +131,6 @@ def test_edit_in_place_equals_a_returned_tensor(make_trainer):
         with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
             reports.append(trainer.run_phase().to_dict() | {"cost": None})
     assert reports[0] == reports[1] == reports[2]
-
-
-def test_intervention_acts_in_a_replaced_learning_phase(make_trainer):
-    trainer, stages = make_trainer(), set()
-    trainer.intervene(SITE, lambda activation, where: stages.add(where.event), name="watch")
-    trainer.learning_phase = lambda rollout: ppo.learning_phase(trainer, rollout)
-    trainer.run_phase()
-    assert stages == {"rollout", "learning"}
 
 
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
@@ -183,14 +165,13 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
 
 
 def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
-    """Both would train the same weights, and the record of each would be false."""
-    alone = make_trainer()
-    alone.train()
+    """Both would train the same weights, and the record of each would be false.
+
+    Trainers of copies do not affect each other.
+    """
     first = make_trainer()
     second = make_trainer({"policy": first.policy})
-    second.train()
-    trained = zip(second.policy.parameters(), alone.policy.parameters(), strict=True)
-    assert all(map(torch.equal, *zip(*trained, strict=True)))
+    assert second.run_phase().learning == make_trainer().run_phase().learning
     with pytest.raises(ConfigError, match="Another trainer trains this policy"):
         first.train()
     assert first.run is None
@@ -200,10 +181,8 @@ def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
     with pytest.raises(ConfigError, match="Another trainer trains this policy"):
         second.run_phase()
     copies = [make_trainer({"policy": deepcopy(make_trainer().policy)}) for _ in range(2)]
-    for _ in zip(*copies, strict=True):  # interleaved
-        pass
-    for weights in zip(*(x.policy.parameters() for x in (*copies, alone)), strict=True):
-        assert torch.equal(weights[0], weights[2]) and torch.equal(weights[1], weights[2])
+    for reports in zip(*copies, strict=True):
+        assert reports[0].learning == reports[1].learning
 
 
 def test_policy_with_interventions_of_another_trainer_raises(make_trainer):
@@ -228,17 +207,3 @@ def test_invalid_interventions_raise(make_trainer):
     trainer.run_phase()
     with pytest.raises(ConfigError, match="The run has begun without the intervention"):
         trainer.intervene(SITE, halve, name="late")
-
-
-def test_probes_expect_no_kl_of_zero_with_it(make_trainer):
-    names = []
-    for sites in ([], [SITE]):
-        trainer = make_trainer()
-        attach(trainer, TextHeatmap())
-        for site in sites:
-            trainer.intervene(site, halve)
-        trainer.run_phase()
-        checks = Run(trainer.run.path).checks()
-        assert all(check.ok for check in checks)
-        names.append({check.name for check in checks})
-    assert names[0] - names[1] == {"KL is 0 before learning"}

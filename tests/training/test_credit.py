@@ -11,7 +11,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
 from rlhf_lab.config.checks import NEED_GROUPS
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.training import Objective, Overrides, ReplayMinibatch, RLHFTrainer
+from rlhf_lab.training import Objective, Overrides, ReplayMinibatch
 from rlhf_lab.training.objective import surrogate_per_token
 from rlhf_lab.training.phase_stats import clipped_fraction
 from rlhf_lab.training.ppo import assign_credit
@@ -229,4 +229,4 @@ def test_custom_function_that_is_not_called_raises(reel_args):
         ("normalize_reward", {"normalize_reward": False}),
     ):
         with pytest.raises(ConfigError, match=f"^{name} is (not )?called"):
-            RLHFTrainer(reel_args(**fields), **{name: lambda *args: args[0].sum()})
+            Objective(reel_args(**fields), Overrides(**{name: lambda *args: args[0].sum()}))

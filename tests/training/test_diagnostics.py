@@ -1,21 +1,26 @@
-"""Dead, exploded and non-finite learning, and minibatches that are skipped or end a phase."""
+"""Learning that is dead, exploded or not finite, and settings without effect: warned or raised."""
 
 import dataclasses
 import io
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Iterable
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.optim import AdamW
 
 from rlhf_lab import functional as F
 from rlhf_lab.__main__ import main
-from rlhf_lab.errors import RunError
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training import ObjectiveTerms, RLHFTrainer
 from rlhf_lab.training.diagnostics import diagnose_batch
 from rlhf_lab.training.phase_stats import PhaseStats
@@ -34,17 +39,9 @@ def strict(text: str) -> dict:
     return json.loads(text, parse_constant={}.__getitem__)
 
 
-HEALTHY = RolloutStats(
-    mean_reward=0.5,
-    reward_std=0.1,
-    true_reward=None,
-    grammatical_fraction=None,
-    kl_per_token=0.1,
-    kl_per_sequence=0.6,
-    entropy_per_token=1.0,
-    response_length=6.0,
-    explained_variance=0.0,
-)
+NUMBERS = dict(mean_reward=0.5, reward_std=0.1, kl_per_token=0.1, kl_per_sequence=0.6)
+NUMBERS |= dict(entropy_per_token=1.0, response_length=6.0, explained_variance=0.0)
+HEALTHY = RolloutStats(**NUMBERS, true_reward=None, grammatical_fraction=None)
 FULL = SimpleNamespace(mask=torch.ones(2, 6), tokens=torch.tensor([[0, 5], [0, 6]]))
 ROLLOUT = {"texts": ["a", "b"], "rewards": torch.tensor([0.0, 1.0]), "compared": True}
 
@@ -79,6 +76,8 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
     as_reference = dataclasses.replace(HEALTHY, kl_per_token=0.0), SimpleNamespace(**ROLLOUT)
     assert diagnose_batch(*as_reference, reel_args(), phase=4).keys() == {"unmoved"}
     assert not diagnose_batch(*as_reference, reel_args(base_lr=0.0), phase=4)  # the head only
+    warming_up = reel_args(warmup_steps=5, total_phases=9)
+    assert not diagnose_batch(*as_reference, warming_up, phase=5)
 
 
 @pytest.mark.slow
@@ -213,3 +212,66 @@ def test_phase_without_a_step_raises(make_trainer):
     with pytest.warns(UserWarning, match="policy that sampled"):
         with pytest.raises(RunError, match="No step was taken in phase 0.*Raise ratio_threshold"):
             trainer.learning_phase(trainer.rollout_phase())
+
+
+@pytest.mark.parametrize(("preset", "rate"), [("reel", 1e-3), ("smol", 3e-4), ("gpt2-small", 3e-4)])
+def test_adapters_get_a_higher_learning_rate(preset, rate):
+    assert RLHFArgs(preset=preset, lora_rank=4).base_lr == rate
+    assert RLHFArgs(preset=preset, adapter_path="some/adapter").base_lr == rate
+    assert RLHFArgs(preset=preset, lora_rank=4, base_lr=2e-5).base_lr == 2e-5
+    assert RLHFArgs(preset=preset).base_lr < rate
+
+
+@pytest.mark.slow
+def test_policy_that_hardly_moves_is_reported(make_trainer):
+    """As SmolLM2's adapters at the rate of all weights: a KL of 0.001 after 6 phases."""
+    trainer = make_trainer(base_lr=1e-7, total_phases=6, num_minibatches=1)
+    trainer.train()
+    found = trainer.run.read_info()["diagnostics"]["unmoved"]
+    assert found["phase"] == 4 and "the policy has hardly moved; raise base_lr" in found["text"]
+
+
+def test_parts_and_settings_without_effect_warn(make_trainer, reel_args):
+    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
+    no_head = {"policy": policy, "optimizer": AdamW(policy.base_model.parameters(), lr=1e-4)}
+    texts = {"prompts": ["this movie"]}
+    for parts, fields, words in (
+        ({"policy": deepcopy(policy).bfloat16()}, {}, "weights are in torch.bfloat16.*too small"),
+        ({"policy": deepcopy(policy).half()}, {}, "weights are in torch.float16.*too small"),
+        (no_head, {}, "no parameter of policy.value_head"),
+        (texts, {"prefix": "the film"}, "prefix='the film' is ignored, since prompts are set"),
+    ):
+        with pytest.warns(UserWarning, match=words):
+            make_trainer(parts, **fields)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_trainer(no_head, vf_coef=0.0)
+        make_trainer({"policy": policy, "optimizer": AdamW(policy.parameters(), lr=1e-4)} | texts)
+
+
+def test_prompt_with_tokens_beyond_the_model_raises(make_trainer, reel_args):
+    policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
+    policy.base_model.tokenizer.add_tokens(["popcornish"])
+    with pytest.raises(ConfigError, match="unknown token .*Use the model's tokenizer"):
+        make_trainer({"policy": policy, "prompts": ["this movie popcornish"]})
+
+
+@pytest.mark.slow
+def test_autocast_around_training_raises(make_trainer):
+    """Its precision would be in no setting, and the weights would differ."""
+    trainer = make_trainer()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ConfigError, match="Train outside of it, with precision='bf16'"):
+            trainer.train()
+    trainer.train()
+
+
+@pytest.mark.slow
+def test_detaching_intervention_is_reported_once(make_trainer):
+    trainer = make_trainer()
+    trainer.intervene("blocks.1.hook_resid_pre", lambda x, where: x.detach())
+    with pytest.warns(UserWarning, match="trained weights get no gradient, such as base_model"):
+        trainer.run_phase()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.run_phase()

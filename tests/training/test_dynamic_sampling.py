@@ -23,7 +23,8 @@ def pairs_differ(rewards: torch.Tensor) -> torch.Tensor:
 def test_prompts_are_replaced_until_all_are_informative(make_trainer, runs):
     """The others keep their row and every bit; the ratio is 1 on the joined batch."""
     plain = make_trainer(BY_PROMPT, **WITHOUT).rollout_phase()
-    trainer = make_trainer(BY_PROMPT, reward_scaling="scale", **PAIRS)
+    several = {"by_prompt": reward_by_prompt, "zero": lambda texts: [0.0] * len(texts)}
+    trainer = make_trainer(BY_PROMPT | {"reward_fn": several}, reward_scaling="scale", **PAIRS)
     rollout = trainer.rollout_phase()
     informative, samples = pairs_differ(plain.raw_rewards).repeat_interleave(2), rollout.samples
     assert 0 < informative.sum() < 8 and pairs_differ(rollout.raw_rewards).all()
@@ -34,7 +35,8 @@ def test_prompts_are_replaced_until_all_are_informative(make_trainer, runs):
     for name in ("logprobs", "values", "mask"):
         before, after = getattr(plain.samples, name), getattr(samples, name)
         assert torch.equal(before[informative], after[informative])
-    assert torch.equal(rollout.raw_rewards, reward_by_prompt(rollout.texts))
+    for rewards in (rollout.raw_rewards, rollout.rewards_by_name["by_prompt"]):
+        assert torch.equal(rewards, reward_by_prompt(rollout.texts))
     assert rollout.resampled_prompts >= 1 and plain.resampled_prompts is None
     assert rollout.reward_moments.count == 8  # of the rows that were kept
     run = runs("dynamic sampling")

@@ -1,26 +1,36 @@
-"""A learning phase: orders of its passes, gradients of each minibatch, first ratio, and clip."""
+"""Learning: minibatches, clipping, micro-batches, checkpointing, and reads from the device."""
 
+import dataclasses
+import warnings
+from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlhf_lab import functional as F
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.forward import recomputing_blocks
+from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
+from tests.training.recorded_runs import move_weights
 
 
-@pytest.mark.slow
-def test_minibatches_start_without_gradients_in_new_orders(make_trainer):
-    trainer = make_trainer(base_lr=1e-2, warmup_steps=0, batches_per_learning_phase=2)
-    left, rows = [], []
-    gradients = lambda ctx: [p.grad for p in ctx.policy.parameters() if p.grad is not None]
-    trainer.on("after_loss")(lambda ctx: left.append(gradients(ctx)))
-    trainer.on("after_loss")(lambda ctx: rows.extend(ctx.minibatch.tokens.tolist()))
-    report = trainer.run_phase()
-    assert len(left) == 4 and not any(left)
-    assert sorted(rows[:8]) == sorted(rows[8:]) and rows[:8] != rows[8:]
-    assert report.ratio_first_minibatch == pytest.approx(1, abs=1e-4)
-    assert report.approx_kl_per_token > 1e-3  # later minibatches have other ratios
+def test_minibatches_start_without_gradients_in_new_orders(runs):
+    """Two passes over 8 rows; only the first minibatch is learned by the policy that sampled it."""
+    run = runs("plain")
+    assert len(run.has_gradients) == 4 * 5 and not any(run.has_gradients)
+    for report in run.reports:
+        four = run.minibatches[4 * report.phase : 4 * report.phase + 4]
+        rows = [row for minibatch in four for row in minibatch.tokens.tolist()]
+        assert sorted(rows[:8]) == sorted(rows[8:]) and rows[:8] != rows[8:]
+        assert report.ratio_first_minibatch == pytest.approx(1, abs=1e-4)
+    assert run.reports[1].approx_kl_per_token > 1e-3
 
 
 @pytest.mark.parametrize("in_step", [False, True])
@@ -50,3 +60,213 @@ def test_step_in_backward_steps_while_it_climbs_only():
     assert weight.item() == pytest.approx(1.1) and weight.grad is None
     (3 * weight.sum()).backward()
     assert weight.item() == pytest.approx(1.1) and weight.grad.item() == 3
+
+
+SETTINGS = {
+    "top_k": {"top_k": 5, "temperature": 1.3},
+    "sequence_mean": {"loss_aggregation": "sequence_mean", "vf_clip": 0.01},
+    "constant": {"loss_aggregation": "constant", "normalize_advantages": False},
+    "gspo": {"policy_loss": "gspo", "loss_aggregation": "sequence_mean"},
+    "k3": {"kl_estimator": "k3", "clip_coef_high": 0.3},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS.values(), ids=SETTINGS.keys())
+def prepared(request, reel_args):
+    """A trainer whose policy has moved since it sampled, and a minibatch of six sequences."""
+    trainer = RLHFTrainer(reel_args(batch_size=6, num_minibatches=1, ent_coef=0.3, **request.param))
+    rollout = trainer.rollout_phase()
+    move_weights(trainer.policy)
+    return trainer, next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
+
+
+def compute_in_parts(trainer, minibatch, part_size, **parts):
+    """Return the terms of a minibatch in parts, whose gradients are added to the policy's."""
+    args = dataclasses.replace(trainer.args, micro_batch_size=part_size)
+    names = ("policy", "reference", "objective", "world")
+    parts = {name: getattr(trainer, name) for name in names} | parts
+    update = PolicyUpdate(SimpleNamespace(args=args, **parts))
+    return update.accumulate(objective_terms, minibatch, 0.3)
+
+
+def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
+
+
+@pytest.mark.slow
+@settings(max_examples=6, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
+    part_size=st.integers(1, 6),
+)
+def test_split_changes_neither_value_nor_gradient(prepared, lengths, part_size):
+    trainer, minibatch = prepared
+    mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+    minibatch = dataclasses.replace(minibatch, mask=mask)
+    trainer.policy.zero_grad()
+    whole = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective, 0.3)
+    whole.objective.backward()
+    expected = gradients(trainer)
+    trainer.policy.zero_grad()
+    parts = compute_in_parts(trainer, minibatch, part_size)
+    for field in dataclasses.fields(whole):
+        found, wanted = getattr(parts, field.name), getattr(whole, field.name)
+        found, wanted = (x[mask] if x.ndim else x for x in (found, wanted))
+        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4, msg=field.name)
+    largest = max(gradient.abs().max() for gradient in expected.values())
+    for name, gradient in gradients(trainer).items():
+        assert (gradient - expected[name]).abs().max() <= 2e-5 * max(largest, 1.0), name
+
+
+ON = {"activation_checkpointing": True}
+
+
+def compute_gradients(make_trainer, parts: dict | None, **fields) -> tuple[list[Tensor], int]:
+    """Return the gradients of the first minibatch's objective, and the bytes its graph kept."""
+    trainer, sizes = make_trainer(parts, gen_len=26, **fields), []
+    rollout = trainer.rollout_phase()
+    minibatch = next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator()))
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: sizes.append(x.nbytes) or x, lambda x: x
+    ):
+        terms = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective)
+    terms.objective.backward()
+    return [p.grad for p in trainer.policy.parameters() if p.grad is not None], sum(sizes)
+
+
+PATHS = {
+    "plain": (None, {}),
+    "custom log-probs": ({"logprobs": lambda *args: F.get_logprobs(*args)}, {"lora_rank": 2}),
+    "critic in bf16": (None, {"value_head": "separate", "precision": "bf16"}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("parts", "fields"), PATHS.values(), ids=PATHS.keys())
+def test_gradient_is_bitwise_equal_and_less_is_kept(make_trainer, parts, fields):
+    plain, kept = compute_gradients(make_trainer, parts, **fields)
+    again, kept_again = compute_gradients(make_trainer, parts, **ON, **fields)
+    assert len(plain) == len(again) > 0 and all(map(torch.equal, plain, again))
+    assert kept_again < 0.6 * kept
+
+
+@pytest.mark.slow
+def test_hooks_in_a_block_raise(make_trainer):
+    """Before a run is written, at the start of learning, and between forward and backward.
+
+    Hooks outside the blocks fire once.
+    """
+    trainer, seen = make_trainer(**ON), []
+    model, rollout = trainer.policy.base_model, trainer.rollout_phase()
+    model.add_hook("ln_final.hook_normalized", lambda x, hook: seen.append(x.requires_grad))
+    trainer.learning_phase(rollout)
+    assert seen == [True] * 4
+    model.add_hook("blocks.1.hook_resid_post", lambda x, hook: x)
+    for run in (trainer.run_phase, lambda: trainer.learning_phase(rollout)):
+        with pytest.raises(ConfigError, match="activation_checkpointing=True.*blocks.1.*second"):
+            run()
+    assert trainer.run is None
+    model.reset_hooks()
+    with recomputing_blocks(model):
+        assert "forward" in vars(model.blocks[0])
+        logits = model(torch.tensor([[4, 5, 6]]))
+    assert "forward" not in vars(model.blocks[0])
+    model.add_hook("blocks.0.hook_resid_post", lambda x, hook: 2 * x)
+    with pytest.raises(ConfigError, match="fire a second time"):
+        logits.sum().backward()
+
+
+READS = set(  # operations that return a number to the host, or a shape that depends on numbers
+    "_local_scalar_dense equal nonzero masked_select _unique _unique2 unique_dim "
+    "unique_consecutive repeat_interleave.Tensor".split()
+)
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers and shapes that are read from a tensor, and indices by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.__name__.split(".")[0]
+        if name in READS or func.__name__ in READS:
+            self.found[name] += 1
+        if name in ("index", "index_put", "index_put_") and any(
+            x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
+        ):
+            self.found["index by a mask"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def host_reads(run: Callable[[], object]) -> Counter:
+    """Return what a call reads from the device, by kind; copies run no operation on a CPU."""
+    with pytest.MonkeyPatch.context() as patch, Reads() as reads:
+        for copy in ("tolist", "numpy", "cpu"):
+            original = getattr(Tensor, copy)
+
+            def counted(x, *args, original=original, copy=copy):
+                reads.found[copy] += 1
+                return original(x, *args)
+
+            patch.setattr(Tensor, copy, counted)
+        run()
+    return reads.found
+
+
+ONE_READ = [
+    {"num_minibatches": 4, "batches_per_learning_phase": 3, "top_k": 5, "vf_clip": 0.1},
+    {"micro_batch_size": 1, "precision": "bf16", "clip_coef_high": 0.3, "dual_clip": 3.0},
+    {"policy_loss": "gspo", "loss_aggregation": "sequence_mean", "kl_estimator": "k3"},
+    {"policy_loss": "cispo", "loss_aggregation": "constant", "kl_in": "reward", "lora_rank": 2},
+    {"max_grad_norm": None, "optimizer_in_backward": True, "activation_checkpointing": True},
+    {"target_kl": 1e6},
+    {"ratio_threshold": 1e6},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", ONE_READ, ids=str)
+def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
+    """At its start, whether prompts are padded; at its end, all statistics.
+
+    With a limit, the host also decides in each of 4 minibatches whether to step.
+    """
+    trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]}, **fields)
+    rollout = trainer.rollout_phase()
+    assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
+    found = host_reads(lambda: trainer.learning_phase(rollout))
+    n_decisions = 4 * bool({"target_kl", "ratio_threshold"} & fields.keys())
+    assert found == Counter({"_local_scalar_dense": 1 + n_decisions, "tolist": 1})
+
+
+def sampling_reads(make_trainer: Callable, **fields) -> int:
+    trainer = make_trainer(**fields)
+    prompts = trainer.next_prompts()
+    trainer.sample(prompts, torch.Generator())  # the first phase verifies the forward pass
+    return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
+
+
+@pytest.mark.slow
+def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
+    lengths = [sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20)]
+    assert lengths[0] == lengths[1] <= 4
+    assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == lengths[0] + 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_learning_phase_on_cuda_waits_a_few_times_at_most(make_trainer):
+    waits = []
+    for passes in (2, 6):
+        trainer = make_trainer(device="cuda", batches_per_learning_phase=passes)
+        rollout = trainer.rollout_phase()
+        trainer.learning_phase(rollout)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            trainer.learning_phase(rollout)
+            torch.cuda.set_sync_debug_mode("default")
+        waits.append(sum("called a synchronizing" in str(x.message) for x in caught))
+    assert waits[0] == waits[1] <= 4

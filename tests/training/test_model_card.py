@@ -58,22 +58,23 @@ def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
         assert settings == {k: v for k, v in expected.items() if v not in (None, "")}
 
 
-@pytest.mark.slow
-def test_custom_components_are_named_from_the_first_save_on(make_trainer):
-    parts = {"policy": make_trainer().policy, "reward_fn": lambda texts: [0.5] * len(texts)}
-    trainer = make_trainer(parts=parts, total_phases=4, save_every=2)
-    cards = []
-    trainer.on("checkpoint")(
-        lambda ctx: cards.append(card(ctx.run.path)) if ctx.checkpoint.stem == "last" else None
-    )
-    for _ in range(2):
-        trainer.run_phase()
-    assert "- learning phases: 0" in cards[0] and "mean_reward:" not in cards[0]
-    assert "- learning phases: 2" in card(trainer.run.path)
-    settings = read_settings(trainer.run.path)
+def test_card_of_an_earlier_checkpoint_ends_at_its_phase(finished, tmp_path):
+    write_run_card(finished.run, tmp_path, "phase_000002")
+    lines = finished.run.read("metrics.jsonl")
+    first, last = (line["kl_per_sequence"] for line in (lines[0], lines[2]))
+    assert f"- kl_per_sequence: {first:.4g} -> {last:.4g}" in card(tmp_path)
+
+
+def test_card_follows_the_run_and_names_custom_components(runs):
+    first, *_, last = runs("plain").cards
+    assert "- learning phases: 0" in first and "mean_reward:" not in first
+    assert "- learning phases: 5" in last and "mean_reward:" in last
+    settings = read_settings(runs("dynamic sampling").path)
     assert settings["reward_fn"] == "custom" and "reward_model" not in settings
+    path = runs("schedule with state").path
+    settings = read_settings(path)
     assert settings["policy"] == "custom" and "base_model" not in settings
-    assert metadata_load(trainer.run.path / "README.md")["license"] == "unknown"
+    assert metadata_load(path / "README.md")["license"] == "unknown"
 
 
 def test_card_names_a_hub_id_and_no_private_directory(finished, tmp_path, reel_args):

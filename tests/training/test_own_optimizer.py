@@ -1,132 +1,44 @@
-"""KL controllers; custom optimizers, schedules and controllers train and resume bitwise."""
+"""KL controllers, and custom optimizers and schedules; test_resume.py has resumed runs of them."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch.optim import SGD, Adagrad, AdamW, NAdam, RMSprop
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    CosineAnnealingLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    SequentialLR,
-    StepLR,
-)
+from torch.optim import SGD, Adagrad, AdamW
+from torch.optim.lr_scheduler import StepLR
 
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training import AdaptiveKLController, FixedKLController, RLHFTrainer
-from tests.training.recorded_runs import copy_weights, is_equal, read_metrics, train_partly
+from tests.training.recorded_runs import IntegralController, make_optimizer, train_partly
 
-OPTIMIZERS = {
-    "SGD": partial(SGD, lr=1e-2, momentum=0.9),
-    "RMSprop": partial(RMSprop, lr=1e-4),
-    "NAdam": partial(NAdam, lr=1e-4),
-}
-
-
-@pytest.fixture
-def custom(reel_args):
-    """Builds a policy with a custom optimizer and schedule."""
-
-    def make(build, schedule=None) -> dict[str, object]:
-        policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
-        parts = {"policy": policy, "optimizer": build(policy.parameters())}
-        return parts | ({} if schedule is None else {"scheduler": schedule(parts["optimizer"])})
-
-    return make
+make_sgd = partial(make_optimizer, partial(SGD, lr=1e-2, momentum=0.9))
+make_adamw = partial(make_optimizer, AdamW)
 
 
 @pytest.mark.slow
-def test_custom_optimizer_maximizes_the_objective(make_trainer, custom):
+def test_custom_optimizer_maximizes_the_objective(make_trainer):
     """One phase on one rollout, with the mean reward dominating the objective."""
     fields = {"kl_coef": 0.0, "batch_size": 32, "batches_per_learning_phase": 6}
-    trainer = make_trainer(custom(OPTIMIZERS["SGD"]), **fields)
+    trainer = make_trainer(make_sgd(), **fields)
     terms: list[float] = []
     trainer.on("after_step")(lambda ctx: terms.append(ctx.terms.clipped_surrogate.item()))
     trainer.run_phase()
     assert sum(terms[-2:]) > sum(terms[:2])
 
 
-class Scale:
-    """A callable with state, for LambdaLR."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, phase):
-        self.calls += 1
-        return 1 / (1 + self.calls)
-
-
-def warmup_then_cosine(optimizer):
-    parts = [LinearLR(optimizer, 0.1, total_iters=2), CosineAnnealingLR(optimizer, T_max=3)]
-    return SequentialLR(optimizer, parts, milestones=[1])
-
-
-SCHEDULES = {
-    "stateful lambda": lambda optimizer: LambdaLR(optimizer, Scale()),
-    "sequential": warmup_then_cosine,
-    "chained": lambda o: ChainedScheduler([StepLR(o, 1, 0.5), ExponentialLR(o, 0.9)], o),
-}
-PAIRS = [("RMSprop", "stateful lambda"), ("NAdam", "sequential")]
-PAIRS.append(pytest.param("SGD", "chained", marks=pytest.mark.nightly))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "schedule"), PAIRS)
-def test_resumed_run_equals_uninterrupted_run(make_trainer, custom, name, schedule):
-    parts = [custom(OPTIMIZERS[name], SCHEDULES.get(schedule)) for _ in range(3)]
-    whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
-    train_partly(whole, 4)
-    again = RLHFTrainer.resume(train_partly(halved, 2), **parts[2])
-    train_partly(again, 2)
-    assert all(group["maximize"] for group in again.optimizer.param_groups)
-    assert read_metrics(again.run.path) == read_metrics(whole.run.path)
-    assert is_equal(copy_weights(again.policy), copy_weights(whole.policy))
-
-
-class IntegralController:
-    """A controller whose coefficient depends on all KLs so far; its update returns None."""
-
-    def __init__(self):
-        self.kl_coef, self.seen = 0.3, []
-
-    def update(self, kl_per_sequence, n_sequences):
-        self.seen.append((kl_per_sequence, n_sequences))
-        self.kl_coef = 0.3 + sum(kl for kl, _ in self.seen)
-
-
-@pytest.mark.slow
-def test_custom_controller_sets_the_coefficient_when_resumed_too(make_trainer):
-    parts = [{"kl_controller": IntegralController()} for _ in range(3)]
-    whole, halved = (make_trainer(part, total_phases=4) for part in parts[:2])
-    reports = whole.train()
-    kls = [report.kl_per_sequence for report in reports]
-    assert whole.kl_controller.seen == [(kl, 8) for kl in kls]
-    assert [report.kl_coef for report in reports] == [0.3 + sum(kls[:n]) for n in range(4)]
-    again = RLHFTrainer.resume(train_partly(halved), **parts[2])
-    again.train()
-    assert vars(again.kl_controller) == vars(whole.kl_controller)
-    assert read_metrics(again.run.path) == read_metrics(whole.run.path)
-
-
-@pytest.mark.slow
-def test_resume_rejects_other_custom_components(make_trainer, custom):
-    path = train_partly(make_trainer(custom(OPTIMIZERS["SGD"])), 1)
-    resume = partial(RLHFTrainer.resume, path)
-    with pytest.raises(RunError, match="custom components: optimizer, policy"):
-        resume()
-    with pytest.raises(RunError, match="without a custom true_reward_fn"):
-        resume(true_reward_fn=len, **custom(OPTIMIZERS["SGD"]))
-    with pytest.raises(RunError, match="different number of parameter groups"):
-        resume(**custom(lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)))
-    with pytest.raises(RunError, match="trained with optimizer=SGD, and this trainer has Adagrad"):
-        resume(**custom(Adagrad))
-    with pytest.raises(ConfigError, match="base_lr cannot change with a custom optimizer"):
-        resume({"base_lr": 1e-5}, **custom(OPTIMIZERS["SGD"]))
+def test_resume_rejects_other_custom_components(make_trainer):
+    path = train_partly(make_trainer(make_sgd()), 1)
+    split = lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)
+    for changes, parts, words in (
+        ({}, {}, "custom components: optimizer, policy"),
+        ({}, make_sgd() | {"true_reward_fn": len}, "without a custom true_reward_fn"),
+        ({}, make_optimizer(split), "different number of parameter groups"),
+        ({}, make_optimizer(Adagrad), "trained with optimizer=SGD, and this trainer has Adagrad"),
+        ({"base_lr": 1e-5}, make_sgd(), "base_lr cannot change with a custom optimizer"),
+    ):
+        with pytest.raises((ConfigError, RunError), match=words):
+            RLHFTrainer.resume(path, changes, **parts)
 
 
 class Opaque(StepLR):
@@ -146,8 +58,8 @@ class Lion(torch.optim.Optimizer):
 
 @pytest.mark.slow
 @pytest.mark.typed
-def test_trainer_rejects_unfit_components(make_trainer, custom):
-    parts, other = custom(AdamW), custom(AdamW)
+def test_trainer_rejects_unfit_components(make_trainer):
+    parts, other = make_adamw(), make_adamw()
     policy, optimizer, foreign = parts["policy"], parts["optimizer"], other["optimizer"]
     controller = IntegralController()
     controller.seen = {0.1}
@@ -160,13 +72,21 @@ def test_trainer_rejects_unfit_components(make_trainer, custom):
         (parts | dict(scheduler=StepLR(foreign, 1)), {}, "belongs to another"),
         (parts, in_backward, "require the optimizer of the settings"),
         (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
-        (custom(AdamW, Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
+        (make_adamw(Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
         (dict(kl_controller=object()), {}, r"needs kl_coef and update\(\)"),
         (dict(kl_controller=controller), {}, "kl_controller.seen is a set, which a checkpoint"),
     ]
     for components, fields, complaint in cases:
         with pytest.raises(ConfigError, match=complaint):
             make_trainer(components, **fields)
+
+
+@pytest.mark.slow
+def test_custom_controller_sets_the_coefficient(runs):
+    run = runs("custom controller")
+    kls = [report.kl_per_sequence for report in run.reports]
+    assert run.trainer.kl_controller.seen == [(kl, 8) for kl in kls]
+    assert [report.kl_coef for report in run.reports] == [0.3 + sum(kls[:n]) for n in range(4)]
 
 
 def test_adaptive_coefficient_matches_hand_computed():

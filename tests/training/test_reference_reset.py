@@ -19,16 +19,9 @@ from rlhf_lab.models.export import load_value_head
 from rlhf_lab.models.load import load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
 from rlhf_lab.sampling import SamplingSpec, sample
-from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.resume import load_policy
-from tests.training.recorded_runs import (
-    RESETS,
-    assert_same_run,
-    copy_weights,
-    is_equal,
-    train_partly,
-)
+from tests.training.recorded_runs import copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
 
@@ -63,14 +56,6 @@ def test_kls_are_from_the_newest_and_the_first_reference(runs):
     assert trainer.evaluate() == final
 
 
-@pytest.mark.filterwarnings("error:.*has changed since the run started")
-def test_run_stopped_at_a_reset_resumes_bitwise(make_trainer, runs):
-    resumed = RLHFTrainer.resume(train_partly(make_trainer(**RESETS), 2))
-    resumed.train()
-    assert_same_run(resumed.run.path, runs("resets").path)
-    assert resumed.reference_phase == 4
-
-
 def test_adapters_share_frozen_weights_with_the_reference(runs):
     trainer = runs("resets, adapters").trainer
     policy = dict(trainer.policy.base_model.named_parameters())
@@ -81,7 +66,8 @@ def test_adapters_share_frozen_weights_with_the_reference(runs):
 
 
 TOKENS = torch.randint(72, (4, 20), generator=torch.Generator().manual_seed(0))
-KINDS = ("adapters", "detached", "critic", "adapters, critic", "critic from a reward model")
+KINDS = ("adapters", "unequal prompts, drawn lengths", "critic", "adapters, critic")
+KINDS += ("critic from a reward model", "bf16", "bf16_stochastic")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,14 +75,14 @@ def test_each_kind_learns_saves_and_loads_its_weights(runs, kind):
     run = runs(kind)
     policy, args = run.trainer.policy, run.trainer.args
     assert run.reports[0].kl_per_sequence == 0 < run.reports[-1].kl_per_sequence
-    ratios = [report.ratio_first_minibatch for report in run.reports]
-    assert ratios == pytest.approx([1, 1], abs=1e-4)
+    for report in run.reports:
+        assert abs(report.ratio_first_minibatch - 1) <= (0.1 if "bf16" in kind else 1e-4)
     trainable = {n for n, p in policy.named_parameters() if p.requires_grad}
-    saved, _ = load_checkpoint(run.trainer.run.checkpoints / "phase_000002.safetensors")
-    assert saved.keys() == trainable
+    saved, _ = load_checkpoint(run.trainer.run.checkpoints / "last.safetensors")
+    assert {name for name in saved if not name.startswith("optimizer.")} == trainable
     if args.lora_rank:
         assert all(
-            n.endswith((".A", ".B")) or n.startswith(("value_head", "critic")) for n in saved
+            n.endswith((".A", ".B")) or n.startswith(("value_head", "critic")) for n in trainable
         )
     moved = {n for n, w in run.weights[-1].items() if not torch.equal(w, run.weights[0][n])}
     assert moved <= trainable

@@ -26,10 +26,13 @@ from tests.training.recorded_runs import (
     assert_same_run,
     copy_weights,
     is_equal,
+    needs_bitsandbytes,
+    read_files,
     read_metrics,
     train_partly,
 )
 
+pytestmark = pytest.mark.slow
 TRAIN = (
     "train --preset reel --total-phases 5 --batch-size 8 --num-minibatches 2 --warmup-steps 1"
     " --gen-len 8 --top-k 12 --keep-checkpoints 1 --out"
@@ -103,19 +106,28 @@ SIGNALS = [
     pytest.param("SIGINT", "after_rollout", 4, 0, 5, marks=pytest.mark.nightly),
 ]
 # parts of their settings are resumed in the other configurations
-NIGHTLY = ("adapters, critic", "critic from a reward model", "resets, adapters", "bf16", "detached")
-NIGHTLY += ("token rewards", "several rewards", "in backward")
+NIGHTLY = ("adapters, critic", "critic from a reward model", "resets, adapters", "bf16")
+NIGHTLY += ("token rewards", "several rewards")
+
+
+RESUMED = [name for name, each in CONFIGURATIONS.items() if not each.hook]
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    is_golden = CONFIGURATIONS[name].is_golden and name not in ("adaptive KL", "micro-batches")
+    nightly = [pytest.mark.nightly] if is_golden or name in NIGHTLY else []
+    return nightly + ([needs_bitsandbytes] if name.startswith("8-bit") else [])
 
 
 @pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=pytest.mark.nightly if x in NIGHTLY else []) for x in CONFIGURATIONS],
-)
+@pytest.mark.filterwarnings("error:.*has changed since the run started")
+@pytest.mark.parametrize("name", [pytest.param(x, marks=marks(x)) for x in RESUMED])
 def test_resumed_run_equals_uninterrupted_run(runs, resumed, name):
     """The latter has callbacks at every event, which therefore change nothing."""
     whole, again = runs(name), resumed(name)
     assert_same_run(again.run.path, whole.path)
+    assert vars(again.kl_controller) == vars(whole.trainer.kl_controller)
+    assert again.reference_phase == whole.trainer.reference_phase
     assert is_equal(copy_weights(again.policy), whole.weights[-1])
     assert is_equal(copy_weights(again.reference), copy_weights(whole.trainer.reference))
     assert not is_equal(whole.weights[-1], whole.weights[0])
@@ -171,17 +183,15 @@ def test_signals_finish_the_phase_and_save(
     assert_same_run(out, uninterrupted)
 
 
-@pytest.mark.slow
 def test_resume_of_finished_run_changes_nothing(uninterrupted):
-    files = {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()}
+    files = read_files(uninterrupted)
     assert main(["resume", str(uninterrupted)]) == 0
-    assert {p: p.read_bytes() for p in uninterrupted.rglob("*") if p.is_file()} == files
+    assert read_files(uninterrupted) == files
     RLHFTrainer.resume(uninterrupted).train()
     logs = [path for path in files if path.suffix in (".json", ".jsonl")]
     assert [path.read_bytes() for path in logs] == [files[path] for path in logs]
 
 
-@pytest.mark.slow
 def test_run_keeps_the_newest_numbered_checkpoints(uninterrupted):
     stems = sorted(path.stem for path in (uninterrupted / "checkpoints").iterdir())
     assert stems == ["best", "last", "phase_000000", "phase_000005"]
@@ -192,18 +202,6 @@ def test_run_keeps_the_newest_numbered_checkpoints(uninterrupted):
         load_policy(uninterrupted, 2)
 
 
-@pytest.mark.slow
-def test_resume_writes_nothing_before_the_first_phase(make_trainer):
-    trainer = make_trainer(total_phases=4, save_every=2)
-    for _ in range(3):
-        trainer.run_phase()
-    trainer.recorder.writer.wait()
-    files = {p: p.read_bytes() for p in trainer.run.path.rglob("*") if p.is_file()}
-    assert RLHFTrainer.resume(trainer.run.path).phase == 2
-    assert {p: p.read_bytes() for p in trainer.run.path.rglob("*") if p.is_file()} == files
-
-
-pytestmark = pytest.mark.slow
 LAST = "checkpoints/last.safetensors"
 
 
@@ -230,13 +228,21 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def test_changes_apply_from_their_phase_and_are_recorded(copied_run):
+    """The first one finishes the run, the second extends it."""
+    assert main(["resume", str(copied_run), "--total-phases", "2"]) == 0
+    before = read_info(copied_run)
+    assert (before["status"], before["phases_done"]) == ("finished", 2)
     changes = ["--total-phases", "7", "--base-lr", "1e-4", "--head-lr", "1e-3", "--kl-coef", "0.5"]
     assert main(["resume", str(copied_run), *changes, "--save-every", "2"]) == 0
     info, lines = read_info(copied_run), read_metrics(copied_run)[2:]
-    assert info["status"] == "finished" and info["phases_done"] == 7
+    assert (info["status"], info["phases_done"]) == ("finished", 7)
+    assert info["final"] != before["final"]
+    samples = (copied_run / "samples.jsonl").read_text().splitlines()
+    phases = [json.loads(line)["phase"] for line in samples]
+    assert phases == [phase for phase in range(8) for _ in range(8)]
     changes = {c["field"]: (c["phase"], c["from"], c["to"]) for c in info["changes"]}
     assert changes.keys() == set(CHANGEABLE) - {"parallel"}
-    assert changes["total_phases"] == (2, 5, 7) and changes["base_lr"][2] == 1e-4
+    assert changes["total_phases"] == (2, 2, 7) and changes["base_lr"][2] == 1e-4
     assert info["args"]["kl_coef"] == 0.5 and [line["kl_coef"] for line in lines] == [0.5] * 5
     for name, peak in (("base_lr", 1e-4), ("head_lr", 1e-3)):
         rates = [peak * lr_scale(n, 0, 7, info["args"]["final_scale"]) for n in range(2, 7)]
@@ -256,18 +262,6 @@ def test_killed_change_equals_uninterrupted_change(saved_run):
     assert is_equal(load_file(killed / LAST), load_file(path / LAST))
     assert read_metadata(killed / LAST) == read_metadata(path / LAST)
     assert read_info(killed)["changes"] == read_info(path)["changes"]
-
-
-def test_finished_run_is_extended(copied_run):
-    finals = []
-    for total in (2, 4):
-        assert main(["resume", str(copied_run), "--total-phases", str(total)]) == 0
-        info = read_info(copied_run)
-        assert (info["status"], info["phases_done"]) == ("finished", total)
-        finals.append(info["final"])
-    lines = (copied_run / "samples.jsonl").read_text().splitlines()
-    phases = [json.loads(line)["phase"] for line in lines]
-    assert phases == [phase for phase in range(5) for _ in range(8)] and finals[0] != finals[1]
 
 
 @pytest.mark.usefixtures("no_type_checks")

@@ -14,53 +14,25 @@ from rlhf_lab.training.ppo import objective_terms
 from rlhf_lab.training.replay import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
 from tests.tape import capture_on_tape
-from tests.training.recorded_runs import copy_weights, is_equal
+from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
 
-CASES = {
-    "plain": {},
-    "padded prompts": {"parts": {"prompts": ["this movie", "the film was", "this film"]}},
-    "truncated, adaptive KL": {"top_k": 5, "kl_controller": "adaptive"},
-    "sampled KL, early stop": {"kl_estimator": "k3", "target_kl": 1e-6},
-    "skipped minibatches": {"ratio_threshold": 1.001, "weight_precision": "bf16"},
-    "adapters, groups": {"lora_rank": 2, "advantages": "grpo", "samples_per_prompt": 4},
-    "critic, bf16": {"value_head": "separate", "precision": "bf16"},
-}
-NIGHTLY = ("plain", "sampled KL, early stop", "adapters, groups")
-
-
-@pytest.fixture
-def train(make_trainer):
-    """Trains eagerly or on tapes, and returns all weights and the graph."""
-
-    def run(is_taped, prepare=lambda trainer: None, parts=None, phases=2, **fields):
-        trainer = make_trainer(parts, **fields)
-        trainer.step_graph = StepGraph(trainer, capture_on_tape) if is_taped else None
-        prepare(trainer)
-        for _ in range(phases):
-            trainer.run_phase()
-        weights = [p.detach().flatten() for p in trainer.policy.parameters()]
-        return torch.cat(weights), trainer.step_graph
-
-    return run
+DAILY = ("unequal prompts, drawn lengths", "adaptive KL", "ratio_threshold skips", "bf16")
+DAILY += ("separate critic, bf16",)
+NIGHTLY = ("target_kl stops", "rloo, lora, k3", "kl in reward, k1")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param(CASES[x], id=x, marks=pytest.mark.nightly if x in NIGHTLY else [])
-        for x in CASES
-    ],
+    "name", [*DAILY, *(pytest.param(x, marks=pytest.mark.nightly) for x in NIGHTLY)]
 )
-def test_replayed_run_matches_eager_run(train, fields):
-    (expected, _), (weights, graph) = (train(taped, **fields) for taped in (False, True))
-    n_captures = graph.n_captures if "parts" in fields else 1
-    assert graph.reason is None and graph.n_captures == n_captures >= 1
-    torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
-
-
-def add_reading_hook(trainer):
-    trainer.policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: None)
+def test_replayed_run_matches_eager_run(make_configured, runs, name):
+    trainer = make_configured(name)
+    graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    for _ in range(2):
+        trainer.run_phase()
+    assert graph.reason is None and 1 <= graph.n_captures <= (2 if "lengths" in name else 1)
+    expected, _ = runs(name).after(2)
+    torch.testing.assert_close(copy_weights(trainer.policy), expected, atol=1e-7, rtol=1e-6)
 
 
 def add_hook_in_phase_1(trainer):
@@ -78,58 +50,66 @@ def read_gradients(trainer):
     )
 
 
-def go_through_the_objective(trainer):
-    @trainer.on("after_loss")
-    def read(ctx):
-        weight = ctx.policy.value_head[0].weight
-        torch.autograd.grad(ctx.terms.value_loss, [weight], retain_graph=True)
-
-
-def set_debugger(trainer):
-    trainer.on("after_score")(lambda ctx: sys.settrace(lambda *frame: None))
-    trainer.on("after_phase")(lambda ctx: sys.settrace(None))
-
-
-def hook_parameter(trainer):
-    trainer.policy.value_head[0].weight.register_hook(lambda gradient: 0.5 * gradient)
+@pytest.mark.slow
+@pytest.mark.parametrize("prepare", [add_hook_in_phase_1, read_gradients])
+def test_callbacks_between_steps_see_and_change_what_runs(make_trainer, prepare):
+    eager, taped = make_trainer(), make_trainer()
+    taped.step_graph = StepGraph(taped, capture_on_tape)
+    for trainer in (eager, taped):
+        prepare(trainer)
+        for _ in range(2):
+            trainer.run_phase()
+    assert taped.step_graph.n_captures == 1
+    if prepare is read_gradients:  # of 8 steps: a callback may keep them
+        assert len({gradient.sum().item() for gradient in taped.gradients}) > 4
+    found, expected = copy_weights(taped.policy), copy_weights(eager.policy)
+    torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-6)
 
 
 EAGER = {
     "cuda_graphs=False": {"cuda_graphs": False},
     "a split minibatch": {"micro_batch_size": 2},
-    "optimizer_in_backward": {"optimizer_in_backward": True, "max_grad_norm": None},
+    "optimizer_in_backward": IN_BACKWARD,
     "activation_checkpointing": {"activation_checkpointing": True},
-    "custom functions": {"parts": {"logprobs": lambda *args: get_logprobs(*args)}},
-    "a debugger": {"prepare": set_debugger},
-    "a callback of after_loss": {"prepare": go_through_the_objective},
-    "hooks": {"prepare": add_reading_hook},
-    "hooks on parameters": {"prepare": hook_parameter},
-    "more than 10 tokens": {},
 }
-SETTINGS = ("a split minibatch", "optimizer_in_backward", "activation_checkpointing")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "reason", [pytest.param(x, marks=pytest.mark.nightly if x in SETTINGS else []) for x in EAGER]
-)
-def test_step_runs_eagerly_if_it_must(train, reason, monkeypatch):
-    if reason == "more than 10 tokens":
-        monkeypatch.setattr("rlhf_lab.training.step_graph.MAX_TOKENS", 10)
+@pytest.mark.parametrize("reason", EAGER)
+def test_step_runs_eagerly_with_settings(make_trainer, reason):
+    trainer = make_trainer(**EAGER[reason])
+    graph = StepGraph(trainer, capture_on_tape)
+    assert graph.replayed(objective_terms) is objective_terms and graph.reason == reason
+
+
+@pytest.mark.slow
+def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatch):
+    trainer = make_trainer()
+    graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
+    rollout, model = trainer.rollout_phase(), trainer.policy.base_model
+
+    def reason() -> str | None:
+        trainer.learning_phase(rollout)
+        return graph.reason
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlhf_lab.training.step_graph.MAX_TOKENS", 10)
+        assert reason() == "more than 10 tokens"
     trace = sys.gettrace()
-    _, graph = train(True, **EAGER[reason], phases=1)
+    sys.settrace(lambda *frame: None)
+    found = reason()
     sys.settrace(trace)
-    assert graph.reason == reason and graph.n_captures == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prepare", [add_hook_in_phase_1, read_gradients])
-def test_callbacks_between_steps_see_and_change_what_runs(train, prepare):
-    (expected, _), (weights, graph) = (train(taped, prepare) for taped in (False, True))
-    assert graph.n_captures == 1
-    if prepare is read_gradients:  # of 8 steps: a callback may keep them
-        assert len({gradient.sum().item() for gradient in graph.trainer.gradients}) > 4
-    torch.testing.assert_close(weights, expected, atol=1e-7, rtol=1e-6)
+    assert found == "a debugger"
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_post", lambda x, hook: None)]):
+        assert reason() == "hooks"
+    handle = trainer.policy.value_head[0].weight.register_hook(lambda gradient: gradient / 2)
+    assert reason() == "hooks on parameters"
+    handle.remove()
+    assert graph.n_captures == 0 and reason() is None and graph.n_captures == 1
+    trainer.on("after_loss")(lambda ctx: None)
+    assert reason() == "a callback of after_loss"
+    custom = make_trainer({"logprobs": lambda *args: get_logprobs(*args)})
+    assert StepGraph(custom).phase_obstacle() == "custom functions"
 
 
 CHANGES = {

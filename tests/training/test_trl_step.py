@@ -63,31 +63,19 @@ def trainer(directories, tmp_path) -> RLHFTrainer:
     head = nn.Linear(16, 1)
     head.weight.data = 0.2 * torch.sin(1.3 * torch.arange(16.0))[None]
     head.bias.data = torch.tensor([0.1])
+    rate, n = settings["learning_rate"], settings["batch_size"]
+    texts = dict(base_model=directories[0], reward_fn="zero", prefix="w1", gen_len=8, top_k=None)
+    phases = dict(total_phases=3, warmup_steps=0, final_scale=1.0, batch_size=n, num_minibatches=1)
+    steps = dict(base_lr=rate, head_lr=rate, weight_decay=0.0, max_grad_norm=1e9, advantages="gae")
+    rewards = dict(kl_in="reward", kl_estimator="k1", normalize_reward=False)
     args = RLHFArgs(
-        base_model=directories[0],
-        reward_fn="zero",
-        prefix="w1",
-        total_phases=3,
-        warmup_steps=0,
-        final_scale=1.0,
-        batch_size=settings["batch_size"],
-        num_minibatches=1,
+        **texts | phases | steps | rewards,
         batches_per_learning_phase=settings["ppo_epochs"],
-        base_lr=settings["learning_rate"],
-        head_lr=settings["learning_rate"],
-        weight_decay=0.0,
-        max_grad_norm=1e9,
         clip_coef=settings["cliprange"],
         vf_clip=settings["cliprange_value"],
         vf_coef=settings["vf_coef"],
         ent_coef=1e-7,
-        advantages="gae",
-        gen_len=8,
-        top_k=None,
-        kl_in="reward",
-        kl_estimator="k1",
         kl_coef=settings["init_kl_coef"],
-        normalize_reward=False,
     )
     policy = TransformerWithValueHead(base, head)
     return RLHFTrainer(args, out=tmp_path / "run", policy=policy, reference=reference)

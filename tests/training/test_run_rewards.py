@@ -1,7 +1,9 @@
-"""Rewards in a run: penalties, scaling, moments; several rewards, weighted and logged by name."""
+"""Rewards in a run: penalties, scaling, several rewards, answers, and rewards on token ids."""
 
 import dataclasses
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +11,12 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import RunningMoments
 from rlhf_lab.organism import REWARDS
-from rlhf_lab.rewards import ResponseReward, RewardPipeline, TokenReward
+from rlhf_lab.rewards import ResponseReward, RewardModel, RewardPipeline, ScoreGains, TokenReward
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.sinks import to_values
 from rlhf_lab.views.report import write_report
 
+RAW = {"normalize_reward": False}
 NAMES = ["reward/smoothed", "reward/length"]
 
 
@@ -65,20 +68,6 @@ def test_reward_of_the_whole_batch_never_gets_a_part(make_trainer):
     assert sizes == {8}
 
 
-def test_rewards_of_a_batch_or_of_tokens_reject_settings(make_trainer, questions):
-    batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
-    tokens, labels = TokenReward(lambda ids, mask: torch.zeros(len(ids))), "labels_column='answer'"
-    of_file = {"labels_column": "answer", "prompts": str(questions)}
-    for reward, fields, words in [
-        (batch, {"dynamic_sampling": 2, "samples_per_prompt": 2}, "dynamic_sampling=2 scores"),
-        (batch, {"advantages": "remax", "normalize_reward": False}, "advantages='remax' scores"),
-        (batch, of_file, f"{labels} scores"),
-        (tokens, of_file, f"{labels} requires a reward of texts"),
-    ]:
-        with pytest.raises(ConfigError, match=words):
-            make_trainer({"reward_fn": reward}, **fields)
-
-
 @pytest.fixture
 def questions(tmp_path):
     path = tmp_path / "questions.jsonl"
@@ -103,26 +92,43 @@ def test_answers_come_with_their_prompts(make_trainer, questions):
     assert rollout.raw_rewards.tolist() == expected
 
 
-def test_answers_that_are_not_usable_raise(make_trainer, questions, tmp_path):
-    column = {"answers_column": "answer"}
-    asks = ResponseReward(lambda p, r, a: [0.0] * len(p), answers=True)
-    twice = tmp_path / "twice.csv"
-    twice.write_text("prompt,answer\nthis movie,a\nthis movie,b\n")
-    exact = {"reward_fn": "exact_match", "prompts": str(questions)} | column
-    cases = [
-        ({}, exact | {"reward_fn": "true_reward"}, "read by no reward"),
-        ({"prompts": ["this movie"]}, exact, "but prompts were passed"),
-        ({"reward_fn": asks}, {}, "set answers_column"),
-        ({}, exact | {"prompts": str(twice)}, "has two answers, 'a' and 'b'"),
-        ({"reward_fn": {"bad": lambda t: None}}, {}, "returned NoneType"),
-    ]
-    for parts, fields, words in cases:
+def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp_path):
+    """A reward of texts as token ids has no such limits."""
+    batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
+    asks = ResponseReward(lambda prompts, responses, answers: [0.0] * len(prompts), answers=True)
+    texts, tokens = (TokenReward(x) for x in (lambda i, m: m.sum(1) + 0.0, lambda i, m: m + 0.0))
+    pairs, scaled = {"dynamic_sampling": 2, "samples_per_prompt": 2}, {"reward_scaling": "scale"}
+    file = {"prompts": str(questions)}
+    labels, exact = file | {"labels_column": "answer"}, file | {"answers_column": "answer"}
+    (tmp_path / "twice.csv").write_text("prompt,answer\nthis movie,a\nthis movie,b\n")
+    twice = exact | {"prompts": str(tmp_path / "twice.csv"), "reward_fn": "exact_match"}
+    for reward, fields, words in (
+        (batch, RAW | pairs, "dynamic_sampling=2 scores"),
+        (batch, RAW | {"advantages": "remax"}, "advantages='remax' scores"),
+        (batch, RAW | labels, "labels_column='answer' scores"),
+        (texts, RAW | labels, "labels_column='answer' requires a reward of texts"),
+        (tokens, {"normalize_reward": True}, "normalize_reward=.* is for one"),
+        (tokens, RAW | scaled, "reward_scaling=.* is for one"),
+        (tokens, RAW | {"reward_clip": 1.0}, "reward_clip=.* is for one"),
+        (tokens, RAW | pairs | {"advantages": "rloo"}, "dynamic_sampling=.* is for one"),
+        (asks, {}, "set answers_column"),
+        (None, exact | {"reward_fn": "true_reward"}, "read by no reward"),
+        (None, twice, "has two answers, 'a' and 'b'"),
+        ({"bad": lambda texts: None}, {}, "returned NoneType"),
+        (TokenReward(lambda ids, mask: torch.zeros(2, 3, 3)), RAW, r"shape \(2, 3, 3\)"),
+        (TokenReward(lambda ids, mask: mask[:, 1:] + 0.0), RAW, r"shape \(2, 3\) for"),
+        (TokenReward(lambda ids, mask: [0.0] * len(ids)), RAW, "returned list"),
+        (TokenReward(lambda ids, mask: mask * math.nan), RAW, "returned nan for token ids"),
+    ):
         with pytest.raises(ConfigError, match=words):
-            make_trainer(parts, **fields)
+            make_trainer({"reward_fn": reward}, **fields)
+        if reward is tokens:
+            make_trainer({"reward_fn": texts}, **fields)
+    with pytest.raises(ConfigError, match="but prompts were passed"):
+        make_trainer({"prompts": ["this movie"]}, **exact, reward_fn="exact_match")
 
 
 STOP = 9
-RAW = {"normalize_reward": False}
 
 
 def make_samples(*responses: list[int]) -> Samples:
@@ -208,3 +214,91 @@ def test_moments_include_each_learned_batch_once(make_trainer, runs):
     expected = RunningMoments.of(torch.cat([rollout.raw_rewards for rollout in batches]))
     assert moments.count == 24
     assert (moments.mean, moments.std) == pytest.approx((expected.mean, expected.std))
+
+
+@pytest.fixture(scope="module")
+def model(reward_dir) -> RewardModel:
+    return RewardModel.load(reward_dir).requires_grad_(False)
+
+
+@pytest.mark.slow
+@pytest.mark.typed
+def test_function_gets_prompt_and_response_with_their_mask(make_trainer):
+    seen = []
+
+    def length(input_ids, attention_mask):
+        seen.append((input_ids.clone(), attention_mask.clone()))
+        lengths = attention_mask.sum(1).float().requires_grad_()
+        input_ids.zero_()  # which changes no sample
+        attention_mask.zero_()
+        return lengths
+
+    fields = {"temperature": 20.0, "gen_len": 26, "batch_size": 16, "stop_at_eos": True} | RAW
+    parts = {"reward_fn": TokenReward(length), "prompts": ["this movie", "this movie was so good"]}
+    trainer = make_trainer(parts, **fields)
+    rollout, bos = trainer.rollout_phase(), trainer.tokenizer.bos_token_id
+    samples, (ids, mask) = rollout.samples, seen[-1]
+    assert torch.equal(ids, samples.tokens) and not mask.all()
+    real = samples.prompt_mask.sum(1) + samples.mask.sum(1)
+    assert torch.equal(rollout.raw_rewards, real.float()) and not rollout.raw_rewards.requires_grad
+    assert all(row[kept][0] == bos for row, kept in zip(ids, mask, strict=True))
+    assert rollout.token_rewards is None
+
+
+def test_token_rewards_match_hand_computed(make_trainer):
+    """Token t of a response of 3 has the reward t + 1, and each prompt token a million.
+
+    Rewards to go: 6, 5, 3. With lambda 1 these are the returns.
+    """
+
+    def by_place(input_ids, attention_mask):
+        rewards = torch.full(input_ids.shape, 1e6)
+        rewards[:, -3:] = torch.tensor([1.0, 2.0, 3.0])
+        return rewards
+
+    fields = {"gen_len": 3, "stop_at_eos": False, "gae_lambda": 1.0, "advantages": "gae"}
+    rollout = make_trainer({"reward_fn": TokenReward(by_place)}, **fields, **RAW).rollout_phase()
+    assert rollout.raw_rewards.tolist() == [6.0] * 8
+    for row in rollout.returns:
+        assert row.tolist() == pytest.approx([6.0, 5.0, 3.0], abs=1e-5)
+    view = rollout.to_tensordict()
+    assert view["next", "reward_raw"][0, :, 0].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_penalty_is_added_to_the_last_token(make_trainer):
+    """A response without an end gets -3 in all, of which its tokens have 1 each already."""
+    fields = {"gen_len": 5, "stop_at_eos": True, "penalize_no_eos": True, "advantages": "reinforce"}
+    parts = {"reward_fn": TokenReward(lambda ids, mask: torch.ones(ids.shape))}
+    rollout = make_trainer(parts, **fields, **RAW).rollout_phase()
+    assert rollout.raw_rewards.tolist() == [5.0] * 8 and rollout.rewards.tolist() == [-3.0] * 8
+    assert rollout.token_rewards[0].tolist() == [1.0, 1.0, 1.0, 1.0, -7.0]
+    assert rollout.advantages[0].tolist() == [-3.0, -4.0, -5.0, -6.0, -7.0]
+
+
+def test_each_gain_is_a_difference_of_two_scores(model):
+    """Token by token, each text scored alone, and at its end with EOS."""
+    tokenizer = model.base_model.tokenizer
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    row = [bos, *tokenizer.encode("this movie was so good", add_special_tokens=False)]
+    with torch.no_grad():
+        alone = [model(torch.tensor([row[: n + 1]]))[0].item() for n in range(len(row))]
+        alone[-1] = model(torch.tensor([[*row, eos]]))[0].item()
+    scores = [(score - 0.5) / 2 for score in alone]
+    expected = [scores[0], *(b - a for a, b in zip(scores, scores[1:], strict=False))]
+    ids = torch.tensor([[0, 0, *row, 7], [*row, 7, 7, 7]])
+    mask = torch.tensor([[0, 0, *[1] * 6, 0], [*[1] * 6, 0, 0, 0]]).bool()
+    gains = ScoreGains(model, batch_size=1)(ids, mask)
+    assert gains[0].tolist() == pytest.approx([0, 0, *expected, 0], abs=1e-5)
+    assert gains[1].tolist() == pytest.approx([*expected, 0, 0, 0], abs=1e-5)
+    ended = ScoreGains(model)(torch.tensor([[*row, eos]]), torch.ones(1, 7).bool())
+    assert ended.sum().item() == pytest.approx(sum(expected), abs=1e-5)
+    without_bos = ScoreGains(model)(torch.tensor([row[1:]]), torch.ones(1, 5).bool())
+    first = scores[1]  # the model still reads BOS, whose own score nobody gets
+    assert without_bos[0].tolist() == pytest.approx([first, *expected[2:]], abs=1e-5)
+
+
+def test_reward_model_with_other_tokens_raises(make_trainer, model, monkeypatch):
+    reward = TokenReward(ScoreGains(model), model.base_model.tokenizer)
+    monkeypatch.setattr(reward, "tokenizer", SimpleNamespace(get_vocab=lambda: {"this": 0}))
+    with pytest.raises(ConfigError, match="reward_fn reads other tokens than the policy writes"):
+        make_trainer({"reward_fn": reward}, **RAW)
