@@ -95,7 +95,7 @@ def test_answers_come_with_their_prompts(make_trainer, questions):
 def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp_path):
     """A reward of texts as token ids has no such limits."""
     batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
-    asks = ResponseReward(lambda prompts, responses, answers: [0.0] * len(prompts), answers=True)
+    answered = ResponseReward(lambda prompts, responses, answers: [0.0], answers=True)
     texts, tokens = (TokenReward(x) for x in (lambda i, m: m.sum(1) + 0.0, lambda i, m: m + 0.0))
     pairs, scaled = {"dynamic_sampling": 2, "samples_per_prompt": 2}, {"reward_scaling": "scale"}
     file = {"prompts": str(questions)}
@@ -111,7 +111,7 @@ def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp
         (tokens, RAW | scaled, "reward_scaling=.* is for one"),
         (tokens, RAW | {"reward_clip": 1.0}, "reward_clip=.* is for one"),
         (tokens, RAW | pairs | {"advantages": "rloo"}, "dynamic_sampling=.* is for one"),
-        (asks, {}, "set answers_column"),
+        (answered, {}, "set answers_column"),
         (None, exact | {"reward_fn": "true_reward"}, "read by no reward"),
         (None, twice, "has two answers, 'a' and 'b'"),
         ({"bad": lambda texts: None}, {}, "returned NoneType"),
@@ -251,13 +251,13 @@ def test_token_rewards_match_hand_computed(make_trainer):
     Rewards to go: 6, 5, 3. With lambda 1 these are the returns.
     """
 
-    def by_place(input_ids, attention_mask):
+    def count_up(input_ids, attention_mask):
         rewards = torch.full(input_ids.shape, 1e6)
         rewards[:, -3:] = torch.tensor([1.0, 2.0, 3.0])
         return rewards
 
     fields = {"gen_len": 3, "stop_at_eos": False, "gae_lambda": 1.0, "advantages": "gae"}
-    rollout = make_trainer({"reward_fn": TokenReward(by_place)}, **fields, **RAW).rollout_phase()
+    rollout = make_trainer({"reward_fn": TokenReward(count_up)}, **fields, **RAW).rollout_phase()
     assert rollout.raw_rewards.tolist() == [6.0] * 8
     for row in rollout.returns:
         assert row.tolist() == pytest.approx([6.0, 5.0, 3.0], abs=1e-5)
