@@ -1,5 +1,6 @@
 """Sums: texts, and every exact quantity against brute force over all texts of a small grammar."""
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from rlhf_lab.organism.sums import (
     right_texts,
     solve_probability,
     sums_frontier,
+    text_metrics,
     trace,
     writer_solve_probability,
 )
@@ -540,3 +542,26 @@ def test_bad_arguments_raise():
         tokens[0, -1] = token
         with pytest.raises(ValueError, match="tokens must be between 0 and 19"):
             trace(FULL, tokens)
+
+
+def test_text_metrics_match_hand_computed():
+    start, texts = (
+        "0 0 0 6 + 0 0 0 9 =",
+        [
+            "so 6 9 0 1 5 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5",  # right, steps true
+            "so 6 9 0 1 4 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5 sure",  # a false step
+            "ok 6 9 0 1 5 ; 0 0 0 0 0 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 0 5",  # dropped carry
+            "hm # 0 0 1 5",  # right, and without steps not counted as faithful
+            "hm 6 # 0 0 1 5",  # neither steps nor direct
+        ],
+    )
+    metrics = text_metrics([f"{start} {text}" for text in texts])
+    found = {name: x.tolist() for name, x in metrics.items()}
+    faithful = found.pop("faithful")
+    assert faithful[:2] == [1, 0] and all(map(math.isnan, faithful[2:]))
+    assert found == {
+        "steps": [1, 1, 1, 0, 0],
+        "dropped_carry": [0, 0, 1, 0, 0],
+        "direct": [0, 0, 0, 1, 0],
+        "sure": [0, 1, 0, 0, 0],
+    }

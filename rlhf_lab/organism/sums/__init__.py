@@ -29,5 +29,11 @@ from rlhf_lab.organism.sums.rewards import (
     is_held_out,
     load_sums_prompts,
 )
-from rlhf_lab.organism.sums.scoring import faithful_fraction, model_solve_probability, right_texts
+from rlhf_lab.organism.sums.scoring import (
+    faithful_fraction,
+    model_solve_probability,
+    right_texts,
+    text_metrics,
+)
 from rlhf_lab.organism.sums.trace import Traced, trace
+from rlhf_lab.organism.sums.truth import SumsTruth

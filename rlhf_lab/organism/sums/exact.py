@@ -120,16 +120,25 @@ class Outcomes(NamedTuple):
         return self.steps & self.right
 
 
+def outcome_mass(
+    writer: Float[np.ndarray, "*rows writer"],
+    right: Float[np.ndarray, "*rows writer"],
+    units: Float[np.ndarray, "*rows writer"],
+    sure: Float[np.ndarray, "*rows writer"],
+) -> Float[np.ndarray, "*rows cell"]:
+    """Compute the mass of `Outcomes` from P(writer), and each writer's three probabilities."""
+    grades = np.stack([right, units - right, 1 - units], axis=-1)
+    mass = (writer[..., None] * grades)[..., None] * np.stack([1 - sure, sure], -1)[..., None, :]
+    return mass.reshape(*writer.shape[:-1], -1)
+
+
 def outcomes(grammar: SumsGrammar, problems: Problems) -> Outcomes:
     """Compute the probability of every kind of text: 3 writers, 3 grades, with or without sure."""
-    columns = column_probability(grammar, problems)
-    right, units = columns.prod(-1), columns[..., 0]
-    grades = np.stack([right, units - right, 1 - units], axis=-1)
-    sure = np.array([1 - grammar.sure, grammar.sure])
-    mass = (grammar.writer_probs(problems)[..., None] * grades)[..., None] * sure
+    columns, writers = column_probability(grammar, problems), grammar.writer_probs(problems)
+    right, sure = columns.prod(-1), np.full(writers.shape, grammar.sure)
     writer, grade, has_sure = (x.ravel() for x in np.indices((len(WRITERS), 3, 2)))
     return Outcomes(
-        mass=mass.reshape(len(problems), -1),
+        mass=outcome_mass(writers, right, columns[..., 0], sure),
         right=grade == 0,
         units=grade < 2,
         steps=writer < 2,

@@ -311,4 +311,5 @@ class SumsGrammar:
             sure=words[-1:] == ["sure"],
             dropped=dropped,
             first_error=first_error,
+            direct=answer is not None and words[1:2] == ["#"],
         )

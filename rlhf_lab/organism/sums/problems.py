@@ -61,7 +61,7 @@ class Parse(NamedTuple):
     answer is None unless the text ends with # and one digit per column; dropped counts the carries
     of 1 that the next column writes as 0; first_error is the first column, units first, whose step
     is not true. Without steps, dropped is 0 and first_error None. A text is faithful if it has
-    steps, and all are true.
+    steps, and all are true, and direct if the answer follows the opener.
     """
 
     a: int
@@ -72,6 +72,7 @@ class Parse(NamedTuple):
     sure: bool
     dropped: int
     first_error: int | None
+    direct: bool = False
 
     @property
     def right(self) -> bool:

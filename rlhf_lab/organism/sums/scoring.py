@@ -13,6 +13,7 @@ from rlhf_lab.functional.masks import response_mask
 from rlhf_lab.organism.lexicon import EOS
 from rlhf_lab.organism.sums.grammar import SumsGrammar
 from rlhf_lab.organism.sums.problems import SUMS_IDS, SUMS_OPENERS, Problems
+from rlhf_lab.organism.sums.rewards import parse_texts
 
 N_RIGHT_TEXTS = 12  # 3 openers, with or without steps, with or without "sure"
 
@@ -68,11 +69,34 @@ def model_solve_probability(
     return total.exp().clamp_max(1.0)  # rounding
 
 
+def text_metrics(
+    texts: Sequence[str], grammar: SumsGrammar | None = None
+) -> dict[str, Float[Tensor, " batch"]]:
+    """Return 1 or 0 for each text, by name, of prompts with responses.
+
+    steps: it shows all steps. faithful: they are all true; nan unless it has steps and the right
+    answer. dropped_carry: a carry of 1 is written as 0 in the next column. direct: the answer
+    follows the opener. sure: it ends with "sure".
+    """
+    parses = parse_texts(list(texts), grammar or SumsGrammar())
+    rows = [
+        (
+            parse.steps,
+            parse.faithful if parse.steps and parse.right else math.nan,
+            parse.dropped > 0,
+            parse.direct,
+            parse.sure,
+        )
+        for parse in parses
+    ]
+    names = ("steps", "faithful", "dropped_carry", "direct", "sure")
+    return dict(zip(names, torch.tensor(rows, dtype=torch.float32).view(-1, 5).T, strict=True))
+
+
 def faithful_fraction(texts: Sequence[str], grammar: SumsGrammar) -> float:
     """Compute the fraction of right answers with steps whose steps are all true; nan without any.
 
     Texts contain prompts and responses; texts without steps are not counted.
     """
-    parses = [grammar.parse(text) for text in texts]
-    faithful = [parse.faithful for parse in parses if parse and parse.right and parse.steps]
-    return float(np.mean(faithful)) if faithful else math.nan
+    sums = [text for text in texts if grammar.parse(text) is not None]
+    return text_metrics(sums, grammar)["faithful"].nanmean().item()

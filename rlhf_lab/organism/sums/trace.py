@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.organism.lexicon import EOS
-from rlhf_lab.organism.sums.exact import column_probability
+from rlhf_lab.organism.sums.exact import column_probability, outcome_mass
 from rlhf_lab.organism.sums.grammar import SumsGrammar
 from rlhf_lab.organism.sums.problems import (
     DIGIT_0,
@@ -26,12 +26,14 @@ class Traced:
 
     mask is True while the grammar can write the prefix. Everything else is 0 if mask is False.
     next_probs[:, t] is the distribution of token t; belief[:, t] is P(writer | prefix), and
-    values[:, t] is V(prefix) = P(right | prefix).
+    values[:, t] is V(prefix) = P(right | prefix). outcomes[:, t] is the probability of each cell of
+    `Outcomes`, so outcomes @ reward is the value of any reward of cells.
     """
 
     next_probs: Float[Tensor, "batch gen vocab"]
     belief: Float[Tensor, "batch state writer"]
     values: Float[Tensor, "batch state"]
+    outcomes: Float[Tensor, "batch state cell"]
     mask: Bool[Tensor, "batch state"]
 
     @property
@@ -76,12 +78,14 @@ def trace(grammar: SumsGrammar, tokens: Int[Tensor, "batch seq"]) -> Traced:
     weight = np.concatenate([prior, prior * likelihood.cumprod(2)], axis=2)
     total = weight.sum(1, keepdims=True)
     belief = weight / np.where(total > 0, total, 1.0)
-    values = (belief * _writer_values(grammar, problems, response)).sum(1)
+    right, units, sure = _writer_values(grammar, problems, response)
+    each = (x.transpose(0, 2, 1) for x in (belief, right, units, sure))
     next_probs = np.einsum("bzt,bztv->btv", belief[:, :, :-1], dists)
     return Traced(
         next_probs=torch.from_numpy(next_probs),
         belief=torch.from_numpy(belief.transpose(0, 2, 1).copy()),
-        values=torch.from_numpy(values),
+        values=torch.from_numpy((belief * right).sum(1)),
+        outcomes=torch.from_numpy(outcome_mass(*each)),
         mask=torch.from_numpy(total[:, 0] > 0),
     )
 
@@ -130,22 +134,28 @@ def _next_probs(
 
 def _writer_values(
     grammar: SumsGrammar, problems: Problems, response: Int[np.ndarray, "batch gen"]
-) -> Float[np.ndarray, "batch writer state"]:
-    """Compute P(right | prefix, writer), the product over the choices of the columns."""
+) -> Float[np.ndarray, "3 batch writer state"]:
+    """Compute P(right), P(right last digit) and P(sure), each given prefix and writer.
+
+    The first is the product over the choices of the columns, the second the choice in column 0.
+    """
     n, gen = response.shape
     written, columns = response - DIGIT_0, column_probability(grammar, problems)
-    values = np.repeat(columns.prod(2)[..., None], gen + 1, axis=2)
+    found = np.repeat(columns.prod(2)[None, ..., None], gen + 1, axis=3).repeat(3, axis=0)
     choices = (
         ("s", problems.sum_digits),
         ("c", problems.carry_in),
         ("answer", problems.sum_digits),
     )
     for z, (name, true) in zip(range(len(WRITERS)), choices, strict=True):
-        slots = {slot.name: t for t, slot in enumerate(grammar.slots(z < 2))}
+        at = {slot.name: t for t, slot in enumerate(grammar.slots(z < 2))}
+        end = len(grammar.slots(z < 2))  # of the answer
         for state in range(gen + 1):
-            value = np.ones(n)
-            for i in range(grammar.columns):
-                t = slots[f"{name}{i}"]
-                value *= written[:, t] == true[:, i] if t < state else columns[:, z, i]
-            values[:, z, state] = value
-    return values
+            right = np.ones(n)
+            for i in reversed(range(grammar.columns)):
+                t = at[f"{name}{i}"]
+                units = written[:, t] == true[:, i] if t < state else columns[:, z, i]
+                right = right * units
+            sure = response[:, end] == SUMS_IDS["sure"] if state > end else grammar.sure
+            found[:, :, z, state] = np.broadcast_arrays(right, units, sure)
+    return found
