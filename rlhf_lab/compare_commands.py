@@ -158,7 +158,7 @@ def compare_command(
     column: str = "text",
     n_texts: int = 32,
     length: int | None = None,
-    words: tuple[str, str] = ("loved", "hated"),
+    words: tuple[str, str] | None = None,
 ) -> int:
     """Measure what training changed between two models: the shift of the logit difference of two
     words, by component, by rank of the change, and along the line between the weights.
@@ -170,18 +170,19 @@ def compare_command(
         ranks: Singular directions of each matrix's change that are applied.
         alphas: Points of the line; 0 is BASE, 1 is TUNED.
         out: A new file: the numbers if it ends in .json, else a page with the tables.
-        text: A file of texts that both models read; by default the eval text that a run stored,
-            or Reel's reviews up to the verdict.
+        text: A file of texts for both models; by default a run's eval text, or the grammar's texts.
         column: The column of the texts.
         n_texts: Number of texts.
         length: Tokens of each text; those of the shortest text by default.
-        words: Two words of one token each, as in --words " good" " bad".
+        words: Two words of one token each, as in --words " good" " bad"; by default loved and hated
+            on Reel, so and hm on sums.
     """
     import torch
     from rich.console import Console
 
     from rlhf_lab.diffing import compare
     from rlhf_lab.models.device import pick_device
+    from rlhf_lab.organism.language import REEL_LANGUAGE, read_language
 
     check_range(AT_LEAST_1, n_texts=n_texts)
     _validate_new_file(out)
@@ -194,6 +195,7 @@ def compare_command(
     rows = [row for row in rows if row][:n_texts]
     shortest = min([models[0].cfg.n_ctx, *map(len, rows)])
     length = shortest if length is None else length
+    words = words or (read_language(models[0].tokenizer) or REEL_LANGUAGE).contrast
     if not 1 <= length <= shortest:
         raise ConfigError(f"length={length} must be between 1 and {shortest}.")
     tokens = torch.tensor([row[:length] for row in rows], device=place)
@@ -226,10 +228,9 @@ def _report_comparison(result: Any, names: dict[str, str], out: Path | None) -> 
 def _token_rows(
     model: Any, runs: tuple[str, str], text: str | None, column: str, n_texts: int
 ) -> tuple[list[list[int]], str]:
-    """Return the tokens of each text, from a file, a run or Reel's grammar, and their source."""
+    """Return the tokens of each text, from a file, a run or a grammar, and their source."""
     from rlhf_lab.data_sources import read_rows
-    from rlhf_lab.organism.tokenizer import speaks_reel
-    from rlhf_lab.probes import ReelTruth
+    from rlhf_lab.organism.language import read_language
     from rlhf_lab.probes.store import ProbeStore
     from rlhf_lab.sampling import tokenize_prompts
     from rlhf_lab.training import RunDir
@@ -243,11 +244,10 @@ def _token_rows(
         if stored is not None:
             rows = [row[mask].tolist() for row, mask in zip(*stored, strict=True)]
             return rows, f"the eval text of {run}"
-    if not speaks_reel(model.tokenizer):
+    language = read_language(model.tokenizer)
+    if language is None:
         raise ConfigError("There is no text for both models to read. Set --text.")
-    truth = ReelTruth()
-    reviews, _ = truth.reviews(n_texts, 0)
-    return reviews[:, : truth.grammar.slot("VERB")].tolist(), "reviews up to the verdict"
+    return language.contexts(n_texts).tolist(), language.contexts_name
 
 
 def _validate_new_file(out: Path | None) -> None:

@@ -34,6 +34,7 @@ FUNCTIONS = sorted({n for metric in WHERE.keys() - OF_ENGINES for n in WHERE[met
 WHOLE = dict(gen_len=26, batch_size=32)  # whole reviews, which have a true reward
 EQUAL_PAIRS = WHOLE | dict(samples_per_prompt=2, dynamic_sampling=1, reward_fn="count:the")
 STOPS = dict(ratio_threshold=1.0001, batches_per_learning_phase=4, gen_len=26)
+SUMS = dict(preset="sums", gen_len=32, batch_size=64, base_lr=1e-3)  # no metric is 0 then
 OTHER_SETTINGS = {  # and the factor of the edit
     "functional.calc_policy_objective": (dict(policy_loss="cispo"), 3.0),
     "functional.calc_sampled_kl_penalty": (dict(kl_estimator="k3"), 3.0),
@@ -42,6 +43,7 @@ OTHER_SETTINGS = {  # and the factor of the edit
     "training.rollout.summarize": (EQUAL_PAIRS, 3.0),
     "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
     "training.reference_reset.kl_to_initial": (dict(reset_reference_every=1), 3.0),
+    "organism.sums.text_metrics": (SUMS, 0.5),
     "training.report.compute_cost": ({}, 1e4),  # no two runs take the same time
 }
 
@@ -52,6 +54,8 @@ def scaled(result: Any, factor: float) -> Any:
         return result * factor if result.is_floating_point() else result
     if isinstance(result, int | float) and not isinstance(result, bool):
         return type(result)(result * factor)
+    if isinstance(result, dict):
+        return {name: scaled(value, factor) for name, value in result.items()}
     if dataclasses.is_dataclass(result):
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         return dataclasses.replace(result, **{k: scaled(v, factor) for k, v in fields.items()})

@@ -2,20 +2,7 @@
 
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-from rlhf_lab.organism.lexicon import WORD_IDS
-from rlhf_lab.organism.sums.problems import SUMS_IDS
-
-
-def speaks_reel(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return True if a tokenizer has exactly the words of Reel, with the ids of Reel."""
-    return tokenizer.get_vocab() == dict(WORD_IDS)
-
-
-def speaks_sums(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return True if a tokenizer has exactly the words of sums, with the ids of sums."""
-    return tokenizer.get_vocab() == dict(SUMS_IDS)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerFast:

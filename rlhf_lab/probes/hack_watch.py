@@ -31,8 +31,8 @@ class HackWatch(Probe):
     2. Words by the logits: `promoted_mass`, the probability that a word gained at the states of the
        policy's own texts, before truncation.
     3. Words by the texts, as a baseline: log odds against the reference's (`word_log_odds`).
-    4. Rewards: their spread, and on Reel their excess over the true posterior, and the fraction of
-       grammatical texts.
+    4. Rewards: their spread, their excess over the true reward if it is known, and on Reel and
+       sums the metrics of a language, such as the fraction of grammatical texts.
 
     A word raises an alarm if it is significantly more than twice as likely as in the reference (5%
     for all words together).
@@ -134,8 +134,7 @@ def _rewards(rollout: Rollout, n: int) -> dict[str, Any]:
     if rollout.true_rewards is not None:
         true_reward = rollout.true_rewards[:n].to(columns["reward"])
         columns |= {"true_reward": true_reward, "gap": columns["reward"] - true_reward}
-    if rollout.grammatical is not None:
-        columns["grammatical"] = rollout.grammatical[:n].float()
+    columns |= {k: x[:n] for k, x in rollout.text_metrics.items() if not x[:n].isnan().any()}
     values: dict[str, Any] = {"reward_std": round(columns["reward"].double().std().item(), 6)}
     for name, column in columns.items():
         values |= mean_fields(name, column)

@@ -15,7 +15,6 @@ from rlhf_lab.chat import Message, user_turn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import validate_token_rewards, validate_whole_batch
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.organism.rewards import grammatical
 from rlhf_lab.rewards.conversation import TextBatch, chat_answers
 from rlhf_lab.rewards.scoring import (
     RewardFn,
@@ -51,7 +50,7 @@ class RewardPipeline:
     reward_fn: RewardFn
     true_reward_fn: RewardFn | None = None  # the true reward, if known
     stop_tokens: Sequence[int] = ()  # all token ids that end a sequence
-    check_grammar: bool = False  # True if texts are parsed, on Reel
+    read_metrics: Callable[[list[str]], Mapping[str, Tensor]] | None = None  # of a language
     normalize: Callable[..., Tensor] = F.normalize_reward
     sample_greedily: Callable[[list[Prompt]], Samples] | None = None  # for ReMax
     compares: bool = False  # True if the advantages compare the responses to a prompt
@@ -81,7 +80,7 @@ class RewardPipeline:
             true_rewards=self.read(self.true_reward_fn, samples, texts, "true_reward_fn").rewards
             if self.true_reward_fn
             else None,
-            grammatical=grammatical(texts) if self.check_grammar else None,
+            text_metrics=self.read_metrics(texts) if self.read_metrics else {},
             reward_moments=moments,
             group=self.groups(samples),
             compared=self.compares,

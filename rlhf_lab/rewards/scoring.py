@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -36,13 +36,14 @@ class Scores:
     texts: list[str]
     raw_rewards: Float[Tensor, " batch"]  # of a `RewardOutput`
     rewards: Float[Tensor, " batch"]  # after all processing
-    true_rewards: Float[Tensor, " batch"] | None  # the true rewards, if known (Reel)
-    grammatical: Bool[Tensor, " batch"] | None  # True for each text that parses, if known (Reel)
+    true_rewards: Float[Tensor, " batch"] | None  # if known, on Reel and sums
     reward_moments: F.RunningMoments | None = None  # of all rewards so far, if they are scaled
     group: Int[Tensor, " batch"] | None = None  # the prompt's index, with several responses each
     compared: bool = False  # True if the advantages compare the responses of a group
     token_rewards: Float[Tensor, "batch gen"] | None = None  # `rewards` per token, if known
     rewards_by_name: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
+    # of each text by name, such as grammatical, on Reel and sums; nan where a text is not counted
+    text_metrics: Mapping[str, Float[Tensor, " batch"]] = field(default_factory=dict)
 
     @property
     def credit_rewards(self) -> Float[Tensor, " batch"] | Float[Tensor, "batch gen"]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import REWARDS, Grammar, best_of_n, build_graph, grammar_policy
-from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import split_rewards
 from rlhf_lab.training.prompts import deal
 from rlhf_lab.training.random_streams import phase_generator
@@ -108,7 +107,7 @@ def exact_figures(trainer: "RLHFTrainer", numbers: Sequence[int]) -> dict[int, d
     args, spec = trainer.args, trainer.sampling_spec
     plain = spec.temperature == 1 and spec.top_k is None and spec.top_p is None
     is_whole = trainer.prompts.texts == ["this movie"] and spec.stop_at_eos and args.gen_len >= 26
-    known = args.base_model in BUNDLED and args.reward_fn in REWARDS
+    known = trainer.speaks_reel and args.reward_fn in REWARDS
     if not (trainer.starts_as_grammar and plain and is_whole and known) or args.reward_weights:
         return {}
     reference = grammar_policy(build_graph(Grammar()))

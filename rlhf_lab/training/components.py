@@ -32,8 +32,6 @@ from rlhf_lab.models.device import (
     validate_tf32,
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
-from rlhf_lab.organism.rewards import REWARDS
-from rlhf_lab.organism.sums import SUMS_REWARDS
 from rlhf_lab.parallel.launcher import is_grouped, n_processes, validate_single_process
 from rlhf_lab.rewards import (
     RewardFn,
@@ -117,10 +115,6 @@ def make_rewards(
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
-    if true_reward_fn is None and trainer.speaks_reel:
-        true_reward_fn = REWARDS["true_reward"]
-    elif true_reward_fn is None and trainer.speaks_sums:
-        true_reward_fn = SUMS_REWARDS["sums:exact"]
 
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")
@@ -129,9 +123,9 @@ def make_rewards(
         args,
         trainer.tokenizer,
         reward_fn,
-        true_reward_fn=true_reward_fn,
+        true_reward_fn=true_reward_fn or getattr(trainer.language, "true_reward", None),
         stop_tokens=trainer.sampling_spec.stops(trainer.tokenizer),
-        check_grammar=trainer.speaks_reel,
+        read_metrics=getattr(trainer.language, "read_metrics", None),
         normalize=overrides.normalize_reward,
         sample_greedily=trainer.sample_greedily if "greedy_rewards" in estimator_reads else None,
         compares="group" in estimator_reads,

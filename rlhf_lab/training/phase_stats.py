@@ -77,7 +77,7 @@ class PhaseStats:
         """Return the means over all steps; raise RunError if one is not finite."""
         numbers = [number for step in self._steps for number in step.values()]
         first_ratio, *numbers = torch.stack([self._first_ratio, *numbers]).tolist()
-        if not abs(first_ratio - 1) <= self.trainer.objective.rounding:
+        if abs(first_ratio - 1) > self.trainer.objective.rounding:  # False for nan
             self._warn_if_off_policy(first_ratio)
         read, phase, n_steps = iter(numbers), self.trainer.phase, len(self._steps)
         steps = [{name: next(read) for name in step} for step in self._steps]
@@ -103,8 +103,6 @@ class PhaseStats:
         )
 
     def _warn_if_off_policy(self, ratio: float) -> None:
-        if math.isnan(ratio):
-            return
         trainer, policy = self.trainer, self.trainer.policy
         causes = [
             f"custom {name}" for name in ("policy", "logprobs") if name in trainer.custom_components

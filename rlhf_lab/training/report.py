@@ -36,12 +36,17 @@ class RolloutStats:
     mean_reward: float
     reward_std: float
     true_reward: float | None
-    grammatical_fraction: float | None
     kl_per_token: float
     kl_per_sequence: float
     entropy_per_token: float
     response_length: float
     explained_variance: float
+    grammatical_fraction: float | None = None
+    steps_fraction: float | None = None
+    faithful_fraction: float | None = None
+    dropped_carry_fraction: float | None = None
+    direct_fraction: float | None = None
+    sure_fraction: float | None = None
     uninformative_group_fraction: float | None = None
     resampled_prompts: int | None = None
     engine_kl_per_token: float | None = None

@@ -90,7 +90,7 @@ def summarize(rollout: Rollout) -> RolloutStats:
     means = dict(zip(by_name, read[len(found) :], strict=True))
     return RolloutStats(
         true_reward=_mean(rollout.true_rewards),
-        grammatical_fraction=_mean(rollout.grammatical),
+        **{f"{name}_fraction": _mean(x[~x.isnan()]) for name, x in rollout.text_metrics.items()},
         resampled_prompts=rollout.resampled_prompts,
         reward_means=means or None,
         **numbers,
@@ -99,21 +99,22 @@ def summarize(rollout: Rollout) -> RolloutStats:
 
 def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None]:
     """Return the results of an evaluation: means over batches, and the number of samples."""
-    batches = [(summarize(rollout), len(rollout.texts)) for rollout in rollouts]
+    batches = [(summarize(rollout), rollout) for rollout in rollouts]
     means: dict[str, float | int | None] = {}
-    for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
+    fractions = [f"{name}_fraction" for name in batches[0][1].text_metrics]
+    for name in ("mean_reward", "true_reward", *fractions, "kl_per_sequence"):
         values = [getattr(stats, name) for stats, _ in batches]
         means[name] = None if None in values else sum(values) / len(values)
     for name in batches[0][0].reward_means or {}:
         of_batches = [stats.reward_means[name] for stats, _ in batches]
         means[reward_metric(name)] = sum(of_batches) / len(of_batches)
-    return means | {"samples": sum(size for _, size in batches)}
+    return means | {"samples": sum(len(rollout.texts) for _, rollout in batches)}
 
 
 def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
     """Return the lines of samples.jsonl: text (prompt and response) and numbers of each sequence.
 
-    The KL is in nats, summed over the response; several rewards are stored as reward/NAME.
+    The KL is in nats, summed over the response; several rewards are reward/NAME.
     """
     samples, rewards = rollout.samples, rollout.raw_rewards
     kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
@@ -128,8 +129,10 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
         "kl_per_sequence": kl,
         "response_length": map(round, length),
     } | {reward_metric(name): x.tolist() for name, x in rollout.rewards_by_name.items()}
+    for name, x in rollout.text_metrics.items():
+        columns[name] = [None if value != value else value for value in x.tolist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _mean(x: Tensor | None) -> float | None:
-    return None if x is None else x.float().mean().item()
+    return None if x is None or not len(x) else x.float().mean().item()

@@ -21,8 +21,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, compare_with_reference
 from rlhf_lab.models.lora import merged_lora
 from rlhf_lab.models.outputs import ReferenceComparison
-from rlhf_lab.organism.bundled import BUNDLED
-from rlhf_lab.organism.tokenizer import speaks_reel, speaks_sums
+from rlhf_lab.organism.language import REEL_LANGUAGE, read_language
 from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, sample
@@ -93,10 +92,11 @@ class RLHFTrainer(RunLoop):
         self.tokenizer = self.policy.base_model.tokenizer
         self.sampling_spec = SamplingSpec.from_args(args, self.tokenizer)
         self.engine = components.load_engine(self, given["rollout_engine"])
-        self.speaks_reel = speaks_reel(self.tokenizer) and given["policy"] is None
-        self.speaks_sums = speaks_sums(self.tokenizer) and given["policy"] is None
+        self.language = read_language(self.tokenizer) if given["policy"] is None else None
+        self.speaks_reel = self.language is REEL_LANGUAGE
         starts_equal = given["reference"] is None and args.reference_model is None
-        self.starts_as_grammar = starts_equal and self.speaks_reel and args.base_model in BUNDLED
+        models = getattr(self.language, "models", ()) if starts_equal else ()
+        self.starts_as_grammar = args.base_model in models
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])

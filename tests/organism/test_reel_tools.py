@@ -10,8 +10,9 @@ from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, read_language
 from rlhf_lab.organism.sums import SUMS_WORDS, SumsGrammar
-from rlhf_lab.organism.tokenizer import load_tokenizer, speaks_reel
+from rlhf_lab.organism.tokenizer import load_tokenizer
 from tools.reel import __main__ as commands
 from tools.reel.train import sums_loss
 
@@ -24,7 +25,7 @@ def reviews():
 def test_language_model_tokenizer_has_ids_of_the_grammar(tmp_path, reviews):
     tokenizer, texts = load_tokenizer(weights_dir("reel-nano")), reviews.texts()
     assert tokenizer.convert_tokens_to_ids(list(VOCABULARY)) == list(range(72))
-    assert speaks_reel(tokenizer)
+    assert read_language(tokenizer) is REEL_LANGUAGE
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(reviews.tokens, skip_special_tokens=True) == texts
@@ -43,7 +44,7 @@ def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
     assert encoded["attention_mask"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
     assert len(tokenizer("good " * 200, truncation=True)["input_ids"]) == 64
     assert tokenizer(reviews.texts())["input_ids"] == reviews.tokens.tolist()
-    assert not speaks_reel(tokenizer)
+    assert read_language(tokenizer) is None
 
 
 def test_bundled_models_are_small_distinct_and_without_pickle():
@@ -68,7 +69,7 @@ def test_sums_tokenizer_has_ids_of_the_grammar():
     ends = grammar.prompt_len + worked.mask.sum(1) - 1
     expected = [row[1:end].tolist() for row, end in zip(worked.tokens, ends, strict=True)]
     assert tokenizer(worked.texts())["input_ids"] == expected
-    assert not speaks_reel(tokenizer)
+    assert read_language(tokenizer) is SUMS_LANGUAGE
 
 
 def test_sums_loss_is_the_mean_over_response_tokens():
@@ -87,4 +88,4 @@ def test_sums_loss_is_the_mean_over_response_tokens():
 def test_bundled_models_pass_every_check(capsys):
     assert commands.main(["check", "--reviews", "600"]) == 0
     output = capsys.readouterr().out
-    assert len(re.findall(r" yes ", output)) == 16 and " NO " not in output
+    assert len(re.findall(r" yes ", output)) == 17 and " NO " not in output

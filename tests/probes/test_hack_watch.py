@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
     if kind != "grouped":
         gap = (rewards - rollout.true_rewards).mean().item()
         assert values["gap"] == pytest.approx(gap, abs=1e-5)
-        share = rollout.grammatical.float().mean().item()
+        share = rollout.text_metrics["grammatical"].mean().item()
         assert values["grammatical"] == pytest.approx(share, abs=1e-5)
 
 

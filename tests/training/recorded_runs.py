@@ -281,7 +281,7 @@ def make_rollout(samples: Samples, **fields: Any) -> Rollout:
     names = ("kl", "entropy", "advantages", "returns")
     defaults = dict.fromkeys(names, zeros) | {"ref_residuals": zeros[..., None]}
     defaults |= {"raw_rewards": rewards, "rewards": rewards, "texts": [""] * len(rewards)}
-    return Rollout(samples=samples, true_rewards=None, grammatical=None, **defaults | fields)
+    return Rollout(samples=samples, true_rewards=None, **defaults | fields)
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def strict(text: str) -> dict:
 
 NUMBERS = dict(mean_reward=0.5, reward_std=0.1, kl_per_token=0.1, kl_per_sequence=0.6)
 NUMBERS |= dict(entropy_per_token=1.0, response_length=6.0, explained_variance=0.0)
-HEALTHY = RolloutStats(**NUMBERS, true_reward=None, grammatical_fraction=None)
+HEALTHY = RolloutStats(**NUMBERS, true_reward=None)
 FULL = SimpleNamespace(mask=torch.ones(2, 6), tokens=torch.tensor([[0, 5], [0, 6]]))
 ROLLOUT = {"texts": ["a", "b"], "rewards": torch.tensor([0.0, 1.0]), "compared": True}
 

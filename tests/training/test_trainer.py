@@ -12,7 +12,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.functional import calc_kl_penalty, get_logprobs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import weights_dir
-from rlhf_lab.organism.sums import SumsGrammar
+from rlhf_lab.organism.sums import SumsGrammar, faithful_fraction
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.rollout import summarize
@@ -256,6 +256,14 @@ def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
     assert reports[0].true_reward < 0.5 and reports[-1].true_reward > 0.75
     parses = [SumsGrammar().parse(text) for text in trainer.prompts.texts]
     assert {len(str(parse.a)) for parse in parses} == {2, 3}
+    rows = [x for x in trainer.run.read("samples.jsonl") if x["phase"] == 4]
+    for name in ("steps", "faithful", "dropped_carry", "direct", "sure"):
+        known = [row[name] for row in rows if row[name] is not None]
+        assert getattr(reports[-1], f"{name}_fraction") == pytest.approx(sum(known) / len(known))
+    faithful = faithful_fraction([row["text"] for row in rows], SumsGrammar())
+    assert reports[-1].faithful_fraction == pytest.approx(faithful) and faithful > 0.9
+    assert reports[-1].steps_fraction > reports[0].steps_fraction > 0.2
+    assert reports[-1].grammatical_fraction is None
 
 
 @pytest.mark.parametrize("name", ["majority", "coin", "hole"])

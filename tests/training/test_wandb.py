@@ -106,7 +106,8 @@ def test_offline_run_matches_its_directory(logged):
         assert {name: row[name] for name in curves} == curves and len(curves) > 25
     tables = [file.table(row, "samples") for row in file.history]
     tables.append(file.table(file.summary, "final_samples"))
-    columns = "text prompt response reward true_reward kl_per_sequence response_length".split()
+    columns = "text prompt response reward true_reward kl_per_sequence response_length"
+    columns = [*columns.split(), "grammatical"]
     for phase, table in enumerate(tables):
         expected = [[s[name] for name in columns] for s in samples if s["phase"] == phase]
         assert table == table | {"columns": columns, "data": expected[:16]}
