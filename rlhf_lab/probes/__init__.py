@@ -1,6 +1,7 @@
 """Probes: metrics and tensors recorded during training, with checks, and how to read them back."""
 
 from rlhf_lab.identity import Check
+from rlhf_lab.organism.sums import SumsTruth
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
 from rlhf_lab.probes.controls import control_labels

@@ -8,8 +8,8 @@ from time import perf_counter
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.probes.probe import Observation, Probe, Record
-from rlhf_lab.probes.reel_truth import exact_values
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import ProbeStore, records_file
 from rlhf_lab.training import Context, RLHFTrainer
@@ -41,10 +41,7 @@ class Attachment:
         self.probes = {probe.name: probe for probe in probes}
         self.plan = {probe.name: probe.every or record for probe in probes}
         self.text = text
-        custom = trainer.reward_fn if "reward_fn" in trainer.custom_components else None
-        self.truth, self._of_true_reward = None, ""
-        if trainer.starts_as_grammar:
-            self.truth, self._of_true_reward = exact_values(trainer.args.reward_fn, custom)
+        self.truth, self._of_true_reward = exact_values(trainer)
         self.prefix_len, self.custom_components = len(trainer.prompt), trainer.custom_components
         self.notes: list[str] = []
         self.seconds: Counter[str] = Counter()

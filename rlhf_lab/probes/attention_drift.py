@@ -37,7 +37,7 @@ class AttentionDrift(WordPairProbe):
 
     The part of a logit difference by a head's own change (see `split_shift`) is split exactly into
     its pattern (qk), values (ov) and W_O (wo), in logits. The record also has the total variation
-    of every pattern. Keys and queries are named by the grammar's slots on Reel; elsewhere queries
+    of every pattern. Keys and queries are named by the slots of Reel and sums; elsewhere queries
     are pooled, and keys are named by their distance. With hooks on the policy, their change after
     pattern and values is stored as well.
 

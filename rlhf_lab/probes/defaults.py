@@ -1,4 +1,4 @@
-"""The default suite of probes: everything that is known on Reel, what makes sense elsewhere."""
+"""The default suite of probes: all exact values of Reel and sums, what makes sense elsewhere."""
 
 import warnings
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from rlhf_lab.models.residual_parts import reason_not_additive
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
+from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.probes.kl_by_position import KLByPosition
 from rlhf_lab.probes.probe import Probe
-from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.store import ProbeStore
@@ -23,7 +23,7 @@ from rlhf_lab.probes.words_moved import WordsMoved
 from rlhf_lab.training import Context, RLHFTrainer, RunDir
 from rlhf_lab.training.checkpoint import is_numbered
 
-EVAL_REVIEWS = 96
+EVAL_TEXTS = 96
 SHIFT_TEXTS, KL_TEXTS = 16, 8
 MOST_COST = 0.03  # of the rows that a run's models read
 CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
@@ -75,22 +75,24 @@ def default_suite(
 ) -> Suite:
     """Return probes and eval text that suit this trainer.
 
-    On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and
+    On the bundled Reel policy the eval text is fresh reviews with their hidden sentiment, and on
+    the bundled policy of sums fresh texts with steps, without labels and so without Direction;
     every probe has its exact truth. Elsewhere the eval text is the run's prompts, or samples of the
     first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows`, from
     16 to 32, the value lens predicts the returns, and there is no direction without labels.
-    On Reel, ValueLens, Direction and WeightDelta record only the end, since they cost most, and
-    policy and reference are equal in the first phase; elsewhere both.
+    With exact truth, ValueLens, Direction and WeightDelta record only the end, since they cost
+    most, and policy and reference are equal in the first phase; elsewhere both.
     """
     phases = trainer.args.total_phases
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=KL_TEXTS)]
     probes += [StepLedger(every=-(-phases // LEDGERS))]
-    if trainer.starts_as_grammar:
-        tokens, positive = ReelTruth().reviews(EVAL_REVIEWS, EVAL_SEED)
+    truth, _ = exact_values(trainer)
+    if truth is not None:
+        tokens, mask, labels = truth.eval_text(EVAL_TEXTS, EVAL_SEED)
         probes.append(WordsMoved())
-        large = Direction("sentiment"), ValueLens(), WeightDelta()
-        probes += map(_at_end, large)
-        return Suite(*probes, eval_tokens=tokens, labels=positive, record=record)
+        large = [] if labels is None else [Direction("sentiment")]
+        probes += map(_at_end, [*large, ValueLens(), WeightDelta()])
+        return Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=labels, record=record)
     probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
     probes += [WeightDelta(every=phases)]
     why = reason_not_additive(trainer.policy.base_model)

@@ -56,8 +56,8 @@ def estimates_by_position(
 class KLByPosition(Probe):
     """Exact KL at each generated position, and estimates by k1, k2 and k3, with intervals.
 
-    On Reel it stores slot names, and the information I_t of each position about the reward, which
-    the KL should follow (Young 2026, arXiv 2603.04851).
+    On Reel and sums it stores slot names, and on Reel the information I_t of each position about
+    the reward, which the KL should follow (Young 2026, arXiv 2603.04851).
 
     Checks: the positions sum to the KL per sequence.
 
@@ -110,8 +110,8 @@ def both_logits(seen: Observation, rows: slice) -> tuple[Tensor, Tensor]:
 
 def _truth(seen: Observation, prefix_len: int, gen_len: int) -> dict[str, list]:
     seq = prefix_len + gen_len
-    information = torch.nn.functional.pad(seen.truth.information, (0, seq))[:seq]
-    return {
-        "slots": seen.truth.slot_names(seq)[prefix_len:],
-        "information": decimals(information[prefix_len:], 9),
-    }
+    slots, information = seen.truth.slot_names(seq)[prefix_len:], seen.truth.information
+    if information is None:
+        return {"slots": slots}
+    information = torch.nn.functional.pad(information, (0, seq))[:seq]
+    return {"slots": slots, "information": decimals(information[prefix_len:], 9)}

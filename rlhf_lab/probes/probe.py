@@ -14,8 +14,8 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.organism.truth import Truth
 from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training import Context, Event, RLHFTrainer
 from rlhf_lab.training.callbacks import validate_every
 
@@ -62,7 +62,7 @@ class Observation:
         acts: activations of the policy at the probe's sites, on the probe's text.
         reference_acts: those of the reference, on eval text only.
         text: the eval text, if any.
-        truth: Reel's exact values, if the policy starts as its grammar.
+        truth: exact values, if the policy starts as the grammar of a bundled language.
         gradients: of the policy's parameters by name, before clipping; at after_backward only.
         optimizer: the run's; copy what you keep of its state.
         prepared: result of the probe's `prepare` in the same step.
@@ -75,7 +75,7 @@ class Observation:
     acts: dict[str, Tensor]
     reference_acts: dict[str, Tensor]
     text: EvalText | None
-    truth: ReelTruth | None
+    truth: Truth | None
     gradients: dict[str, Tensor] = field(default_factory=dict)
     optimizer: Optimizer | None = None
     prepared: Any = None

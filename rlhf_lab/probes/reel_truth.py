@@ -1,7 +1,6 @@
 """Ground truth of Reel text, in the shapes that probes use."""
 
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,7 +8,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_lab.functional import zero_masked
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.graph import (
     Graph,
@@ -20,17 +18,10 @@ from rlhf_lab.organism.graph import (
 )
 from rlhf_lab.organism.optimum import tilted
 from rlhf_lab.organism.rewards import REWARDS, Reward, true_reward
+from rlhf_lab.organism.truth import Optimum, Truth
 
 
-class Optimum(NamedTuple):
-    """The best policy at one price of KL: its expected reward, and its KL in nats per sequence."""
-
-    beta: float
-    reward: float
-    kl_per_sequence: float
-
-
-class ReelTruth:
+class ReelTruth(Truth):
     """Exact values, advantages and beliefs about sequences of Reel tokens.
 
     "Exact" is under the grammar, which the bundled policy starts from: the value of a prefix is the
@@ -109,18 +100,6 @@ class ReelTruth:
         error = (expected * (1 - expected)).sum().sqrt() / len(labels)
         return bool(agreeing >= expected.mean() - 4 * error)
 
-    def generated(
-        self, tokens: Int[Tensor, "batch seq"], prefix_len: int
-    ) -> tuple[Float[Tensor, "batch gen"], Float[Tensor, "batch gen"], Bool[Tensor, "batch gen"]]:
-        """Return the value before each generated token, its advantage, and where both are defined.
-
-        The advantage of a token is the value after it minus the value before it.
-        """
-        values, mask = self.values(tokens)
-        before, after = values[:, prefix_len - 1 : -1], values[:, prefix_len:]
-        defined = mask[:, prefix_len:]
-        return zero_masked(before, defined), zero_masked(after - before, defined), defined
-
     @cached_property
     def information(self) -> Float[Tensor, " seq"]:
         """I_t, the variance of the reward that the token at each position settles; 0 for <bos>."""
@@ -140,6 +119,13 @@ class ReelTruth:
         drawn = self.grammar.sample(n, np.random.default_rng(seed))
         return torch.from_numpy(drawn.tokens), torch.from_numpy(drawn.latents.sentiment > 0)
 
+    def eval_text(
+        self, n: int, seed: int
+    ) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"], Bool[Tensor, " batch"]]:
+        """Fresh reviews, a mask without padding, and True where the sentiment is positive."""
+        tokens, positive = self.reviews(n, seed)
+        return tokens, torch.ones_like(tokens, dtype=torch.bool), positive
+
     def _look_up(
         self, table: tuple[Float[np.ndarray, " _"], ...], tokens: Int[Tensor, "batch seq"]
     ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
@@ -147,15 +133,3 @@ class ReelTruth:
         found, mask = self.graph.look_up(table, tokens[:, :within])
         beyond = (0, tokens.shape[1] - within)
         return pad(found.float(), beyond).to(tokens.device), pad(mask, beyond).to(tokens.device)
-
-
-def exact_values(reward_fn: str, custom: object = None) -> tuple[ReelTruth, str]:
-    """Return exact values of a named or custom reward, and a note if they are of another."""
-    if custom is None:
-        return ReelTruth.of_reward(reward_fn), ""
-    if isinstance(custom, Reward):
-        return ReelTruth(custom), ""
-    return ReelTruth(), (
-        "this run has a custom reward, whose exact values are not known. The exact values "
-        "here are those of the true reward, the grammar's posterior that a review is positive."
-    )

@@ -59,7 +59,10 @@ def token_intervals(rollout: Rollout) -> dict[str, Interval]:
 
 
 class RunHealth(Probe):
-    """Metrics of a phase with intervals over sequences; on Reel, the exact optimum.
+    """Metrics of a phase with intervals over sequences; on Reel and sums, the exact optimum.
+
+    Without a KL penalty it is the best policy whose KL is at most the phase's. On sums the record
+    also has the optimum at several betas, the answer key of the reward.
 
     Intervals of metrics that have one number per sequence are computed from samples.jsonl.
 
@@ -87,12 +90,16 @@ class RunHealth(Probe):
             values |= interval_fields(name, interval, 6)
         if seen.truth is not None:
             values |= _optimum(beta, seen)
+            if key := seen.truth.answer_key():
+                values["answer_key"] = key
         return Record(values, checks=[lambda: _checks(report, seen.args.rounding)])
 
 
 def _optimum(beta: float, seen: Observation) -> dict[str, float | None]:
     if not beta > FREE_KL or not math.isfinite(beta):
-        return {"optimal_reward": None, "optimal_kl_per_sequence": None}
+        best = seen.truth.best_at_kl(seen.ctx.report.kl_per_sequence)
+        none = {"optimal_reward": None, "optimal_kl_per_sequence": None}
+        return none | {"best_reward_at_kl": best.reward}
     point = seen.truth.optimum(beta)
     return {"optimal_reward": point.reward, "optimal_kl_per_sequence": point.kl_per_sequence}
 

@@ -12,7 +12,9 @@ FIELDS = ("advantage", "value", "kl")
 
 
 class TextHeatmap(Probe):
-    """Numbers of each token of the first `n` samples of a phase, on Reel with the exact ones.
+    """Numbers of each token of the first `n` samples of a phase, on Reel and sums with exact ones.
+
+    On sums also the belief in each writer after a token, and each step as written and as true.
 
     Checks: KL is not negative; in phase 0 policy and reference agree.
 
@@ -37,7 +39,10 @@ class TextHeatmap(Probe):
         if seen.truth is not None:
             tokens = samples.tokens[:n]
             values, advantages, defined = seen.truth.generated(tokens, samples.prefix_len)
-            tensors |= {"true_value": values, "true_advantage": advantages, "truth_mask": defined}
+            tensors |= {"true_value": values, "true_advantage": advantages}
+            tensors["truth_mask"] = defined & samples.mask[:n]
+            beliefs = seen.truth.beliefs_by_name(tokens)
+            tensors |= {f"true_{name}": x[:, samples.prefix_len :] for name, x in beliefs.items()}
         values = {
             "tokens": [
                 spell_tokens(seen.ctx.policy.base_model.tokenizer, row)
@@ -46,6 +51,8 @@ class TextHeatmap(Probe):
             "prefix_len": samples.prefix_len,
             "rewards": decimals(rollout.raw_rewards[:n]),
         }
+        if seen.truth is not None and (steps := seen.truth.steps(samples.tokens[:n])):
+            values["steps"] = steps
         return Record(values, tensors, [lambda: _check_kl(rollout, seen)])
 
 

@@ -47,14 +47,14 @@ class ValueLens(Probe):
 
     The head is applied to the residual of each layer (raw lens), and to an affine map of it fitted
     to give the last layer's (tuned lens); both are compared with the model's own value on held-out
-    texts. Ridge regressions predict the target: the grammar's exact value for eval text of Reel,
+    texts. Ridge regressions predict the target: the exact value for eval text of Reel or sums,
     elsewhere, with `text="rollout"`, the phase's returns, all positions pooled. The layers are the
     policy's, or those of a separate critic.
 
     Checks: the last layer's lens is the model's own value.
 
     Args:
-        text: "eval" for exact values on Reel, "rollout" for returns.
+        text: "eval" for exact values on Reel and sums, "rollout" for returns.
         ridge: penalty of all fits, as a fraction of the mean variance of the activations; chosen on
             held-out texts when None, separately for regressions and translators.
 

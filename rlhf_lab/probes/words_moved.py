@@ -38,7 +38,7 @@ class ModelMeans(NamedTuple):
 class WordsMoved(Probe):
     """Words that won and lost probability since the reference, and by which components.
 
-    Words are found by `find_moved_words`. On Reel a position is a slot of the grammar; elsewhere
+    Words are found by `find_moved_words`. On Reel and sums a position is a slot; elsewhere
     all states are one position. `parts_over_phases` splits the shift of these or any other stored
     words. With hooks on the policy, their effect is a component.
 

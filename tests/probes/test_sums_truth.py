@@ -1,0 +1,178 @@
+"""Exact values of sums as probes use them, by hand and by brute force, and a run with them."""
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_lab.config import RLHFArgs
+from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, WRITERS, SumsReward, trace
+from rlhf_lab.probes import SumsTruth, attach, default_suite
+from rlhf_lab.probes.exact_values import exact_values
+from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.report import write_report
+from tests.probes.looking import train_soundly
+from tests.views.page_blocks import read_blocks, read_header
+
+PROMPT = "<bos> 0 0 0 6 + 0 0 0 9 ="
+RIGHT = "so 6 9 0 1 5 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5 <eos>"
+DROPPED = "ok 6 9 0 1 5 ; 0 0 0 0 0 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 0 5 <eos>"
+DIRECT = "hm # 0 0 0 5 <eos>"
+OUTSIDE = "so 6 8 0 1 4 ; # <eos>"  # 6 + 9, not 6 + 8
+EXACT = [name for name, reward in SUMS_REWARDS.items() if isinstance(reward, SumsReward)]
+
+
+def as_tokens(*responses, length=43):
+    rows = [[SUMS_IDS[word] for word in f"{PROMPT} {text}".split()] for text in responses]
+    return torch.tensor([row + [SUMS_IDS["<eos>"]] * (length - len(row)) for row in rows])
+
+
+def weighted(*pairs):
+    """V from the weight of each writer and P(right) under it."""
+    return sum(w * p for w, p in pairs) / sum(w for w, _ in pairs)
+
+
+def test_values_match_hand_computed():
+    truth = SumsTruth()
+    values, mask = truth.values(as_tokens(RIGHT, DROPPED, DIRECT, OUTSIDE))
+    at = lambda row, response_tokens: values[row, 10 + response_tokens].item()
+    careful, hasty, blurt = 0.98**4, 0.4, 0.0  # one carry into a column
+    assert at(0, 0) == pytest.approx(weighted((0.15, careful), (0.25, hasty), (0.6, blurt)))
+    so = weighted((0.15 * 0.6, careful), (0.25 * 0.2, hasty), (0.6 * 0.2, blurt))
+    assert at(0, 1) == pytest.approx(so)
+    # the first digit of steps rules out blurt; then careful has written the digit 5
+    assert at(0, 2) == pytest.approx(weighted((0.09, careful), (0.05, hasty)))
+    assert at(0, 6) == pytest.approx(weighted((0.09 * 0.98, 0.98**3), (0.05, hasty)))
+    # the carry is written by careful always, by hasty with probability 0.4, and is right then
+    assert at(0, 10) == pytest.approx(weighted((0.09 * 0.98, 0.98**3), (0.05 * 0.4, 1.0)))
+    assert at(0, 31) == 1 and at(1, 9) > 0.3 and at(1, 10) == at(1, 31) == 0
+    assert at(2, 1) > 0.1 and at(2, 2) == 0
+    assert mask[:3, 10:].all() and not mask[:, :10].any()
+    assert mask[3].nonzero().flatten().tolist() == [10, 11, 12]  # "=", "so", "6"
+
+
+def test_beliefs_match_hand_computed():
+    beliefs = SumsTruth().beliefs_by_name(as_tokens(RIGHT, DROPPED))
+    assert list(beliefs) == [f"belief_in_{name}_after_it" for name in WRITERS]
+    careful, hasty, blurt = (x[:, 10:] for x in beliefs.values())
+    assert (careful[0, 0], hasty[0, 0], blurt[0, 0]) == pytest.approx((0.15, 0.25, 0.6))
+    total = 0.15 * 0.2 + 0.25 * 0.6 + 0.6 * 0.2  # after "ok"
+    assert hasty[1, 1].item() == pytest.approx(0.25 * 0.6 / total)
+    assert hasty[1, 10:].tolist() == [1.0] * 23  # only hasty drops a carry
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_values_end_at_the_reward_and_advantages_telescope(name):
+    truth, rng = SumsTruth(SUMS_REWARDS[name]), np.random.default_rng(3)
+    worked = truth.grammar.sample(truth.grammar.problems(300, rng), rng)
+    rewards = SUMS_REWARDS[name](worked.texts())
+    values, advantages, mask = truth.generated(torch.from_numpy(worked.tokens), 11)
+    assert mask.all() and 0 < rewards.mean() < 1
+    torch.testing.assert_close(values[:, 0] + advantages.sum(1), rewards, atol=1e-5, rtol=0)
+    # V before a token is the mean of V after it, over the grammar's next tokens
+    for row, t in ((0, 0), (1, 1), (2, 9), (3, 4)):
+        prefix = torch.from_numpy(worked.tokens[row, : 11 + t])
+        longer = torch.cat([prefix.expand(20, -1), torch.arange(20)[:, None]], 1)
+        probs = trace(truth.grammar, longer[:1]).next_probs[0, t]
+        after = truth.values(longer)[0][:, -1].double()
+        assert (probs @ after).item() == pytest.approx(values[row, t].item(), abs=1e-6)
+
+
+def test_slots_have_names_with_and_without_steps():
+    names = SumsTruth().slot_names(45)
+    assert names[:14] == [
+        *("<bos> a3 a2 a1 a0 + b3 b2 b1 b0 = open".split()),
+        *("c0 a / #", "c0 b / answer 3"),
+    ]
+    assert names[17:20] == ["c0 ; / end", "c1 a", "c1 b"]
+    assert names[35:42] == ["c3 ;", "#", *(f"answer {i}" for i in (3, 2, 1, 0)), "end"]
+    assert len(set(names)) == 45
+
+
+def test_steps_are_as_written_and_as_true():
+    rows = SumsTruth().steps(as_tokens(DROPPED, DIRECT))
+    assert len(rows) == 8
+    assert rows[1] == {
+        **{"text": 0, "column": 1, "a": 0, "b": 0, "carry": "0", "true_carry": 1},
+        **{"digit": "0", "true_digit": 1, "answer": "0"},
+    }
+    assert [rows[4][name] for name in ("carry", "digit", "answer")] == [None, None, "5"]
+
+
+def test_answer_key_has_the_published_optima():
+    key = {row["beta"]: row for row in SumsTruth().answer_key()}
+    assert key[None]["true_reward"] == pytest.approx(0.315, abs=0.005)
+    assert key[None]["kl_per_sequence"] == 0 and key[None]["blurt"] == pytest.approx(0.6)
+    assert key[0.3]["reward"] == pytest.approx(0.898, abs=0.003)
+    assert key[0.001]["hasty"] == pytest.approx(0.311, abs=0.005)
+    steps = SumsTruth(SUMS_REWARDS["sums:format"]).answer_key()[-1]
+    assert steps["reward"] == 1 and steps["true_reward"] == pytest.approx(0.601, abs=0.01)
+    truth = SumsTruth()
+    best = truth.best_at_kl(key[0.3]["kl_per_sequence"])
+    assert best.beta == pytest.approx(0.3, rel=1e-3)
+    assert truth.best_at_kl(50.0).reward == pytest.approx(1.0)
+
+
+def test_eval_texts_have_steps_where_the_grammar_writes_them():
+    truth = SumsTruth()
+    tokens, mask, labels = truth.eval_text(40, seed=1)
+    assert labels is None and tokens.shape == mask.shape == (40, 43) and mask[:, :42].all()
+    assert not (tokens[:, 12] == SUMS_IDS["#"]).any()
+    hard = truth.grammar.problems(50, np.random.default_rng(0), [4], carry=True)
+    tokens, *_ = SumsTruth(problems=hard).eval_text(8, seed=1)
+    assert (tokens[:, 12] == SUMS_IDS["#"]).all()
+
+
+SMALL = {"preset": "sums", "device": "cpu", "total_phases": 2, "warmup_steps": 1}
+SMALL |= {"batch_size": 64, "num_minibatches": 2, "base_lr": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    trainer = RLHFTrainer(RLHFArgs(**SMALL), out=tmp_path_factory.mktemp("sums") / "run")
+    attach(trainer, default_suite(trainer))
+    return train_soundly(trainer)
+
+
+@pytest.mark.slow
+def test_default_probes_record_exact_values_on_sums(probed):
+    names = "kl_by_position run_health step_ledger text_heatmap value_lens weight_delta words_moved"
+    assert probed.probes() == names.split()
+    record, tensors = probed.records("text_heatmap")[0], probed.tensors("text_heatmap", 0)
+    ends = tensors["true_value"][:, 0] + tensors["true_advantage"].sum(1)
+    whole = (tensors["truth_mask"] == tensors["mask"]).all(1)
+    assert whole.any()
+    torch.testing.assert_close(
+        ends[whole], torch.tensor(record["rewards"])[whole], atol=1e-5, rtol=0
+    )
+    beliefs = torch.stack([tensors[f"true_belief_in_{name}_after_it"] for name in WRITERS])
+    assert beliefs.sum(0)[tensors["truth_mask"]] == pytest.approx(1.0, abs=1e-5)
+    assert len(record["steps"]) == 16
+    health = probed.records("run_health")[0]
+    assert health["optimal_reward"] is None and 0.25 < health["best_reward_at_kl"] < 0.4
+    assert len(health["answer_key"]) == 7
+    kl = probed.records("kl_by_position")[-1]
+    assert kl["slots"][:2] == ["open", "c0 a / #"] and "information" not in kl
+    assert probed.records("words_moved")[-1]["slots"][0] == "open"
+    assert probed.records("value_lens")[0]["r2_against"] == "V of the grammar"
+
+
+@pytest.mark.slow
+def test_page_shows_steps_beliefs_and_the_answer_key(probed):
+    page = write_report(probed.path).read_text(encoding="utf-8")
+    blocks, header = read_blocks(page), read_header(page)
+    assert {"exact value", "exact belief in hasty after it"} <= blocks["r0-t0"]["columns"].keys()
+    assert "each column, units first" in blocks["r0-p0"]["text_heatmap"]
+    assert "exact optimum for each beta" in blocks["r0-p0"]["run_health"]
+    assert {"steps", "faithful", "dropped_carry"} <= set(header["samples"]["columns"])
+    assert 'value="so"' in page and 'value="hm"' in page and "loved" not in page
+    assert "the best policy with this KL has a reward of" in page
+    assert "steps fraction" in page
+
+
+@pytest.mark.slow
+def test_rewards_without_exact_values_are_noted(tmp_path):
+    for name, is_other in (("sums:hole", False), ("sums:majority", True)):
+        truth, note = exact_values(RLHFTrainer(RLHFArgs(**SMALL | {"reward_fn": name})))
+        assert (truth.reward.name == name) != is_other and bool(note) == is_other
+        assert len(truth.problems) == 4000
+    assert note.startswith("this run has a reward sums:majority, whose exact values are not known")
