@@ -30,7 +30,8 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
     names = map(run.find_probe, ("WordsMoved", "RunHealth", "KLByPosition"))
     words, health, kl = (run.records(name) if name else [] for name in names)
-    places = {} if _known(health, "optimal_reward") else {"run_health": "curve-kl_per_sequence"}
+    best = _known(health, "optimal_reward") or _known(health, "best_reward_at_kl")
+    places = {} if best else {"run_health": "curve-kl_per_sequence"}
     missing = "Not recorded: train with --probes."
     missing = "This run's probes do not record this." if run.probes() else missing
     if not lines:
@@ -82,7 +83,10 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
         return "metrics.jsonl has no KL."
     answer = f"{kl[-1][1]:.3f} nats of KL per sequence in phase {kl[-1][0]}"
     if not best:
-        return f"{answer}; no exact optimum is recorded (Reel with --probes has one)."
+        known = "no exact optimum is recorded (Reel and sums with --probes have one)"
+        for phase, reward in _known(health, "best_reward_at_kl")[-1:]:
+            known = f"in phase {phase} the best policy with this KL has a reward of {reward:.3f}"
+        return f"{answer}; {known}."
     phase, reward = best[-1]
     return (
         f"{answer}; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the "
@@ -152,7 +156,7 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     hacked = [x for x in true if x["reward"] - x["true_reward"] > HACKED_GAP]
     now = [x for x in hacked if x["phase"] == phase]
     zeros = sum(x["true_reward"] == 0 for x in now)
-    more = f" ({zeros} with a true reward of 0, as every text that is not a review)" * bool(zeros)
+    more = f" ({zeros} with a true reward of 0, as non-reviews and wrong sums)" * bool(zeros)
     more += f"; the first such sample of the run is in phase {hacked[0]['phase']}" if hacked else ""
     return (
         f"{len(now)} of {sum(x['phase'] == phase for x in samples)} samples of phase {phase} have "

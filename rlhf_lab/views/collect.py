@@ -17,8 +17,8 @@ from rlhf_lab.views.records import Snapshot, defined_r2, read_snapshots, short_s
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
-TOKEN_COLUMNS = {field: field.replace("_", " ") for field in FIELDS}
-TOKEN_COLUMNS |= {"true_advantage": "exact advantage", "true_value": "exact value"}
+# of every sample; others are several rewards, and metrics of a language
+SAMPLE_FIELDS = "phase reward true_reward kl_per_sequence response_length text prompt response"
 Fact = tuple[str, list[str], list[Any]]
 
 
@@ -83,7 +83,7 @@ def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
     fields |= {"true reward": "true_reward"}
     for data in runs:
         samples = data.run.samples()
-        named = [name for name in (samples or [{}])[-1] if name.startswith(reward_metric(""))]
+        named = [name for name in (samples or [{}])[-1] if name not in SAMPLE_FIELDS.split()]
         fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
         found.append((data.run.path, data.label if len(runs) > 1 else None, samples))
     fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}
@@ -110,8 +110,9 @@ def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
     found = {}
     for at in texts:
         start, columns, facts = at["prefix_len"], {}, []
-        for field, label in TOKEN_COLUMNS.items():
+        for field in (*FIELDS, *sorted(name for name in at.tensors if name.startswith("true_"))):
             mask = "truth_mask" if field.startswith("true_") else "mask"
+            label = field.replace("true_", "exact ").replace("_", " ")
             if colored := strip(at, "", field, label, "diverging", mask):
                 rows = [row[start:] for _, _, row in colored.rows]
                 columns[label] = [[_rounded(x, 5) for x in row] for row in rows]

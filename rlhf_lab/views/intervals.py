@@ -1,5 +1,6 @@
 """Intervals of stored rows and samples, as fields NAME_low and NAME_high, and as brackets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,8 +47,7 @@ def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | Non
         if samples := by_phase.get(line["phase"]):
             counts.add(len(samples))
             fields = ends.setdefault(line["phase"], {})
-            grammatical = line.get("grammatical_fraction")
-            for name, _, low, high in _intervals(run, samples, grammatical):
+            for name, _, low, high in _intervals(run, samples, line):
                 fields |= {f"{name}_low": low, f"{name}_high": high}
     return ends, counts.pop() if len(counts) == 1 else None
 
@@ -61,23 +61,19 @@ def final_metrics(run: Run) -> dict[str, str | float]:
     final = dict(run.info.get("final") or {})
     samples = run.samples(run.info.get("phases_done", 0)) if final else []
     narrower = (len(samples) / final["samples"]) ** 0.5 if samples else 1.0
-    for name, mean, *pair in _intervals(run, samples):
+    for name, mean, *pair in _intervals(run, samples, final):
         moved = [end if end is None else final[name] + narrower * (end - mean) for end in pair]
         final[name] = bracketed(final[name], *moved)
     return final
 
 
-def _intervals(run: Run, samples: list[dict[str, Any]], grammatical: float | None = None) -> list:
-    """Return name, mean and ends of each metric of a phase that is known of all samples."""
-    if not samples:
-        return []
-    fields = MEANS | {name: name for name in samples[0] if name.startswith(reward_metric(""))}
+def _intervals(run: Run, samples: list[dict[str, Any]], metrics: Mapping[str, Any]) -> list:
+    """Return name, mean and ends of each of these metrics that is known of all samples."""
+    means = [x for x in metrics if x.startswith(reward_metric("")) or x.endswith("_fraction")]
+    fields = MEANS | {name: name.removesuffix("_fraction") for name in means}
     columns = {name: [x.get(field) for x in samples] for name, field in fields.items()}
     columns = {name: column for name, column in columns.items() if None not in column}
-    if grammatical is not None:  # the fraction gives the number of grammatical samples
-        ones = round(grammatical * len(samples))
-        columns["grammatical_fraction"] = [1.0] * ones + [0.0] * (len(samples) - ones)
-    if not columns:
+    if not samples or not columns:
         return []
     with reading(run.path / SAMPLES):
         rows = torch.tensor(list(columns.values()))

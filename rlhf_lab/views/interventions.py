@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 from rlhf_lab.errors import ConfigError, LabError
+from rlhf_lab.organism.language import default_contrast
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
 from rlhf_lab.views.pictures import Drawn, Html, failed_check, in_grids
@@ -168,9 +169,10 @@ def interventions(run: Run) -> dict[str, Any]:
     found = in_grids(part for result in stored_interventions(run) for part in _drawn(result))
     names, command = checkpoint_names(run), []
     if names:
-        command = PatchRequest(names[0], names[-1], "loved", "hated").command(run.path)
-    words = shlex.join(["python", "-m", "rlhf_lab", *command])
-    return {"interventions": Html(found), "checkpoints": names, "command": words}
+        words = default_contrast(run.info["args"]["base_model"])
+        command = PatchRequest(names[0], names[-1], *words).command(run.path)
+    command = shlex.join(["python", "-m", "rlhf_lab", *command])
+    return {"interventions": Html(found), "checkpoints": names, "command": command}
 
 
 def _drawn(result: Mapping[str, Any]) -> list[Drawn]:

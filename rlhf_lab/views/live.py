@@ -33,6 +33,7 @@ CURVES = (  # name in the report, and label
     ("kl_to_initial_per_sequence", "KL to the start"),
     ("entropy_per_token", "entropy nats/tok"),
     ("uninformative_group_fraction", "uninformative"),
+    ("steps_fraction", "with steps"),
     ("clip_fraction", "clip fraction"),
     ("approx_kl_per_token", "approx KL nats/tok"),
     ("explained_variance", "explained variance"),
@@ -181,7 +182,6 @@ class RunView:
             print_line(f"  {reward:6.3f}  {line}", self.console)
 
     def _format_line(self, phase: int) -> str:
-        """Return phase, the first metrics that fit, and the time left."""
         left = f"{format_duration(self.remaining_seconds() or 0.0)} left"
         parts = [f"phase {phase}"]
         for label, value in self.metrics[-1].items():
@@ -229,7 +229,6 @@ class RunView:
         return grid
 
     def _curves(self, width: int) -> Table:
-        """Rows of label, first and last value, and curve; the last value if it is narrow."""
         table = Table(box=None, padding=(0, 1), show_header=False)
         table.add_column()
         table.add_column(no_wrap=True, justify="right")

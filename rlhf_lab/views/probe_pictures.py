@@ -28,7 +28,9 @@ from rlhf_lab.views.records import (
 # space, __ is _; a field is one of the record, its tensors (TENSOR:HOW reduces one, see REDUCED)
 # or COMPUTED; NAME,LOW,HIGH are three. A strip has its scale, mask and number of texts as labels.
 PICTURES = """
-RunHealth | curves | reward | | mean_reward true_reward optimal_reward | reward
+RunHealth | curves | reward | | mean_reward true_reward optimal_reward
+ best_reward_at_this_KL=best_reward_at_kl | reward
+RunHealth | rows | exact optimum for each beta; the first row is the grammar | | answer_key |
 RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence | nats per
  sequence
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
@@ -55,6 +57,7 @@ TextHeatmap | strip | value | diverging mask | value |
 TextHeatmap | strip | exact value in units of the reward | sequential truth_mask |
  exact_value=true_value |
 TextHeatmap | strip | kl in nats | sequential mask | kl |
+TextHeatmap | rows | each column, units first, as written and as true | | steps |
 HackWatch | curves | reward minus true reward | | reward true_reward gap | reward
 HackWatch | curves | grammatical texts | | grammatical | fraction
 HackWatch | table | tokens, and probability that words won | text=sides | tokens=counts:sum1
@@ -259,14 +262,11 @@ def _singular_values(at: Snapshot) -> Pictures:
     yield curves(series, title, "direction, from 0", "singular value") if rows else None
 
 
-def _no_words(at: Snapshot) -> Pictures:
-    yield None if at.get("contrasts") else Html("<p>No word has moved beyond noise.</p>")
-
-
 OVER_PHASES = {"KLByPosition": _kl_map}
 OVER_PHASES |= {"HackWatch": _repetition, "Direction": _drift, "FrozenProbe": _frozen_curves}
-OF_RECORD = {"AttentionDrift": _patterns, "StepLedger": _ledger}
-OF_RECORD |= {"WeightDelta": _singular_values, "WordsMoved": _no_words}
+OF_RECORD = {"AttentionDrift": _patterns, "StepLedger": _ledger, "WeightDelta": _singular_values}
+NO_WORDS = Html("<p>No word has moved beyond noise.</p>")
+OF_RECORD["WordsMoved"] = lambda at: [None if at.get("contrasts") else NO_WORDS]
 
 
 def phase_pictures(kind: str | None, records: Sequence[Snapshot]) -> Iterator[Drawn]:

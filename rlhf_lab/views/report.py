@@ -16,6 +16,7 @@ from rlhf_lab import probes
 from rlhf_lab.console import visible
 from rlhf_lab.files import is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
+from rlhf_lab.organism.language import default_contrast
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, NOTES
@@ -31,12 +32,14 @@ from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.templates import read_web, render
 
+FRACTIONS = "grammatical_fraction steps_fraction faithful_fraction dropped_carry_fraction "
+FRACTIONS += "direct_fraction sure_fraction"
 REPORT_CURVES: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward", "mean_reward true_reward"),
     ("KL from the reference", "nats per sequence", "kl_per_sequence kl_to_initial_per_sequence"),
     ("entropy", "nats per token", "entropy_per_token"),
     ("variance of the returns that values explain", "fraction", "explained_variance"),
-    ("samples that are grammatical", "fraction", "grammatical_fraction"),
+    ("fractions of the samples", "fraction", FRACTIONS),
     ("clip fraction", "fraction", "clip_fraction"),
     ("ratio before the first step", "ratio", "ratio_first_minibatch"),
     ("norm of the gradient", "objective per unit of weight", "grad_norm"),
@@ -103,6 +106,7 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
         "digests": {"style": _digest(style), "script": _digest(script)},
         "header": _json(header | {"version": version}).replace("<", "\\u003c"),
         "blocks": {id: _packed(block) for id, block in blocks.items()},
+        "words": default_contrast(runs[0].info["args"]["base_model"]),
         "n_texts": N_TEXTS,
         "seconds": SECONDS_PER_JOB,
     }
@@ -122,7 +126,6 @@ def _digest(text: str) -> str:
 
 
 def _state(data: RunData) -> dict[str, Any]:
-    """Return the status of a run, and how many checks failed, for the bar."""
     info, checks = data.run.info, data.run.checks()
     return {
         "label": data.label,
@@ -135,7 +138,6 @@ def _state(data: RunData) -> dict[str, Any]:
 
 
 def _questions(runs: Sequence[RunData]) -> list[tuple[str, str, list[str]]]:
-    """Return ten questions, the section of each, and an answer for each run with its label."""
     rows = []
     for of_runs in zip(*(answer_questions(data.run) for data in runs), strict=True):
         question, answer, place = of_runs[0]
@@ -150,7 +152,6 @@ def _questions(runs: Sequence[RunData]) -> list[tuple[str, str, list[str]]]:
 
 
 def _headline(runs: Sequence[RunData]) -> Table:
-    """Return the last metrics of each run, their mean over seeds, and the settings that differ."""
     args = [data.run.info["args"] for data in runs]
     names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
     last, rows, means = [], [], {}
@@ -180,7 +181,6 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
 
 
 def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
-    """Draw metrics with bands, or of several runs one picture per metric."""
     records, counts, is_one = {}, set(), len(runs) == 1
     for data in runs:
         ends, n = sample_ends(data.run)
@@ -208,7 +208,6 @@ def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
 
 
 def _probes(runs: Sequence[RunData]) -> list[dict[str, str]]:
-    """Return name, summary, question and caveat of the probes of all runs."""
     found = []
     for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
         known = getattr(probes, kind, None)
@@ -251,7 +250,6 @@ def _returned(run: Run) -> dict[str, Any]:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    """Return the facts and diagnostics at the top, and the arguments and versions at the end."""
     info = run.info
     label, name = info.get("sources", {}).get("rewarded_class"), info["args"]["reward_fn"]
     reward = f"{name}, the class {label['label']}" if label else name

@@ -42,10 +42,13 @@ def test_a_band_is_the_interval_of_the_phases_samples():
     assert {name: found[1][name] for name in true} == pytest.approx(true)
 
 
-def test_a_share_is_so_many_ones():
-    metrics = [{"phase": 0, "grammatical_fraction": 4 / 6}]
-    found, _ = sample_ends(MemoryRun(make_samples(0), metrics))
+def test_fractions_have_intervals_over_the_samples():
+    metrics = [{"phase": 0, "grammatical_fraction": 4 / 6, "faithful_fraction": 1.0}]
     ones = torch.tensor([1.0] * 4 + [0.0] * 2)
+    rows = zip(make_samples(0), ones.tolist(), [1.0, None] * 3, strict=True)
+    samples = [x | {"grammatical": each, "faithful": known} for x, each, known in rows]
+    found, _ = sample_ends(MemoryRun(samples, metrics))
+    assert "faithful_fraction_low" not in found[0]  # not known of all samples
     one = bootstrap_interval(ones, resamples=RESAMPLES)
     ends = found[0]["grammatical_fraction_low"], found[0]["grammatical_fraction_high"]
     assert ends == pytest.approx((one.low.item(), one.high.item()))
