@@ -20,14 +20,14 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1685),
     "rlhf_lab/tuning": (700, 857),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4830),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4829),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2394),
-    "rlhf_lab/probes": (4800, 4997),  # 100 for false steps of sums
+    "rlhf_lab/probes": (4800, 5020),  # 100 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2974),
     "rlhf_lab/course": (3600, 4395),
     "rlhf_lab/compat": (400, 418),
     "rlhf_lab": (1900, 2560),  # the root and the commands
-    "tests": (28000, 31280),  # 966 for sums and pass@k, 173 for distillation
+    "tests": (28000, 31500),  # 1,185 for sums and pass@k, 173 for distillation
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2701),  # with the figure of the README, the lint of prose, links, sums-nano
