@@ -86,6 +86,14 @@ def test_tokens_after_the_end_do_not_count(distill):
     assert found[0] == pytest.approx(found[1], rel=1e-5) and found[0][0] > 0
 
 
+def test_log_ratio_of_sampled_tokens_can_be_the_advantage(distill):
+    with pytest.warns(UserWarning, match="method='gkd' runs with other settings"):
+        trainer = distill(kl_in="reward", kl_estimator="k1", gamma=0.0)
+    rollout = trainer.rollout_phase()
+    expected = rollout.ref_logprobs - rollout.samples.logprobs
+    torch.testing.assert_close(rollout.advantages, expected, atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.slow
 def test_teacher_may_have_another_architecture(distill, tmp_path):
     student = load_model("reel-nano")
