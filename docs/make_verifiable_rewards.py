@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
@@ -55,6 +56,7 @@ SEEDS = (1, 2, 3, 4, 5)
 KS = (1, 4, 16, 64, 256, 1024)
 KEY_KS = (1, 4, 8, 16, 64)  # columns of the answer key
 ZERO = 0.01  # beta that stands in for 0, up to 1e-4
+GOAL = 0.99  # mean reward at which gradient ascent on the grammar stops
 INFINITE = 1e9  # beta at which the optimum is the grammar
 NO_CARRY = 0.187  # fraction of sums of 4 digits without a carry
 REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # in the table
@@ -62,6 +64,7 @@ REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # 
 MODELS = MappingProxyType({"base": "base model", "exact": "sums", "long": "sums-long"})
 TEMPLATE = Path(benchmarks.__file__).with_name("verifiable_rewards.template.md")
 N_SAMPLED, N_SCORED = 500, 200  # held-out problems per class
+GRAMMAR = SumsGrammar()
 N_REPEATED = 64  # samples of each of as many problems of 2-3 digits
 # digits and carries of the classes of problems
 CLASSES = MappingProxyType({"2-3": ((2, 3), None), "4": ((4,), False), "4c": ((4,), True)})
@@ -89,7 +92,7 @@ BASES = MappingProxyType({"base": "exact"})  # phase 0 of a row
 def held_out(name: str, n: int) -> Problems:
     """Return the first n held-out problems of a class, always the same ones."""
     digits, carry = CLASSES[name]
-    problems = SumsGrammar().problems(4 * n, np.random.default_rng(1), digits, carry)
+    problems = GRAMMAR.problems(4 * n, np.random.default_rng(1), digits, carry)
     return problems[is_held_out(problems)][:n]
 
 
@@ -103,7 +106,7 @@ def train(fields: Mapping[str, Any], seed: int) -> Record:
 
         @trainer.on("after_score")
         def note(ctx: Context) -> None:
-            parses = parse_texts(ctx.rollout.texts, SumsGrammar())
+            parses = parse_texts(ctx.rollout.texts, GRAMMAR)
             sure, steps = (np.mean([getattr(x, k) for x in parses]) for k in ("sure", "steps"))
             curve.append({"sure": float(sure), "steps": float(steps)})
 
@@ -125,11 +128,11 @@ def evaluate(
     policy: TransformerWithValueHead, reference: torch.nn.Module, seed: int
 ) -> dict[str, Any]:
     """Measure a policy on held-out problems: sampled texts, and pass@k by scoring."""
-    grammar, found = SumsGrammar(), {}
+    found = {}
     generator = torch.Generator().manual_seed(seed)
     for name in CLASSES:
         metrics = sampled(policy, reference, held_out(name, N_SAMPLED), generator)
-        p = model_solve_probability(policy.base_model, grammar, held_out(name, N_SCORED))
+        p = model_solve_probability(policy.base_model, GRAMMAR, held_out(name, N_SCORED))
         metrics["scored"] = [F.pass_at_k(p, k).mean().item() for k in KS]
         found[name] = metrics
     problems = held_out("2-3", N_REPEATED)
@@ -142,11 +145,10 @@ def evaluate(
 
 def draw(policy: TransformerWithValueHead, problems: Problems, generator: torch.Generator):
     """Sample a response to each problem; return the samples and their parses."""
-    grammar = SumsGrammar()
-    spec = SamplingSpec(grammar.gen_len, stop_at_eos=True)
-    samples = sample(policy, grammar.prompt_tokens(problems).tolist(), spec, generator)
+    spec = SamplingSpec(GRAMMAR.gen_len, stop_at_eos=True)
+    samples = sample(policy, GRAMMAR.prompt_tokens(problems).tolist(), spec, generator)
     texts = samples.texts(policy.base_model.tokenizer)
-    return samples, parse_texts(texts, grammar)
+    return samples, parse_texts(texts, GRAMMAR)
 
 
 @torch.no_grad()
@@ -164,7 +166,7 @@ def sampled(
     p, q = (x.double().log_softmax(-1) for x in logits)
     column = lambda name: np.array([getattr(parse, name) for parse in parses])
     right, steps, faithful = column("right"), column("steps"), column("faithful")
-    traced = trace(SumsGrammar(), tokens)
+    traced = trace(GRAMMAR, tokens)
     belief = traced.belief[:, -1][traced.in_language]
     return {
         **{name: float(column(name).mean()) for name in ("right", "units", "steps", "sure")},
@@ -217,28 +219,28 @@ def store(record: Record) -> None:
     print(record["row"], record["seed"], {k: x["right"] for k, x in record["classes"].items()})
 
 
-def exact_optimum(reward: str, digits: Sequence[int], beta: float) -> TiltPoint:
+def exact_optimum(
+    reward: str, digits: Sequence[int], beta: float, grammar: SumsGrammar = GRAMMAR
+) -> TiltPoint:
     """Return the exact optimum of a reward, averaged over numbers of digits."""
-    grammar, points = SumsGrammar(), []
+    score, points = SUMS_REWARDS[f"sums:{reward}"].score, []
     for problems, weight in (carry_patterns(grammar, d) for d in digits):
-        score = SUMS_REWARDS[f"sums:{reward}"].score
         points += sums_frontier(outcomes(grammar, problems), score, [beta], weight)
     return TiltPoint(*(np.mean(column, axis=0) for column in zip(*points, strict=True)))
 
 
 def majority_limit(digits: Sequence[int], n: int = 20_000) -> float:
     """Return the fraction of problems whose most likely answer is right."""
-    grammar = SumsGrammar()
-    problems = grammar.problems(n, np.random.default_rng(0), digits)
-    return float(np.mean(modal_answer(grammar, problems) == problems.a + problems.b))
+    problems = GRAMMAR.problems(n, np.random.default_rng(0), digits)
+    return float(np.mean(modal_answer(GRAMMAR, problems) == problems.a + problems.b))
 
 
 def answer_key() -> str:
     """Return the table of the grammar's pass@k, and of groups of 8 with different rewards."""
-    grammar, rows = SumsGrammar(), []
-    for d in range(1, grammar.columns + 1):
-        problems, weight = carry_patterns(grammar, d)
-        p = torch.from_numpy(solve_probability(grammar, problems))
+    rows = []
+    for d in range(1, GRAMMAR.columns + 1):
+        problems, weight = carry_patterns(GRAMMAR, d)
+        p = torch.from_numpy(solve_probability(GRAMMAR, problems))
         columns = [*(F.pass_at_k(p, k) for k in KEY_KS), F.informative_fraction(p, 8)]
         rows.append([str(d), *(f"{np.average(x, weights=weight):.3f}" for x in columns)])
     head = ["digits", *(f"pass@{k}" for k in KEY_KS), "groups of 8 with a signal"]
@@ -270,42 +272,76 @@ class Row:
         values = self.values(problems, metric)
         numbers = {"mean": mean(values), "min": min(values), "max": max(values)}
         formatted = {name: f"{x:.{digits}f}" for name, x in numbers.items()}
-        if what or len(values) == 1:
+        if what or formatted["min"] == formatted["max"]:
             return formatted[what or "mean"]
         return "{mean} [{min}, {max}]".format(**formatted)
 
 
-def optimum(row: Row) -> TiltPoint | None:
-    """Return the exact optimum of a row's reward at beta -> 0; None if it reads whole batches."""
-    reward = row.name.removesuffix("-4")
+def gradient_optimum(reward: str, digits: Sequence[int]) -> TiltPoint:
+    """Maximize E[reward] over the grammar's own choices, by gradient ascent in their logits.
+
+    The choices are the writer, both slips, the dropped carry and "sure". Stop at E[reward] = GOAL.
+    """
+    names = ("careful_slip", "forget", "blurt_slip", "sure")
+    odds = [p / (1 - p) for p in (getattr(GRAMMAR, name) for name in names)]
+    x = np.log([*GRAMMAR.p_writer, *odds])
+
+    def evaluate_logits(x: np.ndarray) -> TiltPoint:
+        writers, others = np.exp(x[:3]) / np.exp(x[:3]).sum(), 1 / (1 + np.exp(-x[3:]))
+        choices = dict(zip(names, others, strict=True))
+        grammar = dataclasses.replace(GRAMMAR, p_writer=tuple(writers), **choices)
+        return exact_optimum(reward, digits, INFINITE, grammar)
+
+    while (point := evaluate_logits(x)).proxy < GOAL:
+        nudges = 1e-4 * np.eye(len(x))
+        rises = [evaluate_logits(x + h).proxy - evaluate_logits(x - h).proxy for h in nudges]
+        x = x + 0.1 * np.array(rises) / np.abs(rises).max()
+    return point
+
+
+@cache
+def predictions(name: str) -> tuple[TiltPoint, TiltPoint] | None:
+    """Return a row's exact optimum at beta -> 0, and gradient ascent; None for batch rewards."""
+    reward, digits = name.removesuffix("-4"), (4,) if name.endswith("-4") else (2, 3)
     if reward in ("majority", "coin"):
         return None
-    return exact_optimum(reward, (4,) if row.problems == "4" else (2, 3), ZERO)
+    return exact_optimum(reward, digits, ZERO), gradient_optimum(reward, digits)
 
 
-def predicted(row: Row) -> float:
-    """Return the true reward that is expected of a row: that of the optimum at beta -> 0.
+@cache
+def predicted(name: str) -> float:
+    """Return the true reward of a row's optimum at beta -> 0.
 
     Under `majority`, all responses become the most likely one; `coin` changes nothing on average.
     """
-    if row.name == "coin":
+    if name == "coin":
         return exact_optimum("exact", (2, 3), INFINITE).true_reward
-    return majority_limit((2, 3)) if row.name == "majority" else optimum(row).true_reward
+    return majority_limit((2, 3)) if name == "majority" else predictions(name)[0].true_reward
 
 
 def reward_table(rows: Sequence[Row]) -> str:
     """Format predictions and runs of each reward."""
-    head = ["reward", "true reward: predicted", "run", "steps: predicted", "run"]
-    head += ["carries dropped", "sure: predicted", "run", "KL: predicted", "run", "seeds"]
+    head = [
+        "reward",
+        "true reward: optimum",
+        "gradient",
+        "run",
+        "steps: optimum",
+        "gradient",
+        "run",
+    ]
+    head += ["carries dropped", "sure: optimum", "gradient", "run", "seeds"]
     body = []
     for row in rows:
-        best, problems = optimum(row), "all4" if row.problems == "4" else "2-3"
-        exact = [sum(best.writers[:2]), best.sure, best.kl_per_sequence] if best else []
-        steps, sure, nats = [f"{x:.2f}" for x in exact] or [""] * 3
+        problems = "all4" if row.problems == "4" else "2-3"
+        right, steps, sure = (row.text(problems, name) for name in ("right", "steps", "sure"))
         dropped = "" if row.problems == "4" else row.text("2-3", "dropped")
-        run = lambda metric, row=row, problems=problems: row.text(problems, metric)
-        body.append([f"`{row.name}`", f"{predicted(row):.2f}", run("right"), steps, run("steps")])
-        body[-1] += [dropped, sure, run("sure"), nats, run("kl"), str(len(row.records))]
+        pairs = [[f"{predicted(row.name):.2f}", ""], ["", ""], ["", ""]]
+        if points := predictions(row.name):
+            exact = [[x.true_reward, sum(x.writers[:2]), x.sure] for x in points]
+            pairs = [[f"{x:.2f}" for x in pair] for pair in zip(*exact, strict=True)]
+        cells = [*pairs[0], right, *pairs[1], steps, dropped, *pairs[2], sure]
+        body.append([f"`{row.name}`", *cells, str(len(row.records))])
     return Sheet(head, body).markdown()
 
 
@@ -322,7 +358,10 @@ def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> st
 def rewards_picture(rows: Sequence[Row]) -> str:
     """Plot the predicted true reward of each reward, next to the runs."""
     values = [row.values("all4" if row.problems == "4" else "2-3", "right") for row in rows]
-    series = {"exact optimum": list(map(predicted, rows)), "runs": list(map(mean, values))}
+    series = {
+        "exact optimum": [predicted(row.name) for row in rows],
+        "runs": list(map(mean, values)),
+    }
     whiskers = {"runs": (list(map(min, values)), list(map(max, values)))}
     names = [row.name for row in rows]
     title = "True reward after training on each reward, mean and range over seeds"
