@@ -58,6 +58,8 @@ KEY_KS = (1, 4, 8, 16, 64)  # columns of the answer key
 ZERO = 0.01  # beta that stands in for 0, up to 1e-4
 GOAL = 0.99  # mean reward at which gradient ascent on the grammar stops
 INFINITE = 1e9  # beta at which the optimum is the grammar
+CROSSING = 0.23  # beta at which half of the optimum's responses contain sure (hole-4)
+PHASES = (0, 3, 6, 9, 12, 29)  # of hole-4, in its table
 NO_CARRY = 0.187  # fraction of sums of 4 digits without a carry
 REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # in the table
 # rows in the pictures of pass@k, and their names there
@@ -256,7 +258,7 @@ class Row:
         self.problems = "4" if name.endswith("-4") else "2-3"  # like the prompts
 
     def values(self, problems: str, metric: str) -> list[float]:
-        """Return a metric of each run on a class of problems; metrics such as scored@64 have a k.
+        """Return a metric of each run on a class of problems; such as scored@64 or openers@ok.
 
         "all4" are the problems of 4 digits with and without a carry, in proportion.
         """
@@ -265,7 +267,8 @@ class Row:
             return [NO_CARRY * a + (1 - NO_CARRY) * b for a, b in pairs]
         name, _, k = metric.partition("@")
         values = [{**x["classes"][problems], "sampled": x["sampled"]}[name] for x in self.records]
-        return [x[KS.index(int(k))] for x in values] if k else values
+        columns = SUMS_OPENERS if name == "openers" else list(map(str, KS))
+        return [x[columns.index(k)] for x in values] if k else values
 
     def text(self, problems: str, metric: str, what: str = "", digits: int = 2) -> str:
         """Format the mean and the range of a metric, or one of mean, min and max."""
@@ -345,6 +348,15 @@ def reward_table(rows: Sequence[Row]) -> str:
     return Sheet(head, body).markdown()
 
 
+def phase_table(row: Row) -> str:
+    """Format means over the seeds at single phases of a row."""
+    curves = [record["curve"] for record in row.records]
+    at = lambda name, phase: f"{mean(curve[name][phase] for curve in curves):.2f}"
+    names = ("reward", "right", "sure", "kl")
+    body = [[str(phase), *(at(name, phase) for name in names)] for phase in PHASES]
+    return Sheet(("phase", "reward", "true reward", "sure", "KL, nats"), body).markdown()
+
+
 def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> str:
     """Plot pass@k of models by their names in the legend, with ranges over the seeds."""
     series, bands = {}, {}
@@ -375,6 +387,9 @@ def page() -> dict[str, str]:
     text = text.replace("<<seeds>>", str(len(SEEDS)))
     text = text.replace("<<answer key>>\n\n", answer_key() + "\n")
     text = text.replace("<<rewards>>\n\n", reward_table(rows) + "\n")
+    text = text.replace("<<phases of hole-4>>\n", phase_table(Row("hole-4")))
+    crossing = exact_optimum("hole", (4,), CROSSING)
+    text = text.replace("<<crossing>>", f"{crossing.sure:.2f} (KL {crossing.kl_per_sequence:.2f})")
     fill = lambda found: Row(found[1]).text(found[2], found[3], found[4] or "", int(found[5] or 2))
     text = re.sub(r"<<(\S+) (\S+) (\S+?)(?: (mean|min|max))?(?: \.(\d))?>>", fill, text)
     pictures = {
