@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import tensor
-from torch.nn.functional import pad as pad
+from torch.nn.functional import pad
 
 from rlhf_lab import functional as F
 
@@ -144,8 +144,7 @@ def test_trl_advantages_and_losses():
     close(F.compute_returns(gae, values, mask)[mask], case["returns"][mask])
     close(F.whiten(gae, mask)[mask], case["advantages"][mask])
     new, old, clip = case["logprobs"], case["old_logprobs"], settings["cliprange"]
-    objective = F.calc_clipped_surrogate_objective(new, old, gae, clip, mask)
-    close(-objective, case["policy_loss"])
+    close(-F.calc_clipped_surrogate_objective(new, old, gae, clip, mask), case["policy_loss"])
     zeroed = torch.where(mask, values, 0.0)
     value_inputs = (case["new_values"], case["returns"])
     value_clip = settings["cliprange_value"]
@@ -162,10 +161,8 @@ def test_trl_advantages_and_losses():
         f(new, old, clip, mask, whitened) for f in (F.clip_fraction_low, F.clip_fraction_high)
     ]
     close(sum(fractions), case["policy/clipfrac"])
-    got = F.value_clip_fraction(*value_inputs, zeroed, value_clip, mask)
-    close(got, case["val/clipfrac"])
-    half = F.calc_value_function_loss(*value_inputs, 2.0, mask)
-    close(half, case["val/error"])
+    close(F.value_clip_fraction(*value_inputs, zeroed, value_clip, mask), case["val/clipfrac"])
+    close(F.calc_value_function_loss(*value_inputs, 2.0, mask), case["val/error"])
 
 
 def test_trl_running_moments():

@@ -18,10 +18,13 @@ def write(path, text):
     return str(path)
 
 
-def test_pairs_of_a_file_have_no_gaps(tmp_path):
-    pairs = load_pairs(write(tmp_path / "x.csv", "rejected,id,chosen\nc,1,a\nf é,2,d\n"), 0, 0)
-    assert pairs.chosen == ["a", "d"] and pairs.rejected == ["c", "f é"]
-    assert pairs.true_reward_gaps is pairs.bayes_accuracy() is pairs.true_reward_accuracy() is None
+def test_pairs_of_files_and_the_hub_have_no_gaps(tmp_path, monkeypatch):
+    rows = [{"chosen": "a", "rejected": "c"}, {"chosen": "d", "rejected": "f é"}]
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: rows)
+    file = write(tmp_path / "x.csv", "rejected,id,chosen\nc,1,a\nf é,2,d\n")
+    for got in (load_pairs(file, 0, 0), load_pairs("hub:some/data", 0, 0)):
+        assert got.chosen == ["a", "d"] and got.rejected == ["c", "f é"]
+        assert got.true_reward_gaps is got.bayes_accuracy() is got.true_reward_accuracy() is None
     for row, column in (("a", "rejected"), (" ,b", "chosen")):
         with pytest.raises(LoadError, match=f"line 2 .*'{column}'"):
             load_pairs(write(tmp_path / "x.csv", f"chosen,rejected\n{row}\n"), 0, 0)
