@@ -16,7 +16,7 @@ from rlhf_lab.training import Context, RLHFTrainer
 SHORT = {"preset": "reel", "reward_fn": "sentiment", "total_phases": 2, "batch_size": 16}
 SHORT |= {"num_minibatches": 2, "warmup_steps": 1, "gen_len": 26, "base_lr": 3e-3}
 SHORT |= {"stop_tokens": "."}
-ADAPTED = {"lora_rank": 4, "lora_targets": "W_Q W_K W_V W_O W_in"}
+ADAPTED = {"temperature": 0.9, "lora_rank": 4, "lora_targets": "W_Q W_K W_V W_O W_in"}
 PROMPTS = "this movie\nthis\nthis film really\n"
 
 
