@@ -187,7 +187,8 @@ def test_check_reports_an_argument_changed_in_place() -> None:
 
 def test_an_error_is_shown_with_the_line_of_the_cell(capsys: pytest.CaptureFixture) -> None:
     source = (
-        "def compute_returns(advantages, values, mask=None):\n    x = 1\n    return values[9]\n"
+        "def compute_returns(advantages, values, mask=None):\n"
+        "    def last():\n        return values[9]\n    return last()\n"
     )
     check(defined(source))
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())

@@ -115,6 +115,7 @@ def test_kl_estimator_of_ones_own_replaces_a_named_one():
 
 
 def test_check_order_accepts_functions_of_the_same_order_only():
+    message = r"advantages is called with \(values, rewards, mask\)"
     names = ("values", "rewards", "mask")
     for function in (
         lambda values, rewards, mask: values,
@@ -128,7 +129,5 @@ def test_check_order_accepts_functions_of_the_same_order_only():
         lambda values, rewards: values,
         lambda values, rewards, mask, gamma: values,
     ):
-        with pytest.raises(
-            ValueError, match=r"advantages is called with \(values, rewards, mask\)"
-        ):
+        with pytest.raises(ValueError, match=message):
             F.check_order(function, names, "advantages")
