@@ -8,7 +8,7 @@ from rlhf_lab.course.exercise import Exercise
 
 EXERCISE_FILES = (
     "start value_head objective ppo debugging_ppo policy credit kl breaks watch changed "
-    "preferences real question"
+    "preferences verifiable real question"
 ).split()
 
 

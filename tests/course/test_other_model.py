@@ -18,7 +18,7 @@ from tools.course import builder
 
 # lessons that compare with exact values throughout, which no other language has
 ON_REEL = ("04_the_policy", "05_rewards_and_credit", "06_the_kl_penalty", "07_what_breaks_it")
-ON_REEL += ("10_preferences", "13_your_question")
+ON_REEL += ("10_preferences", "12_verifiable_rewards", "13_your_question")
 LESSONS = [x for x in MASTERS if x.parent.name != "more" and x.stem not in ON_REEL]
 SMALL = {"total_phases": 6, "batch_size": 16, "num_minibatches": 2, "gen_len": 12}
 WORDS = (
