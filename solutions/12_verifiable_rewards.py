@@ -72,6 +72,7 @@ one_sum = grammar.make_problems([58], [67])
 examples = {writer: grammar.sample(one_sum, rng, writer) for writer in WRITERS}
 responses = {name: worked.texts()[0].partition(" = ")[2] for name, worked in examples.items()}
 show_table(["writer", "response to 0 0 5 8 + 0 0 6 7 ="], responses.items())
+print(grammar)
 
 # %% [markdown]
 # ## A verifier
@@ -229,8 +230,8 @@ for worked in (examples["careful"], mistaken):
 #
 # ## Training
 #
-# Now train with GRPO. In each phase, the preset `sums` samples 8 responses to each of 32 prompts. The prompts are sums of two
-# or three digits, the reward is your verifier, and there is no KL penalty.
+# Now train with GRPO. In each phase, the preset `sums` samples a group of 8 responses to each prompt. The prompts are sums of
+# two or three digits, the reward is your verifier, and there is no KL penalty.
 #
 # (18 s on one core)
 
@@ -255,9 +256,9 @@ title = "GRPO on sums of two or three digits"
 curves({"accuracy": (phases, accuracy), "groups with a signal": (phases, signal)}, title)
 
 # %% [markdown]
-# Within 12 phases, the accuracy rises from 0.30 to 0.98. Meanwhile, fewer and fewer groups have a signal, because in most of
-# them all responses are right. The final KL of 1.50 is not much higher than 1.34, the KL of the optimal policy in the last row
-# of the table above. No policy that is always right can have a lower KL.
+# Within 12 phases, the accuracy rises from 0.30 to 0.96. Meanwhile, fewer and fewer groups have a signal, because in most of
+# them all responses are right. The final KL of 1.50 nats is a little above that of the optimal policy (the last row of the
+# table above).
 #
 # Which writer has the policy become? The next cell infers the writer of each response from its words, and averages.
 
@@ -275,17 +276,17 @@ display(curves(lines, "Which writer the responses look like", y_label="mean prob
 over_seeds.compare("writers in the last phase", dict(zip(WRITERS, beliefs[-1], strict=True)))
 
 # %% [markdown]
-# The policy has almost stopped writing like blurt, although the optimal policy keeps blurt's right answers. A gradient step
-# changes many similar responses at once, and most of blurt's answers are wrong, which may be the reason. The policy still
-# writes like hasty, and even more often than the optimal policy does, but it forgets hardly any carries. So it has learned to
-# be right, not to be careful. The reward doesn't distinguish between these two styles, and their mix depends on the seed.
+# The policy has almost stopped writing like blurt, although the optimal policy keeps blurt's right answers. One possible reason
+# is that a gradient step changes many similar responses at once, and most of blurt's answers are wrong. For all three seeds,
+# almost half of the responses look like hasty's, more than in the optimal policy. But the policy hardly ever forgets a carry.
+# So it has learned to be right, not to write like careful, because the reward does not distinguish between these two styles.
 #
 # ## A model's own pass@k
 #
 # To compare models at a $k$ of many thousands, you can't count samples, but you can compute $p$. A right response whose steps
 # are true (or that has no steps) is one of only 12 texts per problem: there are three first words, steps or no steps, and
 # "sure" or no "sure". `right_texts` returns their tokens. So $p$ is the sum of 12 probabilities, except that right answers after
-# *false* steps are missing. `get_logprobs(logits, tokens, prefix_len)` returns the log-probabilities of a text's generated tokens,
+# *false* steps are missing. `get_logprobs(logits, tokens, prefix_len)` returns the log-probabilities of the generated tokens,
 # and `response_mask(tokens, [SUMS_IDS[EOS]])` is True up to the first `<eos>`.
 
 # %%
@@ -297,7 +298,7 @@ from rlhf_lab.organism.sums import model_solve_probability  # exercise
 # which the base model has a higher pass@k than the short run? (Yue et al. 2025 find this for large models.) And for sums of
 # four digits with a carry, which the short run was never trained on, what is its pass@1?
 #
-# (26 s on one core)
+# (28 s on one core)
 
 # %%
 base_overtakes = "no"  # predict: "yes" or "no"
@@ -337,9 +338,9 @@ curves(hard, "Sums of four digits with a carry", "log2 k", "pass@k")
 
 # %% [markdown]
 # On sums of two or three digits, training *sharpened* the model. The base model could already solve every problem (its pass@64
-# is 1.000), and now the model solves 96% of them on the first try. The base model never overtakes the short run. Nor can it
-# ever overtake the optimal policy, which is at least as likely to be right on every problem. If a base model does overtake, the
-# training has broken something, because all problems share the same weights.
+# is 1.000), and now the short run solves 96% of them on the first try. The base model never overtakes it. Nor can it ever
+# overtake the optimal policy, which is at least as likely to be right on every problem. It does overtake the long run, whose
+# pass@64 is 0.986. The next section shows one reason.
 #
 # Sums of four digits with a carry are different. The grammar's pass@k is 0 for every $k$. Yet the short run, which was trained
 # on shorter sums only, solves 10% of them on the first try. The long run solves 86%. Compared with the training data, this is a
@@ -367,9 +368,7 @@ texts = samples.texts(long_run.tokenizer)
 parses, right = [grammar.parse(text) for text in texts], exact_match(texts)
 is_false = right.bool() & torch.tensor([x.steps and not x.faithful for x in parses])
 fraction = (is_false.sum() / right.sum()).item()
-print(
-    f"{len(texts):,} responses: {right.mean():.3f} right, {fraction:.3f} of them after false steps"
-)
+print(f"{len(texts):,} texts: {right.mean():.3f} right, {fraction:.3f} of these after false steps")
 bins = {"below 1%": 0.01, "1 to 10%": 0.1, "above 10%": np.inf}
 predictions.compare("right answers after false steps", false_steps, fraction, bins)
 print(*[texts[i] for i in is_false.nonzero()[::50, 0][:4].tolist()], sep="\n")
@@ -384,11 +383,12 @@ figures |= {f"short sums, k = 64: {name}": easy[name][1][6] for name in ("short 
 over_seeds.compare("pass@k", figures | {"without, long run: false steps": fraction})
 
 # %% [markdown]
-# If only true steps count, the curves cross: the long run is better at $k = 1$, but the base model overtakes it, and at $k =
-# 64$, the long run has still not solved 5% of the problems. If all right answers count, it has solved every problem. So the
-# long run can still solve these problems, but for some of them, it no longer writes true steps. The reward didn't require them.
-# Before you trust a claim about pass@k, find out what counts as a pass. And before you read a model's steps as an explanation
-# of its answer, find out whether anything rewarded true steps.
+# In the first text, the third step copies a 4 instead of a 3, but its sum is right. If only true steps count, the curves cross:
+# the long run is better at $k = 1$, but the base model overtakes it. At $k = 64$, the long run's pass@k is 0.952. If all right
+# answers count, it is 1.000. So the model can still solve these problems, but for some of them, it no longer writes true steps.
+# In the other two runs, only 4% and 2% of the right answers follow false steps. Before you trust a claim about pass@k, find out
+# what counts as a pass. And before you read a model's steps as an explanation of its answer, find out if anything rewarded true
+# steps.
 #
 # ## A verifier with a hole
 #
@@ -396,7 +396,7 @@ over_seeds.compare("pass@k", figures | {"without, long run: false steps": fracti
 # ends with "sure". Now train on sums of four digits, where most answers are wrong. What will happen to the true reward, the
 # fraction of right answers?
 #
-# (16 s on one core)
+# (18 s on one core)
 
 # %%
 true_reward_is = "rises, then falls"  # predict: "rises", "falls" or "rises, then falls"
@@ -424,10 +424,10 @@ over_seeds.compare("a verifier with a hole", figures)
 
 # %% [markdown]
 # At first, the policy learns to add, and the true reward rises from 0.14 to 0.28. Then it discovers that "sure" is easier. In
-# the last phase, 95% of the responses end with "sure", and the true reward has fallen below its initial value. The optimal
-# policy is less harmful: it also uses "sure" in most responses, but its true reward of 0.18 is slightly higher than the
-# grammar's, because it changes the probability of each response separately. The trained model has no reason to keep its answers
-# right once "sure" is enough.
+# the last phase, 95% of the responses end with "sure", and the true reward has fallen below its initial value. (Some right
+# answers are followed by two of them, which your verifier rejects.) With the other seeds, the true reward also rises and then
+# falls. The optimal policy adds "sure" to most responses as well, but its true reward is 0.18, because it changes the
+# probability of each response separately.
 #
 # ## What surprised you
 
@@ -439,12 +439,10 @@ progress()
 # ## Try
 #
 # - Train the short run with `base_lr=1e-3`. Does the base model overtake it now? Which problems does it no longer solve?
-# - Train the long run with `reward_fn="sums:process"`, which only accepts right answers after true steps. Do the curves still
-#   cross?
-# - Write a verifier with another hole. Predict the true reward of the optimal policy with `sums_frontier`, and then train on
-#   it.
+# - Train the long run with `reward_fn="sums:process"`, which only accepts true steps. Do the curves still cross?
+# - Write a verifier with another hole. Predict the true reward of the optimal policy with `sums_frontier`, then train on it.
 #
-# See [2107.03374](https://arxiv.org/abs/2107.03374) for the estimator of pass@k, and
-# [2504.13837](https://arxiv.org/abs/2504.13837) for Yue et al. 2025.
+# For more claims about verifiable rewards, tested over several seeds, see `docs/verifiable_rewards.md`. The estimator of pass@k
+# is from [2107.03374](https://arxiv.org/abs/2107.03374), and Yue et al. 2025 is [2504.13837](https://arxiv.org/abs/2504.13837).
 #
 # Next: {lesson:your_question}, where you test a claim about training.
