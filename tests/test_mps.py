@@ -15,7 +15,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.device import MPS_TORCH, exact, where_exact
 from rlhf_lab.models.export import export_policy
-from rlhf_lab.models.hooked_model import model_where_exact
+from rlhf_lab.models.hooked_model import final_residuals, model_where_exact
 from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer
@@ -89,6 +89,21 @@ def test_reference_on_the_cpu_matches_one_on_the_device(tmp_path):
     reference = trainers[1].reference
     places = [weight.device.type for weight in (reference.W_E, reference.W_Q, reference.W_U)]
     assert places == ["cpu", "cpu", "mps"]
+
+
+@pytest.mark.slow
+def test_passed_reference_moves_to_the_policy(tmp_path):
+    fields, parts = SMALL | {"device": "mps"}, {"reference": load_model("reel-nano")}
+    with RefusingDevice():
+        assert RLHFTrainer(RLHFArgs(**fields), out=tmp_path / "run", **parts).run_phase()
+
+
+def test_reference_on_the_cpu_runs_in_bf16():
+    reference, tokens = load_model("reel-nano").requires_grad_(False), torch.arange(6)[None]
+    expected = final_residuals(reference, tokens, dtype=torch.bfloat16)
+    with RefusingDevice():
+        found = final_residuals(reference, tokens.to("mps"), dtype=torch.bfloat16)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def final_residuals(
 ) -> Residuals:
     """Compute the last residual, with products in `dtype` if set (see `run_left_padded`)."""
     run = lambda tokens: (final_residual(model, tokens),)
-    with autocast(input_ids.device, dtype):
+    with autocast(next(model.parameters()).device, dtype):
         return run_left_padded(run, input_ids, attention_mask, padded)[0]
 
 

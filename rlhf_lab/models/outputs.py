@@ -73,7 +73,7 @@ def run_policy(
             whole vocabulary, with -inf outside the support.
     """
     forward, states = forward or Forward(), slice(prefix_len - 1, -1)
-    tokens = tokens.to(policy.device)
+    tokens, support = tokens.to(policy.device), support and support.to(policy.device)
     generated, is_custom = tokens[:, prefix_len:], logprobs is not get_logprobs
     inputs = StatsInputs(temperature, support, reference, ref_residuals, forward.dtype)
     if is_custom or not has_standard_forward(policy):

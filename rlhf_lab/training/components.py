@@ -61,8 +61,7 @@ def choose_device(args: RLHFArgs) -> torch.device:
         validate_process_settings(args, n_processes())
     else:
         validate_single_process(args.parallel)
-    setting = f"precision={args.precision!r}"
-    validate_half_precision(device, product_dtype(args.precision), setting)
+    validate_half_precision(device, product_dtype(args.precision), f"precision={args.precision!r}")
     validate_tf32(device, args.precision)
     return device
 
@@ -87,6 +86,13 @@ def load_models(
         )
     if reference is None:
         reference = load_reference(args, policy)
+    elif args.reference_device is not None:
+        raise ConfigError(
+            f"reference_device={args.reference_device!r} does not change a passed reference. Pass "
+            "models.make_reference(reference, device), and set reference_device=None."
+        )
+    elif reference.unembed.W_U.device != policy.device:
+        reference.to(str(policy.device), print_details=False)
     validate_models(policy, reference)
     if args.reset_reference_every is not None:
         validate_forwards(policy.base_model)

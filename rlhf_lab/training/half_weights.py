@@ -31,8 +31,7 @@ def round_stochastically(
     noise = torch.randint(
         0, 1 << CUT_BITS, x.shape, generator=generator, device=x.device, dtype=torch.int32
     )
-    kept_bits = -1 << CUT_BITS
-    rounded = ((x.view(torch.int32) + noise) & kept_bits).view(torch.float32)
+    rounded = ((x.view(torch.int32) + noise) & (-1 << CUT_BITS)).view(torch.float32)
     most = torch.finfo(torch.bfloat16).max
     rounded = torch.where(x.isfinite(), rounded.clamp(-most, most), x)
     return rounded.to(torch.bfloat16)
@@ -73,8 +72,7 @@ class HalfAdamW(Optimizer):
         if not state:
             state["step"] = torch.zeros(())
             for name, dtype in self.state_dtypes(weight).items():
-                is_copy = name == "copy"
-                start = weight.detach() if is_copy else torch.zeros_like(weight)
+                start = weight.detach() if name == "copy" else torch.zeros_like(weight)
                 state[name] = start.to(dtype, copy=True)
         exact = state["copy"] if "copy" in state else weight.detach().float()
         first, second = state["exp_avg"].float(), state["exp_avg_sq"].float()

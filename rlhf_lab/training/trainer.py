@@ -118,8 +118,7 @@ class RLHFTrainer(RunLoop):
         self.kl_controller = get_kl_controller(args) if controller is None else controller
         if not isinstance(self.kl_controller, KLController):
             raise ConfigError(f"kl_controller={controller!r:.60} needs kl_coef and update().")
-        is_cuda = self.policy.device.type == "cuda"
-        self.step_graph = StepGraph(self) if is_cuda else None
+        self.step_graph = StepGraph(self) if self.policy.device.type == "cuda" else None
         self.stage: Stage = "rollout"
         self.interventions = Interventions(self.policy, lambda: (self.phase, self.stage))
         self.callbacks = Callbacks()
