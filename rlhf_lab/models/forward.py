@@ -180,8 +180,7 @@ class StaticWeights:
         return [x.detach() for x in weights]
 
     def applied(self) -> AbstractContextManager[None]:
-        table = self.unembed._parameters
-        unembedding = [(table, "W_U"), (table, "b_U")] if self.pads else []
+        unembedding = [(self.unembed._parameters, name) for name in ("W_U", "b_U") if self.pads]
         return replaced([*self.slots, *unembedding], self.tensors)
 
     def refresh(self) -> None:

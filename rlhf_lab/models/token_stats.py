@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_leaves
 
 from rlhf_lab.functional import LOG_ZERO, entropy_per_token, kl_per_token, log_probs, token_logprobs
 from rlhf_lab.functional.kl import MAX_KL
@@ -232,16 +233,18 @@ def fuses(device: torch.device, n_logits: int) -> bool:
 
 @cache
 def fused(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """Compile a function, unless that fails or its first results differ."""
-    compiled, chosen = torch.compile(function), []
+    """Compile a function, unless that fails or, for the first inputs of a kind, results differ."""
+    chosen, checked = torch.compile(function), set()
 
     def run(*inputs: Any) -> tuple[Tensor, ...]:
-        if not chosen:
-            problem = compilation_problem(compiled, inputs, function(*inputs))
-            chosen.append(function if problem else compiled)
-            if problem:
+        nonlocal chosen
+        kind = inputs[0][0].dtype, *(getattr(x, "shape", x) for x in tree_leaves(inputs))
+        if chosen is not function and kind not in checked:  # torch.compile may compile again
+            checked.add(kind)
+            if problem := compilation_problem(chosen, inputs, function(*inputs)):
+                chosen = function
                 warnings.warn(f"torch.compile is not used for log-probs: {problem}.", stacklevel=2)
-        return chosen[0](*inputs)
+        return chosen(*inputs)
 
     return run
 
