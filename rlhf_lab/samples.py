@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import TypeVar
 
 import torch
@@ -143,8 +142,7 @@ class Samples(Rows):
 
 
 def _kept_ids(tokens: Int[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> list[list[int]]:
-    rows = zip(tokens.tolist(), mask.tolist(), strict=True)
-    return [list(compress(*row)) for row in rows]
+    return [[x for x in row if x >= 0] for row in tokens.masked_fill(~mask, -1).tolist()]
 
 
 def join_samples(parts: Sequence[Samples], pad_token: int) -> Samples:

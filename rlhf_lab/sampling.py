@@ -1,5 +1,6 @@
 """Sampling: a policy continues prompts with a KV cache, by one uniform number per row and step."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -101,8 +102,8 @@ def sample_without_cache(
     a_t ~ softmax(z_t / T), with z_t = model(a_<t) at its last position
     """
     check_context(model, prompts.shape[1], len(noise))
-    tokens = prompts
-    for noise_of_step in noise.to(prompts.device):
+    tokens = prompts.to(next(model.parameters()).device)
+    for noise_of_step in noise.to(tokens.device):
         logits = at_least_float32(model(tokens)[:, -1])
         drawn = draw_token((logits / temperature).log_softmax(-1), noise_of_step)
         tokens = torch.cat([tokens, drawn[:, None]], dim=1)
@@ -166,10 +167,14 @@ def _sample(
     decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
     take = lambda state, noise: _Step.take(state, spec, noise)
     width = min(spec.top_k or model.cfg.d_vocab, model.cfg.d_vocab) if spec.truncates else 0
+    columns = None
     if decoder.is_static and width <= WIDEST_KEPT:  # a graph cannot read a nucleus's width
-        columns = _Step(*decoder.draw_all(take, spec, noise, stop_ids))
-    else:
-        columns = _draw_by_steps(decoder, take, noise, stop_ids)
+        try:
+            columns = _Step(*decoder.draw_all(take, spec, noise, stop_ids))
+        except RuntimeError as failure:  # if it is a hook's, it is raised again
+            decoder.is_static = decoder.forward.graphs = False
+            warnings.warn(f"cuda_graphs is switched off in sampling: {failure}.", stacklevel=3)
+    columns = columns or _draw_by_steps(decoder, take, noise, stop_ids)
 
     generated = truncate_at_stop(columns.token, stops, pad_token)
     support = None
@@ -236,8 +241,7 @@ class _Step(NamedTuple):
                 tokens, kept = tokens[:, :width].clone(), kept[:, :width].clone()
         logprob = logprobs.gather(-1, place[:, None])[:, 0]
         token = place if tokens is None else tokens.gather(-1, place[:, None])[:, 0]
-        value = at_least_float32(state.value)
-        return cls(token, logprob, value, state.residual, tokens, kept)
+        return cls(token, logprob, at_least_float32(state.value), state.residual, tokens, kept)
 
 
 def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
@@ -247,8 +251,7 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
         return None
     width = max(column.shape[-1] for column in columns)  # of each step's nucleus
     columns = [x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1])) for x in columns]
-    blank = torch.zeros_like(columns[0])
-    return torch.stack(columns + [blank] * (gen_len - len(columns)), 1)
+    return torch.stack(columns + [torch.zeros_like(columns[0])] * (gen_len - len(columns)), 1)
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:

@@ -40,9 +40,8 @@ def fit(
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, steps)
-    )
+    factor = lambda step: learning_rate_factor(step, steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     bar = "{task.description}", BarColumn(), MofNCompleteColumn()
     loss_and_time = "loss {task.fields[loss]:.3f}", TimeRemainingColumn()
     losses = []

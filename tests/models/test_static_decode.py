@@ -1,6 +1,7 @@
 """Tests the static decode step against the growing cache, eagerly and as a replayed tape."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ STATIC = {name: settings for name, settings in MODELS.items() if name != "window
 
 def static_decoder(policy, prompts, mask):
     decoder = Decoder(policy, prompts, mask, GEN_LEN)
-    decoder.step = StaticStep(policy, decoder.cache, mask, GEN_LEN)
+    decoder.step = StaticStep(policy, decoder.cache, decoder.prompt_mask, GEN_LEN)
     return decoder
 
 
@@ -162,6 +163,17 @@ def test_tokens_after_a_hook_that_removes_itself_match(captured):
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
+def test_failed_capture_warns_and_samples_eagerly(captured, monkeypatch):
+    policy, forward = Policy(random_model()), Forward()
+    draw = lambda settings: sample(
+        policy, [[4, 9], [7]], SPECS["top-k"], torch.Generator().manual_seed(1), settings
+    )
+    monkeypatch.setattr(decode, "capture", Mock(side_effect=RuntimeError("no memory")))
+    with pytest.warns(UserWarning, match="cuda_graphs is switched off in sampling: no memory"):
+        found = draw(forward)
+    assert torch.equal(found.tokens, draw(EAGER).tokens) and not forward.graphs
+
+
 def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(captured):
     policy, spec = Policy(random_model(n_ctx=64)), SamplingSpec(40, stop_tokens=(3, 4, 5, 6))
     expected, found = (
@@ -212,7 +224,7 @@ def test_weights_cast_together_match_autocast(settings, monkeypatch):
 
 
 def test_policies_on_cuda_are_captured_unless_other_code_runs(monkeypatch):
-    policy = Policy(random_model())
+    policy = Policy(random_model().cpu())
     assert not can_capture(policy, 8)
     device = property(lambda self: torch.device("cuda"))
     monkeypatch.setattr(Policy, "device", device)
