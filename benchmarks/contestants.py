@@ -29,13 +29,15 @@ Timing = dict[str, Any]
 
 
 class ContestantProcess:
-    """A contestant in a separate process, which runs `worker.serve`."""
+    """A contestant in a separate process, which runs `worker.serve` with the code in `root`."""
 
-    def __init__(self, name: str, command: Sequence[str], setup: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], setup: dict[str, Any], root: Path = ROOT
+    ) -> None:
         self.name = name
         threads = str(setup["threads"])
         environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(root),
             "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,

@@ -1,22 +1,28 @@
 """Checks and timings on one CUDA device, in at most 175 s: `python -m benchmarks.gpu [PART ...]`.
 
-Each line of the output is one measurement.
+Each line of the output is one measurement. To also time an older commit, unpack it before, and set
+BASE to its directory: `git archive 1d9e632 rlhf_lab benchmarks | tar -x -C DIRECTORY`.
 """
 
+import contextlib
 import gc
 import json
+import os
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from benchmarks.ours import bench_args
-from benchmarks.work import SHAPES, write_model
+from benchmarks.work import SHAPES, Work, write_model
+from benchmarks.worker import Clock, Setup, serve
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 
@@ -24,32 +30,76 @@ CUDA = torch.cuda.is_available()
 DEVICE, SHAPE = ("cuda", "medium") if CUDA else ("cpu", "nano")
 START = time.perf_counter()
 MODEL = Path(tempfile.gettempdir(), f"gpu-model-{SHAPE}")
+PEAK = 989e12  # bf16 products per second of an H100 or H200 (SXM), without sparsity
 synchronize = torch.cuda.synchronize if CUDA else lambda: None
 
 
 def report(name: str, **numbers: Any) -> None:
     """Print one measurement as JSON."""
-    rounded = {
-        k: round(v, 4) if isinstance(v, float) and abs(v) > 1e-3 else v for k, v in numbers.items()
-    }
-    print(
-        f"[{time.perf_counter() - START:5.1f} s] {name}: {json.dumps(rounded, default=str)}",
-        flush=True,
-    )
+    rounded = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in numbers.items()}
+    seconds = time.perf_counter() - START
+    print(f"[{seconds:5.1f} s] {name}: {json.dumps(rounded, default=str)}", flush=True)
+
+
+def make_setup(precision: str) -> Setup:
+    """Return the work of `benchmarks`, on GPT-2-medium with random weights."""
+    if not MODEL.exists():
+        write_model(SHAPES[SHAPE], MODEL)
+    precision = precision if CUDA else "fp32"
+    return Work(shape=SHAPE, device=DEVICE, precision=precision).setup(MODEL)
 
 
 def make_trainer(precision: str, **changes: Any) -> RLHFTrainer:
-    """Return a trainer for the work of `benchmarks`, on GPT-2-medium with random weights."""
-    if not MODEL.exists():
-        write_model(SHAPES[SHAPE], MODEL)
-    setup = {"model": str(MODEL), "prefix": "w2 w3 w4", "rewarded": "w1", "device": DEVICE}
-    setup |= {"seed": 1, "batch_size": 32, "num_minibatches": 4, "passes": 2}
-    setup |= {"gen_len": 50, "top_k": 10, "precision": precision if CUDA else "fp32"}
-    return RLHFTrainer(bench_args(setup, **changes))
+    """Return a trainer for this work."""
+    return RLHFTrainer(bench_args(make_setup(precision), **changes))
+
+
+def load_phase(setup: Setup) -> Callable[[Clock], None]:
+    """Load a trainer of the checkout on PYTHONPATH, with a hook at `site` if set, for phases.
+
+    Unlike in `benchmarks.ours`, no callback runs between the parts of a learning step.
+    """
+    trainer, clocks = RLHFTrainer(bench_args(setup)), []
+    if "site" in setup:
+        trainer.policy.base_model.add_hook(setup["site"], lambda activation, hook: None)
+    trainer.on("after_rollout")(lambda ctx: clocks[-1].lap("rollout/sampling"))
+    trainer.on("after_score")(lambda ctx: clocks[-1].lap("rollout/scoring"))
+
+    def phase(clock: Clock) -> None:
+        clocks[:] = [clock]
+        trainer.learning_phase(trainer.rollout_phase())
+        trainer.phase += 1
+
+    return phase
+
+
+def compare() -> None:
+    """Time phases of this checkout, of the one in BASE and of the naive loop, in turn."""
+    from benchmarks.contestants import ROOT, ContestantProcess, interleave, start_command
+
+    serving, base = [sys.executable, __file__, "serve"], os.environ.get("BASE")
+    hook = {"site": "blocks.1.hook_resid_post"}
+    rows = [("this, bf16", serving, make_setup("bf16"), ROOT)]
+    rows += [("this, bf16, a hook that reads", serving, make_setup("bf16") | hook, ROOT)]
+    rows += [("naive", start_command("naive"), make_setup("fp32"), ROOT)]
+    for precision in ("bf16", "tf32") if base else ():
+        rows.append((f"BASE, {precision}", serving, make_setup(precision), Path(base)))
+    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
+        started = list(pool.map(lambda row: ContestantProcess(*row), rows))
+        contestants = [stack.enter_context(contextlib.closing(x)) for x in started]
+        timings = interleave(contestants, repeats=3, warmups=2)
+    ours = median(x["seconds"] for x in timings["this, bf16"])
+    for name, phases in timings.items():
+        numbers = {x: median(phase[x] for phase in phases) for x in ("rollout", "learning")}
+        seconds = median(x["seconds"] for x in phases)
+        report(f"in turn: {name}", seconds=seconds, ratio=seconds / ours, **numbers)
 
 
 def time_phases(name: str, trainer: RLHFTrainer, n: int = 5) -> Any:
-    """Report the upper median of all phases but the first, and return the last rollout."""
+    """Report the upper median of all phases but the first, and return the last rollout.
+
+    `peak` is the fraction of the card's bf16 products in the whole learning phase.
+    """
     ends: list[float] = []
     trainer.on("after_rollout")(lambda ctx: ends.append(stamp()) and None)
     rows = []
@@ -67,7 +117,11 @@ def time_phases(name: str, trainer: RLHFTrainer, n: int = 5) -> Any:
         zip(("phase", "sampling", "scoring", "learning"), rest[len(rest) // 2], strict=True)
     )
     memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
-    graph = trainer.step_graph
+    graph, shape, args = trainer.step_graph, SHAPES[SHAPE], trainer.args
+    n_weights = 12 * shape.n_layers * shape.d_model**2 + shape.d_model * shape.d_vocab
+    n_products = 6 * n_weights * rollout.samples.tokens.numel() * args.batches_per_learning_phase
+    numbers["tokens per s"] = args.batch_size * args.gen_len / numbers["sampling"]
+    numbers["peak"] = n_products / numbers["learning"] / PEAK
     report(name, **numbers, first=first[0], GiB=memory, eager=graph and graph.reason)
     return rollout
 
@@ -245,11 +299,15 @@ def memory() -> None:
 
 
 PARTS: dict[str, Callable[[], None]] = {
-    "check": check, "phases": phases, "hooks": hooks, "large": large, "memory": memory
+    "compare": compare, "phases": phases, "hooks": hooks, "large": large, "memory": memory,
+    "check": check,
 }  # fmt: skip
 LAST_START = 135  # in seconds: a part takes less than the other 40
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["serve"]:
+        serve(load_phase, ("torch", "transformers"))
+        sys.exit()
     for name in sys.argv[1:] or PARTS:
-        if time.perf_counter() - START < LAST_START:
-            PARTS[name]()
+        is_late = time.perf_counter() - START > LAST_START
+        report(f"{name} was not started") if is_late else PARTS[name]()

@@ -58,7 +58,8 @@ def load_phase(setup: Setup, site: str | None = None) -> Callable[[Clock], None]
         return lambda ctx: clocks[-1].lap(stage)
 
     for event, stage in STAGES:
-        trainer.on(event)(lap(stage))
+        if event != "after_loss" or trainer.step_graph is None:  # on CUDA, it would stop replays
+            trainer.on(event)(lap(stage))
 
     def phase(clock: Clock) -> None:
         clocks[:] = [clock]
