@@ -103,8 +103,7 @@ def test_reference_that_does_not_fit_is_rejected_or_warns(idle: RLHFTrainer, gpt
         RLHFTrainer(settings(), policy=policy, reference=policy.base_model)
     other = {"policy": policy, "reference": load_model(str(gpt2_dir))}
     refuses(lambda: RLHFTrainer(settings(), **other), "reference")
-    fields = settings(reference_device="cpu")
-    refuses(lambda: RLHFTrainer(fields, reference=policy.base_model), "reference_device='cpu'")
+    refuses(lambda: RLHFTrainer(settings(reference_device="cpu"), **other), "reference_device=")
 
 
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:

@@ -25,17 +25,9 @@ def nano_dir(tmp_path_factory):
 @pytest.fixture
 def both(nano_dir):
     """The package's trainer and the naive one, on one policy that both can see."""
-    args = RLHFArgs(
-        preset="gpt2-medium",
-        base_model=str(nano_dir),
-        device="cpu",
-        prefix="w2 w3 w4",
-        batch_size=8,
-        gen_len=6,
-        top_k=None,
-        ent_coef=0.3,
-        reward_fn="count:w1",
-    )
+    fields = dict(preset="gpt2-medium", base_model=str(nano_dir), device="cpu", prefix="w2 w3 w4")
+    fields |= dict(batch_size=8, gen_len=6, top_k=None, ent_coef=0.3, reward_fn="count:w1")
+    args = RLHFArgs(**fields)
     policy = TransformerWithValueHead(load_model(str(nano_dir)))
     randomize(policy.value_head, 3)
     trainer = RLHFTrainer(args, policy=policy)

@@ -145,7 +145,7 @@ def run_all_paths(policy, reference):
 
 @pytest.mark.slow
 def test_ids_and_masks_on_the_cpu_are_moved_to_the_policy():
-    policy = random_policy()
+    policy = random_policy().cpu()
     reference = frozen_copy(policy.base_model)
     expected = run_all_paths(policy, reference)
     with RefusingDevice():

@@ -23,6 +23,7 @@ from rlhf_lab.models import (
 from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.models.outputs import reference_logprobs
 from rlhf_lab.sampling import SamplingSpec, sample
+from tests.small_runs import DEVICE
 from tests.transformer_lens_model import to_transformer_lens
 
 TOKENS = torch.tensor([[4, 9, 13, 7, 11, 5], [12, 4, 19, 6, 8, 10], [7, 7, 9, 5, 4, 6]])
@@ -47,7 +48,7 @@ def random_model(**settings):
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator)
-    return model
+    return model.to(DEVICE)
 
 
 def random_policy(kind=TransformerWithValueHead, **settings):
@@ -239,7 +240,7 @@ def test_start_stop_and_loss_match_hand_computed():
     model = random_model(rotary_dim=4, positional_embedding_type="rotary")
     logits, residual = model(TOKENS), model(TOKENS, stop_at_layer=1)
     torch.testing.assert_close(model(residual, start_at_layer=1), logits)
-    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None])
+    logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None].to(DEVICE))
     torch.testing.assert_close(model(TOKENS, return_type="loss"), -logprobs.mean())
     frequencies, _ = model.rotary["global"]  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)
     assert frequencies.tolist() == pytest.approx([1.0, 0.01])
@@ -250,7 +251,7 @@ def test_start_stop_and_loss_match_hand_computed():
 )
 @pytest.mark.parametrize("settings", [{}, LLAMA], ids=["GPT-2", "Llama"])
 def test_a_transformer_lens_model_is_a_policy(settings):
-    ours = random_model(**settings)
+    ours = random_model(**settings).cpu()  # as TransformerLens's
     model = to_transformer_lens(ours)
     policy = TransformerWithValueHead(model, seed=1)
     torch.testing.assert_close(policy(TOKENS)[0], ours(TOKENS), atol=1e-4, rtol=1e-4)

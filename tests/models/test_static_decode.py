@@ -164,14 +164,12 @@ def test_tokens_after_a_hook_that_removes_itself_match(captured):
 
 
 def test_failed_capture_warns_and_samples_eagerly(captured, monkeypatch):
-    policy, forward = Policy(random_model()), Forward()
-    draw = lambda settings: sample(
-        policy, [[4, 9], [7]], SPECS["top-k"], torch.Generator().manual_seed(1), settings
-    )
+    inputs, forward = (Policy(random_model()), [[4, 9], [7]], SPECS["top-k"]), Forward()
     monkeypatch.setattr(decode, "capture", Mock(side_effect=RuntimeError("no memory")))
     with pytest.warns(UserWarning, match="cuda_graphs is switched off in sampling: no memory"):
-        found = draw(forward)
-    assert torch.equal(found.tokens, draw(EAGER).tokens) and not forward.graphs
+        found = sample(*inputs, torch.Generator().manual_seed(1), forward)
+    expected = sample(*inputs, torch.Generator().manual_seed(1), EAGER)
+    assert torch.equal(found.tokens, expected.tokens) and not forward.graphs
 
 
 def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(captured):

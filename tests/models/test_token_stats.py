@@ -181,11 +181,9 @@ def test_no_value_is_read_back_from_the_device():
 def test_compiled_functions_change_no_result(monkeypatch):
     """The same operations, traced by torch.compile; on CUDA, Triton fuses them."""
     (tokens, support), compile_function = make_tokens(2), torch.compile
-
-    def wrong(function, n_rows=9):
-        factor = lambda logits: 1 + (len(logits) < n_rows)
-        return lambda *inputs: [factor(inputs[0][0]) * x for x in function(*inputs)]
-
+    wrong = lambda function, n_rows=9: (
+        lambda *inputs: [x * (1 + (len(inputs[0][0]) < n_rows)) for x in function(*inputs)]
+    )
     for compiler, problem in (
         (partial(compile_function, backend="aot_eager"), None),
         (wrong, "differ from those without it"),

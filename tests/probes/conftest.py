@@ -22,12 +22,12 @@ from rlhf_lab.probes import (
     default_suite,
 )
 from rlhf_lab.training import RLHFTrainer
+from tests import small_runs
 from tests.probes.looking import Trained, adapted_run, grouped_run, padded_run
 from tests.tiny_families import random_tokens, tiny_of
 from tests.tiny_models import randomize, save
 
-SMALL = {"preset": "reel", "reward_fn": "true_reward", "total_phases": 2, "batch_size": 8}
-SMALL |= {"num_minibatches": 2, "warmup_steps": 1, "gen_len": 6}
+SMALL = small_runs.SMALL | {"reward_fn": "true_reward"}
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,10 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth, Run
 from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
+from tests.small_runs import SMALL
 
-SHORT = {"preset": "reel", "reward_fn": "sentiment", "total_phases": 2, "batch_size": 16}
-SHORT |= {"num_minibatches": 2, "warmup_steps": 1, "gen_len": 26, "base_lr": 3e-3}
-SHORT |= {"stop_tokens": "."}
+SHORT = SMALL | {"reward_fn": "sentiment", "batch_size": 16, "gen_len": 26}
+SHORT |= {"stop_tokens": ".", "base_lr": 3e-3}
 ADAPTED = {"temperature": 0.9, "lora_rank": 4, "lora_targets": "W_Q W_K W_V W_O W_in"}
 PROMPTS = "this movie\nthis\nthis film really\n"
 

@@ -20,12 +20,13 @@ from rlhf_lab import probes as module
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Probe, Record, ReelTruth, Suite, attach
 from rlhf_lab.training import RLHFTrainer
+from tests.small_runs import SMALL
 from tests.training.test_safety_net import machine
 
 STORED = Path(__file__).with_name("records.json")
-SETTINGS = dict(preset="reel", reward_fn="sentiment", total_phases=2, batch_size=8)
-SETTINGS |= dict(num_minibatches=2, warmup_steps=1, gen_len=26, temperature=0.9, top_k=20)
-SETTINGS |= dict(base_lr=3e-3, head_lr=1e-2, ent_coef=0.01, normalize_reward=True)
+SETTINGS = SMALL | {"device": "cpu", "reward_fn": "sentiment", "gen_len": 26}  # stored numbers
+SETTINGS |= {"temperature": 0.9, "top_k": 20, "base_lr": 3e-3, "head_lr": 1e-2, "ent_coef": 0.01}
+SETTINGS |= {"normalize_reward": True}
 VERDICT = ReelTruth().grammar.slot("VERB") - 1
 UNEQUAL = {"stop_tokens": "and"}  # rows of unequal length
 # settings of each run, and the options of its probes

@@ -12,6 +12,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import load_model
 from rlhf_lab.rewards import RewardModel
 from rlhf_lab.training import RLHFTrainer
+from tests.small_runs import SMALL
 from tests.tiny_models import tiny_chat
 from tests.training.recorded_runs import (
     CONFIGURATIONS,
@@ -21,16 +22,6 @@ from tests.training.recorded_runs import (
     record,
     train_partly,
 )
-
-SMALL = {
-    "preset": "reel",
-    "device": "cpu",  # where tests make their tensors; those of a GPU name it
-    "total_phases": 2,
-    "batch_size": 8,
-    "num_minibatches": 2,
-    "warmup_steps": 1,
-    "gen_len": 6,
-}
 
 
 @pytest.fixture(scope="session")

@@ -298,7 +298,7 @@ def move_weights(model: nn.Module) -> nn.Module:
 
 
 def is_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a)
 
 
 def read_files(directory: Path) -> dict[Path, bytes]:

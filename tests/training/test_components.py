@@ -16,6 +16,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
 from rlhf_lab.probes import Run
 from rlhf_lab.training import Overrides, RLHFTrainer, ppo
+from tests.small_runs import DEVICE
 from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
@@ -158,10 +159,10 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     with pytest.raises(ConfigError, match="trained with the intervention 'halve'"):
         run.policy()
     tokens = torch.arange(2, 8)[None]
-    found = run.policy(interventions={"halve": halve})(tokens)[0]
+    found = run.policy(interventions={"halve": halve}).to(DEVICE)(tokens)[0]
     assert torch.equal(found, again.policy(tokens)[0])
     plain = run.policy(interventions={"halve": lambda activation, where: None})(tokens)[0]
-    assert (found - plain).abs().max() > 1e-2
+    assert (found.cpu() - plain).abs().max() > 1e-2
 
 
 def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):

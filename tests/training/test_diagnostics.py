@@ -27,6 +27,7 @@ from rlhf_lab.training.phase_stats import PhaseStats
 from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.views import write_report
 from rlhf_lab.views.live import RunView
+from tests.small_runs import DEVICE
 from tests.training.recorded_runs import make_minibatch
 
 
@@ -260,7 +261,7 @@ def test_prompt_with_tokens_beyond_the_model_raises(make_trainer, reel_args):
 def test_autocast_around_training_raises(make_trainer):
     """Its precision would be in no setting, and the weights would differ."""
     trainer = make_trainer()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         with pytest.raises(ConfigError, match="Train outside of it, with precision='bf16'"):
             trainer.train()
     trainer.train()

@@ -24,23 +24,13 @@ from rlhf_lab.rewards import RewardModel
 from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.prompts import phase_spec
+from tests.small_runs import SMALL
 from tests.tiny_models import tiny_chat
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
-BASE = {
-    "preset": "reel",
-    "device": "cpu",
-    "total_phases": 3,
-    "batch_size": 4,
-    "num_minibatches": 2,
-    "base_lr": 3e-3,
-    "warmup_steps": 1,
-    "prefix": "this movie",
-    "gen_len": 6,
-    "stop_at_eos": False,
-    "top_k": None,
-}
+BASE = SMALL | {"total_phases": 3, "batch_size": 4, "base_lr": 3e-3}
+BASE |= {"prefix": "this movie", "stop_at_eos": False, "top_k": None}
 HOT = {"temperature": 20.0, "gen_len": 28, "batch_size": 16}  # one response in three has a stop
 ENDING = HOT | {"stop_at_eos": True}
 RAW = {"normalize_reward": False}

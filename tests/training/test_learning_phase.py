@@ -1,7 +1,6 @@
 """Learning: minibatches, clipping, micro-batches, checkpointing, and reads from the device."""
 
 import dataclasses
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -236,6 +235,7 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     trainer = make_trainer({"prompts": ["this movie", "the film was", "this film"]}, **fields)
     rollout = trainer.rollout_phase()
     assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
+    trainer.learning_phase(rollout)  # on CUDA, captures a graph
     found = host_reads(lambda: trainer.learning_phase(rollout))
     n_decisions = 4 * bool({"target_kl", "ratio_threshold"} & fields.keys())
     assert found == Counter({"_local_scalar_dense": 1 + n_decisions, "tolist": 1})
@@ -253,20 +253,3 @@ def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
     lengths = [sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20)]
     assert lengths[0] == lengths[1] <= 4
     assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == lengths[0] + 3
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_learning_phase_on_cuda_waits_a_few_times_at_most(make_trainer):
-    waits = []
-    for passes in (2, 6):
-        trainer = make_trainer(device="cuda", batches_per_learning_phase=passes)
-        rollout = trainer.rollout_phase()
-        trainer.learning_phase(rollout)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            trainer.learning_phase(rollout)
-            torch.cuda.set_sync_debug_mode("default")
-        waits.append(sum("called a synchronizing" in str(x.message) for x in caught))
-    assert waits[0] == waits[1] <= 4

@@ -20,14 +20,9 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer
 from tests.training.recorded_runs import reward_by_text
 
-SETTINGS = {
-    "num_minibatches": 4,
-    "gen_len": 10,
-    "temperature": 2.0,
-    "stop_tokens": "was",
-    "batch_size": 16,
-}
 BATCH, GEN_LEN, BETA = 16, 10, 0.3
+SETTINGS = {"num_minibatches": 4, "temperature": 2.0, "stop_tokens": "was"}
+SETTINGS |= {"gen_len": GEN_LEN, "batch_size": BATCH}
 
 
 def softmax_logprobs(logits: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from rlhf_lab.models import export_policy
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.model_card import write_card, write_run_card
 from rlhf_lab.training.resume import load_policy
+from tests.small_runs import DEVICE
 
 
 def card(directory: Path) -> str:
@@ -53,7 +54,7 @@ def test_front_matter_metrics_and_settings_match_the_run(finished, exported):
             assert f"- {name}: {first[name]:.4g} -> {final[name]:.4g}" in text
         assert "response_length" not in text.split("```")[0]  # not part of the evaluation
         settings = read_settings(directory)
-        assert settings.pop("device") == "cpu"
+        assert settings.pop("device") == DEVICE
         expected = finished.args.to_dict() | {"device": None}
         assert settings == {k: v for k, v in expected.items() if v not in (None, "")}
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,6 +31,11 @@ SETTINGS = {
     **{name: {"kl_estimator": name, "kl_coef": 0.3, "top_k": 5} for name in KL},
 }
 TERMS = ("clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty", "objective")
+
+
+@pytest.fixture
+def make_trainer(make_trainer):
+    return partial(make_trainer, device="cpu")  # for numpy
 
 
 def prepare(trainer):

@@ -21,6 +21,7 @@ from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
 from rlhf_lab.sampling import SamplingSpec, sample
 from rlhf_lab.training.checkpoint import load_checkpoint, load_weights
 from rlhf_lab.training.resume import load_policy
+from tests.small_runs import DEVICE
 from tests.training.recorded_runs import copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
@@ -89,14 +90,14 @@ def test_each_kind_learns_saves_and_loads_its_weights(runs, kind):
     parts = {"base_model", "value_head"} | ({"critic"} if args.value_head == "separate" else set())
     assert {name.split(".")[0] for name in moved} == parts
     assert all(layer.merged is None for layer in lora_layers(policy).values())
-    loaded, _ = load_policy(run.path)
+    loaded = load_policy(run.path)[0].to(DEVICE)
     assert is_equal(copy_weights(loaded), run.weights[-1])
     assert all(torch.equal(a, b) for a, b in zip(loaded(TOKENS), policy(TOKENS), strict=True))
 
 
 def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, reward_dir, tmp_path):
     """The reward model's scores have mean 0.5 and standard deviation 2 before it normalizes."""
-    model = RewardModel.load(reward_dir)
+    model = RewardModel.load(reward_dir, DEVICE)
     trainer = make_trainer(value_head="separate", critic_path=str(reward_dir))
     samples = trainer.rollout_phase().samples
     with torch.no_grad():
@@ -105,7 +106,7 @@ def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, re
     torch.testing.assert_close(samples.values, (scores - 0.5) / 2, atol=1e-5, rtol=1e-5)
     export_policy(trainer.policy, "reel-nano", tmp_path / "exported")
     head = load_value_head(tmp_path / "exported")
-    assert torch.equal(head.weight, trainer.policy.value_head.weight)
+    assert torch.equal(head.weight, trainer.policy.value_head.weight.cpu())
     assert torch.equal(head.bias, trainer.policy.value_head.bias)
 
 

@@ -15,6 +15,7 @@ from rlhf_lab.rewards import ResponseReward, RewardModel, RewardPipeline, ScoreG
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.sinks import to_values
 from rlhf_lab.views.report import write_report
+from tests.small_runs import DEVICE
 
 RAW = {"normalize_reward": False}
 NAMES = ["reward/smoothed", "reward/length"]
@@ -197,7 +198,7 @@ def test_remax_shapes_greedy_rewards_as_those_of_samples(make_trainer, scaling):
     trainer = make_trainer({"reward_fn": length}, **fields)
     rollout = trainer.rollout_phase()
     greedy = length(trainer.sample_greedily([trainer.prompt]).texts(trainer.tokenizer))
-    difference = rollout.raw_rewards - greedy
+    difference = rollout.raw_rewards - greedy.to(DEVICE)
     assert difference.abs().max() > 0.1
     expected = difference / rollout.reward_moments.std if scaling else 0 * difference
     torch.testing.assert_close(rollout.advantages[:, 0], expected, atol=1e-5, rtol=0)

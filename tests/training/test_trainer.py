@@ -81,7 +81,7 @@ def test_reward_gets_text_without_bos_and_up_to_the_stop(make_trainer):
     special = torch.tensor(trainer.tokenizer.all_special_ids)
     for i, text in enumerate(read):
         generated = rollout.samples.tokens[i, 3:][rollout.samples.mask[i]]
-        words = generated[~torch.isin(generated, special)]
+        words = generated[~torch.isin(generated, special.to(generated.device))]
         assert text == " ".join(["this movie", *trainer.tokenizer.convert_ids_to_tokens(words)])
 
 
@@ -188,7 +188,7 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
     assert is_equal(copy_weights(trainer.policy), before) or (spoil == "gradient" and fields)
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
     tensors, metadata = load_checkpoint(trainer.run.checkpoints / "last.safetensors")
-    assert metadata["phase"] == 1 and all(torch.equal(tensors[n], w) for n, w in before.items())
+    assert metadata["phase"] == 1 and is_equal({n: tensors[n] for n in before}, before)
 
 
 def test_run_without_out_is_named_by_preset_and_seed(reel_args, tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def test_reward_rises_in_four_phases_of_reel(tmp_path):
 
 
 def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
-    args = RLHFArgs(preset="sums", device="cpu", total_phases=5)
+    args = RLHFArgs(preset="sums", total_phases=5)
     trainer = RLHFTrainer(args, out=tmp_path / "run")
     reports = list(trainer)
     assert not recwarn.list  # with GRPO's settings as published
@@ -269,7 +269,7 @@ def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
 @pytest.mark.parametrize("name", ["majority", "coin", "hole"])
 def test_flawed_rewards_have_the_true_reward_next_to_them(name, tmp_path):
     settings = dict(total_phases=1, warmup_steps=0, batch_size=64, num_minibatches=2)
-    args = RLHFArgs(preset="sums", device="cpu", reward_fn=f"sums:{name}", **settings)
+    args = RLHFArgs(preset="sums", reward_fn=f"sums:{name}", **settings)
     (report,) = RLHFTrainer(args, out=tmp_path / "run")
     assert 0 < report.true_reward < report.mean_reward < 1
 

@@ -26,10 +26,10 @@ from rlhf_lab.views.pictures import Table, formatted
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.templates import WEB
+from tests import small_runs
 from tests.views.page_blocks import MemoryRun, Page, read_blocks, read_header
 
-SMALL = {"preset": "reel", "reward_fn": "true_reward", "total_phases": 2, "warmup_steps": 1}
-SMALL |= {"batch_size": 8, "num_minibatches": 2}
+SMALL = small_runs.SMALL | {"reward_fn": "true_reward", "gen_len": 26}
 
 
 class Homemade(Probe):
