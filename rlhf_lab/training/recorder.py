@@ -226,8 +226,7 @@ class Recorder:
 
     def _record_end(self, error: BaseException | None) -> None:
         if error is not None and self.lock.is_held() and self.run.info_path.exists():
-            is_stopped = isinstance(error, KeyboardInterrupt)
-            self.write_info(status="stopped" if is_stopped else "failed")
+            self.write_info(status="stopped" if isinstance(error, KeyboardInterrupt) else "failed")
 
 
 def _write_card(run: RunDir) -> None:

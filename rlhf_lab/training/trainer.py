@@ -223,8 +223,7 @@ class RLHFTrainer(RunLoop):
         if self.world is None:
             samples = sample_rows(slice(0, len(prompts)))
         else:
-            pad_token = self.tokenizer.pad_token_id or 0
-            samples = self.world.sample(sample_rows, len(prompts), pad_token)
+            samples = self.world.sample(sample_rows, len(prompts), self.tokenizer.pad_token_id or 0)
         return validate_finite_samples(samples, self.phase)
 
     def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
