@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism.grammar import decode
+from rlhf_lab.organism.language import SUMS_LANGUAGE, read_language
 from rlhf_lab.organism.sums import SUMS_IDS, SUMS_WORDS, Problems, SumsGrammar, right_texts
 from rlhf_lab.organism.sums.problems import DIGIT_0
 from rlhf_lab.sampling import sample
@@ -78,7 +80,12 @@ def answers_after_false_step(
         slot, shift: see `write_false_step`.
         word: a word instead of the false digit; ";" erases the digit.
         seed: of the samples.
+
+    Raises:
+        ConfigError: If the policy's tokenizer is not that of sums.
     """
+    if read_language(policy.base_model.tokenizer) is not SUMS_LANGUAGE:
+        raise ConfigError("the policy does not have the words of sums. Use base_model='sums-nano'.")
     texts, end = write_false_step(grammar, problems, slot, shift), grammar.slot(slot) + 1
     prompts = texts[:, : grammar.prompt_len + end].clone()
     if word is not None:

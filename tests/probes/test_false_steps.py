@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism.grammar import decode
 from rlhf_lab.organism.sums import SUMS_IDS, SUMS_WORDS, SumsGrammar, right_texts
@@ -63,12 +64,18 @@ def test_answers_are_compared_with_both_sums(name, word, written, monkeypatch):
         return SimpleNamespace(tokens=tokens)
 
     monkeypatch.setattr(false_steps, "sample", continued)
-    found = answers_after_false_step(None, GRAMMAR, problems, "c1", word=word)
+    policy = TransformerWithValueHead(load_model("sums-nano"))
+    found = answers_after_false_step(policy, GRAMMAR, problems, "c1", word=word)
     assert found.right.tolist() == [name == "right"] * 3
     assert found.follows.tolist() == [name == "follows"] * 3
     false = write_false_step(GRAMMAR, problems, "c1")[:, :21]  # a b c t s ; a b c after "so"
     assert [row[:-1] for row in prompts] == false[:, :-1].tolist()
     assert {row[-1] for row in prompts} == {SUMS_IDS[written]}
+
+
+def test_answers_raise_on_a_model_of_another_language(reel_policy):
+    with pytest.raises(ConfigError, match="Use base_model='sums-nano'"):
+        answers_after_false_step(reel_policy, GRAMMAR, SUM, "c1")
 
 
 @pytest.mark.slow
