@@ -89,6 +89,7 @@ def test_verdict_is_legible_in_its_color_on_light_and_dark_pages(state, channel,
     assert title.plain[: mark.end] == f"{STATE_MARKS[state][0]} " and more in title.plain
     color = Style.parse(str(mark.style)).color.triplet
     assert channel is None or color[channel] == max(color) > sorted(color)[1]
+    assert (state == "passed") == (STATE_MARKS[state][1] in [x.style for x in title.spans])  # whole
     assert all(contrast(color, page) >= 3 for page in ((255,) * 3, (17,) * 3))  # of JupyterLab
 
 
