@@ -123,6 +123,7 @@ def test_integers_and_lists_become_floats_and_tuples():
     args = RLHFArgs(base_lr=1, kl_coef=0, reward_fn="true_reward,length", reward_weights=[2, 0.5])
     assert (args.base_lr, type(args.kl_coef)) == (1.0, float)
     assert args.reward_weights == (2.0, 0.5)
+    assert "base_lr=inf is out of range" in rejection(base_lr=10**400)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,7 @@ VALID = [  # next to a conflict
     IN_BACKWARD,
     dict(kl_controller="adaptive", kl_horizon=32),
     dict(gen_len_min=50, min_response_length=50, stop_tokens="."),
+    dict(overlong_buffer=4, stop_token_ids="5"),
     dict(clip_coef_high=0.3, policy_loss="cispo"),
     dict(max_log_ratio=3.0, policy_loss="gspo"),
     dict(warmup_steps=199, reset_reference_every=199),

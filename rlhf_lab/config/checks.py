@@ -137,7 +137,7 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
         raise ConfigError(f"{name}={value!r} has the wrong type. It must be {kind}.")
     if is_tuple or hint in (float, float | None):
-        numbers = [float(x) if type(x) is int and abs(x) < 2**53 else x for x in numbers]
+        numbers = [float(f"{x}") if type(x) is int else x for x in numbers]  # inf if too large
     return tuple(numbers) if is_tuple else numbers[0]
 
 
