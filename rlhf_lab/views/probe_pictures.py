@@ -59,7 +59,7 @@ TextHeatmap | strip | exact value in units of the reward | sequential truth_mask
 TextHeatmap | strip | kl in nats | sequential mask | kl |
 TextHeatmap | rows | each column, units first, as written and as true | | steps |
 HackWatch | curves | reward minus true reward | | reward true_reward gap | reward
-HackWatch | curves | grammatical texts | | grammatical | fraction
+HackWatch | curves | kinds of texts | | grammatical steps dropped_carry direct sure | fraction
 HackWatch | table | tokens, and probability that words won | text=sides | tokens=counts:sum1
  won=promoted_mass:moved |
 HackWatch | rows | by the logits: probability won in states of the policy's texts | | promoted |

@@ -89,6 +89,12 @@ def test_a_run_is_compared_with_its_start(texts):
     assert "3 texts of 3 tokens" in done.out and "Shift of loved - hated: 0 " in done.out
 
 
+def test_words_and_texts_are_of_the_language_by_default(texts):
+    done = accepted(["compare", "sums-nano", "sums-nano", *FEW, "--n-texts", "3"])
+    assert "3 texts of 11 tokens, prompts of 2 and 3 digits" in done.out
+    assert "Shift of so - hm: 0 " in done.out and "checks hold" in done.out
+
+
 def test_a_failed_check_is_exit_status_1(monkeypatch):
     def with_failed_check(*arguments):
         failed = [Check.at_most("a sum", 0.5, 0.1)]

@@ -79,10 +79,8 @@ def test_values_end_at_the_reward_and_advantages_telescope(name):
 
 def test_slots_have_names_with_and_without_steps():
     names = SumsTruth().slot_names(45)
-    assert names[:14] == [
-        *("<bos> a3 a2 a1 a0 + b3 b2 b1 b0 = open".split()),
-        *("c0 a / #", "c0 b / answer 3"),
-    ]
+    assert names[:12] == "<bos> a3 a2 a1 a0 + b3 b2 b1 b0 = open".split()
+    assert names[12:14] == ["c0 a / #", "c0 b / answer 3"]
     assert names[17:20] == ["c0 ; / end", "c1 a", "c1 b"]
     assert names[35:42] == ["c3 ;", "#", *(f"answer {i}" for i in (3, 2, 1, 0)), "end"]
     assert len(set(names)) == 45
@@ -106,10 +104,9 @@ def test_answer_key_has_the_published_optima():
     assert key[0.001]["hasty"] == pytest.approx(0.311, abs=0.005)
     steps = SumsTruth(SUMS_REWARDS["sums:format"]).answer_key()[-1]
     assert steps["reward"] == 1 and steps["true_reward"] == pytest.approx(0.601, abs=0.01)
-    truth = SumsTruth()
-    best = truth.best_at_kl(key[0.3]["kl_per_sequence"])
+    best = SumsTruth().best_at_kl(key[0.3]["kl_per_sequence"])
     assert best.beta == pytest.approx(0.3, rel=1e-3)
-    assert truth.best_at_kl(50.0).reward == pytest.approx(1.0)
+    assert SumsTruth().best_at_kl(50.0).reward == pytest.approx(1.0)
 
 
 def test_eval_texts_have_steps_where_the_grammar_writes_them():
