@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf_lab import shape_checks
 from rlhf_lab.shape_checks import check_once
 
+CHECKED = "import rlhf_lab; rlhf_lab.check_shapes()"
 CALLS = """
 import torch
 from rlhf_lab.functional import compute_gae, entropy_per_token
@@ -67,8 +68,7 @@ def run(source, surroundings, **more):
 @pytest.mark.parametrize(
     ("source", "more", "last"),
     [
-        ("import rlhf_lab; rlhf_lab.check_shapes(); rlhf_lab.check_shapes()" + CALLS + OWN_POLICY,
-         {}, ["policy: Mine"]),
+        (CHECKED + CALLS + OWN_POLICY + CHECKED, {}, ["policy: Mine"]),
         ("from rlhf_lab import RLHFArgs" + CALLS, {"RLHF_LAB_CHECK_SHAPES": "1"}, []),
     ],
     ids=["call", "variable"],
