@@ -384,7 +384,6 @@ def page() -> dict[str, str]:
     """Return the texts of the page and of its pictures, by file name."""
     rows = [row for row in map(Row, REWARDS) if row.records]
     text = TEMPLATE.read_text(encoding="utf-8")
-    text = text.replace("<<seeds>>", str(len(SEEDS)))
     text = text.replace("<<answer key>>\n\n", answer_key() + "\n")
     text = text.replace("<<rewards>>\n\n", reward_table(rows) + "\n")
     text = text.replace("<<phases of hole-4>>\n", phase_table(Row("hole-4")))
