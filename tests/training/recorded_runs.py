@@ -159,7 +159,7 @@ CONFIGURATIONS = {
     # the third phase is done twice when it is resumed
     "plain": small(stop_after=3, total_phases=5, base_lr=1e-3, seed=2, save_every=2),
     "adapters": small(lora_targets="W_Q,W_V,W_O,W_in", warmup_steps=0, **ADAPTERS),
-    "critic": small(value_head="separate", base_lr=1e-2),
+    "critic": small(value_head="separate", base_lr=1e-2, micro_batch_size=2),
     "adapters, critic": small(value_head="separate", **ADAPTERS),
     "critic from a reward model": small(value_head="separate", critic_path="REWARD"),
     "token rewards": small(

@@ -112,7 +112,7 @@ def test_hook_of_a_callback_stays_but_not_that_of_a_capture(make_trainer):
 
 @pytest.mark.slow
 def test_returned_dicts_are_stored_and_read_back(make_trainer):
-    trainer = make_trainer(total_phases=3)
+    trainer = make_trainer(total_phases=4)
     values = [torch.tensor([[0.5, 1.0]], dtype=torch.bfloat16), torch.ones((), requires_grad=True)]
     values = [values[0], 2 * values[1], np.array([1, 2]), np.float32(0.5), torch.tensor([True])]
     values += [[torch.tensor(2), None], {"a": (1, "b")}]

@@ -1,7 +1,6 @@
 """Optimizers: rates and their schedule, 8-bit moments, and weights in bfloat16."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -201,9 +200,3 @@ def test_weights_with_8_bit_moments_are_trained(runs, name, parts):
     before, after = run.weights[0], run.weights[-1]
     moved = [key for key in after if not torch.equal(after[key], before[key])]
     assert all(any(part in key for key in moved) for part in parts)
-
-
-def test_missing_bitsandbytes_raises_at_construction(monkeypatch, make_trainer):
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(ConfigError, match=r'-e "\.\[eightbit\]".*set optimizer='):
-        make_trainer(optimizer="adamw_8bit")

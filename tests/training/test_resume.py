@@ -114,8 +114,8 @@ RESUMED = [name for name, each in CONFIGURATIONS.items() if not each.hook]
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    is_golden = CONFIGURATIONS[name].is_golden and name not in ("adaptive KL", "micro-batches")
-    nightly = [pytest.mark.nightly] if is_golden or name in NIGHTLY else []
+    is_nightly = CONFIGURATIONS[name].is_golden or name in NIGHTLY
+    nightly = [pytest.mark.nightly] if is_nightly else []
     return nightly + ([needs_bitsandbytes] if name.startswith("8-bit") else [])
 
 

@@ -141,6 +141,9 @@ def test_run_json_has_arguments_versions_and_both_ends(runs):
     assert {"rlhf_lab", "python", "torch", "transformers"} < info["versions"].keys()
     assert (info["device"], info["custom_components"]) == (str(run.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", 5)
+    several = runs("dynamic sampling").trainer
+    prompts = [rollout.samples.prompts() for rollout in several.fresh_rollouts()]
+    assert prompts == [several.prompts.of_batch(batch) for batch in range(4)]
     batches = [summarize(rollout) for rollout in run.trainer.fresh_rollouts()]
     assert info["final"]["samples"] == 4 * 8 and len(batches) == 4
     for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
@@ -267,11 +270,11 @@ def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
 
 
 @pytest.mark.parametrize("name", ["majority", "coin", "hole"])
-def test_flawed_rewards_have_the_true_reward_next_to_them(name, tmp_path):
-    settings = dict(total_phases=1, warmup_steps=0, batch_size=64, num_minibatches=2)
-    args = RLHFArgs(preset="sums", reward_fn=f"sums:{name}", **settings)
-    (report,) = RLHFTrainer(args, out=tmp_path / "run")
-    assert 0 < report.true_reward < report.mean_reward < 1
+def test_flawed_rewards_have_the_true_reward_next_to_them(name):
+    settings = dict(reward_fn=f"sums:{name}", batch_size=64, num_minibatches=2)
+    args = RLHFArgs(preset="sums", **settings)
+    stats = summarize(RLHFTrainer(args).rollout_phase())
+    assert 0 < stats.true_reward < stats.mean_reward < 1
 
 
 def test_rewards_of_sums_raise_on_other_prompts(make_trainer):
