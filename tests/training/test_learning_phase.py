@@ -100,7 +100,7 @@ def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
 )
 def test_split_changes_neither_value_nor_gradient(prepared, lengths, part_size):
     trainer, minibatch = prepared
-    mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+    mask = (torch.arange(6) < torch.tensor(lengths)[:, None]).to(minibatch.mask.device)
     minibatch = dataclasses.replace(minibatch, mask=mask)
     trainer.policy.zero_grad()
     whole = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective, 0.3)
