@@ -83,6 +83,7 @@ ROWS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "process": {"preset": "sums-long", "reward_fn": "sums:process"},
         "format": {"preset": "sums", "reward_fn": "sums:format"},
+        "format-no-clip": {"preset": "sums", "reward_fn": "sums:format", "clip_coef": 100.0},
         "majority": {"preset": "sums", "reward_fn": "sums:majority"},
         "coin": {"preset": "sums", "reward_fn": "sums:coin"},
         "hole": {"preset": "sums", "reward_fn": "sums:hole"},
