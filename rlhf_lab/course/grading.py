@@ -43,8 +43,12 @@ class Judge:
 
     @functools.cached_property
     def expected(self) -> list[Outcome]:
-        """The reference's outcome on each case."""
-        return [observe(self.exercise, self.exercise.reference, case) for case in self.cases]
+        """The reference's outcome on each case; raises RuntimeError if the reference raises."""
+        found = [observe(self.exercise, self.exercise.reference, case) for case in self.cases]
+        for case, outcome in zip(self.cases, found, strict=True):
+            if outcome.error:
+                raise RuntimeError(f"{self.exercise.name}, {case.label}: {outcome.error}")
+        return found
 
     @functools.cached_property
     def known(self) -> list[tuple[str, Answer]]:

@@ -1,9 +1,14 @@
 """The references of the exercises on verifiable rewards agree with the package."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 import torch
 
 from rlhf_lab.course.exercises.verifiable import best_policy, exact_match
+from rlhf_lab.course.grading import Judge
+from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.organism.sums import (
     SUMS_REWARDS,
     SumsGrammar,
@@ -11,6 +16,37 @@ from rlhf_lab.organism.sums import (
     solve_probability,
     sums_frontier,
 )
+
+CHECKED = """
+import rlhf_lab
+rlhf_lab.check_shapes()
+from rlhf_lab.course.grading import Judge
+from rlhf_lab.course.registry import find_exercise
+
+judge = Judge(find_exercise("model_solve_probability"))
+
+def model_solve_probability(model, grammar, problems, batch_size=600):
+    raise NotImplementedError
+
+print(judge.verdict(model_solve_probability).state)
+print(judge.verdict(lambda *arguments: 42.0).state)
+print(judge.verdict(judge.exercise.reference).state)
+"""
+
+
+@pytest.mark.slow
+def test_scoring_is_checked_where_shapes_are_checked(cold_python) -> None:
+    done = cold_python(["-c", CHECKED])
+    assert done.stdout.split() == ["unwritten", "differs", "passed"], done.stderr
+
+
+def test_check_raises_if_the_reference_raises() -> None:
+    def observe(fn, **arguments):
+        raise TypeError("pairs")
+
+    broken = dataclasses.replace(find_exercise("best_policy"), observe=observe)
+    with pytest.raises(RuntimeError, match="best_policy, beta = 1: TypeError: pairs"):
+        Judge(broken).verdict(lambda p, beta: 42.0)
 
 
 def test_exact_match_agrees_with_the_reward_on_edited_texts() -> None:

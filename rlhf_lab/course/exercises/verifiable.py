@@ -148,7 +148,7 @@ def _scoring_cases() -> Cases:
 _base_model = functools.cache(lambda: load_model("sums-nano"))
 
 
-def _observe_scoring(fn: Answer, pairs: list[tuple[int, int]], batch_size: int) -> Any:
+def _observe_scoring(fn: Answer, pairs: tuple[tuple[int, int], ...], batch_size: int) -> Any:
     grammar = SumsGrammar()
     problems = grammar.make_problems(*zip(*pairs, strict=True))
     found = fn(_base_model(), grammar, problems, batch_size)
