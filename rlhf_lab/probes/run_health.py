@@ -72,7 +72,7 @@ class RunHealth(Probe):
 
     name = "run_health"
     question = "Is the run healthy, and how far is it from the best policy at its KL penalty?"
-    caveat = "The optimum is at the beta_eff of the phase's first step, without entropy bonus."
+    caveat = "Optimum without entropy bonus, at the first step's beta_eff, or the KL if that is 0."
     exact_reward = True
     events = ("after_phase",)
 

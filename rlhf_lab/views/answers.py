@@ -156,7 +156,7 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     hacked = [x for x in true if x["reward"] - x["true_reward"] > HACKED_GAP]
     now = [x for x in hacked if x["phase"] == phase]
     zeros = sum(x["true_reward"] == 0 for x in now)
-    more = f" ({zeros} with a true reward of 0, as non-reviews and wrong sums)" * bool(zeros)
+    more = f" ({zeros} with a true reward of 0, as for non-reviews and wrong sums)" * bool(zeros)
     more += f"; the first such sample of the run is in phase {hacked[0]['phase']}" if hacked else ""
     return (
         f"{len(now)} of {sum(x['phase'] == phase for x in samples)} samples of phase {phase} have "

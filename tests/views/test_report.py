@@ -202,7 +202,7 @@ def test_answers_about_metrics_match_hand_computed():
     assert "the first such sample of the run is in phase 0" in hacked
     none = [samples[0], samples[1] | {"true_reward": 0.0}]
     assert answers.answer_hacking(none).startswith("1 of 1 samples of phase 1")
-    assert "(1 with a true reward of 0, as non-reviews" in answers.answer_hacking(none)
+    assert "(1 with a true reward of 0, as for non-reviews" in answers.answer_hacking(none)
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
