@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.attention import HeadCache, attention_split, pattern_distance
 
-BATCH, KEYS, HEADS, D_HEAD, D_MODEL = 3, 5, 2, 4, 6
+BATCH, KEYS, HEADS, D_HEAD, D_MODEL = 3, 5, 4, 4, 6
 
 
 def test_split_matches_hand_computed_for_two_keys():
@@ -28,15 +28,15 @@ def test_split_matches_hand_computed_for_two_keys():
     assert found.wo[0, 0].tolist() == pytest.approx([0, 3])
 
 
-@pytest.mark.parametrize("value_heads", [HEADS, 1])
-def test_split_matches_mean_marginals_over_all_orders(value_heads):
+@pytest.mark.parametrize("each", [1, 2, HEADS])
+def test_split_matches_mean_marginals_over_all_orders(each):
     generator = torch.Generator().manual_seed(0)
     noise = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
     reader = noise(BATCH, D_MODEL)
     ends = [
         (
             noise(BATCH, HEADS, KEYS).softmax(-1),
-            noise(BATCH, KEYS, value_heads, D_HEAD),
+            noise(BATCH, KEYS, HEADS // each, D_HEAD),
             noise(HEADS, D_HEAD, D_MODEL),
         )
         for _ in range(2)
@@ -44,9 +44,7 @@ def test_split_matches_mean_marginals_over_all_orders(value_heads):
 
     def output(pattern: Tensor, value: Tensor, W_O: Tensor) -> Tensor:
         rows = [
-            torch.einsum(
-                "bk,bkd,dm,bm->b", pattern[:, h], value[:, :, h % value_heads], W_O[h], reader
-            )
+            torch.einsum("bk,bkd,dm,bm->b", pattern[:, h], value[:, :, h // each], W_O[h], reader)
             for h in range(HEADS)
         ]
         return torch.stack(rows, 1)

@@ -73,6 +73,14 @@ def test_answers_are_compared_with_both_sums(name, word, written, monkeypatch):
     assert {row[-1] for row in prompts} == {SUMS_IDS[written]}
 
 
+def test_text_without_an_answer_is_neither_right_nor_the_sum_that_follows(monkeypatch):
+    unended = lambda policy, rows, *others, **named: SimpleNamespace(tokens=torch.tensor(rows))
+    monkeypatch.setattr(false_steps, "sample", unended)
+    policy = TransformerWithValueHead(load_model("sums-nano"))
+    found = answers_after_false_step(policy, GRAMMAR, SUM, "answer0", word=";")
+    assert not found.right.any() and not found.follows.any()
+
+
 def test_answers_raise_on_a_model_of_another_language(reel_policy):
     with pytest.raises(ConfigError, match="Use base_model='sums-nano'"):
         answers_after_false_step(reel_policy, GRAMMAR, SUM, "c1")
