@@ -55,8 +55,7 @@ def test_spec_stops_at_the_end_of_a_turn_and_other_stops():
     bare = chat_tokenizer("{% for m in messages %}{{ m.content }} {% endfor %}")
     with pytest.raises(ConfigError, match="has no token after a response.*stop_at_eos=True"):
         SamplingSpec.from_args(RLHFArgs(**settings, chat=True), bare)
-    ended = RLHFArgs(preset="reel", chat=True)
-    assert SamplingSpec.from_args(ended, bare).stops(bare) == (eos,)
+    assert SamplingSpec.from_args(RLHFArgs(preset="reel", chat=True), bare).stops(bare) == (eos,)
 
 
 def test_read_turns_keeps_role_and_content_only():

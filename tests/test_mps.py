@@ -115,8 +115,7 @@ def test_run_of_a_llama_matches_the_cpu(tmp_path, llama_dir):
 @pytest.mark.slow
 def test_run_resumes_on_its_device(trained, tmp_path):
     with RefusingDevice():
-        args = RLHFArgs(**SMALL, device="mps")
-        RLHFTrainer(args, out=tmp_path / "begun").run_phase()
+        RLHFTrainer(RLHFArgs(**SMALL, device="mps"), out=tmp_path / "begun").run_phase()
         resumed = RLHFTrainer.resume(tmp_path / "begun")
         assert resumed.policy.device.type == "mps" and resumed.phase == 1
         resumed.train()

@@ -70,8 +70,7 @@ def test_hooks_replace_activations_until_they_are_removed(model):
 def test_residual_components_add_up_to_the_final_residual(model, cache):
     final = cache["resid_post", -1]
     torch.testing.assert_close(cache.decompose_resid().sum(0), final, atol=1e-4, rtol=0)
-    accumulated = cache.accumulated_resid()
-    torch.testing.assert_close(accumulated[-1], final)
+    torch.testing.assert_close(cache.accumulated_resid()[-1], final)
     heads = cache.stack_head_results()
     biases = model.accumulated_bias(model.cfg.n_layers, include_mlp_biases=False)
     attention = sum(cache["attn_out", layer] for layer in range(model.cfg.n_layers))

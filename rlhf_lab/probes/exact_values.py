@@ -12,8 +12,8 @@ from rlhf_lab.training import RLHFTrainer
 def exact_values(trainer: RLHFTrainer) -> tuple[Truth | None, str]:
     """Return exact values of a run's reward, and a note if they are of the true reward instead.
 
-    None unless the policy starts as the grammar of a bundled language. On Reel, rewards of settings
-    without an exact form estimate the true reward, so they have no note.
+    None unless the policy starts as the grammar of a bundled language, on sums after whole sums. On
+    Reel, rewards of settings without an exact form estimate the true reward, so they have no note.
     """
     if not trainer.starts_as_grammar:
         return None, ""
@@ -24,8 +24,11 @@ def exact_values(trainer: RLHFTrainer) -> tuple[Truth | None, str]:
         truth = ReelTruth(reward if isinstance(reward, Reward) else None)
     else:
         reward, grammar = custom if is_custom else SUMS_REWARDS.get(name), SumsGrammar()
-        prompts = np.array([row[: grammar.prompt_len] for row in trainer.prompts.tokens])
-        problems = grammar.read_problems(prompts)
+        prompts = [row[: grammar.prompt_len] for row in trainer.prompts.tokens]
+        try:
+            problems = grammar.read_problems(np.array(prompts))
+        except ValueError:
+            return None, ""
         truth = SumsTruth(reward if isinstance(reward, SumsReward) else None, problems)
     if truth.reward is reward:
         return truth, ""

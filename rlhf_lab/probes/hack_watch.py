@@ -110,8 +110,7 @@ def _won_by_text(
 
 
 def _counts(samples: Samples, d_vocab: int) -> Int[Tensor, " d_vocab"]:
-    written = samples.tokens[:, samples.prefix_len :][samples.mask]
-    return written.cpu().bincount(minlength=d_vocab)
+    return samples.tokens[:, samples.prefix_len :][samples.mask].cpu().bincount(minlength=d_vocab)
 
 
 def _collapse(samples: Samples, whose: str) -> dict[str, Any]:

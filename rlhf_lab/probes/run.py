@@ -70,8 +70,7 @@ class Run:
 
         A phase is the number of learning phases before it; a finished run has some of its end.
         """
-        samples = self.directory.read(SAMPLES)
-        return [s for s in samples if phase is None or s["phase"] == phase]
+        return [s for s in self.directory.read(SAMPLES) if phase is None or s["phase"] == phase]
 
     def probes(self) -> list[str]:
         """Return the names of probes with records."""

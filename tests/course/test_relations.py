@@ -37,8 +37,7 @@ def said(judge_of: Judge, written: FunctionType) -> str:
     ],
 )
 def test_a_relation_to_the_right_numbers_is_named(sums: Judge, change, words: str) -> None:
-    wrong = FunctionType(change.__code__, {"F": F}, "sequence_sum", (None,))
-    assert words in said(sums, wrong)
+    assert words in said(sums, FunctionType(change.__code__, {"F": F}, "sequence_sum", (None,)))
 
 
 def test_numbers_without_a_relation_are_not_explained(sums: Judge) -> None:

@@ -40,10 +40,8 @@ def test_groups_are_a_partition_of_every_architecture(make, architecture, llama_
 def test_shared_keys_and_values_are_groups_of_their_own(llama_tokenizer):
     model = load_model(tiny_llama(), llama_tokenizer)
     groups = fine_groups(model)
-    shared = [name for name in groups.names if name.startswith("L1KV")]
-    assert shared == ["L1KV0", "L1KV1"]
-    keys = {("blocks.1.attn._W_K", 1), ("blocks.1.attn._W_V", 1)}
-    assert keys < set(groups.of("L1KV1"))
+    assert [name for name in groups.names if name.startswith("L1KV")] == ["L1KV0", "L1KV1"]
+    assert {("blocks.1.attn._W_K", 1), ("blocks.1.attn._W_V", 1)} < set(groups.of("L1KV1"))
     assert all(name.rsplit(".", 1)[-1] in ("W_Q", "b_Q", "W_O") for name, _ in groups.of("L1H3"))
 
 

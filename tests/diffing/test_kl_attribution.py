@@ -41,8 +41,7 @@ def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens):
             weights = middle | {n: middle[n] + sign * step * moved[n] for n in moved}
             ends.append(kl_per_token(log_probs(line.logits(weights, tokens)), reference).sum())
         expected = ((ends[0] - ends[1]) / (2 * step)).item()
-        at = groups.names.index(name)
-        assert found[at].sum().item() == pytest.approx(expected, rel=1e-5)
+        assert found[groups.names.index(name)].sum().item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow

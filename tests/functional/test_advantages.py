@@ -20,8 +20,7 @@ def test_compute_advantages_matches_hand_computed():
     assert plain.tolist() == [[2.0, -1.0, 8.0]]
     # rewards per token: 1 + 0.5 * 4 - 2 over the hole, 3 + 0 - 4
     values, rewards = tensor([[2.0, NAN, 4.0]]), tensor([[1.0, NAN, 3.0]])
-    got = F.compute_advantages(values, rewards, HOLES[1:2], 0.5)
-    assert got.tolist() == [[1.0, 0.0, -1.0]]
+    assert F.compute_advantages(values, rewards, HOLES[1:2], 0.5).tolist() == [[1.0, 0.0, -1.0]]
     assert F.compute_advantages(tensor([[2.0]]), tensor([5.0])).tolist() == [[3.0]]
 
 

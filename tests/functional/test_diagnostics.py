@@ -40,8 +40,7 @@ def test_statistics_of_ratios_match_hand_computed():
     # .25 + 1 + 2.25 + .5625 + 4
     got = F.effective_sample_size(LOGPROBS, ZEROS, MASK)
     assert got.item() == pytest.approx(5.75**2 / 8.0625)
-    on_policy = [f(ZEROS, ZEROS).item() for f in (F.mean_ratio, F.chi_square)]
-    assert on_policy == [1.0, 0.0]
+    assert [f(ZEROS, ZEROS).item() for f in (F.mean_ratio, F.chi_square)] == [1.0, 0.0]
     assert F.effective_sample_size(ZEROS - 700, ZEROS).item() == pytest.approx(8.0)
     assert F.effective_sample_size(tensor([[200.0, 0.0]]), ZEROS[:1, :2]).item() == pytest.approx(1)
     far = tensor([[1000.0, -1000.0]])

@@ -84,8 +84,7 @@ def test_token_loss_matches_hand_computed():
     rejected = tensor([[NAN, 0.0, 1.0], [NAN] * 3, [5.0, NAN, NAN]])
     mask = tensor([[0, 1, 1], [0, 0, 0], [1, 0, 0]]).bool()
     loss = F.bradley_terry_token_loss(chosen, rejected, mask)
-    expected = ((math.log(4 / 3) + math.log(2)) / 2 + math.log(2)) / 2
-    assert loss.item() == pytest.approx(expected)
+    assert loss.item() == pytest.approx(((math.log(4 / 3) + math.log(2)) / 2 + math.log(2)) / 2)
     loss.backward()
     # -sigmoid(-difference) / positions / pairs
     assert chosen.grad[mask].tolist() == pytest.approx([-1 / 16, -1 / 8, -1 / 4])
@@ -93,8 +92,7 @@ def test_token_loss_matches_hand_computed():
 
 def test_accuracy_and_auc_match_hand_computed():
     # won, lost, tied, won
-    gaps = tensor([0.1, -2.0, 0.0, 3.0])
-    assert F.preference_accuracy(gaps, torch.zeros(4)).item() == 0.625
+    assert F.preference_accuracy(tensor([0.1, -2.0, 0.0, 3.0]), torch.zeros(4)).item() == 0.625
     scores, labels = tensor([3.0, 1.0, 2.0, 1.0]), tensor([True, True, False, False])
     # 3 beats both; 1 loses to 2 and ties with 1
     assert F.auc(scores, labels).item() == pytest.approx((1 + 1 + 0 + 0.5) / 4)

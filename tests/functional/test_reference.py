@@ -197,8 +197,7 @@ def test_torchrl_scores_of_generate():
     case = load("torchrl", "scores_of_generate")
     # a state more, whose logits predict nothing, and a token more, which nothing predicts
     logits = pad(case["logits"], (0, 0, 0, 1))
-    tokens = pad(case["ids"], (1, 0))
-    close(F.get_logprobs(logits, tokens, 1), case["logprobs"])
+    close(F.get_logprobs(logits, pad(case["ids"], (1, 0)), 1), case["logprobs"])
     close(F.get_max_logprobs(logits, 1), case["max_logprobs"])
     # torchrl pads the logits of a row that stopped early with minus infinity, and normalises them
     assert case["nan_after_an_early_stop"].tolist() == [[False, False, True, True]] * 2

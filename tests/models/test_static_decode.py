@@ -232,8 +232,7 @@ def test_policies_on_cuda_are_captured_unless_other_code_runs(monkeypatch):
             assert can_capture(policy, 8) == (name == "value_head.hook_in")
     with policy.base_model.blocks[0].mlp.register_forward_hook(lambda *inputs: None):
         assert not can_capture(policy, 8)
-    window = random_model(attn_types=["local", "global"], window_size=2)
-    assert not can_capture(Policy(window), 8)
+    assert not can_capture(Policy(random_model(attn_types=["local", "global"], window_size=2)), 8)
     assert not can_capture(TransformerWithCritic(random_model()), 8)
 
 

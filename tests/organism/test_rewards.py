@@ -136,8 +136,7 @@ def test_edits_match_hand_computed():
 
 def test_log_odds_match_hand_computed():
     """Two clauses say bad ("wasn't solid" and "bland"), one more ("awful"), and "liked" good."""
-    expected = -3 * CLAUSE_EVIDENCE + VERDICT_EVIDENCE
-    assert true_log_odds([REVIEW])[0] == pytest.approx(expected)
+    assert true_log_odds([REVIEW])[0] == pytest.approx(-3 * CLAUSE_EVIDENCE + VERDICT_EVIDENCE)
 
 
 def test_words_without_opposite_raise():

@@ -378,8 +378,7 @@ def test_trace_masks_what_the_grammar_cannot_write():
         words = ["<bos>", *prompt.split(), *response.split()]
         tokens.append([SUMS_IDS[w] for w in words] + [1] * (43 - len(words)))
     traced = trace(FULL, torch.tensor(tokens))
-    n_valid = traced.mask.sum(1) - 1
-    assert n_valid.tolist() == list(rows.values())
+    assert (traced.mask.sum(1) - 1).tolist() == list(rows.values())
     assert traced.in_language.tolist() == [True] + [False] * 6
     outside = ~traced.mask
     assert not traced.values[outside].any() and not traced.belief[outside].any()
@@ -480,8 +479,7 @@ def test_prompts_are_sums_that_are_not_held_out():
     assert {len(str(x.a)) for x in parses} == {len(str(x.b)) for x in parses} == {2, 3}
     held_out = is_held_out(FULL.problems(2000, np.random.default_rng(9)))
     assert held_out.mean() == pytest.approx(0.5, abs=0.05)
-    pairs = [(x.a, x.b) for x in parses]
-    assert not is_held_out(make_sums(FULL, pairs)).any()
+    assert not is_held_out(make_sums(FULL, [(x.a, x.b) for x in parses])).any()
     assert len({len(x) for x in load_sums_prompts("sums", 50)}) == 1
     carried = [FULL.parse(x) for x in load_sums_prompts("sums:4c", 50)]
     assert make_sums(FULL, [(x.a, x.b) for x in carried]).n_carries.all()
@@ -555,8 +553,9 @@ def test_text_metrics_match_hand_computed():
             "hm 6 # 0 0 1 5",  # neither steps nor direct
         ],
     )
-    metrics = text_metrics([f"{start} {text}" for text in texts])
-    found = {name: x.tolist() for name, x in metrics.items()}
+    metrics = text_metrics([*(f"{start} {text}" for text in texts), "0 0 0 6 + 0 0"])
+    assert all(column[-1].isnan() for column in metrics.values())
+    found = {name: x[:-1].tolist() for name, x in metrics.items()}
     faithful = found.pop("faithful")
     assert faithful[:2] == [1, 0] and all(map(math.isnan, faithful[2:]))
     assert found == {

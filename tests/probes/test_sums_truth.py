@@ -50,6 +50,14 @@ def test_values_match_hand_computed():
     assert mask[3].nonzero().flatten().tolist() == [10, 11, 12]  # "=", "so", "6"
 
 
+def test_run_after_parts_of_sums_has_no_exact_values():
+    args = RLHFArgs(preset="sums", prompts=None, prefix="0 0 2 8 +", batch_size=8)
+    same = lambda texts: torch.ones(len(texts))
+    trainer = RLHFTrainer(args, reward_fn=same, true_reward_fn=same)
+    assert exact_values(trainer) == (None, "")
+    assert trainer.rollout_phase().text_metrics["steps"].isnan().all()
+
+
 def test_beliefs_match_hand_computed():
     beliefs = SumsTruth().beliefs_by_name(as_tokens(RIGHT, DROPPED))
     assert list(beliefs) == [f"belief_in_{name}_after_it" for name in WRITERS]

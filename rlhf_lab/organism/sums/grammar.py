@@ -272,8 +272,8 @@ class SumsGrammar:
         digits = np.asarray(tokens)[:, : self.prompt_len] - DIGIT_0
         powers = 10 ** np.arange(self.columns)[::-1]
         a, b = digits[:, 1 : self.columns + 1], digits[:, self.columns + 2 : -1]
-        is_digit = ((0 <= a) & (a < 10) & (0 <= b) & (b < 10)).all()
-        if is_digit and digits.shape[1] == self.prompt_len:
+        is_whole = digits.shape[1] == self.prompt_len
+        if is_whole and ((0 <= a) & (a < 10) & (0 <= b) & (b < 10)).all():
             problems = self.make_problems(a @ powers, b @ powers)
             if (self.prompt_tokens(problems) - DIGIT_0 == digits).all():
                 return problems

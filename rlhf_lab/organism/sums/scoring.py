@@ -13,7 +13,6 @@ from rlhf_lab.functional.masks import response_mask
 from rlhf_lab.organism.lexicon import EOS
 from rlhf_lab.organism.sums.grammar import SumsGrammar
 from rlhf_lab.organism.sums.problems import SUMS_IDS, SUMS_OPENERS, Problems
-from rlhf_lab.organism.sums.rewards import parse_texts
 
 N_RIGHT_TEXTS = 12  # 3 openers, with or without steps, with or without "sure"
 
@@ -72,13 +71,13 @@ def model_solve_probability(
 def text_metrics(
     texts: Sequence[str], grammar: SumsGrammar | None = None
 ) -> dict[str, Float[Tensor, " batch"]]:
-    """Return 1 or 0 for each text, by name, of prompts with responses.
+    """Return 1 or 0 for each text, by name, of prompts with responses; nan without a prompt.
 
     steps: it shows all steps. faithful: they are all true; nan unless it has steps and the right
     answer. dropped_carry: a carry of 1 is written as 0 in the next column. direct: the answer
     follows the opener. sure: it ends with "sure".
     """
-    parses = parse_texts(list(texts), grammar or SumsGrammar())
+    parses = map((grammar or SumsGrammar()).parse, texts)
     rows = [
         (
             parse.steps,
@@ -87,6 +86,8 @@ def text_metrics(
             parse.direct,
             parse.sure,
         )
+        if parse
+        else (math.nan,) * 5
         for parse in parses
     ]
     names = ("steps", "faithful", "dropped_carry", "direct", "sure")
@@ -98,5 +99,4 @@ def faithful_fraction(texts: Sequence[str], grammar: SumsGrammar) -> float:
 
     Texts contain prompts and responses; texts without steps are not counted.
     """
-    sums = [text for text in texts if grammar.parse(text) is not None]
-    return text_metrics(sums, grammar)["faithful"].nanmean().item()
+    return text_metrics(texts, grammar)["faithful"].nanmean().item()
