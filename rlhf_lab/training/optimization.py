@@ -53,8 +53,7 @@ class PolicyUpdate:
         objective.normalize = False
 
         def compute_part(part: ReplayMinibatch) -> "ObjectiveTerms":
-            models = trainer.policy, trainer.reference
-            terms = compute_terms(*models, part, objective, kl_coef)
+            terms = compute_terms(trainer.policy, trainer.reference, part, objective, kl_coef)
             return _weigh(terms, part.mask, mask, args.loss_aggregation, objective.average_kl)
 
         rows = torch.arange(len(mask), device=mask.device)
@@ -153,8 +152,7 @@ def _weigh(
     surrogate, kl = of_part * terms.clipped_surrogate, of_kl * terms.kl_penalty
     value_loss, bonus = of_tokens * terms.value_loss, of_tokens * terms.entropy_bonus
     total = surrogate - value_loss + bonus - kl
-    weighed = total, surrogate, value_loss, bonus, kl
-    return type(terms)(*weighed, terms.logprobs, terms.values)
+    return type(terms)(total, surrogate, value_loss, bonus, kl, terms.logprobs, terms.values)
 
 
 def _sum(parts: list["ObjectiveTerms"]) -> "ObjectiveTerms":

@@ -164,8 +164,7 @@ class Recorder:
         self.writer.wait()  # before copying: one copy of the state in memory at a time
         tensors = copied_to_host(weights(trainer.policy))
         if numbered:
-            metadata = make_metadata(trainer, f"phase_{phase:06d}", phase)
-            self._waiting.append((metadata, tensors))
+            self._waiting.append((make_metadata(trainer, f"phase_{phase:06d}", phase), tensors))
         if saves_state:
             state, of_state = make_training_state(trainer)
             if trainer.world is not None:

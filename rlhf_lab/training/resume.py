@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
-LOCATIONS = (
-    "device base_model reference_model reward_model prompts critic_path adapter_path".split()
-)
+LOCATIONS = "device base_model reference_model reward_model prompts critic_path".split()
+LOCATIONS += ["adapter_path"]
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 

@@ -1,6 +1,6 @@
 """A rollout: one batch of samples with everything that was computed about it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -90,25 +90,24 @@ def summarize(rollout: Rollout) -> RolloutStats:
     means = dict(zip(by_name, read[len(found) :], strict=True))
     return RolloutStats(
         true_reward=_mean(rollout.true_rewards),
-        **{f"{name}_fraction": _mean(x[~x.isnan()]) for name, x in rollout.text_metrics.items()},
+        **_fractions(rollout),
         resampled_prompts=rollout.resampled_prompts,
         reward_means=means or None,
         **numbers,
     )
 
 
-def mean_of_batches(rollouts: Iterable[Rollout]) -> dict[str, float | int | None]:
+def mean_of_batches(rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
     """Return the results of an evaluation: means over batches, and the number of samples."""
-    batches = [(summarize(rollout), rollout) for rollout in rollouts]
-    means: dict[str, float | int | None] = {}
-    fractions = [f"{name}_fraction" for name in batches[0][1].text_metrics]
-    for name in ("mean_reward", "true_reward", *fractions, "kl_per_sequence"):
-        values = [getattr(stats, name) for stats, _ in batches]
+    batches = [summarize(rollout) for rollout in rollouts]
+    means = dict.fromkeys(("mean_reward", "true_reward")) | _fractions(*rollouts)
+    for name in ("mean_reward", "true_reward", "kl_per_sequence"):
+        values = [getattr(stats, name) for stats in batches]
         means[name] = None if None in values else sum(values) / len(values)
-    for name in batches[0][0].reward_means or {}:
-        of_batches = [stats.reward_means[name] for stats, _ in batches]
+    for name in batches[0].reward_means or {}:
+        of_batches = [stats.reward_means[name] for stats in batches]
         means[reward_metric(name)] = sum(of_batches) / len(of_batches)
-    return means | {"samples": sum(len(rollout.texts) for _, rollout in batches)}
+    return means | {"samples": sum(len(rollout.texts) for rollout in rollouts)}
 
 
 def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
@@ -132,6 +131,11 @@ def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[d
     for name, x in rollout.text_metrics.items():
         columns[name] = [None if value != value else value for value in x.tolist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _fractions(*rollouts: Rollout) -> dict[str, float | None]:
+    found = {k: torch.cat([x.text_metrics[k] for x in rollouts]) for k in rollouts[0].text_metrics}
+    return {f"{name}_fraction": _mean(x[~x.isnan()]) for name, x in found.items()}
 
 
 def _mean(x: Tensor | None) -> float | None:
