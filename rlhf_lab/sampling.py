@@ -260,12 +260,12 @@ def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]
     return stops[0] if stops else 0
 
 
-def check_context(model: HookedModel, prefix_len: int, gen_len: int) -> None:
+def check_context(model: HookedModel, prefix_len: int, gen_len: int, of: str = "model") -> None:
     """Raise ConfigError if prompt and response together exceed the model's context."""
     room = model.cfg.n_ctx - prefix_len
     if gen_len > room:
         remedy = f"Set gen_len to at most {room}" if room > 0 else "Shorten the prompt"
         raise ConfigError(
-            f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the model's context "
+            f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the {of}'s context "
             f"of {model.cfg.n_ctx}. {remedy}."
         )

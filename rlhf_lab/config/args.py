@@ -24,8 +24,7 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
     preset = given.get("preset", AllFields.preset)
     if not isinstance(preset, str) or preset not in PRESETS:
         raise ConfigError(f"Unknown preset={preset!r}. Choose one of: {', '.join(PRESETS)}.")
-    method = given.get("method")
-    settings = PAPER_METHODS.get(method, {}) if isinstance(method, str) else {}
+    settings = PAPER_METHODS.get(str(given.get("method")), {})
     fields = PRESETS[preset] | settings | given
     value = lambda name: fields.get(name, getattr(AllFields, name))
     phases, batch = value("total_phases"), value("batch_size")

@@ -11,7 +11,6 @@ from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.probes.kl_by_position import KLByPosition
-from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.run_health import RunHealth
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.store import ProbeStore
@@ -29,6 +28,8 @@ MOST_COST = 0.03  # of the rows that a run's models read
 CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
 LEDGERS = 2  # the first is of phase 0
 EVAL_SEED = 20_231_015
+# of components that probes compare with the reference's
+SHAPE = "n_layers n_heads n_key_value_heads d_model d_head d_mlp n_ctx gated_mlp".split()
 REMEMBERED, RECORD = "probes", "record_probes"
 
 
@@ -66,8 +67,7 @@ def affordable_rows(args: RLHFArgs) -> int:
     """
     phases = args.total_phases
     run = phases * args.batch_size * (2 + 3 * args.batches_per_learning_phase)
-    records = 1 + sum(map(is_numbered, range(phases)))
-    return int(MOST_COST * run / (CAPTURED * records))
+    return int(MOST_COST * run / (CAPTURED * (1 + sum(map(is_numbered, range(phases))))))
 
 
 def default_suite(
@@ -81,7 +81,8 @@ def default_suite(
     first reference (see `text_of_the_run`; stored with the run), as many as `affordable_rows`, from
     16 to 32, the value lens predicts the returns, and there is no direction without labels.
     With exact truth, ValueLens, Direction and WeightDelta record only the end, since they cost
-    most, and policy and reference are equal in the first phase; elsewhere both.
+    most, and policy and reference are equal in the first phase; elsewhere both. WeightDelta and
+    WordsMoved are left out if the reference has another architecture.
     """
     phases = trainer.args.total_phases
     probes = [TextHeatmap(), RunHealth(), KLByPosition(n=KL_TEXTS)]
@@ -89,23 +90,23 @@ def default_suite(
     truth, _ = exact_values(trainer)
     if truth is not None:
         tokens, mask, labels = truth.eval_text(EVAL_TEXTS, EVAL_SEED)
-        probes.append(WordsMoved())
-        large = [] if labels is None else [Direction("sentiment")]
-        probes += map(_at_end, [*large, ValueLens(), WeightDelta()])
+        large = [Direction("sentiment")] * (labels is not None) + [ValueLens(), WeightDelta()]
+        for probe in large:
+            probe.events = ("run_end",)
+        probes += [WordsMoved(), *large]
         return Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=labels, record=record)
     probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
-    probes += [WeightDelta(every=phases)]
-    why = reason_not_additive(trainer.policy.base_model)
+    why, left_out = reason_not_additive(trainer.policy.base_model), "words_moved"
+    models = trainer.policy.base_model, trainer.reference
+    if len({str([getattr(x.cfg, name, None) for name in SHAPE]) for x in models}) > 1:
+        why, left_out = "the reference has another architecture", "words_moved and weight_delta"
+    else:
+        probes.append(WeightDelta(every=phases))
     if why is None:
         probes.append(WordsMoved(SHIFT_TEXTS, text="rollout"))
     else:
-        warnings.warn(f"the default suite leaves out words_moved: {why}.", stacklevel=2)
+        warnings.warn(f"the default suite leaves out {left_out}: {why}.", stacklevel=2)
     kept = None if trainer.run is None else ProbeStore(trainer.run).kept_text()
     rows = min(MOST_TEXTS, max(SHIFT_TEXTS, affordable_rows(trainer.args)))
     tokens, mask = kept or text_of_the_run(trainer, rows)
     return Suite(*probes, eval_tokens=tokens, eval_mask=mask, keep_eval_text=True, record=record)
-
-
-def _at_end(probe: Probe) -> Probe:
-    probe.events = ("run_end",)
-    return probe

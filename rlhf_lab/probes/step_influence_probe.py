@@ -124,8 +124,7 @@ class StepInfluence(WordPairProbe):
             slots = seen.truth.slot_names(minibatch.tokens.shape[1])
             values["slots"] = slots[minibatch.prefix_len :]
         tensors = {name: x.float().cpu() for name, x in tensors.items()} | {"mask": minibatch.mask}
-        checks = lambda: _checks(seen, step, moved, linear, tensors)
-        return Record(values, tensors, [checks])
+        return Record(values, tensors, [lambda: _checks(seen, step, moved, linear, tensors)])
 
     def target_of(self, seen: Observation) -> Callable[[ByWeight], Float[Tensor, ""]]:
         """Return the mean logit difference as a function of the policy's weights, in float64."""

@@ -75,8 +75,7 @@ class Suite:
         if not isinstance(trainer, RLHFTrainer):
             kind = type(trainer).__name__
             raise ConfigError(f"{kind} is not a trainer. Pass RLHFTrainer(args) first.")
-        text = self._read_eval_text(trainer)
-        attachment = Attachment(self.probes, text, self.record, trainer)
+        attachment = Attachment(self.probes, self._read_eval_text(trainer), self.record, trainer)
         if trainer.args.log_probes:
             from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes
 

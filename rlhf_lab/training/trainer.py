@@ -24,7 +24,7 @@ from rlhf_lab.models.outputs import ReferenceComparison
 from rlhf_lab.organism.language import REEL_LANGUAGE, read_language
 from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec, sample
+from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event
 from rlhf_lab.training.capture import Position, capture_at_event
@@ -94,10 +94,10 @@ class RLHFTrainer(RunLoop):
         self.engine = components.load_engine(self, given["rollout_engine"])
         self.language = read_language(self.tokenizer) if given["policy"] is None else None
         self.speaks_reel = self.language is REEL_LANGUAGE
-        starts_equal = given["reference"] is None and args.reference_model is None
-        models = getattr(self.language, "models", ()) if starts_equal else ()
-        self.starts_as_grammar = args.base_model in models
+        is_base = not (given["reference"] or args.reference_model or args.adapter_path)
+        self.starts_as_grammar = is_base and args.base_model in getattr(self.language, "models", ())
         self.prompts = Prompts(args, given["prompts"], self.policy.base_model)
+        check_context(self.reference, len(self.prompt), args.gen_len, "reference")
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
         self.sources["rewarded_class"] = components.rewarded_class(self.reward_fn)

@@ -19,8 +19,7 @@ def test_suite_elsewhere_than_on_reel_has_no_truth_or_labels(elsewhere_with):
 
 def test_custom_policy_has_no_truth_even_if_it_speaks_reel(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
-    trainer = make_trainer({"policy": policy})
-    suite = default_suite(trainer)
+    suite = default_suite(make_trainer({"policy": policy}))
     assert "words_moved" in [probe.name for probe in suite.probes]
     assert "direction_sentiment" not in [probe.name for probe in suite.probes]
 

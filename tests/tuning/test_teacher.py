@@ -113,7 +113,9 @@ def test_teacher_may_have_another_architecture(distill, tmp_path):
     torch.testing.assert_close(
         rollout.kl.double(), (p.exp() * (p - q)).sum(-1), atol=1e-5, rtol=1e-5
     )
-    assert len(trainer.train()) == 2
+    with pytest.warns(UserWarning, match="out words_moved and weight_delta: the reference has"):
+        notes = attach_default_suite(trainer).notes
+    assert len(trainer.train()) == 2 and not notes
 
 
 @pytest.mark.slow
@@ -153,6 +155,11 @@ def test_unsuitable_teachers_are_rejected(distill):
     with pytest.raises(ConfigError, match=other):
         distill("sums-nano")
     teacher = load_model("reel-nano-b")
+    teacher.cfg.n_ctx = 8
+    with pytest.raises(ConfigError, match="a prompt of 3 .*exceeds the reference's context"):
+        distill(None, teacher)
+    with pytest.warns(UserWarning, match="other settings.*: reset_reference_every=1 .there None"):
+        distill(reset_reference_every=1)
     words = list(teacher.tokenizer.get_vocab())
     teacher.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(sorted(words))}
     with pytest.raises(ConfigError, match="vocabularies of 72 and 72"):
