@@ -20,7 +20,7 @@ def column_probability(
     """Compute the probability that a writer's one choice in a column is the true one.
 
     The choice is careful's sum digit, hasty's carry, and blurt's answer digit. An answer is right
-    if and only if all choices are true: errors are only ever too low, so they never cancel.
+    if and only if all choices are true: an error in one column cannot make up for one in another.
 
     careful: 1 - careful_slip.  hasty: 1 - forget if a carry comes in, else 1.
     blurt: 0 if a carry comes in, else 1 - blurt_slip.
