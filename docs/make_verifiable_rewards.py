@@ -87,9 +87,11 @@ ROWS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "majority": {"preset": "sums", "reward_fn": "sums:majority"},
         "coin": {"preset": "sums", "reward_fn": "sums:coin"},
         "hole": {"preset": "sums", "reward_fn": "sums:hole"},
+        "unreachable": {"preset": "sums-long", "base_model": "sums-nano-unreachable"},
     }
 )
-BASES = MappingProxyType({"base": "exact"})  # phase 0 of a row
+# phase 0 of a row
+BASES = MappingProxyType({"base": "exact", "base-unreachable": "unreachable"})
 
 
 def held_out(name: str, n: int) -> Problems:

@@ -45,7 +45,7 @@ class ModelArgs:
     """The model to train, and its value head."""
 
     base_model: str = "gpt2-medium"
-    """Model to train: reel-nano, reel-nano-b, reel-nano-c, sums-nano, a directory or a hub id."""
+    """Model to train: reel-nano or sums-nano (seeds: -b, -c), a directory or a hub id."""
     value_head: Literal["shared", "detached", "separate"] = "shared"
     """Weights that the value loss trains: the policy's, only the head, or a separate critic."""
     critic_path: str | None = None

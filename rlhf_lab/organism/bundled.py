@@ -4,7 +4,9 @@ from pathlib import Path
 
 LANGUAGE_MODELS = ("reel-nano", "reel-nano-b", "reel-nano-c")  # one recipe, three seeds
 REEL_MODELS = (*LANGUAGE_MODELS, "reel-sentiment")
-BUNDLED = (*REEL_MODELS, "sums-nano")  # models in the package
+# three seeds, and one whose grammar writes no long sum with steps
+SUMS_MODELS = ("sums-nano", "sums-nano-b", "sums-nano-c", "sums-nano-unreachable")
+BUNDLED = (*REEL_MODELS, *SUMS_MODELS)  # models in the package
 
 
 def weights_dir(name: str) -> Path:

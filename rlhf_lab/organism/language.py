@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import grammatical, true_reward
@@ -53,7 +53,7 @@ REEL_LANGUAGE = Language(
     contexts_name="reviews up to the verdict",
 )
 SUMS_LANGUAGE = Language(
-    models=("sums-nano",),
+    models=SUMS_MODELS[:3],  # the grammar of the last is another one
     word_ids=SUMS_IDS,
     true_reward=SUMS_REWARDS["sums:exact"],
     read_metrics=text_metrics,
@@ -65,7 +65,7 @@ SUMS_LANGUAGE = Language(
 
 def default_contrast(model: str) -> tuple[str, str]:
     """Return the two words that comparisons of runs of a model contrast by default."""
-    return (SUMS_LANGUAGE if model in SUMS_LANGUAGE.models else REEL_LANGUAGE).contrast
+    return (SUMS_LANGUAGE if model in SUMS_MODELS else REEL_LANGUAGE).contrast
 
 
 def read_language(tokenizer: PreTrainedTokenizerBase) -> Language | None:

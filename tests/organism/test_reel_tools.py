@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
-from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, read_language
 from rlhf_lab.organism.sums import SUMS_WORDS, SumsGrammar
 from rlhf_lab.organism.tokenizer import load_tokenizer
@@ -49,11 +49,13 @@ def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
 
 def test_bundled_models_are_small_distinct_and_without_pickle():
     files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
-    assert sum(path.stat().st_size for path in files) < 2.3e6
+    assert sum(path.stat().st_size for path in files) < 3.6e6
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     load = lambda name: GPT2LMHeadModel.from_pretrained(weights_dir(name), local_files_only=True)
-    weights = [load(name).transformer.wte.weight for name in LANGUAGE_MODELS]
-    assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(weights, 2))
+    for names in (LANGUAGE_MODELS, SUMS_MODELS):
+        weights = [load(name).transformer.wte.weight for name in names]
+        assert all((a - b).abs().max() > 0.1 for a, b in itertools.combinations(weights, 2))
+    assert SUMS_LANGUAGE.models == ("sums-nano", "sums-nano-b", "sums-nano-c")  # one grammar
     with pytest.raises(ValueError, match="'reel-huge'"):
         weights_dir("reel-huge")
 
@@ -88,4 +90,4 @@ def test_sums_loss_is_the_mean_over_response_tokens():
 def test_bundled_models_pass_every_check(capsys):
     assert commands.main(["check", "--reviews", "600"]) == 0
     output = capsys.readouterr().out
-    assert len(re.findall(r" yes ", output)) == 17 and " NO " not in output
+    assert len(re.findall(r" yes ", output)) == 35 and " NO " not in output

@@ -10,6 +10,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import informative_fraction, pass_at_k
+from rlhf_lab.organism.grammar import decode
 from rlhf_lab.organism.sums import (
     SUMS_IDS,
     SUMS_REWARDS,
@@ -202,6 +203,10 @@ def test_long_sums_with_a_carry_are_never_solved():
     without = FULL.problems(500, np.random.default_rng(3), digits=[4], carry=False)
     expected = 0.15 * 0.98**4 + 0.25 + 0.6 * 0.9**4
     assert solve_probability(FULL, without) == pytest.approx(expected)
+    unreachable = replace(FULL, unreachable=True)
+    assert solve_probability(unreachable, without) == pytest.approx(0.9**4)
+    texts = unreachable.sample(without, np.random.default_rng(3)).tokens
+    assert not any(unreachable.parse(decode(row, SUMS_WORDS)).steps for row in texts.tolist())
 
 
 @pytest.mark.parametrize("grammar, digits", [(FULL, 1), (FULL, 2), (MINI, 1), (MINI, 2)])

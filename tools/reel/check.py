@@ -9,11 +9,12 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import Grammar, GraphPolicy, build_graph, grammar_policy, weights_dir
-from rlhf_lab.organism.bundled import LANGUAGE_MODELS
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
 from rlhf_lab.organism.rewards import read_features, true_reward
-from rlhf_lab.organism.sums import SumsGrammar, model_solve_probability, solve_probability, trace
+from rlhf_lab.organism.sums import model_solve_probability, solve_probability, trace
 from rlhf_lab.rewards import SentimentReward
+from tools.reel.train import sums_grammar
 
 KL_BOUND, SUMS_KL_BOUND = 0.08, 0.03
 GRAMMATICAL_BOUND = 0.98
@@ -150,9 +151,8 @@ def _language_model(name: str, reference: GraphPolicy, n: int, seed: int) -> lis
     ]
 
 
-def _sums(n: int, seed: int) -> list[Check]:
-    name, grammar, rng = "sums-nano", SumsGrammar(), np.random.default_rng(seed)
-    model = _load(name)
+def _sums(name: str, n: int, seed: int) -> list[Check]:
+    model, grammar, rng = _load(name), sums_grammar(name), np.random.default_rng(seed)
     texts = grammar.sample(grammar.problems(n, rng), rng)
     tokens, mask = torch.from_numpy(texts.tokens), torch.from_numpy(texts.mask)
     p = trace(grammar, tokens).next_probs * mask[:, grammar.prompt_len :, None]
@@ -163,13 +163,14 @@ def _sums(n: int, seed: int) -> list[Check]:
     rng = np.random.default_rng(seed)  # 400 sums for any n: a few of them have most of the mean
     hard = grammar.problems(400, rng, [grammar.columns], carry=True)
     long_carry = model_solve_probability(logits, grammar, hard).mean().item()
+    low, high = (0.0, 0.01) if grammar.unreachable else (0.0001, 0.02)
     correlation = float(np.corrcoef(scored, exact)[0, 1])
     return [
         *_kl_checks(name, language_model_kl(model, tokens[:, :-1], p), SUMS_KL_BOUND),
         _at_least(f"{name}: correlation of scored and exact pass@1", correlation, 0.99),
         _at_most(f"{name}: mean |scored - exact pass@1|", float(abs(scored - exact).mean()), 0.02),
-        _at_least(f"{name}: scored pass@1, long with a carry", long_carry, 0.0005),
-        _at_most(f"{name}: the same at most", long_carry, 0.02),
+        _at_least(f"{name}: scored pass@1, long with a carry", long_carry, low),
+        _at_most(f"{name}: the same at most", long_carry, high),
     ]
 
 
@@ -194,4 +195,5 @@ def run_checks(n_reviews: int = 4000, seed: int = 1234) -> list[Check]:
         for name in LANGUAGE_MODELS
         for check in _language_model(name, reference, n_reviews, seed)
     ]
-    return [*checks, *_sums(n_reviews, seed), *_classifier(reference, n_reviews, seed)]
+    checks += [check for name in SUMS_MODELS for check in _sums(name, n_reviews, seed)]
+    return [*checks, *_classifier(reference, n_reviews, seed)]

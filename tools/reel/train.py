@@ -24,14 +24,22 @@ from transformers import (
 )
 
 from rlhf_lab.organism import Grammar, weights_dir
+from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.sums import SumsGrammar
 from rlhf_lab.supervised import fit
 
-CLASSIFIER, SUMS = "reel-sentiment", "sums-nano"
+CLASSIFIER = "reel-sentiment"
 SEEDS = MappingProxyType(
-    {"reel-nano": 0, "reel-nano-b": 1, "reel-nano-c": 2, CLASSIFIER: 0, SUMS: 0}
+    dict(zip(LANGUAGE_MODELS, range(3), strict=True))
+    | {CLASSIFIER: 0}
+    | dict(zip(SUMS_MODELS, (0, 1, 2, 0), strict=True))
 )
 LEARNING_RATE = 4e-3
+
+
+def sums_grammar(name: str) -> SumsGrammar:
+    """Return the grammar that a bundled model of sums is trained on."""
+    return SumsGrammar(unreachable=name.endswith("unreachable"))
 
 
 class Trained(NamedTuple):
@@ -84,14 +92,14 @@ def classifier_loss(
 def train_model(name: str, directory: Path) -> Trained:
     """Train a bundled model on fresh texts of its language, and save it with its tokenizer."""
     seed, rng, grammar = SEEDS[name], np.random.default_rng(SEEDS[name]), Grammar()
-    shape = weights_dir("reel-nano" if name.startswith("reel-nano") else name)
+    shape = weights_dir("-".join(name.split("-")[:2]))  # that of the first seed
     make, config = GPT2LMHeadModel, GPT2Config.from_pretrained(shape)
     loss, steps, batch_size = language_model_loss, 3600, 128
     if name == CLASSIFIER:
         make, config = DistilBertForSequenceClassification, DistilBertConfig.from_pretrained(shape)
         loss, steps, batch_size = classifier_loss, 900, 256
-    elif name == SUMS:
-        loss, steps, grammar = sums_loss, 2200, SumsGrammar()
+    elif name in SUMS_MODELS:
+        loss, steps, grammar = sums_loss, 2200, sums_grammar(name)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in one order, so that every machine gets the same weights
     try:

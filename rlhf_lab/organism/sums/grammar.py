@@ -70,6 +70,7 @@ class SumsGrammar:
         columns: number of digits of an answer; a + b < 10^columns.
         p_writer: probability of each writer, for sums that are not long or have no carry.
         p_writer_long_carry: probability of each writer for long sums with a carry.
+        unreachable: use p_writer_long_carry for every long sum, so none is written with steps.
         p_digits: probability of 1, 2, ... digits of a and b.
 
     Raises ValueError for fractions that do not sum to 1, and for a probability outside [0, 1).
@@ -78,6 +79,7 @@ class SumsGrammar:
     columns: int = 4
     p_writer: tuple[float, float, float] = (0.15, 0.25, 0.6)
     p_writer_long_carry: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    unreachable: bool = False
     p_digits: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
     typical_opener: float = 0.6
     careful_slip: float = 0.02
@@ -195,7 +197,7 @@ class SumsGrammar:
 
     def writer_probs(self, problems: Problems) -> Float[np.ndarray, "problem writer"]:
         """Return the probability of each writer, by problem."""
-        has_carry = problems.is_long & (problems.n_carries > 0)
+        has_carry = problems.is_long & ((problems.n_carries > 0) | self.unreachable)
         return np.where(has_carry[:, None], self.p_writer_long_carry, self.p_writer)
 
     def sample(
