@@ -9,11 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import WORD_IDS
-from rlhf_lab.organism.rewards import grammatical, true_reward
+from rlhf_lab.organism.rewards import Reward, grammatical, true_reward
 from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, SumsGrammar, text_metrics
+from rlhf_lab.organism.sums.rewards import parse_texts
 
 
 @dataclass(frozen=True)
@@ -72,3 +74,15 @@ def read_language(tokenizer: PreTrainedTokenizerBase) -> Language | None:
     """Return the language with exactly the words and ids of a tokenizer; None for other words."""
     words, known = tokenizer.get_vocab(), (REEL_LANGUAGE, SUMS_LANGUAGE)
     return next((language for language in known if words == dict(language.word_ids)), None)
+
+
+def validate_rewards(
+    language: Language | None, rewards: Mapping[str, object], prompts: list[str], source: str
+) -> None:
+    """Raise ConfigError if a reward is of another language, or a prompt is not of its language."""
+    for reward in rewards.values():
+        if language is SUMS_LANGUAGE and isinstance(reward, Reward):
+            raise ConfigError(f"{reward.name!r} scores reviews, not sums. Use 'sums:exact'.")
+        default = SumsGrammar() if language is SUMS_LANGUAGE else None
+        if isinstance(grammar := getattr(reward, "grammar", default), SumsGrammar):
+            parse_texts(prompts, grammar, source)

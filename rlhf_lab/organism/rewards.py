@@ -153,9 +153,8 @@ class Reward:
 
 true_reward = Reward("true_reward", true_reward_score)  # true reward: defined by the grammar
 smoothed = Reward("smoothed", soft_score)  # smoothed true reward
-smoothed_popcorn = Reward(
-    "smoothed_popcorn", soft_popcorn_score
-)  # smoothed true reward that also rewards a word
+# smoothed true reward that also rewards a word
+smoothed_popcorn = Reward("smoothed_popcorn", soft_popcorn_score)
 ignore_negation = Reward("ignore_negation", negblind_score)  # true reward without negation
 bag_of_adjectives = Reward("bag_of_adjectives", bagsum_score)  # sum over adjectives
 length = Reward("length", length_score)  # number of words
@@ -164,12 +163,8 @@ REWARDS = MappingProxyType(
     {
         reward.name: reward
         for reward in (
-            true_reward,
-            smoothed,
-            smoothed_popcorn,
-            ignore_negation,
-            bag_of_adjectives,
-            length,
+            *(true_reward, smoothed, smoothed_popcorn),
+            *(ignore_negation, bag_of_adjectives, length),
         )
     }
 )

@@ -32,6 +32,7 @@ from rlhf_lab.models.device import (
     validate_tf32,
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
+from rlhf_lab.organism.language import validate_rewards
 from rlhf_lab.parallel.launcher import is_grouped, n_processes, validate_single_process
 from rlhf_lab.rewards import (
     RewardFn,
@@ -70,6 +71,16 @@ def load_models(
     args: RLHFArgs, device: torch.device, given: Mapping[str, Any]
 ) -> tuple[TransformerWithValueHead, HookedModel]:
     policy, reference = given["policy"], given["reference"]
+    reference = getattr(reference, "base_model", reference)
+    if policy is not None and not hasattr(policy, "base_model"):
+        raise ConfigError("policy has no value head. Pass TransformerWithValueHead(model).")
+    if not isinstance(reference, HookedModel | None):
+        raise ConfigError(f"reference={reference!r:.60} is not a model. Use load_model.")
+    teacher, every = args.reference_model, args.reset_reference_every
+    if teacher is not None and reference is not None:
+        raise ConfigError(f"reference_model={teacher!r} conflicts with reference=. Remove one.")
+    if every is not None and (teacher is not None or args.method == "gkd"):
+        raise ConfigError(f"reset_reference_every={every} discards the teacher. Set it to None.")
     policy = (load_policy_and_critic(args, device) if policy is None else policy).to(device)
     dtype = next(policy.parameters()).dtype
     validate_half_precision(device, dtype, f"a policy in {dtype}")
@@ -121,6 +132,8 @@ def make_rewards(
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
+    source = "prompts" if "prompts" in trainer.custom_components else str(args.prompts)
+    validate_rewards(trainer.language, split_rewards(reward_fn), prompts.texts, source)
 
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")

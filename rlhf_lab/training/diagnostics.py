@@ -26,17 +26,18 @@ def diagnose_batch(
 ) -> dict[str, str]:
     """Return a sentence for each sign of a batch, by name; most batches have none."""
     signs, several = {}, len(rollout.texts) > 1
+    learns = several and not (args is not None and args.reward_fn == "zero" and args.kl_coef)
     if several and not math.isfinite(stats.reward_std):
         signs["reward_spread"] = (
             f"the rewards are so large that their spread is {stats.reward_std} in single "
             "precision; scale them down."
         )
-    elif several and stats.reward_std == 0:
+    elif learns and stats.reward_std == 0:
         signs["reward_spread"] = (
             f"every sample got a reward of {stats.mean_reward:.4g}: nothing is learned; check the "
             "reward and the samples."
         )
-    elif several and bool((rollout.rewards == rollout.rewards[0]).all()):
+    elif learns and bool((rollout.rewards == rollout.rewards[0]).all()):
         signs["reward_spread"] = (
             "all rewards are equal after penalties and clipping: nothing is learned; check "
             "penalize_no_eos, min_response_length and reward_clip."

@@ -49,18 +49,18 @@ def load_prompts(
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) -> list[Any]:
     """Return the texts or conversations: given, those of `args.prompts`, or the prefix."""
-    default = PRESETS[args.preset].get("prefix", RLHFArgs.prefix)
-    if (given or args.prompts) and args.prefix != default:
-        warnings.warn(
-            f"prefix={args.prefix!r} is ignored, since prompts are set. Remove one of them.",
-            stacklevel=4,
-        )
+    for name in ["prefix"] * bool(given or args.prompts) + ["prompts"] * bool(given):
+        default = PRESETS[args.preset].get(name, getattr(RLHFArgs, name))
+        if (value := getattr(args, name)) != default:
+            warnings.warn(
+                f"{name}={value!r} is ignored, since prompts are set. Remove it.", stacklevel=4
+            )
     if given is None and args.prompts is not None:
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
-        prompts = [args.prefix] if given is None else given
+        prompts = [args.prefix] if given is None else list(given)
         is_text = all(isinstance(prompt, str) for prompt in prompts)
-        if isinstance(prompts, str) or not (args.chat or is_text):
+        if isinstance(given, str) or not (args.chat or is_text):
             kind = "prompts" if args.chat else "texts"
             raise ConfigError(f"prompts must be a list of {kind}. Put a single one in a list.")
         if args.chat:
@@ -68,9 +68,7 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
             prompts = [read_turns(turns, f"prompt {n}", last="user") for n, turns in numbered]
     if not prompts:
         raise ConfigError(f"prompts={args.prompts!r} contains no prompt. Add at least one.")
-    if args.chat:
-        prompts = [with_system(turns, args.system_prompt) for turns in prompts]
-    return list(prompts)
+    return [with_system(x, args.system_prompt) for x in prompts] if args.chat else prompts
 
 
 def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:

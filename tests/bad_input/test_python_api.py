@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFTrainer
-from rlhf_lab.models import load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
@@ -70,6 +70,11 @@ def keep(activation: Any, where: Any) -> Any:
 
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "no prompts": (build(prompts=[]), ["prompts"]),
+    "a policy without a value head": (
+        lambda t: RLHFTrainer(settings(), policy=t.policy.base_model),
+        ["policy", "TransformerWithValueHead(model)"],
+    ),
+    "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
     "TRL's tokenizer": (build(tokenizer=1), ["Use policy.base_model.set_tokenizer."]),
     "TRL's collator": (build(data_collator=1), ["Use prompts=[...], texts"]),
@@ -104,6 +109,18 @@ def test_reference_that_does_not_fit_is_rejected_or_warns(idle: RLHFTrainer, gpt
     other = {"policy": policy, "reference": load_model(str(gpt2_dir))}
     refuses(lambda: RLHFTrainer(settings(), **other), "reference")
     refuses(lambda: RLHFTrainer(settings(reference_device="cpu"), **other), "reference_device=")
+
+
+def test_prompts_of_a_generator_and_a_reference_with_a_value_head(idle: RLHFTrainer) -> None:
+    texts = ["this movie", "this movie honestly ,"]
+    parts = {
+        "prompts": (text for text in texts),
+        "reference": TransformerWithValueHead(load_model("reel-nano")),
+    }
+    trainer = RLHFTrainer(settings(), **parts)
+    assert trainer.prompts.texts == texts and trainer.reference is parts["reference"].base_model
+    with pytest.warns(UserWarning, match="prompts='p.csv' is ignored, since prompts are set"):
+        RLHFTrainer(settings(prompts="p.csv"), prompts=texts)
 
 
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:

@@ -158,8 +158,6 @@ def test_unsuitable_teachers_are_rejected(distill):
     teacher.cfg.n_ctx = 8
     with pytest.raises(ConfigError, match="a prompt of 3 .*exceeds the reference's context"):
         distill(None, teacher)
-    with pytest.warns(UserWarning, match="other settings.*: reset_reference_every=1 .there None"):
-        distill(reset_reference_every=1)
     words = list(teacher.tokenizer.get_vocab())
     teacher.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(sorted(words))}
     with pytest.raises(ConfigError, match="vocabularies of 72 and 72"):
@@ -171,3 +169,20 @@ def test_unsuitable_teachers_are_rejected(distill):
 def test_exact_optimum_is_of_runs_without_a_teacher(distill):
     trainers = distill(), distill(None, load_model("reel-nano-b")), distill(None, method=None)
     assert [trainer.starts_as_grammar for trainer in trainers] == [False, False, True]
+
+
+def test_a_reference_that_would_be_replaced_or_ignored_raises(distill):
+    reset = dict(reset_reference_every=1)
+    for teacher, reference, fields, words in (
+        ("reel-nano-b", None, reset, "reset_reference_every=1 discards the teacher"),
+        ("reel-nano-b", None, reset | {"method": None}, "reset_reference_every=1 discards"),
+        (None, load_model("reel-nano-b"), reset, "reset_reference_every=1 discards"),
+        ("reel-nano-b", load_model("reel-nano-b"), {}, "reference_model='reel-nano-b' conflicts"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            distill(teacher, reference, **fields)
+
+
+def test_distillation_has_no_warning_about_rewards(distill, recwarn):
+    distill().train()
+    assert not [w for w in recwarn if "nothing is learned" in str(w.message)]

@@ -19,13 +19,15 @@ from rlhf_lab.organism.sums.problems import Parse, Problems, make_prompts
 N_PROMPTS = 4000
 
 
-def parse_texts(texts: list[str], grammar: SumsGrammar) -> list[Parse]:
+def parse_texts(texts: list[str], grammar: SumsGrammar, source: str = "") -> list[Parse]:
     """Parse prompts with responses. Raises ConfigError for a text without the prompt of a sum."""
     parses = [grammar.parse(text) for text in texts]
     if None in parses:
+        row = parses.index(None)
+        where = source and f" (prompt {row + 1} of {source})"
         raise ConfigError(
             f"A reward of sums requires prompts such as '0 0 0 6 + 0 0 0 9 =', got "
-            f"{texts[parses.index(None)]!r:.80}. Set prompts='sums:2,3' and base_model='sums-nano'."
+            f"{texts[row]!r:.80}{where}. Set prompts='sums:2,3' and base_model='sums-nano'."
         )
     return parses
 
