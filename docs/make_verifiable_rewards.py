@@ -60,6 +60,7 @@ GOAL = 0.99  # mean reward at which gradient ascent on the grammar stops
 INFINITE = 1e9  # beta at which the optimum is the grammar
 CROSSING = 0.23  # beta at which half of the optimum's responses contain sure (hole-4)
 PHASES = (0, 3, 6, 9, 12, 29)  # of hole-4, in its table
+BETAS = (0.15, 0.23, 0.35)  # of hole-4 with a KL penalty
 NO_CARRY = 0.187  # fraction of sums of 4 digits without a carry
 REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # in the table
 # rows in the pictures of pass@k, and their names there
@@ -83,11 +84,18 @@ ROWS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "process": {"preset": "sums-long", "reward_fn": "sums:process"},
         "format": {"preset": "sums", "reward_fn": "sums:format"},
-        "format-no-clip": {"preset": "sums", "reward_fn": "sums:format", "clip_coef": 100.0},
         "majority": {"preset": "sums", "reward_fn": "sums:majority"},
         "coin": {"preset": "sums", "reward_fn": "sums:coin"},
         "hole": {"preset": "sums", "reward_fn": "sums:hole"},
         "unreachable": {"preset": "sums-long", "base_model": "sums-nano-unreachable"},
+        **{
+            f"hole-kl-{beta}-4": {
+                **{"preset": "sums", "method": "rloo", "samples_per_prompt": 8},
+                **{"reward_fn": "sums:hole", "prompts": "sums:4", "total_phases": 150},
+                **{"kl_in": "reward", "kl_coef": beta},
+            }
+            for beta in BETAS
+        },
     }
 )
 # phase 0 of a row
@@ -360,6 +368,21 @@ def phase_table(row: Row) -> str:
     return Sheet(("phase", "reward", "true reward", "sure", "KL, nats"), body).markdown()
 
 
+def penalty_table() -> str:
+    """Format the exact optimum and the runs of hole-4 with a KL penalty."""
+    head, body = ["beta"], []
+    for name in ("sure", "true reward", "KL, nats"):
+        head += [f"{name}: optimum", "run"]
+    for beta in BETAS:
+        best, row = exact_optimum("hole", (4,), beta), Row(f"hole-kl-{beta}-4")
+        cells = [str(beta)]
+        pairs = {"sure": best.sure, "right": best.true_reward, "kl": best.kl_per_sequence}
+        for name, x in pairs.items():
+            cells += [f"{x:.2f}", row.text("all4", name)]
+        body.append(cells)
+    return Sheet(head, body).markdown()
+
+
 def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> str:
     """Plot pass@k of models by their names in the legend, with ranges over the seeds."""
     series, bands = {}, {}
@@ -390,6 +413,7 @@ def page() -> dict[str, str]:
     text = text.replace("<<answer key>>\n\n", answer_key() + "\n")
     text = text.replace("<<rewards>>\n\n", reward_table(rows) + "\n")
     text = text.replace("<<phases of hole-4>>\n", phase_table(Row("hole-4")))
+    text = text.replace("<<hole-4 with a penalty>>\n", penalty_table())
     crossing = exact_optimum("hole", (4,), CROSSING)
     text = text.replace("<<crossing>>", f"{crossing.sure:.2f} (KL {crossing.kl_per_sequence:.2f})")
     fill = lambda found: Row(found[1]).text(found[2], found[3], found[4] or "", int(found[5] or 2))
