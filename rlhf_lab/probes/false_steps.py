@@ -39,6 +39,8 @@ def write_false_step(
 
     Raises ValueError for a slot that is not a digit, or the last t, which no digit results from.
     """
+    if not isinstance(shift, int):
+        raise ValueError(f"shift must be an integer, got {shift!r}.")
     tokens = right_texts(grammar, problems)[:, 0].numpy().copy()
     written: dict[str, Int[np.ndarray, " problem"]] = {}
     for t, (name, i, words) in enumerate(grammar.slots(steps=True), grammar.prompt_len):
@@ -53,6 +55,8 @@ def write_false_step(
             "s": total % 10,
             "answer": written.get(f"s{i}"),
         }
+        if name == slot and shift and shift % len(words) == 0:
+            raise ValueError(f"shift={shift} does not change {slot}. Use 1, or 0 for true steps.")
         digit = digits[name.rstrip("0123456789")]
         written[name] = (digit + shift) % len(words) if name == slot else digit
         tokens[:, t] = DIGIT_0 + written[name]
@@ -86,6 +90,8 @@ def answers_after_false_step(
     """
     if read_language(policy.base_model.tokenizer) is not SUMS_LANGUAGE:
         raise ConfigError("the policy does not have the words of sums. Use base_model='sums-nano'.")
+    if word is not None and (word not in SUMS_IDS or shift != 1):
+        raise ConfigError(f"word={word!r} must be one of {SUMS_WORDS}, with shift=1.")
     texts, end = write_false_step(grammar, problems, slot, shift), grammar.slot(slot) + 1
     prompts = texts[:, : grammar.prompt_len + end].clone()
     if word is not None:

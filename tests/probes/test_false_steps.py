@@ -81,6 +81,20 @@ def test_text_without_an_answer_is_neither_right_nor_the_sum_that_follows(monkey
     assert not found.right.any() and not found.follows.any()
 
 
+@pytest.mark.parametrize(("slot", "shift"), [("a0", 10), ("c1", 2), ("t0", -2), ("a0", 1.5)])
+@pytest.mark.usefixtures("no_type_checks")
+def test_write_false_step_raises_on_shifts_without_an_effect(slot, shift):
+    with pytest.raises(ValueError, match="shift"):
+        write_false_step(GRAMMAR, SUM, slot, shift)
+
+
+@pytest.mark.parametrize(("word", "shift"), [("zebra", 1), (";", 2)])
+def test_answers_raise_on_unknown_words_and_ignored_shifts(word, shift):
+    policy = TransformerWithValueHead(load_model("sums-nano"))
+    with pytest.raises(ConfigError, match=f"word='{word}' must be one of"):
+        answers_after_false_step(policy, GRAMMAR, SUM, "c1", shift, word)
+
+
 def test_answers_raise_on_a_model_of_another_language(reel_policy):
     with pytest.raises(ConfigError, match="Use base_model='sums-nano'"):
         answers_after_false_step(reel_policy, GRAMMAR, SUM, "c1")
