@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -81,8 +82,7 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     if name.partition(":")[0] == SUMS:
         texts = load_sums_prompts(name)
         return [Row({PROMPT: text}, f"{name}, row {n}") for n, text in enumerate(texts)]
-    path = Path(name)
-    suffix = path.suffix.lower()
+    suffix = (path := Path(expanduser(name))).suffix.lower()
     if name.startswith(HUB):
         dataset, *rest = name.removeprefix(HUB).split(":")
         if not dataset or len(rest) > 2 or "" in rest:
@@ -95,9 +95,9 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
             raise LoadError(f"{field}={name!r} is not a file. Use {FILES}.")
         if suffix == ".parquet" and path.exists():
             # streamed: no copy in a cache; load_dataset would also report the load to a server
-            load = lambda datasets: datasets.Dataset.from_parquet(name, streaming=True)
+            load = lambda datasets: datasets.Dataset.from_parquet(str(path), streaming=True)
             return _rows_of_datasets(load, name)
-        with open(name, encoding="utf-8-sig", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             rows = _file_rows(file, suffix, lines_as)
             return [Row(fields, f"{path}, line {n}") for n, fields in rows]
     except OSError as error:

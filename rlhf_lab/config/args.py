@@ -76,8 +76,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     from ruamel.yaml import YAML, YAMLError  # slow import, not for --help
 
     try:
-        fields = YAML(typ="safe", pure=True).load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        fields = YAML(typ="safe", pure=True).load(Path(path).expanduser().read_text("utf-8"))
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"config={str(path)!r} cannot be read ({error}). Use a file.") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())

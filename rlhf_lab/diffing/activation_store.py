@@ -94,12 +94,12 @@ class ActivationStore:
             "random_state": self._generator.get_state(),
         }
         values = {name: getattr(self, name) for name in ("mb", "models", "seen", "n_texts")}
-        save_checkpoint(Path(path), tensors, {"activation_store": values})
+        save_checkpoint(Path(path).expanduser(), tensors, {"activation_store": values})
 
     @classmethod
     def load(cls, path: str | Path) -> "ActivationStore":
         """Read a file of `save`; raises RunError if it is missing."""
-        tensors, metadata = load_checkpoint(Path(path))
+        tensors, metadata = load_checkpoint(Path(path).expanduser())
         values, kept = metadata["activation_store"], tensors["activations"]
         store = cls(values["mb"], values["models"], kept.dtype)
         if kept.shape[-1]:

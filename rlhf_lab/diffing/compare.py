@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 from jaxtyping import Int
@@ -163,7 +164,7 @@ def load_end(source: Source) -> HookedModel:
         return source
     if isinstance(source, TransformerWithValueHead):
         return source.base_model
-    if (Path(source) / "run.json").is_file():
+    if Path(expanduser(source), "run.json").is_file():
         return load_policy(source)[0].base_model
     return load_model(source)
 

@@ -57,7 +57,7 @@ def export_policy(
         if isinstance(policy, TransformerWithCritic):
             base_model = critic_path or base_model
             gap = max(gap, _write_verified(policy.critic, base_model, partial / "critic"))
-    return Path(out), gap
+    return Path(os.path.expanduser(out)), gap
 
 
 def export_language_model(
@@ -67,7 +67,7 @@ def export_language_model(
     with new_directory(Path(out)) as partial:
         (partial / "tuning.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         gap = _write_verified(model, base_model, partial)
-    return Path(out), gap
+    return Path(os.path.expanduser(out)), gap
 
 
 def _write_verified(model: HookedModel, base_model: str, directory: Path) -> LogprobGap:
@@ -117,7 +117,7 @@ def validate_new_directory(out: Path) -> None:
 @contextlib.contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
     """Yield a temporary directory that becomes `out`, or `OUT-unverified` after a LoadError."""
-    validate_new_directory(out)
+    validate_new_directory(out := Path(os.path.expanduser(out)))
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)

@@ -172,9 +172,9 @@ def read_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
 def read_adapter(directory: Path, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration, and the matrices by module and letter."""
     try:
-        config = dict(json.loads((directory / ADAPTER_CONFIG).read_text(encoding="utf-8")))
-        tensors = load_file(directory / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        config = dict(json.loads((directory.expanduser() / ADAPTER_CONFIG).read_text("utf-8")))
+        tensors = load_file(directory.expanduser() / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise LoadError(f"{where} is not a PEFT adapter in safetensors ({error}).") from error
     for name, value in config.items():
         if value and name not in KNOWN and value not in SUPPORTED.get(name, ()):
