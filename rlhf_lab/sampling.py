@@ -62,7 +62,7 @@ def sampling_noise(
     same on every device and for any division of the batch.
     """
     device = "cpu" if generator is None else generator.device
-    return torch.rand(gen_len, n_rows, generator=generator, device=device)
+    return torch.rand(gen_len, n_rows, generator=generator, device=device, dtype=torch.float32)
 
 
 def draw_token(

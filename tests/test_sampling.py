@@ -21,6 +21,15 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def test_noise_is_the_same_with_another_default_dtype():
+    noise = sampling_noise(3, 4, seeded())
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(sampling_noise(3, 4, seeded()), noise)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def allowed_tokens(logits, top_k, top_p):
     """Return the token ids that survive top-k and then top-p, from a sorted list."""
     order = sorted(range(len(logits)), key=lambda token: -logits[token])

@@ -2,11 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from numbers import Number
 from typing import Any, Literal, NamedTuple, get_args
-
-import numpy as np
-from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training.run_dir import RETURNED
@@ -153,7 +149,7 @@ class Callbacks:
 
     def _store(self, ctx: Context, name: str, result: Any) -> None:
         run = ctx.__dict__.get("run")
-        if isinstance(result, Tensor | np.ndarray | Number):
+        if result is not None and not isinstance(result, dict):
             kind = type(result).__name__  # Python shows equal warnings once
             message = f"{name} returned a {kind}, which is not stored. Return a dict of it."
             warnings.warn(message, stacklevel=2)

@@ -264,12 +264,15 @@ class RLHFTrainer(RunLoop):
             start = perf_counter()
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
             seconds = perf_counter() - start
-            stats = dataclasses.replace(
-                summarize(rollout),
-                kl_to_initial_per_sequence=kl_to_initial(self, rollout),
-                reference_phase=age_of_reference(self),
-            )
+            kl, age = kl_to_initial(self, rollout), age_of_reference(self)
+            fields = {"kl_to_initial_per_sequence": kl, "reference_phase": age}
+            stats = dataclasses.replace(summarize(rollout), **fields)
             rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
+            base = {id(p) for p in self.policy.base_model.parameters()}
+            ids = ({id(p) for p in group["params"]} for group in self.optimizer.param_groups)
+            groups = list(zip(ids, rates, strict=True))
+            base_lr = next((lr for group, lr in groups if group & base), rates[0])
+            head_lr = next((lr for group, lr in groups[::-1] if group - base), rates[-1])
             start = perf_counter()
             self.stage = "learning"  # also for a subclass that overrides learning_phase
             try:
@@ -277,7 +280,7 @@ class RLHFTrainer(RunLoop):
             finally:
                 self.stage = "rollout"
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
-            report = PhaseReport(self.phase, stats, learned, rates[0], rates[-1], kl_coef, cost)
+            report = PhaseReport(self.phase, stats, learned, base_lr, head_lr, kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0

@@ -80,6 +80,16 @@ def test_callback_that_raises_is_removed_with_one_warning():
     assert callbacks.dropped == {"bad_probe": (0, bad), "odd_probe": (0, odd)}
 
 
+@pytest.mark.parametrize(("result", "n"), [(None, 0), ({}, 0), (3, 1), ([1], 1), ((), 1), ("a", 1)])
+def test_callback_warns_unless_it_returns_a_dict(recwarn, result, n):
+    callbacks = Callbacks()
+    callbacks.on("after_step")(lambda ctx: result)
+    callbacks.emit("after_step", 0)
+    found = [str(warning.message) for warning in recwarn]
+    kind = type(result).__name__
+    assert found == [f"lambda returned a {kind}, which is not stored. Return a dict of it."] * n
+
+
 def test_context_names_the_event_of_a_missing_field():
     ctx = Context("after_rollout", 3, samples="some")
     assert (ctx.event, ctx.phase, ctx.samples) == ("after_rollout", 3, "some")

@@ -27,6 +27,15 @@ def test_custom_optimizer_maximizes_the_objective(make_trainer):
 
 
 @pytest.mark.slow
+def test_report_has_the_rates_of_head_and_transformer_in_any_order(make_trainer):
+    parts = make_adamw()
+    policy, rates = parts["policy"], {"value_head": 1e-2, "base_model": 1e-4}
+    groups = [{"params": getattr(policy, k).parameters(), "lr": lr} for k, lr in rates.items()]
+    report = make_trainer(parts | {"optimizer": AdamW(groups)}).run_phase()
+    assert (report.base_lr, report.head_lr) == (1e-4, 1e-2)
+
+
+@pytest.mark.slow
 def test_resume_rejects_other_custom_components(make_trainer):
     path = train_partly(make_trainer(make_sgd()), 1)
     split = lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)
