@@ -135,6 +135,8 @@ def steering_sweep(
             f"there are {len(vectors)} vectors, {len(alphas)} alphas and {len(prompts)} prompts. "
             "Pass at least one of each, and no figure with the name 'kl'."
         )
+    if not all(torch.as_tensor(x).isfinite().all() for x in (*vectors.values(), *alphas)):
+        raise ConfigError(f"A vector or one of {alphas=} is not finite. Pass finite numbers.")
     generator, directions = torch.Generator().manual_seed(seed), {}
     for site, vector in vectors.items():
         directions[site, "vector"] = vector
@@ -167,6 +169,8 @@ def _sample_steered(
     kl = kl_per_sequence(kl_per_token(logprobs, _logprobs(policy, samples)), samples.mask)
     texts = samples.texts(policy.base_model.tokenizer)
     found = {name: figure(texts).float().cpu() for name, figure in figures.items()}
+    if odd := [name for name, x in found.items() if x.shape != kl.shape]:
+        raise ConfigError(f"figures {odd} must have one number per text. Return such a tensor.")
     return found | {"kl": kl.cpu()}
 
 

@@ -129,6 +129,8 @@ def path(
     """
     before, after = weights_of_both(model0, model1)
     for alpha in alphas:
+        if not abs(alpha) < torch.inf:
+            raise ConfigError(f"alphas must be finite, got {alpha!r}. Pass finite numbers.")
         # lerp starts from the nearer end, so both ends are exact
         yield model_with(
             model0, {name: torch.lerp(before[name], after[name], float(alpha)) for name in before}

@@ -160,7 +160,7 @@ def token_rewards(
     rewards: Float[Tensor, " batch"] | Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
     kl_per_token: Float[Tensor, "batch gen"] | None = None,
-    kl_coef: float = 0.0,
+    kl_coef: float | None = None,
 ) -> Float[Tensor, "batch gen"]:
     """Assign a sequence's reward to its last real token, and subtract the KL penalty at each one.
 
@@ -169,7 +169,9 @@ def token_rewards(
     r_t = [t = T - 1] r - kl_coef * (log pi(a_t | s_t) - log pi_ref(a_t | s_t))
     (Ziegler et al. 2019, arXiv 1909.08593, equation 2, split over the tokens)
     """
-    if kl_per_token is None and kl_coef != 0:
+    if kl_per_token is not None and kl_coef is None:
+        raise ValueError("kl_coef is missing but kl_per_token is set. Pass both or neither.")
+    if kl_per_token is None and kl_coef:
         raise ValueError(f"kl_coef is {kl_coef} but kl_per_token is missing. Pass both or neither.")
     check_same_shape(mask.shape[: rewards.ndim], rewards=rewards)
     check_same_shape(mask=mask, kl_per_token=kl_per_token)

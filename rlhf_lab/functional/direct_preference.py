@@ -128,6 +128,8 @@ def kto_loss(
     """
     check_same_shape(policy=policy, ref=ref, is_good=is_good)
     check_not_empty(policy, "response")
+    if not (good_weight >= 0 and bad_weight >= 0):
+        raise ValueError(f"{good_weight=} and {bad_weight=} must be at least 0. Pass such weights.")
     gain = implicit_rewards(policy, ref, beta) - beta * reference_point
     # 1 - sigmoid(x) = sigmoid(-x), which keeps its digits where the value is nearly 1
     return torch.where(is_good, good_weight * (-gain).sigmoid(), bad_weight * gain.sigmoid()).mean()

@@ -21,6 +21,8 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
 
     r' = (r - mean(r)) / (std(r) + eps)
     """
+    if reward.ndim != 1:
+        raise ValueError(f"reward must be [batch], got {tuple(reward.shape)}. Pass one per sample.")
     reward = at_least_float32(reward)
     reward = reward - reward[:1]
     return (reward - masked_mean(reward)) / (masked_std(reward) + eps)
@@ -28,6 +30,8 @@ def normalize_reward(reward: Float[Tensor, " batch"], eps: float = 1e-5) -> Floa
 
 def clip_rewards(rewards: Float[Tensor, " batch"], limit: float) -> Float[Tensor, " batch"]:
     """Clip each reward to between -limit and limit, to bound the effect of an outlier."""
+    if not limit >= 0:
+        raise ValueError(f"limit must be at least 0, got {limit}. Pass the largest size allowed.")
     return at_least_float32(rewards).clamp(-limit, limit)
 
 

@@ -13,8 +13,8 @@ def pass_at_k(p: Float[Tensor, " problem"], k: int) -> Float[Tensor, " problem"]
 
     pass@k = 1 - (1 - p)^k
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}.")
+    if k < 1 or k % 1:
+        raise ValueError(f"k must be at least 1, got {k}. Pass an integer.")
     p = _check_probabilities(p)
     return -torch.expm1(k * torch.log1p(-p))
 

@@ -130,6 +130,8 @@ def best_of_n_kl_bound(n: int) -> float:
 
     log n - (n - 1) / n   (Beirami et al. 2024, arXiv 2401.01879, theorem 1)
     """
+    if not n >= 1 or n % 1:
+        raise ValueError(f"n must be at least 1, got {n}. Pass an integer.")
     return math.log(n) - (n - 1) / n
 
 

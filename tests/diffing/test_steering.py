@@ -88,3 +88,8 @@ def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors):
         steering_sweep(policy, vectors, (), PROMPTS, SPEC, FIGURES)
     with pytest.raises(ConfigError, match="no figure with the name 'kl'"):
         steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, {"kl": true_reward})
+    with pytest.raises(ConfigError, match="is not finite"):
+        steering_sweep(policy, vectors, (float("nan"),), PROMPTS, SPEC, FIGURES)
+    with pytest.raises(ConfigError, match=r"figures \['one'\] must have one number per text"):
+        figures = {"one": lambda texts: torch.ones(1)}
+        steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, figures)

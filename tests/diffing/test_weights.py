@@ -125,3 +125,5 @@ def test_the_line_goes_through_both_models_bit_for_bit(base, tuned, reviews):
             )
     assert torch.equal(found[0](reviews), base(reviews))
     assert not list(path(base, tuned, []))
+    with pytest.raises(ConfigError, match="alphas must be finite, got nan"):
+        list(path(base, tuned, [math.nan]))

@@ -103,6 +103,7 @@ def test_losses_at_float32_extremes_have_finite_gradients():
 X, GOOD = torch.zeros(1), tensor([True])
 
 
+@pytest.mark.usefixtures("no_type_checks")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -112,6 +113,14 @@ X, GOOD = torch.zeros(1), tensor([True])
         (lambda: F.dpo_loss(X, X, X, X, 0.1, 0.5), "label_smoothing is 0.5"),
         (lambda: F.dpo_loss(X, X, X, X, 0.1, 0.1, "ipo"), "label_smoothing is 0.1 with kind 'ipo'"),
         (lambda: F.kto_loss(X, X, GOOD, 0.0, math.nan), "beta must .*got nan"),
+        (lambda: F.kto_loss(X, X, GOOD, 0.0, 0.1, -1.0), "good_weight=-1.0 and .*at least 0"),
+        (lambda: F.clip_rewards(X, -1.0), "limit must be at least 0, got -1.0"),
+        (lambda: F.clip_rewards(X, math.nan), "limit must be at least 0, got nan"),
+        (lambda: F.normalize_reward(X[None]), r"reward must be \[batch\], got \(1, 1\)"),
+        (lambda: F.pass_at_k(X, 2.5), "k must .*got 2.5. Pass an integer"),
+        (lambda: F.best_of_n_kl_bound(1.5), "n must .*got 1.5. Pass an integer"),
+        (lambda: F.best_of_n_kl_bound(0), "n must be at least 1, got 0"),
+        (lambda: F.token_rewards(X, GOOD[None], X[None]), "kl_coef is missing"),
         (lambda: F.dpo_loss(X[:0], X[:0], X[:0], X[:0], 0.1), "at least one pair, got none"),
         (lambda: F.kto_loss(X[:0], X[:0], GOOD[:0], 0.0, 0.1), "at least one response, got none"),
         (lambda: F.kto_reference_point(X[:0], X[:0]), "at least one response, got none"),
