@@ -523,10 +523,14 @@ def test_grammar_raises_on_invalid_settings(field, value, message):
         replace(FULL, **{field: value})
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_bad_arguments_raise():
     rng, single = np.random.default_rng(0), SumsGrammar(1, p_digits=(1.0,))
     calls = {
         "between 0 and 9999": lambda: FULL.make_problems([9999], [1]),
+        "lists of integers": lambda: FULL.make_problems([1.9], [2.9]),
+        "n must be at least 0": lambda: FULL.problems(-1, rng),
+        "between 1 and 4, got 3": lambda: FULL.problems(3, rng, 3),
         "equal length": lambda: FULL.make_problems([1, 2], [1]),
         "digits must be between 1 and 4": lambda: FULL.problems(3, rng, [5]),
         "no positive probability": lambda: replace(MINI, p_digits=(1.0, 0.0)).problems(3, rng, [2]),

@@ -143,6 +143,8 @@ class SumsGrammar:
         self, a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray
     ) -> Problems:
         """Return the sums a + b. Raises ValueError if one is negative or has too many digits."""
+        if not all(np.array_equal(x, np.asarray(x, dtype=np.int64)) for x in (a, b)):
+            raise ValueError(f"a and b must be lists of integers, got {a} and {b}.")
         a, b = np.asarray(a, dtype=np.int64), np.asarray(b, dtype=np.int64)
         if a.shape != b.shape or a.ndim != 1:
             raise ValueError(f"a and b must be two lists of equal length, got {a.shape}, {b.shape}")
@@ -170,7 +172,13 @@ class SumsGrammar:
         Raises ValueError for digits without a positive share, and for carries in a single column.
         """
         chosen = np.arange(1, self.columns + 1) if digits is None else np.array(digits, dtype=int)
-        if not len(chosen) or not 1 <= chosen.min() <= chosen.max() <= self.columns:
+        if n < 0:
+            raise ValueError(f"n must be at least 0, got {n}.")
+        if (
+            not chosen.ndim
+            or not len(chosen)
+            or not 1 <= chosen.min() <= chosen.max() <= self.columns
+        ):
             raise ValueError(f"digits must be between 1 and {self.columns}, got {digits}.")
         fractions = np.array(self.p_digits)[chosen - 1]
         if not fractions.sum() > 0:
