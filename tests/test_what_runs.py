@@ -198,7 +198,8 @@ NOT_IN_A_RUN = set(  # exercises about finished runs, two models, exact optima, 
     "paired_permutation_test control_labels my_claim truncate_delta tilt_slopes excess_kl "
     "distinct_n promoted_mass sample_preferences bradley_terry_loss calibration_bins "
     "best_of_n_weights implicit_rewards dpo_loss LoRALinear.initial_factors LoRALinear.delta "
-    "LoRALinear.forward ppo look".split()
+    "LoRALinear.forward ppo look exact_match column_probability pass_at_k_estimate best_policy "
+    "informative_fraction model_solve_probability".split()
 )
 
 

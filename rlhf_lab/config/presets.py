@@ -43,7 +43,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         },
         "sums": _SUMS,
         "sums-long": _SUMS | {"prompts": "sums:2,3,4", "base_lr": 1e-3, "total_phases": 30},
-        "sums-hot": _SUMS | {"base_lr": 3e-3},  # so high that the policy forgets sums
+        "sums-hot": _SUMS | {"base_lr": 3e-3},  # so high that pass@64 falls
         "smol": {
             "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
             "direction": "neg",

@@ -83,6 +83,5 @@ def validate_rewards(
     for reward in rewards.values():
         if language is SUMS_LANGUAGE and isinstance(reward, Reward):
             raise ConfigError(f"{reward.name!r} scores reviews, not sums. Use 'sums:exact'.")
-        default = SumsGrammar() if language is SUMS_LANGUAGE else None
-        if isinstance(grammar := getattr(reward, "grammar", default), SumsGrammar):
+        if isinstance(grammar := getattr(reward, "grammar", None), SumsGrammar):
             parse_texts(prompts, grammar, source)

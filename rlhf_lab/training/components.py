@@ -133,7 +133,9 @@ def make_rewards(
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
     source = "prompts" if "prompts" in trainer.custom_components else str(args.prompts)
-    validate_rewards(trainer.language, split_rewards(reward_fn), prompts.texts, source)
+    true_reward_fn = true_reward_fn or getattr(trainer.language, "true_reward", None)
+    scored_by = split_rewards(reward_fn) | {"true": true_reward_fn}
+    validate_rewards(trainer.language, scored_by, prompts.texts, source)
 
     def read_by_rank(samples: Samples, read: Any) -> Any:
         return trainer.world.compute_by_rank(samples, read, "scoring its samples")
@@ -142,7 +144,7 @@ def make_rewards(
         args,
         trainer.tokenizer,
         reward_fn,
-        true_reward_fn=true_reward_fn or getattr(trainer.language, "true_reward", None),
+        true_reward_fn=true_reward_fn,
         stop_tokens=trainer.sampling_spec.stops(trainer.tokenizer),
         read_metrics=getattr(trainer.language, "read_metrics", None),
         normalize=overrides.normalize_reward,

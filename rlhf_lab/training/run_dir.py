@@ -64,7 +64,7 @@ class RunDir:
     """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = Path(os.path.expanduser(path)).absolute()
+        self.path = path = Path(os.path.expanduser(path))
         self.info_path, self.checkpoints = path / INFO, path / "checkpoints"
 
     @classmethod
