@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 import benchmarks
 from benchmarks.records import RESULTS, Record, read_records, rounded, store_record, write_whole
@@ -48,7 +46,7 @@ from rlhf_lab.organism.sums import (
 from rlhf_lab.organism.sums.rewards import parse_texts
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
-from rlhf_lab.training import Context, RLHFTrainer
+from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.plots import bars, curves
 
 RECORDS = RESULTS / "sums.jsonl"
@@ -69,6 +67,19 @@ TEMPLATE = Path(benchmarks.__file__).with_name("verifiable_rewards.template.md")
 N_SAMPLED, N_SCORED = 500, 200  # held-out problems per class
 GRAMMAR = SumsGrammar()
 N_REPEATED = 64  # samples of each of as many problems of 2-3 digits
+# columns of a record's curve, and their metrics
+CURVE = MappingProxyType(
+    {
+        "sure": "sure_fraction",
+        "steps": "steps_fraction",
+        "reward": "mean_reward",
+        "right": "true_reward",
+        "kl": "kl_per_sequence",
+        "entropy": "entropy_per_token",
+        "length": "response_length",
+        "no_signal": "uninformative_group_fraction",
+    }
+)
 # digits and carries of the classes of problems
 CLASSES = MappingProxyType({"2-3": ((2, 3), None), "4": ((4,), False), "4c": ((4,), True)})
 # fields of each row of runs, without the seed
@@ -111,28 +122,13 @@ def held_out(name: str, n: int) -> Problems:
 
 def train(fields: Mapping[str, Any], seed: int) -> Record:
     """Train one run; return the metrics of its phases, and of its final policy."""
-    args, curve = RLHFArgs(**fields, seed=seed), []
+    args = RLHFArgs(**fields, seed=seed)
     args = dataclasses.replace(args, save_every=args.total_phases)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
         tune_for(trainer.policy, args.cpu_tuning)
-
-        @trainer.on("after_score")
-        def note(ctx: Context) -> None:
-            parses = parse_texts(ctx.rollout.texts, GRAMMAR)
-            sure, steps = (np.mean([getattr(x, k) for x in parses]) for k in ("sure", "steps"))
-            curve.append({"sure": float(sure), "steps": float(steps)})
-
-        for report in trainer:
-            curve[-1] |= {
-                "reward": report.mean_reward,
-                "right": report.true_reward,
-                "kl": report.kl_per_sequence,
-                "entropy": report.entropy_per_token,
-                "length": report.response_length,
-                "no_signal": report.uninformative_group_fraction,
-            }
-        columns = {name: [phase[name] for phase in curve] for name in curve[0]}
+        reports = trainer.train()
+        columns = {name: [getattr(x, metric) for x in reports] for name, metric in CURVE.items()}
         kept = {} if args.preset == "sums-long" else {"curve": columns}
         return {**kept, **evaluate(trainer.policy, trainer.reference, seed)}
 
@@ -189,16 +185,9 @@ def sampled(
         "in_language": traced.in_language.double().mean().item(),
         "belief": belief.mean(0).tolist() if len(belief) else None,
         "length": mask.sum(1).double().mean().item(),
-        "entropy": F.masked_mean(-(p.exp() * p).sum(-1), mask).item(),
-        "kl": (kl(p, q) * mask).sum(1).mean().item(),
+        "entropy": F.masked_mean(F.entropy_per_token(p), mask).item(),
+        "kl": F.kl_per_sequence(F.kl_per_token(p, q), mask).mean().item(),
     }
-
-
-def kl(
-    p: Float[Tensor, "batch gen vocab"], q: Float[Tensor, "batch gen vocab"]
-) -> Float[Tensor, "batch gen"]:
-    """Compute KL(p || q) of each token from log-probabilities."""
-    return (p.exp() * (p - q)).sum(-1)
 
 
 def ratio(part: int, whole: int) -> float | None:
