@@ -31,8 +31,7 @@ PAPER_METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "cispo": GROUP | TOKENS | dict(policy_loss="cispo", kl_coef=0.0)
         | dict(clip_coef=1.0, clip_coef_high=5.0),  # no lower bound
         "gkd": NO_CRITIC | dict(reward_fn="zero", advantages="reinforce", samples_per_prompt=1)
-        | dict(kl_in="loss", kl_estimator="exact", kl_coef=1.0, batches_per_learning_phase=1)
-        | dict(reset_reference_every=None),
+        | dict(kl_in="loss", kl_estimator="exact", kl_coef=1.0, batches_per_learning_phase=1),
     }
 )  # fmt: skip
 FREE = ("samples_per_prompt", "dynamic_sampling")
