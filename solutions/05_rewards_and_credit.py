@@ -262,8 +262,8 @@ curves(gradients, title, "probability of a right response", y_label)
 #
 # $$\delta_t = r_t + \gamma \hat V(s_{t+1}) - \hat V(s_t), \qquad \hat V = 0 \text{ after the end}$$
 #
-# is then an estimate of the advantage. Here $r_t$ is the reward at token $t$, which is 0 except at the last token, where it is
-# $R$. (Above, $V$ at the end included this reward. GAE counts it in $r_t$, so the value after the end is 0.) This estimate trusts
+# is then an estimate of the advantage. Here $r_t$ is the reward at token $t$: $R$ at the last token, and 0 at all
+# others. (Above, $V$ at the end included this reward. GAE counts it in $r_t$, so the value after the end is 0.) This estimate trusts
 # $\hat V$ completely. Alternatively, you can look $k$ steps ahead. The sum of $k$ one-step errors telescopes:
 #
 # $$\hat A_t^{(k)} = \sum_{l < k} \gamma^l \delta_{t+l}

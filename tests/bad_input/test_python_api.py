@@ -111,7 +111,7 @@ def test_reference_that_does_not_fit_is_rejected_or_warns(idle: RLHFTrainer, gpt
     refuses(lambda: RLHFTrainer(settings(reference_device="cpu"), **other), "reference_device=")
 
 
-def test_prompts_of_a_generator_and_a_reference_with_a_value_head(idle: RLHFTrainer) -> None:
+def test_generated_prompts_and_a_reference_with_a_head_work(idle: RLHFTrainer) -> None:
     texts = ["this movie", "this movie honestly ,"]
     parts = {
         "prompts": (text for text in texts),

@@ -73,7 +73,7 @@ def test_answers_are_compared_with_both_sums(name, word, written, monkeypatch):
     assert {row[-1] for row in prompts} == {SUMS_IDS[written]}
 
 
-def test_text_without_an_answer_is_neither_right_nor_the_sum_that_follows(monkeypatch):
+def test_text_without_an_answer_is_neither_right_nor_follows(monkeypatch):
     unended = lambda policy, rows, *others, **named: SimpleNamespace(tokens=torch.tensor(rows))
     monkeypatch.setattr(false_steps, "sample", unended)
     policy = TransformerWithValueHead(load_model("sums-nano"))
