@@ -34,6 +34,7 @@ from rlhf_lab.training.interventions import STAGES, InterventionFn, Intervention
 from rlhf_lab.training.isolation import preserve_gradients
 from rlhf_lab.training.kl_control import KLController, get_kl_controller
 from rlhf_lab.training.objective import Objective
+from rlhf_lab.training.optim import read_rates
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
 from rlhf_lab.training.prompts import Prompts, phase_spec
@@ -267,12 +268,7 @@ class RLHFTrainer(RunLoop):
             kl, age = kl_to_initial(self, rollout), age_of_reference(self)
             fields = {"kl_to_initial_per_sequence": kl, "reference_phase": age}
             stats = dataclasses.replace(summarize(rollout), **fields)
-            rates, kl_coef = self.scheduler.get_last_lr(), self.kl_controller.kl_coef
-            base = {id(p) for p in self.policy.base_model.parameters()}
-            ids = ({id(p) for p in group["params"]} for group in self.optimizer.param_groups)
-            groups = list(zip(ids, rates, strict=True))
-            base_lr = next((lr for group, lr in groups if group & base), rates[0])
-            head_lr = next((lr for group, lr in groups[::-1] if group - base), rates[-1])
+            rates, kl_coef = read_rates(self.policy, self.scheduler), self.kl_controller.kl_coef
             start = perf_counter()
             self.stage = "learning"  # also for a subclass that overrides learning_phase
             try:
@@ -280,7 +276,7 @@ class RLHFTrainer(RunLoop):
             finally:
                 self.stage = "rollout"
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
-            report = PhaseReport(self.phase, stats, learned, base_lr, head_lr, kl_coef, cost)
+            report = PhaseReport(self.phase, stats, learned, *rates, kl_coef, cost)
             self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0
