@@ -113,7 +113,7 @@ def step(
             as the output of a tool; all 1 if None.
 
     Returns:
-        The report; `trl_stats` has its numbers under TRL's names.
+        The report; `TRLStats` has its numbers under TRL's names.
 
     Raises:
         ConfigError: If there are not `batch_size` of each or one is empty, and for

@@ -10,33 +10,8 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.ppo import ObjectiveTerms
 from rlhf_lab.training.replay import ReplayMinibatch
-from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.training.trainer import RLHFTrainer
-
-
-def trl_stats(report: PhaseReport, args: RLHFArgs) -> dict[str, float]:
-    """Return the statistics of TRL's `step` that a report has; `TRLStats` has all of them.
-
-    Differences: `objective/kl` is exact, nats per sequence (TRL: k1); `ppo/policy/approxkl` is k3
-    (TRL: k2); `ppo/loss/total` is minus the objective, with entropy bonus and KL penalty.
-    """
-    return {
-        "objective/kl": report.kl_per_sequence,
-        "objective/kl_coef": report.kl_coef,
-        "ppo/mean_scores": report.mean_reward,
-        "ppo/std_scores": report.reward_std,
-        "ppo/loss/policy": -report.clipped_surrogate,
-        "ppo/loss/value": report.value_loss / (args.vf_coef or 1.0),
-        "ppo/loss/total": -report.objective,
-        "ppo/policy/approxkl": report.approx_kl_per_token,
-        "ppo/policy/clipfrac": report.clip_fraction,
-        "ppo/policy/entropy": report.entropy_per_token,
-        "ppo/val/var_explained": report.explained_variance,
-        "ppo/learning_rate": report.base_lr,
-        "tokens/responses_len_mean": report.response_length,
-        "time/ppo/total": report.rollout_seconds + report.learning_seconds,
-    }
 
 
 class TRLStats:
@@ -64,8 +39,15 @@ class TRLStats:
             self._updates.append(_update_stats(ctx.terms, ctx.minibatch, ctx.args))
         else:
             updates = _average_updates(self._updates)
-            seconds = {"time/ppo/optimize_step": ctx.report.learning_seconds}
-            self.stats = trl_stats(ctx.report, ctx.args) | self._rollout | updates | seconds
+            report = {
+                "objective/kl_coef": ctx.report.kl_coef,
+                "ppo/policy/entropy": ctx.report.entropy_per_token,  # if no update computes it
+                "ppo/learning_rate": ctx.report.base_lr,
+                "tokens/responses_len_mean": ctx.report.response_length,
+                "time/ppo/total": ctx.report.rollout_seconds + ctx.report.learning_seconds,
+                "time/ppo/optimize_step": ctx.report.learning_seconds,
+            }
+            self.stats = report | self._rollout | updates
 
 
 def _rollout_stats(
