@@ -63,7 +63,7 @@ test-browser: $(DEVELOPED)
 lock:
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements.lock)"
-	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,course,data,browser,docs,eightbit]"
+	.cache/lock/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,course,browser,docs,eightbit]"
 	grep '^#' requirements.lock > .cache/lock/written
 	.cache/lock/bin/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' >> .cache/lock/written
 	mv .cache/lock/written requirements.lock

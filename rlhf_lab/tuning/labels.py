@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from rlhf_lab.data_sources import LABEL, MOVIE_REVIEWS, Row, find_prompt_column, read_rows
+from rlhf_lab.data_sources import LABEL, Row, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.rewards.pairs import REEL, Pairs, load_pairs
 from rlhf_lab.supervised import hold_out
@@ -51,18 +51,17 @@ def load_labeled_examples(
     """Load labeled texts by the name of their source.
 
     Args:
-        name: "reel" or "movie-reviews", whose pairs are split; or a file or hub:NAME:SPLIT with the
-            columns label and response (or completion), or chosen and rejected.
-        n_pairs, seed: number and seed of the pairs; Reel's and real reviews' only.
+        name: "reel", whose pairs are split; or a file or hub:NAME:SPLIT with the columns label and
+            response (or completion), or chosen and rejected.
+        n_pairs, seed: number and seed of the pairs; Reel's only.
         prompt_column: column of the prompts; if None, the column prompt of single responses.
 
     Raises:
         LoadError: If the source does not exist, or a row is not valid.
         ConfigError: If all texts are good, or all are bad.
     """
-    is_made = name == REEL or name.partition(":")[0] == MOVIE_REVIEWS
-    rows = [] if is_made else read_rows(name, "examples")
-    if is_made or (rows and rows[0].has("chosen")):
+    rows = [] if name == REEL else read_rows(name, "examples")
+    if name == REEL or (rows and rows[0].has("chosen")):
         examples = split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
     else:
         examples = _read_labeled_rows(rows, prompt_column)

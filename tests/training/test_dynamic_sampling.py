@@ -79,7 +79,7 @@ def test_replacements_come_in_an_order_of_the_batch(make_trainer):
     assert any(order != orders[0] for order in orders)
 
 
-def test_files_and_columns_have_their_prompts(tmp_path, movie_reviews):
+def test_files_and_columns_have_their_prompts(tmp_path):
     """With `words`, spaces between words become single, and shorter texts stay."""
     texts = ["the film", "the script was", "this movie", "the acting was"]
     rows = [json.dumps({"id": i, "prompt": text}) for i, text in enumerate(texts)]
@@ -92,7 +92,6 @@ def test_files_and_columns_have_their_prompts(tmp_path, movie_reviews):
     ):
         (tmp_path / name).write_text(content)
         assert load_prompts(tmp_path / name, **options) == expected
-    assert load_prompts("movie-reviews:imdb", words=2) == ["a bad", "a fine", "a very"]
 
 
 def test_every_round_has_each_prompt_once_in_a_new_order():
