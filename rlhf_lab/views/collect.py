@@ -1,6 +1,6 @@
 """Data of the page about runs: pictures per phase, samples, and numbers of tokens."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -13,13 +13,12 @@ from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
 from rlhf_lab.views.pictures import failed_check, in_grids, plain
 from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
-from rlhf_lab.views.records import Snapshot, defined_r2, read_snapshots, short_site, strip
+from rlhf_lab.views.records import read_snapshots, strip
 
 MOST_RUNS = len(ascii_uppercase)
 GAP = "reward − true reward"
 # of every sample; others are several rewards, and metrics of a language
 SAMPLE_FIELDS = "phase reward true_reward kl_per_sequence response_length text prompt response"
-Fact = tuple[str, list[str], list[Any]]
 
 
 class RunData(NamedTuple):
@@ -104,38 +103,17 @@ def _rounded(value: Any, digits: int = 4) -> Any:
 
 
 def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
-    """Return the texts of TextHeatmap by phase, with facts of slots from records up to then."""
-    kinds = ("TextHeatmap", "KLByPosition", "ValueLens")
-    texts, kl, lens = (read_snapshots(run, run.find_probe(kind)) for kind in kinds)
+    """Return the texts of TextHeatmap by phase, with all numbers of their tokens."""
     found = {}
-    for at in texts:
-        start, columns, facts = at["prefix_len"], {}, []
+    for at in read_snapshots(run, run.find_probe("TextHeatmap")):
+        start, columns = at["prefix_len"], {}
         for field in (*FIELDS, *sorted(name for name in at.tensors if name.startswith("true_"))):
             mask = "truth_mask" if field.startswith("true_") else "mask"
             label = field.replace("true_", "exact ").replace("_", " ")
             if colored := strip(at, "", field, label, "diverging", mask):
                 rows = [row[start:] for _, _, row in colored.rows]
                 columns[label] = [[_rounded(x, 5) for x in row] for row in rows]
-        for records, read in ((kl, _kl_facts), (lens, _value_facts)):
-            for other in [other for other in records if other.phase <= at.phase][-1:]:
-                for label, names, values in read(other, start):
-                    fact = {"label": label, "phase": other.phase, "names": names}
-                    facts.append(fact | {"values": values})
         tokens = [[visible(token) for token in row] for row in at["tokens"]]
-        found[at.phase] = {"probe": at.name, "facts": facts, "tokens": tokens, "start": start}
-        found[at.phase] |= {"rewards": at["rewards"], "columns": columns}
+        found[at.phase] = {"probe": at.name, "tokens": tokens, "start": start, "columns": columns}
+        found[at.phase] |= {"rewards": at["rewards"]}
     return found
-
-
-def _kl_facts(at: Snapshot, start: int) -> Iterator[Fact]:
-    n = at["sequences"]["exact"]
-    yield f"mean KL in nats, n = {n}", at.slots(len(at["kl"])), at["kl"]
-
-
-def _value_facts(at: Snapshot, start: int) -> Iterator[Fact]:
-    names, against = (at.get("slots") or [])[start:], at.get("r2_against")
-    if names and against:
-        correlations = (at.get("head_correlation") or [])[start:]
-        yield f"correlation of value and {against} after it", names, correlations
-        for site, row in zip(at["sites"], defined_r2(at)[0] or (), strict=False):
-            yield f"R2 of {against} at {short_site(site)} after it", names, row[start:]

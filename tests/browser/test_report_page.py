@@ -99,7 +99,7 @@ def is_used_by_keyboard(page, run):
     tile = page.locator(".at[data-probe=text_heatmap] span[title^='exact value']").nth(5 + 26 + 2)
     value = page.locator("#token-rows tr", has_text="exact value").locator("td").nth(1).inner_text()
     assert abs(float(value) - float(tile.get_attribute("title").split()[2])) < 0.005
-    assert "Slot THE 1" in page.locator("#token-slot").inner_text() and "token=1.2" in page.url
+    assert "token=1.2" in page.url
     tile.click()
     assert "text 1 of phase 1, token 3" in page.locator("#token-title").inner_text()
     pressed(page, "Escape")

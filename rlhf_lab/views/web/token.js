@@ -4,7 +4,7 @@ async function storedTexts() {
   return phase === undefined ? null : { phase, ...await block(`r${state.a}-t${phase}`) };
 }
 
-/** Draw the panel of a token: its numbers, and what is known of its slot. */
+/** Draw the panel of a token with its numbers. */
 async function drawToken(ticket) {
   const panel = $("#token"), texts = state.token ? await storedTexts() : null;
   if (ticket !== latest) return;
@@ -27,13 +27,6 @@ async function drawToken(ticket) {
     ...Object.entries(texts.columns).map(([name, values]) =>
       line("td", name, format(values[row][at]), format(mean(values[row])))),
     line("td", "reward of the text", "", format(texts.rewards[row])));
-  const slot = texts.facts[0]?.names[at] ?? "";
-  const known = texts.facts.filter((fact) => fact.names.includes(slot));
-  $("#token-slot").textContent = slot && known.length ? `Slot ${slot}, in all texts` : "";
-  $("#token-facts").replaceChildren(...known.map((fact) => {
-    const value = fact.values[fact.names.indexOf(slot)];
-    return line("td", fact.label, format(value), `phase ${fact.phase}`);
-  }));
 }
 
 function line(tag, ...cells) {
