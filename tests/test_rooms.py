@@ -30,7 +30,7 @@ LINES = {
     "tests": (28000, 31758),  # 1,217 for sums and pass@k, 182 for distillation, 37 for lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
-    "tools": (2500, 2711),  # with the figure of the README, the lint of prose, links, sums-nano
+    "tools": (2500, 2692),  # with the figure of the README, the lint of prose, links, sums-nano
 }
 # a room imports only rooms before it; compat and the commands may import all
 ORDER = (

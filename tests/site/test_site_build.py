@@ -27,7 +27,7 @@ def shown(source: str) -> str:
 
 def test_the_command_builds_without_a_warning(site):
     assert site.status == 0, site.output
-    assert re.search(r"^\d+ pages, 0 warnings, \d+ s: ", site.output, re.MULTILINE)
+    assert "WARNING" not in site.output and "ERROR" not in site.output
     assert site.pages == len(site.names()) > 50
 
 
