@@ -195,7 +195,7 @@ def view(
 
 
 def doctor() -> int:
-    """Show versions and devices, and compare each device with the CPU."""
+    """Compare each device of this machine with the CPU in what training runs there."""
     from rlhf_lab.doctor import examine
 
     return examine()
