@@ -15,7 +15,6 @@ from rlhf_lab.functional import compute_gae, get_logprobs, last_token_mask, toke
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.trainer import RLHFTrainer
 
-Dashboard = Mapping[str, Sequence[float]]  # numbers per phase by the name of the metric
 # the name of each line, and its field of a report
 COLUMNS = MappingProxyType(
     {
