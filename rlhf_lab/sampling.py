@@ -11,12 +11,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import response_mask, truncate_at_stop
-from rlhf_lab.functional.masks import at_least_float32
+from rlhf_lab.functional import at_least_float32, response_mask, truncate_at_stop
 from rlhf_lab.models import Forward, TransformerWithValueHead
 from rlhf_lab.models.decode import Decoder, State
-from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.models.padding import pad_rows
+from rlhf_lab.models.hooked_model import HookedModel, has_hooks
+from rlhf_lab.models.padding import move_to, pad_rows
 from rlhf_lab.samples import Samples, Support, join_samples
 from rlhf_lab.sampling_spec import SamplingSpec
 
@@ -160,30 +159,32 @@ def _sample(
     model, tokenizer = policy.base_model, policy.base_model.tokenizer
     stops = spec.stops(tokenizer)
     pad_token = _pad_token(tokenizer, stops)
-    prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
+    prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, torch.device("cpu"))
     check_context(model, prompt_tokens.shape[1], spec.gen_len)
 
-    noise, stop_ids = noise.to(policy.device), prompt_tokens.new_tensor(stops)  # waits, so first
+    noise, stop_ids = (move_to(policy.device, x) for x in (noise, prompt_tokens.new_tensor(stops)))
     decoder = Decoder(policy, prompt_tokens, prompt_mask, spec.gen_len, forward)
     take = lambda state, noise: _Step.take(state, spec, noise)
     width = min(spec.top_k or model.cfg.d_vocab, model.cfg.d_vocab) if spec.truncates else 0
     columns = None
-    if decoder.is_static and width <= WIDEST_KEPT:  # a graph cannot read a nucleus's width
-        try:
+    try:
+        if decoder.is_static and width <= WIDEST_KEPT:  # a graph cannot read a nucleus's width
             columns = _Step(*decoder.draw_all(take, spec, noise, stop_ids))
-        except RuntimeError as failure:  # if it is a hook's, it is raised again
-            decoder.is_static = decoder.forward.graphs = False
-            warnings.warn(f"cuda_graphs is switched off in sampling: {failure}.", stacklevel=3)
+        elif decoder.is_static and not has_hooks(policy):
+            decoder.step = decoder.static_step().captured()
+    except RuntimeError as failure:  # if it is a hook's, it is raised again
+        decoder.forward.graphs = False
+        warnings.warn(f"cuda_graphs is switched off in sampling: {failure}.", stacklevel=3)
     columns = columns or _draw_by_steps(decoder, take, noise, stop_ids)
 
     generated = truncate_at_stop(columns.token, stops, pad_token)
     support = None
     if spec.truncates:
-        width = int(columns.kept.sum(-1).max())
+        width = width if spec.top_p is None else int(columns.kept.sum(-1).max())
         support = Support(columns.candidates[..., :width], columns.kept[..., :width])
     return Samples(
-        tokens=torch.cat([prompt_tokens, generated], 1),
-        prompt_mask=prompt_mask,
+        tokens=torch.cat([decoder.prompts, generated], 1),
+        prompt_mask=decoder.prompt_mask,
         mask=response_mask(generated, stops),
         logprobs=columns.logprob,
         values=columns.value,
@@ -255,9 +256,8 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
 
 
 def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:
-    if tokenizer is not None and tokenizer.pad_token_id is not None:
-        return tokenizer.pad_token_id
-    return stops[0] if stops else 0
+    pad_token = None if tokenizer is None else tokenizer.pad_token_id
+    return next(iter(stops), 0) if pad_token is None else pad_token
 
 
 def check_context(model: HookedModel, prefix_len: int, gen_len: int, of: str = "model") -> None:

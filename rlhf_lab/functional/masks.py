@@ -65,8 +65,8 @@ def real_entries(x: Tensor, mask: Tensor | None) -> Tensor:
 def _is_stop(
     tokens: Int[Tensor, "batch gen"], stop_tokens: Sequence[int]
 ) -> Bool[Tensor, "batch gen"]:
-    stops = torch.tensor(list(stop_tokens), dtype=tokens.dtype, device=tokens.device)
-    return torch.isin(tokens, stops)
+    stops = torch.tensor(list(stop_tokens), dtype=tokens.dtype)
+    return torch.isin(tokens, stops.to(tokens.device, non_blocking=tokens.is_cuda))
 
 
 def response_mask(

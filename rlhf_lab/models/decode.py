@@ -22,6 +22,7 @@ from rlhf_lab.models.hooked_transformer import (
     is_hooked,
 )
 from rlhf_lab.models.kv_cache import Keys, KVCache, LayerCache, NewKeys
+from rlhf_lab.models.padding import move_to
 from rlhf_lab.models.value_head import TransformerWithValueHead, has_standard_forward, init_cache
 
 MIN_TOKENS = 8  # capturing takes longer than it saves for fewer
@@ -56,21 +57,19 @@ class Decoder:
     ) -> None:
         self.policy, self.forward = policy, forward or Forward()
         self.gen_len, self.dtype, self.step = gen_len, self.forward.dtype, None
-        prompts, prompt_mask = (x.to(policy.device) for x in (prompts, prompt_mask))
         self.weights = StaticWeights(policy.base_model, self.dtype, pads=False)
-        tokens, mask, row_of = distinct_rows(prompts, prompt_mask)
+        rows = distinct_rows(prompts, prompt_mask)
+        is_padded = not bool(rows[1].all())  # read on the CPU
+        tokens, mask, row_of = (move_to(policy.device, x) for x in rows)
+        self.prompts, self.prompt_mask = tokens[row_of], mask[row_of]
         self.cache = init_cache(policy, len(tokens))
-        state = self.run(tokens, None if bool(mask.all()) else mask)
+        state = self.run(tokens, mask if is_padded else None)
         for cache in self.cache if isinstance(self.cache, tuple) else (self.cache,):
             select_cache_rows(cache, row_of)
         self.state = State(*(None if x is None else x[row_of] for x in state))
-        self.prompt_mask = prompt_mask
         self.is_static = self.forward.graphs and can_capture(policy, gen_len)
 
     def feed(self, token: Int[Tensor, " batch"]) -> None:
-        if self.is_static and self.step is None:
-            self.is_static = not has_hooks(self.policy)  # for all tokens: a step follows the prompt
-            self.step = self.static_step().captured() if self.is_static else None
         self.state = self.run(token[:, None], None) if self.step is None else self.step(token)
 
     def static_step(self) -> "StaticStep":
@@ -254,10 +253,7 @@ class StaticSampler:
 
 
 def can_capture(policy: TransformerWithValueHead, gen_len: int) -> bool:
-    """Return True if decoding can be replayed on CUDA: no windows, no critic, no other code.
-
-    Hooks run between graphs, but only those of hook points, and not where they would see padding.
-    """
+    """Return True if graphs can replay decoding: only hooks run, which see no padding."""
     model = policy.base_model
     return (
         policy.device.type == "cuda"
@@ -277,9 +273,8 @@ def has_fixed_shape(module: nn.Module) -> bool:
 
 
 def distinct_rows(prompts: TokenIds, prompt_mask: TokenMask) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct prompts, their masks, and the index of each row's prompt."""
-    labeled = torch.stack([prompts, prompt_mask.long()], dim=1)
-    # on the CPU: torch 2.9 has no such kernel for MPS
-    distinct, row_of = labeled.cpu().unique(dim=0, return_inverse=True)
-    distinct, row_of = distinct.to(prompts.device), row_of.to(prompts.device)
+    """Return the distinct prompts, their masks, and the index of each row's prompt, on the CPU."""
+    # torch 2.9 has no such kernel for MPS
+    labeled = torch.stack([prompts.cpu(), prompt_mask.cpu().long()], dim=1)
+    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
     return distinct[:, 0], distinct[:, 1].bool(), row_of

@@ -135,9 +135,9 @@ def compare_with_reference(
     is_stored = is_stored and model is not None and not same_weights(model, reference)
     states, (batch, seq) = slice(samples.prefix_len - 1, -1), samples.tokens.shape
     chunks, chunk_size = [], max(chunk_size, TOKENS_AT_ONCE // seq)
+    options = forward.dtype, samples.is_padded
     for rows in torch.arange(batch, device=samples.tokens.device).split(chunk_size):
         texts = samples.tokens[rows], samples.attention_mask[rows]
-        options = forward.dtype, samples.is_padded
         ref_residual = final_residuals(reference, *texts, *options)[:, states].to(rows.device)
         inputs = StatsInputs(temperature, None, reference, ref_residual, forward.dtype)
         generated = samples.tokens[rows, samples.prefix_len :]

@@ -17,7 +17,12 @@ def pad_rows(
     real = real.flip(1) if side == "left" else real
     flat = torch.tensor([token for row in rows for token in row], dtype=torch.long)
     tokens = torch.full(real.shape, value).masked_scatter(real, flat)
-    return tokens.to(device), real.to(device)
+    return move_to(device, tokens), move_to(device, real)
+
+
+def move_to(device: torch.device, x: Tensor) -> Tensor:
+    """Move a tensor; the host does not wait until a GPU has finished earlier work."""
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 def rotate_padding(

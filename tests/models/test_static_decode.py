@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from rlhf_lab import sampling
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import (
     Forward,
@@ -152,24 +153,33 @@ def test_hooks_run_between_the_pieces_of_a_step(captured):
         sample(policy, [[4, 9], [7]], SPECS["top-k"])
 
 
-def test_tokens_after_a_hook_that_removes_itself_match(captured):
+@pytest.mark.parametrize("is_hooked", [False, True])
+def test_wide_nucleus_is_captured_without_hooks(captured, monkeypatch, is_hooked):
+    monkeypatch.setattr(sampling, "WIDEST_KEPT", 4)
     once, results = lambda x, hook: hook.remove_hooks() if x.shape[1] == 1 else x, []
     for settings in (EAGER, Forward()):
         policy = Policy(random_model())
-        policy.add_hook("hook_embed", once)
-        with torch.no_grad():
-            decoder = Decoder(policy, PROMPTS, EQUAL, GEN_LEN, settings)
-            results.append([x.logits for x in decoded_states(decoder, DRAWN)])
+        if is_hooked:
+            policy.add_hook("hook_embed", once)
+        generator = torch.Generator().manual_seed(1)
+        found = sample(policy, [[4, 9], [7]], SPECS["top-p"], generator, settings)
+        results.append([found.tokens, found.logprobs, found.values])
+    assert len(captured) == (not is_hooked)
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-def test_failed_capture_warns_and_samples_eagerly(captured, monkeypatch):
-    inputs, forward = (Policy(random_model()), [[4, 9], [7]], SPECS["top-k"]), Forward()
-    monkeypatch.setattr(decode, "capture", Mock(side_effect=RuntimeError("no memory")))
+@pytest.mark.parametrize(("name", "width"), [("top-k", 1024), ("top-p", 1024), ("top-p", 4)])
+def test_failed_capture_warns_once_and_samples_eagerly(captured, monkeypatch, name, width):
+    monkeypatch.setattr(sampling, "WIDEST_KEPT", width)
+    inputs, forward = (Policy(random_model()), [[4, 9], [7]], SPECS[name]), Forward()
+    failing = Mock(side_effect=RuntimeError("no memory"))
+    monkeypatch.setattr(decode, "capture", failing)
+    expected = sample(*inputs, torch.Generator().manual_seed(1), EAGER)
     with pytest.warns(UserWarning, match="cuda_graphs is switched off in sampling: no memory"):
         found = sample(*inputs, torch.Generator().manual_seed(1), forward)
-    expected = sample(*inputs, torch.Generator().manual_seed(1), EAGER)
-    assert torch.equal(found.tokens, expected.tokens) and not forward.graphs
+    again = sample(*inputs, torch.Generator().manual_seed(1), forward)
+    assert torch.equal(found.tokens, expected.tokens) and torch.equal(again.tokens, found.tokens)
+    assert not forward.graphs and failing.call_count == 1
 
 
 def test_kept_graphs_stop_within_16_tokens_of_the_last_stop(captured):
@@ -243,8 +253,8 @@ def test_cuda_graph_matches_growing_cache(mask):
     texts = PROMPTS.cuda(), mask.cuda()
     with torch.no_grad():
         captured, growing = (Decoder(policy, *texts, GEN_LEN) for _ in range(2))
-        growing.is_static = False
+        captured.step = captured.static_step().captured()
         states, expected = (decoded_states(x, DRAWN.cuda()) for x in (captured, growing))
-    assert captured.step.step != captured.step.advance and growing.step is None
+    assert captured.is_static and captured.step.step != captured.step.advance
     for state, other in zip(states, expected, strict=True):
         torch.testing.assert_close(state.logits, other.logits, atol=1e-4, rtol=1e-4)
