@@ -6,7 +6,8 @@ from torch.utils._pytree import tree_leaves
 
 from rlhf_lab.models.cuda_graphs import record
 
-HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+# reads by the host, and copies of its numbers: a CUDA graph has none
+HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::lift_fresh")
 
 
 class Tape(TorchDispatchMode):

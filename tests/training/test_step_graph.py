@@ -8,13 +8,21 @@ import pytest
 import torch
 
 from rlhf_lab.functional import get_logprobs
+from rlhf_lab.models import decode
 from rlhf_lab.models.hooked_transformer import MLP
+from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.ppo import objective_terms
 from rlhf_lab.training.replay import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
 from tests.tape import capture_on_tape
-from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
+from tests.training.recorded_runs import (
+    IN_BACKWARD,
+    assert_same_run,
+    copy_weights,
+    is_equal,
+    train_partly,
+)
 
 DAILY = ("unequal prompts, drawn lengths", "adaptive KL", "ratio_threshold skips", "bf16")
 DAILY += ("separate critic, bf16",)
@@ -66,6 +74,24 @@ def test_callbacks_between_steps_see_and_change_what_runs(make_trainer, prepare)
     torch.testing.assert_close(found, expected, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_run_resumed_by_tape_matches_uninterrupted_run(make_trainer, monkeypatch):
+    monkeypatch.setattr(decode, "capture", capture_on_tape)
+    monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
+
+    def on_tape(trainer):
+        trainer.step_graph = StepGraph(trainer, capture_on_tape)
+        return trainer
+
+    whole, interrupted = (on_tape(make_trainer(base_lr=1e-3)) for _ in range(2))
+    whole.train()
+    resumed = on_tape(RLHFTrainer.resume(train_partly(interrupted, 1)))
+    resumed.train()
+    for trainer in (whole, resumed):
+        assert trainer.step_graph.n_captures == 1 and trainer.forward.sampler is not None
+    assert_same_run(resumed.run.path, whole.run.path)
+
+
 EAGER = {
     "cuda_graphs=False": {"cuda_graphs": False},
     "a split minibatch": {"micro_batch_size": 2},
@@ -110,6 +136,8 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
     assert reason() == "a callback of after_loss"
     custom = make_trainer({"logprobs": lambda *args: get_logprobs(*args)})
     assert StepGraph(custom).phase_obstacle() == "custom functions"
+    trainer.policy.double()
+    assert graph.phase_obstacle() == "float64 weights"
 
 
 CHANGES = {
