@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -17,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from benchmarks.ours import bench_args
 from benchmarks.work import SHAPES, Work, write_model
-from benchmarks.worker import Clock, Setup, serve
+from benchmarks.worker import Clock, Setup, serve, synchronize
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 
@@ -31,7 +33,12 @@ DEVICE, SHAPE = ("cuda", "medium") if CUDA else ("cpu", "nano")
 START = time.perf_counter()
 MODEL = Path(tempfile.gettempdir(), f"gpu-model-{SHAPE}")
 PEAK = 989e12  # bf16 products per second of an H100 or H200 (SXM), without sparsity
-synchronize = torch.cuda.synchronize if CUDA else lambda: None
+deadline = 0.0  # of the current part, in seconds after START
+
+
+def is_late() -> bool:
+    """Return True after the deadline of the current part."""
+    return time.perf_counter() - START > deadline
 
 
 def report(name: str, **numbers: Any) -> None:
@@ -45,12 +52,13 @@ def make_setup(precision: str) -> Setup:
     """Return the work of `benchmarks`, on GPT-2-medium with random weights."""
     if not MODEL.exists():
         write_model(SHAPES[SHAPE], MODEL)
-    precision = precision if CUDA else "fp32"
-    return Work(shape=SHAPE, device=DEVICE, precision=precision).setup(MODEL)
+    return Work(shape=SHAPE, device=DEVICE, precision=precision if CUDA else "fp32").setup(MODEL)
 
 
 def make_trainer(precision: str, **changes: Any) -> RLHFTrainer:
-    """Return a trainer for this work."""
+    """Return a trainer for this work; raise TimeoutError if there is no time for it."""
+    if is_late():
+        raise TimeoutError
     return RLHFTrainer(bench_args(make_setup(precision), **changes))
 
 
@@ -87,7 +95,10 @@ def compare() -> None:
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
         started = list(pool.map(lambda row: ContestantProcess(*row), rows))
         contestants = [stack.enter_context(contextlib.closing(x)) for x in started]
-        timings = interleave(contestants, repeats=3, warmups=2)
+        timings = interleave(contestants, repeats=1, warmups=2)
+        while len(timings["naive"]) < 3 and not is_late():
+            for name, phases in interleave(contestants, repeats=1, warmups=0).items():
+                timings[name] += phases
     ours = median(x["seconds"] for x in timings["this, bf16"])
     for name, phases in timings.items():
         numbers = {x: median(phase[x] for phase in phases) for x in ("rollout", "learning")}
@@ -98,37 +109,37 @@ def compare() -> None:
 def time_phases(name: str, trainer: RLHFTrainer, n: int = 5) -> Any:
     """Report the upper median of all phases but the first, and return the last rollout.
 
-    `peak` is the fraction of the card's bf16 products in the whole learning phase.
+    After the deadline, two phases are enough. `peak` is the fraction of the card's bf16 products in
+    the whole learning phase.
     """
     ends: list[float] = []
     trainer.on("after_rollout")(lambda ctx: ends.append(stamp()) and None)
     rows = []
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
-    for _ in range(n):
+    while len(rows) < (2 if is_late() else n):
         began = stamp()
         rollout = trainer.rollout_phase()
         scored = stamp()
         trainer.learning_phase(rollout)
         rows.append((stamp() - began, ends[-1] - began, scored - ends[-1], stamp() - scored))
         trainer.phase += 1
-    first, rest = rows[0], sorted(rows[1:])
-    numbers = dict(
-        zip(("phase", "sampling", "scoring", "learning"), rest[len(rest) // 2], strict=True)
-    )
+    middle = sorted(rows[1:])[(len(rows) - 1) // 2]
+    numbers = dict(zip(("phase", "sampling", "scoring", "learning"), middle, strict=True))
     memory = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
     graph, shape, args = trainer.step_graph, SHAPES[SHAPE], trainer.args
     n_weights = 12 * shape.n_layers * shape.d_model**2 + shape.d_model * shape.d_vocab
     n_products = 6 * n_weights * rollout.samples.tokens.numel() * args.batches_per_learning_phase
     numbers["tokens per s"] = args.batch_size * args.gen_len / numbers["sampling"]
     numbers["peak"] = n_products / numbers["learning"] / PEAK
-    report(name, **numbers, first=first[0], GiB=memory, eager=graph and graph.reason)
+    reason = graph and graph.reason
+    report(name, **numbers, first=rows[0][0], phases=len(rows), GiB=memory, eager=reason)
     return rollout
 
 
 def stamp() -> float:
     """Return the time when the device has finished."""
-    synchronize()
+    synchronize(torch.device(DEVICE))
     return time.perf_counter()
 
 
@@ -171,13 +182,8 @@ def compare_gradients(trainer: RLHFTrainer, rollout: Any, precision: str) -> Non
         eager, replayed, again = gradients
         norm = eager.norm()
         numbers = {"replayed": ((replayed - eager).norm() / norm).item()}
-        numbers |= {"eager twice": ((again - eager).norm() / norm).item()}
-        report(
-            f"gradient, {precision}",
-            **numbers,
-            bitwise=torch.equal(eager, replayed),
-            reason=graph.reason,
-        )
+        numbers |= {"eager twice": ((again - eager).norm() / norm).item(), "reason": graph.reason}
+        report(f"gradient, {precision}", **numbers, bitwise=torch.equal(eager, replayed))
     trainer.optimizer.zero_grad()
 
 
@@ -194,7 +200,7 @@ def check() -> None:
         runs = [run_reel(device, **fields, **more) for device in ("cpu", DEVICE)]
         gaps = {
             key: abs(x - y)
-            for reports in zip(*(flat_reports(r[1]) for r in runs), strict=True)
+            for reports in zip(*(numbers for _, numbers in runs), strict=True)
             for (key, x), y in zip(reports[0].items(), reports[1].values(), strict=True)
         }
         worst = sorted(gaps, key=gaps.get)[-2:]
@@ -206,27 +212,7 @@ def check() -> None:
             without_graphs=(flat_weights(runs[1][0]) - flat_weights(eager)).abs().max().item(),
             reason=graph and graph.reason,
         )
-    check_resume(fields | {"save_every": 1})
-
-
-def run_reel(device: str, **fields: Any) -> tuple[RLHFTrainer, list]:
-    """Train on Reel; return the trainer and all reports."""
-    trainer = RLHFTrainer(RLHFArgs(device=device, **fields), out=tempfile.mkdtemp() + "/run")
-    return trainer, list(trainer)
-
-
-def flat_reports(reports: list) -> list[dict[str, float]]:
-    """Return the numbers of each report by name, without times."""
-    return [{k: v for k, v in r.to_dict().items() if isinstance(v, float)} for r in reports]
-
-
-def flat_weights(trainer: RLHFTrainer) -> torch.Tensor:
-    """Return all weights of the policy as one vector."""
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
-
-
-def check_resume(fields: dict[str, Any]) -> None:
-    """Compare a resumed run with an uninterrupted one."""
+    fields |= {"save_every": 1}
     whole, _ = run_reel(DEVICE, **fields)
     halved = RLHFTrainer(RLHFArgs(device=DEVICE, **fields), out=tempfile.mkdtemp() + "/run")
     for phase in halved:
@@ -234,11 +220,22 @@ def check_resume(fields: dict[str, Any]) -> None:
             halved.request_stop()
     resumed = RLHFTrainer.resume(halved.run.path)
     resumed.train()
-    weights = flat_weights(whole)
-    report(
-        "Reel resumed after 2 of 3 phases",
-        bitwise=torch.equal(weights, flat_weights(resumed)),
-    )
+    is_equal = torch.equal(flat_weights(whole), flat_weights(resumed))
+    report("Reel resumed after 2 of 3 phases", bitwise=is_equal)
+
+
+def run_reel(device: str, **fields: Any) -> tuple[RLHFTrainer, list[dict[str, float]]]:
+    """Train on Reel; return the trainer and the numbers of each report, without times."""
+    if is_late():
+        raise TimeoutError
+    trainer = RLHFTrainer(RLHFArgs(device=device, **fields), out=tempfile.mkdtemp() + "/run")
+    reports = [phase.to_dict() for phase in trainer]
+    return trainer, [{k: v for k, v in r.items() if isinstance(v, float)} for r in reports]
+
+
+def flat_weights(trainer: RLHFTrainer) -> torch.Tensor:
+    """Return all weights of the policy as one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
 def hooks() -> None:
@@ -251,12 +248,12 @@ def hooks() -> None:
     for trainer.forward.graphs in (True, False):
         generator = torch.Generator().manual_seed(0)
         samples.append(trainer.sample(trainer.next_prompts(), generator).tokens)
-    report(
-        "hooked samples, graphs and eager", same=(samples[0] == samples[1]).float().mean().item()
-    )
+    same = (samples[0] == samples[1]).float().mean().item()
+    report("hooked samples, graphs and eager", same=same)
     free(trainer)
 
 
+@patch("rlhf_lab.models.token_stats.FUSED_LOGITS", 2**27)
 def large() -> None:
     """Time a large batch with and without torch.compile, and compare its log-probs."""
     from rlhf_lab.models import token_stats
@@ -279,7 +276,6 @@ def large() -> None:
                 x, y = (getattr(result, field) for result in results)
                 report(f"compiled {field}", gap=(x - y).abs().max().item())
         free(trainer)
-    token_stats.FUSED_LOGITS = 2**27
 
 
 def memory() -> None:
@@ -298,16 +294,21 @@ def memory() -> None:
         free(trainer)
 
 
-PARTS: dict[str, Callable[[], None]] = {
-    "compare": compare, "phases": phases, "hooks": hooks, "large": large, "memory": memory,
-    "check": check,
+PARTS: dict[str, tuple[Callable[[], None], int]] = {  # with seconds, scaled to 160 for all parts
+    "compare": (compare, 50), "phases": (phases, 40), "hooks": (hooks, 10), "large": (large, 35),
+    "memory": (memory, 10), "check": (check, 20),
 }  # fmt: skip
-LAST_START = 135  # in seconds: a part takes less than the other 40
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["serve"]:
         serve(load_phase, ("torch", "transformers"))
         sys.exit()
-    for name in sys.argv[1:] or PARTS:
-        is_late = time.perf_counter() - START > LAST_START
-        report(f"{name} was not started") if is_late else PARTS[name]()
+    watchdog = threading.Timer(170, lambda: report("ended, unfinished") or os._exit(1))
+    watchdog.daemon, names = True, sys.argv[1:] or list(PARTS)
+    watchdog.start()
+    for name in names:
+        deadline += 160 * PARTS[name][1] / sum(PARTS[x][1] for x in names)
+        try:
+            PARTS[name][0]()
+        except TimeoutError:
+            report(f"{name}: the rest is skipped", deadline=deadline)
