@@ -34,6 +34,7 @@ from rlhf_lab.rewards import (
 )
 from rlhf_lab.rewards.classifiers import _positive_class
 from rlhf_lab.training import RLHFTrainer
+from tests.small_runs import DEVICE
 from tests.tiny_models import chat_tokenizer, llama_tokenizer, randomize, save, tiny_chat
 
 SHORT, MIDDLE = "w1 w7", "w4 w4 w2 w13 w9"
@@ -267,7 +268,7 @@ def test_number_of_labels_chooses_reward(directory):
 @pytest.mark.parametrize("chat", [True, False])
 def test_run_is_rewarded_with_logit_of_prompt_and_response(directory, tmp_path, chat):
     base = tiny_chat(tmp_path / "base")
-    settings = dict(preset="reel", base_model=str(base), reward_model=directory, device="cpu")
+    settings = dict(preset="reel", base_model=str(base), reward_model=directory, device=DEVICE)
     settings |= dict(gen_len=6, batch_size=6, total_phases=1, prefix="w1 w2", chat=chat)
     trainer = RLHFTrainer(RLHFArgs(**settings, normalize_reward=False))
     rollout = trainer.rollout_phase()

@@ -86,7 +86,7 @@ def test_saved_model_is_restored_bitwise_and_rewards_a_run(nano, tmp_path):
     texts = reel_pairs(8, 5).chosen
     nano.save(tmp_path / "rm", "reel-nano", {"accuracy": 0.5})
     fields = dict(reward_fn="learned", reward_model=str(tmp_path / "rm"), batch_size=8)
-    args = RLHFArgs(preset="reel", device="cpu", **fields)
+    args = RLHFArgs(preset="reel", device="cpu", **fields)  # where `nano` is: bitwise
     reward = load_reward(args)
     assert torch.equal(score_texts(reward, texts), LearnedReward(nano)(texts))
     assert reward.model.std != 1 and not reward.model.head.weight.requires_grad

@@ -12,6 +12,7 @@ from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.functional import response_mask
 from rlhf_lab.rewards import ConversationReward, ResponseReward
 from rlhf_lab.training import RLHFTrainer
+from tests.small_runs import DEVICE
 from tests.tiny_models import tiny_chat
 
 ASK = {"role": "user", "content": "w1 w2"}
@@ -28,7 +29,7 @@ def base(tmp_path_factory):
 def args(base):
     def make(**changes):
         settings = dict(preset="reel", base_model=str(base), reward_fn="zero", chat=True)
-        settings |= dict(gen_len=8, batch_size=8, num_minibatches=2, total_phases=1, device="cpu")
+        settings |= dict(gen_len=8, batch_size=8, num_minibatches=2, total_phases=1, device=DEVICE)
         return RLHFArgs(**(settings | {"stop_at_eos": False, "normalize_reward": False} | changes))
 
     return make
