@@ -111,7 +111,7 @@ def test_responses_end_with_the_turn_and_are_rewarded_alone(args):
         assert heard["turns"][i] == [*turns, {"role": "assistant", "content": read[i]}]
         assert heard["asked"][i] == turns[-1]["content"]
     paid = torch.tensor([len(text.split()) + 1.0 for text in read])
-    assert torch.equal(rollout.raw_rewards, paid)
+    assert torch.equal(rollout.raw_rewards.cpu(), paid)
     assert rollout.texts == samples.texts(tokenizer)
     assert all(text.startswith("user w1 w2 w0") for text in rollout.texts)
 
