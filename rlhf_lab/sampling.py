@@ -11,7 +11,8 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import at_least_float32, response_mask, truncate_at_stop
+from rlhf_lab.functional import response_mask, truncate_at_stop
+from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models import Forward, TransformerWithValueHead
 from rlhf_lab.models.decode import Decoder, State
 from rlhf_lab.models.hooked_model import HookedModel, has_hooks
@@ -144,8 +145,7 @@ def sample(
         return _sample(policy, prompts, spec, noise, forward)
     cuts = [slice(start, start + part_size) for start in range(0, len(prompts), part_size)]
     parts = [_sample(policy, prompts[cut], spec, noise[:, cut], forward) for cut in cuts]
-    tokenizer = policy.base_model.tokenizer
-    return join_samples(parts, _pad_token(tokenizer, spec.stops(tokenizer)))
+    return join_samples(parts, _pad_token(policy, spec))
 
 
 @torch.no_grad()
@@ -156,9 +156,8 @@ def _sample(
     noise: Float[Tensor, "gen batch"],
     forward: Forward | None,
 ) -> Samples:
-    model, tokenizer = policy.base_model, policy.base_model.tokenizer
-    stops = spec.stops(tokenizer)
-    pad_token = _pad_token(tokenizer, stops)
+    model, pad_token = policy.base_model, _pad_token(policy, spec)
+    stops = spec.stops(model.tokenizer)
     prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, torch.device("cpu"))
     check_context(model, prompt_tokens.shape[1], spec.gen_len)
 
@@ -255,9 +254,10 @@ def _columns(steps: list[_Step], name: str, gen_len: int) -> Tensor | None:
     return torch.stack(columns + [torch.zeros_like(columns[0])] * (gen_len - len(columns)), 1)
 
 
-def _pad_token(tokenizer: PreTrainedTokenizerBase | None, stops: tuple[int, ...]) -> int:
+def _pad_token(policy: TransformerWithValueHead, spec: SamplingSpec) -> int:
+    tokenizer = policy.base_model.tokenizer
     pad_token = None if tokenizer is None else tokenizer.pad_token_id
-    return next(iter(stops), 0) if pad_token is None else pad_token
+    return next(iter(spec.stops(tokenizer)), 0) if pad_token is None else pad_token
 
 
 def check_context(model: HookedModel, prefix_len: int, gen_len: int, of: str = "model") -> None:
