@@ -15,7 +15,7 @@ from rlhf_lab.errors import ConfigError, LoadError
 from tools.course.builder import SET_UP, code_cells, solution_notebook
 from tools.course.runner import REAL_MODELS, run_lesson
 from tools.course.size import lesson_name
-from tools.course.stored_parts import RECORDS
+from tools.course.stored_parts import RECORDS, write_parts
 
 SEED = re.compile(r"\bseed=\d+")
 COMPARES = "over_seeds.compare("
@@ -32,19 +32,18 @@ def record_lesson(master: Path, root: Path, seeds: int, real_models: bool = Fals
         raise ConfigError(f"{REAL_MODELS} is unset. Set it to the folder of the real models.")
     found = [run_seed(master, seed, real_models) for seed in range(1, seeds + 1)]
     (settings, tables), option = found[0], " --real-models" * real_models
-    record = {
+    heading = {
         "made_by": f"python -m tools.course record {lesson_name(master)} --seeds {seeds}{option}",
         "made_on": platform.machine(),
         "settings": {name: value for name, value in settings.items() if name != "seed"},
         "seeds": list(range(1, seeds + 1)),
-        "tables": {
-            table: {name: [round(t[table][name], 5) for _, t in found] for name in metrics}
-            for table, metrics in tables.items()
-        },
+    }
+    columns = {
+        table: {name: [t[table][name] for _, t in found] for name in metrics}
+        for table, metrics in tables.items()
     }
     path = root / RECORDS / f"{lesson_name(master)}{'_real' * real_models}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_parts(path, heading, {"tables": lambda: columns}, (), 5)
     return path
 
 
