@@ -53,7 +53,7 @@ def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | Non
 
 
 def final_metrics(run: Run) -> dict[str, str | float]:
-    """Return the final metrics by name; those of samples as text with intervals.
+    """Return the final metrics by name; those of unequal samples as text with intervals.
 
     The metrics are over several batches, of which the samples of one are stored: its intervals are
     moved to the metric, and narrowed by the root of the fraction of sequences that is stored.
@@ -61,9 +61,10 @@ def final_metrics(run: Run) -> dict[str, str | float]:
     final = dict(run.info.get("final") or {})
     samples = run.samples(run.info.get("phases_done", 0)) if final else []
     narrower = (len(samples) / final["samples"]) ** 0.5 if samples else 1.0
-    for name, mean, *pair in _intervals(run, samples, final):
-        moved = [end if end is None else final[name] + narrower * (end - mean) for end in pair]
-        final[name] = bracketed(final[name], *moved)
+    for name, mean, low, high in _intervals(run, samples, final):
+        if low is not None and high - low > 1e-5 * abs(high):  # else all samples are equal
+            ends = [final[name] + narrower * (end - mean) for end in (low, high)]
+            final[name] = bracketed(final[name], *ends)
     return final
 
 

@@ -70,7 +70,6 @@ def _escaped(text: str) -> str:
 
 def text_width(text: str) -> float:
     """Return an upper estimate of the width of a text at 11 pixels, in any of the fonts."""
-
     wide = lambda x: x in "mwMW@%—" or east_asian_width(x) in "WF"
     thin = lambda x: x in "iljtfrI.,:;'|!()[] "
     return sum(11.2 if wide(x) else 4.6 if thin(x) else 7.1 + 1.1 * x.isupper() for x in text)

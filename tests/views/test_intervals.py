@@ -75,4 +75,6 @@ def test_the_interval_of_final_figures_is_narrowed_and_moved():
     one = bootstrap_interval(torch.tensor(REWARDS), resamples=RESAMPLES)
     low, high = (0.7 + (x - one.value).item() / 2 for x in (one.low, one.high))
     assert found == {"mean_reward": f"0.7 [{low:.3g}, {high:.3g}]", "samples": 24}
+    equal = final_metrics(MemoryRun(make_samples(2, [1.0] * 6), [], info))
+    assert equal == info["final"]  # 0.7 [0.7, 0.7] would be too sure
     assert final_metrics(MemoryRun(make_samples(2), [], {"phases_done": 2})) == {}
