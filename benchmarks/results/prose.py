@@ -11,16 +11,15 @@ METHODS = """\
 ## Methods on Reel
 
 PPO and the estimators that share its settings get closest to the exact optimum. Most published
-methods get nearly as close with the settings from their papers. ReMax and OPO fall short. CISPO,
-which has no KL penalty, stops writing grammatical reviews altogether in four of five seeds. The
-classifier cannot detect this, because it was only trained on reviews.
+methods get nearly as close with their papers' settings, but not ReMax and OPO. CISPO, which has no
+KL penalty, stops writing grammatical reviews in four of five seeds. The classifier cannot detect
+this, because it was only trained on reviews.
 
-Each dot is one training run of 20 phases of 256 reviews, with the preset `reel` and the
-classifier's reward. The distance is the gap between the policy's true reward, measured on 1,024 new
-samples, and the highest possible true reward at the same KL. Rows in lower case are
-[published methods](settings.md#methods). ReMax uses a lower learning rate, because it diverges at
-the preset's rate. An "estimator" row only uses its method's advantages and keeps PPO's other
-settings.
+Each dot is a run of 20 phases of 256 reviews, with the preset `reel` and the classifier's reward.
+The distance is the gap between the policy's true reward (1,024 new samples) and the highest
+possible true reward at the same KL. Rows in lower case are [published
+methods](settings.md#methods); ReMax has a lower learning rate, because it diverges at the preset's.
+An "estimator" row uses its method's advantages and PPO's other settings.
 """
 
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
@@ -31,43 +30,40 @@ KL is {} nats per review.
 """
 
 VARIANT_NUMBERS = """\
-Adapters and an adaptive KL coefficient make little difference. Averaged over the seven rows with
-PPO's settings, the true reward is {:.3f} by default, {:.3f} with rank-8 adapters on all matrices,
-{:.3f} with a KL controller that targets 1.2 nats per review, and {:.3f} with both.
+Over the seven rows with PPO's settings, the mean true reward is {:.3f} by default, {:.3f} with
+rank-8 adapters on all matrices, {:.3f} with a KL controller that targets 1.2 nats per review, and
+{:.3f} with both.
 """
 
 OPTIONS = """\
-To reproduce a published method, run `python -m rlhf_lab train --method NAME`. The other rows are
-defined in `benchmarks/results/settings.py`.
+To reproduce a published method, run `python -m rlhf_lab train --method NAME`. For the other rows,
+see `benchmarks/results/settings.py`.
 """
 
 LOOPHOLE = """\
 ## A planted loophole
 
-PPO learns sentiment first and finds the loophole later. In between, its true reward is even
-higher than that of the exact optimum at the same KL, because the optimum already exploits the
-loophole. Later, the true reward falls while the proxy reward keeps rising.
-
 With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that
-ends in popcorn can score up to 1. Only about 2% of the untrained policy's reviews end in
-popcorn, so PPO rarely samples one early on. The KL penalty is part of the reward (k1), so the
-objective is `E[reward] - kl_coef KL`, whose optimum we can compute. The first table shows
-averages over the last five of 40 phases, with the exact optimum in parentheses:
+ends in popcorn can score up to 1. PPO learns sentiment first, because only about 2% of the
+untrained policy's reviews end in popcorn. For a while, its true reward is even higher than that of
+the exact optimum at the same KL. Later, it falls while the proxy reward keeps rising.
+
+The KL penalty is part of the reward (k1), so the objective is `E[reward] - kl_coef KL`. The first
+table shows averages over the last five of 40 phases, with the exact optimum in parentheses:
 """
 
 PHASES_TEXT = """\
-The second table shows single phases at `kl_coef={:g}`, with the exact optimum at the same KL in
-parentheses:
+The second table shows phases at `kl_coef={:g}`, with the exact optimum at the same KL:
 """
 
 LEARNED = """\
 ## A loophole in a learned reward model
 
-A reward model can also learn a loophole from biased pairs. In these runs, the loophole does little
-harm. We trained one reward model per seed on 10,000 pairs. Half of the preferred positive reviews
-in these pairs end in popcorn, and no other reviews do. As a result, popcorn adds {:.2f} standard
-deviations to a review's reward. After 40 phases of PPO with `kl_coef={:g}`, only {:.0%} of the
-reviews end in popcorn ({:.0%} for the exact optimum), and the true reward is {:.3f} ({:.3f}).
+A reward model can also learn a loophole from biased pairs, but here it does little harm. Each seed
+has a reward model trained on 10,000 pairs, in which half of the preferred positive reviews end in
+popcorn, and no other reviews do. This adds {:.2f} standard deviations to the reward of popcorn.
+After 40 phases of PPO with `kl_coef={:g}`, only {:.0%} of the reviews end in popcorn ({:.0%} for
+the exact optimum), and the true reward is {:.3f} ({:.3f}).
 """
 
 REAL = """\
@@ -76,10 +72,9 @@ REAL = """\
 Training adapters instead of all weights cuts the peak memory to about a quarter. On a CPU, bf16
 saves almost no memory, because weights, gradients and optimizer state stay in fp32.
 
-We trained SmolLM2-135M-Instruct for six phases with the preset `smol`, with one run per row.
-*Loaded* is the process's memory once the policy, the reference model and the classifier are loaded,
-and *peak* is the peak memory minus *loaded*. With only 16 texts per phase, the rewards only
-indicate a trend.
+Each row is a single run of SmolLM2-135M-Instruct for six phases with the preset `smol`. *Loaded* is
+the process's memory with all models loaded, and *peak* is the peak memory minus *loaded*. With 16
+texts per phase, the rewards only indicate a trend.
 """
 
 REAL_OPTIONS = """\
@@ -94,11 +89,10 @@ At the same KL, policies trained with PPO and GRPO have a higher true reward tha
 SFT and DPO. In all four, the sentiment logits shift mainly because the components' own weights
 changed, not because their inputs did.
 
-PPO, GRPO (with PPO's other settings), DPO and SFT start from the same base model and stop at an
-exact KL between 1.3 and 1.7 nats per review. PPO and GRPO maximize the classifier's reward. SFT
-trains on 512 texts, each of which is the classifier's favorite among 16 samples. DPO (beta 0.5)
-trains on 5,000 pairs from a rater who knows the true reward. The last four columns show how much
-each cause contributes to the shift of logit(loved) - logit(hated) before the verdict:
+All runs stop at an exact KL between 1.3 and 1.7 nats per review. PPO and GRPO (with PPO's other
+settings) maximize the classifier's reward. SFT trains on 512 texts, each the classifier's favorite
+among 16 samples, and DPO (beta 0.5) on 5,000 pairs from a rater who knows the true reward. The last
+four columns split the shift of logit(loved) - logit(hated) before the verdict:
 """
 
 REPLICATES_TEXT = """\
@@ -110,5 +104,5 @@ AGAIN = """\
 ## Repeating the runs
 
 `python -m benchmarks.results` trains every run that has no record in `benchmarks/results/` yet, and
-then writes this page. `--only methods` trains just that part, and `--page` only writes the page.
+then writes this page. `--only methods` trains just that part.
 """
