@@ -25,16 +25,10 @@ HEAD = """\
 # Models
 
 `models.load_model` loads these architectures from the hub, a directory or a model in memory, and
-`python -m rlhf_lab export` writes them back. Weights that training did not change are bitwise
-identical in the export.
-
-To test each architecture, we compare tiny, randomly initialized models with their counterparts in
-transformers:
-
-- **gap**: the largest logit difference after loading.
-- **trained**: the log-prob difference between the policy and its export after one phase of PPO, in
-  nats, weighted by probability.
-- **heads add up**: whether the logits are a sum over heads and MLPs, as `LogitShift` requires.
+`python -m rlhf_lab export` writes them back. For tiny, randomly initialized models, *gap* is the
+largest logit difference from transformers, and *trained* is the log-prob difference between the
+policy and its export after one phase of PPO, in nats, weighted by probability. *Heads add up* means
+that the logits are a sum over heads and MLPs, as `LogitShift` requires.
 
 | architecture | such as | gap | trained | heads add up |
 |---|---|---|---|---|
@@ -42,20 +36,19 @@ transformers:
 SETTINGS = """
 ## Settings
 
-If an entry in `config.json` is not supported, `load_model` raises an error that names it. Every
-type of rotary embedding in transformers works, with two exceptions: Phi-3 only supports `default`
-and `longrope`, and `linear` cannot be combined with a sliding window, except in Gemma 3. `dynamic`
-works up to the model's context length, and `longrope` up to the original context length if every
-short factor is 1. Mixtures of experts, quantized weights and image towers are not supported.
+If an entry in `config.json` is not supported, `load_model` raises an error that names it. Rotary
+embeddings work, except that Phi-3 only supports `default` and `longrope`, and that `linear` cannot
+be combined with a sliding window outside Gemma 3. `dynamic` works up to the model's context length,
+and `longrope` up to the original one if every short factor is 1. Mixtures of experts, quantized
+weights and image towers are not supported.
 """
 COMPARED = """
 ## Compared with TransformerLens
 
-`HookedTransformer` is this package's own class, but you use it like the one in TransformerLens (3.9
-and 4). Weights, hook points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and
-stacked weights (`W_Q`, etc.) have the same names and behavior. The policy,
-`TransformerWithValueHead(model)`, has the same hook methods, and also accepts a `HookedTransformer`
-from TransformerLens 3.9. The differences are:
+You use this package's `HookedTransformer` like the one in TransformerLens (3.9 and 4): weights, hook
+points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and stacked weights (`W_Q`,
+etc.) have the same names and behavior. The policy, `TransformerWithValueHead(model)`, has the same
+hook methods, and also accepts a model from TransformerLens 3.9. The differences are:
 
 | in TransformerLens | here |
 |---|---|

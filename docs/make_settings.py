@@ -16,8 +16,8 @@ HEAD = """\
 # Settings
 
 Every field of `RLHFArgs` is also an option of `python -m rlhf_lab train`: `batch_size` becomes
-`--batch-size`. A preset replaces the defaults. The values of the preset `reel`, which `train` uses
-by default, are in parentheses if they differ. `None` disables a setting unless noted otherwise.
+`--batch-size`. Different values of the preset `reel`, the default of `train`, are in parentheses.
+`None` disables a setting unless noted otherwise.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",
@@ -37,14 +37,13 @@ METHODS_TEXT = """\
 
 `RLHFArgs(method="grpo")` and `train --method grpo` apply the settings of the method's paper, except
 for learning rates, `batch_size`, `target_kl` and fields that you set yourself. The run logs a
-warning if your settings differ from the paper's (for numbers, by more than a factor of 10). Choose
-the method when you create the settings: with `dataclasses.replace` or `--config run.json`, it no
-longer changes other fields, because all of them are already set.
+warning if your settings differ from the paper's (for numbers, by more than a factor of 10). With
+`dataclasses.replace` or `--config run.json`, a method does not change other fields, because all of
+them are already set.
 
-`dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL
-and, on Reel, the fraction of grammatical texts. `dapo` lacks the paper's filter for overlong
-responses. `cispo` uses ScaleRL's upper clip (5; arXiv 2510.13786) and no lower clip. `gkd` has a
-teacher (`reference_model`) and no reward; see [on-policy distillation](running.md#distillation).
+`dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL.
+`dapo` lacks the paper's filter for overlong responses. `cispo` uses ScaleRL's upper clip (5; arXiv
+2510.13786) and no lower clip. `gkd` has a [teacher](running.md#distillation) and no reward.
 Every method except `ppo` also sets {no_critic}.
 
 | method | paper (arXiv) | values that differ from the defaults |
