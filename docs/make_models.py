@@ -45,10 +45,10 @@ weights and image towers are not supported.
 COMPARED = """
 ## Compared with TransformerLens
 
-You use this package's `HookedTransformer` like the one in TransformerLens (3.9 and 4): weights, hook
-points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and stacked weights (`W_Q`,
-etc.) have the same names and behavior. The policy, `TransformerWithValueHead(model)`, has the same
-hook methods, and also accepts a model from TransformerLens 3.9. The differences are:
+You use this package's `HookedTransformer` like the one in TransformerLens (3.9 and 4): weights,
+hook points, `cfg`, hooks, `run_with_cache`, `ActivationCache`, `to_tokens` and stacked weights
+(`W_Q`, etc.) have the same names and behavior. The policy, `TransformerWithValueHead(model)`, has
+the same hook methods, and also accepts a model from TransformerLens 3.9. The differences are:
 
 | in TransformerLens | here |
 |---|---|
