@@ -107,7 +107,7 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
     from rlhf_lab.models.device import pick_device
     from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training import RLHFTrainer, RunDir
-    from rlhf_lab.training.resume import load_policy
+    from rlhf_lab.training.resume import load_policy, read_args
 
     no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):
@@ -125,7 +125,7 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         changes |= {"reward_weights": None}
         if "sentiment" not in reward_names(changes["reward_fn"]):
             changes |= {"direction": "pos", "positive_label": None}
-    trainer = RLHFTrainer(replace(RLHFArgs(**info["args"]), **changes, **no_logs))
+    trainer = RLHFTrainer(replace(read_args(info), **changes, **no_logs))
     if checkpoint != 0:
         trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))
     return trainer

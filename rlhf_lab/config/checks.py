@@ -158,6 +158,8 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
     for name in ("warmup_steps", "reset_reference_every"):
         if (getattr(a, name) or 0) >= a.total_phases:
             yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
+    if a.reset_reference_every and (a.reference_model or a.method == "gkd"):
+        yield "reset_reference_every", "discards the teacher. Set it to None."
     for name, other in NEEDS.items():
         defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
         if defaults == [False, True]:
@@ -179,8 +181,7 @@ def _models(a: AllFields) -> Iterator[tuple[str, str]]:
             others = f"weight_precision={a.weight_precision!r}. Set {name}={value!r}"
             yield name, f"cannot be combined with {others} or weight_precision='fp32'."
     if a.critic_path and a.value_head != "separate":
-        is_not = f"not value_head={a.value_head!r}"
-        yield "critic_path", f"requires a critic, {is_not}. Set value_head='separate'."
+        yield "critic_path", f"requires a critic, not {a.value_head!r}. Set value_head='separate'."
 
 
 def _texts(a: AllFields) -> Iterator[tuple[str, str]]:

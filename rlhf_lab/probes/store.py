@@ -38,7 +38,8 @@ class ProbeStore:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.path = run.path / FOLDER
+
+    path = property(lambda self: self.run.path / FOLDER)
 
     def write_suite(self, settings: dict[str, Any]) -> None:
         """Add these probes to the list of all suites, and make the folders."""
@@ -59,8 +60,7 @@ class ProbeStore:
 
     def kept_text(self) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch seq"]] | None:
         """Return the tokens and the mask that `keep_text` stored, or None."""
-        path = self.path / EVAL_TEXT
-        if not path.exists():
+        if not (path := self.path / EVAL_TEXT).exists():
             return None
         tensors, _ = load_checkpoint(path)
         with reading(path):

@@ -73,9 +73,7 @@ def draw_candidates(
     """Sample responses to prompts in a seeded order; score each without penalties or scaling."""
     for name, reward in split_rewards(trainer.reward_fn).items():
         if getattr(reward, "whole_batch", False):
-            raise ConfigError(
-                f"The reward {name!r} depends on the whole batch. Choose another for best-of-n."
-            )
+            raise ConfigError(f"The reward {name!r} depends on the whole batch. Choose another.")
     order, tokenizer = deal(len(trainer.prompts.tokens), 0, n_prompts, seed), trainer.tokenizer
     at_once = max(1, RESPONSES_AT_ONCE // samples)
     stops = trainer.sampling_spec.stops(tokenizer)

@@ -49,7 +49,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata that `save_checkpoint` wrote, and check their checksum."""
     if not path.is_file():
         names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
-        available = f"Available: {', '.join(names)}." if names else "None has been saved yet."
+        available = f"Available for `export`: {', '.join(names)}." if names else "None was saved."
         raise RunError(f"No checkpoint {path}. {available}")
     try:
         with safe_open(path, framework="pt") as file:
@@ -59,7 +59,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("checksum differs")
         return tensors, json.loads(header["metadata"])
     except UNREADABLE as error:
-        raise RunError(f"{path} is corrupt ({error}). Use another checkpoint.") from None
+        raise RunError(
+            f"{path} is corrupt ({error}). Restore the file, or use another one: a new run can "
+            "start from `export RUN OUT --checkpoint best`."
+        ) from None
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

@@ -76,11 +76,8 @@ def load_models(
         raise ConfigError("policy has no value head. Pass TransformerWithValueHead(model).")
     if not isinstance(reference, HookedModel | None):
         raise ConfigError(f"reference={reference!r:.60} is not a model. Use load_model.")
-    teacher, every = args.reference_model, args.reset_reference_every
-    if teacher is not None and reference is not None:
+    if (teacher := args.reference_model) is not None and reference is not None:
         raise ConfigError(f"reference_model={teacher!r} conflicts with reference=. Remove one.")
-    if every is not None and (teacher is not None or args.method == "gkd"):
-        raise ConfigError(f"reset_reference_every={every} discards the teacher. Set it to None.")
     policy = (load_policy_and_critic(args, device) if policy is None else policy).to(device)
     dtype = next(policy.parameters()).dtype
     validate_half_precision(device, dtype, f"a policy in {dtype}")
@@ -115,10 +112,7 @@ def load_models(
 def load_engine(trainer: "RLHFTrainer", engine: Any) -> EngineSampler | None:
     correction = trainer.args.importance_correction
     if engine is None and correction != "none":
-        raise ConfigError(
-            f"importance_correction={correction!r} requires a rollout_engine. Pass one, or set "
-            "importance_correction='none'."
-        )
+        raise ConfigError(f"importance_correction={correction!r} requires a rollout_engine.")
     return None if engine is None else EngineSampler(trainer, engine)
 
 

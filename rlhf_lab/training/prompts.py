@@ -121,7 +121,7 @@ class Prompts:
             return None
         if given is not None:
             raise ConfigError(
-                f"{field}={column!r} needs a file, but prompts were passed. Leave one of them out."
+                f"{field}={column!r} needs a file, but prompts were passed. Remove it."
             )
         rows = read_rows(self.args.prompts, "prompts", lines_as=self.args.prompts_column)
         return [row.text(column) for row in rows]

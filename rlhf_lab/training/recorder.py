@@ -81,6 +81,7 @@ class Recorder:
         self.write_info(
             args=args.to_dict(),
             versions=versions,
+            working_directory=str(Path.cwd()),
             device=str(trainer.device),
             processes=1 if trainer.world is None else trainer.world.size,
             custom_components=trainer.custom_components,

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
 CHANGEABLE = ("total_phases", "base_lr", "head_lr", "kl_coef", "save_every", "parallel")
-LOCATIONS = "device base_model reference_model reward_model prompts critic_path".split()
-LOCATIONS += ["adapter_path"]
+OF_POLICY = ["base_model", "critic_path", "adapter_path"]
+LOCATIONS = ["device", "reference_model", "reward_model", "prompts", *OF_POLICY]
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 
@@ -42,7 +42,7 @@ def resume_trainer(
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
-    before = RLHFArgs(**info["args"])
+    before = read_args(info)
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)
@@ -59,16 +59,23 @@ def resume_trainer(
     restore(trainer, run, info)
     phase, args = trainer.phase, trainer.args
     if phase > args.total_phases:
-        raise ConfigError(
-            f"total_phases={args.total_phases} is below the {phase} phases that the run has done. "
-            "Set at least that many."
-        )
+        raise ConfigError(f"total_phases={args.total_phases} is below the {phase} phases done.")
     trainer.recorder.changes = info.get("changes", []) + [
         {"phase": phase, "field": name, "from": getattr(before, name), "to": getattr(args, name)}
         for name in CHANGEABLE
         if getattr(before, name) != getattr(args, name)
     ]
     return trainer
+
+
+def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> RLHFArgs:
+    """Return a run's settings; raise RunError if a location is relative to another directory."""
+    start = info.get("working_directory", "")
+    for name in locations:
+        path = info["args"].get(name) or "."
+        if Path(start, path).exists() and not Path(path).exists():
+            raise RunError(f"{name}={path!r} is relative to {start}. Use the run from there.")
+    return RLHFArgs(**info["args"])
 
 
 def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path) -> None:
@@ -80,7 +87,8 @@ def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path)
             f"Python with RLHFTrainer.resume({str(path)!r}, {missing[0]}=...)."
         )
     for name in sorted(passed - set(custom)):
-        raise RunError(f"{path} was trained without a custom {name}. Leave {name} out.")
+        remedy = f"Pass {{{name!r}: ...}} as changes" if name in CHANGEABLE else f"Leave {name} out"
+        raise RunError(f"{path} was trained without a custom {name}. {remedy}.")
 
 
 def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str, Any]) -> RLHFArgs:
@@ -92,9 +100,7 @@ def changed_args(args: RLHFArgs, changes: Mapping[str, Any], parts: Mapping[str,
                 f"{', '.join(CHANGEABLE)} can. Start a new run."
             )
         if SET_BY.get(name) in parts and value != getattr(args, name):
-            raise ConfigError(
-                f"{name} cannot change with a custom {SET_BY[name]}. Change the value there."
-            )
+            raise ConfigError(f"{name} cannot change with a custom {SET_BY[name]}. Change that.")
     return dataclasses.replace(args, **changes)
 
 
@@ -106,14 +112,14 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     if not path.exists() and info.get("last_saved_phase") is None:
         return
     tensors, metadata = load_run_checkpoint(path, info)
-    validate_settings(metadata["args"], info, path)
-    load_weights(trainer.policy, tensors, path)
     with reading(path):
+        validate_settings(metadata["args"], info, path)
+        load_weights(trainer.policy, tensors, path)
         load_training_state(trainer, tensors, metadata)
-    restore_reference(trainer, tensors, metadata, path)
-    trainer.phase = recorder.last_saved_phase = metadata["phase"]
-    recorder.best = metadata["best"]
-    trainer.rewards.moments = F.RunningMoments(**metadata["reward_moments"])
+        restore_reference(trainer, tensors, metadata, path)
+        trainer.phase = recorder.last_saved_phase = metadata["phase"]
+        recorder.best = metadata["best"]
+        trainer.rewards.moments = F.RunningMoments(**metadata["reward_moments"])
 
 
 def load_training_state(
@@ -156,8 +162,8 @@ def load_run_checkpoint(path: Path, info: Mapping[str, Any]) -> tuple[dict[str, 
     tensors, metadata = load_checkpoint(path)
     if metadata.get("run") != info["id"]:
         raise RunError(f"{path} is a checkpoint of another run. Restore this run's file.")
-    if metadata["name"] != path.stem:
-        raise RunError(f"{path} is a copy of this run's {metadata['name']}. Restore the file.")
+    if metadata.get("name") != path.stem:
+        raise RunError(f"{path} is a copy of this run's {metadata.get('name')}. Restore the file.")
     return tensors, metadata
 
 
@@ -193,10 +199,8 @@ def load_policy(
     run = RunDir.open(path)
     info = run.read_info()
     if "policy" in info.get("custom_components", []):
-        raise RunError(
-            f"{run.path} was trained with a custom policy. Build that model and call load_weights."
-        )
-    args = RLHFArgs(**info["args"])
+        raise RunError(f"{run.path} has a custom policy. Build that model and call load_weights.")
+    args = read_args(info, OF_POLICY)
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, metadata = load_run_checkpoint(file, info)
     policy = load_policy_and_critic(args, device)
@@ -212,6 +216,4 @@ def checkpoint_name(which: str | int) -> str:
         return which
     if isinstance(which, int) and 0 <= which < 10**18:
         return f"phase_{which:06d}"
-    raise RunError(
-        f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number of phases."
-    )
+    raise RunError(f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number.")

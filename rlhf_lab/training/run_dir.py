@@ -44,8 +44,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise RunError(
-            f"{path} has unexpected contents ({type(error).__name__}: {error}). Correct or "
-            "restore it."
+            f"{path} has unexpected contents ({type(error).__name__}: {error}). Restore it."
         ) from error
 
 
@@ -64,8 +63,15 @@ class RunDir:
     """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path = Path(os.path.expanduser(path))
-        self.info_path, self.checkpoints = path / INFO, path / "checkpoints"
+        self._path, self._start = Path(os.path.expanduser(path)), Path.cwd()
+
+    @property
+    def path(self) -> Path:
+        """The directory as it was passed, or absolute if the working directory has changed."""
+        return self._path if self._start == Path.cwd() else self._start / self._path
+
+    info_path = property(lambda self: self.path / INFO)
+    checkpoints = property(lambda self: self.path / "checkpoints")
 
     @classmethod
     def create(cls, path: str | Path) -> "RunDir":
@@ -105,9 +111,7 @@ class RunDir:
             )
         for path in (self.path / SAMPLES, *self.path.glob("checkpoints/*.safetensors")):
             if path.exists() or path.is_symlink():
-                raise RunError(
-                    f"{path} exists, but there is no run in {self.path}. Choose another --out."
-                )
+                raise RunError(f"{path} exists without a run. Choose another --out.")
 
     def read_info(self) -> dict[str, Any]:
         """Read run.json; raise RunError if it is not valid or of another version."""
@@ -117,7 +121,8 @@ class RunDir:
                 f"{self.info_path} was written by another version of rlhf_lab. Use that version, "
                 "or start a new run."
             )
-        return info
+        with reading(self.info_path):
+            return info | {"id": info["id"], "args": dict(info["args"])}
 
     def write_info(self, info: dict[str, Any]) -> None:
         with replacing(self.info_path) as partial:

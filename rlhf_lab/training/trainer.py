@@ -172,8 +172,7 @@ class RLHFTrainer(RunLoop):
         """
         if self._started:
             raise ConfigError(
-                f"The run has begun without the intervention at site={site!r}. Call intervene "
-                "before the first phase."
+                f"The run has begun. Call intervene({site!r}) before the first phase."
             )
         self.interventions.add(site, fn, during, name)
         self.sources[f"intervention {self.interventions.records[-1]['name']}"] = describe_source(fn)

@@ -98,6 +98,12 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     (LOADING, info("args", "warp_factor", 9), "warp_factor"),
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
+    (("resume",), CUT, "`export RUN OUT --checkpoint best`"),
+    *((ALL, info(name, ...), "run.json has unexpected contents") for name in ("id", "args")),
+    *(
+        (("resume",), checkpoint(lambda t, m, name=name: m.pop(name)), f"KeyError: '{name}'")
+        for name in ("args", "phase", "best", "reward_moments", "reference_phase")
+    ),
     (("resume",), NAN, "nan or inf"),
     (LOADING, ANOTHER, "another run"),
     (LOADING, copy(ONE, LAST), "copy of this run's"),
@@ -126,6 +132,15 @@ def test_commands_reject_a_damaged_run_and_change_nothing(here: Path, number: in
     for command in commands:
         with untouched(here):
             rejected(COMMANDS[command].split(), word)
+
+
+def test_relative_file_of_a_run_is_named_from_elsewhere(here: Path, monkeypatch) -> None:
+    Path("p.txt").write_text("this movie\n")
+    info("args", "prompts", "p.txt")(Path("RUN"))
+    info("working_directory", str(here))(Path("RUN"))
+    monkeypatch.chdir("/")
+    rejected(["resume", here / "RUN"], f"prompts='p.txt' is relative to {here}.")
+    accepted(["sample", here / "RUN", "-n", "1", "--gen-len", "2"])
 
 
 def later_phases(content: bytes) -> bytes:

@@ -206,5 +206,5 @@ def test_invalid_interventions_raise(make_trainer):
     with pytest.raises(ConfigError, match="name='halve' is taken by another"):
         trainer.intervene(SITE, halve)
     trainer.run_phase()
-    with pytest.raises(ConfigError, match="The run has begun without the intervention"):
+    with pytest.raises(ConfigError, match="The run has begun. Call intervene"):
         trainer.intervene(SITE, halve, name="late")

@@ -42,6 +42,7 @@ def test_resume_rejects_other_custom_components(make_trainer):
     for changes, parts, words in (
         ({}, {}, "custom components: optimizer, policy"),
         ({}, make_sgd() | {"true_reward_fn": len}, "without a custom true_reward_fn"),
+        ({}, make_sgd() | {"total_phases": 3}, "Pass {'total_phases': ...} as changes"),
         ({}, make_optimizer(split), "different number of parameter groups"),
         ({}, make_optimizer(Adagrad), "trained with optimizer=SGD, and this trainer has Adagrad"),
         ({"base_lr": 1e-5}, make_sgd(), "base_lr cannot change with a custom optimizer"),

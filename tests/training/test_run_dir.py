@@ -11,7 +11,7 @@ from rlhf_lab.errors import RunError
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.run_dir import FORMAT, LOCK, RunLock, replacing
 
-INFO = {"format": FORMAT, "args": {"prefix": "schön"}, "best": None, "x": 0.1 + 0.2}
+INFO = {"format": FORMAT, "id": "1", "args": {"prefix": "schön"}, "best": None, "x": 0.1 + 0.2}
 
 
 @pytest.fixture
@@ -40,11 +40,20 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
     assert [p.name for p in paths] == ["reel-seed1", "reel-seed1-2", "reel-seed1-3"]
 
 
+def test_relative_run_stays_when_the_directory_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = RunDir.create("run")
+    assert str(run.path) == "run"
+    monkeypatch.chdir("/")
+    run.append("samples.jsonl", [{"phase": 0}])
+    assert run.path == tmp_path / "run" and (tmp_path / "run" / "samples.jsonl").exists()
+
+
 @pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints/best.safetensors"])
 def test_create_never_replaces_foreign_files(tmp_path, file):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / file).symlink_to("nowhere")
-    with pytest.raises(RunError, match=f"{file} exists, but there is no run"):
+    with pytest.raises(RunError, match=f"{file} exists without a run"):
         RunDir.create(tmp_path)
 
 
@@ -152,6 +161,7 @@ def test_read_info_rejects_other_contents(run):
         ("[" * 100_000, "is unreadable"),
         ("[]", "expected an object"),
         ('{"format": 99}', "was written by another version of rlhf_lab"),
+        ('{"format": 2, "args": {}}', "unexpected contents .*'id'"),
     ):
         run.info_path.write_text(content)
         with pytest.raises(RunError, match=f"run.json .*{words}"):
