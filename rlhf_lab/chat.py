@@ -81,10 +81,8 @@ def render_chat(
         )
     except Exception as error:  # a template fails in any way there is
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise LoadError(
-            f"{where} does not fit the chat template ({reason:.200}). Change its roles, or remove "
-            "it."
-        ) from None
+        problem = f"does not fit the chat template ({reason:.200})"
+        raise LoadError(f"{where} {problem}. Change its roles, or remove it.") from None
 
 
 def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
 from rlhf_lab.console import PAGE_COLUMNS, print_line
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.fitting import DriftEvalConfig, FitConfig
-from rlhf_lab.model_commands import ModelName, is_run, load_run_or_model
+from rlhf_lab.model_commands import ModelName, is_run, load_run_or_model, validate_model
 from rlhf_lab.tuning_commands import SFT, write_tuned
 
 
@@ -72,6 +72,8 @@ def best_of_n_command(
     _validate_new_file(out)
     if fit is not None:
         validate_new_directory(fit)
+    elif fitting != replace(SFT, seed=fitting.seed, show_progress=fitting.show_progress):
+        raise ConfigError("The settings of fine-tuning have no effect without --fit. Set it.")
     trainer = _load_trainer(model, given(**asdict(run)), checkpoint, device)
     if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
@@ -105,13 +107,12 @@ def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Pa
 def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
     """Build the policy, prompts and reward of a run or a model."""
     from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training import RLHFTrainer, RunDir
     from rlhf_lab.training.resume import load_policy, read_args
 
     no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):
-        validate_language_model(model)
+        validate_model(model, checkpoint)
         return RLHFTrainer(RLHFArgs(**{"preset": "reel", "base_model": model} | changes | no_logs))
     info = RunDir.open(model).read_info()
     custom = {"policy", "prompts", "reward_fn"} - changes.keys()
@@ -186,6 +187,8 @@ def compare_command(
 
     check_range(AT_LEAST_1, n_texts=n_texts)
     _validate_new_file(out)
+    if text is None and column != "text":
+        raise ConfigError(f"column={column!r} has no effect without --text. Set it.")
     if base_checkpoint is None:
         base_checkpoint = 0 if Path(base).resolve() == Path(tuned).resolve() else "last"
     place = pick_device(device)

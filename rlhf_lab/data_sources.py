@@ -67,7 +67,7 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
 
     Args:
         field: the argument with this name, for error messages.
-        lines_as: the column for the lines of a plain text file. None rejects such files.
+        lines_as: the column for the lines of a plain text file; only text and prompt can be one.
 
     Raises:
         LoadError: If the source does not exist or has another format.
@@ -126,7 +126,7 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
                 raise ValueError(f"line {n}: {error}") from None
     elif suffix not in ("", ".txt", ".text", ".md"):
         raise LoadError(f"{file.name} has the unknown suffix {suffix}. Use {FILES}.")
-    elif lines_as is None:
+    elif lines_as not in (TEXT, PROMPT):
         raise LoadError(f"{file.name} has no columns. Use a .jsonl or .csv file.")
     else:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))

@@ -12,6 +12,7 @@ from rlhf_lab.commands import Checkpoint, Device, RunDirectory, given
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.tuning_commands import format_written, prepare
 
 ModelName = Annotated[
@@ -30,17 +31,25 @@ def is_run(model: str) -> bool:
     return Path(model).is_dir() and not Path(model, "config.json").exists()
 
 
+def validate_model(model: str, checkpoint: int | str) -> None:
+    """Raise a LabError unless this is a language model, whose only state is first and last."""
+    from rlhf_lab.rewards.model import validate_language_model
+
+    if checkpoint not in (0, "last"):
+        raise ConfigError(f"checkpoint={checkpoint!r} requires a run, but {model!r} is a model.")
+    validate_language_model(model)
+
+
 def load_run_or_model(
     model: str, checkpoint: int | str, device: Any
 ) -> tuple[Any, RLHFArgs | None]:
     """Load the policy of a run with the run's settings, or a language model with None."""
     from rlhf_lab.models import TransformerWithValueHead, load_model
-    from rlhf_lab.rewards.model import validate_language_model
     from rlhf_lab.training.resume import load_policy
 
     if is_run(model):
         return load_policy(model, checkpoint, device)
-    validate_language_model(model)
+    validate_model(model, checkpoint)
     return TransformerWithValueHead(load_model(model, device=device)), None
 
 

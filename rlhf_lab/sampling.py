@@ -37,9 +37,8 @@ def tokenize_prompts(
         try:
             tokens = tokenizer.encode(prompt, add_special_tokens=False)
         except Exception as error:
-            raise ConfigError(
-                f"the text {prompt!r} has a word outside the model's vocabulary ({error})."
-            ) from None
+            problem = f"has a word outside the model's vocabulary ({error})"
+            raise ConfigError(f"the text {prompt!r} {problem}.") from None
         encoded.append([bos, *tokens] if prepend_bos and tokens[:1] != [bos] else tokens)
     return encoded
 

@@ -101,10 +101,7 @@ class SamplingSpec:
         if not self.stop_at_eos:
             return self.stop_tokens
         if tokenizer is None or tokenizer.eos_token_id is None:
-            raise ConfigError(
-                "stop_at_eos=True requires a tokenizer with an end-of-sequence token. Set "
-                "stop_tokens instead."
-            )
+            raise ConfigError("stop_at_eos=True requires an EOS token. Set stop_tokens instead.")
         return (*self.stop_tokens, tokenizer.eos_token_id)
 
 
@@ -114,8 +111,5 @@ def _single_token(tokenizer: PreTrainedTokenizerBase, text: str, stop_tokens: st
     except Exception:
         token = None
     if token is None or token == tokenizer.unk_token_id:
-        raise ConfigError(
-            f"stop_tokens={stop_tokens!r} contains {text!r}, which is not one token of the "
-            "policy's tokenizer."
-        )
+        raise ConfigError(f"stop_tokens={stop_tokens!r} has {text!r}, which is not one token.")
     return token

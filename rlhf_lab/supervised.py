@@ -76,9 +76,7 @@ def hold_out(
         ConfigError: If there are fewer than 2 rows.
     """
     if n_rows < 2:
-        raise ConfigError(
-            f"{name} must have at least 2 rows, one of them to hold out, got {n_rows}."
-        )
+        raise ConfigError(f"{name} must have at least 2 rows, one to hold out, got {n_rows}.")
     order = rng.permutation(n_rows)
     n_held_out = min(max(1, round(fraction * n_rows)), n_rows - 1)
     return order[:n_held_out], order[n_held_out:]

@@ -13,9 +13,8 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from rlhf_lab.commands import Device
-from rlhf_lab.config import AdapterArgs, ChatArgs
+from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.console import print_line
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 
 REWARD = FitConfig()
@@ -106,8 +105,7 @@ def sft(
     prompts = tuning.prompt_column
     load = lambda: load_examples(texts, n_texts, fitting.seed, column, prompts)
     tune = fine_tune
-    if chat.system_prompt is not None and not chat.chat:
-        raise ConfigError(f"system_prompt={chat.system_prompt!r:.60} requires --chat. Set it.")
+    RLHFArgs(**asdict(chat))  # validates their combination
     if chat.chat:
         load = lambda: read_conversations(texts, column, prompts, chat.system_prompt)
         tune = lambda model, turns, *fit, **more: fine_tune(
@@ -187,6 +185,7 @@ def _tune(
     from rlhf_lab.organism import REWARDS
     from rlhf_lab.rewards.pairs import REEL
 
+    RLHFArgs(**asdict(tuning.adapters))  # validates their combination
     place = prepare(tuning.out, tuning.device)
     kind, source = list(notes.items())[1]
     data = load()

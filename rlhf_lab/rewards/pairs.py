@@ -73,10 +73,12 @@ def load_pairs(
         LoadError: If the source does not exist or a row is not a pair.
         ConfigError: If no pair has a preference.
     """
-    if name == REEL:
-        pairs = reel_pairs(n_pairs, seed)
-    else:
+    if name != REEL:
         pairs = read_pairs(name, prompt_column, with_margins)
+    elif prompt_column is not None:
+        raise ConfigError(f"pairs={name!r} has no column {prompt_column!r}. Remove it.")
+    else:
+        pairs = reel_pairs(n_pairs, seed)
     if pairs.chosen == pairs.rejected:
         raise ConfigError(
             f"pairs={name!r} has no pair whose chosen and rejected texts differ. Provide at "

@@ -62,8 +62,9 @@ def load_examples(
         raise ConfigError(f"column and prompt_column are both {column!r}. Set two columns.")
     if name == REEL:
         texts = Grammar().sample(n_texts, np.random.default_rng(seed)).texts()
-        return Examples([""] * n_texts, texts)
-    rows = read_rows(name, "texts", lines_as=column)
+        rows = [Row({TEXT: text}, "reel") for text in texts]
+    else:
+        rows = read_rows(name, "texts", lines_as=column)
     if prompt_column is None and column != PROMPT:
         prompt_column = find_prompt_column(rows, None)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
