@@ -103,13 +103,18 @@ def _console() -> Any:
     return PatientConsole(quiet=not is_main_process())
 
 
-def _print_rewarded_class(reward_fn: Any, console: Any) -> None:
-    """Print the class or logit that a classifier's reward is."""
+def _print_rewarded_class(reward_fn: Any, console: Any, texts: tuple[str, ...] = ()) -> None:
+    """Print the class or logit that a classifier's reward is, and how much of texts it reads."""
     from rlhf_lab.rewards import LogitReward, SentimentReward, split_rewards
 
     for reward in split_rewards(reward_fn).values():
         if isinstance(reward, SentimentReward | LogitReward):
             print_line(reward.summary(), console)
+            rows = [reward.tokenizer.encode(text, verbose=False) for text in texts]
+            if n := sum(row.count(reward.tokenizer.unk_token_id) for row in rows):
+                print_line(f"unknown words, which {reward.name} does not read: {n}", console)
+            if n := sum(len(row) > reward.longest for row in rows):
+                print_line(f"texts cut to {reward.longest} tokens: {n}", console)
 
 
 def score(
@@ -151,7 +156,7 @@ def score(
     prompts = None if prompt is None else [prompt] * len(lines)
     batch = TextBatch([(prompt or "") + line for line in lines], prompts)
     scores = score_batch(scorer, batch)
-    _print_rewarded_class(scorer, Console(stderr=True))
+    _print_rewarded_class(scorer, Console(stderr=True), tuple(batch.texts))
     for i, line in enumerate(lines):
         parts = "".join(f"\t{name} {part[i].item():.4f}" for name, part in scores.by_name.items())
         print(visible(f"{scores.rewards[i].item():.4f}{parts}\t{line}"))

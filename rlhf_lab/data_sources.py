@@ -142,7 +142,5 @@ def _rows_of_datasets(load: Callable[[Any], Any], source: str, part: str = "") -
         return [Row(fields, f"{source}, row {n}") for n, fields in enumerate(load(datasets))]
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LoadError(
-            f"{source!r}{part} cannot be loaded ({reason:.200}). Use another dataset, or a .jsonl "
-            "or .csv file."
-        ) from None
+        remedy = "Use another dataset, or a .jsonl or .csv file."
+        raise LoadError(f"{source!r}{part} cannot be loaded ({reason:.200}). {remedy}") from None

@@ -57,10 +57,7 @@ class SamplingSpec:
         stops = [_single_token(tokenizer, text, args.stop_tokens) for text in texts]
         ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
         if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
-            raise ConfigError(
-                f"stop_token_ids={args.stop_token_ids!r} has an id of {len(tokenizer)} or more, "
-                "the size of the tokenizer. Use smaller ids."
-            )
+            raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
         turn_ends = template_stops(tokenizer) if args.chat else ()
         if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
             raise ConfigError(

@@ -80,10 +80,7 @@ def load_pairs(
     else:
         pairs = reel_pairs(n_pairs, seed)
     if pairs.chosen == pairs.rejected:
-        raise ConfigError(
-            f"pairs={name!r} has no pair whose chosen and rejected texts differ. Provide at "
-            "least 2 pairs."
-        )
+        raise ConfigError(f"pairs={name!r} has no pair of different texts. Provide at least 2.")
     return pairs
 
 

@@ -118,6 +118,9 @@ def test_score_prints_reward_tab_text():
     done = accepted(["score", "this movie wow", "i hated it"])
     positive = [line.split("\t") for line in done.out.splitlines()]
     assert [text for _, text in positive] == ["this movie wow", "i hated it"]
+    assert "unknown" not in done.err and "cut" not in done.err
+    lossy = accepted(["score", "this zebra movie", "this " * 99]).err
+    assert "reel-sentiment does not read: 1" in lossy and "texts cut to 64 tokens: 1" in lossy
     negative = accepted(["score", "i hated it", "--direction", "neg"]).out.split("\t")[0]
     assert float(positive[1][0]) + float(negative) == pytest.approx(1, abs=2e-4)
     done = accepted(["score", "--reward-fn", "true_reward", "no review"])

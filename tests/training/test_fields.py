@@ -270,5 +270,5 @@ def test_stop_tokens_are_words_or_ids():
     ids = RLHFArgs(**BASE | {"stop_token_ids": f"{stops[0]}, {stops[1]}"})
     found = {each.sampling_spec.stop_tokens for each in (trainer, RLHFTrainer(ids))}
     assert found == {tuple(stops)}
-    with pytest.raises(ConfigError, match="stop_token_ids='3,72' has an id of 72 or more"):
+    with pytest.raises(ConfigError, match="stop_token_ids='3,72' must be < 72"):
         RLHFTrainer(RLHFArgs(**BASE | {"stop_token_ids": "3,72"}))
