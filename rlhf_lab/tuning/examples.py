@@ -92,7 +92,7 @@ def read_conversations(
         turns = before + _read_turns(row, column, "assistant")
         if turns[0]["role"] == "assistant":
             raise LoadError(
-                f"{row.where} begins with a response. Set prompt_column to its prompt's."
+                f"{row.where} begins with a response. Set prompt_column to that of its prompt."
             )
         conversations.append(with_system(turns, system_prompt))
     return conversations
