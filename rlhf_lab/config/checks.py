@@ -178,10 +178,9 @@ def _models(a: AllFields) -> Iterator[tuple[str, str]]:
     off = {"lora_rank": 0, "adapter_path": None, "optimizer": "adamw", "precision": "fp32"}
     for name, value in off.items() if a.weight_precision != "fp32" else ():
         if getattr(a, name) != value:
-            others = f"weight_precision={a.weight_precision!r}. Set {name}={value!r}"
-            yield name, f"cannot be combined with {others} or weight_precision='fp32'."
+            yield name, f"conflicts with weight_precision={a.weight_precision!r}. Use {value!r}."
     if a.critic_path and a.value_head != "separate":
-        yield "critic_path", f"requires a critic, not {a.value_head!r}. Set value_head='separate'."
+        yield "critic_path", "requires a critic. Set value_head='separate'."
 
 
 def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
