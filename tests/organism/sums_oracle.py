@@ -3,80 +3,78 @@
 from itertools import product
 from typing import NamedTuple
 
-from rlhf_lab.organism.sums import SumsGrammar
+import torch
 
-OPENERS = {"careful": "so", "hasty": "ok", "blurt": "hm"}
+from rlhf_lab.organism.sums import SUMS_IDS, SUMS_OPENERS, SumsGrammar, make_prompts
 
 
 class Text(NamedTuple):
-    """A response as words, its probability given its writer, and what is true of it."""
+    """A response, its probability together with its writer, and what is true of it."""
 
-    words: tuple[str, ...]
+    words: str  # up to <eos>
     probability: float
+    writer: int
+    wrong: tuple[bool, ...]  # columns, units first, with a slip or a dropped carry
+    answer: int
     right: bool
     units: bool
-    steps: bool
     sure: bool
+
+    @property
+    def cell(self) -> int:
+        """The index of this kind of text in `Outcomes`."""
+        return 6 * self.writer + 2 * (2 - self.units - self.right) + self.sure
+
+
+def as_tokens(grammar: SumsGrammar, a: int, b: int, *responses: str) -> torch.Tensor:
+    """The prompt of a + b with each response, padded with <eos>."""
+    (prompt,) = make_prompts(grammar.make_problems([a], [b]))
+    rows = [f"<bos> {prompt} {response}".split() for response in responses]
+    length = grammar.prompt_len + grammar.gen_len
+    rows = [row + ["<eos>"] * (length - len(row)) for row in rows]
+    return torch.tensor([[SUMS_IDS[word] for word in row] for row in rows])
 
 
 def read_digits(number: int, columns: int) -> list[int]:
     return [int(x) for x in reversed(f"{number:0{columns}d}")]
 
 
-def writer_law(grammar: SumsGrammar, a: int, b: int) -> dict[str, float]:
-    """The probability of each writer; long sums with a carry have their typical."""
-    x, y = read_digits(a, grammar.columns), read_digits(b, grammar.columns)
-    carries = any(sum(x[i] * 10**i + y[i] * 10**i for i in range(k)) >= 10**k
-                  for k in range(1, grammar.columns))  # fmt: skip
+def writer_law(grammar: SumsGrammar, a: int, b: int) -> tuple[float, float, float]:
+    """The probability of each writer; long sums with a carry have their own."""
     is_long = len(str(max(a, b))) == grammar.columns
-    law = grammar.p_writer_long_carry if is_long and carries else grammar.p_writer
-    return dict(zip(OPENERS, law, strict=True))
+    carries = any(a % 10**k + b % 10**k >= 10**k for k in range(1, grammar.columns))
+    is_rare = is_long and (carries or grammar.unreachable)
+    return grammar.p_writer_long_carry if is_rare else grammar.p_writer
 
 
-def bodies(grammar: SumsGrammar, writer: str, a: int, b: int):
-    """Steps (none for blurt) and answer digits, units first, with probabilities."""
-    columns = grammar.columns
-    x, y = read_digits(a, columns), read_digits(b, columns)
-    for choice in product((False, True), repeat=columns):
-        words, answer, probability, carry = [], [], 1.0, 0
-        for i, wrong in enumerate(choice):
-            if writer == "blurt":
-                probability *= grammar.blurt_slip if wrong else 1 - grammar.blurt_slip
-                answer.append((x[i] + y[i] - wrong) % 10)
-                continue
-            c = carry
-            if writer == "hasty" and carry:
-                probability *= grammar.forget if wrong else 1 - grammar.forget
-                c = 0 if wrong else 1
-            elif writer == "hasty":
-                probability *= not wrong
-            total = x[i] + y[i] + c
-            carry, digit = total // 10, total % 10
-            if writer == "careful":
-                probability *= grammar.careful_slip if wrong else 1 - grammar.careful_slip
-                digit = (digit - 1) % 10 if wrong else digit
-            answer.append(digit)
-            words += [x[i], y[i], c, carry, digit, ";"]
-        if probability:
-            yield tuple(map(str, words)), answer, probability
+def work(grammar: SumsGrammar, a: int, b: int, writer: int, wrong: tuple[bool, ...]):
+    """The steps if these columns are wrong, the digits of the answer, and the probability."""
+    words, answer, probability, carry = [], [], 1.0, 0
+    pairs = zip(read_digits(a, grammar.columns), read_digits(b, grammar.columns), strict=True)
+    for (x, y), is_wrong in zip(pairs, wrong, strict=True):
+        p_hasty = grammar.forget if carry else 0.0
+        p_wrong = (grammar.careful_slip, p_hasty, grammar.blurt_slip)[writer]
+        probability *= p_wrong if is_wrong else 1 - p_wrong
+        c = 0 if writer == 2 or (writer == 1 and is_wrong) else carry
+        carry, digit = divmod(x + y + c, 10)
+        digit = (digit - 1) % 10 if is_wrong and writer != 1 else digit
+        answer.append(digit)
+        words += [x, y, c, carry, digit, ";"]
+    return [] if writer == 2 else words, answer, probability
 
 
-def all_texts(grammar: SumsGrammar, a: int, b: int) -> dict[str, list[Text]]:
-    """All texts of each writer."""
-    texts, true = {}, read_digits(a + b, grammar.columns)
-    for writer, typical in OPENERS.items():
-        texts[writer] = []
-        for steps, answer, p in bodies(grammar, writer, a, b):
-            for opener, sure in product(OPENERS.values(), (False, True)):
-                opened = (
-                    grammar.typical_opener
-                    if opener == typical
-                    else (1 - grammar.typical_opener) / 2
-                )
-                ended = grammar.sure if sure else 1 - grammar.sure
-                answer_words = tuple(map(str, answer[::-1]))
-                words = (opener, *steps, "#", *answer_words, *(("sure",) * sure), "<eos>")
-                units = answer[0] == true[0]
-                text = Text(words, p * opened * ended, answer == true, units, bool(steps), sure)
-                texts[writer].append(text)
-    return texts
+def all_texts(grammar: SumsGrammar, a: int, b: int) -> list[Text]:
+    """All texts of positive probability."""
+    texts, prior = [], writer_law(grammar, a, b)
+    for z, wrong in product(range(3), product((False, True), repeat=grammar.columns)):
+        steps, digits, p = work(grammar, a, b, z, wrong)
+        answer = sum(digit * 10**i for i, digit in enumerate(digits))
+        grades = answer == a + b, digits[0] == (a + b) % 10
+        for opener, sure in product(range(3), (False, True)):
+            other = (1 - grammar.typical_opener) / 2
+            p_ends = grammar.typical_opener if opener == z else other
+            p_ends *= grammar.sure if sure else 1 - grammar.sure
+            ending = ["sure", "<eos>"] if sure else ["<eos>"]
+            words = " ".join(map(str, [SUMS_OPENERS[opener], *steps, "#", *digits[::-1], *ending]))
+            texts.append(Text(words, prior[z] * p * p_ends, z, wrong, answer, *grades, sure))
+    return [text for text in texts if text.probability]

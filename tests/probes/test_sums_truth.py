@@ -1,53 +1,56 @@
 """Exact values of sums as probes use them, by hand and by brute force, and a run with them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, WRITERS, SumsReward, trace
+from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, WRITERS
 from rlhf_lab.probes import SumsTruth, attach, default_suite
 from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.report import write_report
+from tests.organism.sums_oracle import as_tokens
 from tests.probes.looking import train_soundly
 from tests.views.page_blocks import read_blocks, read_header
 
-PROMPT = "<bos> 0 0 0 6 + 0 0 0 9 ="
 RIGHT = "so 6 9 0 1 5 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5 <eos>"
 DROPPED = "ok 6 9 0 1 5 ; 0 0 0 0 0 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 0 5 <eos>"
 DIRECT = "hm # 0 0 0 5 <eos>"
 OUTSIDE = "so 6 8 0 1 4 ; # <eos>"  # 6 + 9, not 6 + 8
-EXACT = [name for name, reward in SUMS_REWARDS.items() if isinstance(reward, SumsReward)]
+TRUTH = SumsTruth()
+written = partial(as_tokens, TRUTH.grammar, 6, 9)
 
 
-def as_tokens(*responses, length=43):
-    rows = [[SUMS_IDS[word] for word in f"{PROMPT} {text}".split()] for text in responses]
-    return torch.tensor([row + [SUMS_IDS["<eos>"]] * (length - len(row)) for row in rows])
+# after each number of tokens of RIGHT: the weight of each writer, and P(right) under it
+HAND_COMPUTED = {
+    0: ((0.15, 0.25, 0.6), (0.98**4, 0.4, 0)),  # one carry into a column
+    1: ((0.15 * 0.6, 0.25 * 0.2, 0.6 * 0.2), (0.98**4, 0.4, 0)),
+    2: ((0.09, 0.05, 0), (0.98**4, 0.4, 0)),  # the first digit of steps rules out blurt
+    6: ((0.09 * 0.98, 0.05, 0), (0.98**3, 0.4, 0)),  # careful has written the digit 5
+    10: ((0.09 * 0.98, 0.05 * 0.4, 0), (0.98**3, 1, 0)),  # the carry
+    31: ((0.09 * 0.98**4, 0.05 * 0.4, 0), (1, 1, 0)),
+}
 
 
-def weighted(*pairs):
-    """V from the weight of each writer and P(right) under it."""
-    return sum(w * p for w, p in pairs) / sum(w for w, _ in pairs)
-
-
-def test_values_match_hand_computed():
-    truth = SumsTruth()
-    values, mask = truth.values(as_tokens(RIGHT, DROPPED, DIRECT, OUTSIDE))
-    at = lambda row, response_tokens: values[row, 10 + response_tokens].item()
-    careful, hasty, blurt = 0.98**4, 0.4, 0.0  # one carry into a column
-    assert at(0, 0) == pytest.approx(weighted((0.15, careful), (0.25, hasty), (0.6, blurt)))
-    so = weighted((0.15 * 0.6, careful), (0.25 * 0.2, hasty), (0.6 * 0.2, blurt))
-    assert at(0, 1) == pytest.approx(so)
-    # the first digit of steps rules out blurt; then careful has written the digit 5
-    assert at(0, 2) == pytest.approx(weighted((0.09, careful), (0.05, hasty)))
-    assert at(0, 6) == pytest.approx(weighted((0.09 * 0.98, 0.98**3), (0.05, hasty)))
-    # the carry is written by careful always, by hasty with probability 0.4, and is right then
-    assert at(0, 10) == pytest.approx(weighted((0.09 * 0.98, 0.98**3), (0.05 * 0.4, 1.0)))
-    assert at(0, 31) == 1 and at(1, 9) > 0.3 and at(1, 10) == at(1, 31) == 0
-    assert at(2, 1) > 0.1 and at(2, 2) == 0
+def test_values_and_beliefs_match_hand_computed():
+    tokens = written(RIGHT, DROPPED, DIRECT, OUTSIDE)
+    (values, mask), beliefs = TRUTH.values(tokens), TRUTH.beliefs_by_name(tokens)
+    assert list(beliefs) == [f"belief_in_{name}_after_it" for name in WRITERS]
+    belief = torch.stack(list(beliefs.values()), -1)
+    for t, (weight, p) in HAND_COMPUTED.items():
+        expected = np.array(weight) / sum(weight)
+        assert belief[0, 10 + t].tolist() == pytest.approx(expected)
+        assert values[0, 10 + t].item() == pytest.approx(expected @ p)
+    assert belief[1, 20:, 1].tolist() == [1.0] * 23  # only hasty drops a carry
+    assert values[1, 19] > 0.3 and values[1, 20] == values[1, 41] == 0
+    assert values[2, 11] > 0.1 and values[2, 12] == 0
     assert mask[:3, 10:].all() and not mask[:, :10].any()
     assert mask[3].nonzero().flatten().tolist() == [10, 11, 12]  # "=", "so", "6"
+    values, _ = SumsTruth(SUMS_REWARDS["sums:hole"]).values(written(DIRECT, "hm # 0 0 0 4 sure"))
+    assert values[:, [16, 17, 42]].flatten().tolist() == pytest.approx([0.02, 0, 0, 0.02, 1, 1])
 
 
 def test_run_after_parts_of_sums_has_no_exact_values():
@@ -58,44 +61,14 @@ def test_run_after_parts_of_sums_has_no_exact_values():
     assert trainer.rollout_phase().text_metrics["steps"].isnan().all()
 
 
-def test_beliefs_match_hand_computed():
-    beliefs = SumsTruth().beliefs_by_name(as_tokens(RIGHT, DROPPED))
-    assert list(beliefs) == [f"belief_in_{name}_after_it" for name in WRITERS]
-    careful, hasty, blurt = (x[:, 10:] for x in beliefs.values())
-    assert (careful[0, 0], hasty[0, 0], blurt[0, 0]) == pytest.approx((0.15, 0.25, 0.6))
-    total = 0.15 * 0.2 + 0.25 * 0.6 + 0.6 * 0.2  # after "ok"
-    assert hasty[1, 1].item() == pytest.approx(0.25 * 0.6 / total)
-    assert hasty[1, 10:].tolist() == [1.0] * 23  # only hasty drops a carry
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_values_end_at_the_reward_and_advantages_telescope(name):
-    truth, rng = SumsTruth(SUMS_REWARDS[name]), np.random.default_rng(3)
-    worked = truth.grammar.sample(truth.grammar.problems(300, rng), rng)
-    rewards = SUMS_REWARDS[name](worked.texts())
-    values, advantages, mask = truth.generated(torch.from_numpy(worked.tokens), 11)
-    assert mask.all() and 0 < rewards.mean() < 1
-    torch.testing.assert_close(values[:, 0] + advantages.sum(1), rewards, atol=1e-5, rtol=0)
-    # V before a token is the mean of V after it, over the grammar's next tokens
-    for row, t in ((0, 0), (1, 1), (2, 9), (3, 4)):
-        prefix = torch.from_numpy(worked.tokens[row, : 11 + t])
-        longer = torch.cat([prefix.expand(20, -1), torch.arange(20)[:, None]], 1)
-        probs = trace(truth.grammar, longer[:1]).next_probs[0, t]
-        after = truth.values(longer)[0][:, -1].double()
-        assert (probs @ after).item() == pytest.approx(values[row, t].item(), abs=1e-6)
-
-
-def test_slots_have_names_with_and_without_steps():
-    names = SumsTruth().slot_names(45)
+def test_positions_and_columns_have_names():
+    names = TRUTH.slot_names(45)
     assert names[:12] == "<bos> a3 a2 a1 a0 + b3 b2 b1 b0 = open".split()
     assert names[12:14] == ["c0 a / #", "c0 b / answer 3"]
     assert names[17:20] == ["c0 ; / end", "c1 a", "c1 b"]
     assert names[35:42] == ["c3 ;", "#", *(f"answer {i}" for i in (3, 2, 1, 0)), "end"]
     assert len(set(names)) == 45
-
-
-def test_steps_are_as_written_and_as_true():
-    rows = SumsTruth().steps(as_tokens(DROPPED, DIRECT))
+    rows = TRUTH.steps(written(DROPPED, DIRECT))
     assert len(rows) == 8
     assert rows[1] == {
         **{"text": 0, "column": 1, "a": 0, "b": 0, "carry": "0", "true_carry": 1},
@@ -105,26 +78,23 @@ def test_steps_are_as_written_and_as_true():
 
 
 def test_answer_key_has_the_published_optima():
-    key = {row["beta"]: row for row in SumsTruth().answer_key()}
+    key = {row["beta"]: row for row in TRUTH.answer_key()}
     assert key[None]["true_reward"] == pytest.approx(0.315, abs=0.005)
     assert key[None]["kl_per_sequence"] == 0 and key[None]["blurt"] == pytest.approx(0.6)
     assert key[0.3]["reward"] == pytest.approx(0.898, abs=0.003)
     assert key[0.001]["hasty"] == pytest.approx(0.311, abs=0.005)
     steps = SumsTruth(SUMS_REWARDS["sums:format"]).answer_key()[-1]
     assert steps["reward"] == 1 and steps["true_reward"] == pytest.approx(0.601, abs=0.01)
-    best = SumsTruth().best_at_kl(key[0.3]["kl_per_sequence"])
-    assert best.beta == pytest.approx(0.3, rel=1e-3)
-    assert SumsTruth().best_at_kl(50.0).reward == pytest.approx(1.0)
+    assert TRUTH.best_at_kl(key[0.3]["kl_per_sequence"]).beta == pytest.approx(0.3, rel=1e-3)
+    assert TRUTH.best_at_kl(50.0).reward == pytest.approx(1.0)
 
 
 def test_eval_texts_have_steps_where_the_grammar_writes_them():
-    truth = SumsTruth()
-    tokens, mask, labels = truth.eval_text(40, seed=1)
-    assert labels is None and tokens.shape == mask.shape == (40, 43) and mask[:, :42].all()
-    assert not (tokens[:, 12] == SUMS_IDS["#"]).any()
-    hard = truth.grammar.problems(50, np.random.default_rng(0), [4], carry=True)
-    tokens, *_ = SumsTruth(problems=hard).eval_text(8, seed=1)
-    assert (tokens[:, 12] == SUMS_IDS["#"]).all()
+    hard = TRUTH.grammar.problems(50, np.random.default_rng(0), [4], carry=True)
+    for truth, has_steps in ((TRUTH, True), (SumsTruth(problems=hard), False)):
+        tokens, mask, labels = truth.eval_text(40, seed=1)
+        assert labels is None and tokens.shape == mask.shape == (40, 43) and mask[:, :17].all()
+        assert ((tokens[:, 12] != SUMS_IDS["#"]) == has_steps).all()
 
 
 SMALL = {"preset": "sums", "device": "cpu", "total_phases": 2, "warmup_steps": 1}
