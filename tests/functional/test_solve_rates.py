@@ -27,44 +27,27 @@ def test_pass_at_k_matches_hand_computed():
 def test_estimate_matches_hand_computed():
     # of 4 responses with 2 right, one of the 6 pairs has none: 5/6, and not 1 - 1/4
     assert F.pass_at_k_estimate(torch.tensor([2]), 4, 2).item() == pytest.approx(5 / 6)
-    every = F.pass_at_k_estimate(torch.tensor([0, 1, 2, 3, 4]), 4, 3).tolist()
-    assert every == [0.0, 0.75, 1.0, 1.0, 1.0]
+    assert F.pass_at_k_estimate(torch.tensor([0, 1, 2, 3]), 4, 3).tolist() == [0.0, 0.75, 1.0, 1.0]
     assert F.pass_at_k_estimate(torch.tensor([0, 1, 4]), 4, 1).tolist() == [0.0, 0.25, 1.0]
-    assert F.pass_at_k_estimate(torch.tensor([0, 1]), 4, 4).tolist() == [0.0, 1.0]
     assert F.pass_at_k_estimate(torch.tensor([]).long(), 4, 2).tolist() == []
-
-
-def test_estimate_is_the_fraction_of_subsets():
-    for n, k in ((5, 2), (6, 3), (7, 7)):
-        for c in range(n + 1):
-            drawn = list(itertools.combinations([True] * c + [False] * (n - c), k))
-            expected = sum(map(any, drawn)) / len(drawn)
-            assert F.pass_at_k_estimate(torch.tensor([c]), n, k).item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("p", [0.003, 0.3, 0.9])
-def test_estimate_is_unbiased(p):
-    n, counts = 8, torch.arange(9)
-    weight = of(*(math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)))
-    for k in (1, 3, 8):
-        mean = weight @ F.pass_at_k_estimate(counts, n, k)
-        assert mean.item() == pytest.approx(F.pass_at_k(of(p), k).item(), rel=1e-10)
-
-
-def test_estimate_grows_with_k_and_is_stable_for_many_samples():
-    by_k = [F.pass_at_k_estimate(torch.tensor([3]), 20, k).item() for k in range(1, 21)]
-    assert by_k == sorted(by_k) and by_k[17:] == [1.0] * 3
     many = F.pass_at_k_estimate(torch.tensor([10]), 100_000, 5000).item()
     assert many == pytest.approx(1 - 0.95**10, abs=1e-3)
+
+
+@pytest.mark.parametrize("n, k", [(1, 1), (4, 4), (5, 2), (6, 3), (8, 1), (8, 8)])
+def test_estimate_is_the_fraction_of_subsets_and_unbiased(n, k):
+    drawn = [list(itertools.combinations([1] * c + [0] * (n - c), k)) for c in range(n + 1)]
+    found = F.pass_at_k_estimate(torch.arange(n + 1), n, k)
+    assert found.tolist() == pytest.approx([sum(map(any, x)) / len(x) for x in drawn])
+    for p in (0.003, 0.3, 0.9):
+        law = of(*(math.comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)))
+        assert (law @ found).item() == pytest.approx(F.pass_at_k(of(p), k).item(), rel=1e-10)
 
 
 def test_informative_fraction_matches_hand_computed():
     # pairs of a fair coin differ half the time; one response has nothing to differ from
     assert F.informative_fraction(of(0.0, 0.5, 1.0), 2).tolist() == pytest.approx([0, 0.5, 0])
     assert F.informative_fraction(of(0.2, 0.7), 1).tolist() == pytest.approx([0, 0], abs=1e-15)
-    outcomes = itertools.product([0.3, 0.7], repeat=4)
-    expected = 1 - sum(math.prod(x) for x in outcomes if len(set(x)) == 1)
-    assert F.informative_fraction(of(0.3), 4).item() == pytest.approx(expected)
     assert F.informative_fraction(of(0.003), 8).item() == pytest.approx(8 * 0.003, rel=0.02)
 
 
@@ -78,15 +61,12 @@ def test_informative_fraction_is_the_mean_of_informative_groups():
 
 
 def test_bad_arguments_raise():
-    for p in (-0.1, 1.1, math.nan):
-        for function in (F.pass_at_k, F.informative_fraction):
+    for function in (F.pass_at_k, F.informative_fraction):
+        for p in (-0.1, 1.1, math.nan):
             with pytest.raises(ValueError, match="p must be between 0 and 1"):
                 function(of(p), 2)
-            with pytest.raises(ValueError, match="must be at least 1, got 0"):
-                function(of(0.5), 0)
-    for k in (0, 5):
-        with pytest.raises(ValueError, match=f"k must be between 1 and n_samples=4, got {k}"):
-            F.pass_at_k_estimate(torch.tensor([1]), 4, k)
-    for c in (-1, 5):
-        with pytest.raises(ValueError, match="n_right must be between 0 and n_samples=4"):
-            F.pass_at_k_estimate(torch.tensor([c]), 4, 2)
+        with pytest.raises(ValueError, match="must be at least 1, got 0"):
+            function(of(0.5), 0)
+    for c, k, name in ((1, 0, "k"), (1, 5, "k"), (-1, 2, "n_right"), (5, 2, "n_right")):
+        with pytest.raises(ValueError, match=f"^{name} must be between . and n_samples=4, got"):
+            F.pass_at_k_estimate(torch.tensor([c]), 4, k)
