@@ -9,35 +9,15 @@ import torch
 from rlhf_lab.course.exercises.verifiable import best_policy, exact_match
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.registry import find_exercise
-from rlhf_lab.organism.sums import (
-    SUMS_REWARDS,
-    SumsGrammar,
-    outcomes,
-    solve_probability,
-    sums_frontier,
-)
-
-CHECKED = """
-import rlhf_lab
-rlhf_lab.check_shapes()
-from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
-
-judge = Judge(find_exercise("model_solve_probability"))
-
-def model_solve_probability(model, grammar, problems, batch_size=600):
-    raise NotImplementedError
-
-print(judge.verdict(model_solve_probability).state)
-print(judge.verdict(lambda *arguments: 42.0).state)
-print(judge.verdict(judge.exercise.reference).state)
-"""
+from rlhf_lab.organism import sums
 
 
 @pytest.mark.slow
-def test_scoring_is_checked_where_shapes_are_checked(cold_python) -> None:
-    done = cold_python(["-c", CHECKED])
-    assert done.stdout.split() == ["unwritten", "differs", "passed"], done.stderr
+@pytest.mark.typed
+def test_scoring_is_checked_where_shapes_are_checked() -> None:
+    judge = Judge(find_exercise("model_solve_probability"))
+    assert judge.verdict(lambda *arguments: 42.0).state == "differs"
+    assert judge.verdict(judge.exercise.reference).state == "passed"
 
 
 def test_check_raises_if_the_reference_raises() -> None:
@@ -51,23 +31,24 @@ def test_check_raises_if_the_reference_raises() -> None:
 
 def test_exact_match_agrees_with_the_reward_on_edited_texts() -> None:
     rng = np.random.default_rng(0)
-    grammar = SumsGrammar()
+    grammar = sums.SumsGrammar()
     texts = grammar.sample(grammar.problems(400, rng), rng).texts()
     for i, text in enumerate(texts):
         words, at = text.split(" "), int(rng.integers(10, text.count(" ") + 1))
         edits = (lambda w, at: w, lambda w, at: w[:at], lambda w, at: w[:at] + w[at - 1 :])
         edits += (lambda w, at: w[:at] + ["#"] + w[at:], lambda w, at: [*w, "sure"])
         texts[i] = " ".join(edits[i % len(edits)](words, at))
-    expected = SUMS_REWARDS["sums:exact"](texts)
+    expected = sums.SUMS_REWARDS["sums:exact"](texts)
     assert 0.1 < expected.mean() < 0.9
     assert torch.equal(exact_match(texts), expected)
 
 
 def test_best_policy_is_the_exact_optimum_of_the_grammar() -> None:
-    grammar = SumsGrammar()
+    grammar = sums.SumsGrammar()
     problems = grammar.problems(200, np.random.default_rng(0))
-    p = torch.from_numpy(solve_probability(grammar, problems))
-    for point in sums_frontier(outcomes(grammar, problems), lambda x: x.right * 1.0, (2.0, 0.3)):
+    p = torch.from_numpy(sums.solve_probability(grammar, problems))
+    cells = sums.outcomes(grammar, problems)
+    for point in sums.sums_frontier(cells, lambda x: x.right * 1.0, (2.0, 0.3)):
         accuracy, kl = best_policy(p, point.beta)
         assert abs(accuracy.mean() - point.true_reward) < 1e-10
         assert abs(kl.mean() - point.kl_per_sequence) < 1e-10
