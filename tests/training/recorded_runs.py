@@ -176,6 +176,7 @@ CONFIGURATIONS = {
     "resets": small(stop_after=2, **RESETS),  # at a reset
     "resets, adapters": small(stop_after=3, **RESETS | ADAPTERS),
     "bf16": small(warmup_steps=0, **HALF),
+    "teacher": small(method="gkd", reference_model="reel-nano-b", warmup_steps=0),
     "bf16_stochastic": small(warmup_steps=0, base_lr=1e-3, **ROUNDED),
     "chat": small(gen_len=8, **CHAT, **RAW),
     "8-bit moments": small(**EIGHT_BIT),

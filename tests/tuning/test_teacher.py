@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlhf_lab.__main__ import main
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import TransformerWithValueHead, load_model
-from rlhf_lab.probes import Run, attach_default_suite
+from rlhf_lab.functional import kl_per_token, log_probs
+from rlhf_lab.models import load_model
+from rlhf_lab.probes import attach_default_suite
 from rlhf_lab.training import RLHFTrainer
-from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
+from tests.probes.looking import train_soundly
 
 SMALL = dict(preset="reel", device="cpu", total_phases=2, batch_size=8, num_minibatches=2)
 SMALL |= dict(method="gkd", warmup_steps=0, gen_len=6, prefix="this movie")
@@ -23,11 +23,10 @@ def distill(tmp_path):
     """Makes trainers with method gkd."""
     made = []
 
-    def make(teacher="reel-nano-b", reference=None, policy=None, optimizer=None, **settings):
+    def make(teacher="reel-nano-b", reference=None, **settings):
         made.append(tmp_path / f"run{len(made)}")
         args = RLHFArgs(**SMALL | {"reference_model": teacher} | settings)
-        parts = dict(policy=policy, optimizer=optimizer, reference=reference)
-        return RLHFTrainer(args, out=made[-1], **parts)
+        return RLHFTrainer(args, out=made[-1], reference=reference)
 
     return make
 
@@ -62,18 +61,6 @@ def test_kl_matches_hand_computed(distill, size):
     assert trainer.policy.base_model.unembed.b_U[0] > 0  # toward the teacher
 
 
-def test_student_equal_to_its_teacher_does_not_move(distill):
-    """SGD, since Adam scales up the gradients of rounding errors."""
-    policy = TransformerWithValueHead(load_model("reel-nano"), seed=1)
-    optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    trainer = distill("reel-nano", policy=policy, optimizer=optimizer)
-    before = copy_weights(policy)
-    report = trainer.run_phase()
-    assert report.kl_per_sequence == 0 and report.grad_norm < 1e-6
-    for name, weight in copy_weights(policy).items():
-        torch.testing.assert_close(weight, before[name], atol=1e-6, rtol=0)
-
-
 def test_tokens_after_the_end_do_not_count(distill):
     ending = dict(temperature=2.0, gen_len=10, stop_tokens="was")
     trainer, found = distill(**ending), []
@@ -96,93 +83,70 @@ def test_log_ratio_of_sampled_tokens_can_be_the_advantage(distill):
 
 @pytest.mark.slow
 def test_teacher_may_have_another_architecture(distill, tmp_path):
-    student = load_model("reel-nano")
-    config = GPT2Config(vocab_size=student.cfg.d_vocab, n_positions=40, n_embd=24, n_layer=3)
-    config.n_head = 3
-    torch.manual_seed(0)
+    student, folder = load_model("reel-nano"), tmp_path / "teacher"
+    config = GPT2Config(vocab_size=72, n_positions=40, n_embd=24, n_layer=3, n_head=3)
     teacher = GPT2LMHeadModel(config).eval()
-    teacher.save_pretrained(tmp_path / "teacher")
-    student.tokenizer.save_pretrained(tmp_path / "teacher")
-    trainer = distill(str(tmp_path / "teacher"))
+    teacher.save_pretrained(folder)
+    student.tokenizer.save_pretrained(folder)
+    trainer = distill(str(folder))
     assert not any(weight.requires_grad for weight in trainer.reference.parameters())
     rollout = trainer.rollout_phase()
     tokens, states = rollout.samples.tokens, slice(rollout.samples.prefix_len - 1, -1)
     with torch.no_grad():
         logits = student(tokens), teacher(tokens).logits
-    p, q = (x[:, states].double().log_softmax(-1) for x in logits)
-    torch.testing.assert_close(
-        rollout.kl.double(), (p.exp() * (p - q)).sum(-1), atol=1e-5, rtol=1e-5
-    )
+    expected = kl_per_token(*(log_probs(x[:, states].double()) for x in logits))
+    torch.testing.assert_close(rollout.kl.double(), expected, atol=1e-5, rtol=1e-5)
     with pytest.warns(UserWarning, match="out words_moved and weight_delta: the reference has"):
         notes = attach_default_suite(trainer).notes
     assert len(trainer.train()) == 2 and not notes
 
 
 @pytest.mark.slow
-def test_distillation_resumes_with_probes_that_check_out(tmp_path):
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
-    options += ["--reference-model=reel-nano-b"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main(["train", *options, "--out", str(whole), "--probes"]) == 0
-    assert all(check.ok for check in Run(whole).checks())
-    args = RLHFArgs(**SMALL | {"reference_model": "reel-nano-b"})
-    trainer = RLHFTrainer(args, out=parts)
+def test_distillation_passes_the_checks_of_probes(distill):
+    """test_resume.py resumes a run with a teacher."""
+    trainer = distill()
     attach_default_suite(trainer)
-    trainer.run_phase()
-    trainer.recorder.break_off(KeyboardInterrupt())
-    assert main(["resume", str(parts)]) == 0
-    assert_same_run(parts, whole)
-    assert is_equal(copy_weights(Run(parts).policy()), copy_weights(Run(whole).policy()))
+    train_soundly(trainer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["reel", "sums"])
-def test_student_approaches_a_teacher_trained_by_reward(tmp_path, preset):
+def test_student_approaches_a_teacher_trained_by_reward(tmp_path, preset, recwarn):
     settings = dict(preset=preset, device="cpu", base_lr=1e-3, warmup_steps=0)
     teacher = RLHFTrainer(RLHFArgs(total_phases=4, **settings), out=tmp_path / "teacher")
     graded = teacher.train()
     args = RLHFArgs(method="gkd", total_phases=6, **settings)
     reference = teacher.policy.base_model.requires_grad_(False)
+    recwarn.clear()
     reports = RLHFTrainer(args, out=tmp_path / "run", reference=reference).train()
+    assert not [w for w in recwarn if "nothing is learned" in str(w.message)]
     assert reports[-1].kl_per_sequence < 0.2 * reports[0].kl_per_sequence
     assert reports[-1].true_reward > (reports[0].true_reward + graded[-1].true_reward) / 2
 
 
 def test_unsuitable_teachers_are_rejected(distill):
-    with pytest.raises(ConfigError, match="gkd' requires a teacher. Set reference_model"):
-        distill(None)
-    other = "other tokens than the policy .vocabularies of 20 and 72.*same tokenizer"
-    with pytest.raises(ConfigError, match=other):
-        distill("sums-nano")
-    teacher = load_model("reel-nano-b")
-    teacher.cfg.n_ctx = 8
-    with pytest.raises(ConfigError, match="a prompt of 3 .*exceeds the reference's context"):
-        distill(None, teacher)
-    words = list(teacher.tokenizer.get_vocab())
-    teacher.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(sorted(words))}
-    with pytest.raises(ConfigError, match="vocabularies of 72 and 72"):
-        distill(None, teacher)
-    teacher.tokenizer = None
-    assert distill(None, teacher, gen_len=5).reference is teacher  # only the sizes can be compared
+    short, shuffled = load_model("reel-nano-b"), load_model("reel-nano-b")
+    short.cfg.n_ctx = 8
+    words = sorted(shuffled.tokenizer.get_vocab())
+    shuffled.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(words)}
+    other = "other tokens than the policy .vocabularies of {} and 72.*same tokenizer"
+    reset = dict(reset_reference_every=1)
+    for teacher, reference, fields, message in (
+        (None, None, {}, "gkd' requires a teacher. Set reference_model"),
+        ("sums-nano", None, {}, other.format(20)),
+        (None, shuffled, {}, other.format(72)),
+        (None, short, {}, "a prompt of 3 .*exceeds the reference's context"),
+        ("reel-nano-b", None, reset, "reset_reference_every=1 discards the teacher"),
+        ("reel-nano-b", None, reset | {"method": None}, "reset_reference_every=1 discards"),
+        (None, short, reset, "reset_reference_every=1 discards"),
+        ("reel-nano-b", short, {}, "reference_model='reel-nano-b' conflicts"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            distill(teacher, reference, **fields)
+    shuffled.tokenizer = None
+    assert distill(None, shuffled).reference is shuffled  # only the sizes can be compared
 
 
 def test_exact_optimum_is_of_runs_without_a_teacher(distill):
     trainers = distill(), distill(None, load_model("reel-nano-b")), distill(None, method=None)
     assert [trainer.starts_as_grammar for trainer in trainers] == [False, False, True]
-
-
-def test_a_reference_that_would_be_replaced_or_ignored_raises(distill):
-    reset = dict(reset_reference_every=1)
-    for teacher, reference, fields, words in (
-        ("reel-nano-b", None, reset, "reset_reference_every=1 discards the teacher"),
-        ("reel-nano-b", None, reset | {"method": None}, "reset_reference_every=1 discards"),
-        (None, load_model("reel-nano-b"), reset, "reset_reference_every=1 discards"),
-        ("reel-nano-b", load_model("reel-nano-b"), {}, "reference_model='reel-nano-b' conflicts"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            distill(teacher, reference, **fields)
-
-
-def test_distillation_has_no_warning_about_rewards(distill, recwarn):
-    distill().train()
-    assert not [w for w in recwarn if "nothing is learned" in str(w.message)]
