@@ -22,16 +22,30 @@ def reviews():
     return Grammar().sample(300, np.random.default_rng(5))
 
 
-def test_language_model_tokenizer_has_ids_of_the_grammar(tmp_path, reviews):
-    tokenizer, texts = load_tokenizer(weights_dir("reel-nano")), reviews.texts()
-    assert tokenizer.convert_tokens_to_ids(list(VOCABULARY)) == list(range(72))
-    assert read_language(tokenizer) is REEL_LANGUAGE
+@pytest.fixture(scope="module")
+def sums():
+    rng = np.random.default_rng(6)
+    return SumsGrammar().sample(SumsGrammar().problems(40, rng), rng)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "language"),
+    [("reel-nano", VOCABULARY, REEL_LANGUAGE), ("sums-nano", SUMS_WORDS, SUMS_LANGUAGE)],
+)
+def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, words, language):
+    tokenizer, texts = load_tokenizer(weights_dir(name)), {"reel-nano": reviews}.get(name, sums)
+    assert tokenizer.convert_tokens_to_ids(list(words)) == list(range(len(words)))
+    assert read_language(tokenizer) is language
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
-    assert tokenizer.batch_decode(reviews.tokens, skip_special_tokens=True) == texts
-    assert tokenizer(texts)["input_ids"] == reviews.tokens[:, 1:-1].tolist()
+    assert tokenizer.batch_decode(texts.tokens, skip_special_tokens=True) == texts.texts()
+    expected = [[token for token in row[1:] if token != 1] for row in texts.tokens.tolist()]
+    assert tokenizer(texts.texts())["input_ids"] == expected
     with pytest.raises(Exception, match="UNK"):
         tokenizer("this movie rocks")
+
+
+def test_load_tokenizer_raises_without_a_file(tmp_path):
     with pytest.raises(ValueError, match="no tokenizer.json"):
         load_tokenizer(tmp_path / "nowhere")
 
@@ -60,29 +74,13 @@ def test_bundled_models_are_small_distinct_and_without_pickle():
         weights_dir("reel-huge")
 
 
-def test_sums_tokenizer_has_ids_of_the_grammar():
-    tokenizer, grammar = load_tokenizer(weights_dir("sums-nano")), SumsGrammar()
-    rng = np.random.default_rng(5)
-    worked = grammar.sample(grammar.problems(50, rng), rng)
-    assert tokenizer.convert_tokens_to_ids(list(SUMS_WORDS)) == list(range(20))
-    special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
-    assert special == ("<bos>", "<eos>", "<eos>", None)
-    assert tokenizer.batch_decode(worked.tokens, skip_special_tokens=True) == worked.texts()
-    ends = grammar.prompt_len + worked.mask.sum(1) - 1
-    expected = [row[1:end].tolist() for row, end in zip(worked.tokens, ends, strict=True)]
-    assert tokenizer(worked.texts())["input_ids"] == expected
-    assert read_language(tokenizer) is SUMS_LANGUAGE
-
-
-def test_sums_loss_is_the_mean_over_response_tokens():
+def test_sums_loss_is_the_mean_over_response_tokens(sums):
     model = GPT2LMHeadModel.from_pretrained(weights_dir("sums-nano"), local_files_only=True)
-    grammar, rngs = SumsGrammar(), [np.random.default_rng(6) for _ in range(2)]
-    worked = grammar.sample(grammar.problems(40, rngs[0]), rngs[0])
-    tokens, mask = torch.from_numpy(worked.tokens), torch.from_numpy(worked.mask)
+    tokens, mask = torch.from_numpy(sums.tokens), torch.from_numpy(sums.mask)
     with torch.no_grad():
         logprobs = model(tokens[:, :-1]).logits.log_softmax(-1)
         nll = -logprobs.gather(-1, tokens[:, 1:, None])[..., 0][mask[:, 1:]].mean()
-        loss = sums_loss(model, grammar, 40, rngs[1])
+        loss = sums_loss(model, SumsGrammar(), 40, np.random.default_rng(6))
     assert loss.item() == pytest.approx(nll.item(), rel=1e-5)
 
 

@@ -279,20 +279,16 @@ def test_flawed_rewards_have_the_true_reward_next_to_them(name):
     assert 0 < stats.true_reward < stats.mean_reward < 1
 
 
-def test_rewards_of_sums_raise_on_other_prompts(make_trainer):
-    with pytest.raises(ConfigError, match="requires prompts such as"):
-        make_trainer(reward_fn="sums:exact")
-
-
-def test_sums_raise_on_a_malformed_prompt_and_rewards_of_reel(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("".join(f"0 0 1 {n} + 0 0 3 4 =\n" for n in range(8)) + "1 + 1 =\n")
-    for fields, words in (
-        ({"prompts": str(file)}, r"got '1 \+ 1 =' \(prompt 9 of .*prompts.txt\)"),
-        ({"prompts": str(file), "reward_fn": "zero"}, r"prompt 9 of .*prompts.txt"),
-        ({"reward_fn": "true_reward"}, "'true_reward' scores reviews, not sums. Use 'sums:exact'"),
+def test_sums_raise_on_other_prompts_and_rewards(tmp_path):
+    file, whole = tmp_path / "prompts.txt", "0 0 1 0 + 0 0 3 4 ="
+    file.write_text(f"{whole}\n" * 8 + "1 + 1 =\n")
+    for fields, prompts, words in (
+        ({"preset": "reel", "reward_fn": "sums:exact"}, None, "requires prompts such as"),
+        ({"prompts": str(file)}, None, r"got '1 \+ 1 =' \(prompt 9 of .*prompts.txt\)"),
+        ({"prompts": str(file), "reward_fn": "zero"}, None, r"prompt 9 of .*prompts.txt"),
+        ({"reward_fn": "true_reward"}, None, "scores reviews, not sums. Use 'sums:exact'"),
+        ({}, [whole, "1 + 1 ="], "prompt 2 of prompts"),
     ):
+        parts = {"prompts": prompts} if prompts else {}
         with pytest.raises(ConfigError, match=words):
-            RLHFTrainer(RLHFArgs(preset="sums", **fields))
-    with pytest.raises(ConfigError, match="prompt 2 of prompts"):
-        RLHFTrainer(RLHFArgs(preset="sums"), prompts=["0 0 1 0 + 0 0 3 4 =", "1 + 1 ="])
+            RLHFTrainer(RLHFArgs(**{"preset": "sums"} | fields), **parts)
