@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,9 @@ from benchmarks.records import RESULTS, Record, read_records, rounded, store_rec
 from benchmarks.sheet import Sheet
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.cpu_tuning import tune_for
-from rlhf_lab.organism.sums import (
-    SUMS_OPENERS,
-    SUMS_REWARDS,
-    Problems,
-    SumsGrammar,
-    TiltPoint,
-    carry_patterns,
-    is_held_out,
-    modal_answer,
-    model_solve_probability,
-    outcomes,
-    solve_probability,
-    sums_frontier,
-    trace,
-)
+from rlhf_lab.organism import sums
+from rlhf_lab.organism.sums import SUMS_OPENERS, SUMS_REWARDS, Problems, SumsGrammar, TiltPoint
 from rlhf_lab.organism.sums.rewards import parse_texts
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
@@ -50,6 +35,8 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.plots import bars, curves
 
 RECORDS = RESULTS / "sums.jsonl"
+TEMPLATE = Path(benchmarks.__file__).with_name("verifiable_rewards.template.md")
+GRAMMAR = SumsGrammar()
 SEEDS = (1, 2, 3, 4, 5)
 KS = (1, 4, 16, 64, 256, 1024)
 KEY_KS = (1, 4, 8, 16, 64)  # columns of the answer key
@@ -62,128 +49,89 @@ BETAS = (0.15, 0.23, 0.35)  # of hole-4 with a KL penalty
 NO_CARRY = 0.187  # fraction of sums of 4 digits without a carry
 REWARDS = ("exact", "hole", "format", "units", "coin", "majority", "hole-4")  # in the table
 # rows in the pictures of pass@k, and their names there
-MODELS = MappingProxyType({"base": "base model", "exact": "sums", "long": "sums-long"})
-TEMPLATE = Path(benchmarks.__file__).with_name("verifiable_rewards.template.md")
+MODELS = {"base": "base model", "exact": "sums", "long": "sums-long"}
 N_SAMPLED, N_SCORED = 500, 200  # held-out problems per class
-GRAMMAR = SumsGrammar()
 N_REPEATED = 64  # samples of each of as many problems of 2-3 digits
 # columns of a record's curve, and their metrics
-CURVE = MappingProxyType(
-    {
-        "sure": "sure_fraction",
-        "steps": "steps_fraction",
-        "reward": "mean_reward",
-        "right": "true_reward",
-        "kl": "kl_per_sequence",
-        "entropy": "entropy_per_token",
-        "length": "response_length",
-        "no_signal": "uninformative_group_fraction",
-    }
-)
+CURVE = {"reward": "mean_reward", "right": "true_reward", "sure": "sure_fraction"}
+CURVE |= {"kl": "kl_per_sequence"}
 # digits and carries of the classes of problems
-CLASSES = MappingProxyType({"2-3": ((2, 3), None), "4": ((4,), False), "4c": ((4,), True)})
+CLASSES = {"2-3": ((2, 3), None), "4": ((4,), False), "4c": ((4,), True)}
 # fields of each row of runs, without the seed
-ROWS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
-    {
-        "exact": {"preset": "sums"},
-        "long": {"preset": "sums-long"},
-        "hot": {"preset": "sums-hot"},
-        "units": {"preset": "sums", "reward_fn": "sums:units"},
-        "hole-4": {
-            **{"preset": "sums", "reward_fn": "sums:hole"},
-            **{"prompts": "sums:4", "total_phases": 30},
-        },
-        "process": {"preset": "sums-long", "reward_fn": "sums:process"},
-        "format": {"preset": "sums", "reward_fn": "sums:format"},
-        "majority": {"preset": "sums", "reward_fn": "sums:majority"},
-        "coin": {"preset": "sums", "reward_fn": "sums:coin"},
-        "hole": {"preset": "sums", "reward_fn": "sums:hole"},
-        "unreachable": {"preset": "sums-long", "base_model": "sums-nano-unreachable"},
-        **{
-            f"hole-kl-{beta}-4": {
-                **{"preset": "sums", "method": "rloo", "samples_per_prompt": 8},
-                **{"reward_fn": "sums:hole", "prompts": "sums:4", "total_phases": 150},
-                **{"kl_in": "reward", "kl_coef": beta},
-            }
-            for beta in BETAS
-        },
-    }
-)
-# phase 0 of a row
-BASES = MappingProxyType({"base": "exact", "base-unreachable": "unreachable"})
+HOLE_4 = {"preset": "sums", "reward_fn": "sums:hole", "prompts": "sums:4"}
+PENALIZED = {"method": "rloo", "samples_per_prompt": 8, "total_phases": 150, "kl_in": "reward"}
+FLAWED = ("units", "format", "majority", "coin", "hole")
+ROWS: dict[str, dict[str, Any]] = {
+    "exact": {"preset": "sums"},
+    "long": {"preset": "sums-long"},
+    "hot": {"preset": "sums-hot"},
+    **{name: {"preset": "sums", "reward_fn": f"sums:{name}"} for name in FLAWED},
+    "hole-4": HOLE_4 | {"total_phases": 30},
+    "process": {"preset": "sums-long", "reward_fn": "sums:process"},
+    "unreachable": {"preset": "sums-long", "base_model": "sums-nano-unreachable"},
+    **{f"hole-kl-{beta}-4": HOLE_4 | PENALIZED | {"kl_coef": beta} for beta in BETAS},
+}
+BASES = {"base": "exact", "base-unreachable": "unreachable"}  # phase 0 of a row
 
 
 def held_out(name: str, n: int) -> Problems:
     """Return the first n held-out problems of a class, always the same ones."""
     digits, carry = CLASSES[name]
     problems = GRAMMAR.problems(4 * n, np.random.default_rng(1), digits, carry)
-    return problems[is_held_out(problems)][:n]
+    return problems[sums.is_held_out(problems)][:n]
 
 
-def train(fields: Mapping[str, Any], seed: int) -> Record:
-    """Train one run; return the metrics of its phases, and of its final policy."""
+def make_run(fields: Mapping[str, Any], seed: int) -> Record:
+    """Train one run, unless the seed is 0; return metrics of its phases and its final policy."""
     args = RLHFArgs(**fields, seed=seed)
     args = dataclasses.replace(args, save_every=args.total_phases)
     with tempfile.TemporaryDirectory() as directory:
         trainer = RLHFTrainer(args, out=Path(directory, "run"))
         tune_for(trainer.policy, args.cpu_tuning)
-        reports = trainer.train()
+        reports = trainer.train() if seed else []
         columns = {name: [getattr(x, metric) for x in reports] for name, metric in CURVE.items()}
-        kept = {} if args.preset == "sums-long" else {"curve": columns}
-        return {**kept, **evaluate(trainer.policy, trainer.reference, seed)}
+        return {"curve": columns, **evaluate(trainer, seed)}
 
 
-def evaluate(
-    policy: TransformerWithValueHead, reference: torch.nn.Module, seed: int
-) -> dict[str, Any]:
+def evaluate(trainer: RLHFTrainer, seed: int) -> dict[str, Any]:
     """Measure a policy on held-out problems: sampled texts, and pass@k by scoring."""
-    found = {}
-    generator = torch.Generator().manual_seed(seed)
+    found, generator, model = {}, torch.Generator().manual_seed(seed), trainer.policy.base_model
     for name in CLASSES:
-        metrics = sampled(policy, reference, held_out(name, N_SAMPLED), generator)
-        p = model_solve_probability(policy.base_model, GRAMMAR, held_out(name, N_SCORED))
+        metrics = sampled(trainer, held_out(name, N_SAMPLED), generator)
+        p = sums.model_solve_probability(model, GRAMMAR, held_out(name, N_SCORED))
         metrics["scored"] = [F.pass_at_k(p, k).mean().item() for k in KS]
         found[name] = metrics
     problems = held_out("2-3", N_REPEATED)
     repeated = problems[np.repeat(np.arange(N_REPEATED), N_REPEATED)]
-    right = torch.tensor([parse.right for parse in draw(policy, repeated, generator)[1]])
+    right = torch.tensor([parse.right for parse in draw(trainer, repeated, generator)[1]])
     n_right = right.view(-1, N_REPEATED).sum(1)
     estimate = [F.pass_at_k_estimate(n_right, N_REPEATED, k).mean().item() for k in KS[:4]]
     return {"classes": found, "sampled": estimate}
 
 
-def draw(policy: TransformerWithValueHead, problems: Problems, generator: torch.Generator):
+def draw(trainer: RLHFTrainer, problems: Problems, generator: torch.Generator):
     """Sample a response to each problem; return the samples and their parses."""
     spec = SamplingSpec(GRAMMAR.gen_len, stop_at_eos=True)
-    samples = sample(policy, GRAMMAR.prompt_tokens(problems).tolist(), spec, generator)
-    texts = samples.texts(policy.base_model.tokenizer)
-    return samples, parse_texts(texts, GRAMMAR)
+    samples = sample(trainer.policy, GRAMMAR.prompt_tokens(problems).tolist(), spec, generator)
+    return samples, parse_texts(samples.texts(trainer.policy.base_model.tokenizer), GRAMMAR)
 
 
 @torch.no_grad()
 def sampled(
-    policy: TransformerWithValueHead,
-    reference: torch.nn.Module,
-    problems: Problems,
-    generator: torch.Generator,
+    trainer: RLHFTrainer, problems: Problems, generator: torch.Generator
 ) -> dict[str, float | list[float] | None]:
     """Measure one response to each problem."""
-    samples, parses = draw(policy, problems, generator)
-    tokens, mask = samples.tokens, samples.mask
-    at = slice(samples.prefix_len - 1, -1)
-    logits = (model(tokens)[:, at] for model in (policy.base_model, reference))
-    p, q = (x.double().log_softmax(-1) for x in logits)
+    samples, parses = draw(trainer, problems, generator)
+    mask, states = samples.mask, slice(samples.prefix_len - 1, -1)
+    models = trainer.policy.base_model, trainer.reference
+    p, q = (F.log_probs(model(samples.tokens)[:, states].double()) for model in models)
     column = lambda name: np.array([getattr(parse, name) for parse in parses])
     right, steps, faithful = column("right"), column("steps"), column("faithful")
-    traced = trace(GRAMMAR, tokens)
-    belief = traced.belief[:, -1][traced.in_language]
     return {
         **{name: float(column(name).mean()) for name in ("right", "units", "steps", "sure")},
         "false_steps": ratio((right & steps & ~faithful).sum(), (right & steps).sum()),
         "dropped": ratio(column("dropped").sum(), problems.n_carries[steps].sum()),
         "openers": [float((column("opener") == word).mean()) for word in SUMS_OPENERS],
-        "in_language": traced.in_language.double().mean().item(),
-        "belief": belief.mean(0).tolist() if len(belief) else None,
         "length": mask.sum(1).double().mean().item(),
         "entropy": F.masked_mean(F.entropy_per_token(p), mask).item(),
         "kl": F.kl_per_sequence(F.kl_per_token(p, q), mask).mean().item(),
@@ -198,15 +146,11 @@ def ratio(part: int, whole: int) -> float | None:
 def make_missing_runs() -> None:
     """Train every run without a record: all rows of one seed, then of the next."""
     known = {(x["row"], x["seed"]) for x in stored()}
-    for base, row in BASES.items():
-        if (base, 0) not in known:
-            trainer = RLHFTrainer(RLHFArgs(**ROWS[row]))
-            found = evaluate(trainer.policy, trainer.reference, 0)
-            store({"row": base, "seed": 0, "fields": ROWS[row], **found})
-    for seed in SEEDS:
-        for row, fields in ROWS.items():
-            if (row, seed) not in known:
-                store({"row": row, "seed": seed, "fields": fields, **train(fields, seed)})
+    runs = [(base, 0) for base in BASES] + [(row, seed) for seed in SEEDS for row in ROWS]
+    for row, seed in runs:
+        if (row, seed) not in known:
+            fields = ROWS[BASES.get(row, row)]
+            store({"row": row, "seed": seed, "fields": fields, **make_run(fields, seed)})
 
 
 def stored() -> list[Record]:
@@ -226,23 +170,17 @@ def exact_optimum(
 ) -> TiltPoint:
     """Return the exact optimum of a reward, averaged over numbers of digits."""
     score, points = SUMS_REWARDS[f"sums:{reward}"].score, []
-    for problems, weight in (carry_patterns(grammar, d) for d in digits):
-        points += sums_frontier(outcomes(grammar, problems), score, [beta], weight)
+    for problems, weight in (sums.carry_patterns(grammar, d) for d in digits):
+        points += sums.sums_frontier(sums.outcomes(grammar, problems), score, [beta], weight)
     return TiltPoint(*(np.mean(column, axis=0) for column in zip(*points, strict=True)))
-
-
-def majority_limit(digits: Sequence[int], n: int = 20_000) -> float:
-    """Return the fraction of problems whose most likely answer is right."""
-    problems = GRAMMAR.problems(n, np.random.default_rng(0), digits)
-    return float(np.mean(modal_answer(GRAMMAR, problems) == problems.a + problems.b))
 
 
 def answer_key() -> str:
     """Return the table of the grammar's pass@k, and of groups of 8 with different rewards."""
     rows = []
     for d in range(1, GRAMMAR.columns + 1):
-        problems, weight = carry_patterns(GRAMMAR, d)
-        p = torch.from_numpy(solve_probability(GRAMMAR, problems))
+        problems, weight = sums.carry_patterns(GRAMMAR, d)
+        p = torch.from_numpy(sums.solve_probability(GRAMMAR, problems))
         columns = [*(F.pass_at_k(p, k) for k in KEY_KS), F.informative_fraction(p, 8)]
         rows.append([str(d), *(f"{np.average(x, weights=weight):.3f}" for x in columns)])
     head = ["digits", *(f"pass@{k}" for k in KEY_KS), "groups of 8 with a signal"]
@@ -255,7 +193,7 @@ class Row:
     def __init__(self, name: str) -> None:
         records = sorted(stored(), key=lambda record: record["seed"])
         self.name, self.records = name, [x for x in records if x["row"] == name]
-        self.problems = "4" if name.endswith("-4") else "2-3"  # like the prompts
+        self.problems = "all4" if name.endswith("-4") else "2-3"  # like the prompts
 
     def values(self, problems: str, metric: str) -> list[float]:
         """Return a metric of each run on a class of problems; such as scored@64 or openers@ok.
@@ -272,12 +210,11 @@ class Row:
 
     def text(self, problems: str, metric: str, what: str = "", digits: int = 2) -> str:
         """Format the mean and the range of a metric, or one of mean, min and max."""
-        values = self.values(problems, metric)
-        numbers = {"mean": mean(values), "min": min(values), "max": max(values)}
-        formatted = {name: f"{x:.{digits}f}" for name, x in numbers.items()}
-        if what or formatted["min"] == formatted["max"]:
-            return formatted[what or "mean"]
-        return "{mean} [{min}, {max}]".format(**formatted)
+        found, values = {"mean": mean, "min": min, "max": max}, self.values(problems, metric)
+        found = {name: f"{function(values):.{digits}f}" for name, function in found.items()}
+        if what or found["min"] == found["max"]:
+            return found[what or "mean"]
+        return "{mean} [{min}, {max}]".format(**found)
 
 
 def gradient_optimum(reward: str, digits: Sequence[int]) -> TiltPoint:
@@ -319,41 +256,35 @@ def predicted(name: str) -> float:
     """
     if name == "coin":
         return exact_optimum("exact", (2, 3), INFINITE).true_reward
-    return majority_limit((2, 3)) if name == "majority" else predictions(name)[0].true_reward
+    if name == "majority":
+        problems = GRAMMAR.problems(20_000, np.random.default_rng(0), (2, 3))
+        return float(np.mean(sums.modal_answer(GRAMMAR, problems) == problems.a + problems.b))
+    return predictions(name)[0].true_reward
 
 
 def reward_table(rows: Sequence[Row]) -> str:
     """Format predictions and runs of each reward."""
-    head = [
-        "reward",
-        "true reward: optimum",
-        "gradient",
-        "run",
-        "steps: optimum",
-        "gradient",
-        "run",
-    ]
-    head += ["carries dropped", "sure: optimum", "gradient", "run", "seeds"]
-    body = []
+    head, body = ["reward"], []
+    for name in ("true reward", "steps", "sure"):
+        head += [f"{name}: optimum", "gradient", "run"]
+    head.insert(7, "carries dropped")
     for row in rows:
-        problems = "all4" if row.problems == "4" else "2-3"
-        right, steps, sure = (row.text(problems, name) for name in ("right", "steps", "sure"))
-        dropped = "" if row.problems == "4" else row.text("2-3", "dropped")
+        right, steps, sure = (row.text(row.problems, name) for name in ("right", "steps", "sure"))
+        dropped = row.text("2-3", "dropped") if row.problems == "2-3" else ""
         pairs = [[f"{predicted(row.name):.2f}", ""], ["", ""], ["", ""]]
         if points := predictions(row.name):
             exact = [[x.true_reward, sum(x.writers[:2]), x.sure] for x in points]
             pairs = [[f"{x:.2f}" for x in pair] for pair in zip(*exact, strict=True)]
         cells = [*pairs[0], right, *pairs[1], steps, dropped, *pairs[2], sure]
         body.append([f"`{row.name}`", *cells, str(len(row.records))])
-    return Sheet(head, body).markdown()
+    return Sheet([*head, "seeds"], body).markdown()
 
 
 def phase_table(row: Row) -> str:
     """Format means over the seeds at single phases of a row."""
     curves = [record["curve"] for record in row.records]
     at = lambda name, phase: f"{mean(curve[name][phase] for curve in curves):.2f}"
-    names = ("reward", "right", "sure", "kl")
-    body = [[str(phase), *(at(name, phase) for name in names)] for phase in PHASES]
+    body = [[str(phase), *(at(name, phase) for name in CURVE)] for phase in PHASES]
     return Sheet(("phase", "reward", "true reward", "sure", "KL, nats"), body).markdown()
 
 
@@ -372,10 +303,10 @@ def penalty_table() -> str:
     return Sheet(head, body).markdown()
 
 
-def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> str:
-    """Plot pass@k of models by their names in the legend, with ranges over the seeds."""
+def pass_at_k_picture(problems: str, title: str) -> str:
+    """Plot pass@k of three models, with ranges over the seeds."""
     series, bands = {}, {}
-    for name, label in names.items():
+    for name, label in MODELS.items():
         columns = [Row(name).values(problems, f"scored@{k}") for k in KS]
         series[label] = ([int(math.log2(k)) for k in KS], list(map(mean, columns)))
         bands[label] = (list(map(min, columns)), list(map(max, columns)))
@@ -384,13 +315,9 @@ def pass_at_k_picture(problems: str, names: Mapping[str, str], title: str) -> st
 
 def rewards_picture(rows: Sequence[Row]) -> str:
     """Plot the predicted true reward of each reward, next to the runs."""
-    values = [row.values("all4" if row.problems == "4" else "2-3", "right") for row in rows]
-    series = {
-        "exact optimum": [predicted(row.name) for row in rows],
-        "runs": list(map(mean, values)),
-    }
+    names, values = [row.name for row in rows], [row.values(row.problems, "right") for row in rows]
+    series = {"exact optimum": list(map(predicted, names)), "runs": list(map(mean, values))}
     whiskers = {"runs": (list(map(min, values)), list(map(max, values)))}
-    names = [row.name for row in rows]
     title = "True reward after training on each reward, mean and range over seeds"
     return bars(names, series, title, "", whiskers).svg + "\n"
 
@@ -408,8 +335,8 @@ def page() -> dict[str, str]:
     fill = lambda found: Row(found[1]).text(found[2], found[3], found[4] or "", int(found[5] or 2))
     text = re.sub(r"<<(\S+) (\S+) (\S+?)(?: (mean|min|max))?(?: \.(\d))?>>", fill, text)
     pictures = {
-        "verifiable-2-3.svg": pass_at_k_picture("2-3", MODELS, "Sums of 2 and 3 digits"),
-        "verifiable-4c.svg": pass_at_k_picture("4c", MODELS, "Sums of 4 digits with a carry"),
+        "verifiable-2-3.svg": pass_at_k_picture("2-3", "Sums of 2 and 3 digits"),
+        "verifiable-4c.svg": pass_at_k_picture("4c", "Sums of 4 digits with a carry"),
         "verifiable-rewards.svg": rewards_picture(rows),
     }
     return {"verifiable_rewards.md": text} | pictures
