@@ -281,7 +281,7 @@ def test_trace_masks_what_the_grammar_cannot_write():
     assert sums.trace(FULL, long).mask.sum() - 1 == 1  # no steps for a long carry
 
 
-def test_right_texts_have_the_right_probability_under_the_grammar():
+def test_right_texts_have_the_probability_of_the_grammar():
     problems, seen = make_sums(MINI, PAIRS), []
     for k, rows in enumerate(sums.right_texts(MINI, problems).tolist()):
         parses = [MINI.parse(decode(row, SUMS_WORDS)) for row in rows]
