@@ -38,7 +38,7 @@ def estimates_by_position(
     ref_logprobs: Float[Tensor, "batch gen"],
     mask: Bool[Tensor, "batch gen"],
 ) -> dict[str, list[float]]:
-    """Return k1, k2 and k3 at each position: mean, its interval, and unbiased variance, in nats.
+    """Return k1, k2 and k3 at each position, in nats: the mean and its interval.
 
     They are over the sequences that have a real token at the position; see `kl_estimate`.
     """
@@ -48,7 +48,6 @@ def estimates_by_position(
     fields = {}
     for i, (kind, estimate) in enumerate(zip(KINDS, estimates, strict=True)):
         fields[f"{kind}_mean"] = decimals(F.masked_mean(estimate, mask, dim=0))
-        fields[f"{kind}_var"] = decimals(F.masked_var(estimate, mask, dim=0))
         fields |= interval_fields(kind, intervals[i], 6)
     return fields
 

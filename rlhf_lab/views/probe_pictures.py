@@ -36,8 +36,8 @@ RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_se
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
  exact=kl k1=k1_mean,k1_low,k1_high | nats per token
 KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} | slot=kl_slots |
- sequences=tokens_at k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high
- sd_of_k1=k1_sd sd_of_k2=k2_sd sd_of_k3=k3_sd information_about_the_reward=information |
+ k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high
+ information_about_the_reward=information |
 AttentionDrift | bars | shift by head and cause, n = {n} | heads | pattern_(QK)=qk values_(OV)=ov
  W__O=wo | logits
 AttentionDrift | table | total variation of the pattern at {query} | head=heads |

@@ -148,7 +148,6 @@ def _active(at: Snapshot) -> list[str]:
 
 
 COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = {
-    **{f"k{i}_sd": (lambda at, i=i: [x**0.5 for x in at[f"k{i}_var"]]) for i in (1, 2, 3)},
     "cause_sums": _cause_sums,
     "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
     "by_key": lambda at: sum(at.tensors[x] for x in ("qk", "ov", "wo")).mean(-1).flatten(0, 1),

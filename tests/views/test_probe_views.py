@@ -31,7 +31,7 @@ RunHealth | mean_reward true_reward optimal_reward kl_per_sequence optimal_kl_pe
  beta_eff reward_std advantage_std explained_variance clip_fraction entropy_per_token grad_norm
  ratio_first_minibatch sequences explained_variance_low explained_variance_high |
 KLByPosition | kl:2* k1_mean:2 k1_low:2 k1_high:2 k2_mean:2 k2_low:2 k2_high:2 k3_mean:2 k3_low:2
- k3_high:2 k1_var:2 k2_var:2 k3_var:2 information:2 tokens_at:2 |
+ k3_high:2 information:2 tokens_at:2 |
 AttentionDrift | qk:2* ov:2* wo:2* tv_here:2* n | qk:1,2,2,4 ov:1,2,2,4 wo:1,2,2,4 tv:1,2,2,2
 StepInfluence | step steps f_before f_after linear remainder kappa | rows:2,1,2 terms:2,1,2
  momentum:2 decay:2
@@ -103,10 +103,7 @@ KLByPosition | k1, n = 7 and 5 > A, exact | kl 0 *
 KLByPosition | A, k1 | k1_mean 0 k1_low k1_high
 KLByPosition | # k2 | k2_mean 1 k2_low k2_high
 KLByPosition | # k3 | k3_mean 1 k3_low k3_high
-KLByPosition | # sd of k1 | k1_var 0 sqrt
-KLByPosition | # sd of k3 | k3_var 1 sqrt
 KLByPosition | # information about the reward | information 1
-KLByPosition | # sequences | tokens_at 0
 AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
@@ -265,9 +262,7 @@ def read_value(at, where):
         return found
 
     value, ends = read(field), []
-    if words == ["sqrt"]:
-        value **= 0.5
-    elif words == ["sum"]:
+    if words == ["sum"]:
         value = torch.tensor(value).sum().item()
     elif words:
         ends = [read(x) for x in ([field + end for end in ENDS[1:]] if words == ["*"] else words)]
