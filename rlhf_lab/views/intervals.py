@@ -30,8 +30,8 @@ def bracketed(value: float | None, low: float | None = None, high: float | None 
     if value is None:
         return "–"
     if low is None or high is None:
-        return f"{value:.4g}"
-    return f"{value:.4g} [{low:.3g}, {high:.3g}]"
+        return f"{value:z.4g}"
+    return f"{value:z.4g} [{low:z.3g}, {high:z.3g}]"
 
 
 def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | None]:

@@ -25,6 +25,7 @@ def test_ends_of_rows_are_those_of_each_alone():
 def test_a_bracket_stands_only_where_there_is_an_interval():
     assert bracketed(0.42, 0.314, 0.53) == "0.42 [0.314, 0.53]"
     assert bracketed(0.42, None, 0.5) == "0.42" and bracketed(None, 0.1, 0.2) == "–"
+    assert bracketed(-0.0, -0.0, 1e-6) == "0 [0, 1e-06]"
 
 
 def make_samples(phase, rewards=REWARDS, **others):
