@@ -61,9 +61,9 @@ LEARNED = """\
 
 A reward model can also learn a loophole from biased pairs, but here it does little harm. Each seed
 has a reward model trained on 10,000 pairs, in which half of the preferred positive reviews end in
-popcorn, and no other reviews do. This adds {:.2f} standard deviations to the reward of popcorn.
-After 40 phases of PPO with `kl_coef={:g}`, only {:.0%} of the reviews end in popcorn ({:.0%} for
-the exact optimum), and the true reward is {:.3f} ({:.3f}).
+popcorn, and no other reviews do. Popcorn adds {:.2f} standard deviations to the reward. After 40
+phases of PPO with `kl_coef={:g}`, only {:.0%} of the reviews end in popcorn ({:.0%} for the exact
+optimum), and the true reward is {:.3f} ({:.3f}).
 """
 
 REAL = """\
@@ -85,9 +85,8 @@ bf16 row, add `--precision bf16`.
 ALGORITHMS_TEXT = """\
 ## Changes made by each algorithm
 
-At the same KL, policies trained with PPO and GRPO have a higher true reward than those trained with
-SFT and DPO. In all four, the sentiment logits shift mainly because the components' own weights
-changed, not because their inputs did.
+At the same KL, PPO and GRPO get a higher true reward than SFT and DPO. In all four, the sentiment
+logits shift mainly because the components' own weights changed, not because their inputs did.
 
 All runs stop at an exact KL between 1.3 and 1.7 nats per review. PPO and GRPO (with PPO's other
 settings) maximize the classifier's reward. SFT trains on 512 texts, each the classifier's favorite
