@@ -3,8 +3,8 @@
 INTRODUCTION = """\
 # Results of the methods
 
-On Reel, the exact optimum is known, so you can see how close each method gets to it. Numbers are
-means over five seeds, with the range in brackets.
+On Reel, you can compare each method with the exact optimum. Numbers are means over five seeds, with
+the range in brackets.
 """
 
 METHODS = """\
@@ -15,11 +15,11 @@ methods get nearly as close with their papers' settings, but not ReMax and OPO. 
 KL penalty, stops writing grammatical reviews in four of five seeds. The classifier cannot detect
 this, because it was only trained on reviews.
 
-Each dot is a run of 20 phases of 256 reviews, with the preset `reel` and the classifier's reward.
-The distance is the gap between the policy's true reward (1,024 new samples) and the highest
-possible true reward at the same KL. Rows in lower case are [published
-methods](settings.md#methods); ReMax has a lower learning rate, because it diverges at the preset's.
-An "estimator" row uses its method's advantages and PPO's other settings.
+Each dot is a run of 20 phases of 256 reviews, with the preset `reel`. The distance is the gap
+between the policy's true reward (1,024 new samples) and the highest possible one at the same KL.
+Rows in lower case are [published methods](settings.md#methods); ReMax has a lower learning rate,
+because it diverges at the preset's. An "estimator" row uses its method's advantages and PPO's other
+settings.
 """
 
 ALT = "Distance from the exact optimum of each method and seed, with mean true reward and KL"
