@@ -200,7 +200,7 @@ def view(
 
 
 def doctor() -> int:
-    """Compare each device of this machine with the CPU in what training runs there."""
+    """Show versions and devices, and compare each device with the CPU."""
     from rlhf_lab.doctor import examine
 
     return examine()

@@ -1,12 +1,15 @@
-"""Diagnostics of this machine: each device compared with the CPU."""
+"""Diagnostics of this machine: versions, and each device compared with the CPU."""
 
+import platform
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from rlhf_lab import __version__
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import load_model, run_policy
@@ -14,6 +17,8 @@ from rlhf_lab.models.device import validate_half_precision
 from rlhf_lab.models.hooked_model import final_residuals
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 
+PACKAGES = ("torch", "transformer_lens", "transformers", "datasets", "numpy")
+EXTRAS = ("wandb", "trackio", "tensorboard", "bitsandbytes", "jupyterlab")
 NOISE = 0.02  # added to the weights
 Finding = tuple[str, str, bool | None]  # subject, result, and True or False if it is compared
 Gap = tuple[str, float, float]  # what is compared, the difference, and its tolerance
@@ -23,11 +28,22 @@ def examine() -> int:
     """Print all findings and return 1 if one of them is wrong."""
     table = Table("what", "found", "", box=None)
     marks = {True: "ok", False: "WRONG", None: ""}
+    table.add_row("python", platform.python_version(), "")
+    table.add_row("rlhf_lab", __version__, "")
+    for package in (*PACKAGES, *EXTRAS):
+        table.add_row(package, _version(package), "")
     findings = list(compare_devices())
     for subject, result, ok in findings:
         table.add_row(subject, result, marks[ok])
     Console().print(table)
     return int(any(ok is False for _, _, ok in findings))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def compare_devices() -> Iterator[Finding]:

@@ -19,7 +19,8 @@ NAN = "reward_fn returned DeviceTensor(nan)"
 def test_doctor_reports_this_machine(warm_python):
     done = warm_python.run(["-m", "rlhf_lab", "doctor"])
     assert done.returncode == 0 and "WRONG" not in done.stdout, done.stdout
-    assert "device" in done.stdout
+    for part in ("python", "torch", "transformer_lens", "wandb", "device"):
+        assert part in done.stdout
 
 
 def findings() -> list[doctor.Finding]:
