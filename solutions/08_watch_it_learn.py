@@ -61,7 +61,7 @@ predictions = Predictions()
 over_seeds = SeedFigures("watch_it_learn", SETTINGS)
 
 args = RLHFArgs(**SETTINGS)
-trainer = RLHFTrainer(args, out=new_run("watched"))
+trainer = RLHFTrainer(args)
 truth = ReelTruth.of_reward(args.reward_fn) if trainer.speaks_reel else None
 
 # %% [markdown]
@@ -100,6 +100,7 @@ for row in range(2):
 # (9 s on one core)
 
 # %%
+trainer = RLHFTrainer(args, out=new_run("watched"))
 suite = Suite(
     RunHealth(),
     Direction("sentiment", "lda", every=4),
@@ -191,8 +192,7 @@ heatmap(
 
 # %% [markdown]
 # Compare the rows of this heatmap: at most positions, training hardly changes the accuracy. The policy has learned to
-# *write* something else, but it still represents which reviews are negative. Note also that LDA matches Bayes' rule at
-# `I`, but not at the adjectives.
+# *write* something else, but it still represents which reviews are negative. LDA matches Bayes' rule at `I`, but not at adjectives.
 #
 # ### A probe from before training
 #

@@ -40,6 +40,7 @@ def on_gpt2(master: Path) -> Cells:
     """The solution with another preset, small phases, and a learning rate for a random model."""
     notebook = builder.solution_notebook(master)
     (settings,) = (cell for cell in notebook.cells if "SETTINGS = dict(" in cell.source)
+    settings.source = re.sub(r"^    base_lr=.*\n", "", settings.source, flags=re.MULTILINE)
     for name, value in {"preset": '"gpt2-medium", base_lr=0.01', **SMALL}.items():
         line, changed = rf"^    {name}=.*,$", f"    {name}={value},"
         settings.source, n = re.subn(line, changed, settings.source, flags=re.MULTILINE)
@@ -51,7 +52,7 @@ def on_gpt2(master: Path) -> Cells:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where the preset's two models are tiny and random."""
     place, tokenizer = tmp_path_factory.mktemp("gpt2"), byte_level_tokenizer()
-    shape = {"vocab_size": len(tokenizer), "n_positions": 64, "n_ctx": 64, "n_layer": 1}
+    shape = {"vocab_size": len(tokenizer), "n_positions": 64, "n_ctx": 64, "n_layer": 2}
     sizes = {"vocab_size": len(tokenizer), "dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
     classifier = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
     randomize(classifier, 4)
