@@ -68,8 +68,8 @@ ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_ou
  defined_r2 |
 ValueLens | bars | correlation of the value head with {r2_against}, n = {head_n} | slots |
  correlation=head_correlation |
-ValueLens | diverging | value by layer, sequence 1, raw lens | sites slots | lens:first |
-ValueLens | diverging | value by layer, sequence 1, tuned lens | tuned_sites slots |
+ValueLens | diverging | value by layer, first text, raw lens | sites slots | lens:first |
+ValueLens | diverging | value by layer, first text, tuned lens | tuned_sites slots |
  lens_tuned:first |
 ValueLens | table | R2 of both lenses as a forecast of the value | layer=tuned_sites |
  raw_lens=raw_r2 tuned_lens=tuned_r2 |
