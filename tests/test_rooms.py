@@ -23,7 +23,7 @@ LINES = {
     "rlhf_lab/training": (3750, 4848),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2401),
     "rlhf_lab/probes": (4800, 5032),  # 107 for false steps of sums, 23 for exact values
-    "rlhf_lab/views": (1700, 2951),
+    "rlhf_lab/views": (1700, 2950),
     "rlhf_lab/course": (3600, 4565),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
     "rlhf_lab": (1900, 2538),  # the root and the commands

@@ -43,12 +43,12 @@ AttentionDrift | bars | shift by head and cause, n = {n} | heads | pattern_(QK)=
 AttentionDrift | table | total variation of the pattern at {query} | head=heads |
  total_variation=tv_here |
 AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
-StepInfluence | bars | effect of step {number} on the {target} by cause | causes_of_step |
+StepInfluence | bars | effect of step {step} on the {target} by cause | causes_of_step |
  effect=effects |
 StepInfluence | strip | what each token did to the {target} | diverging mask 3 | moved=rows:sum0 |
 StepInfluence | diverging | change of the {target} by component and by the token's slot | groups
  slots | rows:sum1 |
-StepLedger | strip | step {number} of {steps}: what each token adds to the objective | diverging
+StepLedger | strip | step {step}: what each token adds to the objective | diverging
  mask 3 | share=share |
 TextHeatmap | strip | advantage | diverging mask | advantage |
 TextHeatmap | strip | exact advantage in units of the reward | diverging truth_mask |

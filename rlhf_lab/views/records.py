@@ -64,11 +64,10 @@ class Snapshot:
         return self.get("slots") or [str(i) for i in range(n)]
 
     def title(self, text: str) -> str:
-        """Return a title with the fields or settings in braces; {number} counts steps from 1."""
+        """Return a title with the fields or settings in braces."""
         probes = self.run.store.read_suite()["probes"] if "{" in text else []
         settings = next((probe for probe in probes if probe["name"] == self.name), {})
-        fields = {"number": self.record.get("step", 0) + 1, **settings, **self.record}
-        return f"phase {self.phase}: {text.format_map(fields)}"
+        return f"phase {self.phase}: {text.format_map({**settings, **self.record})}"
 
 
 def read_snapshots(run: Run, name: str | None) -> list[Snapshot]:

@@ -108,7 +108,7 @@ AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | # total variation | tv_here 1 *
-StepInfluence | step 4 on the logit difference by cause > decay | T.decay sum
+StepInfluence | step 3 on the logit difference by cause > decay | T.decay sum
 StepInfluence | momentum | T.momentum sum
 StepInfluence | kl | T.terms 1,0 sum
 StepInfluence | surrogate | T.terms 0,0 sum
