@@ -60,8 +60,13 @@ def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Expand the `~` of a path, which a shell leaves alone in `--out=~/run`."""
     if info.type is not Path:
         return None
-    expand = lambda values: Path(os.path.expanduser(values[0]))
-    is_path = lambda value: isinstance(value, Path)
+
+    def expand(values: list[str]) -> Path:
+        if not values[0]:  # of a variable that is not set; it would be the working directory
+            raise ValueError("the path is empty")
+        return Path(os.path.expanduser(values[0]))
+
+    is_path = lambda x: isinstance(x, Path)
     return PrimitiveConstructorSpec(1, "PATH", expand, is_path, lambda path: [str(path)])
 
 

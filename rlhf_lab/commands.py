@@ -74,8 +74,7 @@ def resume(
     changes |= given(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
     trainer = RLHFTrainer.resume(directory, changes)
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
-        longer = "--total-phases N makes it longer"
-        print_line(f"{directory} is finished; nothing is left to do ({longer}).", _console())
+        print_line(f"{directory} is finished; --total-phases N makes it longer.", _console())
         return 0
     print_line(f"continuing {directory} at phase {trainer.phase}", _console())
     return _train(trainer, had_default_suite(trainer.run))

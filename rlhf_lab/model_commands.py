@@ -28,7 +28,7 @@ OF_RUNS += "stop_at_eos stop_tokens stop_token_ids".split()
 
 def is_run(model: str) -> bool:
     """Return True if a directory contains a run and not a model."""
-    return Path(model).is_dir() and not Path(model, "config.json").exists()
+    return model != "" and Path(model).is_dir() and not Path(model, "config.json").exists()
 
 
 def validate_model(model: str, checkpoint: int | str) -> None:

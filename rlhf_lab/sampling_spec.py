@@ -60,10 +60,8 @@ class SamplingSpec:
             raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
         turn_ends = template_stops(tokenizer) if args.chat else ()
         if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
-            raise ConfigError(
-                "chat=True, but the chat template has no token after a response, so none would "
-                "end. Set stop_at_eos=True or stop_tokens."
-            )
+            problem = "chat=True, but the chat template has no token after a response"
+            raise ConfigError(f"{problem}. Set stop_at_eos=True or stop_tokens.")
         settings = (args.gen_len, args.temperature, args.top_k, args.top_p, args.stop_at_eos)
         return cls(*settings, (*stops, *ids, *turn_ends))
 

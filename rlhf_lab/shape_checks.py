@@ -29,8 +29,7 @@ def check_shapes() -> None:
     """
     if _hooks:
         return
-    known = sorted(name for name in sys.modules if name.startswith("rlhf_lab."))
-    unchecked = [name for name in known if name not in NEEDED_FIRST]
+    unchecked = sorted(x for x in {*sys.modules} - NEEDED_FIRST if x.startswith("rlhf_lab."))
     if unchecked:
         raise ConfigError(
             f"check_shapes() comes too late for {unchecked[0]}, which is already imported. Restart "

@@ -71,12 +71,11 @@ def train_reward(loss: RewardLoss, model: ModelOptions, pairs: RewardPairOptions
     from rlhf_lab.rewards import RewardModel, load_pairs
     from rlhf_lab.tuning import train_reward_model
 
-    place, fitting = prepare(model.out, model.device), pairs.fitting
-    with_margins = loss.margin > 0
-    data = load_pairs(pairs.pairs, pairs.n_pairs, fitting.seed, model.prompt_column, with_margins)
+    place, fit = prepare(model.out, model.device), pairs.fitting
+    data = load_pairs(pairs.pairs, pairs.n_pairs, fit.seed, model.prompt_column, loss.margin > 0)
     print_line(f"{len(data)} pairs from {pairs.pairs}; loading {model.base_model}")
-    reward_model = RewardModel(load_model(model.base_model, device=place), fitting.seed)
-    fitted = train_reward_model(reward_model, data, fitting, loss)
+    reward_model = RewardModel(load_model(model.base_model, device=place), fit.seed)
+    fitted = train_reward_model(reward_model, data, fit, loss)
     notes = {"pairs": Path(pairs.pairs).name, **fitted.to_dict()}
     reward_model.save(model.out, model.base_model, notes)
     print_line("\n".join([*fitted.summary(), f"written to {model.out}"]))

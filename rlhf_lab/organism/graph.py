@@ -54,10 +54,8 @@ class Graph:
                 f"tokens has {ids.shape[1]} columns. Use 1 to {seq_len}, starting with <bos>."
             )
         if ids.size and not (0 <= ids.min() and ids.max() < len(VOCABULARY)):
-            raise ValueError(
-                f"tokens has ids from {ids.min()} to {ids.max()}. "
-                f"Use ids from 0 to {len(VOCABULARY) - 1}."
-            )
+            most = len(VOCABULARY) - 1
+            raise ValueError(f"tokens has ids from {ids.min()} to {ids.max()}. Use 0 to {most}.")
         index = np.zeros(ids.shape, dtype=np.int64)
         mask = np.zeros(ids.shape, dtype=bool)
         mask[:, 0] = ids[:, 0] == WORD_IDS["<bos>"]

@@ -81,7 +81,8 @@ def validate_rewards(
 ) -> None:
     """Raise ConfigError if a reward is of another language, or a prompt is not of its language."""
     for reward in rewards.values():
-        if language is SUMS_LANGUAGE and isinstance(reward, Reward):
-            raise ConfigError(f"{reward.name!r} scores reviews, not sums. Use 'sums:exact'.")
+        name = getattr(reward, "name", None)  # also of a classifier
+        if language is SUMS_LANGUAGE and (isinstance(reward, Reward) or name == "reel-sentiment"):
+            raise ConfigError(f"{name!r} scores reviews, not sums. Use 'sums:exact'.")
         if isinstance(grammar := getattr(reward, "grammar", None), SumsGrammar):
             parse_texts(prompts, grammar, source)

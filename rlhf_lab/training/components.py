@@ -126,7 +126,7 @@ def make_rewards(
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
-    source = "prompts" if "prompts" in trainer.custom_components else str(args.prompts)
+    source = "prompts" if "prompts" in trainer.custom_components else str(args.prompts or "prefix")
     true_reward_fn = true_reward_fn or getattr(trainer.language, "true_reward", None)
     scored_by = split_rewards(reward_fn) | {"true": true_reward_fn}
     validate_rewards(trainer.language, scored_by, prompts.texts, source)

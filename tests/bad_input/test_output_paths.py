@@ -41,7 +41,6 @@ REJECTED = {
     f"{REPORT} RUN": "is a directory",
     f"{REPORT} /dev/null": "is a device",
     f"{REPORT} /proc/page.html": "/proc/page.html",
-    f"{REPORT}=": "is a directory",
     f"{REPORT} nowhere/page.html": "cannot write nowhere/page.html",
     f"{EXPORT} RUN": "already exists",
     f"{EXPORT} thesis.tex/made": "thesis.tex",
