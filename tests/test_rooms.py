@@ -17,7 +17,7 @@ LINES = {
     "rlhf_lab/functional": (2700, 2911),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2509),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3800),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1667),
+    "rlhf_lab/rewards": (1600, 1666),
     "rlhf_lab/tuning": (700, 852),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4848),  # 4,300 with parallel

@@ -36,7 +36,7 @@ def progress_path() -> Path:
     3. The user's data folder.
     """
     if os.environ.get("RLHF_LAB_PROGRESS"):
-        return Path(os.environ["RLHF_LAB_PROGRESS"])
+        return Path(os.path.expanduser(os.environ["RLHF_LAB_PROGRESS"]))
     here = Path.cwd()
     for folder in (here, *here.parents):
         is_clone = (folder / "rlhf_lab" / "course" / "progress_file.py").is_file()

@@ -184,7 +184,7 @@ def fold_b_U(gain: Tensor, bias: Tensor, W_U: Tensor, b_U: Tensor) -> tuple[Tens
 
 def load_value_head(directory: str | Path) -> ValueHead | nn.Linear:
     """Load the value head of an exported policy; a `nn.Linear` if it started as a reward head."""
-    tensors = load_file(Path(directory, "value_head.safetensors"))
+    tensors = load_file(Path(os.path.expanduser(directory), "value_head.safetensors"))
     if "weight" in tensors:
         head = nn.Linear(tensors["weight"].shape[1], 1)
     else:

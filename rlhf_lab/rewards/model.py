@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,10 @@ class RewardModel(nn.Module):
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> "RewardModel":
         """Load a reward model that `save` wrote, without gradients. Raise LoadError otherwise."""
-        path = Path(directory) / HEAD_FILE
+        path = Path(expanduser(directory), HEAD_FILE)
         if not path.is_file():
-            raise LoadError(
-                f"{str(directory)!r} is not a reward model: it has no {HEAD_FILE}. "
-                "Train one with `train-reward`."
-            )
+            problem = f"{str(directory)!r} is not a reward model: it has no {HEAD_FILE}"
+            raise LoadError(f"{problem}. Train one with `train-reward`.")
         model = cls(load_model(str(directory), device=device))
         try:
             tensors = load_file(path)
@@ -153,7 +152,7 @@ class RewardModel(nn.Module):
 
 def validate_language_model(name: str) -> None:
     """Raise LoadError if a directory is a reward model, which cannot generate text."""
-    if Path(name, HEAD_FILE).is_file():
+    if Path(expanduser(name), HEAD_FILE).is_file():
         raise LoadError(
             f"{name!r} is a reward model, whose transformer no longer generates text. Use the "
             "language model that it was trained from, or pass it as reward_model."

@@ -185,12 +185,12 @@ class JsonSchemaReward(ResponseReward):
 
         try:
             if not isinstance(schema, dict):
-                schema = json.loads(Path(schema).read_text(encoding="utf-8-sig"))
+                schema = json.loads(Path(schema).expanduser().read_text("utf-8-sig"))
             kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
             kind.check_schema(schema)
             root = Resource.from_contents(schema, default_specification=DRAFT202012)
             _check_references(root, REGISTRY.resolver_with_root(root))
-        except (OSError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
+        except (OSError, RuntimeError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(
                 f"cannot read {name} ({reason:.200}). Pass the path of a file with a JSON schema."

@@ -61,7 +61,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         RunError: If there is no run, one of its files is damaged, or the page cannot be written.
     """
     run = Run(run_path)
-    path = Path(out) if out is not None else run.path / "report.html"
+    path = Path(out).expanduser() if out is not None else run.path / "report.html"
     validate_replaceable(path, is_marked)
     write_marked(path, runs_page([run]))
     return path

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lab.course.progress_file import progress_path
 from rlhf_lab.files import PAGE_MARK
+from rlhf_lab.rewards.model import HEAD_FILE
 from tests.bad_input.command_outcome import TRAIN, accepted, contents, rejected, untouched
 
 
@@ -116,6 +118,19 @@ def test_tilde_of_a_path_is_the_home_directory(
     monkeypatch.setenv("HOME", str(place / "empty"))
     accepted(["report", "RUN", *out])
     assert (place / "empty" / "new.html").is_file() and not (place / "~").exists()
+
+
+def test_tilde_of_an_input_is_the_home_directory(place: Path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(place / "empty"))
+    (place / "empty" / "schema.json").write_text('{"type": "object"}')
+    score = ["score", "{}", "--reward-fn", "json_schema:~/schema.json"]
+    assert accepted(score).out == "1.0000\t{}\n"
+    (place / "empty" / "model").mkdir()
+    (place / "empty" / "model" / HEAD_FILE).touch()
+    rejected([*TRAIN, "--base-model", "~/model"], "reward model")
+    rejected(["score", "a", "--reward-fn", "learned", "--reward-model", "~/model"], "config.json")
+    monkeypatch.setenv("RLHF_LAB_PROGRESS", "~/progress.json")
+    assert progress_path() == place / "empty" / "progress.json"
 
 
 def test_report_replaces_its_earlier_page_only(place: Path) -> None:
