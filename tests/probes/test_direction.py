@@ -111,7 +111,7 @@ def test_accuracy_of_a_record_matches_a_fit_by_numpy(make_trainer):
     acts = capture_activations(trainer.policy, tokens, record["sites"])
     stored = {name: np.array(record[name], dtype=float) for name in ("accuracy", "auc")}
     for site, pos in ((0, 24), (1, 20), (2, 8), (2, 20), (2, 24)):
-        x = acts[record["sites"][site]][:, pos].double().numpy()
+        x = acts[record["sites"][site]][:, pos].cpu().double().numpy()
         means = [x[:40][y[:40] == kind].mean(0) for kind in (True, False)]
         side = (x[40:] - sum(means) / 2) @ (means[0] - means[1])
         above = side[y[40:]][:, None] - side[~y[40:]]

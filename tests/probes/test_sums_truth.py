@@ -14,6 +14,7 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.report import write_report
 from tests.organism.sums_oracle import as_tokens
 from tests.probes.looking import train_soundly
+from tests.small_runs import DEVICE
 from tests.views.page_blocks import read_blocks, read_header
 
 RIGHT = "so 6 9 0 1 5 ; 0 0 1 0 1 ; 0 0 0 0 0 ; 0 0 0 0 0 ; # 0 0 1 5 <eos>"
@@ -97,7 +98,7 @@ def test_eval_texts_have_steps_where_the_grammar_writes_them():
         assert ((tokens[:, 12] != SUMS_IDS["#"]) == has_steps).all()
 
 
-SMALL = {"preset": "sums", "device": "cpu", "total_phases": 2, "warmup_steps": 1}
+SMALL = {"preset": "sums", "device": DEVICE, "total_phases": 2, "warmup_steps": 1}
 SMALL |= {"batch_size": 64, "num_minibatches": 2, "base_lr": 1e-3}
 
 

@@ -111,7 +111,7 @@ def test_r2_of_a_record_matches_least_squares_by_numpy(make_trainer, truth):
     values, defined = (x.double().numpy() for x in truth.values(tokens))
     for site, pos in ((0, 9), (2, 12), (4, 24)):
         assert defined[:, pos].all() and values[:, pos].std() > 0.01
-        x, y = acts[record["sites"][site]][:, pos].double().numpy(), values[:, pos]
+        x, y = acts[record["sites"][site]][:, pos].cpu().double().numpy(), values[:, pos]
         x, y = x - x[:40].mean(0), y - y[:40].mean()
         penalty = 0.1 * (x[:40] ** 2).sum() / 64
         rows = np.vstack([x[:40], np.sqrt(penalty) * np.eye(64)])
@@ -130,7 +130,7 @@ def test_lens_of_a_separate_critic_is_the_critics(make_trainer, text, reviews):
     if text == "eval":
         policy, shown = trainer.policy, reviews[0][:4]
         last = run.tensors("value_lens", 3)["lens"][-1]
-        assert torch.allclose(last, policy(shown)[1].detach(), atol=1e-5)
+        assert torch.allclose(last, policy(shown)[1].detach().cpu(), atol=1e-5)
         of_the_policy = capture_activations(policy, shown, RESIDUAL_SITES)
         others = value_lens(policy, torch.stack(list(of_the_policy.values())))[-1]
-        assert (last - others).abs().max() > 1e-3
+        assert (last - others.cpu()).abs().max() > 1e-3

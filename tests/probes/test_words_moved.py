@@ -10,6 +10,7 @@ from rlhf_lab.models import load_model
 from rlhf_lab.probes import WordsMoved, attach, find_moved_words, parts_over_phases, shift_parts
 from rlhf_lab.probes.words_moved import spell_ids
 from tests.probes.looking import Trained, sound, train_soundly, with_models
+from tests.small_runs import DEVICE
 from tests.tiny_families import tiny_of
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -74,7 +75,8 @@ def test_parts_match_hand_computed():
 def logit_shift(run: Trained, n: int, states: slice):
     """Shift of the logits of every word in fresh forward passes, and of their probabilities."""
     rows = run.ctx.rollout.samples.tokens[:n]
-    logits = [m(rows)[:, states].double() for m in (run.ctx.reference, run.ctx.policy.base_model)]
+    models = run.ctx.reference, run.ctx.policy.base_model
+    logits = [model(rows)[:, states].cpu().double() for model in models]
     probs = [(x / run.trainer.args.temperature).softmax(-1) for x in logits]
     return logits[1] - logits[0], probs[1] - probs[0]
 
@@ -101,11 +103,11 @@ def test_parts_sum_to_the_shift_of_fresh_models(trained_runs):
 @torch.no_grad()
 def test_parts_match_transformer_lens(trained_runs):
     """Its decompose_resid and logit_attrs, which take gains as folded into the unembedding."""
-    run, base = trained_runs("adapted"), load_model("reel-nano")
+    run, base = trained_runs("adapted"), load_model("reel-nano", device=DEVICE)
     base.ln_final.w.fill_(1.0)
     tuned, generator = copy.deepcopy(base), torch.Generator().manual_seed(0)
     for weight in tuned.blocks.parameters():
-        weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator)
+        weight += 0.3 * weight.std() * torch.randn(weight.shape, generator=generator).to(DEVICE)
     record = WordsMoved(n=8, text="rollout").observe(with_models(run, base, tuned))
     ids = [record.values["words"].index(word) for word in ("was", "wasn't")]
     weights = torch.zeros(len(record.values["ids"])).double()
@@ -125,7 +127,7 @@ def test_parts_match_transformer_lens(trained_runs):
         if kind == "attn_out":
             names = [name for name in rows if name.startswith((f"L{layer}H", f"L{layer} b_O"))]
         found = sum(rows[name] for name in names)
-        torch.testing.assert_close(found.float(), row, atol=1e-3, rtol=0)
+        torch.testing.assert_close(found.float(), row.cpu(), atol=1e-3, rtol=0)
     assert parts[-1].abs().max() == 0 and parts.abs().max() > 0.2
 
 
@@ -142,7 +144,7 @@ def test_texts_with_padding_and_other_architectures_are_pooled(trained_runs):
     assert record.values["slots"] == ["all states"] and record.tensors["won"].shape[:2] == (8, 1)
     samples = run.ctx.rollout.samples
     shift, _ = logit_shift(run, 8, slice(samples.prefix_len - 1, -1))
-    mask = samples.mask[:8, :, None].double()
+    mask = samples.mask[:8, :, None].cpu().double()
     mean = ((shift * mask).sum(1) / mask.sum(1))[:, record.values["ids"]]
     torch.testing.assert_close(record.tensors["measured"][:, 0].double(), mean, atol=1e-4, rtol=0)
 
@@ -188,6 +190,7 @@ def test_one_text_and_models_without_sums_are_rejected(trained_runs, llama_token
 def test_effects_of_hooks_are_a_component(trained_runs):
     run = trained_runs("adapted")
     model = copy.deepcopy(run.ctx.reference)
-    model.add_hook("blocks.1.hook_resid_post", lambda x, hook: x * torch.linspace(0.5, 1.5, 64))
+    scale = torch.linspace(0.5, 1.5, 64, device=DEVICE)
+    model.add_hook("blocks.1.hook_resid_post", lambda x, hook: x * scale)
     record = WordsMoved(n=8, text="rollout").observe(with_models(run, run.ctx.reference, model))
     assert record.checks[0].ok and record.values["contrasts"][0]["component"] == "hooks"

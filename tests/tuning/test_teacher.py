@@ -13,8 +13,9 @@ from rlhf_lab.models import load_model
 from rlhf_lab.probes import attach_default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
+from tests.small_runs import DEVICE
 
-SMALL = dict(preset="reel", device="cpu", total_phases=2, batch_size=8, num_minibatches=2)
+SMALL = dict(preset="reel", device=DEVICE, total_phases=2, batch_size=8, num_minibatches=2)
 SMALL |= dict(method="gkd", warmup_steps=0, gen_len=6, prefix="this movie")
 
 
@@ -91,11 +92,11 @@ def test_teacher_may_have_another_architecture(distill, tmp_path):
     trainer = distill(str(folder))
     assert not any(weight.requires_grad for weight in trainer.reference.parameters())
     rollout = trainer.rollout_phase()
-    tokens, states = rollout.samples.tokens, slice(rollout.samples.prefix_len - 1, -1)
+    tokens, states = rollout.samples.tokens.cpu(), slice(rollout.samples.prefix_len - 1, -1)
     with torch.no_grad():
         logits = student(tokens), teacher(tokens).logits
     expected = kl_per_token(*(log_probs(x[:, states].double()) for x in logits))
-    torch.testing.assert_close(rollout.kl.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rollout.kl.double().cpu(), expected, atol=1e-5, rtol=1e-5)
     with pytest.warns(UserWarning, match="out words_moved and weight_delta: the reference has"):
         notes = attach_default_suite(trainer).notes
     assert len(trainer.train()) == 2 and not notes
@@ -112,7 +113,7 @@ def test_distillation_passes_the_checks_of_probes(distill):
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["reel", "sums"])
 def test_student_approaches_a_teacher_trained_by_reward(tmp_path, preset, recwarn):
-    settings = dict(preset=preset, device="cpu", base_lr=1e-3, warmup_steps=0)
+    settings = dict(preset=preset, device=DEVICE, base_lr=1e-3, warmup_steps=0)
     teacher = RLHFTrainer(RLHFArgs(total_phases=4, **settings), out=tmp_path / "teacher")
     graded = teacher.train()
     args = RLHFArgs(method="gkd", total_phases=6, **settings)
