@@ -94,7 +94,7 @@ def test_texts_are_sampled_after_one_prompt(elsewhere_with):
     other, _ = text_of_the_run(elsewhere_with("other", seed=2))
     assert tokens.equal(again) and not tokens.equal(other)
     assert tokens.shape == (MOST_TEXTS, len(trainer.prompt) + 5)
-    assert tokens[:, : len(trainer.prompt)].eq(torch.tensor(trainer.prompt)).all()
+    assert tokens[:, : len(trainer.prompt)].eq(tokens.new_tensor(trainer.prompt)).all()
     assert set((mask.sum(1) - len(trainer.prompt)).tolist()) == {1, 2, 3, 4, 5}
 
 
