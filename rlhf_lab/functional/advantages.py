@@ -6,9 +6,9 @@ from torch import Tensor
 
 from rlhf_lab.functional.masks import (
     at_least_float32,
-    check_mask,
     check_same_shape,
     last_token_mask,
+    real_entries,
     zero_masked,
 )
 from rlhf_lab.functional.moments import Denominator, masked_mean, masked_var
@@ -108,10 +108,9 @@ def explained_variance(
 
     EV = 1 - Var(R - V) / Var(R)
     """
-    mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
-    check_same_shape(values=values, returns=returns, mask=mask)
-    check_mask(values, mask)  # other numbers would be indices: rows 0 and 1, for a mask of 0 and 1
-    values, returns = at_least_float32(values)[mask], at_least_float32(returns)[mask]
+    check_same_shape(values=values, returns=returns)
+    real = real_entries(values, mask)  # a mask of 0 and 1 would index rows 0 and 1
+    values, returns = at_least_float32(values)[real], at_least_float32(returns)[real]
     if returns.numel() < 2 or returns.min() == returns.max():
         return returns.new_zeros(())
     return 1 - masked_var(returns - values) / masked_var(returns)

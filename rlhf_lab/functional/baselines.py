@@ -165,7 +165,6 @@ def reinforce_plus_plus_baseline_advantages(
     A_t = (r_i - mean_group(r) - mean) / std   (Hu 2025, REINFORCE++, arXiv 2501.03262)
     """
     check_same_shape(mask.shape[:1], rewards=rewards, group=group)
-    rewards = at_least_float32(rewards)
     centered = grpo_advantages(rewards, group, normalize_std=False)
     whitened = whiten(centered[:, None].expand(mask.shape), mask)
     return whitened.masked_fill(~informative_groups(rewards, group)[:, None], 0.0)

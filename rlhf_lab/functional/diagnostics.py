@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
+from rlhf_lab.functional.masks import at_least_float32, check_same_shape, real_entries, zero_masked
 from rlhf_lab.functional.moments import masked_mean
 from rlhf_lab.functional.policy_loss import policy_ratio
 
@@ -95,9 +95,8 @@ def effective_sample_size(
     ESS = (sum w)^2 / sum w^2   (Kong 1992)
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
-    logprobs, old_logprobs = zero_masked(logprobs, mask), zero_masked(old_logprobs, mask)
     log_ratio = at_least_float32(logprobs) - at_least_float32(old_logprobs)
-    log_ratio = log_ratio if mask is None else log_ratio[mask]
+    log_ratio = log_ratio[real_entries(log_ratio, mask)]
     if not log_ratio.numel():
         return log_ratio.sum()
     weights = (log_ratio - log_ratio.max().detach()).exp()
@@ -115,7 +114,6 @@ def truncated_importance_weights(
     min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
     """
     check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
-    logprobs, sampler_logprobs = zero_masked(logprobs, mask), zero_masked(sampler_logprobs, mask)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
     return zero_masked(weights, mask)
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.logprobs import finite_logprobs
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import (
     Aggregation,
@@ -36,7 +37,8 @@ def kl_per_token(
     KL(pi || pi_ref) = sum_v pi(v) * (log pi(v) - log pi_ref(v))
     """
     check_same_shape(logprobs=logprobs, ref_logprobs=ref_logprobs)
-    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum(dim=-1)
+    ref_logprobs = finite_logprobs(ref_logprobs)
+    kl = (logprobs.exp() * finite_logprobs(logprobs - ref_logprobs)).sum(dim=-1)
     return kl.masked_fill(kl > MAX_KL, torch.inf)
 
 

@@ -28,6 +28,11 @@ def log_probs(
     return scaled.clamp(LOG_ZERO, -LOG_ZERO).log_softmax(dim=-1)
 
 
+def finite_logprobs(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Replace -inf by `LOG_ZERO`, or by the lowest number of half precision."""
+    return x.clamp(min=max(LOG_ZERO, torch.finfo(x.dtype).min))
+
+
 def token_logprobs(
     logprobs: Float[Tensor, "batch gen d_vocab"], tokens: Int[Tensor, "batch gen"]
 ) -> Float[Tensor, "batch gen"]:
@@ -107,7 +112,7 @@ def entropy_per_token(logprobs: Float[Tensor, "batch gen d_vocab"]) -> Float[Ten
 
     H(pi) = -sum_v pi(v) * log pi(v)
     """
-    return -(logprobs.exp() * logprobs).sum(dim=-1)
+    return -(logprobs.exp() * finite_logprobs(logprobs)).sum(dim=-1)
 
 
 def calc_entropy_bonus(

@@ -66,6 +66,32 @@ def test_exact_kl_is_inf_with_gradient_zero_without_support(logit):
     assert (logits.grad[0, 0] == 0).all() and (logits.grad[0, 1] != 0).all()
 
 
+def test_minus_infinity_is_the_logprob_of_probability_zero():
+    two, three = tensor([[[0.5, 0.5, 0]]]).log(), tensor([[[0.25, 0.25, 0.5]]]).log()
+    last = tensor([[[0, 0, 1.0]]]).log()
+    cases = (two, three, LOG2), (two, two, 0), (three, two, INF), (two, last, INF)
+    for policy, ref, expected in cases:
+        logits = policy.clone().requires_grad_()
+        logprobs = logits.log_softmax(-1)
+        kl, entropy = F.kl_per_token(logprobs, ref), F.entropy_per_token(logprobs)
+        (kl + entropy).sum().backward()
+        assert kl.item() == pytest.approx(expected) and logits.grad.isfinite().all()
+        assert entropy.item() == pytest.approx(LOG2 if policy is two else 1.5 * LOG2)
+
+
+def test_finite_logprobs_have_bitwise_plain_kl_and_entropy():
+    (logits, ref), found = draw(3, "bgv", "bgv"), []
+    logits, ref = logits.float().requires_grad_(), F.log_probs(ref.float())
+    for kl, entropy in (
+        (F.kl_per_token, F.entropy_per_token),
+        (lambda p, q: (p.exp() * (p - q)).sum(-1), lambda p: -(p.exp() * p).sum(-1)),
+    ):
+        logprobs = F.log_probs(logits)
+        total = kl(logprobs, ref) + 0.3 * entropy(logprobs)
+        found.append((total, *torch.autograd.grad(total.sum(), logits)))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("policy_logit", [-INF, -800.0, -1e4])
 @pytest.mark.parametrize("ref_logit", [-INF, -800.0, 0.5])
 def test_gradients_match_differences_at_probability_zero(policy_logit, ref_logit):
