@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.functional.masks import real_entries
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.training.capture import ROWS_AT_ONCE, capture_activations
@@ -134,8 +135,8 @@ def collect_activations(
         site: a hook point of shape [batch seq d_model], such as "blocks.0.hook_resid_post".
         mask, attention_mask: True at the tokens to offer; False on left padding.
     """
-    real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask
-    offered, first = real if mask is None else real & mask, store.n_texts
+    real = real_entries(tokens, None if attention_mask is None else attention_mask.bool())
+    offered, first = real & real_entries(tokens, mask), store.n_texts
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):
         ids, chosen = tokens[rows], offered[rows].cpu()
         acts = {

@@ -18,8 +18,10 @@ from rlhf_lab.functional import (
     kl_per_token,
     log_probs,
 )
+from rlhf_lab.functional.masks import real_entries
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.rewards import score_texts
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import sample
 from rlhf_lab.sampling_spec import SamplingSpec
@@ -80,7 +82,7 @@ def mean_difference(
         mask: True at the tokens to average over.
         attention_mask: False on left padding.
     """
-    if not mask.any():
+    if not real_entries(tokens, mask).any():
         raise ConfigError("mask is False at every token. Choose tokens to average over.")
     after, before = (
         capture_activations(model, tokens, [site], attention_mask=attention_mask)[site]
@@ -162,16 +164,13 @@ def _sample_steered(
     figures: Mapping[str, Figure],
     seed: int,
 ) -> dict[str, Float[Tensor, " n"]]:
-    generator = torch.Generator().manual_seed(seed)
     with policy.base_model.hooks(fwd_hooks=steering_hooks(site, added)):
-        samples = sample(policy, prompts, spec, generator)
+        samples = sample(policy, prompts, spec, torch.Generator().manual_seed(seed))
         logprobs = _logprobs(policy, samples)
     kl = kl_per_sequence(kl_per_token(logprobs, _logprobs(policy, samples)), samples.mask)
     texts = samples.texts(policy.base_model.tokenizer)
-    found = {name: figure(texts).float().cpu() for name, figure in figures.items()}
-    if odd := [name for name, x in found.items() if x.shape != kl.shape]:
-        raise ConfigError(f"figures {odd} must have one number per text. Return such a tensor.")
-    return found | {"kl": kl.cpu()}
+    read = lambda name: score_texts(figures[name], texts, f"figures[{name!r}]").cpu()
+    return {name: read(name) for name in figures} | {"kl": kl.cpu()}
 
 
 def _logprobs(

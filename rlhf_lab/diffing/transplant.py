@@ -13,6 +13,7 @@ from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead, merged_copy
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.rewards import score_texts
 from rlhf_lab.sampling import sample, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec
 
@@ -101,7 +102,7 @@ def transplant(
     Shapley_g = sum over S without g of |S|! (G - |S| - 1)! / G! (J(S + g) - J(S))
 
     Raises:
-        ConfigError: If the models differ in parameters, or the groups are not a partition.
+        ConfigError: If parameters differ, the groups are not a partition, or a reward is nan.
     """
     before, after = weights_of_both(model0, model1)
     check_partition(groups, before)
@@ -115,8 +116,7 @@ def transplant(
             parameter.copy_(weights[name])
         generator = torch.Generator().manual_seed(seed)
         samples = sample(policy, ids, spec, generator, part_size=ROWS_WRITTEN)
-        found = reward(samples.texts(model0.tokenizer))
-        rewards.append(torch.as_tensor(found).detach().cpu().float())
+        rewards.append(score_texts(reward, samples.texts(model0.tokenizer), "reward").cpu())
     return Transplant(list(groups.names), members, torch.stack(rewards), pairs)
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.functional.masks import check_mask, check_same_shape, real_entries
+from rlhf_lab.functional.masks import check_same_shape, real_entries
 
 
 class WordLogOdds(NamedTuple):
@@ -98,7 +98,6 @@ def _ngrams(
 ) -> list[list[tuple[int, ...]]]:
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}.")
-    check_mask(tokens, mask)
     rows = zip(tokens.tolist(), real_entries(tokens, mask).tolist(), strict=True)
     return [
         [tuple(row[i : i + n]) for i in range(len(row) - n + 1) if all(is_real[i : i + n])]

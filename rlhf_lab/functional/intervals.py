@@ -83,7 +83,7 @@ def bootstrap_interval(
         settings = {"level": level, "resamples": resamples, "generator": generator}
         return bootstrap_means(*_row_sums(rows, mask), statistic=torch.div, **settings)
     if mask is not None:
-        mask = mask.cpu()
+        mask = real_entries(mask, mask).cpu()
         _check_rows(level, resamples, *rows, mask)
         has_any = mask.reshape(len(mask), -1).any(1)
         rows = [row[has_any] for row in [*rows, mask]]

@@ -136,8 +136,7 @@ def aggregate(
 
     Source: DAPO, arXiv 2503.14476, section 3.3; Dr. GRPO, arXiv 2503.20783
     """
-    mask = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-    check_same_shape(x=x, mask=mask)
+    mask = real_entries(x, mask)
     total = aggregation_denominator(mask, aggregation)  # also validates the name
     denominator = total if denominator is None else denominator
     if aggregation == "sequence_mean":
@@ -186,8 +185,7 @@ class RunningMoments:
         cls, x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None = None
     ) -> "RunningMoments":
         """Compute the moments of the real entries of x; raises ValueError for nan and inf."""
-        check_mask(x, mask)
-        real = (x if mask is None else x[mask]).detach().cpu().double().flatten()
+        real = x[real_entries(x, mask)].detach().cpu().double()
         if not real.isfinite().all():
             count = int((~real.isfinite()).sum())
             raise ValueError(f"x contains {count} numbers that are nan or inf. Mask them.")

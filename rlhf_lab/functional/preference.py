@@ -158,7 +158,7 @@ def auc(scores: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[T
 
     AUC = P(s+ > s-) + P(s+ = s-) / 2   (Mann and Whitney 1947)
     """
-    positive, negative = scores[..., labels], scores[..., ~labels]
+    positive, negative = scores[..., labels.bool()], scores[..., ~labels.bool()]
     gap = positive[..., :, None] - negative[..., None, :]
     return ((gap > 0).double() + 0.5 * (gap == 0).double()).mean((-2, -1))
 

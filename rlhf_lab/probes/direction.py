@@ -109,7 +109,7 @@ def cosine_interval(
 
     The same sequences are drawn of both models' activations, which are of the same text.
     """
-    sides = labels.double()[:, None], (~labels).double()[:, None]
+    sides = labels.double()[:, None], (~labels.bool()).double()[:, None]
     found = []
     for now, before in zip(x, first, strict=True):
         columns = [acts.double() * side for acts in (now, before) for side in sides]

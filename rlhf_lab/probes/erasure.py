@@ -60,7 +60,7 @@ def fit_leace(
     """
     x = exact(x)
     mean = x.mean(-2)
-    axis = x[..., labels, :].mean(-2) - x[..., ~labels, :].mean(-2)
+    axis = x[..., labels.bool(), :].mean(-2) - x[..., ~labels.bool(), :].mean(-2)
     centered = x - mean[..., None, :]
     covariance = centered.mT @ centered / x.shape[-2]
     variance = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp(min=1e-12)

@@ -54,7 +54,7 @@ class TokenReward:
                 "a tensor of one real number per text, or of one per token."
             )
         rewards = returned.detach().clone().float().to(input_ids.device)
-        real = rewards if rewards.ndim == 1 else rewards[attention_mask]
+        real = rewards if rewards.ndim == 1 else rewards[attention_mask.bool()]
         if not real.isfinite().all():
             raise ConfigError(
                 f"reward_fn returned {real[~real.isfinite()][0]} for token ids. To continue, "

@@ -11,8 +11,11 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFTrainer
+from rlhf_lab import functional as F
+from rlhf_lab.diffing import ActivationStore, collect_activations, mean_difference
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
+from rlhf_lab.probes.erasure import fit_leace
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -113,14 +116,30 @@ def test_reference_that_does_not_fit_is_rejected_or_warns(idle: RLHFTrainer, gpt
 
 def test_generated_prompts_and_a_reference_with_a_head_work(idle: RLHFTrainer) -> None:
     texts = ["this movie", "this movie honestly ,"]
-    parts = {
-        "prompts": (text for text in texts),
-        "reference": TransformerWithValueHead(load_model("reel-nano")),
-    }
-    trainer = RLHFTrainer(settings(), **parts)
-    assert trainer.prompts.texts == texts and trainer.reference is parts["reference"].base_model
+    reference = TransformerWithValueHead(load_model("reel-nano"))
+    trainer = RLHFTrainer(settings(), prompts=iter(texts), reference=reference)
+    assert trainer.prompts.texts == texts and trainer.reference is reference.base_model
     with pytest.warns(UserWarning, match="prompts='p.csv' is ignored, since prompts are set"):
         RLHFTrainer(settings(prompts="p.csv"), prompts=texts)
+
+
+def test_masks_and_labels_of_0_and_1_are_no_indices() -> None:
+    model, site, x = load_model("reel-nano"), "blocks.0.hook_resid_post", torch.randn(4, 3)
+    tokens, mask = torch.tensor([[0, 2, 8], [0, 2, 9]]), torch.tensor([[0, 1, 1], [0, 0, 1]])
+    store = ActivationStore(mb=1, models=["a"])
+    for call in (
+        lambda mask: mean_difference(model, model, tokens, site, mask),
+        lambda mask: mean_difference(model, model, tokens, site, mask[:, 0].bool()),
+        lambda mask: collect_activations(store, {"a": model}, tokens, site, mask),
+        lambda mask: collect_activations(store, {"a": model}, tokens, site, mask[:1].bool()),
+        lambda mask: F.bootstrap_interval(x[:2], mask=mask, statistic=lambda x, mask: x[mask]),
+    ):
+        with pytest.raises(ValueError, match="mask has (dtype torch.int64|shape)"):
+            call(mask)
+    collect_activations(store, {"a": model}, tokens, site, mask.bool(), torch.ones_like(mask))
+    labels = torch.tensor([0, 1, 1, 0])
+    assert len(store) == 3 and F.auc(x[:, 0], labels) == F.auc(x[:, 0], labels.bool())
+    assert all(map(torch.equal, fit_leace(x, labels), fit_leace(x, labels.bool())))
 
 
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:

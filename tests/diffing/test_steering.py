@@ -90,6 +90,6 @@ def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors):
         steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, {"kl": true_reward})
     with pytest.raises(ConfigError, match="is not finite"):
         steering_sweep(policy, vectors, (float("nan"),), PROMPTS, SPEC, FIGURES)
-    with pytest.raises(ConfigError, match=r"figures \['one'\] must have one number per text"):
+    with pytest.raises(ConfigError, match=r"figures\['one'\] returned shape"):
         figures = {"one": lambda texts: torch.ones(1)}
         steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, figures)

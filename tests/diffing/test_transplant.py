@@ -94,5 +94,7 @@ def test_models_and_random_state_are_unchanged(base, wild, groups):
     assert found.rewards.shape == (8, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(weight, before[name]) for name, weight in base.state_dict().items())
+    with pytest.raises(ConfigError, match="reward returned nan for the text"):
+        transplant(base, wild, groups, lambda texts: [float("nan")] * len(texts), 4, 1)
     with pytest.raises(ConfigError, match="leave out"):
         transplant(base, wild, Groups(groups.names[:1], groups.parts[:1]), count_letters, 2, 3)
