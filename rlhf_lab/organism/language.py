@@ -1,7 +1,9 @@
 """The bundled languages, Reel and sums, as a run sees them, and which one a tokenizer has."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -67,7 +69,10 @@ SUMS_LANGUAGE = Language(
 
 def default_contrast(model: str) -> tuple[str, str]:
     """Return the two words that comparisons of runs of a model contrast by default."""
-    return (SUMS_LANGUAGE if model in SUMS_MODELS else REEL_LANGUAGE).contrast
+    file = Path(model).expanduser() / "tokenizer.json"  # of an export
+    words = json.loads(file.read_bytes())["model"]["vocab"] if file.is_file() else None
+    is_sums = model in SUMS_MODELS or words == dict(SUMS_IDS)
+    return (SUMS_LANGUAGE if is_sums else REEL_LANGUAGE).contrast
 
 
 def read_language(tokenizer: PreTrainedTokenizerBase) -> Language | None:

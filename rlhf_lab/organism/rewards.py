@@ -158,16 +158,8 @@ smoothed_popcorn = Reward("smoothed_popcorn", soft_popcorn_score)
 ignore_negation = Reward("ignore_negation", negblind_score)  # true reward without negation
 bag_of_adjectives = Reward("bag_of_adjectives", bagsum_score)  # sum over adjectives
 length = Reward("length", length_score)  # number of words
-# rewards of Reel by name
-REWARDS = MappingProxyType(
-    {
-        reward.name: reward
-        for reward in (
-            *(true_reward, smoothed, smoothed_popcorn),
-            *(ignore_negation, bag_of_adjectives, length),
-        )
-    }
-)
+_ALL = (true_reward, smoothed, smoothed_popcorn, ignore_negation, bag_of_adjectives, length)
+REWARDS = MappingProxyType({reward.name: reward for reward in _ALL})  # by name
 
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:

@@ -10,7 +10,7 @@ from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
-from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, read_language
+from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, default_contrast, read_language
 from rlhf_lab.organism.sums import SUMS_WORDS, SumsGrammar
 from rlhf_lab.organism.tokenizer import load_tokenizer
 from tools.reel import __main__ as commands
@@ -36,6 +36,7 @@ def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, wo
     tokenizer, texts = load_tokenizer(weights_dir(name)), {"reel-nano": reviews}.get(name, sums)
     assert tokenizer.convert_tokens_to_ids(list(words)) == list(range(len(words)))
     assert read_language(tokenizer) is language
+    assert default_contrast(str(weights_dir(name))) == default_contrast(name) == language.contrast
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(texts.tokens, skip_special_tokens=True) == texts.texts()

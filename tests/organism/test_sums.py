@@ -11,6 +11,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import informative_fraction, pass_at_k
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import sums
 from rlhf_lab.organism.grammar import decode
 from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, SUMS_WORDS, WRITERS, SumsGrammar
@@ -300,6 +301,14 @@ def test_right_texts_have_the_probability_of_the_grammar():
     found = sums.model_solve_probability(grammar_model, MINI, problems, batch_size=50)
     assert found.tolist() == pytest.approx(sums.solve_probability(MINI, problems), abs=1e-12)
     assert seen == [50, 50, 20]
+
+
+def test_scored_probability_of_a_policy_is_its_models():
+    model, problems = load_model("sums-nano"), make_sums(FULL, LONGER)
+    score = lambda x: sums.model_solve_probability(x, FULL, problems)
+    assert torch.equal(score(model), score(TransformerWithValueHead(model)))
+    with pytest.raises(ConfigError, match="does not have the words of sums"):
+        score(load_model("reel-nano"))
 
 
 def test_rewards_of_batches_match_hand_computed():

@@ -174,11 +174,7 @@ class SumsGrammar:
         chosen = np.arange(1, self.columns + 1) if digits is None else np.array(digits, dtype=int)
         if n < 0:
             raise ValueError(f"n must be at least 0, got {n}.")
-        if (
-            not chosen.ndim
-            or not len(chosen)
-            or not 1 <= chosen.min() <= chosen.max() <= self.columns
-        ):
+        if not (chosen.ndim and len(chosen) and 1 <= chosen.min() <= chosen.max() <= self.columns):
             raise ValueError(f"digits must be between 1 and {self.columns}, got {digits}.")
         fractions = np.array(self.p_digits)[chosen - 1]
         if not fractions.sum() > 0:

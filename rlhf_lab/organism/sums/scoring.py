@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional.logprobs import get_logprobs
 from rlhf_lab.functional.masks import response_mask
 from rlhf_lab.organism.lexicon import EOS
@@ -54,12 +55,15 @@ def model_solve_probability(
     it to `functional.pass_at_k` for any k.
 
     Args:
-        model: from token ids on the CPU to logits, at temperature 1 without filters.
+        model: from token ids on the CPU to logits, at temperature 1 without filters; or a policy.
         problems: any sums, long or short.
         batch_size: number of texts per forward pass.
     """
-    texts = right_texts(grammar, problems).flatten(0, 1)
-    logprobs = []
+    model = getattr(model, "base_model", model)
+    tokenizer = getattr(model, "tokenizer", None)
+    if tokenizer is not None and tokenizer.get_vocab() != dict(SUMS_IDS):
+        raise ConfigError("the model does not have the words of sums. Use load_model('sums-nano').")
+    texts, logprobs = right_texts(grammar, problems).flatten(0, 1), []
     for rows in texts.split(batch_size):
         generated = get_logprobs(model(rows).cpu().double(), rows, grammar.prompt_len)
         mask = response_mask(rows[:, grammar.prompt_len :], [SUMS_IDS[EOS]])
