@@ -90,13 +90,8 @@ def _refit(
 
 def forgotten(without: Decided, before: Decided) -> Forgotten:
     """Compare the decisions after an erasure with those before it."""
-    gap = bootstrap_interval(
-        without.lean,
-        before.lean,
-        before.positive,
-        statistic=_share_left,
-        resamples=RESAMPLES,
-    )
+    columns = without.lean, before.lean, before.positive
+    gap = bootstrap_interval(*columns, statistic=_share_left, resamples=RESAMPLES)
     flipped = (without.lean > 0) != (before.lean > 0)
     others = (
         bootstrap_means(hit.double(), resamples=RESAMPLES)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from time import perf_counter
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.probes.probe import Observation, Probe, Record
@@ -19,6 +20,8 @@ from rlhf_lab.training.isolation import no_side_effects
 
 Schedule = int | str | list[int]
 FORWARD = "forward"  # passes that several probes share
+# of components that probes compare with the reference's
+SHAPE = "n_layers n_heads n_key_value_heads d_model d_head d_mlp n_ctx gated_mlp".split()
 
 
 class Attachment:
@@ -110,7 +113,9 @@ class Attachment:
                 self._keep(ctx, probe, self._call(ctx, probe, shared, gradients))
             except Exception as error:
                 note = f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is "
-                self._say(ctx, probe.name, f"{note}switched off: {error}")
+                is_other = differ_in_shape(ctx.policy.base_model, ctx.reference)
+                why = " (the reference has another architecture)" * is_other
+                self._say(ctx, probe.name, f"{note}switched off: {error}{why}")
                 self.plan.pop(probe.name)
             self.seconds[probe.name] += perf_counter() - began
 
@@ -167,6 +172,12 @@ class Attachment:
         self._failed.add((probe, sign))
         warnings.warn(f"phase {ctx.phase}: {probe}: {text}", stacklevel=2)
         self._remark(f"{probe}: {sign}", ctx.phase, f"{probe}: {text}")
+
+
+def differ_in_shape(policy: HookedModel, reference: HookedModel) -> bool:
+    """Return True if the models' components differ in number or size."""
+    shapes = [[getattr(x.cfg, name, None) for name in SHAPE] for x in (policy, reference)]
+    return shapes[0] != shapes[1]
 
 
 def _is_recorded(ctx: Context, probe: Probe, plan: dict[str, Schedule]) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.residual_parts import reason_not_additive
-from rlhf_lab.probes.attachment import Attachment
+from rlhf_lab.probes.attachment import Attachment, differ_in_shape
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import MOST_TEXTS, text_of_the_run
 from rlhf_lab.probes.exact_values import exact_values
@@ -28,8 +28,6 @@ MOST_COST = 0.03  # of the rows that a run's models read
 CAPTURED = 1.5  # cost of a row with captured activations, in rows of the run
 LEDGERS = 2  # the first is of phase 0
 EVAL_SEED = 20_231_015
-# of components that probes compare with the reference's
-SHAPE = "n_layers n_heads n_key_value_heads d_model d_head d_mlp n_ctx gated_mlp".split()
 REMEMBERED, RECORD = "probes", "record_probes"
 
 
@@ -97,8 +95,7 @@ def default_suite(
         return Suite(*probes, eval_tokens=tokens, eval_mask=mask, labels=labels, record=record)
     probes += [ValueLens(text="rollout", every=max(1, phases - 1))]  # the first and the last
     why, left_out = reason_not_additive(trainer.policy.base_model), "words_moved"
-    models = trainer.policy.base_model, trainer.reference
-    if len({str([getattr(x.cfg, name, None) for name in SHAPE]) for x in models}) > 1:
+    if differ_in_shape(trainer.policy.base_model, trainer.reference):
         why, left_out = "the reference has another architecture", "words_moved and weight_delta"
     else:
         probes.append(WeightDelta(every=phases))

@@ -6,13 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.probes.direction import (
-    Fitted,
-    accuracy,
-    cosine_interval,
-    fit_direction,
-    project,
-)
+from rlhf_lab.probes.direction import Fitted, accuracy, cosine_interval, fit_direction, project
 from rlhf_lab.probes.direction_probe import LAYER_SITES
 from rlhf_lab.probes.probe import (
     RESAMPLES,

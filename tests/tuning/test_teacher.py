@@ -10,7 +10,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import kl_per_token, log_probs
 from rlhf_lab.models import load_model
-from rlhf_lab.probes import attach_default_suite
+from rlhf_lab.probes import WeightDelta, attach, attach_default_suite
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
 from tests.small_runs import DEVICE
@@ -99,7 +99,9 @@ def test_teacher_may_have_another_architecture(distill, tmp_path):
     torch.testing.assert_close(rollout.kl.double().cpu(), expected, atol=1e-5, rtol=1e-5)
     with pytest.warns(UserWarning, match="out words_moved and weight_delta: the reference has"):
         notes = attach_default_suite(trainer).notes
-    assert len(trainer.train()) == 2 and not notes
+    by_hand = attach(trainer, WeightDelta(every=1))
+    with pytest.warns(UserWarning, match="switched off: .*the reference has another architecture"):
+        assert len(trainer.train()) == 2 and not notes and len(by_hand.notes) == 1
 
 
 @pytest.mark.slow
