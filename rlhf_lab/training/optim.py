@@ -109,8 +109,8 @@ def validate_custom_optimizer(
     args: RLHFArgs, policy: TransformerWithValueHead, optimizer: Any, scheduler: Any
 ) -> tuple[Optimizer, LRScheduler]:
     """Set a custom optimizer to maximize; return it with its schedule, constant by default."""
-    if optimizer is None:
-        raise ConfigError("scheduler is passed without its optimizer. Pass both.")
+    if not hasattr(optimizer, "param_groups"):
+        raise ConfigError(f"optimizer={optimizer!r:.50} is not an optimizer. Pass the scheduler's.")
     if args.optimizer_in_backward or args.weight_precision != "fp32":
         raise ConfigError(
             "optimizer_in_backward and weight_precision require the optimizer of the settings. Set "
