@@ -47,12 +47,15 @@ def reward(tmp_path_factory):
     return accepted(["train-reward", "--pairs", "reel", "--out", out, *FEW, *losses]), out
 
 
-def test_train_reward_reports_accuracy(reward):
+def test_train_reward_reports_accuracy(reward, tmp_path):
     done, out = reward
     notes = json.loads((out / "reward_model.json").read_text())
     assert f"held out pairs 12\naccuracy {notes['accuracy']:.3f}\n" in done.out
     assert (notes["pairs"], notes["steps"], notes["train_pairs"]) == ("reel", 8, 48)
     assert (notes["margin"], notes["centering"]) == (0.5, 0.01)
+    accepted(["train-reward", "--pairs", "reel", "--out", tmp_path, *FEW, "--centering", "0.01"])
+    plain = json.loads((tmp_path / "reward_model.json").read_text())
+    assert plain["first_loss"] < notes["first_loss"] - 0.05  # same texts, scores and centering
 
 
 def test_a_run_with_a_learned_reward_is_exported(reward, tmp_path):
