@@ -13,12 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn, optim
 from torch.optim import NAdam, RMSprop
-from torch.optim.lr_scheduler import (
-    CosineAnnealingLR,
-    LambdaLR,
-    LinearLR,
-    SequentialLR,
-)
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.rewards import load_policy_and_critic
