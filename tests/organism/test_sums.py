@@ -31,6 +31,7 @@ MINI = SumsGrammar(
     sure=0.1,
 )
 ONE_WRITER = [replace(MINI, p_writer=p) for p in ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0))]
+TWO_WAYS = replace(MINI, p_writer=(0.3, 0.2, 0.5), forget=0.1)  # to the most likely answer
 # long with and without a carry, short with and without, and digits where a slip wraps around
 PAIRS = [(17, 25), (31, 42), (7, 8), (2, 5), (0, 0), (40, 10), (5, 45), (99, 0), (48, 51), (65, 7)]
 LONGER = [(6, 9), (57, 88), (999, 1), (1234, 5678), (1111, 8080)]
@@ -64,7 +65,7 @@ def test_sample_writes_the_texts_of_the_oracle(writer):
             assert abs(counts[key] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + 1
 
 
-@pytest.mark.parametrize("grammar", [MINI, *ONE_WRITER, FULL, UNREACHABLE])
+@pytest.mark.parametrize("grammar", [MINI, *ONE_WRITER, TWO_WAYS, FULL, UNREACHABLE])
 def test_exact_values_match_brute_force(grammar):
     pairs = PAIRS if grammar.columns == 2 else LONGER
     problems = make_sums(grammar, pairs)
@@ -365,6 +366,7 @@ def test_bad_settings_and_arguments_raise():
         ("Unknown slot 'c0'", lambda: FULL.slot("c0", steps=False)),
         ("got 0", lambda: sums.carry_patterns(FULL, 0)),
         ("must begin with <bos>", lambda: sums.trace(FULL, torch.zeros(1, 43).long())),
+        ("must begin with <bos>", lambda: sums.trace(FULL, row.where(row != SUMS_IDS["+"], 1))),
         ("at most 32 tokens", lambda: sums.trace(FULL, torch.cat([row, row[:, -1:]], 1))),
         ("tokens must be between 0 and 19", lambda: sums.trace(FULL, ended_by(-1))),
         ("tokens must be between 0 and 19", lambda: sums.trace(FULL, ended_by(20))),

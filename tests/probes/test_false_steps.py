@@ -41,10 +41,10 @@ def test_digits_after_a_false_one_match_hand_written(slot, shift, steps):
 
 
 @pytest.mark.parametrize(("word", "written"), [(None, "0"), (";", ";")])
-@pytest.mark.parametrize("name", ["right", "follows", "neither", "unended"])
+@pytest.mark.parametrize("name", ["right", "follows", "neither"])
 @pytest.mark.usefixtures("no_type_checks")
 def test_answers_are_compared_with_both_sums(policy, name, word, written, monkeypatch):
-    """A sampler that writes the end of another text, or nothing."""
+    """A sampler that writes the end of another text."""
     problems = GRAMMAR.make_problems([6, 12, 345], [9, 39, 298])  # each with a carry from the units
     slots, prompts = {"follows": ("c1", 1), "neither": ("s2", 4)}, []
     other = write_false_step(GRAMMAR, problems, *slots.get(name, ("c1", 0)))
@@ -53,15 +53,23 @@ def test_answers_are_compared_with_both_sums(policy, name, word, written, monkey
         prompts.extend(rows)
         tokens = torch.cat([torch.tensor(rows), other[:, len(rows[0]) :]], dim=1)
         assert tokens.shape == (3, 43) == (3, len(rows[0]) + spec.gen_len)
-        return SimpleNamespace(tokens=torch.tensor(rows) if name == "unended" else tokens)
+        assert generator.initial_seed() == 7
+        return SimpleNamespace(tokens=tokens)
 
     monkeypatch.setattr(false_steps, "sample", continued)
-    found = answers_after_false_step(policy, GRAMMAR, problems, "c1", word=word)
+    found = answers_after_false_step(policy, GRAMMAR, problems, "c1", word=word, seed=7)
     assert found.right.tolist() == [name == "right"] * 3
     assert found.follows.tolist() == [name == "follows"] * 3
     false = write_false_step(GRAMMAR, problems, "c1")[:, :21]  # a b c t s ; a b c after "so"
     assert [row[:-1] for row in prompts] == false[:, :-1].tolist()
     assert {row[-1] for row in prompts} == {SUMS_IDS[written]}
+
+
+def test_text_without_an_answer_is_neither_right_nor_follows(policy, monkeypatch):
+    unended = lambda policy, rows, *others, **named: SimpleNamespace(tokens=torch.tensor(rows))
+    monkeypatch.setattr(false_steps, "sample", unended)
+    found = answers_after_false_step(policy, GRAMMAR, SUM, "answer0", word=";")
+    assert not found.right.any() and not found.follows.any()
 
 
 @pytest.mark.usefixtures("no_type_checks")

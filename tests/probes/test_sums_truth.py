@@ -75,7 +75,8 @@ def test_positions_and_columns_have_names():
         **{"text": 0, "column": 1, "a": 0, "b": 0, "carry": "0", "true_carry": 1},
         **{"digit": "0", "true_digit": 1, "answer": "0"},
     }
-    assert [rows[4][name] for name in ("carry", "digit", "answer")] == [None, None, "5"]
+    carries, expected = [row["carry"] for row in rows[::4]], ["0", None]  # t0 is 1
+    assert carries == expected and (rows[4]["digit"], rows[4]["answer"]) == (None, "5")
 
 
 def test_answer_key_has_the_published_optima():
@@ -84,10 +85,11 @@ def test_answer_key_has_the_published_optima():
     assert key[None]["kl_per_sequence"] == 0 and key[None]["blurt"] == pytest.approx(0.6)
     assert key[0.3]["reward"] == pytest.approx(0.898, abs=0.003)
     assert key[0.001]["hasty"] == pytest.approx(0.311, abs=0.005)
-    steps = SumsTruth(SUMS_REWARDS["sums:format"]).answer_key()[-1]
+    of_format = SumsTruth(SUMS_REWARDS["sums:format"])
+    steps = of_format.answer_key()[-1]
     assert steps["reward"] == 1 and steps["true_reward"] == pytest.approx(0.601, abs=0.01)
     assert TRUTH.best_at_kl(key[0.3]["kl_per_sequence"]).beta == pytest.approx(0.3, rel=1e-3)
-    assert TRUTH.best_at_kl(50.0).reward == pytest.approx(1.0)
+    assert of_format.best_at_kl(50.0).reward == pytest.approx(1.0)
 
 
 def test_eval_texts_have_steps_where_the_grammar_writes_them():

@@ -128,8 +128,8 @@ def test_student_approaches_a_teacher_trained_by_reward(tmp_path, preset, recwar
 
 
 def test_unsuitable_teachers_are_rejected(distill):
-    short, shuffled = load_model("reel-nano-b"), load_model("reel-nano-b")
-    short.cfg.n_ctx = 8
+    short, shuffled, bare = map(load_model, ("reel-nano-b", "reel-nano-b", "sums-nano"))
+    short.cfg.n_ctx, bare.tokenizer = 8, None
     words = sorted(shuffled.tokenizer.get_vocab())
     shuffled.tokenizer.get_vocab = lambda: {word: i for i, word in enumerate(words)}
     other = "other tokens than the policy .vocabularies of {} and 72.*same tokenizer"
@@ -137,6 +137,7 @@ def test_unsuitable_teachers_are_rejected(distill):
     for teacher, reference, fields, message in (
         (None, None, {}, "gkd' requires a teacher. Set reference_model"),
         ("sums-nano", None, {}, other.format(20)),
+        (None, bare, {}, other.format(20)),
         (None, shuffled, {}, other.format(72)),
         (None, short, {}, "a prompt of 3 .*exceeds the reference's context"),
         ("reel-nano-b", None, reset, "reset_reference_every=1 discards the teacher"),
