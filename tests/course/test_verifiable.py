@@ -30,8 +30,7 @@ def test_check_raises_if_the_reference_raises() -> None:
 
 
 def test_exact_match_agrees_with_the_reward_on_edited_texts() -> None:
-    rng = np.random.default_rng(0)
-    grammar = sums.SumsGrammar()
+    rng, grammar = np.random.default_rng(0), sums.SumsGrammar()
     texts = grammar.sample(grammar.problems(400, rng), rng).texts()
     for i, text in enumerate(texts):
         words, at = text.split(" "), int(rng.integers(10, text.count(" ") + 1))

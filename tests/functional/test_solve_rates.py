@@ -27,14 +27,12 @@ def test_pass_at_k_matches_hand_computed():
 def test_estimate_matches_hand_computed():
     # of 4 responses with 2 right, one of the 6 pairs has none: 5/6, and not 1 - 1/4
     assert F.pass_at_k_estimate(torch.tensor([2]), 4, 2).item() == pytest.approx(5 / 6)
-    assert F.pass_at_k_estimate(torch.tensor([0, 1, 2, 3]), 4, 3).tolist() == [0.0, 0.75, 1.0, 1.0]
-    assert F.pass_at_k_estimate(torch.tensor([0, 1, 4]), 4, 1).tolist() == [0.0, 0.25, 1.0]
     assert F.pass_at_k_estimate(torch.tensor([]).long(), 4, 2).tolist() == []
     many = F.pass_at_k_estimate(torch.tensor([10]), 100_000, 5000).item()
     assert many == pytest.approx(1 - 0.95**10, abs=1e-3)
 
 
-@pytest.mark.parametrize("n, k", [(1, 1), (4, 4), (5, 2), (6, 3), (8, 1), (8, 8)])
+@pytest.mark.parametrize("n, k", [(1, 1), (4, 3), (4, 4), (5, 2), (6, 3), (8, 1), (8, 8)])
 def test_estimate_is_the_fraction_of_subsets(n, k):
     drawn = [list(itertools.combinations([1] * c + [0] * (n - c), k)) for c in range(n + 1)]
     found = F.pass_at_k_estimate(torch.arange(n + 1), n, k)

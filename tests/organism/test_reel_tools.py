@@ -46,11 +46,6 @@ def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, wo
         tokenizer("this movie rocks")
 
 
-def test_load_tokenizer_raises_without_a_file(tmp_path):
-    with pytest.raises(ValueError, match="no tokenizer.json"):
-        load_tokenizer(tmp_path / "nowhere")
-
-
 def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
     tokenizer = load_tokenizer(weights_dir("reel-sentiment"))
     encoded = tokenizer(["this movie", "this rocks wow"], padding=True, return_tensors="pt")
@@ -62,7 +57,7 @@ def test_classifier_tokenizer_frames_pads_and_truncates(reviews):
     assert read_language(tokenizer) is None
 
 
-def test_bundled_models_are_small_distinct_and_without_pickle():
+def test_bundled_models_are_small_distinct_and_without_pickle(tmp_path):
     files = [path for name in BUNDLED for path in weights_dir(name).iterdir()]
     assert sum(path.stat().st_size for path in files) < 3.6e6
     assert {path.suffix for path in files} == {".json", ".safetensors"}
@@ -73,6 +68,8 @@ def test_bundled_models_are_small_distinct_and_without_pickle():
     assert SUMS_LANGUAGE.models == ("sums-nano", "sums-nano-b", "sums-nano-c")  # one grammar
     with pytest.raises(ValueError, match="'reel-huge'"):
         weights_dir("reel-huge")
+    with pytest.raises(ValueError, match="no tokenizer.json"):
+        load_tokenizer(tmp_path / "nowhere")
 
 
 def test_sums_loss_is_the_mean_over_response_tokens(sums):

@@ -18,7 +18,6 @@ from rlhf_lab.organism.sums import SUMS_IDS, SUMS_REWARDS, SUMS_WORDS, WRITERS, 
 from tests.organism.sums_oracle import all_texts, as_tokens, read_digits, writer_law
 
 FULL = SumsGrammar()
-UNREACHABLE = replace(FULL, unreachable=True)
 MINI = SumsGrammar(
     columns=2,
     p_writer=(0.2, 0.3, 0.5),
@@ -30,8 +29,9 @@ MINI = SumsGrammar(
     forget=0.7,
     sure=0.1,
 )
-ONE_WRITER = [replace(MINI, p_writer=p) for p in ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0))]
-TWO_WAYS = replace(MINI, p_writer=(0.3, 0.2, 0.5), forget=0.1)  # to the most likely answer
+GRAMMARS = [MINI, *(replace(MINI, p_writer=p) for p in ((0.0, 1.0, 0.0), (1.0, 0.0, 0.0)))]
+GRAMMARS += [replace(MINI, p_writer=(0.3, 0.2, 0.5), forget=0.1)]  # two ways to the modal answer
+GRAMMARS += [FULL, replace(FULL, unreachable=True)]
 # long with and without a carry, short with and without, and digits where a slip wraps around
 PAIRS = [(17, 25), (31, 42), (7, 8), (2, 5), (0, 0), (40, 10), (5, 45), (99, 0), (48, 51), (65, 7)]
 LONGER = [(6, 9), (57, 88), (999, 1), (1234, 5678), (1111, 8080)]
@@ -65,7 +65,7 @@ def test_sample_writes_the_texts_of_the_oracle(writer):
             assert abs(counts[key] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + 1
 
 
-@pytest.mark.parametrize("grammar", [MINI, *ONE_WRITER, TWO_WAYS, FULL, UNREACHABLE])
+@pytest.mark.parametrize("grammar", GRAMMARS)
 def test_exact_values_match_brute_force(grammar):
     pairs = PAIRS if grammar.columns == 2 else LONGER
     problems = make_sums(grammar, pairs)

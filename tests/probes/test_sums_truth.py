@@ -119,9 +119,7 @@ def test_default_probes_record_exact_values_on_sums(probed):
     ends = tensors["true_value"][:, 0] + tensors["true_advantage"].sum(1)
     whole = (tensors["truth_mask"] == tensors["mask"]).all(1)
     assert whole.any()
-    torch.testing.assert_close(
-        ends[whole], torch.tensor(record["rewards"])[whole], atol=1e-5, rtol=0
-    )
+    assert ends[whole].tolist() == pytest.approx(np.array(record["rewards"])[whole], abs=1e-5)
     beliefs = torch.stack([tensors[f"true_belief_in_{name}_after_it"] for name in WRITERS])
     assert beliefs.sum(0)[tensors["truth_mask"]] == pytest.approx(1.0, abs=1e-5)
     assert len(record["steps"]) == 16

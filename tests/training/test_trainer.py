@@ -246,8 +246,7 @@ def test_reward_rises_in_four_phases_of_reel(tmp_path):
 
 
 def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
-    args = RLHFArgs(preset="sums", total_phases=5)
-    trainer = RLHFTrainer(args, out=tmp_path / "run")
+    trainer = RLHFTrainer(RLHFArgs(preset="sums", total_phases=5), out=tmp_path / "run")
     reports = list(trainer)
     assert not recwarn.list  # with GRPO's settings as published
     assert [report.true_reward for report in reports] == [r.mean_reward for r in reports]
@@ -273,8 +272,7 @@ def test_evaluation_counts_each_text_once():
 
 @pytest.mark.parametrize("name", ["majority", "coin", "hole"])
 def test_flawed_rewards_have_the_true_reward_next_to_them(name):
-    settings = dict(reward_fn=f"sums:{name}", batch_size=64, num_minibatches=2)
-    args = RLHFArgs(preset="sums", **settings)
+    args = RLHFArgs(preset="sums", reward_fn=f"sums:{name}", batch_size=64, num_minibatches=2)
     stats = summarize(RLHFTrainer(args).rollout_phase())
     assert 0 < stats.true_reward < stats.mean_reward < 1
 
@@ -282,13 +280,12 @@ def test_flawed_rewards_have_the_true_reward_next_to_them(name):
 def test_sums_raise_on_other_prompts_and_rewards(tmp_path):
     file, whole = tmp_path / "prompts.txt", "0 0 1 0 + 0 0 3 4 ="
     file.write_text(f"{whole}\n" * 8 + "1 + 1 =\n")
-    for fields, prompts, words in (
-        ({"preset": "reel", "reward_fn": "sums:exact"}, None, "requires prompts such as"),
-        ({"prompts": str(file)}, None, r"got '1 \+ 1 =' \(prompt 9 of .*prompts.txt\)"),
-        ({"prompts": str(file), "reward_fn": "zero"}, None, r"prompt 9 of .*prompts.txt"),
-        ({"reward_fn": "true_reward"}, None, "scores reviews, not sums. Use 'sums:exact'"),
-        ({}, [whole, "1 + 1 ="], "prompt 2 of prompts"),
+    for fields, parts, words in (
+        ({"preset": "reel", "reward_fn": "sums:exact"}, {}, "requires prompts such as"),
+        ({"prompts": str(file)}, {}, r"got '1 \+ 1 =' \(prompt 9 of .*prompts.txt\)"),
+        ({"prompts": str(file), "reward_fn": "zero"}, {}, r"prompt 9 of .*prompts.txt"),
+        ({"reward_fn": "true_reward"}, {}, "scores reviews, not sums. Use 'sums:exact'"),
+        ({}, {"prompts": [whole, "1 + 1 ="]}, "prompt 2 of prompts"),
     ):
-        parts = {"prompts": prompts} if prompts else {}
         with pytest.raises(ConfigError, match=words):
             RLHFTrainer(RLHFArgs(**{"preset": "sums"} | fields), **parts)

@@ -32,13 +32,11 @@ def distill(tmp_path):
     return make
 
 
-def constant_model(logit=0.0):
-    """Return Reel's model with the same logits in every state: 0, except for token 0."""
-    model = load_model("reel-nano")
+def with_constant_logits(model, first=0.0):
+    """Make the logits of all states equal: 0, except for token 0."""
     with torch.no_grad():
-        for weight in (model.unembed.W_U, model.unembed.b_U):
-            weight.zero_()
-        model.unembed.b_U[0] = logit
+        model.unembed.W_U.zero_()
+        model.unembed.b_U.zero_()[0] = first
     return model
 
 
@@ -50,10 +48,9 @@ def test_kl_matches_hand_computed(distill, size):
     """
     batch, gen_len = size
     settings = dict(batch_size=batch, num_minibatches=1, gen_len=gen_len)
-    trainer = distill(None, constant_model(math.log(10)), **settings)
-    with torch.no_grad():
-        trainer.policy.base_model.unembed.W_U.zero_()
-        trainer.policy.base_model.unembed.b_U.zero_()
+    teacher = with_constant_logits(load_model("reel-nano"), math.log(10))
+    trainer = distill(None, teacher, **settings)
+    with_constant_logits(trainer.policy.base_model)
     report = trainer.run_phase()
     kl = math.log(81 / 72) - math.log(10) / 72
     assert report.kl_per_token == pytest.approx(kl, abs=1e-6)
