@@ -49,7 +49,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata that `save_checkpoint` wrote, and check their checksum."""
     if not path.is_file():
         names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
-        available = f"Available for `export`: {', '.join(names)}." if names else "None was saved."
+        available = f"Available: {', '.join(names)} (see `export`)." if names else "None was saved."
         raise RunError(f"No checkpoint {path}. {available}")
     try:
         with safe_open(path, framework="pt") as file:
