@@ -37,7 +37,7 @@ def test_heads_and_keys_are_those_of_single_texts(kind, trained_runs):
     readers = [logit_reader(model, ids) for model in models]
     rows, at = probe.select_rows(run.seen())
     layers, distances = models[0].cfg.n_layers, torch.zeros_like(stored["tv"])
-    counts = torch.zeros(distances.shape[2])
+    counts = distances.new_zeros(distances.shape[2])
     assert stored["own"].abs().max() > 1e-3
     for row, column in enumerate(at.tolist()):
         caches = [model.run_with_cache(row_alone(rows, row)[0])[1] for model in models]

@@ -52,7 +52,7 @@ def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
         ours, theirs = (logprobs_alone(model, tokens[real], n).exp() for model in models)
         won.append((ours - theirs)[mask].sum(0))
         before.append(theirs[mask].sum(0))
-    mass, share = (torch.stack(x).sum(0) / samples.mask.sum() for x in (won, before))
+    mass, share = ((torch.stack(x).sum(0) / samples.mask.sum()).cpu() for x in (won, before))
     torch.testing.assert_close(stored["promoted_mass"], mass.float(), atol=1e-5, rtol=1e-3)
     ids = [row["id"] for row in values["promoted"]]
     assert ids == mass.topk(len(ids)).indices.tolist()
@@ -72,7 +72,7 @@ def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
     ):
         if kind == "grouped":  # truncates its samples
             break
-        found = logprobs_alone(ctx.reference, torch.cat([torch.as_tensor(prompt), tokens]), n)
+        found = logprobs_alone(ctx.reference, torch.cat([tokens.new_tensor(prompt), tokens]), n)
         expected = found.gather(-1, tokens[:, None])[:, 0].float()
         torch.testing.assert_close(logprobs[mask], expected[mask], atol=1e-4, rtol=1e-3)
     written = samples.tokens[:, samples.prefix_len :][samples.mask].tolist()
@@ -82,13 +82,13 @@ def test_numbers_are_those_of_the_texts(kind, trained_runs, hacked):
     distinct = values["distinct_texts"][0], values["distinct_reference"][0]
     expected = [len(set(tokens)) / len(tokens) for tokens in (written, others)]
     assert distinct == pytest.approx(expected, abs=1e-5)
-    rewards = rollout.raw_rewards
+    rewards = rollout.raw_rewards.cpu()
     assert values["reward"] == pytest.approx(rewards.mean().item(), abs=1e-5)
     assert values["reward_std"] == pytest.approx(rewards.std().item(), abs=1e-5)
     assert values["saturated"] == (rewards.std().item() < 0.05)
     assert ("true_reward" in values) == (kind != "grouped")
     if kind != "grouped":
-        gap = (rewards - rollout.true_rewards).mean().item()
+        gap = (rewards - rollout.true_rewards.cpu()).mean().item()
         assert values["gap"] == pytest.approx(gap, abs=1e-5)
         share = rollout.text_metrics["grammatical"].mean().item()
         assert values["grammatical"] == pytest.approx(share, abs=1e-5)
