@@ -274,7 +274,7 @@ def has_fixed_shape(module: nn.Module) -> bool:
 
 def distinct_rows(prompts: TokenIds, prompt_mask: TokenMask) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct prompts, their masks, and the index of each row's prompt, on the CPU."""
+    labeled = torch.stack([prompts, prompt_mask.to(prompts)], dim=1)
     # torch 2.9 has no such kernel for MPS
-    labeled = torch.stack([prompts.cpu(), prompt_mask.cpu().long()], dim=1)
-    distinct, row_of = labeled.unique(dim=0, return_inverse=True)
+    distinct, row_of = labeled.cpu().unique(dim=0, return_inverse=True)
     return distinct[:, 0], distinct[:, 1].bool(), row_of
