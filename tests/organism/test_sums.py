@@ -133,7 +133,7 @@ READ = [
     ("# 0 0 0 1 # 0 0 1 5", 15, 0, None, "", "exact units hole"),
     ("0 0 1 5 # 0 0 1 4", 14, 0, None, "", ""),
     *((words, None, 0, None, "", "") for words in ("hm # 0 0 1 5 so", "# 0 0 1 5 0", "15", "")),
-    *((words, None, 0, None, "", "") for words in ("# 0 1 5", "hm 0 0 1 5", "#", "hm sure #")),
+    *((words, None, 0, None, "", "") for words in ("hm # 0 1 5", "hm 0 0 1 5", "#", "hm sure #")),
     ("hm # 0 0 1 5 sure sure", None, 0, None, "sure", "hole"),
 ]  # fmt: skip
 

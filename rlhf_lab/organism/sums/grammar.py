@@ -294,7 +294,8 @@ class SumsGrammar:
             return None
         if sum(numbers) >= 10**self.columns:
             return None
-        words, answer = response.split(), ANSWER.search(response)
+        words, found = response.split(), ANSWER.search(response)
+        answer = read_number(found[1], self.columns) if found else None
         problem = self.make_problems(*([number] for number in numbers))
         steps = words[1 : 6 * self.columns + 1]
         written = np.array([int(w) if w in DIGITS else -1 for w in steps])
@@ -313,7 +314,7 @@ class SumsGrammar:
             b=numbers[1],
             opener=words[0] if words and words[0] in SUMS_OPENERS else None,
             steps=has_steps,
-            answer=read_number(answer[1], self.columns) if answer else None,
+            answer=answer,
             sure=words[-1:] == ["sure"],
             dropped=dropped,
             first_error=first_error,
