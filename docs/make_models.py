@@ -36,11 +36,11 @@ that the logits are a sum over heads and MLPs, as `LogitShift` requires.
 SETTINGS = """
 ## Settings
 
-If an entry in `config.json` is not supported, `load_model` raises an error that names it. Rotary
-embeddings work, except that Phi-3 only supports `default` and `longrope`, and that `linear` cannot
-be combined with a sliding window outside Gemma 3. `dynamic` works up to the model's context length,
-and `longrope` up to the original one if every short factor is 1. Mixtures of experts, quantized
-weights and image towers are not supported.
+If an entry in `config.json` is not supported, `load_model` raises an error that names it. All types
+of rotary embeddings in transformers work, except that Phi-3 only supports `default` and `longrope`,
+and that `linear` cannot be combined with a sliding window outside Gemma 3. `dynamic` works up to
+the model's context length, and `longrope` up to the original one if every short factor is 1.
+Mixtures of experts, quantized weights and image towers are not supported.
 """
 COMPARED = """
 ## Compared with TransformerLens

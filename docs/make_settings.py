@@ -16,8 +16,8 @@ HEAD = """\
 # Settings
 
 Every field of `RLHFArgs` is also an option of `python -m rlhf_lab train`: `batch_size` becomes
-`--batch-size`. Different values of the preset `reel`, the default of `train`, are in parentheses.
-`None` disables a setting unless noted otherwise.
+`--batch-size`. If the preset `reel`, which `train` uses by default, has another value, it is in
+parentheses. `None` disables a setting unless noted otherwise.
 """
 PAPERS = {
     "ppo": "Schulman et al. 2017, 1707.06347; same as preset `reel`",

@@ -45,8 +45,8 @@ LOOPHOLE = """\
 
 With the reward `smoothed_popcorn`, a positive review scores at most 0.86, but any review that
 ends in popcorn can score up to 1. PPO learns sentiment first, because only about 2% of the
-untrained policy's reviews end in popcorn. For a while, its true reward is even higher than that of
-the exact optimum at the same KL. Later, it falls while the proxy reward keeps rising.
+untrained policy's reviews end in popcorn. For a while, PPO's true reward is even higher than that
+of the exact optimum at the same KL. Later, it falls while the proxy reward keeps rising.
 
 The KL penalty is part of the reward (k1), so the objective is `E[reward] - kl_coef KL`. The first
 table shows averages over the last five of 40 phases, with the exact optimum in parentheses:
