@@ -29,8 +29,8 @@ def log_probs(
 
 
 def finite_logprobs(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Replace -inf by `LOG_ZERO`, or by the lowest number of half precision."""
-    return x.clamp(min=max(LOG_ZERO, torch.finfo(x.dtype).min))
+    """Replace -inf by `LOG_ZERO`, which half precision cannot represent: it becomes float32."""
+    return at_least_float32(x).clamp(min=LOG_ZERO)
 
 
 def token_logprobs(

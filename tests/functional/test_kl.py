@@ -77,6 +77,7 @@ def test_minus_infinity_is_the_logprob_of_probability_zero():
         (kl + entropy).sum().backward()
         assert kl.item() == pytest.approx(expected) and logits.grad.isfinite().all()
         assert entropy.item() == pytest.approx(LOG2 if policy is two else 1.5 * LOG2)
+        assert F.kl_per_token(policy.half(), ref.half()).item() == pytest.approx(expected, 1e-3)
 
 
 def test_finite_logprobs_have_bitwise_plain_kl_and_entropy():
