@@ -110,9 +110,9 @@ def load_models(
 
 
 def load_engine(trainer: "RLHFTrainer", engine: Any) -> EngineSampler | None:
-    correction = trainer.args.importance_correction
-    if engine is None and correction != "none":
-        raise ConfigError(f"importance_correction={correction!r} requires a rollout_engine.")
+    way = trainer.args.importance_correction
+    if engine is None and way != "none":
+        raise ConfigError(f"importance_correction={way!r} requires a rollout_engine. Pass one.")
     return None if engine is None else EngineSampler(trainer, engine)
 
 

@@ -95,7 +95,7 @@ class Interventions:
         """Add the interventions of a recorded run, with a function for each name."""
         given, names = dict(given or {}), [record["name"] for record in records]
         for name in set(given) - set(names):
-            raise ConfigError(f"{run} has no intervention {name!r}, only {names}.")
+            raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
         for record in records:
             name = record["name"]
             if name not in given:

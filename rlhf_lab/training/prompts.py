@@ -120,9 +120,7 @@ class Prompts:
         if column is None:
             return None
         if given is not None:
-            raise ConfigError(
-                f"{field}={column!r} needs a file, but prompts were passed. Remove it."
-            )
+            raise ConfigError(f"{field}={column!r} needs a file, not passed prompts. Remove it.")
         rows = read_rows(self.args.prompts, "prompts", lines_as=self.args.prompts_column)
         return [row.text(column) for row in rows]
 

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from os.path import exists, join
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.checkpoint import (
     STATEFUL,
@@ -59,7 +61,7 @@ def resume_trainer(
     restore(trainer, run, info)
     phase, args = trainer.phase, trainer.args
     if phase > args.total_phases:
-        raise ConfigError(f"total_phases={args.total_phases} is below the {phase} phases done.")
+        raise ConfigError(f"total_phases={args.total_phases} must be >= {phase}, the phases done.")
     trainer.recorder.changes = info.get("changes", []) + [
         {"phase": phase, "field": name, "from": getattr(before, name), "to": getattr(args, name)}
         for name in CHANGEABLE
@@ -73,7 +75,8 @@ def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> 
     start = info.get("working_directory", "")
     for name in locations:
         path = info["args"].get(name) or "."
-        if Path(start, path).exists() and not Path(path).exists():
+        is_path = path not in (*BUNDLED, "sums", info["args"]["device"])
+        if is_path and exists(join(start, path)) and not exists(path):
             raise RunError(f"{name}={path!r} is relative to {start}. Use the run from there.")
     return RLHFArgs(**info["args"])
 

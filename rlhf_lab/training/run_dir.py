@@ -63,12 +63,13 @@ class RunDir:
     """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._start = Path(os.path.expanduser(path)), Path.cwd()
+        self._path = Path(os.path.expanduser(path))
+        self._absolute = self._path.absolute()
 
     @property
     def path(self) -> Path:
         """The directory as it was passed, or absolute if the working directory has changed."""
-        return self._path if self._start == Path.cwd() else self._start / self._path
+        return self._path if self._path.absolute() == self._absolute else self._absolute
 
     info_path = property(lambda self: self.path / INFO)
     checkpoints = property(lambda self: self.path / "checkpoints")

@@ -171,9 +171,7 @@ class RLHFTrainer(RunLoop):
         run.json records the intervention and `resume` requires it; see `Interventions.add`.
         """
         if self._started:
-            raise ConfigError(
-                f"The run has begun. Call intervene({site!r}) before the first phase."
-            )
+            raise ConfigError(f"The run has begun. Call intervene({site!r}) before phase 0.")
         self.interventions.add(site, fn, during, name)
         self.sources[f"intervention {self.interventions.records[-1]['name']}"] = describe_source(fn)
         if "interventions" not in self.custom_components:

@@ -136,6 +136,7 @@ def test_commands_reject_a_damaged_run_and_change_nothing(here: Path, number: in
 
 def test_relative_file_of_a_run_is_named_from_elsewhere(here: Path, monkeypatch) -> None:
     Path("p.txt").write_text("this movie\n")
+    Path("reel-nano").mkdir()  # the bundled model has the same name
     info("args", "prompts", "p.txt")(Path("RUN"))
     info("working_directory", str(here))(Path("RUN"))
     monkeypatch.chdir("/")

@@ -55,10 +55,7 @@ def nan_after_relu(func, args, kwargs):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "samples", "objective"),
-    [
-        (wrong_product, SAMPLES, OBJECTIVE),
-        (nan_after_relu, f"training_gaps: {NAN}", None),
-    ],
+    [(wrong_product, SAMPLES, OBJECTIVE), (nan_after_relu, f"training_gaps: {NAN}", None)],
 )
 def test_doctor_detects_a_faulty_device(monkeypatch, kernel, samples, objective):
     monkeypatch.setattr(tests.refusing_device, "_run_kernel", kernel)

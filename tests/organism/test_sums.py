@@ -139,7 +139,6 @@ READ = [
 
 
 def test_reading_of_texts_matches_hand_read():
-    """Parses, rewards and metrics."""
     texts, metrics = [f"{PROMPT} {response}".strip() for response, *_ in READ], []
     for text, (_, *expected) in zip(texts, READ, strict=True):
         parse = FULL.parse(text)
@@ -208,7 +207,6 @@ def test_frontier_matches_published_table():
 
 @pytest.mark.parametrize("name", ["exact", "hole"])
 def test_frontier_matches_brute_force(name):
-    """The tilted law of all texts."""
     cells, points = sums.outcomes(MINI, make_sums(MINI, PAIRS)), {1.0: [], 0.2: []}
     for beta, pair in product(points, PAIRS):
         texts = all_texts(MINI, *pair)

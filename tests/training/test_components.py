@@ -143,7 +143,7 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     path = broken_off.run.path
     with pytest.raises(ConfigError, match=r"intervention 'halve'.*interventions=\{'halve': fn\}"):
         RLHFTrainer.resume(path)
-    with pytest.raises(ConfigError, match=r"no intervention 'other', only \['halve'\]"):
+    with pytest.raises(ConfigError, match=r"no intervention 'other'. Choose from \['halve'\]"):
         RLHFTrainer.resume(path, interventions={"halve": halve, "other": halve})
     with pytest.warns(UserWarning, match="intervention halve has changed since the run started"):
         RLHFTrainer.resume(path, interventions={"halve": halve_in_place})

@@ -171,7 +171,6 @@ def test_masked_tokens_and_limited_ratios_have_no_gradient(reel_args):
 
 
 def test_registered_loss_as_a_function_equals_its_name(reel_args):
-    """A custom loss may leave out parameters."""
     args = reel_args(policy_loss="gspo", clip_coef=0.02)
     custom = Overrides(policy_loss=F.gspo_surrogate)
     assert torch.equal(gradient(args, Overrides()), gradient(args, custom))

@@ -42,8 +42,12 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
 
 def test_relative_run_stays_when_the_directory_changes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = RunDir.create("run")
+    run, absolute = RunDir.create("run"), RunDir.create(tmp_path / "absolute")
     assert str(run.path) == "run"
+    Path("gone").mkdir()
+    monkeypatch.chdir("gone")
+    Path.cwd().rmdir()
+    absolute.append("samples.jsonl", [{"phase": 0}])
     monkeypatch.chdir("/")
     run.append("samples.jsonl", [{"phase": 0}])
     assert run.path == tmp_path / "run" and (tmp_path / "run" / "samples.jsonl").exists()

@@ -125,7 +125,7 @@ def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp
             make_trainer({"reward_fn": reward}, **fields)
         if reward is tokens:
             make_trainer({"reward_fn": texts}, **fields)
-    with pytest.raises(ConfigError, match="but prompts were passed"):
+    with pytest.raises(ConfigError, match="not passed prompts"):
         make_trainer({"prompts": ["this movie"]}, **exact, reward_fn="exact_match")
 
 
