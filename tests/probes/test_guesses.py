@@ -46,7 +46,7 @@ def test_what_a_function_returned_is_found_or_said_to_be_lost(make_trainer):
         run.records("look")
     with pytest.raises(RunError, match="broken raised IndexError at after_score of phase 0 and is"):
         run.returned("broken")
-    with pytest.raises(RunError, match="`export`: best, last, phase_000000, phase_000001"):
+    with pytest.raises(RunError, match="Available: best, last, phase_000000, phase_000001"):
         run.policy("first")
     with pytest.raises(RunError, match=r"another --out \(in Python, RLHFTrainer.resume or another"):
         type(trainer)(trainer.args, out=run.path).train()

@@ -198,7 +198,7 @@ def test_run_keeps_the_newest_numbered_checkpoints(uninterrupted):
     policy, args = load_policy(uninterrupted, 5)
     assert args.keep_checkpoints == 1
     assert is_equal(copy_weights(policy), copy_weights(load_policy(uninterrupted)[0]))
-    with pytest.raises(RunError, match="No checkpoint .*`export`: best, last, phase_000000, "):
+    with pytest.raises(RunError, match="No checkpoint .*Available: best, last, phase_000000, "):
         load_policy(uninterrupted, 2)
 
 
