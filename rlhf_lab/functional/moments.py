@@ -56,6 +56,7 @@ def masked_mean(
     mean = sum_i m_i x_i / sum_i m_i
     """
     x = at_least_float32(x)
+    check_same_shape(x.shape, mask=mask)
     total = zero_masked(x, mask).sum(dim=dim)
     if denominator is None:
         denominator = real_entries(x, mask).sum(dim=dim)

@@ -104,3 +104,6 @@ def test_check_mask_raises_on_another_shape():
         check_mask(torch.zeros(2, 3), torch.ones(3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"mask has shape \(2,\), expected \(2, 3\)"):
         inspect.unwrap(F.masked_mean)(torch.zeros(2, 3), torch.ones(2, dtype=torch.bool))
+    kl, mask = torch.zeros(3, 3), torch.ones(3, dtype=torch.bool)  # it could mask rows
+    with pytest.raises(ValueError, match=r"mask has shape \(3,\), expected \(3, 3\)"):
+        inspect.unwrap(F.masked_mean)(kl, mask, denominator=3)
