@@ -36,7 +36,7 @@ def train(
     Args:
         config: A YAML or JSON file with settings, such as the run.json of another run; options
             override it.
-        out: The run's directory, new or empty; runs/PRESET-seedN by default.
+        out: The run's directory, without a run in it; runs/PRESET-seedN by default.
         probes: Attach the default probes, which `report` shows; the weights stay the same.
         record: Phases of records besides the end: every, or numbers; by default 0, 1, 2, 3, 5, ....
     """

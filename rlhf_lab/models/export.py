@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,10 +109,15 @@ def logprob_gap(ours: Tensor, theirs: Tensor) -> LogprobGap:
 
 
 def validate_new_directory(out: Path) -> None:
-    """Raise LoadError unless `out` is an empty directory or does not exist."""
-    is_empty = out.is_dir() and not any(out.iterdir())
-    if out.is_symlink() or (out.exists() and not is_empty):
-        raise LoadError(f"{out} already exists. Choose a new directory.")
+    """Raise LoadError unless `out` is an empty directory, or can be made."""
+    try:
+        is_empty = out.is_dir() and not any(out.iterdir())
+        if out.is_symlink() or (out.exists() and not is_empty):
+            raise LoadError(f"{out} already exists. Choose a new directory.")
+        parent = next(path for path in out.absolute().parents if path.exists())
+        os.rmdir(tempfile.mkdtemp(dir=parent))  # as root, os.access accepts /proc
+    except OSError as error:
+        raise LoadError(f"Cannot write {out} ({error}). Choose another directory.") from error
 
 
 @contextlib.contextmanager
