@@ -59,9 +59,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("checksum differs")
         return tensors, json.loads(header["metadata"])
     except UNREADABLE as error:
+        other = "last" if path.stem == "best" else "best"
         raise RunError(
             f"{path} is corrupt ({error}). Restore the file, or use another one: a new run can "
-            "start from `export RUN OUT --checkpoint best`."
+            f"start from `export RUN OUT --checkpoint {other}`."
         ) from None
 
 

@@ -44,7 +44,9 @@ def resume_trainer(
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
-    before = read_args(info)
+    before, n = read_args(info), info.get("last_saved_phase") or 0
+    if (total := (changes or {}).get("total_phases")) in range(n):
+        raise ConfigError(f"total_phases={total} is below the {n} phases done. Raise it.")
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)

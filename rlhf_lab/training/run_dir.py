@@ -79,8 +79,11 @@ class RunDir:
         """Make a new run directory; raise RunError if it contains a run."""
         run = cls(Path(path))
         run.validate_empty()
-        with writing(run.path):
+        try:
             run.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunError(f"cannot write {path}: {reason}. Choose another --out.") from error
         return run
 
     @classmethod
@@ -154,14 +157,17 @@ class RunDir:
                 record = json.loads(line)
                 int(record["phase"])
             except (ValueError, RecursionError, TypeError, LookupError) as error:
-                if number == len(lines):  # empty, or truncated by a crash
-                    break
+                if number == len(lines) and not (line and self._is_finished()):
+                    break  # empty, or truncated by a crash
                 raise RunError(
                     f"{path}, line {number}, is not a JSON object with a phase "
                     f"({type(error).__name__}: {error}). Correct or delete it."
                 ) from None
             records.append(record)
         return records
+
+    def _is_finished(self) -> bool:
+        return self.info_path.is_file() and self.read_info().get("status") == "finished"
 
     def _validate_phases(self, records: list[dict[str, Any]], n: int) -> None:
         phases = [record["phase"] for record in records]

@@ -35,7 +35,10 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     missing = "Not recorded: train with --probes."
     missing = "This run's probes do not record this." if run.probes() else missing
     if not lines:
-        answers = ["No phase is done yet."] * len(QUESTIONS)
+        empty = "No phase is done yet."
+        if run.info.get("phases_done"):
+            empty = "metrics.jsonl is missing or empty. Restore it."
+        answers = [empty] * len(QUESTIONS)
     else:
         answers = [
             answer_learning(lines),

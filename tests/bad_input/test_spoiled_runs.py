@@ -99,6 +99,8 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
     (("resume",), CUT, "`export RUN OUT --checkpoint best`"),
+    (("shorten",), info("status", "stopped"), "total_phases=1 is below the 2 phases done. Raise"),
+    (("export-best",), raw(BEST, lambda b: b[:-1000]), "--checkpoint last`"),
     *((ALL, info(name, ...), "run.json has unexpected contents") for name in ("id", "args")),
     *(
         (("resume",), checkpoint(lambda t, m, name=name: m.pop(name)), f"KeyError: '{name}'")
@@ -122,6 +124,8 @@ COMMANDS = {
     "report": "report RUN",
     "sample": "sample RUN -n 1 --gen-len 2",
     "export": "export RUN MADE",
+    "shorten": "resume RUN --total-phases 1",  # which must be more than its warmup_steps=1
+    "export-best": "export RUN MADE --checkpoint best",
 }
 
 
@@ -142,6 +146,18 @@ def test_relative_file_of_a_run_is_named_from_elsewhere(here: Path, monkeypatch)
     monkeypatch.chdir("/")
     rejected(["resume", here / "RUN"], f"prompts='p.txt' is relative to {here}.")
     accepted(["sample", here / "RUN", "-n", "1", "--gen-len", "2"])
+
+
+def test_lost_or_torn_lines_of_a_finished_run_are_reported(here: Path) -> None:
+    torn = raw("samples.jsonl", lambda b: b[:-30])
+    torn(Path("RUN"))
+    accepted(["report", "RUN"])  # it may have been killed here
+    info("status", "finished")(Path("RUN"))
+    rejected(["report", "RUN"], "samples.jsonl, line", "Correct or delete it")
+    Path("RUN/samples.jsonl").unlink()
+    Path("RUN/metrics.jsonl").unlink()
+    accepted(["report", "RUN", "--out", "page.html"])
+    assert "metrics.jsonl is missing or empty" in Path("page.html").read_text()
 
 
 def later_phases(content: bytes) -> bytes:
