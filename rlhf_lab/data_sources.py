@@ -44,6 +44,9 @@ class Row(NamedTuple):
         return value
 
     def _missing(self, kind: str, column: str) -> str:
+        if self.has(column) and str(value := self.fields[column] or "").strip():
+            wanted = "a text. Put it in quotes" if kind == "text" else "a finite number. Correct it"
+            return f"{self.where} has {value!r:.40} under {column!r}, which is not {wanted}."
         names = [f"{name!s:.40}" for name in self.fields] if isinstance(self.fields, dict) else []
         has_others = names and column not in names
         columns = f", only {', '.join(map(repr, names[:5]))}" if has_others else ""

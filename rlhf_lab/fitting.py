@@ -30,7 +30,7 @@ class FitConfig:
 
     def __post_init__(self) -> None:
         check_range(AT_LEAST_1, steps=self.steps, batch_size=self.batch_size)
-        check_range(Range(lambda v: 0 < v < 1, "between 0 and 1"), held_out=self.held_out)
+        check_range(Range(lambda v: 0 < v < 1, "above 0 and below 1"), held_out=self.held_out)
         check_range(SEED, seed=self.seed)
         check_range(POSITIVE, learning_rate=self.learning_rate)
 

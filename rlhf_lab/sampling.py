@@ -33,14 +33,26 @@ def tokenize_prompts(
     if prepend_bos and bos is None:
         raise ConfigError("prepend_bos=True requires a BOS token. Set prepend_bos=False.")
     encoded = []
-    for prompt in prompts:
+    for n, prompt in enumerate(prompts, 1):
         try:
             tokens = tokenizer.encode(prompt, add_special_tokens=False)
         except Exception as error:
-            problem = f"has a word outside the model's vocabulary ({error})"
-            raise ConfigError(f"the text {prompt!r} {problem}.") from None
+            raise ConfigError(
+                f"the text {prompt!r:.80} (number {n} of {len(prompts)}) has the word "
+                f"{_first_unknown_word(tokenizer, prompt)!r}, which is outside the model's "
+                f"vocabulary ({error}). Use other words, or another model."
+            ) from None
         encoded.append([bos, *tokens] if prepend_bos and tokens[:1] != [bos] else tokens)
     return encoded
+
+
+def _first_unknown_word(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    for word in text.split() if isinstance(text, str) else []:
+        try:
+            tokenizer.encode(word, add_special_tokens=False)
+        except Exception:  # of any kind, as it comes from Rust
+            return word
+    return text
 
 
 def pad_prompts(

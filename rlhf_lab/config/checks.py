@@ -77,12 +77,7 @@ SUMS_NAMES = tuple(  # organism.sums.SUMS_REWARDS
 )
 PLAIN_REWARDS = ("sentiment", "learned", "zero", "exact_match", *REEL_REWARDS, *SUMS_NAMES)
 EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
-    {
-        "count": "count:great",
-        "regex": "regex:[0-9]+",
-        "json_schema": "json_schema:schema.json",
-        "diversity": "diversity:2",
-    }
+    {"count": "great", "regex": "[0-9]+", "json_schema": "schema.json", "diversity": "2"}
 )
 MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
 NEEDS = MappingProxyType(  # settings without effect while the other one has its default
@@ -107,7 +102,8 @@ def check_range(of: Range, **values: Any) -> None:
     """Raise ConfigError if a value is out of range. None is valid."""
     for name, value in values.items():
         if value is not None and not of.holds(value):
-            raise ConfigError(f"{name}={value!r} is out of range. It must be {of.remedy}.")
+            finite = "finite and " if value in (math.inf, -math.inf) else ""
+            raise ConfigError(f"{name}={value!r} is out of range. It must be {finite}{of.remedy}.")
 
 
 def check_args(args: AllFields) -> None:
@@ -134,6 +130,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         (isinstance(x, bool) and hint is not bool) or not is_bearable(x, of_each, conf=WIDENING)
         for x in numbers  # beartype checks one item of a tuple
     ):
+        if choices := re.search(r"Literal\[([^]]*)", str(hint)):
+            raise ConfigError(f"{name}={value!r} is unknown. Choose one of: {choices[1]}.")
         kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
         raise ConfigError(f"{name}={value!r} has the wrong type. It must be {kind}.")
     if is_tuple or hint in (float, float | None):
@@ -157,7 +155,7 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
         yield "batch_size", f"exceeds kl_horizon={a.kl_horizon}. Raise kl_horizon."
     for name in ("warmup_steps", "reset_reference_every"):
         if (getattr(a, name) or 0) >= a.total_phases:
-            yield name, f"must be smaller than total_phases={a.total_phases}. Train longer."
+            yield name, f"must be below total_phases={a.total_phases}. Lower it, or train longer."
     if a.reset_reference_every and (a.reference_model or a.method == "gkd"):
         yield "reset_reference_every", "discards the teacher. Set it to None."
     for name, other in NEEDS.items():
@@ -200,7 +198,10 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
         if names.count(name) > 1:
             yield "reward_fn", f"has {name!r} twice. Remove one."
         if colon and not value and kind in EXAMPLES:
-            yield "reward_fn", f"has no value after {name!r}. Use for example {EXAMPLES[kind]}."
+            yield (
+                "reward_fn",
+                f"has no value after {name!r}. Use for example {kind}:{EXAMPLES[kind]}.",
+            )
         if kind == "diversity":
             validate_whole_batch(a, f"reward_fn={name!r}")
         if kind == "exact_match" and a.answers_column is None:

@@ -108,8 +108,9 @@ def add_lora(
             name = f"_{target}" if hasattr(module, f"_{target}") else target
             weight = getattr(module, name, None)
             if target not in LORA_TARGETS or weight is None:
+                has = [x for x in LORA_TARGETS if hasattr(block.attn, x) or hasattr(block.mlp, x)]
                 problem = f"lora_targets={tuple(targets)}: the model has no matrix {target!r}."
-                raise ConfigError(f"{problem} Choose from {', '.join(LORA_TARGETS)}.")
+                raise ConfigError(f"{problem} Choose from {', '.join(has)}.")
             adapter = LoRALinear(weight, rank, alpha, generator, inputs_by_head=target == "W_O")
             adapters[f"blocks.{layer}.{part}.{name}"] = adapter
     register_adapters(model, adapters)

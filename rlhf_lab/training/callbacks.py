@@ -1,7 +1,9 @@
 """Callbacks: the named events of a run, at which any callable can read its data."""
 
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from rlhf_lab.errors import ConfigError
@@ -140,9 +142,10 @@ class Callbacks:
                 self._store(ctx, entry.name, entry.callback(ctx))
             except Exception as error:
                 self.registered[event].remove(entry)
+                place = traceback.extract_tb(error.__traceback__)[-1]
                 message = (
                     f"{entry.name} raised {type(error).__name__} at {event} of phase {phase} and "
-                    f"is switched off: {error}"
+                    f"is switched off: {error} ({Path(place.filename).name}, line {place.lineno})"
                 )
                 self.dropped[entry.name] = (phase, message)
                 warnings.warn(message, stacklevel=2)

@@ -58,15 +58,18 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
         prompts = [args.prefix] if given is None else list(given)
-        is_text = all(isinstance(prompt, str) for prompt in prompts)
-        if isinstance(given, str) or not (args.chat or is_text):
-            kind = "prompts" if args.chat else "texts"
-            raise ConfigError(f"prompts must be a list of {kind}. Put a single one in a list.")
+        if isinstance(given, str):
+            raise ConfigError(f"prompts={given!r:.60} is a single text. Put it in a list.")
+        for prompt in [] if args.chat else prompts:
+            if not isinstance(prompt, str):
+                problem = f"{prompt!r:.60}, which is not a text. Use texts, or set chat=True"
+                raise ConfigError(f"prompts contains {problem}.")
         if args.chat:
             numbered = enumerate(prompts, 1)
             prompts = [read_turns(turns, f"prompt {n}", last="user") for n, turns in numbered]
     if not prompts:
-        raise ConfigError(f"prompts={args.prompts!r} contains no prompt. Add at least one.")
+        source = args.prompts if given is None else []
+        raise ConfigError(f"prompts={source!r} contains no prompt. Add at least one.")
     return [with_system(x, args.system_prompt) for x in prompts] if args.chat else prompts
 
 

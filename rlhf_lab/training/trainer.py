@@ -75,6 +75,8 @@ class RLHFTrainer(RunLoop):
 
     def __init__(self, args: RLHFArgs, *, out: str | Path | None = None, **parts: Any) -> None:
         super().__init__()
+        if not isinstance(args, RLHFArgs):
+            raise ConfigError(f"args={args!r:.40} is not RLHFArgs. Use RLHFArgs(preset='reel').")
         if out is not None:
             RunDir(Path(out)).validate_empty()
         self.custom_components = sorted(name for name, part in parts.items() if part is not None)

@@ -31,11 +31,17 @@ BROKEN = [  # commands, file, content, words of the message
     (tuple(COMMANDS), "x.jsonl", '{"a": 1,}\n', ["x.jsonl", "line 1"]),
     (tuple(COMMANDS), "x.csv", "good\na\nb\n", ["line 2", "'good'"]),
     (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
+    (
+        ("train", "sft"),
+        "x.jsonl",
+        '{"prompt": "a", "text": "a"}\n{"prompt": 5, "text": 5}\n',
+        ["has 5"],
+    ),
     (("train",), "x.txt", "this movie was good . " * 30, ["context"]),
     (("sft",), "x.txt", "\n \n", ["texts must have at least 2 rows", "got 0"]),
     (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
     (PAIRS, "x.jsonl", PAIR, ["pairs must have at least 2 rows", "got 1"]),
-    (PAIRS, "x.jsonl", UNKNOWN * 2, ["vocabulary"]),
+    (PAIRS, "x.jsonl", UNKNOWN * 2, ["the word 'a'", "(number ", "vocabulary"]),
     (PAIRS, "x.jsonl", PAIR.replace("good", "\\ud800") * 2, ["ud800"]),
     (("kto",), "x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
 ]

@@ -72,7 +72,10 @@ def keep(activation: Any, where: Any) -> Any:
 
 
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
-    "no prompts": (build(prompts=[]), ["prompts"]),
+    "no prompts": (build(prompts=[]), ["prompts=[] contains no"]),
+    "a prompt that is a number": (build(prompts=["this movie", 3]), ["contains 3, which is not"]),
+    "settings as a dict": (build({"preset": "reel"}), ["args={'preset'", "RLHFArgs(preset="]),
+    "a method that does not exist": (lambda t: settings(method="grpoo"), ["Choose one of: 'ppo'"]),
     "a policy without a value head": (
         lambda t: RLHFTrainer(settings(), policy=t.policy.base_model),
         ["policy", "TransformerWithValueHead(model)"],

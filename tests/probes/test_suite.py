@@ -146,7 +146,7 @@ def test_odd_probes_leave_the_run_as_it_is(probed, make_trainer):
 def test_probes_that_raise_or_lack_checks_warn_once_and_stop(probed):
     broken = (
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
-        "nothing to divide by"
+        "nothing to divide by (test_suite.py, line 49)"
     )
     (unchecked,) = probed.said("without a check")
     assert probed.said("broken: ") == [broken] and unchecked.startswith("unchecked: ")

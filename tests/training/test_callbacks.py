@@ -76,6 +76,7 @@ def test_callback_that_raises_is_removed_with_one_warning():
     assert calls == ["bad", "odd", "good", "good", "good"]
     bad, odd = [str(warning.message) for warning in caught]
     assert "bad_probe raised ZeroDivisionError at after_step of phase 0" in bad
+    assert "division by zero (test_callbacks.py, line " in bad
     assert "odd_probe raised ConfigError at after_step" in odd and "a key 'phase'" in odd
     assert callbacks.dropped == {"bad_probe": (0, bad), "odd_probe": (0, odd)}
 
