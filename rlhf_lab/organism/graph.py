@@ -50,9 +50,7 @@ class Graph:
         """
         ids, seq_len = tokens.detach().cpu().numpy(), self.grammar.seq_len
         if not 1 <= ids.shape[1] <= seq_len:
-            raise ValueError(
-                f"tokens has {ids.shape[1]} columns. Use 1 to {seq_len}, starting with <bos>."
-            )
+            raise ValueError(f"tokens has {ids.shape[1]} columns. Use 1 to {seq_len}, first <bos>.")
         if ids.size and not (0 <= ids.min() and ids.max() < len(VOCABULARY)):
             most = len(VOCABULARY) - 1
             raise ValueError(f"tokens has ids from {ids.min()} to {ids.max()}. Use 0 to {most}.")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,8 +70,9 @@ SUMS_LANGUAGE = Language(
 
 def default_contrast(model: str) -> tuple[str, str]:
     """Return the two words that comparisons of runs of a model contrast by default."""
-    file = Path(model).expanduser() / "tokenizer.json"  # of an export
-    words = json.loads(file.read_bytes())["model"]["vocab"] if file.is_file() else None
+    file, words = Path(model, "tokenizer.json"), None  # of an export
+    with suppress(OSError, RuntimeError, LookupError, TypeError, ValueError):  # another file
+        words = json.loads(file.expanduser().read_bytes())["model"]["vocab"]
     is_sums = model in SUMS_MODELS or words == dict(SUMS_IDS)
     return (SUMS_LANGUAGE if is_sums else REEL_LANGUAGE).contrast
 

@@ -64,7 +64,6 @@ def work(grammar: SumsGrammar, a: int, b: int, writer: int, wrong: tuple[bool, .
 
 
 def all_texts(grammar: SumsGrammar, a: int, b: int) -> list[Text]:
-    """All texts of positive probability."""
     texts, prior = [], writer_law(grammar, a, b)
     for z, wrong in product(range(3), product((False, True), repeat=grammar.columns)):
         steps, digits, p = work(grammar, a, b, z, wrong)

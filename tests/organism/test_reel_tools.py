@@ -70,6 +70,8 @@ def test_bundled_models_are_small_distinct_and_without_pickle(tmp_path):
         weights_dir("reel-huge")
     with pytest.raises(ValueError, match="no tokenizer.json"):
         load_tokenizer(tmp_path / "nowhere")
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs")
+    assert default_contrast(str(tmp_path)) == REEL_LANGUAGE.contrast
 
 
 def test_sums_loss_is_the_mean_over_response_tokens(sums):

@@ -46,7 +46,6 @@ def make_sums(grammar, pairs):
 
 @pytest.mark.parametrize("writer", [None, *WRITERS])
 def test_sample_writes_the_texts_of_the_oracle(writer):
-    """Tokens up to <eos>, the writer and its errors are as frequent as they are probable."""
     n = 1200
     problems = make_sums(MINI, [pair for pair in PAIRS for _ in range(n)])
     sample = MINI.sample(problems, np.random.default_rng(0), writer)
