@@ -46,7 +46,7 @@ def resume_trainer(
     validate_components(info.get("custom_components", []), parts, run.path)
     before, n = read_args(info), info.get("last_saved_phase") or 0
     if (total := (changes or {}).get("total_phases")) in range(n):
-        raise ConfigError(f"total_phases={total} is below the {n} phases done. Raise it.")
+        raise ConfigError(f"total_phases={total} must be >= {n}, the phases done.")
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     records = info.get("interventions", [])
     trainer.interventions.restore(records, interventions, run.path)

@@ -99,7 +99,7 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
     (("resume",), CUT, "`export RUN OUT --checkpoint best`"),
-    (("shorten",), info("status", "stopped"), "total_phases=1 is below the 2 phases done. Raise"),
+    (("shorten",), info("status", "stopped"), "total_phases=1 must be >= 2, the phases done"),
     (("export-best",), raw(BEST, lambda b: b[:-1000]), "--checkpoint last`"),
     *((ALL, info(name, ...), "run.json has unexpected contents") for name in ("id", "args")),
     *(
