@@ -14,6 +14,7 @@ from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import ProbeStore, records_file
 from rlhf_lab.training import Context, RLHFTrainer
+from rlhf_lab.training.callbacks import describe_error
 from rlhf_lab.training.capture import resolve_sites
 from rlhf_lab.training.checkpoint import is_numbered
 from rlhf_lab.training.isolation import no_side_effects
@@ -112,10 +113,9 @@ class Attachment:
             try:
                 self._keep(ctx, probe, self._call(ctx, probe, shared, gradients))
             except Exception as error:
-                note = f"raised {type(error).__name__} at {ctx.event} of phase {ctx.phase} and is "
                 is_other = differ_in_shape(ctx.policy.base_model, ctx.reference)
                 why = " (the reference has another architecture)" * is_other
-                self._say(ctx, probe.name, f"{note}switched off: {error}{why}")
+                self._say(ctx, probe.name, describe_error(error, ctx.event, ctx.phase) + why)
                 self.plan.pop(probe.name)
             self.seconds[probe.name] += perf_counter() - began
 

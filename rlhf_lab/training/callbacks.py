@@ -62,6 +62,13 @@ class Context:
 Callback = Callable[[Context], Any]
 
 
+def describe_error(error: Exception, event: str, phase: int) -> str:
+    """Return the end of a warning that an error has switched a callback or a probe off."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"raised {type(error).__name__} at {event} of phase {phase} and is switched off"
+    return f"{what}: {error} ({Path(place.filename).name}, line {place.lineno})"
+
+
 def switched_off(name: str) -> str:
     """Return the key of a run's diagnostic that a callback was switched off."""
     return f"{name} is switched off"
@@ -142,11 +149,7 @@ class Callbacks:
                 self._store(ctx, entry.name, entry.callback(ctx))
             except Exception as error:
                 self.registered[event].remove(entry)
-                place = traceback.extract_tb(error.__traceback__)[-1]
-                message = (
-                    f"{entry.name} raised {type(error).__name__} at {event} of phase {phase} and "
-                    f"is switched off: {error} ({Path(place.filename).name}, line {place.lineno})"
-                )
+                message = f"{entry.name} {describe_error(error, event, phase)}"
                 self.dropped[entry.name] = (phase, message)
                 warnings.warn(message, stacklevel=2)
 
