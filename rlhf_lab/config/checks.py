@@ -124,11 +124,11 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             "RLHFTrainer(args, reward_fn=...)."
         )
     value = tuple(value) if isinstance(value, list) else value
-    is_tuple = isinstance(value, tuple)
-    numbers, of_each = (value, float) if is_tuple else ((value,), hint)
-    if not is_bearable(value, hint, conf=WIDENING) or any(
+    is_tuple, takes_tuple = isinstance(value, tuple), "tuple" in str(hint)
+    numbers, of_each = (value, float) if is_tuple else ((value,), None if takes_tuple else hint)
+    if (is_tuple and not takes_tuple) or any(
         (isinstance(x, bool) and hint is not bool) or not is_bearable(x, of_each, conf=WIDENING)
-        for x in numbers  # beartype checks one item of a tuple
+        for x in numbers  # beartype checks a random item of a tuple
     ):
         if choices := re.search(r"Literal\[([^]]*)", str(hint)):
             raise ConfigError(f"{name}={value!r} is unknown. Choose one of: {choices[1]}.")
