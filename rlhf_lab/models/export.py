@@ -86,8 +86,7 @@ def _write_verified(model: HookedModel, base_model: str, directory: Path) -> Log
 def _verify(model: HookedModel, name: str) -> LogprobGap:
     loader = AutoModelForCausalLM
     theirs = load_pretrained_model(loader, name, "language model", dtype=torch.float32).eval()
-    ours = frozen_copy(model).to("cpu", print_details=False)
-    ours = ours.to(torch.float32, print_details=False)
+    ours = frozen_copy(model).to("cpu", print_details=False).to(torch.float32, print_details=False)
     shape = 2, min(256, model.cfg.n_ctx)
     tokens = torch.randint(model.cfg.d_vocab, shape, generator=torch.Generator().manual_seed(0))
     logits = ours(tokens, attention_mask=torch.ones_like(tokens))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from rlhf_lab.organism.bundled import BUNDLED, weights_dir
 MAX_GAP, MAX_HALF_PRECISION_GAP = 1e-3, 0.25  # relative error of the logits of a converted model
 CHECKED_TOKENS = 64
 LAYER = re.compile(r"\.\d+\.")
+LOADING = threading.Lock()  # transformers changes global settings of torch while it loads
 
 
 def locate(name: str) -> tuple[str, bool]:
@@ -46,7 +48,7 @@ def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
     place, on_disk = locate(name)
     options |= {"local_files_only": on_disk, "trust_remote_code": False}
     try:
-        with hidden_progress(on_disk):
+        with LOADING, hidden_progress(on_disk):
             return loader.from_pretrained(place, **options)
     except Exception as error:  # an invalid configuration can raise any exception
         raise LoadError(
@@ -83,8 +85,7 @@ def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> 
             f"{name!r} is a {saved}, not a {kind}. Pass a language model as base_model, and a "
             "sequence classifier as reward_model."
         )
-    options |= {"use_safetensors": True, "output_loading_info": True}
-    options |= {"ignore_mismatched_sizes": True}  # named below
+    options |= dict(use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)
     model, report = load_pretrained(loader, name, kind, **options)
     weights = dict(model.named_parameters())
     kinds = {LAYER.sub(".", weight) for weight in weights if LAYER.search(weight)}
@@ -175,5 +176,4 @@ def _logit_gap(model: HookedTransformer, hf_model: PreTrainedModel) -> float:
     was_training = hf_model.training
     expected = hf_model.eval()(tokens.to(hf_model.device)).logits.to("cpu", torch.float32)
     hf_model.train(was_training)
-    size = expected.norm().item() or 1.0
-    return (model(tokens).float() - expected).norm().item() / size
+    return (model(tokens).float() - expected).norm().item() / (expected.norm().item() or 1.0)

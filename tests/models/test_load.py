@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -60,6 +61,12 @@ def test_directory_matches_transformers(
         model = load_model(name)
         assert_same_logits(model, load_plain(directory))
         assert (model.cfg.model_name, model.cfg.n_ctx) == (name, CONTEXT)
+
+
+def test_models_can_be_loaded_in_threads(gpt2_dir):
+    with ThreadPoolExecutor(3) as pool:
+        models = list(pool.map(load_model, [str(gpt2_dir)] * 6))
+    assert_same_logits(models[0], load_plain(gpt2_dir))
 
 
 def test_loaded_model_is_converted_and_not_changed(model_dir, no_network):
