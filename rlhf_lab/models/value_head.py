@@ -166,7 +166,7 @@ class TransformerWithValueHead(HookedRootModule):
         values: list[Float[Tensor, "batch seq"]] = []
 
         def read_values(hook_point: nn.Module, inputs: tuple, normalized: Tensor) -> None:
-            values.append(self.value_head(normalized)[..., 0])
+            values.append(self.value_head(normalized).reshape(normalized.shape[:-1]))
 
         with self.base_model.hook_dict[VALUE_HOOK].register_forward_hook(read_values):
             yield values
@@ -227,7 +227,8 @@ class TransformerWithCritic(TransformerWithValueHead):
         policy_cache, critic_cache = past_kv_cache or (None, None)
         normalized = normalized_residual(self.critic, tokens, attention_mask, critic_cache)
         residual = final_residual(self.base_model, tokens, attention_mask, policy_cache)
-        values = self.value_head(normalized.to(next(self.value_head.parameters()).dtype))[..., 0]
+        values = self.value_head(normalized.to(next(self.value_head.parameters()).dtype))
+        values = values.reshape(residual.shape[:-1])
         return PolicyStates(residual, self.base_model.ln_final(residual), values)
 
 

@@ -95,6 +95,9 @@ def test_value_head_can_be_any_module(gpt2_dir):
     assert policy.value_head is head
     assert not any(name.startswith("value_head.") for name in cache)
     assert_close(values, head(cache[VALUE_HOOK])[..., 0])
+    for kind in (TransformerWithValueHead, TransformerWithCritic):
+        with pytest.raises(RuntimeError, match="is invalid for input of size"):
+            kind(policy.base_model, nn.Linear(16, 2))(TOKENS)
 
 
 def test_run_with_cache_adds_the_head_and_filters_names(policy):
