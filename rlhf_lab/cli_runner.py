@@ -5,13 +5,15 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import subcommand_cli_from_dict
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import LabError, LostRankError, RankError
 from rlhf_lab.parallel.launcher import is_main_process, process_rank
@@ -51,9 +53,22 @@ def parse_call(
         program, prog, description = program[name], f"{prog} {name}", None
     options |= {"prog": prog, "args": list(arguments), "description": description}
     if callable(program):
-        return tyro.cli(_bind(program), **options)
+        try:
+            return tyro.cli(_bind(program), **options)
+        except SystemExit:
+            _explain_switches(prog, arguments)
+            raise
     functions = {name: _bind(function) for name, function in program.items()}
     return subcommand_cli_from_dict(functions, **options)
+
+
+def _explain_switches(prog: str, arguments: Sequence[str]) -> None:
+    """Print how to set a switch that is followed by a value, which tyro only calls unrecognized."""
+    names = [name.replace("_", "-") for name, x in get_type_hints(RLHFArgs).items() if x is bool]
+    for option, value in pairwise(arguments):
+        if option in [f"--{name}" for name in names] and value[:1] != "-":
+            remedy = f"Use {option} or --no-{option[2:]}"
+            _print_error(f"{prog}: {option} takes no value, got {value!r}. {remedy}.")
 
 
 def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:

@@ -17,6 +17,7 @@ UNPARSED = {  # tyro shows a panel
     "report RUN --out=": ("--out", "the path is empty"),
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
+    "train --normalize-reward maybe": ("got 'maybe'", "--no-normalize-reward"),
     "train --batch-size 16.0": ("--batch-size", "16.0"),
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
 }
