@@ -86,7 +86,7 @@ def test_unreadable_file_raises(tmp_path):
 def test_default_warm_up_ends_before_last_phase(phases):
     assert RLHFArgs(preset="smol", total_phases=phases).warmup_steps == min(2, phases - 1)
     assert train_args("--total-phases", phases).warmup_steps == min(2, phases - 1)
-    with pytest.raises(ConfigError, match="warmup_steps=3 must be smaller"):
+    with pytest.raises(ConfigError, match="warmup_steps=3 must be below"):
         RLHFArgs(preset="reel", total_phases=phases, warmup_steps=3)
 
 
