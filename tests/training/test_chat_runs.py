@@ -70,7 +70,7 @@ def test_texts_are_user_turns_and_conversations_stay(args, tmp_path, no_type_che
         assert trainer.prompts.tokens == [of_transformers(trainer, each) for each in turns]
     with pytest.raises(LoadError, match="prompt 2 has no messages"):
         RLHFTrainer(args(), prompts=["w1", 3])
-    with pytest.raises(ConfigError, match="must be a list of prompts"):
+    with pytest.raises(ConfigError, match="is a single text. Put it in a list"):
         RLHFTrainer(args(), prompts="w1")
 
 
