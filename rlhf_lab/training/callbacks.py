@@ -45,7 +45,8 @@ class Context:
 
     Always available: `event`, `phase` (from 0), `args`, `policy`, `reference`, `kl_coef` (the
     current coefficient of the KL penalty) and `run`, the run's directory (None in a phase that is
-    run on its own). Reading a field too early raises an error that names its events.
+    run on its own). Reading a field too early raises an error that names its events. The policy's
+    gradients are copies: to change gradients, use `parameter.register_hook`.
     """
 
     def __init__(self, event: Event, phase: int, **fields: Any) -> None:
@@ -109,6 +110,13 @@ class Callbacks:
         validate_every(every)
 
         def register(callback: Callback) -> Callback:
+            earlier = [entry.callback for entry in self.registered.get(event, ())]
+            name, code = (getattr(callback, key, "<>") for key in ("__qualname__", "__code__"))
+            same = [f for f in earlier if getattr(f, "__qualname__", None) == name != "_"]
+            is_rerun = any(getattr(f, "__code__", 0) is not code for f in same)  # a loop shares it
+            if callback in earlier or (is_rerun and "<" not in name):
+                message = f"{function_name(callback)} is registered twice at {event}."
+                warnings.warn(f"{message} Make another trainer, or rename it.", stacklevel=2)
             self._add(event, Registration(every, self._name(callback), callback, last))
             return callback
 
@@ -119,9 +127,8 @@ class Callbacks:
         self._add(event, Registration(1, None, callback, last))
 
     def _add(self, event: Event, new: Registration) -> None:
-        entries = self.registered.setdefault(event, [])
-        entries.append(new)
-        entries.sort(key=lambda entry: entry.last)  # stable
+        entries = [*self.registered.get(event, []), new]
+        self.registered[event] = sorted(entries, key=lambda entry: entry.last)  # stable
 
     def _name(self, callback: Callback) -> str:
         first = name = function_name(callback)

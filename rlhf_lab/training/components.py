@@ -123,6 +123,8 @@ def make_rewards(
     args, overrides, prompts = trainer.args, trainer.overrides, trainer.prompts
     estimator_reads = overrides.estimator_parameters(args)
     if reward_fn is None:
+        if callable(getattr(type(trainer), "reward_fn", None)):
+            raise ConfigError("The method reward_fn is not called. Pass reward_fn= to the trainer.")
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)

@@ -26,7 +26,6 @@ class FixedKLController:
     kl_coef: float
 
     def update(self, kl_per_sequence: float, n_sequences: int) -> float:
-        """Return the coefficient."""
         return self.kl_coef
 
 

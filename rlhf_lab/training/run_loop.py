@@ -35,6 +35,7 @@ class RunLoop:
         self.directory: str | None = None  # of the run, known to each of several processes
         self.unfinished: list[PhaseReport] = []
         self._started = self._recording = False
+        self._learned_phase: int | None = None  # of learning_phase outside of run_phase
 
     def start(self) -> None:
         """Create the directory of a new run and emit run_start, once."""
@@ -45,6 +46,11 @@ class RunLoop:
         if self.policy.last_start[0] is not self.interventions.last_start:
             raise ConfigError("Another trainer trains this policy. Use that one, or a deepcopy.")
         self.policy.last_start[0] = self.interventions.last_start = object()
+        learned = (group["params"] for group in self.optimizer.param_groups)
+        weights = {weight for weight in self.policy.parameters() if weight.requires_grad}
+        if added := weights.difference(self._weights, *learned):
+            warnings.warn("added weights do not train. Pass a policy that has them.", stacklevel=3)
+            self._weights |= added
         self.truncated.clear()
         if self._started:
             return
@@ -163,11 +169,7 @@ class RunLoop:
             self.break_off(error)
 
     def view(self) -> Any:
-        """Return the page about the run so far, which a notebook shows.
-
-        Raises:
-            ConfigError: If the run has not begun.
-        """
+        """Return the page about the run so far, which a notebook shows once it has begun."""
         from rlhf_lab.views.report import page_frame
 
         if self.run is None:

@@ -83,7 +83,7 @@ class RLHFTrainer(RunLoop):
         given = {name: parts.pop(name, None) for name in COMPONENTS}
         functions = parts | {name: given[name] for name in ("reward_fn", "true_reward_fn")}
         self.sources = {k: describe_source(v) for k, v in functions.items() if v is not None}
-        self.args, self.phase = args, 0
+        self._args, self.phase = args, 0
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
         self.overrides = Overrides.choose(parts)
@@ -112,9 +112,8 @@ class RLHFTrainer(RunLoop):
         self.optimizer, self.scheduler = components.make_optimizer(
             args, self.policy, given["optimizer"], given["scheduler"]
         )
-        self.step_in_backward: StepInBackward | None = None
-        if args.optimizer_in_backward:
-            self.step_in_backward = StepInBackward(self.optimizer)
+        in_backward = args.optimizer_in_backward
+        self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         if self.world is not None:
             self.world.open()
         controller = given["kl_controller"]
@@ -127,6 +126,7 @@ class RLHFTrainer(RunLoop):
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
         self.sinks = attach_sinks(args, self.callbacks)
+        self._weights = set(self.policy.parameters())
 
     @property
     def is_main(self) -> bool:
@@ -138,11 +138,8 @@ class RLHFTrainer(RunLoop):
         """The run's directory; None before the first phase begins."""
         return self.recorder.run
 
-    @property
-    def prompt(self) -> list[int]:
-        """Token ids of the longest prompt."""
-        return max(self.prompts.tokens, key=len)
-
+    args = property(lambda self: self._args)  # read-only: components were made from the settings
+    prompt = property(lambda self: max(self.prompts.tokens, key=len))  # token ids of the longest
     reward_fn = property(lambda self: self.rewards.reward_fn)
     true_reward_fn = property(lambda self: self.rewards.true_reward_fn)
 
@@ -245,7 +242,10 @@ class RLHFTrainer(RunLoop):
             return ppo.rollout_phase(self)
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
-        """Improve the policy on a rollout; see `ppo`."""
+        """Improve the policy on a rollout; see `ppo`. Only `run_phase` also adds 1 to `phase`."""
+        if self._learned_phase == self.phase and not self._recording:
+            warnings.warn("learning_phase ran twice in one phase. Use run_phase().", stacklevel=2)
+        self._learned_phase = None if self._recording else self.phase
         if self.engine is not None:
             self.engine.is_current = False
         world = nullcontext() if self.world is None else self.world.learning()
@@ -276,7 +276,9 @@ class RLHFTrainer(RunLoop):
                 self.stage = "rollout"
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
             report = PhaseReport(self.phase, stats, learned, *rates, kl_coef, cost)
-            self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
+            new = self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
+            if new not in (None, self.kl_controller.kl_coef):
+                raise ConfigError(f"kl_controller.update returned {new} but did not set kl_coef.")
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0
         return report

@@ -67,6 +67,10 @@ def step(**changes: Any) -> Callable[[RLHFTrainer], Any]:
     return lambda t: t.step(**(fitting | {"scores": [1.0, 0.0] * 8} | changes))
 
 
+class Rewarded(RLHFTrainer):
+    reward_fn = count_e
+
+
 def keep(activation: Any, where: Any) -> Any:
     return activation
 
@@ -93,6 +97,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),
     "settings for a trainer": (lambda t: attach(t.args, Mine()), ["RLHFArgs is not a trainer"]),
     "no gradients": (torch.no_grad()(lambda t: t.train()), ["no_grad"]),
+    "a reward method": (lambda t: Rewarded(settings()), ["reward_fn is not called", "reward_fn="]),
     "a probe's event": (probe(Misspelled), ["after_scores"]),
     "a probe's site": (probe(Elsewhere), ["blocks.7"]),
     "a probe's path": (probe(Mine, "../../evil"), ["evil"]),
@@ -148,9 +153,32 @@ def test_masks_and_labels_of_0_and_1_are_no_indices() -> None:
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:
     trainer = RLHFTrainer(settings(), out="made", kl_controller=Controller())
     refuses(trainer.train, "kl_co")
+    controller = type("Returns", (Controller,), {"update": lambda *arguments: 0.2})
+    trainer = RLHFTrainer(settings(), out="returned", kl_controller=controller())
+    refuses(trainer.train, "kl_controller.update returned 0.2 but did not set kl_coef")
     trainer = RLHFTrainer(settings(), out="other", advantages=lambda rewards: rewards[:, None])
     with pytest.raises(ValueError, match=r"advantages .* \(16, 1\) .* one number per token"):
         trainer.train()
+
+
+def test_learning_phase_warns_at_second_call_in_one_phase(trainer, recwarn) -> None:
+    trainer.learning_phase(trainer.rollout_phase())
+    with pytest.warns(UserWarning, match=r"learning_phase ran twice in one phase.*run_phase\(\)"):
+        trainer.learning_phase(trainer.rollout_phase())
+    trainer.phase += 1
+    trainer.learning_phase(trainer.rollout_phase())
+    trainer.run_phase()
+    assert not recwarn
+
+
+def test_weights_added_later_warn_once_and_settings_are_fixed(trainer, recwarn) -> None:
+    with pytest.raises(AttributeError, match="args"):
+        trainer.args = settings(kl_coef=9.0)
+    trainer.run_phase()
+    trainer.policy.value_head = torch.nn.Linear(64, 1)
+    trainer.train()
+    (warning,) = recwarn
+    assert "added weights do not train." in str(warning.message)
 
 
 @pytest.mark.parametrize("name", ["../../RUN/metrics", "/etc/passwd", ""])

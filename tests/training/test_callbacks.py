@@ -91,6 +91,19 @@ def test_callback_warns_unless_it_returns_a_dict(recwarn, result, n):
     assert found == [f"lambda returned a {kind}, which is not stored. Return a dict of it."] * n
 
 
+def test_callback_registered_twice_warns_but_not_those_of_a_loop(recwarn):
+    on, scope = Callbacks().on, {}
+    for name in "abb__":
+        exec(f"def {name}(ctx): ...", scope)
+        on("after_step")(scope[name])
+        on("after_phase")(partial(scope[name]))
+    exec("for _ in range(2):\n    @on('after_loss')\n    def f(ctx): ...", {"on": on})
+    for _ in range(2):
+        on("after_loss")(lambda ctx: None)
+    (warning,) = recwarn
+    assert str(warning.message).startswith("b is registered twice at after_step.")
+
+
 def test_context_names_the_event_of_a_missing_field():
     ctx = Context("after_rollout", 3, samples="some")
     assert (ctx.event, ctx.phase, ctx.samples) == ("after_rollout", 3, "some")
