@@ -9,12 +9,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
-from types import CellType, CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
@@ -28,6 +29,7 @@ ELSEWHERE |= dict(reward_funcs="reward_fn", lr_scheduler="scheduler", callbacks=
 ELSEWHERE |= dict.fromkeys(("tokenizer", "processing_class"), "policy.base_model.set_tokenizer")
 ELSEWHERE |= dict(data_collator="prompts=[...], texts that the trainer tokenizes and pads")
 PerToken = Float[Tensor, "batch gen"]
+STORES = {"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"}
 # functions that are called with positional arguments, and with which
 CALLED_WITH = {
     "normalize_reward": "rewards",
@@ -141,18 +143,19 @@ def validate_terms(*terms: Any) -> None:
             raise ConfigError(f"{name} returned a number without gradient. Do not detach it.")
 
 
-def describe_source(part: Any) -> str:
+def describe_source(part: Any, depth: int = 3) -> str:
     """Return the name of a function or class, and a digest of its source and settings.
 
-    Variables and attributes that its own calls assign, such as a counter, are not settings.
+    Settings are defaults, attributes, and outer and global variables, with the source of functions
+    in them to this depth. What its own calls assign, such as a counter, is not a setting.
     """
     if isinstance(part, Mapping | list | tuple):
         items = part.items() if isinstance(part, Mapping) else enumerate(part)
-        return ", ".join(f"{name}: {describe_source(each)}" for name, each in items)
+        return ", ".join(f"{name}: {describe_source(each, depth)}" for name, each in items)
     if inspect.ismethod(part):
-        return f"{part.__name__} of {describe_source(part.__self__)}"
+        return f"{part.__name__} of {describe_source(part.__self__, depth)}"
     if isinstance(part, functools.partial):
-        name, source = describe_source(part.func), ""
+        name, source = describe_source(part.func, depth), ""
         held = dict(enumerate(part.args)) | part.keywords
     else:
         kind = part if hasattr(part, "__qualname__") else type(part)
@@ -160,10 +163,35 @@ def describe_source(part: Any) -> str:
         names = getattr(getattr(part, "__code__", None), "co_freevars", ())
         cells = zip(names, getattr(part, "__closure__", None) or (), strict=True)
         held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-        held |= getattr(part, "__dict__", {})
+        held |= global_settings(part) | getattr(part, "__dict__", {})
         held = {name: value for name, value in held.items() if name not in assigned}
-    settings = json.dumps(held, skipkeys=True, default=lambda x: getattr(x, "__qualname__", None))
+    settings = json.dumps(held, skipkeys=True, default=lambda x: describe_held(x, depth - 1))
     return f"{name} {hashlib.sha256(f'{source}{settings}'.encode()).hexdigest()[:12]}"
+
+
+def global_settings(part: Any) -> dict[str, Any]:
+    """Return the defaults of a function, and the plain globals and functions that it names."""
+    if not inspect.isfunction(part):
+        return {}
+    scope, known = part.__globals__, str | int | float | list | tuple | dict | FunctionType
+    named = {name: scope[name] for name in sorted(all_names(part.__code__) & scope.keys())}
+    named = {name: x for name, x in named.items() if isinstance(x, known) and x is not part}
+    return named | {"(defaults)": [part.__defaults__, part.__kwdefaults__]}
+
+
+def all_names(code: CodeType) -> set[str]:
+    inner = (all_names(x) for x in code.co_consts if isinstance(x, CodeType))
+    return {*code.co_names}.union(*inner)
+
+
+def describe_held(x: Any, depth: int) -> Any:
+    if isinstance(x, Tensor):
+        x = x.detach().double().cpu().numpy()
+    if isinstance(x, np.ndarray):
+        return f"{x.shape} {hashlib.sha256(x.tobytes()).hexdigest()}"
+    if isinstance(x, nn.Module):
+        return [type(x).__qualname__, dict(x.state_dict())]
+    return describe_source(x, depth) if callable(x) and depth else type(x).__qualname__
 
 
 def read_source(kind: Any) -> str:
@@ -186,4 +214,4 @@ def assigned_names(kind: Any) -> set[str]:
     functions = [each for name, each in methods if name not in ("__init__", "__post_init__")]
     found = filter(inspect.isfunction, map(inspect.unwrap, functions or [kind]))
     steps = (step for function in found for step in get_instructions(function))
-    return {step.argval for step in steps if step.opname in ("STORE_ATTR", "STORE_DEREF")}
+    return {step.argval for step in steps if step.opname in STORES}

@@ -177,6 +177,9 @@ def test_what_a_probe_was_made_with_is_part_of_the_question():
     assert settings(4) == settings(4) and settings(4) != settings(8)
     words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
+    edited = type("Parts", (Parts,), {"observe": lambda self, seen: Record({})})
+    same = [module._common_settings(ARGS, [kind()], {}) for kind in (Parts, Parts, edited)]
+    assert same[0] == same[1] != same[2]
 
 
 INVALID = [({part: object()}, f"^{part} cannot be shared") for part in module.OF_ONE_RUN]

@@ -10,11 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from rlhf_lab.__main__ import main
 from rlhf_lab.errors import ConfigError, LoadError, RunError
+from rlhf_lab.rewards import ResponseReward, WeightedRewards
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint
 from rlhf_lab.training.optim import lr_scale
@@ -322,6 +326,13 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
         RLHFTrainer.resume(path, reward_fn=Counting(2.0))
     on_line = lambda factor: lambda texts: [len(x) in {3, factor} for x in texts]
     makers = [lambda x: counting([x]), lambda x: Counting(x).__call__, lambda x: partial(max, [x])]
+    held = [lambda x: ResponseReward(on_line(x)), lambda x: WeightedRewards([on_line(x)])]
+    held += [lambda x: torch.full((2,), x), lambda x: np.full(2, x), lambda x: {"a": [x]}]
+    held += [lambda x: nn.Linear(2, 1, False).apply(lambda m: nn.init.constant_(m.weight, x))]
+    default, keyword = lambda s: lambda texts, s=s: s, lambda s: lambda texts, *, s=s: s
+    makers += [lambda x, f=f, h=h: f(h(x)) for h in held for f in (default, keyword)]
+    makers += [lambda x: eval("lambda texts: [SCALE for _ in texts]", {"SCALE": x})]
+    makers += [lambda x: eval("lambda texts: [h(x) for x in texts]", {"h": on_line(x)})]
     for make in (Counting, counting, on_line, *makers):
         before = describe_source(reward := make(1.0))
         reward([])
