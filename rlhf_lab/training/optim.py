@@ -62,10 +62,7 @@ def get_optimizer_and_scheduler(
     if args.weight_precision != "fp32":
         has_copy = args.weight_precision == "bf16"
         optimizer = for_half_weights(optimizer, policy, has_copy, args.seed)
-
-    def scale(phase: int) -> float:
-        return lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
-
+    scale = lambda phase: lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
 
 
