@@ -153,8 +153,8 @@ def _common_settings(args: RLHFArgs, probes: Probes, parts: Mapping[str, Any]) -
         )
         options = lambda probe: {k: v for k, v in vars(probe).items() if is_plain(v)}
         described["probes"] = [probe.settings() | options(probe) for probe in suite.probes]
-        own = [type(p) for p in suite.probes if not type(p).__module__.startswith("rlhf_lab.")]
-        described["sources"] = describe_source(own)
+        custom = [type(p) for p in suite.probes if not type(p).__module__.startswith("rlhf_lab.")]
+        described["sources"] = describe_source(custom)
         described["record"] = suite.record
         for name in ("eval_tokens", "eval_text", "eval_mask", "labels"):
             described[name] = _digest(getattr(suite, name))

@@ -186,12 +186,14 @@ def all_names(code: CodeType) -> set[str]:
 
 def describe_held(x: Any, depth: int) -> Any:
     if isinstance(x, Tensor):
-        x = x.detach().double().cpu().numpy()
+        x = x.detach().double().cpu()
+        return x.tolist() if x.numel() < 10_000 else [*x.shape, x.sum().item(), x.norm().item()]
     if isinstance(x, np.ndarray):
         return f"{x.shape} {hashlib.sha256(x.tobytes()).hexdigest()}"
     if isinstance(x, nn.Module):
         return [type(x).__qualname__, dict(x.state_dict())]
-    return describe_source(x, depth) if callable(x) and depth else type(x).__qualname__
+    name = getattr(x, "__qualname__", type(x).__qualname__)
+    return describe_source(x, depth) if callable(x) and depth else name
 
 
 def read_source(kind: Any) -> str:
