@@ -274,7 +274,7 @@ def test_resume_rejects_other_changes(shared_run):
     for changes, words in (
         ({"gen_len": 9}, "gen_len=9 cannot change when a run is resumed, only total_phases, "),
         ({"seed": 3}, "seed=3 cannot change"),
-        ({"total_phases": 1}, "total_phases=1 is below the 2 phases done"),
+        ({"total_phases": 1}, "total_phases=1 must be >= 2, the phases done"),
         ({"total_phases": 4.5}, "total_phases"),
         ({"kl_coef": float("nan")}, "kl_coef"),
     ):
