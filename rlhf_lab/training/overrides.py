@@ -160,23 +160,22 @@ def describe_source(part: Any, depth: int = 3) -> str:
     else:
         kind = part if hasattr(part, "__qualname__") else type(part)
         name, source, assigned = kind.__qualname__, read_source(kind), assigned_names(kind)
-        names = getattr(getattr(part, "__code__", None), "co_freevars", ())
-        cells = zip(names, getattr(part, "__closure__", None) or (), strict=True)
-        held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-        held |= global_settings(part) | getattr(part, "__dict__", {})
+        held = function_settings(part) | getattr(part, "__dict__", {})
         held = {name: value for name, value in held.items() if name not in assigned}
     settings = json.dumps(held, skipkeys=True, default=lambda x: describe_held(x, depth - 1))
     return f"{name} {hashlib.sha256(f'{source}{settings}'.encode()).hexdigest()[:12]}"
 
 
-def global_settings(part: Any) -> dict[str, Any]:
-    """Return the defaults of a function, and the plain globals and functions that it names."""
+def function_settings(part: Any) -> dict[str, Any]:
+    """Return a function's outer variables and defaults, and the plain globals that it names."""
     if not inspect.isfunction(part):
         return {}
+    cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
+    held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
     scope, known = part.__globals__, str | int | float | list | tuple | dict | FunctionType
     named = {name: scope[name] for name in sorted(all_names(part.__code__) & scope.keys())}
     named = {name: x for name, x in named.items() if isinstance(x, known) and x is not part}
-    return named | {"(defaults)": [part.__defaults__, part.__kwdefaults__]}
+    return held | named | {"(defaults)": [part.__defaults__, part.__kwdefaults__]}
 
 
 def all_names(code: CodeType) -> set[str]:
