@@ -2,6 +2,7 @@
 
 import traceback
 import warnings
+from bisect import insort
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -111,10 +112,11 @@ class Callbacks:
 
         def register(callback: Callback) -> Callback:
             earlier = [entry.callback for entry in self.registered.get(event, ())]
-            name, code = (getattr(callback, key, "<>") for key in ("__qualname__", "__code__"))
-            same = [f for f in earlier if getattr(f, "__qualname__", None) == name != "_"]
-            is_rerun = any(getattr(f, "__code__", 0) is not code for f in same)  # a loop shares it
-            if callback in earlier or (is_rerun and "<" not in name):
+            name, code = (getattr(callback, x, None) for x in ("__qualname__", "__code__"))
+            named = [f for f in earlier if getattr(f, "__qualname__", None) == name]
+            is_redefined = any(getattr(f, "__code__", None) is not code for f in named)
+            may_repeat = name in (None, "_") or "<" in name  # closures and lambdas share a name
+            if callback in earlier or (is_redefined and not may_repeat):  # a loop shares the code
                 message = f"{function_name(callback)} is registered twice at {event}."
                 warnings.warn(f"{message} Make another trainer, or rename it.", stacklevel=2)
             self._add(event, Registration(every, self._name(callback), callback, last))
@@ -127,8 +129,7 @@ class Callbacks:
         self._add(event, Registration(1, None, callback, last))
 
     def _add(self, event: Event, new: Registration) -> None:
-        entries = [*self.registered.get(event, []), new]
-        self.registered[event] = sorted(entries, key=lambda entry: entry.last)  # stable
+        insort(self.registered.setdefault(event, []), new, key=lambda entry: entry.last)
 
     def _name(self, callback: Callback) -> str:
         first = name = function_name(callback)
