@@ -167,7 +167,7 @@ def phases() -> None:
 def compare_gradients(trainer: RLHFTrainer, rollout: Any, precision: str) -> None:
     """Compare replayed gradients with autograd's on two minibatches."""
     from rlhf_lab.training.ppo import objective_terms
-    from rlhf_lab.training.replay import ReplayMemory
+    from rlhf_lab.training.rollout import ReplayMemory
 
     memory, generator = ReplayMemory(rollout, 4, 1), torch.Generator().manual_seed(0)
     models, graph = (trainer.policy, trainer.reference), trainer.step_graph
@@ -257,7 +257,7 @@ def hooks() -> None:
 def large() -> None:
     """Time a large batch with and without torch.compile, and compare its log-probs."""
     from rlhf_lab.models import token_stats
-    from rlhf_lab.training.replay import ReplayMemory
+    from rlhf_lab.training.rollout import ReplayMemory
 
     sizes = {"batch_size": 512, "gen_len": 124} if CUDA else {"batch_size": 8, "gen_len": 10}
     for is_fused in (False, True):

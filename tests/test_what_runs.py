@@ -41,8 +41,8 @@ OTHER_SETTINGS = {  # and the factor of the edit
     "functional.mean_ratio": (STOPS, 0.5),
     "functional.kl_estimate": (dict(target_kl=1.0), 1e6),
     "training.rollout.summarize": (EQUAL_PAIRS, 3.0),
-    "training.reference_reset.age_of_reference": (dict(reset_reference_every=1), 3.0),
-    "training.reference_reset.kl_to_initial": (dict(reset_reference_every=1), 3.0),
+    "training.kl_control.reference_stats": (dict(reset_reference_every=1), 3.0),
+    "training.kl_control.kl_to_initial": (dict(reset_reference_every=1), 3.0),
     "organism.sums.text_metrics": (SUMS, 0.5),
     "training.report.compute_cost": ({}, 1e4),  # no two runs take the same time
 }

@@ -9,8 +9,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training.callbacks import Context
 from rlhf_lab.training.ppo import ObjectiveTerms
-from rlhf_lab.training.replay import ReplayMinibatch
-from rlhf_lab.training.rollout import Rollout
+from rlhf_lab.training.rollout import ReplayMinibatch, Rollout
 from rlhf_lab.training.trainer import RLHFTrainer
 
 

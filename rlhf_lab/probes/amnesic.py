@@ -13,7 +13,7 @@ from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.probes.erasure import Eraser
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.training.interventions import InterventionFn, Where
+from rlhf_lab.training.capture import InterventionFn, Where
 
 
 class Decided(NamedTuple):

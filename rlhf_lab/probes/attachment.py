@@ -14,10 +14,9 @@ from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.shown import Acts, SharedActs, gradients_at, prompt_length
 from rlhf_lab.probes.store import ProbeStore, records_file
 from rlhf_lab.training import Context, RLHFTrainer
-from rlhf_lab.training.callbacks import describe_error
+from rlhf_lab.training.callbacks import describe_error, no_side_effects
 from rlhf_lab.training.capture import resolve_sites
 from rlhf_lab.training.checkpoint import is_numbered
-from rlhf_lab.training.isolation import no_side_effects
 
 Schedule = int | str | list[int]
 FORWARD = "forward"  # passes that several probes share

@@ -14,8 +14,8 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.callbacks import switched_off
+from rlhf_lab.training.capture import InterventionFn
 from rlhf_lab.training.checkpoint import load_checkpoint
-from rlhf_lab.training.interventions import InterventionFn
 from rlhf_lab.training.resume import load_policy
 from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES, reading
 

@@ -6,8 +6,7 @@ from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import get_optimizer, get_optimizer_and_scheduler, lr_scale
 from rlhf_lab.training.overrides import Overrides
 from rlhf_lab.training.ppo import ObjectiveTerms, objective_terms
-from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import Cost, LearningStats, PhaseReport, RolloutStats
-from rlhf_lab.training.rollout import Rollout
+from rlhf_lab.training.rollout import ReplayMemory, ReplayMinibatch, Rollout
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.trainer import RLHFTrainer

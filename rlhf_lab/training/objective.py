@@ -12,7 +12,7 @@ from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.outputs import PolicyOutputs, reference_logprobs
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.overrides import Overrides
-from rlhf_lab.training.replay import ReplayMinibatch
+from rlhf_lab.training.rollout import ReplayMinibatch
 
 MinibatchTokens = Float[Tensor, "minibatch gen"]
 IMPORTANCE_CAP = 2.0  # of the importance ratios between trainer and engine; verl's default

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from rlhf_lab import functional as F
-from rlhf_lab.training.replay import ReplayMinibatch
+from rlhf_lab.training.rollout import ReplayMinibatch
 
 if TYPE_CHECKING:
     from rlhf_lab.training.ppo import ObjectiveTerms

@@ -30,9 +30,8 @@ from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.overrides import validate_terms
 from rlhf_lab.training.phase_stats import PhaseStats
 from rlhf_lab.training.random_streams import phase_generator
-from rlhf_lab.training.replay import ReplayMemory, ReplayMinibatch
 from rlhf_lab.training.report import LearningStats
-from rlhf_lab.training.rollout import Rollout
+from rlhf_lab.training.rollout import ReplayMemory, ReplayMinibatch, Rollout
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer

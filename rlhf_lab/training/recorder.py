@@ -24,9 +24,9 @@ from rlhf_lab.training.checkpoint import (
     wait_for_writers,
     weights,
 )
-from rlhf_lab.training.diagnostics import diagnose_batch, validate_finite_weights
+from rlhf_lab.training.kl_control import reference_tensors
 from rlhf_lab.training.model_card import write_run_card
-from rlhf_lab.training.reference_reset import reference_tensors
+from rlhf_lab.training.phase_stats import diagnose_batch, validate_finite_weights
 from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, RunDir, RunLock
 

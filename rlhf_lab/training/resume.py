@@ -17,6 +17,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
+from rlhf_lab.training.capture import InterventionFn, Interventions
 from rlhf_lab.training.checkpoint import (
     STATEFUL,
     load_checkpoint,
@@ -24,9 +25,8 @@ from rlhf_lab.training.checkpoint import (
     unflatten_state,
     wait_for_writers,
 )
-from rlhf_lab.training.interventions import InterventionFn, Interventions
+from rlhf_lab.training.kl_control import restore_reference
 from rlhf_lab.training.overrides import describe_source
-from rlhf_lab.training.reference_reset import restore_reference
 from rlhf_lab.training.run_dir import RunDir, reading
 
 if TYPE_CHECKING:

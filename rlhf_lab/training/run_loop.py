@@ -15,9 +15,9 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
-from rlhf_lab.training.diagnostics import TOO_FAST, validate_finite_weights
+from rlhf_lab.training.kl_control import kl_to_initial
+from rlhf_lab.training.phase_stats import TOO_FAST, validate_finite_weights
 from rlhf_lab.training.random_streams import phase_generator
-from rlhf_lab.training.reference_reset import kl_to_initial
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout, mean_of_batches
 

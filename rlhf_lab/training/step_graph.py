@@ -14,7 +14,7 @@ from rlhf_lab.models.cuda_graphs import Key, is_unchanged, snapshot, verified_ca
 from rlhf_lab.models.forward import replaced
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.samples import Rows
-from rlhf_lab.training.replay import ReplayMinibatch
+from rlhf_lab.training.rollout import ReplayMinibatch
 
 if TYPE_CHECKING:
     from rlhf_lab.training.ppo import ObjectiveTerms

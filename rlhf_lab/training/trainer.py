@@ -26,20 +26,17 @@ from rlhf_lab.parallel.launcher import is_grouped
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
-from rlhf_lab.training.callbacks import Callback, Callbacks, Event
-from rlhf_lab.training.capture import Position, capture_at_event
-from rlhf_lab.training.diagnostics import validate_finite_samples
+from rlhf_lab.training.callbacks import Callback, Callbacks, Event, preserve_gradients
+from rlhf_lab.training.capture import InterventionFn, Interventions, Position, Stage, capture_at
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
-from rlhf_lab.training.interventions import STAGES, InterventionFn, Interventions, Stage
-from rlhf_lab.training.isolation import preserve_gradients
-from rlhf_lab.training.kl_control import KLController, get_kl_controller
+from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, reset_reference
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
+from rlhf_lab.training.phase_stats import validate_finite_samples
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
-from rlhf_lab.training.reference_reset import age_of_reference, kl_to_initial, reset_reference
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, summarize
@@ -116,10 +113,7 @@ class RLHFTrainer(RunLoop):
         self.step_in_backward = StepInBackward(self.optimizer) if in_backward else None
         if self.world is not None:
             self.world.open()
-        controller = given["kl_controller"]
-        self.kl_controller = get_kl_controller(args) if controller is None else controller
-        if not isinstance(self.kl_controller, KLController):
-            raise ConfigError(f"kl_controller={controller!r:.60} needs kl_coef and update().")
+        self.kl_controller = get_kl_controller(args, given["kl_controller"])
         self.step_graph = StepGraph(self) if self.policy.device.type == "cuda" else None
         self.stage: Stage = "rollout"
         self.interventions = Interventions(self.policy, lambda: (self.phase, self.stage))
@@ -155,14 +149,14 @@ class RLHFTrainer(RunLoop):
         every: int = 1,
         tokens: Int[Tensor, "batch seq"] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register `function(ctx, acts)` to read activations; see `capture_at_event`."""
-        return capture_at_event(self, hook_names, pos, at, every, tokens)
+        """Register `function(ctx, acts)` to read activations; see `capture_at`."""
+        return capture_at(self, hook_names, pos, at, every, tokens)
 
     def intervene(
         self,
         site: str,
         fn: InterventionFn,
-        during: tuple[Stage, ...] = STAGES,
+        during: tuple[Stage, ...] = ("rollout", "learning"),
         name: str | None = None,
     ) -> None:
         """Change activations at a site with `fn(activation, where)` for the whole run.
@@ -264,9 +258,7 @@ class RLHFTrainer(RunLoop):
             start = perf_counter()
             rollout = self.rollout_phase() if rollout_fn is None else rollout_fn()
             seconds = perf_counter() - start
-            kl, age = kl_to_initial(self, rollout), age_of_reference(self)
-            fields = {"kl_to_initial_per_sequence": kl, "reference_phase": age}
-            stats = dataclasses.replace(summarize(rollout), **fields)
+            stats = dataclasses.replace(summarize(rollout), **reference_stats(self, rollout))
             rates, kl_coef = read_rates(self.policy, self.scheduler), self.kl_controller.kl_coef
             start = perf_counter()
             self.stage = "learning"  # also for a subclass that overrides learning_phase

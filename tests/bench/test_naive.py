@@ -9,7 +9,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import load_reward
 from rlhf_lab.training import Objective, RLHFTrainer, objective_terms
-from rlhf_lab.training.replay import ReplayMemory
+from rlhf_lab.training.rollout import ReplayMemory
 from tests.tiny_models import randomize
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using a non-tuple sequence:UserWarning")

@@ -8,8 +8,7 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.amnesic import Decided, decide_without, erasing, forgotten
 from rlhf_lab.probes.direction import fit_direction
 from rlhf_lab.probes.erasure import Eraser, fit_leace, orthogonal_eraser
-from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.training.interventions import Where
+from rlhf_lab.training.capture import Where, capture_activations
 
 SITE = "blocks.0.hook_resid_mid"
 WORDS = (3, 4)

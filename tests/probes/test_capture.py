@@ -7,8 +7,8 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.training.callbacks import detached_gradients, no_side_effects
 from rlhf_lab.training.capture import capture_activations, resolve_sites
-from rlhf_lab.training.isolation import detached_gradients, no_side_effects
 
 POST = "blocks.1.hook_resid_post"
 

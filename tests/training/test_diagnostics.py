@@ -22,8 +22,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training import ObjectiveTerms, RLHFTrainer
-from rlhf_lab.training.diagnostics import diagnose_batch
-from rlhf_lab.training.phase_stats import PhaseStats
+from rlhf_lab.training.phase_stats import PhaseStats, diagnose_batch
 from rlhf_lab.training.report import RolloutStats
 from rlhf_lab.views import write_report
 from rlhf_lab.views.live import RunView

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.build import in_weight_precision
-from rlhf_lab.training import get_optimizer, lr_scale
-from rlhf_lab.training.half_weights import HalfAdamW, for_half_weights, round_stochastically
-from rlhf_lab.training.optim import with_8bit_moments
+from rlhf_lab.training import get_optimizer, lr_scale, optim
+from rlhf_lab.training.optim import HalfAdamW, for_half_weights, round_stochastically
 from tests.training.recorded_runs import copy_weights, needs_bitsandbytes
 
 KINDS = ("bf16", "bf16_stochastic")
@@ -154,7 +153,7 @@ def test_two_groups_step_up_by_their_learning_rates(bits):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     before = copy_weights(policy)
     optimizer = get_optimizer(policy, base_lr=1.0, head_lr=0.25, weight_decay=0.0)
-    optimizer = with_8bit_moments(optimizer) if bits == 8 else optimizer
+    optimizer = optim.with_8bit_moments(optimizer) if bits == 8 else optimizer
     for group, part in zip(
         optimizer.param_groups, (policy.base_model, policy.value_head), strict=True
     ):

@@ -13,7 +13,7 @@ from rlhf_lab.models.hooked_transformer import MLP
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.optimization import PolicyUpdate
 from rlhf_lab.training.ppo import objective_terms
-from rlhf_lab.training.replay import ReplayMemory
+from rlhf_lab.training.rollout import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
 from tests.tape import capture_on_tape
 from tests.training.recorded_runs import (
