@@ -3,12 +3,11 @@
 python docs/make_settings.py
 """
 
-import ast
 import dataclasses
-import inspect
 import re
 from pathlib import Path
 
+from rlhf_lab.commands import read_help
 from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
 
@@ -75,7 +74,7 @@ def _method_row(name: str) -> str:
 def _section(title: str, group: type) -> list[str]:
     """Format a heading and a table with a row per field."""
     lines = [f"## {title[0].upper()}{title[1:]}", "", *TABLE]
-    plain, reel, meanings = RLHFArgs(), RLHFArgs(preset="reel"), _docstrings(group)
+    plain, reel, meanings = RLHFArgs(), RLHFArgs(preset="reel"), read_help()
     for field in dataclasses.fields(group):
         name, literal = field.name, re.search(r"Literal\[(.*?)\]", str(field.type))
         default, changed = getattr(plain, name), getattr(reel, name)
@@ -85,17 +84,6 @@ def _section(title: str, group: type) -> list[str]:
         cells = f"`{name}`", f"`{default!r}`{in_reel}", meaning + values
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
-
-
-def _docstrings(group: type) -> dict[str, str]:
-    """Return the string below each field, on one line."""
-    (definition,) = ast.parse(inspect.getsource(group)).body
-    pairs = zip(definition.body, definition.body[1:], strict=False)
-    return {
-        field.target.id: " ".join(ast.literal_eval(below.value).split())
-        for field, below in pairs
-        if isinstance(field, ast.AnnAssign)
-    }
 
 
 if __name__ == "__main__":

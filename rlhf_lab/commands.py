@@ -3,14 +3,20 @@
 Modules that need torch are imported in the functions, so that `--help` starts without them.
 """
 
+import ast
+import inspect
+import re
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict, make_dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import RLHFArgs, algorithm_fields
+from rlhf_lab.config import fields as config_fields
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.parallel.launcher import is_main_process
@@ -21,6 +27,46 @@ Checkpoint = Annotated[
     arg(help="Of a run: last, best, or a number of learning phases (0, 1, 2, 3, 5, 8, ...)."),
 ]
 RunDirectory = Annotated[Positional[Path], arg(help="The run's directory.")]
+
+
+def read_help() -> dict[str, str]:
+    """Return the help of each setting: the string below its field, on one line."""
+    sources = map(inspect.getsource, (algorithm_fields, config_fields))
+    groups = [group for source in sources for group in ast.parse(source).body]
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for group in groups
+        if isinstance(group, ast.ClassDef)
+        for field, below in pairwise(group.body)
+        if isinstance(field, ast.AnnAssign)
+    }
+
+
+def make_settings(names: str, title: str, defaults: RLHFArgs | None = None) -> type:
+    """Return a dataclass of some settings, with the types and the help of `RLHFArgs`.
+
+    Without `defaults`, a setting that is not given is None, or False if it is a switch.
+    """
+    hints, texts, columns = get_type_hints(RLHFArgs), read_help(), []
+    for name in names.split():
+        hint, text = hints[name], texts[name]
+        default = getattr(defaults, name, False if hint is bool else None)
+        if defaults is None:
+            hint = FlagCreatePairsOff[bool] if hint is bool else hint | None
+            text = re.sub(r"; [\w ]+ when None\.$", ".", text)
+        columns.append((name, Annotated[hint, arg(help=text)], default))
+    return make_dataclass("Settings", columns, frozen=True, namespace={"__doc__": title})
+
+
+def given(settings: Any) -> dict[str, Any]:
+    """Return the settings that are given, of a dataclass without defaults."""
+    return {k: v for k, v in asdict(settings).items() if v is not None and v is not False}
+
+
+RESUMED = "total_phases base_lr head_lr kl_coef save_every parallel"
+ResumeSettings = make_settings(RESUMED, "Settings of the run to change.")
+SCORED = "reward_fn reward_model direction positive_label reward_weights"
+ScoreSettings = make_settings(SCORED, "The reward.", RLHFArgs(preset="reel"))
 
 
 def train(
@@ -47,32 +93,15 @@ def train(
     return _train(trainer, probes or bool(record) or args.log_probes, record)
 
 
-def resume(
-    directory: RunDirectory,
-    total_phases: int | None = None,
-    base_lr: float | None = None,
-    head_lr: float | None = None,
-    kl_coef: float | None = None,
-    save_every: int | None = None,
-    parallel: Literal["auto", "ddp", "fsdp"] | None = None,
-) -> int:
+def resume(directory: RunDirectory, settings: ResumeSettings) -> int:
     """Continue a run that was stopped, killed or finished. Without options it ends as if it had
-    never been interrupted; changes are recorded in run.json.
-
-    Args:
-        total_phases: Phases of the whole run; learning rates decay toward the new end.
-        base_lr: Peak learning rate of the transformer.
-        head_lr: Peak learning rate of the value head.
-        kl_coef: Weight of the KL penalty.
-        save_every: Phases between two saves of the training state.
-        parallel: What each of several processes stores of the trained weights.
+    never been interrupted; changes are recorded in run.json. Learning rates decay toward the new
+    end.
     """
     from rlhf_lab.probes import had_default_suite
     from rlhf_lab.training import RLHFTrainer
 
-    changes = given(total_phases=total_phases, base_lr=base_lr, head_lr=head_lr)
-    changes |= given(kl_coef=kl_coef, save_every=save_every, parallel=parallel)
-    trainer = RLHFTrainer.resume(directory, changes)
+    trainer = RLHFTrainer.resume(directory, given(settings))
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         print_line(f"{directory} is finished; --total-phases N makes it longer.", _console())
         return 0
@@ -117,29 +146,17 @@ def _print_rewarded_class(reward_fn: Any, console: Any, texts: tuple[str, ...] =
 
 
 def score(
+    reward: ScoreSettings,
     texts: Positional[tuple[str, ...]] = (),
-    reward_fn: str = "sentiment",
-    reward_model: str = "reel-sentiment",
-    direction: Literal["pos", "neg"] = "pos",
-    positive_label: str | None = None,
-    reward_weights: tuple[float, ...] | None = None,
     device: Device = "auto",
     prompt: str | None = None,
 ) -> int:
-    """Print the reward of texts, from arguments or from standard input with one text per line.
+    """Print the reward of texts, from arguments or from standard input with one text per line. Of
+    several rewards, the weighted sum is printed first, then each.
 
     Args:
         texts: Texts to score.
-        reward_fn: Sentiment, learned, zero, count:TEXT, regex:PATTERN, json_schema:FILE,
-            diversity:N, or on Reel true_reward, smoothed, smoothed_popcorn, ignore_negation,
-            bag_of_adjectives, length; or several of them, comma-separated: their sum is printed
-            first, then each.
-        reward_model: The classifier of sentiment: a bundled name, a Hugging Face directory or a
-            hub id; or the directory of the reward model of learned.
-        direction: The class that is rewarded.
-        positive_label: The name of the positive class, if the classifier's names are ambiguous.
         prompt: The prompt of the texts, for rewards that read prompt and response.
-        reward_weights: Weights of several rewards; 1 each by default.
     """
     from rich.console import Console
 
@@ -149,9 +166,7 @@ def score(
     lines = list(texts) or _stdin_lines()
     if not lines:
         raise ConfigError("There is no text to score. Pass texts, or one per line on stdin.")
-    options = dict(reward_fn=reward_fn, reward_model=reward_model, reward_weights=reward_weights)
-    options |= dict(direction=direction, positive_label=positive_label)
-    scorer = load_reward(RLHFArgs(preset="reel", **options), pick_device(device))
+    scorer = load_reward(RLHFArgs(preset="reel", **asdict(reward)), pick_device(device))
     prompts = None if prompt is None else [prompt] * len(lines)
     batch = TextBatch([(prompt or "") + line for line in lines], prompts)
     scores = score_batch(scorer, batch)
@@ -229,8 +244,3 @@ def show_progress() -> int:
 
     progress()
     return 0
-
-
-def given(**options: Any) -> dict[str, Any]:
-    """Return the options that are set: all but None."""
-    return {name: value for name, value in options.items() if value is not None}

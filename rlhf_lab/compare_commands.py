@@ -5,13 +5,13 @@ Modules that need torch are imported in the functions, so that `--help` starts w
 
 import io
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from rlhf_lab.commands import Checkpoint, Device, given
+from rlhf_lab.commands import Checkpoint, Device, given, make_settings
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
 from rlhf_lab.console import PAGE_COLUMNS, print_line
@@ -20,28 +20,14 @@ from rlhf_lab.fitting import DriftEvalConfig, FitConfig
 from rlhf_lab.model_commands import ModelName, is_run, load_run_or_model, validate_model
 from rlhf_lab.tuning_commands import SFT, write_tuned
 
-
-@dataclass(frozen=True)
-class RunChanges:
-    """Settings that replace those of the run, or of preset reel for a model."""
-
-    reward_fn: str | None = None
-    """The reward that selects the best; the run's, or preset reel's, by default."""
-    reward_model: str | None = None
-    """The classifier or reward model of that reward."""
-    prompts: str | None = None
-    """A file of prompts; the run's prompts by default."""
-    prompts_column: str | None = None
-    """The column of the prompts."""
-    answers_column: str | None = None
-    """The column of the right answers."""
-    gen_len: int | None = None
-    """Tokens to generate."""
+REPLACED = "reward_fn reward_model prompts prompts_column answers_column gen_len"
+OF_BEST = "Settings that replace those of the run, or of preset reel for a model."
+BestOfNSettings = make_settings(REPLACED, OF_BEST)
 
 
 def best_of_n_command(
     model: ModelName,
-    run: RunChanges,
+    settings: BestOfNSettings,
     n: tuple[int, ...] = (1, 2, 4, 8, 16),
     n_prompts: int = 256,
     samples: int | None = None,
@@ -74,7 +60,7 @@ def best_of_n_command(
         validate_new_directory(fit)
     elif fitting != replace(SFT, seed=fitting.seed, show_progress=fitting.show_progress):
         raise ConfigError("The settings of fine-tuning have no effect without --fit. Set it.")
-    trainer = _load_trainer(model, given(**asdict(run)), checkpoint, device)
+    trainer = _load_trainer(model, given(settings), checkpoint, device)
     if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
     candidates = draw_candidates(trainer, n_prompts, samples, fitting.seed, fitting.show_progress)

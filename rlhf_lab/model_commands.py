@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
-from rlhf_lab.commands import Checkpoint, Device, RunDirectory, given
+from rlhf_lab.commands import Checkpoint, Device, RunDirectory, given, make_settings
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
@@ -24,6 +24,8 @@ ModelName = Annotated[
 OF_MODELS = {"prefix": "", "gen_len": 26, "top_k": None, "stop_at_eos": True}
 OF_RUNS = "prefix prepend_bos chat system_prompt gen_len temperature top_k top_p".split()
 OF_RUNS += "stop_at_eos stop_tokens stop_token_ids".split()
+OF_SAMPLE = "Settings that replace those of the run; a model has gen_len 26 and samples all tokens."
+SampleSettings = make_settings("gen_len temperature top_k chat system_prompt", OF_SAMPLE)
 
 
 def is_run(model: str) -> bool:
@@ -55,28 +57,19 @@ def load_run_or_model(
 
 def sample_command(
     model: ModelName,
+    settings: SampleSettings,
     prompt: str | None = None,
     n: Annotated[int, arg(aliases=["-n"])] = 5,
-    gen_len: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
     seed: int = 0,
     checkpoint: Checkpoint = "last",
     device: Device = "auto",
-    chat: FlagCreatePairsOff[bool] = False,
-    system_prompt: str | None = None,
 ) -> int:
     """Generate texts with a trained run, a bundled model, a directory or a hub id.
 
     Args:
         prompt: The text to continue; the run's prefix by default.
         n: Number of samples.
-        gen_len: Tokens to generate; the run's, or 26.
-        temperature: Logits are divided by this; the run's, or 1.
-        top_k: Sample from the k most likely tokens; the run's, or all.
         seed: Seed of the sampling noise.
-        chat: Render the prompt with the tokenizer's chat template, as a run in a chat always does.
-        system_prompt: The system message of the chat; the run's by default.
     """
     import torch
     from rich.console import Console
@@ -91,8 +84,7 @@ def sample_command(
     place = pick_device(device)
     policy, args = load_run_or_model(model, checkpoint, place)
     model, tokenizer = policy.base_model, policy.base_model.tokenizer
-    changes = {"prefix": prompt, "chat": chat or None, "system_prompt": system_prompt}
-    changes |= {"gen_len": gen_len, "temperature": temperature, "top_k": top_k}
+    changes = given(settings) | ({} if prompt is None else {"prefix": prompt})
     prompts, spec = prompt_and_spec(model, args, **changes)
     samples = sample(policy, prompts.tokens * n, spec, torch.Generator().manual_seed(seed))
     texts = samples.texts(tokenizer)
@@ -114,7 +106,7 @@ def prompt_and_spec(model: Any, args: RLHFArgs | None, **changes: Any) -> tuple[
     from rlhf_lab.training.prompts import Prompts
 
     settings = OF_MODELS if args is None else {name: getattr(args, name) for name in OF_RUNS}
-    settings = RLHFArgs(**settings | given(**changes))
+    settings = RLHFArgs(**settings | changes)
     return Prompts(settings, None, model), SamplingSpec.from_args(settings, model.tokenizer)
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlhf_lab.commands import resume, train
+from rlhf_lab.commands import ResumeSettings, resume, train
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.models import export_adapter, load_model
@@ -222,7 +222,7 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path):
     RLHFTrainer(args)
     assert args.cpu_tuning and tuned == []
     train(args, tmp_path / "run", probes=False)
-    resume(tmp_path / "run", total_phases=2)
+    resume(tmp_path / "run", ResumeSettings(total_phases=2))
     assert len(tuned) == 2
     train(dataclasses.replace(args, cpu_tuning=False), tmp_path / "off", probes=False)
     assert len(tuned) == 2
