@@ -8,6 +8,7 @@ from tests.bad_input.command_outcome import TRAIN, rejected, run, untouched
 
 SMALL = " ".join(TRAIN) + " --out made"
 REWARD, SFT = "train-reward --pairs reel --out made", "sft --texts reel --out made"
+COMPARE = "compare reel-nano reel-nano-b"
 DPO, KTO = "dpo --pairs reel --out made", "kto --examples reel --out made"
 UNPARSED = {  # tyro shows a panel
     "": ("train", "resume", "doctor"),
@@ -25,9 +26,18 @@ REJECTED = {
     "score good --reward-fn kindness": ("kindness", "sentiment"),
     "sample RUN --system-prompt x": ("system_prompt", "chat=False"),
     f"{SFT} --system-prompt x": ("system_prompt='x' has no effect with chat=False",),
+    f"{COMPARE} --text RUN/run.json": ("not a list of objects",),
+    f"{COMPARE} --text RUN/metrics.jsonl": ("no text under 'text'",),
+    f"{COMPARE} --text RUN/none.txt": ("No such file",),
+    f"{COMPARE} --words loved loved": ("are not different tokens",),
+    f"{COMPARE} --length 99": ("length=99", "between 1 and"),
+    f"{COMPARE} --ranks -1": ("ranks=[-1]",),
+    f"{COMPARE} --out RUN/run.json": ("Use a new file",),
+    "compare none reel-nano": ("Cannot load the language model 'none'",),
+    "compare reel-nano sums-nano": ("the same weights",),
     # options without effect
-    "compare reel-nano reel-nano-b --column foo": ("column='foo'", "--text"),
-    "compare reel-nano reel-nano-b --base-checkpoint 3": ("checkpoint=3", "'reel-nano'"),
+    f"{COMPARE} --column foo": ("column='foo'", "--text"),
+    f"{COMPARE} --base-checkpoint 3": ("checkpoint=3", "'reel-nano'"),
     "sample reel-nano --checkpoint best": ("checkpoint='best'", "'reel-nano'"),
     "best-of-n reel-nano --checkpoint 3": ("checkpoint=3", "'reel-nano'"),
     "best-of-n reel-nano --steps 3": ("--fit",),

@@ -34,11 +34,7 @@ def test_docs_and_help_list_all_commands():
     table = page("running").split("| to | commands |")[1].split("\n\n")[0]
     assert sorted(quoted(table)) == sorted(COMMANDS)
     assert re.findall(r"• (\S+)", read_help()) == list(COMMANDS)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_help(command):
-    assert f"usage: rlhf_lab {command} " in read_help(command)
+    assert all(f"usage: rlhf_lab {name} " in read_help(name) for name in COMMANDS)
 
 
 def test_read_help_train_shows_the_preset_defaults():
@@ -83,9 +79,6 @@ def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     metrics = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["phase"] for m in metrics] == [0, 1, 2] and metrics[2]["kl_coef"] == 0.3
     assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.3f} ")
-    accepted(["report", run])
-    page = (run / "report.html").read_text(encoding="utf-8")
-    assert "finished · 3 of 3 phases" in page
 
 
 @pytest.mark.slow

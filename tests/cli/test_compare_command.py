@@ -1,4 +1,4 @@
-"""The command compare: its numbers recomputed, its two kinds of files, and rejected input."""
+"""The command compare: its numbers recomputed, and its two kinds of files."""
 
 import dataclasses
 import json
@@ -24,15 +24,10 @@ BOTH = ["reel-nano", "reel-nano-b"]
 
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
-    """Text files in the working directory."""
+    """A text file in the working directory."""
     monkeypatch.chdir(tmp_path)
-    lines = {
-        "good.txt": "this movie wow , the plot was\nthis movie wow , the plot was so\n",
-        "one.txt": "this movie\n",
-        "column.jsonl": '{"review": "this movie"}\n' * 3,
-    }
-    for name, text in lines.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    text = "this movie wow , the plot was\nthis movie wow , the plot was so\n"
+    (tmp_path / "good.txt").write_text(text, encoding="utf-8")
     return tmp_path
 
 
@@ -89,10 +84,11 @@ def test_a_run_is_compared_with_its_start(texts):
     assert "3 texts of 3 tokens" in done.out and "Shift of loved - hated: 0 " in done.out
 
 
-def test_words_and_texts_are_of_the_language_by_default(texts):
+def test_words_and_texts_are_of_the_language_by_default(llama_dir):
     done = accepted(["compare", "sums-nano", "sums-nano", *FEW, "--n-texts", "3"])
     assert "3 texts of 11 tokens, prompts of 2 and 3 digits" in done.out
     assert "Shift of so - hm: 0 " in done.out and "checks hold" in done.out
+    rejected(["compare", llama_dir, llama_dir, "--words", "a", "b"], "Set --text")
 
 
 def test_a_failed_check_is_exit_status_1(monkeypatch):
@@ -104,26 +100,6 @@ def test_a_failed_check_is_exit_status_1(monkeypatch):
     done = run(["compare", *BOTH, *FEW, "--n-texts", "2"])
     assert done.status == 1 and "0 of 1 checks hold" in done.out
     assert "Do not rely on these numbers: a sum is off by 0.5" in done.out
-
-
-REJECTED = {
-    "none reel-nano": "Cannot load the language model 'none'",
-    "reel-nano LLAMA": "the same weights",
-    "reel-nano reel-nano-b --text none.txt": "No such file",
-    "reel-nano reel-nano-b --text one.txt": "text has 1 rows",
-    "reel-nano reel-nano-b --text column.jsonl": "'text'",
-    "reel-nano reel-nano-b --words loved loved": "are not different tokens",
-    "reel-nano reel-nano-b --length 99": "length=99",
-    "reel-nano reel-nano-b --ranks -1": "ranks=[-1]",
-    "reel-nano reel-nano-b --out good.txt": "Use a new file",
-    "LLAMA LLAMA --words a b": "Set --text",
-}
-
-
-@pytest.mark.parametrize("options", REJECTED)
-def test_bad_input_is_one_line(options, texts, llama_dir):
-    words = options.replace("LLAMA", str(llama_dir)).split()
-    rejected(["compare", *words], REJECTED[options])
 
 
 def test_compare_raises_on_other_tokens(llama_tokenizer):

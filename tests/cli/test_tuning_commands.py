@@ -1,18 +1,12 @@
 """The commands that train models from data, and those that read chats and adapters."""
 
 import json
-import math
 
 import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForSequenceClassification,
-)
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
@@ -39,70 +33,36 @@ def read_notes(out):
     return json.loads((out / "tuning.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def reward(tmp_path_factory):
-    """The output of train-reward with few steps, and its directory."""
-    out = tmp_path_factory.mktemp("reward") / "reward"
-    losses = ["--margin", "0.5", "--centering", "0.01"]
-    return accepted(["train-reward", "--pairs", "reel", "--out", out, *FEW, *losses]), out
-
-
-def test_train_reward_reports_accuracy(reward, tmp_path):
-    done, out = reward
+def test_train_reward_writes_a_reward_of_runs(tmp_path):
+    out, losses = tmp_path / "reward", ["--margin", "0.5", "--centering", "0.01"]
+    done = accepted(["train-reward", "--pairs", "reel", "--out", out, *FEW, *losses])
     notes = json.loads((out / "reward_model.json").read_text())
     assert f"held out pairs 12\naccuracy {notes['accuracy']:.3f}\n" in done.out
     assert (notes["pairs"], notes["steps"], notes["train_pairs"]) == ("reel", 8, 48)
     assert (notes["margin"], notes["centering"]) == (0.5, 0.01)
-    accepted(["train-reward", "--pairs", "reel", "--out", tmp_path, *FEW, "--centering", "0.01"])
-    plain = json.loads((tmp_path / "reward_model.json").read_text())
-    assert plain["first_loss"] < notes["first_loss"] - 0.05  # same texts, scores and centering
-
-
-def test_a_run_with_a_learned_reward_is_exported(reward, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "exported"
-    learned = ["--reward-fn", "learned", "--reward-model", reward[1], "--base-lr", "1e-2"]
-    accepted([*TRAIN, *learned, "--out", run])
+    run = tmp_path / "run"
+    accepted([*TRAIN, "--reward-fn", "learned", "--reward-model", out, "--out", run])
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
-    rewards = LearnedReward(reward[1])([line["text"] for line in lines])
+    rewards = LearnedReward(out)([line["text"] for line in lines])
     assert rewards.tolist() == pytest.approx([line["reward"] for line in lines], abs=1e-4)
-    assert "its log-probs differ by at most" in accepted(["export", run, out]).out
-    policy, _ = load_policy(run)
-    tokens = torch.randint(72, (4, 30), generator=torch.Generator().manual_seed(0))
-    hf_model = AutoModelForCausalLM.from_pretrained(str(out), local_files_only=True).eval()
-    with torch.no_grad():
-        expected = policy(tokens)[0].log_softmax(-1)
-        logprobs = hf_model(tokens).logits.log_softmax(-1)
-    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
-    head = load_file(out / "value_head.safetensors")
-    assert torch.equal(head["2.weight"], policy.value_head[2].weight)
-    assert "- mean_reward: " in (out / "README.md").read_text()
-    assert accepted(["sample", out, "--prompt", "this", "-n", "2"]).out.count("this") == 2
+
+
+def test_export_writes_a_checkpoint_to_sample_from(finished, tmp_path):
+    _, run = finished
+    assert "its log-probs differ by at most" in accepted(["export", run, tmp_path / "last"]).out
+    assert "- mean_reward: " in (tmp_path / "last" / "README.md").read_text()
+    done = accepted(["sample", tmp_path / "last", "--prompt", "this", "-n", "2"])
+    assert done.out.count("this") == 2
+    head = load_file(tmp_path / "last" / "value_head.safetensors")
+    assert torch.equal(head["2.weight"], load_policy(run)[0].value_head[2].weight)
     accepted(["export", run, tmp_path / "first", "--checkpoint", "0"])
-    shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
-    first = load_file(tmp_path / "first" / "model.safetensors")
-    assert all(torch.equal(first[name], tensor) for name, tensor in shipped.items())
-
-
-def test_sft_writes_a_model_to_load_and_train(tmp_path):
-    rows = [{"ask": "this movie", "say": f"wow , the {noun}"} for noun in NOUNS]
-    texts, out = write_rows(tmp_path / "texts.jsonl", rows), tmp_path / "tuned"
-    columns = ["--column", "say", "--prompt-column", "ask", "--samples", "8", "--gen-len", "4"]
-    done = accepted(["sft", "--texts", texts, "--out", out, *columns, *FIT])
-    assert "loading reel-nano, KL on 8 samples" in done.out
-    notes = read_notes(out)
-    before, after = notes["loss_before"], notes["loss_after"]
-    assert f"loss before {before:.3f}\nloss after {after:.3f}\n" in done.out
-    assert f"perplexity after {math.exp(after):.3f}\n" in done.out
-    assert notes["held_out_tokens"] == 10 and after < before - 0.1
-    assert (notes["method"], notes["texts"]) == ("sft", "texts.jsonl")
-    hf_model = AutoModelForCausalLM.from_pretrained(str(out), local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(str(out), local_files_only=True)
-    ids = [tokenizer.encode(f"<bos> this movie wow , the {noun} <eos>") for noun in NOUNS]
-    labels = torch.tensor([[-100] * 3 + row[3:] for row in ids])
-    with torch.no_grad():
-        loss = hf_model(torch.tensor(ids), labels=labels).loss.item()
-    assert loss == pytest.approx(after, abs=0.3)  # of all four texts, which differ in one word
-    accepted([*TRAIN, "--base-model", out, "--out", tmp_path / "run"])
+    stored = [
+        load_file(path / "model.safetensors")
+        for path in (weights_dir("reel-nano"), tmp_path / "first", tmp_path / "last")
+    ]
+    name = "transformer.wte.weight"
+    assert torch.equal(stored[0][name], stored[1][name])
+    assert not torch.equal(stored[0][name], stored[2][name])
 
 
 def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
@@ -112,6 +72,7 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
     notes = read_notes(out)
     assert f"held out pairs 12\naccuracy {notes['accuracy']:.3f}\n" in done.out
     assert f"kl per sequence {notes['drift']['kl_per_sequence']:.3f}\n" in done.out
+    assert notes["drift"]["true_reward_after"] is not None
     assert (notes["beta"], notes["label_smoothing"], notes["lora_rank"]) == (0.3, 0.1, 4)
     shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
     weights = load_file(out / "model.safetensors")
@@ -121,33 +82,30 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
     assert metadata_load(out / "README.md")["tags"][-1] == "dpo" and '"beta": 0.3' in card
 
 
-def test_orpo_trains_without_a_reference(tmp_path):
-    rows = [
-        {"ask": "this movie", "chosen": f" wow , the {noun}", "rejected": " it was bad"}
-        for noun in NOUNS
-    ]
-    pairs, out = write_rows(tmp_path / "asked.jsonl", rows), tmp_path / "by_odds"
-    columns = ["--prompt-column", "ask", "--samples", "0", "--odds-weight", "0.5"]
-    done = accepted(["orpo", "--pairs", pairs, "--out", out, *FIT, *columns])
+@pytest.mark.parametrize("method", ["sft", "orpo", "kto"])
+def test_texts_of_a_file_make_a_model_to_train(tmp_path, method):
+    file, out = tmp_path / "rows.jsonl", tmp_path / "tuned"
+    good, bad = [f" wow , the {noun}" for noun in NOUNS], " it was bad"
+    if method == "sft":
+        rows = [{"ask": "this movie", "say": text} for text in good]
+        options = ["--texts", file, "--column", "say", "--samples", "8", "--gen-len", "4"]
+        expected = {"texts": "rows.jsonl", "held_out_tokens": 10}
+    elif method == "orpo":
+        rows = [{"ask": "this movie", "chosen": text, "rejected": bad} for text in good]
+        options = ["--pairs", file, "--samples", "0", "--odds-weight", "0.5"]
+        expected = {"pairs": "rows.jsonl", "odds_weight": 0.5, "drift": None}
+    else:
+        texts = [(text, label) for x in good for text, label in ((x, "good"), (bad, "bad"))]
+        rows = [{"ask": "this movie", "completion": text, "label": x} for text, x in texts]
+        options = ["--examples", file, "--samples", "2", "--gen-len", "4", "--good-weight", "1.5"]
+        expected = {"examples": "rows.jsonl", "good_weight": 1.5, "bad_weight": 1.0}
+    write_rows(file, rows)
+    done = accepted([method, *options, "--out", out, "--prompt-column", "ask", *FIT])
     notes = read_notes(out)
-    assert f"held out pairs 2\naccuracy {notes['accuracy']:.3f}\n" in done.out
-    assert notes["drift"] is None and notes["last_loss"] < notes["first_loss"] - 0.1
-    assert (notes["method"], notes["pairs"], notes["odds_weight"]) == ("orpo", "asked.jsonl", 0.5)
-
-
-def test_kto_separates_good_from_bad(tmp_path):
-    rows = [
-        {"prompt": prompt, "completion": f"{word} , the {noun}", "label": label}
-        for prompt in ("this movie", "this film")
-        for label, word in (("good", "wow"), ("bad", "bad"))
-        for noun in NOUNS
-    ]
-    examples, out = write_rows(tmp_path / "labeled.jsonl", rows), tmp_path / "labeled"
-    options = ["--steps", "12", "--good-weight", "1.5", "--samples", "8", "--gen-len", "4"]
-    done = accepted(["kto", "--examples", examples, "--out", out, *FIT, *options])
-    notes = read_notes(out)
-    assert "16 examples from" in done.out and notes["good_reward"] > notes["bad_reward"] + 0.01
-    assert (notes["method"], notes["good_weight"], notes["bad_weight"]) == ("kto", 1.5, 1.0)
+    assert notes.items() >= ({"method": method} | expected).items()
+    assert notes["last_loss"] < notes["first_loss"]
+    assert f"{len(rows)} {next(iter(expected))} from {file}; loading reel-nano" in done.out
+    accepted([*TRAIN, "--base-model", out, "--out", tmp_path / "run"])
 
 
 @pytest.mark.parametrize(
@@ -162,12 +120,15 @@ def test_kto_separates_good_from_bad(tmp_path):
 )
 def test_the_seed_and_columns_reach_the_loader(monkeypatch, tmp_path, command, option, loader):
     def stop(name, number, seed, *columns):
-        raise ConfigError(f"{name} {number} {seed} {'q' in columns}.")
+        raise ConfigError(f"{name} {number} {seed} {columns}.")
 
     monkeypatch.setattr(f"rlhf_lab.{loader}", stop)
     number = "--n-texts" if command == "sft" else "--n-pairs"
     options = [option, "reel", number, "9", "--prompt-column", "q", "--seed", "7"]
-    rejected([command, *options, "--out", tmp_path / "never"], "reel 9 7 True")
+    words = ["reel 9 7", "'q'"]
+    if command == "train-reward":
+        options, words = [*options, "--margin", "1"], [*words, "True"]
+    rejected([command, *options, "--out", tmp_path / "never"], *words)
 
 
 def test_the_seed_reaches_the_adapters(monkeypatch, tmp_path):
