@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.rewards import LearnedReward
+from rlhf_lab.rewards import LearnedReward, LogitReward
 from rlhf_lab.training.resume import load_policy
 from tests.bad_input.command_outcome import accepted, rejected
 from tests.tiny_models import chat_tokenizer, randomize, save, tiny_chat
@@ -72,7 +72,7 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
     notes = read_notes(out)
     assert f"held out pairs 12\naccuracy {notes['accuracy']:.3f}\n" in done.out
     assert f"kl per sequence {notes['drift']['kl_per_sequence']:.3f}\n" in done.out
-    assert notes["drift"]["true_reward_after"] is not None
+    assert notes["drift"]["true_reward_after"] and notes["drift"]["kl_per_sequence"] > 0
     assert (notes["beta"], notes["label_smoothing"], notes["lora_rank"]) == (0.3, 0.1, 4)
     shipped = load_file(weights_dir("reel-nano") / "model.safetensors")
     weights = load_file(out / "model.safetensors")
@@ -181,18 +181,17 @@ def test_an_adapter_is_exported_and_trained_on(tmp_path):
     rejected([*TRAIN, "--adapter-path", first, *never], "is not a PEFT adapter")
 
 
-def test_a_reward_model_with_one_logit_scores_a_run_and_texts(tmp_path):
+def test_score_reads_prompt_and_response(tmp_path):
     model = LlamaForSequenceClassification(
         LlamaConfig(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                     num_attention_heads=4, max_position_embeddings=64, num_labels=1, pad_token_id=3)
     )  # fmt: skip
     randomize(model, 4)
     reward = save(model, chat_tokenizer(), tmp_path / "reward")
-    base, run = tiny_chat(tmp_path / "base"), tmp_path / "run"
-    options = ["--base-model", base, "--reward-model", reward, "--prefix", "w1", "--out", run]
-    assert "rewarding the logit of" in accepted([*TRAIN, "--chat", *options]).out
-    line = json.loads((run / "samples.jsonl").open().readline())
-    score = ["score", line["response"].strip(), "--reward-model", reward]
-    reward_of_text = float(accepted([*score, "--prompt", "w1 "]).out.split("\t")[0])
-    assert reward_of_text == pytest.approx(line["reward"], abs=1e-3)
-    rejected(score, "score --prompt TEXT")
+    chats = [[{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]]
+    command = ["score", "w2", "--reward-model", reward]
+    done = accepted([*command, "--prompt", "w1 "])
+    assert "rewarding the logit of" in done.err
+    expected = LogitReward(str(reward)).logits(chats).item()
+    assert float(done.out.split("\t")[0]) == pytest.approx(expected, abs=1e-4)
+    rejected(command, "score --prompt TEXT")

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import add_lora, effective_weights, load_model
+from rlhf_lab.models import add_lora, load_model
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import Pairs, RewardModel, reel_pairs
 from rlhf_lab.supervised import hold_out
@@ -90,29 +90,6 @@ def test_held_out_loss_is_mean_over_all_tokens(model_dir, batch_size):
     loss, tokens = held_out_loss(model, encode_examples(model, prompts, texts), batch_size)
     assert tokens == len(logprobs) == 2 + 4 + 6
     assert loss == pytest.approx(-sum(logprobs) / len(logprobs), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_sft_on_praise_raises_true_reward(nano):
-    texts = load_examples("reel", 600, 1).texts
-    praise = [
-        t for t, r in zip(texts, REWARDS["true_reward"](texts).tolist(), strict=True) if r > 0.9
-    ]
-    settings = fitting(60, 16, 1e-3, 0.1)
-    drift = fine_tune(nano, Examples([""] * len(praise), praise), settings, **REEL).drift
-    assert drift.true_reward_after > drift.true_reward_before + 0.2 and drift.kl_per_sequence > 0.1
-
-
-@pytest.mark.slow
-def test_sft_trains_adapters_and_leaves_model_unchanged(nano):
-    add_lora(nano, 2, 4.0)
-    start = effective_weights(load_model("reel-nano"))
-    settings = fitting(4, learning_rate=0.03)
-    fit = fine_tune(nano, load_examples("reel", 40, 0), settings, drift_eval=DriftEvalConfig(8, 25))
-    weights = effective_weights(nano)
-    changed = {name for name in start if not torch.equal(start[name], weights[name])}
-    assert {name.rsplit(".", 1)[1] for name in changed} == {"W_Q", "W_V"}
-    assert fit.drift.kl_per_token > 1e-5
 
 
 def test_result_is_json_and_text(nano):
@@ -307,27 +284,6 @@ def test_reward_model_is_normalized_over_its_training_pairs_only():
     scores = model.score(train.chosen + train.rejected)
     assert fit.values["mean_score"] == pytest.approx(scores.mean().item(), abs=1e-6)
     assert model.normalize(scores).mean().item() == pytest.approx(0, abs=1e-5)
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    """120 steps on Reel: enough to beat a judge that goes by single words."""
-    model = RewardModel(load_model("reel-nano"))
-    return model, train_reward_model(model, reel_pairs(3000, 0), fitting(120, 48)).values
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_reward_model_comes_near_the_best_judge(fitted):
-    """600 held-out pairs: a standard error of .013."""
-    model, values = fitted
-    assert (values["train_pairs"], values["held_out_pairs"]) == (2400, 600)
-    assert values["last_loss"] < values["first_loss"]
-    assert values["accuracy"] > values["bayes_accuracy"] - 0.04
-    assert abs(values["true_reward_accuracy"] - values["bayes_accuracy"]) < 0.06
-    pairs = reel_pairs(500, 9)  # new texts, so mean 0 and variance 1 are approximate
-    rewards = model.normalize(model.score(pairs.chosen + pairs.rejected))
-    assert abs(rewards.mean().item()) < 0.15 and rewards.std().item() == pytest.approx(1, abs=0.15)
 
 
 def test_reward_loss_matches_hand_computed():
