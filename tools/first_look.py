@@ -19,7 +19,6 @@ from rlhf_lab.views.diagrams import arrow
 from rlhf_lab.views.marks import (
     Number,
     color_of,
-    css,
     document,
     element,
     ink_on,
@@ -134,11 +133,11 @@ def figure(words: Sequence[str], reward: float, rows: Sequence[Row]) -> str:
         for i, value in enumerate(values.tolist(), PREFIX - 1):
             color = color_of(value, limit, "sequential" if title.startswith("KL") else "diverging")
             tile = {"x": starts[i] + 1, "y": y, "width": widths[i] - 2, "height": 24, "rx": 3}
-            mark = element("rect", "axis", fill=css(color), **tile)
+            mark = element("rect", "axis", fill=color.hex, **tile)
             if abs(value) >= 0.05:
                 number = f"{value:.2f}".replace("0.", ".").replace("-", "−")
                 place = f'x="{starts[i] + widths[i] / 2:.1f}" y="{y + 16}" text-anchor="middle"'
-                number = f'<tspan fill="{css(ink_on(color))}">{number}</tspan>'
+                number = f'<tspan fill="{ink_on(color).hex}">{number}</tspan>'
                 mark += f"<text {place}>{number}</text>"
             parts.append(mark_with_title(mark, f"{words[i]}, {title}, {label}: {value:.3f}"))
         y += 28

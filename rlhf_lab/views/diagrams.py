@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from math import hypot
 
-from rlhf_lab.views.marks import Number, document, element, text
+from rlhf_lab.views.marks import Number, element, text
 from rlhf_lab.views.pictures import Picture
 
 Spot = tuple[Number, Number]
@@ -52,7 +52,7 @@ def loop_diagram() -> Picture:
         if lesson:
             below = y - 32 if y < 100 else y + 38
             parts.append(text(x, below, f"lesson {lesson}", "soft", "middle"))
-    return Picture(document(WIDTH, HEIGHT, "".join(parts), ALT), ALT)
+    return Picture((WIDTH, HEIGHT), parts, ALT)
 
 
 def factor_diagram(names: Sequence[str], factors: Mapping[str, Sequence[Number]]) -> Picture:
@@ -67,7 +67,7 @@ def factor_diagram(names: Sequence[str], factors: Mapping[str, Sequence[Number]]
             parts.append(text(x, 146 - tall, f"{y:.3g}", "", "middle"))
             parts.append(text(x, 164, name, "soft", "middle"))
     alt = "; ".join(f"{k}: {[float(f'{y:.3g}') for y in ys]}" for k, ys in factors.items())
-    return Picture(document(WIDTH, 172, "".join(parts), alt), alt)
+    return Picture((WIDTH, 172), parts, alt)
 
 
 def patch_diagram(runs: Sequence[str], steps: Sequence[str], patched: int) -> Picture:
@@ -83,7 +83,7 @@ def patch_diagram(runs: Sequence[str], steps: Sequence[str], patched: int) -> Pi
     x, alt = 100 + pitch * (patched + 1), "this activation replaces the one below"
     parts += [arrow([(x, 30), (x, 126)], "s1"), text(x + 8, 84, alt)]
     alt = f"After {steps[patched]} in the {runs[0]}, {alt}, in the {runs[1]}".replace("\n", " ")
-    return Picture(document(WIDTH, 162, "".join(parts), alt), alt)
+    return Picture((WIDTH, 162), parts, alt)
 
 
 def gae_diagram(rewards: Sequence[Number], values: Sequence[Number], decay: Number) -> Picture:
@@ -98,7 +98,7 @@ def gae_diagram(rewards: Sequence[Number], values: Sequence[Number], decay: Numb
         parts.append(arrow([(x, 54), (x, 106)], "s5"))
         parts += [arrow([(x - 68, 130), (x - 152, 130)], "s1")] * (t > 0)
     alt = "From the last token to the first: " + "; ".join(lines).replace("\n", " = ")
-    return Picture(document(WIDTH, 162, "".join(parts), alt), alt)
+    return Picture((WIDTH, 162), parts, alt)
 
 
 def box(middle: Spot, words: str, width: Number = BOX[0], kind: str = "s5") -> str:

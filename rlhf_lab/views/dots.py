@@ -42,8 +42,7 @@ def seed_dots(rows: SeedRows, title: str, digits: int = 3, this: str = "this run
             parts.append(m.titled(mark, f"{name}, {names[kind]}", x, None, None))
         parts.append(m.text(left + PLOT_WIDTH + 12, y + 4, texts[name]))
     alt = f"{title}: " + "; ".join(f"{name} {words}" for name, words in texts.items())
-    svg = m.document(whole, bottom + 22, "".join(parts), alt)
-    return Picture(svg, alt, title, values=values)
+    return Picture((whole, bottom + 22), parts, alt, title)
 
 
 def _range(value: Number, others: Sequence[Number], digits: int) -> str:

@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.organism.language import default_contrast
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
-from rlhf_lab.views.pictures import Drawn, Html, failed_check, in_grids
+from rlhf_lab.views.pictures import Drawn, Html, in_grids, paragraph
 from rlhf_lab.views.plots import bars
 
 INTERVENTIONS = "interventions"  # folder of a run
@@ -188,7 +188,7 @@ def _drawn(result: Mapping[str, Any]) -> list[Drawn]:
     note = f"{summarize_intervention(result)} n = {result['n']} texts: {result.get('text', '')}."
     series = {method: column[0] for method, column in columns.items()}
     drawn = bars(result["parts"], series, title, "logits", ends, note)
-    return [*map(failed_check, failed), drawn]
+    return [*(paragraph(f"Failed check: {name}", "failed") for name in failed), drawn]
 
 
 def summarize_intervention(result: Mapping[str, Any]) -> str:

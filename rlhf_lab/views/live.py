@@ -59,7 +59,7 @@ def reward_color(value: float, low: float, high: float) -> str:
     """Return a color between orange (low) and blue (high); equal three decimals look equal."""
     value, low, high = (round(number, 3) for number in (value, low, high))
     share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
-    return "rgb({},{},{})".format(*blend(ORANGE, BLUE, share))
+    return blend(ORANGE, BLUE, share).rgb
 
 
 def sample_table(

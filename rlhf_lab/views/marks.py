@@ -7,14 +7,17 @@ from html import escape
 from typing import Literal
 from unicodedata import east_asian_width
 
+from rich.color import ColorTriplet
+
 from rlhf_lab.console import visible
 from rlhf_lab.views.templates import read_web
 
 Kind = Literal["diverging", "sequential"]
-Rgb = tuple[int, int, int]
 Number = float | int
+Optionals = Sequence[Number | None]
 Names = Sequence[str]
-ORANGE, NEUTRAL, BLUE, DEEP = (213, 94, 0), (242, 242, 242), (0, 114, 178), (0, 78, 124)
+ORANGE, NEUTRAL = ColorTriplet(213, 94, 0), ColorTriplet(242, 242, 242)
+BLUE, DEEP = ColorTriplet(0, 114, 178), ColorTriplet(0, 78, 124)
 N_COLORS = 8  # classes f0 to f7 (fill) and s0 to s7 (stroke) in picture.css
 COLOR_OF_NAME = {  # one color per quantity on the whole page
     **{"exact": 0, "k1": 1, "k2": 2, "k3": 3, "mean reward": 0, "reward": 0, "true reward": 4},
@@ -22,16 +25,14 @@ COLOR_OF_NAME = {  # one color per quantity on the whole page
 }
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 SVG_STYLE = read_web("picture.css").replace("\n", "")
-STYLE_ELEMENT = f"<style>{SVG_STYLE}</style>"
 LONGEST_LABEL = 44  # letters; a longer one is cut in its middle, and is whole in the title
 
 
-def blend(low: Rgb, high: Rgb, fraction: float) -> Rgb:
-    red, green, blue = (round(a + (b - a) * fraction) for a, b in zip(low, high, strict=True))
-    return red, green, blue
+def blend(low: ColorTriplet, high: ColorTriplet, fraction: float) -> ColorTriplet:
+    return ColorTriplet(*(round(a + (b - a) * fraction) for a, b in zip(low, high, strict=True)))
 
 
-def color_of(value: Number, limit: Number, kind: Kind = "diverging") -> Rgb:
+def color_of(value: Number, limit: Number, kind: Kind = "diverging") -> ColorTriplet:
     """Return the color of a number; beyond the limit it stays that of the limit, nan is 0.
 
     Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).
@@ -43,23 +44,21 @@ def color_of(value: Number, limit: Number, kind: Kind = "diverging") -> Rgb:
     return blend(NEUTRAL, BLUE if size > 0 else ORANGE, abs(size))
 
 
-def ink_on(background: Rgb) -> Rgb:
+def ink_on(background: ColorTriplet) -> ColorTriplet:
     """Return black or white, whose contrasts are equal at a luminance of 0.179 (WCAG 2.2)."""
-    parts = [channel / 255 for channel in background]
+    parts = background.normalized
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return (0, 0, 0) if luminance > 0.179 else (255, 255, 255)
+    return ColorTriplet(0, 0, 0) if luminance > 0.179 else ColorTriplet(255, 255, 255)
 
 
-def css(color: Rgb) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*color)
-
-
-def document(width: Number, height: Number, body: str, title: str) -> str:
+def document(width: Number, height: Number, body: str, title: str, on_page: bool = False) -> str:
+    """Return an SVG document, or an element of a page that has `SVG_STYLE`."""
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    space = "" if on_page else ' xmlns="http://www.w3.org/2000/svg"'
+    style = "" if on_page else f"<style>{SVG_STYLE}</style>"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="lab" {size} role="img" '
-        f'aria-label="{_escaped(title)}">{STYLE_ELEMENT}'
+        f'<svg{space} class="lab" {size} role="img" aria-label="{_escaped(title)}">{style}'
         f'<rect class="paper" width="100%" height="100%"/>{body}</svg>'
     )
 

@@ -7,10 +7,9 @@ from html import escape
 from itertools import groupby
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import STYLE_ELEMENT, Number
+from rlhf_lab.views.marks import Number, document
 from rlhf_lab.views.templates import read_web, render
 
-TABLE_STYLE = f"<style scoped>{read_web('table.css')}</style>"
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
@@ -49,7 +48,10 @@ class Table(Drawn):
         columns = enumerate(zip(*self.rows, strict=True))
         words = {i for i, cells in columns if any(map(_is_word, cells))}
         rows = [list(map(formatted, row)) for row in self.rows]
-        return render("table.html", table=self, rows=rows, words=words, style=TABLE_STYLE)
+        return render("table.html", table=self, rows=rows, words=words)
+
+    def _repr_html_(self) -> str:
+        return f"<style scoped>{read_web('table.css')}</style>{super()._repr_html_()}"
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,25 @@ class Picture(Drawn):
     """A drawing as SVG, legible on light and dark pages.
 
     Args:
-        svg: the whole document.
+        size: width and height in pixels.
+        parts: its elements.
         alt: the description for readers who do not see it.
         note: the caption on a page.
         values: the numbers; if all are 0 or missing, a page has a sentence instead.
     """
 
-    svg: str
+    size: tuple[Number, Number]
+    parts: Sequence[str]
     alt: str
     title: str = ""
     unit: str = ""
     note: str = ""
     values: Sequence[Number | None] = (1,)
+
+    @property
+    def svg(self) -> str:
+        """The whole document."""
+        return document(*self.size, "".join(self.parts), self.alt)
 
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
         return {"image/svg+xml": self.svg, "text/html": self._repr_html_(), "text/plain": self.alt}
@@ -80,15 +89,14 @@ class Picture(Drawn):
     @property
     def fragment(self) -> str:
         """The drawing as part of a page that has `marks.SVG_STYLE`, with its tooltips."""
-        known = [x for x in self.values if x is not None and x == x]
+        known = [x for x in self.values if x is not None]
         if not any(known):
             return f"<p>{escape(self.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
-        width = int(self.svg.partition(' width="')[2].partition('"')[0])
-        wide, note = ' class="wide"' * (width > WIDE_PIXELS), escape(self.note.strip())
-        caption = f"<figcaption>{note}</figcaption>" * bool(note)
-        inline = self.svg.replace(STYLE_ELEMENT, "")
-        inline = inline.replace(' xmlns="http://www.w3.org/2000/svg"', "")
-        return f"<figure{wide}>{inline}{caption}</figure>"
+        wide = ' class="wide"' * (round(self.size[0]) > WIDE_PIXELS)
+        svg, note = document(*self.size, "".join(self.parts), self.alt, True), self.note.strip()
+        return (
+            f"<figure{wide}>{svg}{f'<figcaption>{escape(note)}</figcaption>' * bool(note)}</figure>"
+        )
 
 
 def in_grids(pictures: Iterable[Drawn]) -> str:
@@ -106,13 +114,13 @@ def _is_word(x: object) -> bool:
 
 
 def plain(fragment: str) -> str:
-    """Return a fragment for the page, which has the rules and whose script sets the styles."""
-    fragment = visible(fragment).replace(TABLE_STYLE, "").replace(STYLE_ELEMENT, "")
-    return fragment.replace(' style="', ' data-style="')
+    """Return a fragment for the page, whose script sets the styles."""
+    return visible(fragment).replace(' style="', ' data-style="')
 
 
-def failed_check(name: str) -> Html:
-    return Html(f'<p class="failed">Failed check: {escape(name)}</p>')
+def paragraph(text: str, kind: str = "") -> Html:
+    attribute = f' class="{kind}"' * bool(kind)
+    return Html(f"<p{attribute}>{escape(text)}</p>")
 
 
 def formatted(value: object) -> str:

@@ -10,16 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.views import marks as m
-from rlhf_lab.views.marks import Kind, Names, Number
+from rlhf_lab.views.marks import Kind, Names, Number, Optionals
 from rlhf_lab.views.pictures import Picture
 
-Optionals = Sequence[Number | None]
 Curve = tuple[Sequence[Number], Optionals]
 Ends = tuple[Optionals, Optionals]  # the lower and the upper ends of intervals
 Limits = tuple[Number, Number]  # the ends of a scale
 NO_ENDS: Mapping[str, Ends] = MappingProxyType({})
 SIDE, WIDEST = 11, 1000  # pixels of a cell of several grids, and of all of them
-PLOT_HEIGHT, SCALE_HEIGHT = 150, 36
+PLOT_HEIGHT, SCALE_WIDTH = 150, 326.0
 MOST_MARKS = 600  # cells
 MOST_POINTS, LARGE_POINTS = 400, 30  # a longer curve is reduced to minima and maxima
 
@@ -39,12 +38,13 @@ def curves(
     Args:
         bands: intervals of some of the curves, by name.
     """
-    series = {name: tuple(map(_plain, curve)) for name, curve in series.items()}
-    places = sorted({x for xs, _ in series.values() for x in xs})
-    bands, values, ends = _flat({name: y for name, (_, y) in series.items()}, bands)
-    finite = list(filter(m.is_number, [*values, *ends])) or [0.0]
-    pad = 0.06 * (max(finite) - min(finite)) or abs(max(finite)) / 2 or 0.5
-    axes = _Axes(title, y_label, list(series), [min(finite) - pad, max(finite) + pad], 0, 370)
+    rows = _points({name: y for name, (_, y) in series.items()}, bands)
+    all_x = {name: _numbers(x) for name, (x, _) in series.items()}
+    places = sorted({x for xs in all_x.values() for x in xs})
+    finite = _finite(rows)
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    pad = 0.06 * (high - low) or abs(high) / 2 or 0.5
+    axes = _Axes(title, y_label, list(series), [low - pad, high + pad], 0, 370)
     low, high = places[0], places[-1]
 
     def across(x: Number) -> float:
@@ -61,11 +61,9 @@ def curves(
     middle = axes.left + axes.width / 2
     axes.parts.append(m.text(middle, axes.bottom + 27, x_label, "soft", "middle"))
     for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
-        xs, ys = series[name]
-        known = [y if m.is_number(y) else None for y in ys]
-        ends = bands.get(name, ([None] * len(ys),) * 2)
-        points = _reduced(list(zip(xs, known, *ends, strict=True)))
-        band = [(across(x), *map(axes.y, ab)) for x, _, *ab in points if all(map(m.is_number, ab))]
+        pairs = zip(all_x[name], rows[name], strict=True)
+        points = _reduced([(x, *point) for x, point in pairs])
+        band = [(across(x), *map(axes.y, ab)) for x, _, *ab in points if None not in ab]
         if len(band) > 1:
             outline = [(x, y) for x, _, y in band] + [(x, y) for x, y, _ in band[::-1]]
             axes.parts.append(f'<polygon class="band f{color}" points="{_listed(outline)}"/>')
@@ -79,9 +77,8 @@ def curves(
             if y is not None:
                 mark = m.marker(i, across(x), axes.y(y), color, size)
                 axes.parts.append(m.titled(mark, f"{name}, {x_label} {x:g}", y, *ab))
-    alt = f"{title}: {', '.join(series)} over {x_label}"
-    svg = m.document(axes.whole, axes.bottom + 36, "".join(axes.parts), alt)
-    return Picture(svg, alt, title, y_label, note, values)
+    alt, size = f"{title}: {', '.join(series)} over {x_label}", (axes.whole, axes.bottom + 36)
+    return Picture(size, axes.parts, alt, title, y_label, note, finite)
 
 
 def bars(
@@ -97,33 +94,29 @@ def bars(
     Args:
         whiskers: intervals of some of the series, by name.
     """
-    series, labels = {k: _plain(x) for k, x in series.items()}, list(map(m.shortened, names))
-    whiskers, values, ends = _flat(series, whiskers)
+    rows, labels = _points(series, whiskers), list(map(m.shortened, names))
     bar = 7 if len(series) > 1 else 12
     slot = max(bar * len(series) + 6, min(64.0, 320 / max(1, len(names))))
     is_turned = m.widest(labels) > slot - 4
     left = max([0.0, *(0.55 * m.text_width(x) - (i + 0.5) * slot for i, x in enumerate(labels))])
-    numbers, width = [0.0, *values, *ends], slot * len(names)
-    axes = _Axes(title, y_label, list(series), numbers, left * is_turned + 4, width)
+    finite, left = _finite(rows), left * is_turned + 4
+    axes = _Axes(title, y_label, list(series), [0.0, *finite], left, slot * len(names))
     for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
-        ends = whiskers.get(name, ([None] * len(names),) * 2)
-        rows = zip(names, series[name], *ends, strict=True)
-        for at, (group, value, *ab) in enumerate(rows):
-            if not m.is_number(value):
+        for at, (group, (value, *ab)) in enumerate(zip(names, rows[name], strict=True)):
+            if value is None:
                 continue
             x = axes.left + (at + 0.5) * slot + (i - len(series) / 2) * bar
             place = {"x": x, "y": axes.y(max(value, 0)), "width": bar - 1}
             height = max(abs(axes.y(value) - axes.y(0)), 0.6)
             mark = m.element("rect", f"f{color}", **place, height=height)
-            if all(map(m.is_number, ab)):
+            if None not in ab:
                 middle, (y1, y2) = x + (bar - 1) / 2, map(axes.y, ab)
                 mark += m.element("line", "end", x1=middle, x2=middle, y1=y1, y2=y2)
             label = group + (f", {name}" if len(series) > 1 else "")
             axes.parts.append(m.titled(mark, label, value, *ab))
     below, words = m.labels_below(labels, axes.left, slot, axes.bottom, is_turned)
-    alt = f"{title}: {', '.join(series)}"
-    svg = m.document(axes.whole, axes.bottom + below, "".join(axes.parts) + words, alt)
-    return Picture(svg, alt, title, y_label, note, values)
+    alt, size = f"{title}: {', '.join(series)}", (axes.whole, axes.bottom + below)
+    return Picture(size, [*axes.parts, words], alt, title, y_label, note, finite)
 
 
 def heatmap(
@@ -146,19 +139,18 @@ def heatmap(
             diverging.
         ends: lower and upper ends of the intervals of the first rows.
     """
-    grid = list(map(_plain, values))
+    grid = list(map(_numbers, values))
     numbers = [x for row in grid for x in row]
     n = max(map(len, grid), default=0)
     cols = cols if len(cols) == n else list(map(str, range(n)))
     limits = limits or default_limits(numbers, kind)
     width, height, marks = _grid(grid, rows, cols, kind, limits, ends)
     beyond = ["dashed: beyond the scale"] if ' far"' in marks else []
-    width, legend = max(width, 326.0), "; ".join([unit] * bool(unit) + beyond)
-    head, top = m.header(title, legend, (), width)
-    body = head + _scale(limits, kind, top) + m.moved(marks, 0, top + SCALE_HEIGHT)
+    legend, width = "; ".join([unit] * bool(unit) + beyond), max(width, SCALE_WIDTH)
+    parts, top = _header_with_scale(title, legend, limits, kind, width)
     alt = f"{title}: {len(rows)} rows, {n} columns"
-    svg = m.document(width, top + SCALE_HEIGHT + height, body, alt)
-    return Picture(svg, alt, title, unit, note, numbers)
+    parts.append(m.moved(marks, 0, top))
+    return Picture((width, top + height), parts, alt, title, unit, note, numbers)
 
 
 def heatmaps(
@@ -173,31 +165,29 @@ def heatmaps(
 
     The scale is from 0 to the largest number if limits is None.
     """
-    grids = {name: list(map(_plain, grid)) for name, grid in grids.items()}
+    grids = {name: list(map(_numbers, grid)) for name, grid in grids.items()}
     largest = max((x for g in grids.values() for row in g for x in row), default=0)
     limits = limits or (0.0, largest or 1)
     drawn = [_grid(g, rows, cols, "sequential", limits, cell=SIDE) for g in grids.values()]
     wide = max(max(width for width, *_ in drawn), m.widest(list(grids)) + 12)
     tall, across = drawn[0][1] + 26, max(1, min(across, len(grids), int(WIDEST // wide)))
-    whole = max(326.0, across * wide)
-    head, top = m.header(title, "", (), whole)
-    parts = [head, _scale(limits, "sequential", top)]
+    whole = max(SCALE_WIDTH, across * wide)
+    parts, top = _header_with_scale(title, "", limits, "sequential", whole)
     for i, (name, (_, _, grid)) in enumerate(zip(grids, drawn, strict=True)):
-        x, y = i % across * wide, top + SCALE_HEIGHT + i // across * tall
+        x, y = i % across * wide, top + i // across * tall
         parts += [m.text(x + 8, y + 10, name), m.moved(grid, x, y + 16)]
-    height = top + SCALE_HEIGHT + -(-len(grids) // across) * tall
-    alt = f"{title}: {', '.join(grids)}"
-    return Picture(m.document(whole, height, "".join(parts), alt), alt, title)
+    height = top - (-len(grids) // across) * tall
+    return Picture((whole, height), parts, f"{title}: {', '.join(grids)}", title)
 
 
 class _Axes:
     """A plot area with horizontal grid lines at round numbers, below a header."""
 
     def __init__(
-        self, title: str, unit: str, names: Names, values: Optionals, left: Number, width: Number
+        self, title: str, unit: str, names: Names, values: list[Number], left: Number, width: Number
     ) -> None:
-        finite, names = list(filter(m.is_number, values)) or [0.0], names if len(names) > 1 else []
-        self.low, self.high = min(finite), max(finite)
+        names = names if len(names) > 1 else []
+        self.low, self.high = min(values), max(values)
         self.high += self.low == self.high
         marks = m.ticks(self.low, self.high)
         labels = m.tick_labels(marks)
@@ -238,7 +228,7 @@ def _grid(
         y = at * tall
         parts.append(m.text(left - 5, y + tall / 2 + 4, left_labels[at], "", "end"))
         for i, value in enumerate(row):
-            if not m.is_number(value):
+            if value is None:
                 continue
             fill, x = _fill(value, limits, kind), left + i * wide
             if is_large:
@@ -258,7 +248,7 @@ def _grid(
 
 def default_limits(values: Optionals, kind: str) -> tuple[Number, Number]:
     """Return the smallest and largest value, symmetric about 0 for a diverging scale."""
-    finite = list(filter(m.is_number, values)) or [0.0]
+    finite = [x for x in values if x is not None] or [0.0]
     reach = max(map(abs, finite)) or 1.0
     return (-reach, reach) if kind == "diverging" else (min(finite), max(finite))
 
@@ -273,27 +263,37 @@ def _fill(value: Number, limits: Limits, kind: str) -> str:
     return f'fill-opacity="{0.06 + 0.94 * size:.2f}" class="{name}'
 
 
-def _scale(limits: Limits, kind: str, y: Number) -> str:
-    parts, (low, high) = [], limits
+def _header_with_scale(
+    title: str, legend: str, limits: Limits, kind: str, width: Number
+) -> tuple[list[str], Number]:
+    """Return a header above the scale of a grid, and the height that they take."""
+    (head, y), (low, high) = m.header(title, legend, (), width), limits
+    parts = [head]
     for i in range(5):
         value, x = low + (high - low) * i / 4, 8 + 62 * i
         place = f'x="{x}" y="{y:.0f}" width="62" height="12"'
         parts.append(f'<rect {_fill(value, limits, kind)}" {place}/>')
         parts.append(m.text(x + 31, y + 23, f"{value:.3g}", "soft", "middle"))
-    return "".join(parts)
+    return parts, y + 36
 
 
-def _plain(values: Iterable[Any]) -> list[Any]:
-    return [x.item() if hasattr(x, "item") else x for x in values]
+def _numbers(values: Iterable[Any]) -> list[Number | None]:
+    """Return numbers, None where one is missing or not finite."""
+    plain = (x.item() if hasattr(x, "item") else x for x in values)
+    return [x if m.is_number(x) else None for x in plain]
 
 
-def _flat(
-    series: Mapping[str, Optionals], intervals: Mapping[str, Ends]
-) -> tuple[dict[str, tuple[list[Any], ...]], list[Any], list[Any]]:
-    """Return the intervals as lists; the values of all series; all ends."""
-    intervals = {name: tuple(map(_plain, ends)) for name, ends in intervals.items()}
-    ends = [x for pair in intervals.values() for end in pair for x in end]
-    return intervals, [x for row in series.values() for x in row], ends
+def _points(series: Mapping[str, Optionals], intervals: Mapping[str, Ends]) -> dict[str, list]:
+    """Return values with the ends of their intervals, by series."""
+    found = {}
+    for name, values in series.items():
+        ends = intervals.get(name, ([None] * len(values),) * 2)
+        found[name] = list(zip(*map(_numbers, (values, *ends)), strict=True))
+    return found
+
+
+def _finite(rows: Mapping[str, list]) -> list[Number]:
+    return [x for points in rows.values() for point in points for x in point if x is not None]
 
 
 def _reduced(points: list[tuple]) -> list[tuple]:

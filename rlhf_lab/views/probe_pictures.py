@@ -1,32 +1,25 @@
 """Pictures of probes: a table of the fields that go to each, and what a table cannot declare."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
-from rlhf_lab.views import records as draw
 from rlhf_lab.views.intervals import bracketed
-from rlhf_lab.views.pictures import Drawn, Html, Table
+from rlhf_lab.views.pictures import Drawn, Html, Table, paragraph
 from rlhf_lab.views.plots import curves, heatmap, heatmaps
 from rlhf_lab.views.records import (
-    COMPUTED,
-    MOST_ROWS,
-    MOST_SLOTS,
-    Column,
+    PictureRow,
     Snapshot,
-    cell,
+    curves_over,
+    dict_table,
     read_snapshots,
-    reduced,
     short_site,
 )
 
-# probe | kind | title | labels of rows, of columns | LABEL=FIELD ... | unit. In a label, _ is a
-# space, __ is _; a field is one of the record, its tensors (TENSOR:HOW reduces one, see REDUCED)
-# or COMPUTED; NAME,LOW,HIGH are three. A strip has its scale, mask and number of texts as labels.
+# probe | kind | title | labels | LABEL=COLUMN ... | unit, as in `PictureRow`. In a LABEL, _ is a
+# space, and __ is _.
 PICTURES = """
 RunHealth | curves | reward | | mean_reward true_reward optimal_reward
  best_reward_at_this_KL=best_reward_at_kl | reward
@@ -34,14 +27,13 @@ RunHealth | rows | exact optimum for each beta; the first row is the grammar | |
 RunHealth | curves | KL from the reference | | kl_per_sequence optimal_kl_per_sequence | nats per
  sequence
 KLByPosition | bars | exact KL and k1, n = {sequences[exact]} and {sequences[estimated]} | slots |
- exact=kl k1=k1_mean,k1_low,k1_high | nats per token
-KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} | slot=kl_slots |
- k1=k1_mean,k1_low,k1_high k2=k2_mean,k2_low,k2_high k3=k3_mean,k3_low,k3_high
- information_about_the_reward=information |
+ exact=kl k1 | nats per token
+KLByPosition | table | estimators of the KL in nats, n = {sequences[estimated]} | |
+ slot=kl_slots k1 k2 k3 information_about_the_reward=information |
 AttentionDrift | bars | shift by head and cause, n = {n} | heads | pattern_(QK)=qk values_(OV)=ov
  W__O=wo | logits
-AttentionDrift | table | total variation of the pattern at {query} | head=heads |
- total_variation=tv_here |
+AttentionDrift | table | total variation of the pattern at {query} | |
+ head=heads total_variation=tv_here |
 AttentionDrift | diverging | shift by head and key, all causes | heads keys | by_key | logits
 StepInfluence | bars | effect of step {step} on the {target} by cause | causes_of_step |
  effect=effects |
@@ -60,43 +52,40 @@ TextHeatmap | strip | kl in nats | sequential mask | kl |
 TextHeatmap | rows | each column, units first, as written and as true | | steps |
 HackWatch | curves | reward minus true reward | | reward true_reward gap | reward
 HackWatch | curves | kinds of texts | | grammatical steps dropped_carry direct sure | fraction
-HackWatch | table | tokens, and probability that words won | text=sides | tokens=counts:sum1
+HackWatch | table | tokens, and probability that words won | | text=sides tokens=counts:sum1
  won=promoted_mass:moved |
 HackWatch | rows | by the logits: probability won in states of the policy's texts | | promoted |
 HackWatch | rows | by the texts: log odds compared with the reference's texts | | taken_up |
-ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_out} | sites slots |
- defined_r2 |
+ValueLens | fraction | R2 of {r2_against}, linear probes, held out, n = {held_out} |
+ short_sites slots | defined_r2 |
 ValueLens | bars | correlation of the value head with {r2_against}, n = {head_n} | slots |
  correlation=head_correlation |
-ValueLens | diverging | value by layer, first text, raw lens | sites slots | lens:first |
-ValueLens | diverging | value by layer, first text, tuned lens | tuned_sites slots |
+ValueLens | diverging | value by layer, first text, raw lens | short_sites slots | lens:first |
+ValueLens | diverging | value by layer, first text, tuned lens | short_tuned_sites slots |
  lens_tuned:first |
-ValueLens | table | R2 of both lenses as a forecast of the value | layer=tuned_sites |
- raw_lens=raw_r2 tuned_lens=tuned_r2 |
+ValueLens | table | R2 of both lenses as a forecast of the value | |
+ layer=short_tuned_sites raw_lens=raw_r2 tuned_lens=tuned_r2 |
 Direction | accuracy | accuracy of the direction, held out, n = {sequences[held]} (*: the text up to
  there is informative) | sites_and_bayes informed_slots | accuracies |
-FrozenProbe | table | all sites | sites | accuracy_frozen gap called shift cosine split_half
- moved_cosine accuracy_control size |
+FrozenProbe | table | all sites | | sites=short_sites accuracy_frozen gap called shift cosine
+ split_half moved_cosine accuracy_control size |
 LogitShift | curves | shift of the logit difference | | shift=measured:mean | logits
 LogitShift | bars | shift of logit({word} - {other}) by component | components | shift=shift:mean
  own_weights=own_weights:mean inherited_from_earlier_components=inherited:mean
  the_scale_of_the_norm=scale:mean unembedding=read_out:mean | logits
-LogitShift | table | sum over components | cause=causes | logits=cause_sums |
+LogitShift | table | sum over components | | cause=causes logits=cause_sums |
 WordsMoved | curves | probability that words won per text | | moved_mass | probability
 WordsMoved | rows | words that moved together, n = {n} | | contrasts |
 WordsMoved | bars | shift of {first} by component | components | shift=parts | logits
 WordsMoved | rows | words by probability won | | word_table |
 NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
-NeuronRank | table | neurons | neurons | contribution by_activation activation activation_shift
+NeuronRank | table | neurons | | neurons contribution by_activation activation activation_shift
  write most_active_at=active |
 NeuronRank | bars | shift by MLP | layers | its_neurons=neuron_contribution:sum1 b__out=b_out
  both=mlp | logits
 WeightDelta | rows | the largest changes of weights | norm | rows |
 """
 LAST_RECORDS = 20
-# kind and ends of the scale of a matrix
-SCALES = {"fraction": ("sequential", (0.0, 1.0)), "accuracy": ("sequential", (0.5, 1.0))}
-SCALES |= {"diverging": ("diverging", None)}
 REPETITION = {
     "distinct": "different n-grams",
     "repeated": "n-grams that their text has had before",
@@ -111,53 +100,12 @@ LEDGER |= {"entropy": 3, "surrogate": 5, "value_loss": 5, "share": 5}
 Pictures = Iterable[Drawn | None]
 
 
-@dataclass(frozen=True)
-class PictureRow:
-    """One row of the table of pictures."""
-
-    probe: str
-    kind: str
-    title: str
-    labels: Sequence[str]
-    columns: Mapping[str, Column]
-    unit: str
-
-    def draw(self, at: Snapshot) -> Drawn | None:
-        (label, column), *_ = self.columns.items()
-        if self.kind == "table":
-            return draw.field_table(at, self.title, _columns(self.labels) | self.columns)
-        if self.kind == "rows":
-            return draw.row_table(at, self.title, column, *self.labels)
-        if self.kind == "strip":
-            kind, mask, *top = self.labels
-            return draw.strip(at, self.title, column, label, kind, mask, *map(int, top))
-        values = at.read(column)[0] or [()]
-        sizes = [len(values)] if self.kind == "bars" else [len(values[0])] * 2
-        labels = [
-            at.slots(n) if name == "slots" else at.read(_column(name))[0] or ()
-            for name, n in zip(self.labels, sizes, strict=True)
-        ]
-        if self.kind == "bars":
-            most = MOST_SLOTS if self.labels[0].endswith("slots") else MOST_ROWS
-            return draw.field_bars(at, self.title, *labels, self.columns, self.unit, most)
-        return draw.matrix(at, self.title, column, *labels, self.unit, SCALES[self.kind])
-
-
-def _column(name: str) -> Column:
-    if ":" in name:
-        return reduced(*name.split(":"))
-    return COMPUTED.get(name) or (tuple(name.split(",")) if "," in name else name)
-
-
-def _columns(words: Iterable[str]) -> dict[str, Column]:
-    pairs = [word.partition("=") for word in words]
-    spaced = lambda label: label.replace("_", " ").replace("  ", "_")
-    return {spaced(label): _column(name or label) for label, _, name in pairs}
-
-
 def _parse(line: str) -> PictureRow:
     probe, kind, title, labels, columns, unit = (part.strip() for part in line.split("|"))
-    return PictureRow(probe, kind, title, labels.split(), _columns(columns.split()), unit)
+    pairs = [word.partition("=") for word in columns.split()]
+    spaced = lambda label: label.replace("_", " ").replace("  ", "_")
+    by_label = {spaced(label): column or label for label, _, column in pairs}
+    return PictureRow(probe, kind, title, labels.split(), by_label, unit)
 
 
 PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines()))
@@ -173,11 +121,11 @@ def _kl_map(records: Sequence[Snapshot]) -> Pictures:
 def _repetition(records: Sequence[Snapshot]) -> Pictures:
     for name, title in REPETITION.items():
         series = {
-            f"{label}, n = {n}": cell(f"{name}_{key}", i)
+            f"{label}, n = {n}": (f"{name}_{key}", i)
             for i, n in enumerate(records[-1]["orders"])
             for key, label in (("texts", "policy"), ("reference", "reference"))
         }
-        yield draw.curves_over(records, f"{name}-n: {title}", series, "fraction")
+        yield curves_over(records, f"{name}-n: {title}", series, "fraction")
     by = ("alarms_by_logits", "alarms_by_texts")
     alarms = [at for at in records if any(map(at.get, by))]
     rows = [[at.phase, *(", ".join(at[x]) or "–" for x in by)] for at in alarms]
@@ -186,7 +134,7 @@ def _repetition(records: Sequence[Snapshot]) -> Pictures:
         f"{records[-1]['alarm_z']:.4g} standard errors more."
     )
     columns = ["phase", "by the logits", "by the texts alone"]
-    yield Table(columns, rows, "alarms", note) if rows else Html("<p>No alarm.</p>")
+    yield Table(columns, rows, "alarms", note) if rows else paragraph("No alarm.")
 
 
 def _drift(records: Sequence[Snapshot]) -> Pictures:
@@ -194,16 +142,16 @@ def _drift(records: Sequence[Snapshot]) -> Pictures:
     first = records[0]
     cells = [(x, i, j) for i, row in enumerate(first["accuracy"]) for j, x in enumerate(row)]
     (_, i, j), counts = max(cells), first["sequences"]
-    where = f"{short_site(first['sites'][i])}, {first.slots(j + 1)[j]}"
-    yield Html(
-        f"<p>At {escape(where)}, the most accurate of {len(cells)} cells in the first record; "
-        f"fitted to {counts['fitted']} sequences, evaluated on {counts['held']} others.</p>"
+    yield paragraph(
+        f"At {short_site(first['sites'][i])}, {first.slots(j + 1)[j]}, the most accurate of "
+        f"{len(cells)} cells in the first record; fitted to {counts['fitted']} sequences, "
+        f"evaluated on {counts['held']} others."
     )
-    columns = {name.replace("_", " "): cell(name, i, j) for name in AT_A_CELL.split()}
+    columns = {name.replace("_", " "): (name, i, j) for name in AT_A_CELL.split()}
     rows = [[at.phase, *(bracketed(*at.read(x)) for x in columns.values())] for at in records]
     yield Table(["phase", *columns], rows, "at this cell")
     for label in ("accuracy", "cosine with reference") if len(records) > 1 else ():
-        yield draw.curves_over(records, f"{label} of the direction", {label: columns[label]})
+        yield curves_over(records, f"{label} of the direction", {label: columns[label]})
 
 
 def _frozen_curves(records: Sequence[Snapshot]) -> Pictures:
@@ -213,21 +161,21 @@ def _frozen_curves(records: Sequence[Snapshot]) -> Pictures:
     known = [x if size > 1e-3 else 0.0 for x, size in pairs]
     i = max(range(len(known)), key=known.__getitem__)
     counts, where = first["sequences"], first.get("slot") or f"position {first['position']}"
-    yield Html(
-        f"<p>At {first['sites'][i]}, {where}, the most accurate of {len(known)} sites in the first "
+    yield paragraph(
+        f"At {first['sites'][i]}, {where}, the most accurate of {len(known)} sites in the first "
         f"record; fitted to {counts['fitted']} sequences, counted on {counts['held']} others, of "
-        f"which {first['positive']:.0%} are positive.</p>"
+        f"which {first['positive']:.0%} are positive."
     )
     accuracies = {
-        "frozen in phase 0": cell("accuracy_frozen", i),
-        "refitted": lambda at: at["accuracy_frozen"][i] - at["gap"][i],
-        "shuffled labels": cell("accuracy_control", i),
-        "Bayes' rule": cell("bayes_accuracy", 0),
+        "frozen in phase 0": ("accuracy_frozen", i),
+        "refitted": ("refitted", i),
+        "shuffled labels": ("accuracy_control", i),
+        "Bayes' rule": ("bayes_accuracy", 0),
     }
-    yield draw.curves_over(records, "accuracy of linear probes", accuracies)
+    yield curves_over(records, "accuracy of linear probes", accuracies)
     note = "With halves below 0.8, a turn of the direction cannot be distinguished from noise."
-    cosines = {"of both directions": cell("cosine", i), "of two halves": cell("split_half", i)}
-    yield draw.curves_over(records, "cosine", cosines, note=note)
+    cosines = {"of both directions": ("cosine", i), "of two halves": ("split_half", i)}
+    yield curves_over(records, "cosine", cosines, note=note)
 
 
 def _patterns(at: Snapshot) -> Pictures:
@@ -265,14 +213,14 @@ def _singular_values(at: Snapshot) -> Pictures:
 OVER_PHASES = {"KLByPosition": _kl_map}
 OVER_PHASES |= {"HackWatch": _repetition, "Direction": _drift, "FrozenProbe": _frozen_curves}
 OF_RECORD = {"AttentionDrift": _patterns, "StepLedger": _ledger, "WeightDelta": _singular_values}
-NO_WORDS = Html("<p>No word has moved beyond noise.</p>")
-OF_RECORD["WordsMoved"] = lambda at: [None if at.get("contrasts") else NO_WORDS]
+NO_WORDS = [paragraph("No word has moved beyond noise.")]
+OF_RECORD["WordsMoved"] = lambda at: [] if at.get("contrasts") else NO_WORDS
 
 
 def phase_pictures(kind: str | None, records: Sequence[Snapshot]) -> Iterator[Drawn]:
     """Yield the pictures that take all records, then a table of their plain numbers."""
     rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind == "curves" and records]
-    pictures = [draw.curves_over(records, row.title, row.columns, row.unit) for row in rows]
+    pictures = [curves_over(records, row.title, row.columns, row.unit) for row in rows]
     pictures += OVER_PHASES[kind](records) if kind in OVER_PHASES and records else ()
     yield from filter(None, pictures)
     numbers = number_table([at.record for at in records])
@@ -301,6 +249,6 @@ def probe_pictures(run: Run, name: str) -> list[Drawn]:
 def number_table(records: Sequence[Mapping[str, Any]]) -> Table | Html:
     """Return the plain numbers and words of the last records, with intervals in brackets."""
     if not records:
-        return Html("<p>It recorded nothing.</p>")
+        return paragraph("It recorded nothing.")
     cut = f"The last {LAST_RECORDS} of {len(records)}." * (len(records) > LAST_RECORDS)
-    return draw.dict_table(records[-LAST_RECORDS:], note=cut)
+    return dict_table(records[-LAST_RECORDS:], note=cut)

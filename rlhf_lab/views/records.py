@@ -1,7 +1,8 @@
 """Records of probes: their fields, what is computed from them, and pictures of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, reduce
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,17 +10,20 @@ from torch import Tensor
 
 from rlhf_lab.probes import Run
 from rlhf_lab.views.intervals import bracketed, mean_with_ends, sample_ends
-from rlhf_lab.views.marks import Kind, Names
-from rlhf_lab.views.pictures import Picture, Table
-from rlhf_lab.views.plots import Limits, bars, curves, heatmap
+from rlhf_lab.views.pictures import Drawn, Picture, Table
+from rlhf_lab.views.plots import bars, curves, heatmap
 from rlhf_lab.views.tokens import Strip
 
 MOST_ROWS, MOST_SLOTS = 24, 60  # of bars or a table; of positions
 ENDS = ("", "_low", "_high")
-# the name of a field, whose interval is in NAME_low and NAME_high; three names; or a function
-Column = str | tuple[str, ...] | Callable[["Snapshot"], Any]
-Columns = Mapping[str, Column]
-Scale = tuple[Kind, Limits | None]
+# the name of a field, whose interval is in NAME_low and NAME_high; of a TENSOR:HOW (see REDUCED);
+# or of a column of COMPUTED; in a tuple with the indices of one of its numbers
+Column = str | tuple[str | int, ...]
+SCALES = {  # kind and ends of the scale of a matrix
+    "fraction": ("sequential", (0.0, 1.0)),
+    "accuracy": ("sequential", (0.5, 1.0)),
+    "diverging": ("diverging", None),
+}
 SHIFTS = {  # labels of the shift and of its causes
     "shift": "shift",
     "own_weights": "own weights",
@@ -51,13 +55,19 @@ class Snapshot:
 
     def read(self, column: Column) -> tuple[Any, Any, Any]:
         """Return the values of a column and the ends of their intervals, None if unknown."""
-        if callable(column):
-            found = column(self)
+        name, *index = (column,) if isinstance(column, str) else column
+        tensor, _, how = name.partition(":")
+        if how and tensor in self.tensors:
+            found = REDUCED[how](self.tensors[tensor])
+        elif name in COMPUTED:
+            found = COMPUTED[name](self)
         else:
-            names = [column + end for end in ENDS] if isinstance(column, str) else column
-            found = tuple(map(self.get, names))
+            found = tuple(self.get(name + end) for end in ENDS)
+            found = (self.get(f"{name}_mean"), *found[1:]) if found[0] is None else found
         parts = found if isinstance(found, tuple) else (found, None, None)
         parts = [x.tolist() if isinstance(x, Tensor) else x for x in parts]
+        for i in index:
+            parts = [None if x is None else x[i] for x in parts]
         return tuple(parts) if None not in parts else (parts[0], None, None)
 
     def slots(self, n: int) -> list[str]:
@@ -86,17 +96,6 @@ def short_site(site: str) -> str:
     return site.removeprefix("blocks.").replace(".hook_resid_", " ").replace(".hook_", " ")
 
 
-def cell(field: str, *index: int) -> Callable[[Snapshot], tuple[Any, ...]]:
-    """Return a column: one entry of a field of lists, and its ends."""
-    pick = lambda x: reduce(lambda part, i: None if part is None else part[i], index, x)
-    return lambda at: tuple(pick(at.get(field + end)) for end in ENDS)
-
-
-def reduced(name: str, how: str) -> Callable[[Snapshot], Any]:
-    """Return a column: what `REDUCED` makes of a tensor, or None without the tensor."""
-    return lambda at: REDUCED[how](at.tensors[name]) if name in at.tensors else None
-
-
 REDUCED: Mapping[str, Callable[[Tensor], Any]] = {
     "mean": mean_with_ends,
     "sum0": lambda t: t.sum(0),
@@ -117,7 +116,7 @@ def _effects(at: Snapshot) -> dict[str, float]:
     return dict(zip(at["term_names"], sums, strict=True)) | whole
 
 
-def defined_r2(at: Snapshot) -> tuple[Any, ...]:
+def _defined_r2(at: Snapshot) -> tuple[Any, ...]:
     """Return R2 by site and slot with its ends, None if it is not defined."""
     grid, *ends = at.read("r2")
     pairs = zip(grid or (), at.get("defined") or (), strict=True)
@@ -151,82 +150,94 @@ COMPUTED: Mapping[str, Callable[[Snapshot], Any]] = {
     "causes": lambda at: [label for name, label in SHIFTS.items() if name in at.tensors],
     "by_key": lambda at: sum(at.tensors[x] for x in ("qk", "ov", "wo")).mean(-1).flatten(0, 1),
     "kl_slots": lambda at: at.slots(len(at["kl"])),
-    "sites": lambda at: list(map(short_site, at["sites"])),
-    "tuned_sites": lambda at: list(map(short_site, at.get("tuned_sites") or ())),
+    "short_sites": lambda at: list(map(short_site, at["sites"])),
+    "short_tuned_sites": lambda at: list(map(short_site, at.get("tuned_sites") or ())),
     "causes_of_step": lambda at: list(_effects(at)),
     "effects": lambda at: list(_effects(at).values()),
     "sides": lambda at: ["policy", "reference"],
-    "defined_r2": defined_r2,
+    "defined_r2": _defined_r2,
     "sites_and_bayes": _sites_and_bayes,
     "informed_slots": _informed_slots,
     "accuracies": _accuracies,
+    "refitted": lambda at: [a - b for a, b in zip(at["accuracy_frozen"], at["gap"], strict=True)],
     "active": _active,
     "layers": lambda at: [f"L{i} mlp" for i in range(len(at["mlp"]))],
 }
 
 
-def _known(at: Snapshot, columns: Columns) -> dict[str, tuple[Any, Any, Any]]:
-    found = {label: at.read(column) for label, column in columns.items()}
-    return {label: column for label, column in found.items() if column[0] is not None}
+@dataclass(frozen=True)
+class PictureRow:
+    """One row of the table of pictures; `draw` returns None without the fields."""
+
+    probe: str
+    kind: str
+    title: str
+    labels: Sequence[str]  # of rows and columns; of a strip: scale, mask and number of texts
+    columns: Mapping[str, Column]
+    unit: str
+
+    def draw(self, at: Snapshot) -> Drawn | None:
+        found = {label: at.read(column) for label, column in self.columns.items()}
+        known = {label: column for label, column in found.items() if column[0] is not None}
+        draw = {"table": draw_table, "rows": draw_rows, "strip": draw_strip, "bars": draw_bars}
+        return draw.get(self.kind, draw_matrix)(self, at, known) if known else None
 
 
-def field_bars(
-    at: Snapshot, title: str, labels: Names, columns: Columns, unit: str = "", top: int = MOST_ROWS
-) -> Picture | None:
-    """Return bars of a record, of many those of the largest sizes; None without the fields."""
-    known, note = _known(at, columns), ""
-    if not known or not labels:
-        return None
-    sizes = [max(abs(x[i] or 0.0) for x, *_ in known.values()) for i in range(len(labels))]
-    kept = sorted(sorted(range(len(labels)), key=lambda i: -sizes[i])[:top])
+Known = Mapping[str, tuple[Any, Any, Any]]  # values and ends of the columns of a record, by label
+
+
+def draw_bars(row: PictureRow, at: Snapshot, known: Known) -> Picture:
+    """Return bars of a record, of many those of the largest sizes."""
+    n, note = len(next(iter(known.values()))[0]), ""
+    labels = at.read(row.labels[0])[0] or range(n)
+    top = MOST_SLOTS if row.labels[0].endswith("slots") else MOST_ROWS
+    sizes = [max(abs(x[i] or 0.0) for x, *_ in known.values()) for i in range(n)]
+    kept = sorted(sorted(range(n), key=lambda i: -sizes[i])[:top])
     pick = lambda values: [values[i] for i in kept]
     ends = {name: (pick(a), pick(b)) for name, (_, a, b) in known.items() if a is not None}
     if ends:
         note = "Whiskers: 95 % intervals."
-    if rest := set(range(len(labels))) - set(kept):
+    if rest := set(range(n)) - set(kept):
         sums = [f"{k} {sum(x[i] or 0.0 for i in rest):+.3g}" for k, (x, *_) in known.items()]
         note += f" {len(rest)} others sum to {', '.join(sums)}."
     series = {name: pick(x) for name, (x, *_) in known.items()}
-    return bars(list(map(str, pick(labels))), series, at.title(title), unit, ends, note)
+    return bars(list(map(str, pick(labels))), series, at.title(row.title), row.unit, ends, note)
 
 
-def matrix(
-    at: Snapshot, title: str, values: Column, rows: Names, cols: Names, unit: str, scale: Scale
-) -> Picture | None:
-    """Return a grid of a record, or None without the field; None in it stays blank.
+def draw_matrix(row: PictureRow, at: Snapshot, known: Known) -> Picture:
+    """Return a grid of a record; of values with intervals, a note names the largest of all cells.
 
-    If the values have intervals, a note names the largest of all cells.
+    None in the grid stays blank.
     """
-    (grid, low, high), note = at.read(values), ""
-    if grid is None:
-        return None
+    ((grid, low, high),), note = known.values(), ""
+    rows, cols = (at.read(name)[0] or () for name in row.labels)
     first = enumerate(grid[: len(low or ())])
-    cells = [(x, i, j) for i, row in first for j, x in enumerate(row) if x is not None]
-    if cells:
+    if cells := [(x, i, j) for i, line in first for j, x in enumerate(line) if x is not None]:
         largest, i, j = max(cells)
+        col = cols[j] if cols else j
         note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
-        note += f"at {rows[i]}, {cols[j]} (95 % interval of this cell alone)."
-    ends = (low or (), high or ())
-    return heatmap(grid, rows, cols, at.title(title), *scale, unit, ends, note)
+        note += f"at {rows[i]}, {col} (95 % interval of this cell alone)."
+    title, ends = at.title(row.title), (low or (), high or ())
+    return heatmap(grid, rows, cols, title, *SCALES[row.kind], row.unit, ends, note)
 
 
-def field_table(at: Snapshot, title: str, columns: Columns) -> Table | None:
-    """Return columns of a record as a table with intervals in brackets, or None."""
-    known = _known(at, columns)
+def draw_table(row: PictureRow, at: Snapshot, known: Known) -> Table | None:
+    """Return columns of a record as a table with intervals in brackets."""
     cells = [
         x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
         for x, low, high in known.values()
     ]
     rows = list(zip(*cells, strict=True))
-    return Table(list(known), rows, at.title(title)) if rows else None
+    return Table(list(known), rows, at.title(row.title)) if rows else None
 
 
-def row_table(at: Snapshot, title: str, field: str, order: str = "") -> Table | None:
-    """Return a list of dicts of a record as a table, by size of `order`, without nested values."""
-    found = at.get(field) or ()
-    ranked = sorted(found, key=lambda row: -abs(row[order])) if order else found
-    note = f"The {MOST_ROWS} largest of {len(found)}." if len(found) > MOST_ROWS else ""
-    return dict_table(ranked[:MOST_ROWS], at.title(title), note) if found else None
+def draw_rows(row: PictureRow, at: Snapshot, known: Known) -> Table | None:
+    """Return a list of dicts as a table, by the size of a field if the labels name one."""
+    ((dicts, *_),) = known.values()
+    for order in row.labels:
+        dicts = sorted(dicts, key=lambda each: -abs(each[order]))
+    note = f"The {MOST_ROWS} largest of {len(dicts)}." if len(dicts) > MOST_ROWS else ""
+    return dict_table(dicts[:MOST_ROWS], at.title(row.title), note) if dicts else None
 
 
 def dict_table(dicts: Sequence[Mapping[str, Any]], title: str = "", note: str = "") -> Table:
@@ -242,33 +253,29 @@ def dict_table(dicts: Sequence[Mapping[str, Any]], title: str = "", note: str = 
     return Table([name.replace("_", " ") for name in names], rows, title, note)
 
 
-def strip(
-    at: Snapshot,
-    title: str,
-    values: Column,
-    unit: str,
-    kind: Kind,
-    mask: str,
-    top: int | None = None,
-) -> Strip | None:
-    """Return generated tokens with their values, of all or the `top` largest texts, or None."""
-    found, rewards, rows = at.read(values)[0], at.get("rewards"), []
-    if found is None:
-        return None
-    for i, pairs in enumerate(zip(found, at[mask], strict=True)):
-        known = [x if real else None for x, real in zip(*pairs, strict=True)]
-        prompt = [None] * (len(at["tokens"][i]) - len(known))
+def draw_strip(row: PictureRow, at: Snapshot, known: Known) -> Strip:
+    """Return generated tokens with their values, of all or the largest texts."""
+    ((unit, (found, *_)),), (kind, mask, *top) = known.items(), row.labels
+    rewards, lines = at.get("rewards"), []
+    for i, values in enumerate(masked(found, at[mask])):
+        prompt = [None] * (len(at["tokens"][i]) - len(values))
         label = f"text {i}" + (f", reward {rewards[i]:.4g}" if rewards else "")
-        rows.append((label, at["tokens"][i], prompt + known))
+        lines.append((label, at["tokens"][i], prompt + values))
     if top:
-        rows = sorted(rows, key=lambda row: -sum(abs(x or 0.0) for x in row[2]))[:top]
-    return Strip(rows, at.title(title), unit, kind)
+        lines.sort(key=lambda line: -sum(abs(x or 0.0) for x in line[2]))
+    return Strip(lines[: int(*top) or None], at.title(row.title), unit, kind)
+
+
+def masked(rows: Sequence[Sequence[Any]], mask: Sequence[Sequence[bool]]) -> list[list[Any]]:
+    """Return rows with None where the mask is False."""
+    pairs = (zip(*each, strict=True) for each in zip(rows, mask, strict=True))
+    return [[x if real else None for x, real in row] for row in pairs]
 
 
 def curves_over(
     records: Sequence[Snapshot] | Mapping[str, Sequence[Snapshot]],
     title: str,
-    columns: Columns,
+    columns: Mapping[str, Column],
     unit: str = "",
     note: str = "",
 ) -> Picture | None:

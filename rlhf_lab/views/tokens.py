@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from html import escape
 
 from jaxtyping import Bool, Float
+from rich.color import ColorTriplet
 from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import Kind, Names, Number, Rgb, color_of, css, ink_on, is_number
+from rlhf_lab.views.marks import Kind, Names, Number, Optionals, color_of, ink_on, is_number
 from rlhf_lab.views.pictures import Drawn, Html
 from rlhf_lab.views.templates import render
 
@@ -38,7 +39,7 @@ def tokens_html(
         limit: number with the strongest color; the largest in the text if None.
     """
     tiles = _tiles(tokens, values, mask, limit, kind)
-    return Html(render("tokens.html", tiles=tiles, name=name, css=css, ink_on=ink_on))
+    return Html(render("tokens.html", tiles=tiles, name=name, ink_on=ink_on))
 
 
 def tokens_text(
@@ -50,11 +51,9 @@ def tokens_text(
 ) -> Text:
     """Return one text for the terminal, each token colored by its number; see `tokens_html`."""
     text = Text()
-    for token, number, background, _ in _tiles(tokens, values, mask, limit, kind):
-        style = "dim" if number is None else ""
-        if background is not None:
-            style = "rgb({},{},{}) on rgb({},{},{})".format(*ink_on(background), *background)
-        text.append(visible(token), style=style)
+    for token, number, color, _ in _tiles(tokens, values, mask, limit, kind):
+        colors = f"{ink_on(color).rgb} on {color.rgb}" if color else ""
+        text.append(visible(token), style="dim" if number is None else colors)
     return text
 
 
@@ -71,7 +70,7 @@ def color_key(name: str, limit: Number, kind: Kind = "diverging") -> Html:
 class Strip(Drawn):
     """Texts whose tokens are colored by a value each; rows of label, tokens and values."""
 
-    rows: Sequence[tuple[str, Names, Sequence[Number | None]]]
+    rows: Sequence[tuple[str, Names, Optionals]]
     title: str
     unit: str
     kind: Kind = "diverging"
@@ -89,7 +88,7 @@ class Strip(Drawn):
         return render("strip.html", strip=self, lines=lines, key=key, limit=limit)
 
 
-def quantile_limit(values: Sequence[Number | None], quantile: float = 0.99) -> float:
+def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:
     """Return the quantile of the sizes of the finite values, or the largest if that is 0."""
     sizes = sorted(abs(x) for x in values if is_number(x)) or [0.0]
     return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])
@@ -97,7 +96,7 @@ def quantile_limit(values: Sequence[Number | None], quantile: float = 0.99) -> f
 
 def _tiles(
     tokens: Names, values: Numbers, mask: Flags | None, limit: Number | None, kind: Kind
-) -> Iterator[tuple[str, float | None, Rgb | None, bool]]:
+) -> Iterator[tuple[str, float | None, ColorTriplet | None, bool]]:
     """Yield tokens on one line with number and color, if known, and True beyond the limit."""
     numbers = values.tolist() if isinstance(values, Tensor) else [float(x) for x in values]
     mask = [True] * len(numbers) if mask is None else list(map(bool, mask))

@@ -21,7 +21,6 @@ from rlhf_lab.views.tokens import Strip, tokens_html
 from tests.views.page_blocks import MemoryRun
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
-SCALE = ("sequential", None)
 ENDS = ("", "_low", "_high")
 NAMES = {"groups": ["g0", "g1"], "components": ["c0", "c1"], "sites": ["s0", "s1"]}
 NAMES |= {"heads": ["L0H0", "L0H1"]} | dict.fromkeys(("slots", "keys", "queries"), ["A", "B"])
@@ -368,9 +367,14 @@ def test_large_values_do_not_set_the_color_scale():
 def test_matrix_notes_its_largest_cell_and_their_number():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
-    draw = lambda values: records.matrix(
-        at, "t", lambda at: values, ["a", "b"], ["A", "B"], "", SCALE
-    )
+    row = records.PictureRow("", "fraction", "t", ["sites", "slots"], {"x": "x"}, "")
+    at.record |= {"sites": ["a", "b"], "slots": ["A", "B"]}
+
+    def draw(values):
+        values = values if isinstance(values, tuple) else (values, None, None)
+        at.record |= dict(zip(("x", "x_low", "x_high"), values, strict=True))
+        return row.draw(at)
+
     largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
     assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(largest)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
@@ -379,13 +383,17 @@ def test_matrix_notes_its_largest_cell_and_their_number():
 
 def test_pictures_keep_the_largest_and_say_so():
     at = made("Direction")[1]
-    picture = records.field_bars(at, "t", list("abc"), {"x": lambda at: [1.0, -3.0, 2.0]}, top=2)
-    assert [x.split("> ")[1] for x in titles([picture])] == ["b: -3", "c: 2"]
-    assert "1 others sum to x +1." in picture.note
     record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
-    record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)], "rewards": [7.0, 9.0]}
+    record |= {"x": [1.0, *[-2.0] * 23, -3.0], "moved": [[1.0], [-5.0]], "rewards": [7.0, 9.0]}
+    record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)]}
     at = Snapshot(at.run, "probe", record)
-    (row,) = records.strip(at, "t", lambda at: [[1.0], [-5.0]], "", "diverging", "mask", 1).rows
+    draw = lambda kind, field, *labels: records.PictureRow(
+        "", kind, "t", labels, {"x": field}, ""
+    ).draw(at)
+    picture = draw("bars", "x", "names")
+    assert [x.split("> ")[1] for x in titles([picture])][22:] == ["23: -2", "24: -3"]
+    assert "1 others sum to x +1." in picture.note and len(titles([picture])) == 24
+    (row,) = draw("strip", "moved", "diverging", "mask", "1").rows
     assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
-    table = records.row_table(at, "t", "rows", "n")
+    table = draw("rows", "rows", "n")
     assert table.rows[0] == [-30.0] and table.note == "The 24 largest of 33."
