@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlhf_lab.console import visible
 from rlhf_lab.errors import RunError
@@ -11,54 +11,42 @@ from rlhf_lab.probes.store import FOLDER, records_file
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.pictures import failed_check, in_grids, plain
+from rlhf_lab.views.pictures import in_grids, paragraph, plain
 from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
-from rlhf_lab.views.records import read_snapshots, strip
+from rlhf_lab.views.records import masked, read_snapshots
 
-MOST_RUNS = len(ascii_uppercase)
+Runs = Mapping[str, Run]  # by label
 GAP = "reward − true reward"
 # of every sample; others are several rewards, and metrics of a language
 SAMPLE_FIELDS = "phase reward true_reward kl_per_sequence response_length text prompt response"
 
 
-class RunData(NamedTuple):
-    """A run of the page, its label, and the class of each probe by name."""
-
-    run: Run
-    label: str
-    kinds: Mapping[str, str]
-
-
-def collect_runs(runs: Sequence[Run]) -> list[RunData]:
-    """Return runs with labels; several get the letters A, B, ... before their names."""
-    if len(runs) > MOST_RUNS:
-        raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most {MOST_RUNS}.")
-    found = []
-    for letter, run in zip(ascii_uppercase, runs, strict=False):
-        with reading(run.path / FOLDER):
-            label = f"{letter} " * (len(runs) > 1) + visible(run.path.name)
-            found.append(RunData(run, label, run.kinds()))
-    return found
+def label_runs(runs: Sequence[Run]) -> Runs:
+    """Return runs by label; several get the letters A, B, ... before their names."""
+    if len(runs) > len(ascii_uppercase):
+        raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most 26.")
+    letters = [f"{letter} " * (len(runs) > 1) for letter in ascii_uppercase[: len(runs)]]
+    return {letter + visible(run.path.name): run for letter, run in zip(letters, runs, strict=True)}
 
 
-def page_data(runs: Sequence[RunData]) -> tuple[dict[str, Any], dict[str, Any]]:
+def page_data(runs: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw all probes, and return the header that the script reads first, and the blocks by id."""
     columns, rows = sample_rows(runs)
     phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
-    for i, data in enumerate(runs):
-        with reading(data.run.path / METRICS):
-            phases |= {line["phase"] for line in data.run.metrics()}
+    for i, (label, run) in enumerate(runs.items()):
+        with reading(run.path / METRICS):
+            phases |= {line["phase"] for line in run.metrics()}
         records, overs = {}, blocks.setdefault(f"r{i}-over", {})
-        with reading(data.run.path / FOLDER):
-            tokens = collect_tokens(data.run)
-            for name, kind in data.kinds.items():
-                overs[name], by_phase = _probe_fragments(data.run, name, kind)
+        with reading(run.path / FOLDER):
+            tokens = collect_tokens(run)
+            for name, kind in run.kinds().items():
+                overs[name], by_phase = _probe_fragments(run, name, kind)
                 records[name] = sorted(by_phase)
                 for phase, pictures in by_phase.items():
                     blocks.setdefault(f"r{i}-p{phase}", {})[name] = pictures
         recorded |= {phase for found in records.values() for phase in found}
         blocks |= {f"r{i}-t{phase}": texts for phase, texts in tokens.items()}
-        listed.append({"label": data.label, "records": records, "tokens": sorted(tokens)})
+        listed.append({"label": label, "records": records, "tokens": sorted(tokens)})
     header = {"phases": sorted(phases | recorded), "recorded": sorted(recorded), "runs": listed}
     return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
 
@@ -69,31 +57,34 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
     failed = [check for check in run.checks() if check.probe == name and not check.ok]
     with reading(run.path / records_file(name)):
         for at in records:
-            tags = [failed_check(check.name) for check in failed if check.phase == at.phase]
+            tags = [
+                paragraph(f"Failed check: {check.name}", "failed")
+                for check in failed
+                if check.phase == at.phase
+            ]
             pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
             by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of a phase
         over = plain(in_grids(phase_pictures(kind, records)))
     return over, by_phase if any(by_phase.values()) else {}
 
 
-def sample_rows(runs: Sequence[RunData]) -> tuple[list[str], list[list[Any]]]:
+def sample_rows(runs: Runs) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of the table of all samples, without columns that are unknown."""
-    found, fields = [], {"phase": "phase", "run": "", "reward": "reward"}
-    fields |= {"true reward": "true_reward"}
-    for data in runs:
-        samples = data.run.samples()
-        named = [name for name in (samples or [{}])[-1] if name not in SAMPLE_FIELDS.split()]
-        fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
-        found.append((data.run.path, data.label if len(runs) > 1 else None, samples))
+    found = {label: run.samples() for label, run in runs.items()}
+    last = [name for samples in found.values() for name in (samples or [{}])[-1]]
+    named = [name for name in last if name not in SAMPLE_FIELDS.split()]
+    fields = {"phase": "phase", "run": "", "reward": "reward", "true reward": "true_reward"}
+    fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
     fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}
     rows = []
-    for path, label, samples in found:
-        with reading(path / SAMPLES):
-            for sample in samples:
+    for label, run in runs.items():
+        with reading(run.path / SAMPLES):
+            for sample in found[label]:
                 row = {name: _rounded(sample.get(field)) for name, field in fields.items()}
                 if row["true reward"] is not None:
                     row[GAP] = round(sample["reward"] - sample["true_reward"], 4)
-                rows.append(row | {"run": label, "text": visible(sample["text"])})
+                row["run"] = label if len(runs) > 1 else None
+                rows.append(row | {"text": visible(sample["text"])})
     columns = [name for name in (*fields, "text") if any(row[name] is not None for row in rows)]
     return columns or ["phase", "text"], [[row[name] for name in columns] for row in rows]
 
@@ -110,9 +101,8 @@ def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
         for field in (*FIELDS, *sorted(name for name in at.tensors if name.startswith("true_"))):
             mask = "truth_mask" if field.startswith("true_") else "mask"
             label = field.replace("true_", "exact ").replace("_", " ")
-            if colored := strip(at, "", field, label, "diverging", mask):
-                rows = [row[start:] for _, _, row in colored.rows]
-                columns[label] = [[_rounded(x, 5) for x in row] for row in rows]
+            if rows := at.get(field):
+                columns[label] = [[_rounded(x, 5) for x in row] for row in masked(rows, at[mask])]
         tokens = [[visible(token) for token in row] for row in at["tokens"]]
         found[at.phase] = {"probe": at.name, "tokens": tokens, "start": start, "columns": columns}
         found[at.phase] |= {"rewards": at["rewards"]}

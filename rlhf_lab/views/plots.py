@@ -278,7 +278,7 @@ def _header_with_scale(
 
 
 def _numbers(values: Iterable[Any]) -> list[Number | None]:
-    """Return numbers, None where one is missing or not finite."""
+    """Return numbers, None for a missing or infinite one."""
     plain = (x.item() if hasattr(x, "item") else x for x in values)
     return [x if m.is_number(x) else None for x in plain]
 

@@ -23,11 +23,11 @@ from rlhf_lab.probes.store import CHECKS, NOTES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
-from rlhf_lab.views.collect import RunData, collect_runs, page_data
+from rlhf_lab.views.collect import Runs, label_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
 from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, interventions
 from rlhf_lab.views.marks import SVG_STYLE
-from rlhf_lab.views.pictures import Html, Table, formatted
+from rlhf_lab.views.pictures import Html, Table, formatted, paragraph
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.templates import read_web, render
@@ -72,7 +72,7 @@ def page_frame(run_path: str | Path | RunDir) -> Html:
     run = Run(run_path)
     page = runs_page([run])
     if len(page) > LARGEST_FRAME:
-        return Html(f"<p>The page is large. Open {escape(str(write_report(run.path)))}.</p>")
+        return paragraph(f"The page is large. Open {write_report(run.path)}.")
     style = "width:100%;height:820px;border:0"
     return Html(
         f'<iframe title="{escape(run.path.name)}" sandbox="allow-scripts" style="{style}" '
@@ -85,12 +85,12 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
 
     The page has all its data: JSON that the script reads first, and packed blocks for first use.
     """
-    data = collect_runs(runs)
-    header, blocks = page_data(data)
-    content = {"runs": data, "version": version, "has_samples": bool(blocks["s"])}
+    labeled = label_runs(runs)
+    header, blocks = page_data(labeled)
+    content = {"runs": labeled, "version": version, "has_samples": bool(blocks["s"])}
     with reading(runs[0].path / METRICS if len(runs) == 1 else Path(METRICS)):
-        content |= _curves(data) | {"questions": _questions(data)}
-    content |= {"states": list(map(_state, data)), "probes": _probes(data), "notes": _notes(runs)}
+        content |= _curves(labeled) | {"questions": _questions(labeled)}
+    content |= {"probes": _probes(runs), "notes": _notes(runs)}
     if len(runs) == 1:
         (run,) = runs
         content |= {"title": run.path.name} | interventions(run)
@@ -98,13 +98,13 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
             with reading(run.path / file):
                 content |= read(run)
     else:
-        content |= {"title": f"{len(runs)} runs", "headline": _headline(data)}
+        content |= {"title": f"{len(runs)} runs", "headline": _headline(labeled)}
     style, script = f"{read_web('page.css')}\n{SVG_STYLE}", read_web(*SCRIPTS)
     content |= {
         "style": style,
         "script": script,
         "digests": {"style": _digest(style), "script": _digest(script)},
-        "header": _json(header | {"version": version}).replace("<", "\\u003c"),
+        "header": header | {"version": version},
         "blocks": {id: _packed(block) for id, block in blocks.items()},
         "words": default_contrast(runs[0].info["args"]["base_model"]),
         "n_texts": N_TEXTS,
@@ -113,33 +113,18 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
     return visible(render("page.html", **content))
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
 def _packed(block: Any) -> str:
-    return base64.b64encode(zlib.compress(_json(block).encode(), 9)).decode()
+    text = json.dumps(block, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _state(data: RunData) -> dict[str, Any]:
-    info, checks = data.run.info, data.run.checks()
-    return {
-        "label": data.label,
-        "status": info.get("status", "unknown"),
-        "done": info.get("phases_done", 0),
-        "total": info["args"]["total_phases"],
-        "checks": len(checks),
-        "failed": sum(not check.ok for check in checks),
-    }
-
-
-def _questions(runs: Sequence[RunData]) -> list[tuple[str, str, list[str]]]:
+def _questions(runs: Runs) -> list[tuple[str, str, list[str]]]:
     rows = []
-    for of_runs in zip(*(answer_questions(data.run) for data in runs), strict=True):
+    for of_runs in zip(*map(answer_questions, runs.values()), strict=True):
         question, answer, place = of_runs[0]
         if len(runs) == 1:
             rows.append((question, place, [answer]))
@@ -147,22 +132,20 @@ def _questions(runs: Sequence[RunData]) -> list[tuple[str, str, list[str]]]:
             rows.append((question, "headline", [SEEDS]))
         else:
             pairs = zip(runs, of_runs, strict=True)
-            rows.append((question, place, [f"{data.label}: {x}" for data, (_, x, _) in pairs]))
+            rows.append((question, place, [f"{label}: {x}" for label, (_, x, _) in pairs]))
     return rows
 
 
-def _headline(runs: Sequence[RunData]) -> Table:
-    args = [data.run.info["args"] for data in runs]
+def _headline(runs: Runs) -> Table:
+    args = [run.info["args"] for run in runs.values()]
     names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
-    last, rows, means = [], [], {}
-    for data in runs:
-        lines = data.run.metrics() or [{}]
-        last.append(lines[-1] | (data.run.info.get("final") or {}))
+    last = [(run.metrics() or [{}])[-1] | (run.info.get("final") or {}) for run in runs.values()]
+    rows, means = [], {}
     for name in (m for _, _, fields in REPORT_CURVES for m in fields.split()):
         rows.append([name.replace("_", " "), *(metrics.get(name) for metrics in last)])
         means[len(rows) - 1] = _mean_with_interval(rows[-1][1:])
     rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
-    columns = ["", *(data.label for data in runs)]
+    columns = ["", *runs]
     if names == ["seed"]:
         columns.append("mean [95 % t interval]")
         rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
@@ -180,26 +163,26 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
     return bracketed(float(found.value), *ends)
 
 
-def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
+def _curves(runs: Runs) -> dict[str, Any]:
     records, counts, is_one = {}, set(), len(runs) == 1
-    for data in runs:
-        ends, n = sample_ends(data.run)
-        lines = [line | ends.get(line["phase"], {}) for line in data.run.metrics()]
-        records[data.label] = [Snapshot(data.run, "", line) for line in lines]
+    for label, run in runs.items():
+        ends, n = sample_ends(run)
+        lines = [line | ends.get(line["phase"], {}) for line in run.metrics()]
+        records[label] = [Snapshot(run, "", line) for line in lines]
         counts.add(n)
     if not any(records.values()):
         return {"curves": []}
     groups, parts = [(title, unit, names.split()) for title, unit, names in REPORT_CURVES], []
     if is_one:
-        by_name = [x for x in runs[0].run.metrics()[-1] if x.startswith(reward_metric(""))]
+        lines = records[label]
+        by_name = [x for x in run.metrics()[-1] if x.startswith(reward_metric(""))]
         groups.insert(1, ("several rewards, before they are weighted", "reward", by_name))
     for title, unit, names in groups:
         for fields in filter(None, [names] if is_one else [[name] for name in names]):
             columns = {name.replace("_", " "): name for name in fields}
             label = f"{title}: {next(iter(columns))}" if len(fields) < len(names) else title
             columns = columns if is_one else dict.fromkeys(records, fields[0])
-            lines = records[runs[0].label] if is_one else records
-            picture = curves_over(lines, label, columns, unit)
+            picture = curves_over(lines if is_one else records, label, columns, unit)
             if picture:
                 figure = f'<figure id="curve-{escape(fields[0])}"'
                 parts.append(Html(picture.fragment.replace("<figure", figure, 1)))
@@ -207,9 +190,9 @@ def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
     return {"curves": parts, "n_samples": of}
 
 
-def _probes(runs: Sequence[RunData]) -> list[dict[str, str]]:
+def _probes(runs: Sequence[Run]) -> list[dict[str, str]]:
     found = []
-    for name, kind in {name: kind for data in runs for name, kind in data.kinds.items()}.items():
+    for name, kind in {k: kind for run in runs for k, kind in run.kinds().items()}.items():
         known = getattr(probes, kind, None)
         is_known = isinstance(known, type) and issubclass(known, probes.Probe)
         doc = (inspect.getdoc(known) or "") if is_known else ""

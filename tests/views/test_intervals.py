@@ -3,7 +3,6 @@ import torch
 
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.views.collect import RunData
 from rlhf_lab.views.intervals import bracketed, final_metrics, mean_with_ends, sample_ends
 from rlhf_lab.views.report import _curves
 from tests.views.page_blocks import MemoryRun
@@ -59,7 +58,7 @@ def test_rewards_with_dots_in_their_names_have_curves_with_bands():
     metrics = [{"phase": phase, "reward/a.b": 0.5} for phase in (0, 1)]
     samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a.b": 0.5})]
     run = MemoryRun(samples, metrics)
-    found = "".join(curve.fragment for curve in _curves([RunData(run, "run", {})])["curves"])
+    found = "".join(curve.fragment for curve in _curves({"run": run})["curves"])
     assert "before they are weighted: reward/a.b over phase" in found  # and none of their ends
     assert found.count("<polyline") == found.count('<polygon class="band') == 1
 

@@ -21,7 +21,7 @@ from rlhf_lab.probes.store import NOTES
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
-from rlhf_lab.views.collect import GAP, RunData, sample_rows
+from rlhf_lab.views.collect import GAP, sample_rows
 from rlhf_lab.views.pictures import Table, formatted
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.report import write_report
@@ -238,7 +238,7 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
 def test_rows_of_samples_have_the_fields_of_their_columns():
     sample = {"phase": 2, "reward": 0.75, "true_reward": 0.5, "text": "a"}
     run = MemoryRun([sample | {"kl_per_sequence": 3.0, "response_length": 6}])
-    columns, (row,) = sample_rows([RunData(run, "", {})])
+    columns, (row,) = sample_rows({"": run})
     assert columns == ["phase", "reward", "true reward", GAP, "KL", "tokens", "text"]
     assert row == [2, 0.75, 0.5, 0.25, 3.0, 6, "a"]
 
@@ -303,5 +303,5 @@ def test_tables_escape_and_align_numbers():
 
 def test_templates_escape_everything_but_our_own_markup():
     safe = "|".join(path.read_text("utf-8") for path in WEB.glob("*.html"))
-    ours = {"style", "script", "digests.style", "digests.script", "header", "key", "tiles"}
+    ours = {"style", "script", "digests.style", "digests.script", "key", "tiles"}
     assert set(re.findall(r"([\w.]+|'[^']*')\|safe", safe)) == ours | {"'id=\"%s\"'"}

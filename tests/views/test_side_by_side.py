@@ -7,7 +7,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import KLByPosition, Run, attach
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.views.collect import MOST_RUNS, collect_runs
+from rlhf_lab.views.collect import label_runs
 from rlhf_lab.views.report import runs_page
 from tests.views.page_blocks import read_blocks, read_header
 
@@ -69,4 +69,4 @@ def test_page_has_samples_and_pictures_of_each_run(paths):
 
 def test_too_many_runs_are_rejected(paths):
     with pytest.raises(RunError, match="at most 26"):
-        collect_runs([Run(paths[0])] * (MOST_RUNS + 1))
+        label_runs([Run(paths[0])] * 27)
