@@ -15,13 +15,13 @@ from rlhf_lab.views.pictures import in_grids, paragraph, plain
 from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
 from rlhf_lab.views.records import masked, read_snapshots
 
-Runs = Mapping[str, Run]  # by label
+LabeledRuns = Mapping[str, Run]  # by label
 GAP = "reward − true reward"
 # of every sample; others are several rewards, and metrics of a language
 SAMPLE_FIELDS = "phase reward true_reward kl_per_sequence response_length text prompt response"
 
 
-def label_runs(runs: Sequence[Run]) -> Runs:
+def label_runs(runs: Sequence[Run]) -> LabeledRuns:
     """Return runs by label; several get the letters A, B, ... before their names."""
     if len(runs) > len(ascii_uppercase):
         raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most 26.")
@@ -29,7 +29,7 @@ def label_runs(runs: Sequence[Run]) -> Runs:
     return {letter + visible(run.path.name): run for letter, run in zip(letters, runs, strict=True)}
 
 
-def page_data(runs: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
+def page_data(runs: LabeledRuns) -> tuple[dict[str, Any], dict[str, Any]]:
     """Draw all probes, and return the header that the script reads first, and the blocks by id."""
     columns, rows = sample_rows(runs)
     phases, recorded, blocks, listed = {row[0] for row in rows}, set(), {"s": rows}, []
@@ -68,7 +68,7 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
     return over, by_phase if any(by_phase.values()) else {}
 
 
-def sample_rows(runs: Runs) -> tuple[list[str], list[list[Any]]]:
+def sample_rows(runs: LabeledRuns) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of the table of all samples, without columns that are unknown."""
     found = {label: run.samples() for label, run in runs.items()}
     last = [name for samples in found.values() for name in (samples or [{}])[-1]]

@@ -23,7 +23,7 @@ from rlhf_lab.probes.store import CHECKS, NOTES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
-from rlhf_lab.views.collect import Runs, label_runs, page_data
+from rlhf_lab.views.collect import LabeledRuns, label_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
 from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, interventions
 from rlhf_lab.views.marks import SVG_STYLE
@@ -122,7 +122,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _questions(runs: Runs) -> list[tuple[str, str, list[str]]]:
+def _questions(runs: LabeledRuns) -> list[tuple[str, str, list[str]]]:
     rows = []
     for of_runs in zip(*map(answer_questions, runs.values()), strict=True):
         question, answer, place = of_runs[0]
@@ -136,7 +136,7 @@ def _questions(runs: Runs) -> list[tuple[str, str, list[str]]]:
     return rows
 
 
-def _headline(runs: Runs) -> Table:
+def _headline(runs: LabeledRuns) -> Table:
     args = [run.info["args"] for run in runs.values()]
     names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
     last = [(run.metrics() or [{}])[-1] | (run.info.get("final") or {}) for run in runs.values()]
@@ -163,7 +163,7 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
     return bracketed(float(found.value), *ends)
 
 
-def _curves(runs: Runs) -> dict[str, Any]:
+def _curves(runs: LabeledRuns) -> dict[str, Any]:
     records, counts, is_one = {}, set(), len(runs) == 1
     for label, run in runs.items():
         ends, n = sample_ends(run)
