@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.functional.advantages import compute_advantages, compute_gae
-from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.dispatch import call_by_name, check_result, look_up
 from rlhf_lab.functional.masks import at_least_float32, check_mask, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import masked_mean, masked_std, sequence_sum, whiten
 
@@ -233,11 +233,6 @@ def estimate_advantages(
     available["rewards"] = sequence_sum(token_rewards, mask)
     function = look_up(estimator, ADVANTAGES, "advantages")
     result = call_by_name(function, available, "advantages", ("values", "rewards", "mask"))
-    if result.shape == mask.shape[:1]:
+    if isinstance(result, Tensor) and result.shape == mask.shape[:1]:
         result = result[:, None].expand(mask.shape)
-    if result.shape != mask.shape:
-        raise ValueError(
-            f"advantages returned shape {tuple(result.shape)} for a mask of shape "
-            f"{tuple(mask.shape)}. Return one number per token, or one per sequence."
-        )
-    return zero_masked(result, mask)
+    return zero_masked(check_result("advantages", result, mask.shape, "token (or sequence)"), mask)

@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 
 def look_up(
     choice: str | Callable[..., Any], table: Mapping[str, Callable[..., Any]], field: str
@@ -51,6 +53,16 @@ def call_by_name(
             f"parameters: {', '.join(values)}."
         )
     return function(**{n: x for n, x in values.items() if n in accepted})
+
+
+def check_result(field: str, result: Any, shape: Sequence[int], per: str = "token") -> Tensor:
+    """Return the result of a custom function; raise ValueError unless it is floats of a shape."""
+    if isinstance(result, Tensor) and result.is_floating_point() and result.shape == shape:
+        return result
+    is_tensor = isinstance(result, Tensor)
+    got = f"shape {tuple(result.shape)} of {result.dtype}" if is_tensor else type(result).__name__
+    wanted = f"one number per {per} in a float tensor of shape {tuple(shape)}"
+    raise ValueError(f"{field} returned {got}. Return {wanted}.")
 
 
 def check_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.dispatch import call_by_name, check_result, look_up
 from rlhf_lab.functional.logprobs import finite_logprobs
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import (
@@ -188,4 +188,4 @@ def _other_estimate(
     function = look_up(kind, KL_ESTIMATORS, "kl_estimator")
     available = {"logprobs": logprobs, "ref_logprobs": ref_logprobs, "mask": mask}
     estimate = call_by_name(function, available, "kl_estimator", ("logprobs", "ref_logprobs"))
-    return zero_masked(estimate, mask)
+    return zero_masked(check_result("kl_estimator", estimate, logprobs.shape), mask)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.functional.dispatch import call_by_name, look_up
+from rlhf_lab.functional.dispatch import call_by_name, check_result, look_up
 from rlhf_lab.functional.masks import at_least_float32, check_same_shape, zero_masked
 from rlhf_lab.functional.moments import Aggregation, Denominator, aggregate, masked_mean, whiten
 
@@ -221,12 +221,7 @@ def calc_policy_objective(
     available |= dict(clip_coef=clip_coef, mask=mask)
     settings = dict(clip_coef_high=clip_coef_high, dual_clip=dual_clip)
     result = call_by_name(function, available, field, tuple(available), settings)
-    if result.shape != mask.shape:
-        raise ValueError(
-            f"policy_objective returned shape {tuple(result.shape)} for a mask of shape "
-            f"{tuple(mask.shape)}. Return one number per token; aggregation takes the mean."
-        )
-    return aggregate(result, mask, aggregation, denominator)
+    return aggregate(check_result(field, result, mask.shape), mask, aggregation, denominator)
 
 
 def _mean_log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlhf_lab.functional import generated_values, get_logprobs, log_probs
+from rlhf_lab.functional import check_result, generated_values, get_logprobs, log_probs
 from rlhf_lab.models.device import autocast
 from rlhf_lab.models.forward import Forward
 from rlhf_lab.models.hooked_model import (
@@ -81,7 +81,8 @@ def run_policy(
         stats = stats_from_logits(logits[:, states], generated, inputs)
         if is_custom:
             scored = logits if support is None else support.restrict(logits, prefix_len)
-            stats = stats._replace(logprobs=logprobs(scored, tokens, prefix_len, temperature))
+            custom = logprobs(scored, tokens, prefix_len, temperature)
+            stats = stats._replace(logprobs=check_result("logprobs", custom, generated.shape))
     else:
         with forward.applied(policy):
             padded = attention_mask is not None
