@@ -16,6 +16,7 @@ from tyro.extras import subcommand_cli_from_dict
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import LabError, LostRankError, RankError
+from rlhf_lab.files import expand_home
 from rlhf_lab.parallel.launcher import is_main_process, process_rank
 
 Function = Callable[..., int]
@@ -79,7 +80,7 @@ def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     def expand(values: list[str]) -> Path:
         if not values[0]:  # of a variable that is not set; it would be the working directory
             raise ValueError("the path is empty")
-        return Path(os.path.expanduser(values[0]))
+        return expand_home(values[0])
 
     is_path = lambda x: isinstance(x, Path)
     return PrimitiveConstructorSpec(1, "PATH", expand, is_path, lambda path: [str(path)])

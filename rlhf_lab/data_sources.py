@@ -4,11 +4,10 @@ import csv
 import json
 import math
 from collections.abc import Callable, Iterator
-from os.path import expanduser
-from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.files import expand_home
 from rlhf_lab.organism.sums import load_sums_prompts
 
 HUB, SUMS = "hub:", "sums"
@@ -78,7 +77,7 @@ def read_rows(name: str, field: str, lines_as: str | None = None) -> list[Row]:
     if name.partition(":")[0] == SUMS:
         texts = load_sums_prompts(name)
         return [Row({PROMPT: text}, f"{name}, row {n}") for n, text in enumerate(texts)]
-    suffix = (path := Path(expanduser(name))).suffix.lower()
+    suffix = (path := expand_home(name)).suffix.lower()
     if name.startswith(HUB):
         dataset, *rest = name.removeprefix(HUB).split(":")
         if not dataset or len(rest) > 2 or "" in rest:

@@ -11,6 +11,11 @@ from rlhf_lab.errors import RunError
 PAGE_MARK = "<!-- written by rlhf_lab -->\n"  # the last line of pages and pictures
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path with `~` expanded; unlike Path.expanduser, keep `~` of an unknown user."""
+    return Path(os.path.expanduser(path))
+
+
 @contextlib.contextmanager
 def partial_file(
     path: Path, is_ours: Callable[[Path], bool] | None = None, flush: bool = True

@@ -13,6 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, SEED, check_range
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.tuning_commands import format_written, prepare
 
 ModelName = Annotated[
@@ -30,7 +31,8 @@ SampleSettings = make_settings("gen_len temperature top_k chat system_prompt", O
 
 def is_run(model: str) -> bool:
     """Return True if a directory contains a run and not a model."""
-    return model != "" and Path(model).is_dir() and not Path(model, "config.json").exists()
+    path = expand_home(model)
+    return model != "" and path.is_dir() and not (path / "config.json").exists()
 
 
 def validate_model(model: str, checkpoint: int | str) -> None:

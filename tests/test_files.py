@@ -11,7 +11,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import read_rows
 from rlhf_lab.diffing.activation_store import ActivationStore, TokenPlaces
 from rlhf_lab.errors import LabError
-from rlhf_lab.files import write_marked
+from rlhf_lab.files import expand_home, write_marked
 from rlhf_lab.models.export import new_directory
 from rlhf_lab.models.peft_format import read_adapter
 from rlhf_lab.training.checkpoint import save_checkpoint
@@ -46,8 +46,9 @@ def test_written_files_have_the_mode_of_new_files(tmp_path, umask, mode):
 def test_home_directory_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    with new_directory(Path("~/model")) as partial:
+    with new_directory(expand_home("~/model")) as partial:
         (partial / "w").touch()
+    assert str(expand_home("~nouser/model")) == "~nouser/model"
     (tmp_path / "s.json").write_text('{"seed": 3}')
     assert RLHFArgs.from_file("~/s.json").seed == 3
     (tmp_path / "p.txt").write_text("this movie")

@@ -12,6 +12,7 @@ from rlhf_lab.config.checks import check_args
 from rlhf_lab.config.methods import PAPER_METHODS
 from rlhf_lab.config.presets import ADAPTER_RATES, PRESETS
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 
 
 def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +77,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     from ruamel.yaml import YAML, YAMLError  # slow import, not for --help
 
     try:
-        fields = YAML(typ="safe", pure=True).load(Path(path).expanduser().read_text("utf-8"))
-    except (OSError, ValueError, RuntimeError) as error:
+        fields = YAML(typ="safe", pure=True).load(expand_home(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"config={str(path)!r} cannot be read ({error}). Use a file.") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from rlhf_lab.course.copying import VERSION_FILE
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import partial_file
+from rlhf_lab.files import expand_home, partial_file
 
 ExerciseState = Literal["unwritten", "differs", "passed"]
 
@@ -36,7 +36,7 @@ def progress_path() -> Path:
     3. The user's data folder.
     """
     if os.environ.get("RLHF_LAB_PROGRESS"):
-        return Path(os.path.expanduser(os.environ["RLHF_LAB_PROGRESS"]))
+        return expand_home(os.environ["RLHF_LAB_PROGRESS"])
     here = Path.cwd()
     for folder in (here, *here.parents):
         is_clone = (folder / "rlhf_lab" / "course" / "progress_file.py").is_file()

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.functional.masks import real_entries
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import HookedModel
@@ -95,12 +96,12 @@ class ActivationStore:
             "random_state": self._generator.get_state(),
         }
         values = {name: getattr(self, name) for name in ("mb", "models", "seen", "n_texts")}
-        save_checkpoint(Path(path).expanduser(), tensors, {"activation_store": values})
+        save_checkpoint(expand_home(path), tensors, {"activation_store": values})
 
     @classmethod
     def load(cls, path: str | Path) -> "ActivationStore":
         """Read a file of `save`; raises RunError if it is missing."""
-        tensors, metadata = load_checkpoint(Path(path).expanduser())
+        tensors, metadata = load_checkpoint(expand_home(path))
         values, kept = metadata["activation_store"], tensors["activations"]
         store = cls(values["mb"], values["models"], kept.dtype)
         if kept.shape[-1]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import expanduser
 from pathlib import Path
 
 from jaxtyping import Int
@@ -15,6 +14,7 @@ from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.patching import Side, logit_difference
 from rlhf_lab.diffing.weights import path, truncations
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead, load_model
@@ -164,7 +164,7 @@ def load_end(source: Source) -> HookedModel:
         return source
     if isinstance(source, TransformerWithValueHead):
         return source.base_model
-    if Path(expanduser(source), "run.json").is_file():
+    if (expand_home(source) / "run.json").is_file():
         return load_policy(source)[0].base_model
     return load_model(source)
 

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.files import expand_home
 
 
 class SAEDictionary:
@@ -45,6 +46,6 @@ def load_sae(directory: str | Path) -> SAEDictionary:
     except ImportError:
         raise ConfigError("SAELens is not installed. Run `pip install sae-lens`.") from None
     try:
-        return SAEDictionary(SAE.load_from_disk(str(Path(directory).expanduser()), device="cpu"))
+        return SAEDictionary(SAE.load_from_disk(str(expand_home(directory)), device="cpu"))
     except Exception as error:  # its readers raise errors of many kinds
         raise LoadError(f"{directory} is not a dictionary of SAELens ({error}).") from error

@@ -1,12 +1,12 @@
 """The policy and the reference model of a run's configuration."""
 
 import warnings
-from pathlib import Path
 
 import torch
 
 from rlhf_lab.config import AdapterArgs, RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.models.device import pick_device
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.models.load import load_model
@@ -22,7 +22,7 @@ from rlhf_lab.models.value_head import (
 
 def build_policy(args: RLHFArgs, device: str | torch.device = "cpu") -> TransformerWithValueHead:
     """Make the policy before training: base model, adapters if configured, value head."""
-    if Path(args.base_model, "value_head.safetensors").expanduser().is_file():
+    if (expand_home(args.base_model) / "value_head.safetensors").is_file():
         problem = f"the trained value head in base_model={args.base_model!r} is not used. To"
         warnings.warn(f"{problem} start with it, pass policy=... (load_value_head).", stacklevel=2)
     base_model = load_with_adapters(args.base_model, args, device, args.seed)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import WORD_IDS
@@ -68,11 +69,11 @@ SUMS_LANGUAGE = Language(
 )
 
 
-def default_contrast(model: str) -> tuple[str, str]:
-    """Return the two words that comparisons of runs of a model contrast by default."""
-    file, words = Path(model, "tokenizer.json"), None  # of an export
-    with suppress(OSError, RuntimeError, LookupError, TypeError, ValueError):  # another file
-        words = json.loads(file.expanduser().read_bytes())["model"]["vocab"]
+def default_contrast(model: str, directory: str = "") -> tuple[str, str]:
+    """Return the two words to contrast by default for a model, as seen from a run's directory."""
+    file, words = Path(directory) / expand_home(model) / "tokenizer.json", None  # of an export
+    with suppress(OSError, LookupError, TypeError, ValueError):  # another file
+        words = json.loads(file.read_bytes())["model"]["vocab"]
     is_sums = model in SUMS_MODELS or words == dict(SUMS_IDS)
     return (SUMS_LANGUAGE if is_sums else REEL_LANGUAGE).contrast
 

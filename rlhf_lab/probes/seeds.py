@@ -16,6 +16,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.files import expand_home
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.suite import Suite
@@ -124,7 +125,7 @@ def runs(
                 f"{name} cannot be shared by several runs, because it has state. Use settings."
             )
     common = _common_settings(args, probes, parts)
-    folder = Path("runs", f"{args.preset}-seeds-{_digest(common)}") if out is None else Path(out)
+    folder = expand_home(out or f"runs/{args.preset}-seeds-{_digest(common)}")
     _store_common_settings(folder, common)
     by_path = {folder / f"seed_{seed}": dataclasses.replace(args, seed=seed) for seed in seeds}
     is_finished = lambda path: path.exists() and read_object(path).get("status") == "finished"

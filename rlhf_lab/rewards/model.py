@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.files import expand_home
 from rlhf_lab.functional import last_token_mask
 from rlhf_lab.models import (
     TransformerWithCritic,
@@ -119,7 +119,7 @@ class RewardModel(nn.Module):
             base_model: the name that the language model was loaded from.
             notes: training settings and accuracy, for reward_model.json.
         """
-        with new_directory(Path(out)) as partial:
+        with new_directory(expand_home(out), self) as partial:
             write_language_model(self.base_model, base_model, partial)
             save_file({k: v.cpu() for k, v in self._head_state().items()}, partial / HEAD_FILE)
             text = json.dumps(notes, indent=2) + "\n"
@@ -131,7 +131,7 @@ class RewardModel(nn.Module):
     @classmethod
     def load(cls, directory: str | Path, device: str | torch.device = "cpu") -> "RewardModel":
         """Load a reward model that `save` wrote, without gradients. Raise LoadError otherwise."""
-        path = Path(expanduser(directory), HEAD_FILE)
+        path = expand_home(directory) / HEAD_FILE
         if not path.is_file():
             problem = f"{str(directory)!r} is not a reward model: it has no {HEAD_FILE}"
             raise LoadError(f"{problem}. Train one with `train-reward`.")
@@ -152,7 +152,7 @@ class RewardModel(nn.Module):
 
 def validate_language_model(name: str) -> None:
     """Raise LoadError if a directory is a reward model, which cannot generate text."""
-    if Path(expanduser(name), HEAD_FILE).is_file():
+    if (expand_home(name) / HEAD_FILE).is_file():
         raise LoadError(
             f"{name!r} is a reward model, whose transformer no longer generates text. Use the "
             "language model that it was trained from, or pass it as reward_model."

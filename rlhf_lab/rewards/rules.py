@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rlhf_lab.config.checks import MATCH_OPTIONS
 from rlhf_lab.errors import ConfigError, import_extra
+from rlhf_lab.files import expand_home
 from rlhf_lab.rewards.conversation import ResponseReward
 
 NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
@@ -185,12 +186,12 @@ class JsonSchemaReward(ResponseReward):
 
         try:
             if not isinstance(schema, dict):
-                schema = json.loads(Path(schema).expanduser().read_text("utf-8-sig"))
+                schema = json.loads(expand_home(schema).read_text("utf-8-sig"))
             kind = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
             kind.check_schema(schema)
             root = Resource.from_contents(schema, default_specification=DRAFT202012)
             _check_references(root, REGISTRY.resolver_with_root(root))
-        except (OSError, RuntimeError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
+        except (OSError, ValueError, jsonschema.SchemaError, Unresolvable) as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(
                 f"cannot read {name} ({reason:.200}). Pass the path of a file with a JSON schema."

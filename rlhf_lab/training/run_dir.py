@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import clear_draft, partial_file, validate_replaceable
+from rlhf_lab.files import clear_draft, expand_home, partial_file, validate_replaceable
 
 INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
@@ -63,7 +62,7 @@ class RunDir:
     """The directory of one run; see `create` and `open`."""
 
     def __init__(self, path: Path) -> None:
-        self._path = Path(os.path.expanduser(path))
+        self._path = expand_home(path)
         self._absolute = self._path.absolute()
 
     @property

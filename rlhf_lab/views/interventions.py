@@ -169,10 +169,14 @@ def interventions(run: Run) -> dict[str, Any]:
     found = in_grids(part for result in stored_interventions(run) for part in _drawn(result))
     names, command = checkpoint_names(run), []
     if names:
-        words = default_contrast(run.info["args"]["base_model"])
-        command = PatchRequest(names[0], names[-1], *words).command(run.path)
+        command = PatchRequest(names[0], names[-1], *default_words(run)).command(run.path)
     command = shlex.join(["python", "-m", "rlhf_lab", *command])
     return {"interventions": Html(found), "checkpoints": names, "command": command}
+
+
+def default_words(run: Run) -> tuple[str, str]:
+    """Return the two words to contrast by default, of the language of a run's model."""
+    return default_contrast(run.info["args"]["base_model"], run.info.get("working_directory", ""))
 
 
 def _drawn(result: Mapping[str, Any]) -> list[Drawn]:

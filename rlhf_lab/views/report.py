@@ -14,9 +14,8 @@ import torch
 
 from rlhf_lab import probes
 from rlhf_lab.console import visible
-from rlhf_lab.files import is_marked, validate_replaceable, write_marked
+from rlhf_lab.files import expand_home, is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
-from rlhf_lab.organism.language import default_contrast
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, NOTES
@@ -25,7 +24,7 @@ from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import LabeledRuns, label_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
-from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, interventions
+from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, default_words, interventions
 from rlhf_lab.views.marks import SVG_STYLE
 from rlhf_lab.views.pictures import Html, Table, formatted, paragraph
 from rlhf_lab.views.probe_pictures import number_table
@@ -61,7 +60,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
         RunError: If there is no run, one of its files is damaged, or the page cannot be written.
     """
     run = Run(run_path)
-    path = Path(out).expanduser() if out is not None else run.path / "report.html"
+    path = expand_home(out) if out is not None else run.path / "report.html"
     validate_replaceable(path, is_marked)
     write_marked(path, runs_page([run]))
     return path
@@ -106,7 +105,7 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
         "digests": {"style": _digest(style), "script": _digest(script)},
         "header": header | {"version": version},
         "blocks": {id: _packed(block) for id, block in blocks.items()},
-        "words": default_contrast(runs[0].info["args"]["base_model"]),
+        "words": default_words(runs[0]),
         "n_texts": N_TEXTS,
         "seconds": SECONDS_PER_JOB,
     }

@@ -36,7 +36,9 @@ def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, wo
     tokenizer, texts = load_tokenizer(weights_dir(name)), {"reel-nano": reviews}.get(name, sums)
     assert tokenizer.convert_tokens_to_ids(list(words)) == list(range(len(words)))
     assert read_language(tokenizer) is language
-    assert default_contrast(str(weights_dir(name))) == default_contrast(name) == language.contrast
+    path = weights_dir(name)
+    assert default_contrast(str(path)) == default_contrast(name) == language.contrast
+    assert default_contrast(path.name, str(path.parent)) == language.contrast
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(texts.tokens, skip_special_tokens=True) == texts.texts()
