@@ -2,6 +2,7 @@
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 from rlhf_lab import __version__
 
@@ -28,6 +29,12 @@ class RankError(RunError):
 
 class LostRankError(RankError):
     """Another process of the run has ended; the run can be resumed from its last save."""
+
+
+def format_argument(value: Any) -> str:
+    """Format a wrong argument for a message: a text or number as it is, otherwise its type."""
+    is_plain = isinstance(value, str | int | float | None)
+    return repr(value)[:60] if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
 def install_command(extra: str) -> str:

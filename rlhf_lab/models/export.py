@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,10 +19,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_lab.errors import LoadError
-from rlhf_lab.files import open_to_readers
+from rlhf_lab.files import expand_home, open_to_readers
 from rlhf_lab.models.conversion import family_for, to_hugging_face_weights
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
+from rlhf_lab.models.hooked_transformer import is_hooked
 from rlhf_lab.models.load import hidden_progress, load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.models.lora import effective_weights
 from rlhf_lab.models.value_head import TransformerWithCritic, TransformerWithValueHead, ValueHead
@@ -51,24 +53,24 @@ def export_policy(
     Raises:
         LoadError: If `out` is not empty or not writable, or the written model differs.
     """
-    with new_directory(Path(out)) as partial:
+    with new_directory(out := expand_home(out), policy) as partial:
         head = {name: x.detach().cpu() for name, x in policy.value_head.state_dict().items()}
         save_file(head, partial / "value_head.safetensors")
         gap = _write_verified(policy.base_model, base_model, partial)
         if isinstance(policy, TransformerWithCritic):
             base_model = critic_path or base_model
             gap = max(gap, _write_verified(policy.critic, base_model, partial / "critic"))
-    return Path(os.path.expanduser(out)), gap
+    return out, gap
 
 
 def export_language_model(
     model: HookedModel, base_model: str, out: str | Path, notes: dict[str, Any]
 ) -> tuple[Path, LogprobGap]:
     """Write a language model like `export_policy`, with `notes` in tuning.json."""
-    with new_directory(Path(out)) as partial:
+    with new_directory(out := expand_home(out), model) as partial:
         (partial / "tuning.json").write_text(json.dumps(notes, indent=2) + "\n", encoding="utf-8")
         gap = _write_verified(model, base_model, partial)
-    return Path(os.path.expanduser(out)), gap
+    return out, gap
 
 
 def _write_verified(model: HookedModel, base_model: str, directory: Path) -> LogprobGap:
@@ -120,9 +122,13 @@ def validate_new_directory(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_directory(out: Path) -> Iterator[Path]:
+def new_directory(out: Path, *models: nn.Module) -> Iterator[Path]:
     """Yield a temporary directory that becomes `out`, or `OUT-unverified` after a LoadError."""
-    validate_new_directory(out := Path(os.path.expanduser(out)))
+    validate_new_directory(out)
+    hooked = [name for model in models for name, part in model.named_modules() if is_hooked(part)]
+    if hooked:
+        message = f"{out} is written without the hooks at {', '.join(hooked)}"
+        warnings.warn(f"{message}. Add them again after loading.", stacklevel=4)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
@@ -189,7 +195,7 @@ def fold_b_U(gain: Tensor, bias: Tensor, W_U: Tensor, b_U: Tensor) -> tuple[Tens
 
 def load_value_head(directory: str | Path) -> ValueHead | nn.Linear:
     """Load the value head of an exported policy; a `nn.Linear` if it started as a reward head."""
-    tensors = load_file(Path(os.path.expanduser(directory), "value_head.safetensors"))
+    tensors = load_file(expand_home(directory) / "value_head.safetensors")
     if "weight" in tensors:
         head = nn.Linear(tensors["weight"].shape[1], 1)
     else:

@@ -1,7 +1,6 @@
 """Loading of models and tokenizers: bundled, from a directory, from the hub, or loaded already."""
 
 import contextlib
-import os
 import re
 import threading
 import warnings
@@ -14,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import logging
 
-from rlhf_lab.errors import LabError, LoadError
+from rlhf_lab.errors import LabError, LoadError, format_argument
+from rlhf_lab.files import expand_home
 from rlhf_lab.models.conversion import from_hugging_face
 from rlhf_lab.models.hooked_transformer import HookedTransformer
 from rlhf_lab.organism.bundled import BUNDLED, weights_dir
@@ -29,7 +29,7 @@ def locate(name: str) -> tuple[str, bool]:
     """Return `(path, True)` for a bundled name or a model directory, else `(hub id, False)`."""
     if name in BUNDLED:
         return str(weights_dir(name)), True
-    path = Path(os.path.expanduser(name))  # does not raise for an unknown user
+    path = expand_home(name)
     if (path / "config.json").is_file():
         return str(path), True
     if (path / "run.json").is_file():
@@ -151,6 +151,9 @@ def load_model(
         name = str(source)
         hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
         tokenizer = tokenizer or load_pretrained_tokenizer(name)
+    elif tokenizer is None or not hasattr(source, "config"):
+        got = f"got {format_argument(source)} and {format_argument(tokenizer)}"
+        raise LoadError(f"source must be a name, or a transformers model and its tokenizer, {got}.")
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
     validate_tokenizer(hf_model, tokenizer, name)

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_lab.errors import LoadError
+from rlhf_lab.files import expand_home
 from rlhf_lab.models.conversion import TensorMap, tensor_maps
 from rlhf_lab.models.export import new_directory
 from rlhf_lab.models.families import GPT2_IN, GPT2_OUT, HEADS_IN, HEADS_OUT, TRANSPOSED
@@ -66,7 +67,7 @@ def export_adapter(model: HookedModel, base_model: str, out: str | Path) -> None
         for letter, matrix in zip("AB", factors, strict=False)
     }
     config = json.dumps(adapter_config(modules, base_model), indent=2) + "\n"
-    with new_directory(Path(out)) as partial:
+    with new_directory(expand_home(out), model) as partial:
         (partial / ADAPTER_CONFIG).write_text(config, encoding="utf-8")
         save_file(tensors, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
@@ -172,9 +173,9 @@ def read_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
 def read_adapter(directory: Path, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the configuration, and the matrices by module and letter."""
     try:
-        config = dict(json.loads((directory.expanduser() / ADAPTER_CONFIG).read_text("utf-8")))
-        tensors = load_file(directory.expanduser() / ADAPTER_WEIGHTS)
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        config = dict(json.loads((expand_home(directory) / ADAPTER_CONFIG).read_text("utf-8")))
+        tensors = load_file(expand_home(directory) / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise LoadError(f"{where} is not a PEFT adapter in safetensors ({error}).") from error
     for name, value in config.items():
         if value and name not in KNOWN and value not in SUPPORTED.get(name, ()):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformer_lens import ActivationCache, HookedRootModule
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, format_argument
 from rlhf_lab.models.hooked_model import (
     VALUE_HOOK,
     HookedModel,
@@ -102,10 +102,10 @@ class TransformerWithValueHead(HookedRootModule):
         self, base_model: HookedModel, value_head: nn.Module | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        if VALUE_HOOK not in getattr(base_model, "hook_dict", ()):
+        if not isinstance(base_model, HookedModel) or VALUE_HOOK not in base_model.hook_dict:
             raise ConfigError(
-                f"base_model={base_model!r:.60} is not a model with the hook point {VALUE_HOOK!r}. "
-                f"Load a model by its name with {type(self).__name__}.from_pretrained."
+                f"base_model must be a model with the hook point {VALUE_HOOK!r}, got "
+                f"{format_argument(base_model)}. Use load_model, or from_pretrained with a name."
             )
         self.base_model = base_model
         parameter = next(base_model.parameters())
