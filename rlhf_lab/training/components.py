@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, format_argument
 from rlhf_lab.models import TransformerWithCritic, TransformerWithValueHead
 from rlhf_lab.models.device import (
     pick_device,
@@ -71,11 +71,13 @@ def load_models(
     args: RLHFArgs, device: torch.device, given: Mapping[str, Any]
 ) -> tuple[TransformerWithValueHead, HookedModel]:
     policy, reference = given["policy"], given["reference"]
+    if policy is not None and not isinstance(getattr(policy, "base_model", None), HookedModel):
+        remedy = "Pass TransformerWithValueHead(model), with model from load_model"
+        raise ConfigError(f"policy={format_argument(policy)} has no value head. {remedy}.")
     reference = getattr(reference, "base_model", reference)
-    if policy is not None and not hasattr(policy, "base_model"):
-        raise ConfigError("policy has no value head. Pass TransformerWithValueHead(model).")
     if not isinstance(reference, HookedModel | None):
-        raise ConfigError(f"reference={reference!r:.60} is not a model. Use load_model.")
+        name = format_argument(given["reference"])
+        raise ConfigError(f"reference={name} is not a HookedModel. Load it with load_model.")
     if (teacher := args.reference_model) is not None and reference is not None:
         raise ConfigError(f"reference_model={teacher!r} conflicts with reference=. Remove one.")
     policy = (load_policy_and_critic(args, device) if policy is None else policy).to(device)

@@ -96,7 +96,7 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
     every, phase = trainer.args.reset_reference_every, trainer.phase
     if every is not None and phase and phase % every == 0 and trainer.reference_phase != phase:
         reference = trainable_copy(trainer.policy.base_model)
-        trainer.reference = freeze(reference, trainer.args.reference_device)
+        vars(trainer)["reference"] = freeze(reference, trainer.args.reference_device)
         trainer.reference_phase = phase
 
 
@@ -137,4 +137,4 @@ def restore_reference(
     if trainer.reference_phase:
         reference = trainable_copy(trainer.policy.base_model)
         load_weights(reference, tensors, path, PREFIX)
-        trainer.reference = freeze(reference, trainer.args.reference_device)
+        vars(trainer)["reference"] = freeze(reference, trainer.args.reference_device)

@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.adamw import adamw
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError, import_extra
+from rlhf_lab.errors import ConfigError, format_argument, import_extra
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.random_streams import phase_generator
 
@@ -113,7 +113,8 @@ def validate_custom_optimizer(
 ) -> tuple[Optimizer, LRScheduler]:
     """Set a custom optimizer to maximize; return it with its schedule, constant by default."""
     if not hasattr(optimizer, "param_groups"):
-        raise ConfigError(f"optimizer={optimizer!r:.50} is not an optimizer. Pass the scheduler's.")
+        name = format_argument(optimizer)
+        raise ConfigError(f"optimizer={name} is not an optimizer. Pass one of torch.optim.")
     if args.optimizer_in_backward or args.weight_precision != "fp32":
         raise ConfigError(
             "optimizer_in_backward and weight_precision require the optimizer of the settings. Set "
@@ -139,8 +140,13 @@ def validate_custom_optimizer(
     for group in optimizer.param_groups:
         group["maximize"] = True
     scheduler = LambdaLR(optimizer, lambda phase: 1.0) if scheduler is None else scheduler
-    if scheduler.optimizer is not optimizer:
-        raise ConfigError("The scheduler belongs to another optimizer. Pass its own.")
+    if getattr(scheduler, "optimizer", None) is not optimizer:
+        name = format_argument(scheduler)
+        raise ConfigError(f"scheduler={name} does not belong to the optimizer. Pass its own.")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ConfigError(
+            "ReduceLROnPlateau requires a metric in step(). Use LambdaLR, for example."
+        )
     return optimizer, scheduler
 
 

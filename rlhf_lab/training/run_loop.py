@@ -11,17 +11,22 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import validate_unhooked_blocks
 from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
 from rlhf_lab.training.kl_control import kl_to_initial
+from rlhf_lab.training.overrides import COMPONENTS, Overrides
 from rlhf_lab.training.phase_stats import TOO_FAST, validate_finite_weights
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.rollout import Rollout, mean_of_batches
 
 EVALUATION_BATCHES = 4
+FIXED = {"args", "tokenizer", "forward", "objective", "overrides", "rewards", "sampling_spec"}
+FIXED |= {x.name for kind in (Overrides, AllFields) for x in dataclasses.fields(kind)}
+FIXED |= set(COMPONENTS)
 
 
 class RunLoop:
@@ -36,6 +41,11 @@ class RunLoop:
         self.unfinished: list[PhaseReport] = []
         self._started = self._recording = False
         self._learned_phase: int | None = None  # of learning_phase outside of run_phase
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and hasattr(self, "_weights"):  # which __init__ sets last
+            raise ConfigError(f"trainer.{name} cannot be set. Pass {name} to another trainer.")
+        super().__setattr__(name, value)
 
     def start(self) -> None:
         """Create the directory of a new run and emit run_start, once."""

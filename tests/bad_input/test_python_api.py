@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_lab import RLHFTrainer
 from rlhf_lab import functional as F
@@ -71,6 +72,10 @@ class Rewarded(RLHFTrainer):
     reward_fn = count_e
 
 
+def GPT2() -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=9))
+
+
 def keep(activation: Any, where: Any) -> Any:
     return activation
 
@@ -85,6 +90,16 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
         ["policy", "TransformerWithValueHead(model)"],
     ),
     "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
+    "a policy of transformers": (
+        lambda t: build(policy=GPT2())(t),
+        ["policy=GPT2LM", "load_model"],
+    ),
+    "a reference of transformers": (lambda t: build(reference=GPT2())(t), ["reference=GPT2LM"]),
+    "transformers without a tokenizer": (lambda t: load_model(GPT2()), ["its tokenizer, got GPT2"]),
+    "another policy": (lambda t: setattr(t, "policy", t.policy), ["trainer.policy", "another"]),
+    "another optimizer": (lambda t: setattr(t, "optimizer", t.optimizer), ["trainer.optimizer"]),
+    "another coefficient": (lambda t: setattr(t, "kl_coef", 1.0), ["trainer.kl_coef", "another"]),
+    "other settings": (lambda t: setattr(t, "args", t.args), ["trainer.args", "another"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
     "TRL's tokenizer": (build(tokenizer=1), ["Use policy.base_model.set_tokenizer."]),
     "TRL's collator": (build(data_collator=1), ["Use prompts=[...], texts"]),
@@ -159,6 +174,12 @@ def test_custom_component_with_wrong_result_raises(here: Path) -> None:
     trainer = RLHFTrainer(settings(), out="other", advantages=lambda rewards: rewards[:, None])
     with pytest.raises(ValueError, match=r"advantages .* \(16, 1\) .* one number per token"):
         trainer.train()
+    for name in ("advantages", "kl_estimator", "policy_loss", "logprobs", "normalize_reward"):
+        trainer = RLHFTrainer(
+            settings(), out=name, **{name: lambda *inputs: inputs[0].numpy(force=True)}
+        )
+        with pytest.raises(ValueError, match=r"returned ndarray. Return one number per"):
+            trainer.train()
 
 
 def test_learning_phase_warns_at_second_call_in_one_phase(trainer, recwarn) -> None:
@@ -171,9 +192,7 @@ def test_learning_phase_warns_at_second_call_in_one_phase(trainer, recwarn) -> N
     assert not recwarn
 
 
-def test_weights_added_later_warn_once_and_settings_are_fixed(trainer, recwarn) -> None:
-    with pytest.raises(AttributeError, match="args"):
-        trainer.args = settings(kl_coef=9.0)
+def test_weights_added_later_warn_once(trainer, recwarn) -> None:
     trainer.run_phase()
     trainer.policy.value_head = torch.nn.Linear(64, 1)
     trainer.train()

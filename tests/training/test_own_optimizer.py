@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch.optim import SGD, Adagrad, AdamW
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import AdaptiveKLController, FixedKLController, RLHFTrainer
@@ -80,7 +80,9 @@ def test_trainer_rejects_unfit_components(make_trainer):
         (dict(policy=policy, optimizer=Lion(policy.parameters())), {}, "Lion has no option"),
         (dict(scheduler=StepLR(optimizer, 1)), {}, "optimizer=None is not an optimizer"),
         (dict(optimizer=torch.optim.AdamW), {}, "AdamW.* is not an optimizer"),
-        (parts | dict(scheduler=StepLR(foreign, 1)), {}, "belongs to another"),
+        (parts | dict(scheduler=StepLR(foreign, 1)), {}, "does not belong to"),
+        (parts | dict(scheduler=ReduceLROnPlateau(optimizer)), {}, "requires a metric.*LambdaLR"),
+        (parts | dict(scheduler=StepLR), {}, "scheduler=StepLR does not belong to"),
         (parts, in_backward, "require the optimizer of the settings"),
         (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
         (make_adamw(Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
