@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, format_argument
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.exact_values import exact_values
@@ -144,8 +144,11 @@ class Attachment:
         if probe.prepares and seen.prepared is None:  # also if it was attached in between
             return None
         record = probe.observe(seen)
-        if not record.checks and not record.errors:
-            raise ConfigError(f"{probe.name} returned a record without a check; add one.")
+        if not (isinstance(record, Record) and (record.checks or record.errors)):
+            got = format_argument(record)
+            raise ConfigError(
+                f"{probe.name} returned {got} without a check. Return Record(checks=...)."
+            )
         return record
 
     def _keep(self, ctx: Context, probe: Probe, record: Record | None) -> None:

@@ -93,6 +93,7 @@ NAN_CHECKS = [Check.at_most("a", 2, 1), Check.at_most("b", float("nan"), 1)]
 FAILED_CHECK = "missing: the check 'x is there' misses by 1, with 0.5 allowed; do not rely on this "
 PROBES = {
     "unchecked": lambda seen: Record({"x": 1}),
+    "none": lambda seen: None,
     "raising": lambda seen: Record({"x": 1}, checks=[lambda: 1 / 0, FINE]),
     "missing": lambda seen: Record(checks=[Check.at_most("x is there", seen.ctx.phase, 0.5)]),
 }
@@ -148,10 +149,11 @@ def test_probes_that_raise_or_lack_checks_warn_once_and_stop(probed):
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
         "nothing to divide by (test_suite.py, line 49)"
     )
-    (unchecked,) = probed.said("without a check")
+    (unchecked,), (none,) = probed.said("Record without a check"), probed.said("None without")
     assert probed.said("broken: ") == [broken] and unchecked.startswith("unchecked: ")
-    assert sorted(probed.notes) == [broken, unchecked]
-    assert sorted(f"{n['probe']}: {n['note']}" for n in probed.run.notes()) == [broken, unchecked]
+    assert sorted(probed.notes) == [broken, none, unchecked]
+    notes = sorted(f"{n['probe']}: {n['note']}" for n in probed.run.notes())
+    assert notes == [broken, none, unchecked]
     assert probed.run.phases("counter") == [0, 1, 2, 3]
     assert not {"broken", "unchecked", "other"} & set(probed.run.probes())
     attach(probed.trainer, Counter(name="broken"))
