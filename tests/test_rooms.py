@@ -20,7 +20,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1668),
     "rlhf_lab/tuning": (700, 852),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4876),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4864),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2403),
     "rlhf_lab/probes": (4800, 5034),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2889),

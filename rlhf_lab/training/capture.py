@@ -145,13 +145,13 @@ def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch
     return samples.tokens, samples.attention_mask
 
 
-def capture_at(
+def capture(
     trainer: "RLHFTrainer",
     hook_names: str | Sequence[str],
-    pos: Position,
-    at: Event,
-    every: int,
-    tokens: Int[Tensor, "batch seq"] | None,
+    pos: Position = None,
+    at: Event = "after_phase",
+    every: int = 1,
+    tokens: Int[Tensor, "batch seq"] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated `function(ctx, acts)` as a callback that reads activations.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
@@ -206,7 +206,10 @@ def diagnose_batch(
 def validate_finite_weights(trainer: "RLHFTrainer") -> None:
     """Raise RunError if a weight of the policy or its reference is not finite."""
     for model, role in ((trainer.policy, "policy"), (trainer.reference, "reference")):
-        if name := broken_weight(model):
+        weights = {n: w for n, w in model.named_parameters() if w.is_floating_point()}
+        finite = torch.stack([weight.isfinite().all() for weight in weights.values()])
+        if not all(flags := finite.tolist()):  # one wait for the device
+            name = list(weights)[flags.index(False)]
             remedy = TOO_FAST if trainer.phase else "Choose another model"
             raise RunError(
                 f"the {role}'s weight {name} contains nan or inf in phase {trainer.phase} "
@@ -222,11 +225,3 @@ def validate_finite_samples(samples: Samples, phase: int) -> Samples:
             "before is intact."
         )
     return samples
-
-
-def broken_weight(model: nn.Module) -> str | None:
-    """Return the name of the first weight that contains nan or inf; None if all are finite."""
-    weights = {n: w for n, w in model.named_parameters() if w.is_floating_point()}
-    finite = torch.stack([torch.isfinite(weight).all() for weight in weights.values()])
-    named = zip(weights, finite.tolist(), strict=True)  # one wait for the device
-    return next((name for name, is_finite in named if not is_finite), None)

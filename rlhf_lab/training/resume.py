@@ -38,9 +38,24 @@ LOCATIONS = ["device", "reference_model", "reward_model", "prompts", *OF_POLICY]
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 
-def resume_trainer(
-    kind: "type[RLHFTrainer]", run: RunDir, changes: Mapping[str, Any] | None, parts: dict[str, Any]
+def resume(
+    kind: "type[RLHFTrainer]",
+    path: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    **parts: Any,
 ) -> "RLHFTrainer":
+    """Return a trainer that continues where a run was last saved.
+
+    Args:
+        path: the run's directory.
+        changes: new values of settings, of those in `CHANGEABLE`.
+        parts: the run's custom components and `interventions={name: fn}`, which are not stored.
+
+    Raises:
+        RunError: If a file is missing or damaged, or the run had other components.
+        ConfigError: If a change is not possible.
+    """
+    run = RunDir.open(path)
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)

@@ -5,15 +5,13 @@ The algorithm is in `ppo.py`, logs and checkpoints are in `recorder.py`.
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.methods import method_warning
@@ -27,7 +25,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event, preserve_gradients
-from rlhf_lab.training.capture import InterventionFn, Interventions, Position, Stage, capture_at
+from rlhf_lab.training.capture import InterventionFn, Interventions, Stage, capture
 from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, reset_reference
 from rlhf_lab.training.objective import Objective
@@ -38,7 +36,7 @@ from rlhf_lab.training.phase_stats import validate_finite_samples
 from rlhf_lab.training.prompts import Prompts, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
-from rlhf_lab.training.resume import resume_trainer
+from rlhf_lab.training.resume import resume
 from rlhf_lab.training.rollout import Rollout, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_loop import RunLoop
@@ -137,20 +135,12 @@ class RLHFTrainer(RunLoop):
     reward_fn = property(lambda self: self.rewards.reward_fn)
     true_reward_fn = property(lambda self: self.rewards.true_reward_fn)
 
+    capture = capture  # registers a function that reads activations
+    resume = classmethod(resume)
+
     def on(self, event: Event, every: int = 1) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase."""
         return self.callbacks.on(event, every)
-
-    def capture(
-        self,
-        hook_names: str | Sequence[str],
-        pos: Position = None,
-        at: Event = "after_phase",
-        every: int = 1,
-        tokens: Int[Tensor, "batch seq"] | None = None,
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register `function(ctx, acts)` to read activations; see `capture_at`."""
-        return capture_at(self, hook_names, pos, at, every, tokens)
 
     def intervene(
         self,
@@ -274,15 +264,3 @@ class RLHFTrainer(RunLoop):
             self.emit("after_phase", rollout=rollout, report=report)
         self.phase, self.generated = self.phase + 1, 0
         return report
-
-    @classmethod
-    def resume(
-        cls, path: str | Path, changes: Mapping[str, Any] | None = None, **parts: Any
-    ) -> "RLHFTrainer":
-        """Return a trainer that continues where a run was last saved; see `resume_trainer`.
-
-        Args:
-            changes: new values of settings; `training.resume.CHANGEABLE` lists them.
-            parts: the run's custom components and `interventions={name: fn}`, which are not stored.
-        """
-        return resume_trainer(cls, RunDir.open(path), changes, parts)
