@@ -270,18 +270,23 @@ class Interventions:
             points[each].add_hook(intervene, is_permanent=True)
         self.records.append({"name": name, "site": site, "during": list(during)})
 
-    def restore(
-        self, records: list[dict[str, Any]], given: Mapping[str, InterventionFn] | None, run: Any
-    ) -> None:
-        """Add the interventions of a recorded run, with a function for each name."""
-        given, names = dict(given or {}), [record["name"] for record in records]
-        for name in set(given) - set(names):
-            raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
-        for record in records:
-            name = record["name"]
-            if name not in given:
-                raise ConfigError(
-                    f"{run} was trained with the intervention {name!r}, whose function is not "
-                    f"stored. Pass interventions={{{name!r}: fn}}."
-                )
-            self.add(record["site"], given[name], tuple(record["during"]), name)
+
+def restore_interventions(
+    add: Callable[..., None],
+    info: Mapping[str, Any],
+    given: Mapping[str, InterventionFn] | None,
+    run: Any,
+) -> None:
+    """Call `add` for each intervention of a recorded run, with the function of its name."""
+    given, records = dict(given or {}), info.get("interventions", [])
+    names = [record["name"] for record in records]
+    for name in set(given) - set(names):
+        raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
+    for record in records:
+        name = record["name"]
+        if name not in given:
+            raise ConfigError(
+                f"{run} was trained with the intervention {name!r}, whose function is not "
+                f"stored. Pass interventions={{{name!r}: fn}}."
+            )
+        add(record["site"], given[name], tuple(record["during"]), name)

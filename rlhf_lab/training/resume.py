@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training.capture import InterventionFn, Interventions
+from rlhf_lab.training.capture import InterventionFn, Interventions, restore_interventions
 from rlhf_lab.training.checkpoint import (
     STATEFUL,
     load_checkpoint,
@@ -26,7 +26,6 @@ from rlhf_lab.training.checkpoint import (
     wait_for_writers,
 )
 from rlhf_lab.training.kl_control import restore_reference
-from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.run_dir import RunDir, reading
 
 if TYPE_CHECKING:
@@ -63,11 +62,7 @@ def resume(
     if (total := (changes or {}).get("total_phases")) in range(n):
         raise ConfigError(f"total_phases={total} must be >= {n}, the phases done.")
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
-    records = info.get("interventions", [])
-    trainer.interventions.restore(records, interventions, run.path)
-    trainer.custom_components += ["interventions"] * bool(records)
-    for name, fn in (interventions or {}).items():
-        trainer.sources[f"intervention {name}"] = describe_source(fn)
+    restore_interventions(trainer.intervene, info, interventions, run.path)
     for name, was in info.get("sources", {}).items():
         if was != (now := trainer.sources.get(name)):
             warnings.warn(
@@ -225,8 +220,8 @@ def load_policy(
     tensors, metadata = load_run_checkpoint(file, info)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)
-    interventions_of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))
-    interventions_of_run.restore(info.get("interventions", []), interventions, run.path)
+    of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))
+    restore_interventions(of_run.add, info, interventions, run.path)
     return policy, args
 
 

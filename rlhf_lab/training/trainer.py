@@ -26,14 +26,13 @@ from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event, preserve_gradients
 from rlhf_lab.training.capture import InterventionFn, Interventions, Stage, capture
-from rlhf_lab.training.dynamic_sampling import informative_rollout_phase
 from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, reset_reference
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
 from rlhf_lab.training.phase_stats import validate_finite_samples
-from rlhf_lab.training.prompts import Prompts, phase_spec
+from rlhf_lab.training.prompts import Prompts, informative_rollout_phase, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
 from rlhf_lab.training.resume import resume

@@ -137,7 +137,7 @@ def test_edit_in_place_equals_a_returned_tensor(make_trainer):
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     whole, broken_off = make_trainer(), make_trainer()
     for trainer in (whole, broken_off):
-        trainer.intervene("blocks.*.hook_mlp_out", halve)
+        trainer.intervene("blocks.*.hook_mlp_out", halve, during="rollout")
     whole.train()
     broken_off.run_phase()
     path = broken_off.run.path
@@ -153,7 +153,7 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     again.train()
     assert_same_run(path, whole.run.path)
     info = json.loads((path / "run.json").read_text())
-    record = {"name": "halve", "site": "blocks.*.hook_mlp_out", "during": ["rollout", "learning"]}
+    record = {"name": "halve", "site": "blocks.*.hook_mlp_out", "during": ["rollout"]}
     assert info["interventions"] == [record] and info["custom_components"] == ["interventions"]
     run = Run(path)
     with pytest.raises(ConfigError, match="trained with the intervention 'halve'"):
