@@ -239,17 +239,3 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
     found = host_reads(lambda: trainer.learning_phase(rollout))
     n_decisions = 4 * bool({"target_kl", "ratio_threshold"} & fields.keys())
     assert found == Counter({"_local_scalar_dense": 1 + n_decisions, "tolist": 1})
-
-
-def sampling_reads(make_trainer: Callable, **fields) -> int:
-    trainer = make_trainer(**fields)
-    prompts = trainer.next_prompts()
-    trainer.sample(prompts, torch.Generator())  # the first phase verifies the forward pass
-    return host_reads(lambda: trainer.sample(prompts, torch.Generator())).total()
-
-
-@pytest.mark.slow
-def test_sampling_reads_once_per_token_only_if_it_may_stop(make_trainer):
-    lengths = [sampling_reads(make_trainer, gen_len=n, stop_at_eos=False) for n in (4, 20)]
-    assert lengths[0] == lengths[1] <= 4
-    assert sampling_reads(make_trainer, gen_len=4, stop_at_eos=True) == lengths[0] + 3
