@@ -145,7 +145,7 @@ def text_at(ctx: Context) -> tuple[Int[Tensor, "batch seq"], Bool[Tensor, "batch
     return samples.tokens, samples.attention_mask
 
 
-def capture(
+def capture_at_event(
     trainer: "RLHFTrainer",
     hook_names: str | Sequence[str],
     pos: Position = None,

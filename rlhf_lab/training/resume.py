@@ -37,7 +37,7 @@ LOCATIONS = ["device", "reference_model", "reward_model", "prompts", *OF_POLICY]
 SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimizer"}
 
 
-def resume(
+def resume_trainer(
     kind: "type[RLHFTrainer]",
     path: str | Path,
     changes: Mapping[str, Any] | None = None,

@@ -25,7 +25,7 @@ from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event, preserve_gradients
-from rlhf_lab.training.capture import InterventionFn, Interventions, Stage, capture
+from rlhf_lab.training.capture import InterventionFn, Interventions, Stage, capture_at_event
 from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, reset_reference
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
@@ -35,7 +35,7 @@ from rlhf_lab.training.phase_stats import validate_finite_samples
 from rlhf_lab.training.prompts import Prompts, informative_rollout_phase, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
-from rlhf_lab.training.resume import resume
+from rlhf_lab.training.resume import resume_trainer
 from rlhf_lab.training.rollout import Rollout, summarize
 from rlhf_lab.training.run_dir import RunDir
 from rlhf_lab.training.run_loop import RunLoop
@@ -134,8 +134,8 @@ class RLHFTrainer(RunLoop):
     reward_fn = property(lambda self: self.rewards.reward_fn)
     true_reward_fn = property(lambda self: self.rewards.true_reward_fn)
 
-    capture = capture  # registers a function that reads activations
-    resume = classmethod(resume)
+    capture = capture_at_event
+    resume = classmethod(resume_trainer)
 
     def on(self, event: Event, every: int = 1) -> Callable[[Callback], Callback]:
         """Register the decorated callable for an event of every `every`-th phase."""
