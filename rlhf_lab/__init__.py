@@ -3,6 +3,7 @@
 import logging
 import os
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,11 +17,13 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is used, so that the command line starts at once."""
+    """Import a public name or a module when it is used, so that the command line starts at once."""
     modules = {"RLHFArgs": "config", "RLHFTrainer": "training.trainer"}
-    if name not in __all__:
+    if name in __all__:
+        return getattr(import_module(f"rlhf_lab.{modules.get(name, 'shape_checks')}"), name)
+    if name.startswith("_") or find_spec(f"rlhf_lab.{name}") is None:
         raise AttributeError(f"module 'rlhf_lab' has no attribute {name!r}")
-    return getattr(import_module(f"rlhf_lab.{modules.get(name, 'shape_checks')}"), name)
+    return import_module(f"rlhf_lab.{name}")
 
 
 if os.environ.get("RLHF_LAB_CHECK_SHAPES", "0") not in ("", "0"):

@@ -1,6 +1,7 @@
 """Commands about runs and texts: each parameter is an option, each docstring its help.
 
-Modules that need torch are imported in the functions, so that `--help` starts without them.
+Modules that need torch are read from `rlhf_lab`, which imports them when they are used: `--help`
+starts without them.
 """
 
 import ast
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
+import rlhf_lab
 from rlhf_lab.config import RLHFArgs, algorithm_fields
 from rlhf_lab.config import fields as config_fields
 from rlhf_lab.console import print_line, visible
@@ -86,10 +88,8 @@ def train(
         probes: Attach the default probes, which `report` shows; the weights stay the same.
         record: Phases of records besides the end: every, or numbers; by default 0, 1, 2, 3, 5, ....
     """
-    from rlhf_lab.training import RLHFTrainer
-
     print_line(f"loading {args.base_model} and its reward", _console())
-    trainer = RLHFTrainer(args, out=out)
+    trainer = rlhf_lab.RLHFTrainer(args, out=out)
     return _train(trainer, probes or bool(record) or args.log_probes, record)
 
 
@@ -98,21 +98,17 @@ def resume(directory: RunDirectory, settings: ResumeSettings) -> int:
     never been interrupted; changes are recorded in run.json. Learning rates decay toward the new
     end.
     """
-    from rlhf_lab.probes import had_default_suite
-    from rlhf_lab.training import RLHFTrainer
-
-    trainer = RLHFTrainer.resume(directory, given(settings))
+    trainer = rlhf_lab.RLHFTrainer.resume(directory, given(settings))
     if trainer.phase >= trainer.args.total_phases and trainer.run.read_info().get("final"):
         print_line(f"{directory} is finished; --total-phases N makes it longer.", _console())
         return 0
     print_line(f"continuing {directory} at phase {trainer.phase}", _console())
-    return _train(trainer, had_default_suite(trainer.run))
+    return _train(trainer, rlhf_lab.probes.had_default_suite(trainer.run))
 
 
 def _train(trainer: Any, with_probes: bool, record: Any = None) -> int:
     """Train to the last phase, on a terminal with a live panel."""
     from rlhf_lab.models.cpu_tuning import tune_for
-    from rlhf_lab.probes import attach_default_suite
     from rlhf_lab.views.terminal import train_on_terminal
 
     console = _console()
@@ -120,7 +116,7 @@ def _train(trainer: Any, with_probes: bool, record: Any = None) -> int:
     _print_rewarded_class(trainer.reward_fn, console)
     if with_probes:
         with nullcontext() if trainer.world is None else trainer.world.main_only():
-            attach_default_suite(trainer, record)
+            rlhf_lab.probes.attach_default_suite(trainer, record)
     return train_on_terminal(trainer, console)
 
 
@@ -133,10 +129,9 @@ def _console() -> Any:
 
 def _print_rewarded_class(reward_fn: Any, console: Any, texts: tuple[str, ...] = ()) -> None:
     """Print the class or logit that a classifier's reward is, and how much of texts it reads."""
-    from rlhf_lab.rewards import LogitReward, SentimentReward, split_rewards
-
-    for reward in split_rewards(reward_fn).values():
-        if isinstance(reward, SentimentReward | LogitReward):
+    kinds = rlhf_lab.rewards.SentimentReward, rlhf_lab.rewards.LogitReward
+    for reward in rlhf_lab.rewards.split_rewards(reward_fn).values():
+        if isinstance(reward, kinds):
             print_line(reward.summary(), console)
             rows = [reward.tokenizer.encode(text, verbose=False) for text in texts]
             if n := sum(row.count(reward.tokenizer.unk_token_id) for row in rows):
@@ -160,16 +155,14 @@ def score(
     """
     from rich.console import Console
 
-    from rlhf_lab.models.device import pick_device
-    from rlhf_lab.rewards import TextBatch, load_reward, score_batch
-
     lines = list(texts) or _stdin_lines()
     if not lines:
         raise ConfigError("There is no text to score. Pass texts, or one per line on stdin.")
-    scorer = load_reward(RLHFArgs(preset="reel", **asdict(reward)), pick_device(device))
+    args = RLHFArgs(preset="reel", **asdict(reward))
+    scorer = rlhf_lab.rewards.load_reward(args, rlhf_lab.models.device.pick_device(device))
     prompts = None if prompt is None else [prompt] * len(lines)
-    batch = TextBatch([(prompt or "") + line for line in lines], prompts)
-    scores = score_batch(scorer, batch)
+    batch = rlhf_lab.rewards.TextBatch([(prompt or "") + line for line in lines], prompts)
+    scores = rlhf_lab.rewards.score_batch(scorer, batch)
     _print_rewarded_class(scorer, Console(stderr=True), tuple(batch.texts))
     for i, line in enumerate(lines):
         parts = "".join(f"\t{name} {part[i].item():.4f}" for name, part in scores.by_name.items())
@@ -191,9 +184,7 @@ def report(directory: RunDirectory, out: Path | None = None) -> int:
     Args:
         out: The file to write; report.html in the run's directory by default.
     """
-    from rlhf_lab.views import write_report
-
-    print_line(f"written: {write_report(directory, out)}")
+    print_line(f"written: {rlhf_lab.views.write_report(directory, out)}")
     return 0
 
 
@@ -215,9 +206,7 @@ def view(
 
 def doctor() -> int:
     """Show versions and devices, and compare each device with the CPU."""
-    from rlhf_lab.doctor import examine
-
-    return examine()
+    return rlhf_lab.doctor.examine()
 
 
 def course(
@@ -229,18 +218,14 @@ def course(
         action: Copy; or open the copy, which is made if it does not exist.
         directory: The directory of the lessons, with the solutions in a subdirectory.
     """
-    from rlhf_lab.course.copying import copy_lessons, open_lessons
-
     if action == "open":
-        return open_lessons(directory)
-    copied = copy_lessons(directory)
+        return rlhf_lab.course.copying.open_lessons(directory)
+    copied = rlhf_lab.course.copying.copy_lessons(directory)
     print_line(f"{len(copied)} notebooks written to {directory}; start with 00_start.ipynb")
     return 0
 
 
 def show_progress() -> int:
     """Show your progress in the course."""
-    from rlhf_lab.course import progress
-
-    progress()
+    rlhf_lab.course.progress()
     return 0

@@ -1,6 +1,7 @@
 """Commands that measure models: best-of-n, and compare, which measures what training changed.
 
-Modules that need torch are imported in the functions, so that `--help` starts without them.
+Modules that need torch are read from `rlhf_lab`, which imports them when they are used: `--help`
+starts without them.
 """
 
 import io
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
+import rlhf_lab
 from rlhf_lab.commands import Checkpoint, Device, given, make_settings
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
@@ -47,7 +49,6 @@ def best_of_n_command(
         out: A new JSON file for the results.
         fit: A new directory for the model fine-tuned on the best of the largest n.
     """
-    from rlhf_lab.models.export import validate_new_directory
     from rlhf_lab.training.best_of_n import draw_candidates, exact_figures
 
     numbers = sorted(set(n)) or [0]
@@ -57,7 +58,7 @@ def best_of_n_command(
         raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
     _validate_new_file(out)
     if fit is not None:
-        validate_new_directory(fit)
+        rlhf_lab.models.export.validate_new_directory(fit)
     elif fitting != replace(SFT, seed=fitting.seed, show_progress=fitting.show_progress):
         raise ConfigError("The settings of fine-tuning have no effect without --fit. Set it.")
     trainer = _load_trainer(model, given(settings), checkpoint, device)
@@ -78,29 +79,25 @@ def best_of_n_command(
 
 
 def _fit_best(trainer: Any, candidates: Any, n: int, fitting: FitConfig, out: Path) -> None:
-    from rlhf_lab.models.lora import merged_lora
-    from rlhf_lab.tuning import fine_tune
-
     examples, args = candidates.chosen(n), trainer.args
     base, drift_eval = trainer.policy.base_model, DriftEvalConfig(gen_len=args.gen_len)
-    fitted = fine_tune(base, examples, fitting, None, drift_eval, trainer.true_reward_fn)
+    fitted = rlhf_lab.tuning.fine_tune(
+        base, examples, fitting, drift_eval=drift_eval, true_reward_fn=trainer.true_reward_fn
+    )
     print_line(f"fine-tuned on {len(examples)} responses, the best of {n}")
     notes = {"method": "best_of_n", "n": n, "reward_fn": args.reward_fn}
-    with merged_lora(trainer.policy):
+    with rlhf_lab.models.lora.merged_lora(trainer.policy):
         print_line(write_tuned(base, args.base_model, out, fitted, notes))
 
 
 def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, device: str) -> Any:
     """Build the policy, prompts and reward of a run or a model."""
-    from rlhf_lab.models.device import pick_device
-    from rlhf_lab.training import RLHFTrainer, RunDir
-    from rlhf_lab.training.resume import load_policy, read_args
-
     no_logs = {"wandb_mode": "disabled", "loggers": "", "log_probes": False, "device": device}
     if not is_run(model):
         validate_model(model, checkpoint)
-        return RLHFTrainer(RLHFArgs(**{"preset": "reel", "base_model": model} | changes | no_logs))
-    info = RunDir.open(model).read_info()
+        settings = {"preset": "reel", "base_model": model} | changes | no_logs
+        return rlhf_lab.RLHFTrainer(RLHFArgs(**settings))
+    info = rlhf_lab.training.RunDir.open(model).read_info()
     custom = {"policy", "prompts", "reward_fn"} - changes.keys()
     custom &= set(info.get("custom_components", []))
     if custom:
@@ -112,9 +109,11 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         changes |= {"reward_weights": None}
         if "sentiment" not in reward_names(changes["reward_fn"]):
             changes |= {"direction": "pos", "positive_label": None}
-    trainer = RLHFTrainer(replace(read_args(info), **changes, **no_logs))
+    resume = rlhf_lab.training.resume
+    trainer = rlhf_lab.RLHFTrainer(replace(resume.read_args(info), **changes, **no_logs))
     if checkpoint != 0:
-        trainer.policy, _ = load_policy(model, checkpoint, pick_device(device))
+        place = rlhf_lab.models.device.pick_device(device)
+        trainer.policy, _ = resume.load_policy(model, checkpoint, place)
     return trainer
 
 
@@ -167,8 +166,6 @@ def compare_command(
     import torch
     from rich.console import Console
 
-    from rlhf_lab.diffing import compare
-    from rlhf_lab.models.device import pick_device
     from rlhf_lab.organism.language import REEL_LANGUAGE, read_language
 
     check_range(AT_LEAST_1, n_texts=n_texts)
@@ -177,7 +174,7 @@ def compare_command(
         raise ConfigError(f"column={column!r} has no effect without --text. Set it.")
     if base_checkpoint is None:
         base_checkpoint = 0 if Path(base).resolve() == Path(tuned).resolve() else "last"
-    place = pick_device(device)
+    place = rlhf_lab.models.device.pick_device(device)
     sources = (base, base_checkpoint), (tuned, checkpoint)
     models = [load_run_or_model(*source, place)[0].base_model for source in sources]
     rows, source = _token_rows(models[0], (tuned, base), text, column, n_texts)
@@ -190,7 +187,7 @@ def compare_command(
     tokens = torch.tensor([row[:length] for row in rows], device=place)
     print_line(f"{len(tokens)} texts of {length} tokens, {source}")
     with Console().status("comparing"):
-        result = compare(*models, tokens, words, -1, methods, ranks, alphas)
+        result = rlhf_lab.diffing.compare(*models, tokens, words, -1, methods, ranks, alphas)
     return _report_comparison(result, {"base": base, "tuned": tuned, "text": source}, out)
 
 
@@ -218,18 +215,14 @@ def _token_rows(
     model: Any, runs: tuple[str, str], text: str | None, column: str, n_texts: int
 ) -> tuple[list[list[int]], str]:
     """Return the tokens of each text, from a file, a run or a grammar, and their source."""
-    from rlhf_lab.data_sources import read_rows
     from rlhf_lab.organism.language import read_language
-    from rlhf_lab.probes.store import ProbeStore
-    from rlhf_lab.sampling import tokenize_prompts
-    from rlhf_lab.training import RunDir
 
     if text is not None:
-        texts = [row.text(column) for row in read_rows(text, "text", column)]
+        texts = [row.text(column) for row in rlhf_lab.data_sources.read_rows(text, "text", column)]
         has_bos = model.tokenizer.bos_token_id is not None
-        return tokenize_prompts(model.tokenizer, texts, has_bos), f"from {text}"
+        return rlhf_lab.sampling.tokenize_prompts(model.tokenizer, texts, has_bos), f"from {text}"
     for run in filter(is_run, runs):
-        stored = ProbeStore(RunDir.open(run)).kept_text()
+        stored = rlhf_lab.probes.store.ProbeStore(rlhf_lab.training.RunDir.open(run)).kept_text()
         if stored is not None:
             rows = [row[mask].tolist() for row, mask in zip(*stored, strict=True)]
             return rows, f"the eval text of {run}"

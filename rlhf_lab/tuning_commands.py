@@ -1,7 +1,7 @@
 """Commands that train models from data: reward model, SFT, DPO, ORPO and KTO.
 
-Settings are the dataclasses that the Python functions take. Modules that need torch are imported in
-the functions.
+Settings are the dataclasses that the Python functions take. Modules that need torch are read from
+`rlhf_lab`, which imports them when they are used.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+import rlhf_lab
 from rlhf_lab.commands import Device
 from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.console import print_line
@@ -67,15 +68,14 @@ class RewardPairOptions(PairOptions):
 
 def train_reward(loss: RewardLoss, model: ModelOptions, pairs: RewardPairOptions) -> int:
     """Train a reward model on preference pairs and measure it on held-out pairs."""
-    from rlhf_lab.models import load_model
-    from rlhf_lab.rewards import RewardModel, load_pairs
-    from rlhf_lab.tuning import train_reward_model
-
+    rewards = rlhf_lab.rewards
     place, fit = prepare(model.out, model.device), pairs.fitting
-    data = load_pairs(pairs.pairs, pairs.n_pairs, fit.seed, model.prompt_column, loss.margin > 0)
+    column = model.prompt_column
+    data = rewards.load_pairs(pairs.pairs, pairs.n_pairs, fit.seed, column, loss.margin > 0)
     print_line(f"{len(data)} pairs from {pairs.pairs}; loading {model.base_model}")
-    reward_model = RewardModel(load_model(model.base_model, device=place), fit.seed)
-    fitted = train_reward_model(reward_model, data, fit, loss)
+    base = rlhf_lab.models.load_model(model.base_model, device=place)
+    reward_model = rewards.RewardModel(base, fit.seed)
+    fitted = rlhf_lab.tuning.train_reward_model(reward_model, data, fit, loss)
     notes = {"pairs": Path(pairs.pairs).name, **fitted.to_dict()}
     reward_model.save(model.out, model.base_model, notes)
     print_line("\n".join([*fitted.summary(), f"written to {model.out}"]))
@@ -99,16 +99,14 @@ def sft(
             or of responses.
         n_texts: Texts to take from reel.
     """
-    from rlhf_lab.tuning import fine_tune, load_examples, read_conversations, render_examples
-
-    prompts = tuning.prompt_column
-    load = lambda: load_examples(texts, n_texts, fitting.seed, column, prompts)
-    tune = fine_tune
+    library, prompts = rlhf_lab.tuning, tuning.prompt_column
+    load = lambda: library.load_examples(texts, n_texts, fitting.seed, column, prompts)
+    tune = library.fine_tune
     RLHFArgs(**asdict(chat))  # validates their combination
     if chat.chat:
-        load = lambda: read_conversations(texts, column, prompts, chat.system_prompt)
-        tune = lambda model, turns, *fit, **more: fine_tune(
-            model, render_examples(model.tokenizer, turns), *fit, **more
+        load = lambda: library.read_conversations(texts, column, prompts, chat.system_prompt)
+        tune = lambda model, turns, *fit, **more: library.fine_tune(
+            model, library.render_examples(model.tokenizer, turns), *fit, **more
         )
     return _tune({"method": "sft", "texts": texts} | asdict(chat), load, tune, tuning, fitting)
 
@@ -130,12 +128,9 @@ def orpo(pairs: PairOptions, loss: ORPOLoss, tuning: TuningOptions) -> int:
 def _tune_on_pairs(
     method: str, pairs: PairOptions, loss: DPOLoss | ORPOLoss, tuning: TuningOptions
 ) -> int:
-    from rlhf_lab.rewards import load_pairs
-    from rlhf_lab.tuning import train_on_pairs
-
     seed, column = pairs.fitting.seed, tuning.prompt_column
-    load = lambda: load_pairs(pairs.pairs, pairs.n_pairs, seed, column)
-    tune = partial(train_on_pairs, loss=loss)
+    load = lambda: rlhf_lab.rewards.load_pairs(pairs.pairs, pairs.n_pairs, seed, column)
+    tune = partial(rlhf_lab.tuning.train_on_pairs, loss=loss)
     return _tune({"method": method, "pairs": pairs.pairs}, load, tune, tuning, pairs.fitting)
 
 
@@ -153,10 +148,9 @@ def kto(
         examples: A file or hub:NAME:SPLIT with the columns label (good or bad, true or false, 1 or
             0) and response or completion; a source of --pairs, whose pairs are split.
     """
-    from rlhf_lab.tuning import load_labeled_examples, train_on_labels
-
-    load = lambda: load_labeled_examples(examples, n_pairs, fitting.seed, tuning.prompt_column)
-    tune = partial(train_on_labels, loss=loss)
+    source = examples, n_pairs, fitting.seed, tuning.prompt_column
+    load = lambda: rlhf_lab.tuning.load_labeled_examples(*source)
+    tune = partial(rlhf_lab.tuning.train_on_labels, loss=loss)
     return _tune({"method": "kto", "examples": examples}, load, tune, tuning, fitting)
 
 
@@ -164,12 +158,9 @@ def prepare(out: Path, device: str = "auto") -> Any:
     """Validate that a directory is new, before a model is loaded, and return the device."""
     from transformers.utils.logging import disable_progress_bar
 
-    from rlhf_lab.models.device import pick_device
-    from rlhf_lab.models.export import validate_new_directory
-
     disable_progress_bar()
-    validate_new_directory(out)
-    return pick_device(device)
+    rlhf_lab.models.export.validate_new_directory(out)
+    return rlhf_lab.models.device.pick_device(device)
 
 
 def _tune(
@@ -180,19 +171,17 @@ def _tune(
     fitting: FitConfig,
 ) -> int:
     """Load data and a model, tune the model, and write it with its metadata, `notes`."""
-    from rlhf_lab.models.build import load_with_adapters
-    from rlhf_lab.organism import REWARDS
-    from rlhf_lab.rewards.pairs import REEL
-
     RLHFArgs(**asdict(tuning.adapters))  # validates their combination
     place = prepare(tuning.out, tuning.device)
     kind, source = list(notes.items())[1]
     data = load()
     n = tuning.drift_eval.samples
     print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}, KL on {n} samples")
-    model = load_with_adapters(tuning.base_model, tuning.adapters, place, fitting.seed)
+    make_model = rlhf_lab.models.build.load_with_adapters
+    model = make_model(tuning.base_model, tuning.adapters, place, fitting.seed)
     more = {"max_tokens": tuning.max_tokens, "drift_eval": tuning.drift_eval}
-    true_reward_fn = REWARDS["true_reward"] if source == REEL else None
+    is_reel = source == rlhf_lab.rewards.pairs.REEL
+    true_reward_fn = rlhf_lab.organism.REWARDS["true_reward"] if is_reel else None
     fitted = tune(model, data, fitting, true_reward_fn=true_reward_fn, **more)
     notes |= {kind: Path(source).name} | asdict(tuning.adapters)
     written = write_tuned(model, tuning.base_model, tuning.out, fitted, notes)
@@ -202,14 +191,11 @@ def _tune(
 
 def write_tuned(model: Any, base_model: str, out: Path, fitted: Any, notes: dict[str, Any]) -> str:
     """Print the results of tuning, write the model with its metadata and card; return a report."""
-    from rlhf_lab.models.export import export_language_model
-    from rlhf_lab.training.model_card import write_card
-
     results = fitted.summary()
     print_line("\n".join(results))
     notes |= {"base_model": base_model, **fitted.to_dict()}
-    out, gap = export_language_model(model, base_model, out, notes)
-    write_card(out, notes, results)
+    out, gap = rlhf_lab.models.export.export_language_model(model, base_model, out, notes)
+    rlhf_lab.training.model_card.write_card(out, notes, results)
     return format_written(out, gap)
 
 

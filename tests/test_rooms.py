@@ -26,7 +26,7 @@ LINES = {
     "rlhf_lab/views": (1700, 2889),
     "rlhf_lab/course": (3600, 4565),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
-    "rlhf_lab": (1900, 2570),  # the root and the commands
+    "rlhf_lab": (1900, 2528),  # the root and the commands
     "tests": (28000, 31493),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
