@@ -247,7 +247,7 @@ predictions.compare("the mean of the real scores is", which_mean, nearest)
 print(textwrap.fill(" ".join(sorted(trainer.tokenizer.get_vocab())[:100]), 100))
 
 # %%
-from rlhf_lab.course.exercises.start import my_reward  # exercise
+from rlhf_lab.course.exercises.rewards import my_reward  # exercise
 
 # %% [markdown]
 # The policy has no idea what you *meant*. It just finds the texts that score highest. So before you train, think like the

@@ -397,7 +397,7 @@ predictions.compare("the shift that remains at rank 1", at_rank_one, value(cut["
 # which the control changed just as much or more, and cases in which the effect is too uncertain.
 
 # %%
-from rlhf_lab.course.exercises.real import my_claim  # exercise
+from rlhf_lab.course.exercises.claims import my_claim  # exercise
 
 # %% [markdown]
 # The next cell tests four claims: that training changed the classifier's score, the word list's score, the length of

@@ -128,7 +128,7 @@ predictions.compare("the bootstrap", bootstrap_covers, coverage["bootstrap"], li
 # is true, only whether it can be refuted.
 
 # %%
-from rlhf_lab.course.exercises.question import seed_claim  # exercise
+from rlhf_lab.course.exercises.claims import seed_claim  # exercise
 
 # %% [markdown]
 # ## The decision

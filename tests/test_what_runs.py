@@ -18,7 +18,7 @@ from torch import Tensor
 
 import rlhf_lab
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.course.exercise import all_exercises
 from rlhf_lab.functional import calc_kl_penalty
 from rlhf_lab.probes import LogitShift, attach, default_suite
 from rlhf_lab.training import RLHFTrainer

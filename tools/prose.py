@@ -50,7 +50,6 @@ FROM_ELSEWHERE = {  # numbers of a lesson's text that its cells do not print
 }
 PLOTS = ("bars", "curves", "heatmap", "heatmaps", "loop_diagram", "tokens_html", "color_key")
 ROOMS = ("rlhf_lab", "benchmarks", "tools")
-IN_EACH_FILE = {"EXERCISES"}  # the registry of the course collects them
 QUESTION = re.compile(r"(What|Who|Whether|How|Where|Which|From|One way|Small) ")
 
 
@@ -208,7 +207,7 @@ def source_problems() -> Iterator[str]:
             for name in definitions(tree):
                 homes[name].add(where)
     for name, files in homes.items():
-        if len(files) > 1 and name not in IN_EACH_FILE and not name.startswith("_"):
+        if len(files) > 1 and not name.startswith("_"):
             yield f"{name} is defined in {', '.join(sorted(files))}"
 
 

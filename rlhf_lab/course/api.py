@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rlhf_lab.console import page_console, print_line
 from rlhf_lab.course.display import LessonError, hint_panel, progress_table, verdict_panel
+from rlhf_lab.course.exercise import all_exercises, find_exercise
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
@@ -17,7 +18,6 @@ from rlhf_lab.course.progress_file import (
     progress_path,
     read_records,
 )
-from rlhf_lab.course.registry import all_exercises, find_exercise
 
 
 class CheckNotPassed(LessonError):

@@ -1,7 +1,7 @@
 """Test cases of an exercise: seeded arguments, drawn from the shapes in its annotations."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -40,7 +40,9 @@ def standard_cases(
     large: Mapping[str, float] | None = None,
     sizes: Sizes | None = None,
     one_token: Sizes | None = None,
-    spoil: tuple[str, ...] = (),
+    spoil: Sequence[str] = (),
+    impossible: Sequence[Sequence[str]] = (),
+    half: Sequence[str] = (),
     suffix: str = "",
     **given: Any,
 ) -> Cases:
@@ -48,12 +50,15 @@ def standard_cases(
 
     1. Two ordinary ones of different sizes, then batch 1, then one generated token.
     2. With a mask over rows of different lengths, and with a denominator, if these are arguments.
+    3. Log-probs of all tokens are drawn as logits, and normalized at the end.
 
     Args:
         large: factors of arguments in a case with large numbers.
         sizes: sizes of axes, in addition to `USUAL`.
         one_token: the sizes with one token; {"gen": 1} if None.
         spoil: arguments that have nan (the first) or inf (the others) at padding in one case.
+        impossible: in one case each, logits in which one token is -inf, as after top-k.
+        half: arguments in half precision in one case.
         suffix: end of all labels.
         given: arguments that are not drawn.
     """
@@ -79,18 +84,46 @@ def standard_cases(
     if spoil:
         drawn = draw(fn, usual, 7, given, optional=("mask",))
         cases["nan and inf at padding"] = drawn | _spoiled(drawn, spoil)
-    return {label + suffix: arguments for label, arguments in cases.items()}
+    for names in impossible:
+        drawn = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
+        cut = {name: drawn[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
+        cases[f"one token has probability 0 in {' and '.join(names)}"] = drawn | cut
+    if half:
+        drawn = draw(fn, usual, 8, given)
+        cases["half precision"] = drawn | {name: drawn[name].half() for name in half}
+    return {label + suffix: _normalized(fn, arguments) for label, arguments in cases.items()}
 
 
-def half_precision(
-    fn: Callable[..., Any], *names: str, sizes: Sizes | None = None, **given: Any
+def declared_cases(
+    fn: Callable[..., Any], standard: Iterable[Mapping[str, Any]], literal: Mapping[str, Arguments]
 ) -> Cases:
-    """Return a case with these arguments in half precision; see `standard_cases`."""
-    drawn = draw(fn, USUAL | dict(sizes or {}), 8, given)
-    return {"half precision": drawn | {name: drawn[name].half() for name in names}}
+    """Return cases of a TOML file: sets of options of `standard_cases`, then arguments by label.
+
+    Lists are tensors where the function's annotation has a shape; floats are in float64.
+    """
+    hints, cases = inspect.get_annotations(inspect.unwrap(fn)), {}
+    for options in standard:
+        cases |= standard_cases(fn, **options)
+    for label, arguments in literal.items():
+        cases[label] = {
+            name: _tensor(value) if array_type(hints.get(name)) else value
+            for name, value in arguments.items()
+        }
+    return cases
 
 
-def _spoiled(arguments: Arguments, names: tuple[str, ...]) -> dict[str, Tensor]:
+def _tensor(numbers: list[Any]) -> Tensor:
+    x = torch.tensor(numbers)
+    return x.double() if x.is_floating_point() else x
+
+
+def _normalized(fn: Callable[..., Any], arguments: Arguments) -> Arguments:
+    kinds = {name: array_type(hint) for name, hint in get_type_hints(inspect.unwrap(fn)).items()}
+    has_vocab = lambda name: name.endswith("logprobs") and kinds[name].dim_str.endswith("d_vocab")
+    return {name: log_probs(x) if has_vocab(name) else x for name, x in arguments.items()}
+
+
+def _spoiled(arguments: Arguments, names: Sequence[str]) -> dict[str, Tensor]:
     padding = ~arguments["mask"]
     spoiled = {}
     for name in names:
@@ -144,18 +177,3 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, draws: Draws) -> Tensor:
         lengths.view(-1)[0] = shape[-1]
         return torch.arange(shape[-1]) < lengths[..., None]
     return draws.normal(*shape)
-
-
-def filtered(fn: Callable[..., Any], *names: str) -> Cases:
-    """Return a case in which one token of the vocabulary has logit -inf, as after top-k."""
-    drawn = draw(fn, {"batch": 2, "gen": 3, "d_vocab": 5}, 8)
-    cut = {name: drawn[name].index_fill(-1, torch.tensor([1]), -torch.inf) for name in names}
-    return {f"one token has probability 0 in {' and '.join(names)}": drawn | cut}
-
-
-def with_log_probs(cases: Cases) -> Cases:
-    """Turn every argument, drawn as logits, into what `log_probs` returns for it."""
-    return {
-        label: {name: log_probs(logits) for name, logits in arguments.items()}
-        for label, arguments in cases.items()
-    }

@@ -1,14 +1,19 @@
-"""The Exercise dataclass: reference, cases to compare on, hints, known wrong answers (slips)."""
+"""Exercises: reference, cases to compare on, hints, known wrong answers (slips); all of them."""
 
 import functools
 import itertools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from rlhf_lab.course.cases import Cases
+from rlhf_lab.course.cases import Cases, declared_cases
+
+EXERCISE_FILES = (
+    "rewards layers objective ppo debugging_ppo policy breaks changed preferences verifiable claims"
+).split()
 
 Answer = Callable[..., Any]  # what a learner writes: a function or a class
 
@@ -88,10 +93,11 @@ class Exercise:
 
 
 def make_exercise(
-    reference: Answer, cases: Callable[[], Cases], observe: Callable[..., Any] = call
+    reference: Answer, cases: Callable[[], Cases] | None = None, observe: Callable[..., Any] = call
 ) -> Exercise:
     """Return the exercise of a reference, whose words are in a TOML file of `course/exercises`.
 
+    The file also has its cases if they are literals (`cases`) or options of `standard_cases`.
     Its slips have their own words (`says`), or those of a `phrase` in phrases.toml.
     """
     phrases, words = _read_words()
@@ -100,9 +106,38 @@ def make_exercise(
         Slip(slip.get("says") or phrases[slip["phrase"]], slip["edits"], slip.get("raises", False))
         for slip in fields["slips"]
     ]
+    declared = fields.pop("standard_cases", ()), fields.pop("cases", {})
+    cases = cases or (lambda: declared_cases(reference, *declared))
     lists = {name: tuple(field) for name, field in fields.items() if isinstance(field, list)}
     made = lambda: tuple(itertools.starmap(Case, cases().items()))
     return Exercise(reference=reference, cases=made, observe=observe, **fields | lists)
+
+
+def exercise(
+    reference: Answer, observe: Callable[..., Any] = call
+) -> Callable[[Callable[[], Cases]], Exercise]:
+    """Make an exercise of a reference from the decorated function, which returns its cases."""
+    return lambda cases: make_exercise(reference, cases, observe)
+
+
+def all_exercises() -> tuple[Exercise, ...]:
+    """Return every exercise, lesson by lesson."""
+    modules = (import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES)
+    found = (value for module in modules for value in vars(module).values())
+    return tuple(value for value in found if isinstance(value, Exercise))
+
+
+def find_exercise(fn: Answer | str) -> Exercise:
+    """Return the exercise with the name of a function or class.
+
+    Raises:
+        ValueError: If no exercise has this name.
+    """
+    name = fn if isinstance(fn, str) else getattr(fn, "__name__", repr(fn))
+    exercises = {exercise.name: exercise for exercise in all_exercises()}
+    if name not in exercises:
+        raise ValueError(f"{name} is not an exercise. Choose one of: {', '.join(exercises)}.")
+    return exercises[name]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from nbformat.v4 import new_output
 
 from rlhf_lab import __version__
 from rlhf_lab import functional as F
-from rlhf_lab.course.registry import all_exercises, find_exercise
+from rlhf_lab.course.exercise import all_exercises, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
 from tools.course.size import lesson_name, lesson_size

@@ -9,10 +9,10 @@ from rich.style import Style
 from rlhf_lab import functional as F
 from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
 from rlhf_lab.course.display import STATE_MARKS, verdict_panel
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge, Verdict
 from rlhf_lab.course.outcomes import Difference, observe
 from rlhf_lab.course.progress_file import read_records
-from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.probes import logit_shift
 from tests.views.test_tokens import contrast
 

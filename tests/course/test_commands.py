@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.__main__ import main as lab
+from rlhf_lab.course.exercise import all_exercises
 from rlhf_lab.course.progress_file import note_attempt
-from rlhf_lab.course.registry import all_exercises
 from tools.course.__main__ import main
 
 

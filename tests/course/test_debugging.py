@@ -16,8 +16,8 @@ from rlhf_lab.course.debugging import (
     stored_dashboards,
     stored_hunt,
 )
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
 from tools.course.broken_runs import BROKEN_SETTINGS
 from tools.course.hunt_runs import HEALTHY_OTHERS
 

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.course import exercises
-from rlhf_lab.course.exercise import Exercise, Slip
+from rlhf_lab.course.exercise import Exercise, Slip, all_exercises, find_exercise
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.mutants import known_mistakes, mutant
-from rlhf_lab.course.registry import all_exercises, find_exercise
 from tools.course.stub import function_source
 
 EXERCISES = all_exercises()

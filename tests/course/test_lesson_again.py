@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.course.exercise import all_exercises
 from tools.course import builder
 from tools.course.stub import used_names
 

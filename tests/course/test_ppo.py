@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.exercises.ppo import ppo
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.diffing import logit_lens
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.rewards import SentimentReward

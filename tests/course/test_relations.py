@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlhf_lab import functional as F
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.exercises.verifiable import best_policy, exact_match
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
 from rlhf_lab.organism import sums
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab import functional as F
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from rlhf_lab.course.registry import find_exercise
 
 
 def _penalty(kl, kl_coef, mask=None, denominator=None):

@@ -27,8 +27,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from rlhf_lab import __version__
 from rlhf_lab.course.display import dots
-from rlhf_lab.course.exercise import Exercise
-from rlhf_lab.course.registry import find_exercise
+from rlhf_lab.course.exercise import Exercise, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course.prose import COLOR
 from tools.course.runner import METADATA, execute

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 
-from rlhf_lab.course.registry import all_exercises
+from rlhf_lab.course.exercise import all_exercises
 from tools.course.builder import learner_notebook, masters, notebook_path, solution_notebook
 from tools.course.size import FUNCTION, lesson_name, lesson_size
 

@@ -8,8 +8,8 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.mutants import dedented_source
-from rlhf_lab.course.registry import find_exercise
 
 FUNCTION = re.compile(r"from ([\w.]+) import (\w+)  # (exercise|given)")
 PREDICTION = re.compile(r"^(\w+) = (.+?)  # predict: (.+)$", re.MULTILINE)

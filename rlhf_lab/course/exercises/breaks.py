@@ -6,10 +6,20 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise
 from rlhf_lab.functional import distinct_n, excess_kl, promoted_mass, tilt, tilt_slopes
 
 
+def _observe_slopes(fn: Answer, **arguments: Any) -> Any:
+    found = fn(**arguments)
+    if not isinstance(found, tuple) or len(found) != 2:
+        return found
+    in_float32 = [x == torch.tensor(x, dtype=torch.float32).item() for x in found if x]
+    slopes = {"slope of reward": found[0], "slope of measured": found[1]}
+    return slopes | {"rounded to float32": bool(in_float32) and all(in_float32)}
+
+
+@exercise(tilt_slopes, _observe_slopes)
 def _slope_cases() -> Cases:
     draws = Draws(0, torch.float64)
 
@@ -28,15 +38,11 @@ def _slope_cases() -> Cases:
     }
 
 
-def _observe_slopes(fn: Answer, **arguments: Any) -> Any:
-    found = fn(**arguments)
-    if not isinstance(found, tuple) or len(found) != 2:
-        return found
-    in_float32 = [x == torch.tensor(x, dtype=torch.float32).item() for x in found if x]
-    slopes = {"slope of reward": found[0], "slope of measured": found[1]}
-    return slopes | {"rounded to float32": bool(in_float32) and all(in_float32)}
+def _as_tensor(fn: Answer, **arguments: Any) -> Tensor:
+    return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
 
 
+@exercise(excess_kl, _as_tensor)
 def _excess_cases() -> Cases:
     rewards = torch.tensor([0.5, 0.8, 0.9, 0.95], dtype=torch.float64)
     nats = torch.tensor([0.0, 0.3, 0.7, 1.5], dtype=torch.float64)
@@ -56,6 +62,7 @@ def _excess_cases() -> Cases:
     }
 
 
+@exercise(distinct_n, _as_tensor)
 def _distinct_cases() -> Cases:
     tokens = torch.tensor([[1, 2, 3, 1, 2], [1, 2, 3, 4, 9], [7, 7, 7, 7, 1]])
     ends = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]).bool()
@@ -70,6 +77,7 @@ def _distinct_cases() -> Cases:
     }
 
 
+@exercise(promoted_mass)
 def _promoted_cases() -> Cases:
     draws = Draws(1)
     logits = lambda *shape: {"logits": 2 * draws.normal(*shape), "ref_logits": draws.normal(*shape)}
@@ -79,15 +87,3 @@ def _promoted_cases() -> Cases:
         "texts that end early": logits(3, 6, 5) | {"mask": draws.uniform(3, 6) < 0.5},
         "no real token": logits(2, 3, 5) | {"mask": torch.zeros(2, 3).bool()},
     }
-
-
-def _as_tensor(fn: Answer, **arguments: Any) -> Tensor:
-    return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
-
-
-EXERCISES = (
-    make_exercise(tilt_slopes, _slope_cases, _observe_slopes),
-    make_exercise(excess_kl, _excess_cases, _as_tensor),
-    make_exercise(distinct_n, _distinct_cases, _as_tensor),
-    make_exercise(promoted_mass, _promoted_cases),
-)

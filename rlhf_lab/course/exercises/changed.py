@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
 from rlhf_lab.diffing.weights import graft, truncate_delta
@@ -19,6 +19,7 @@ from rlhf_lab.probes.weight_delta import describe_spectrum, unchanged_fraction
 from rlhf_lab.training.capture import capture_activations
 
 
+@exercise(unchanged_fraction)
 def _weight_cases() -> Cases:
     draws = Draws(0)
     before = draws.normal(5, 4)
@@ -35,37 +36,9 @@ def _weight_cases() -> Cases:
     }
 
 
-def _spectrum_cases() -> Cases:
-    spectra = {
-        "falling": [4.0, 3.0, 2.0, 1.0],
-        "one direction": [3.0, 0.0, 0.0],
-        "all equal": [2.0] * 10,
-        "a long tail": [2.0, *[0.5] * 12],
-        "a single number": [0.5],
-        "nothing changed": [0.0, 0.0, 0.0],
-        "large numbers": [1e6, 9e5, 2e5, 1e3],
-    }
-    return {name: {"s": torch.tensor(s, dtype=torch.float64)} for name, s in spectra.items()}
-
-
 def _observe_spectrum(fn: Answer, s: Tensor) -> dict[str, Any]:
     stable_rank, k90 = fn(s)
     return {"stable rank": torch.tensor(float(stable_rank)), "directions": torch.tensor(int(k90))}
-
-
-def _attribution_cases() -> Cases:
-    def case(batch: int, seq: int, word: int, **more: Any) -> Arguments:
-        tokens = Draws(word).integers(TOY_VOCABULARY, batch, seq)
-        return {"tokens": tokens, "word": word, "other": 3} | more
-
-    return {
-        "ordinary": case(3, 5, 7),
-        "other words": case(4, 6, 10),
-        "batch of 1": case(1, 5, 7),
-        "one token": case(3, 1, 7),
-        "RMSNorm": case(3, 5, 7, norm="RMS"),
-        "logits that a hook has changed": case(3, 5, 7, hook="word number w has its number added"),
-    }
 
 
 def _observe_attribution(
@@ -83,6 +56,22 @@ def _observe_attribution(
     }
 
 
+@exercise(attribute_logits, _observe_attribution)
+def _attribution_cases() -> Cases:
+    def case(batch: int, seq: int, word: int, **more: Any) -> Arguments:
+        tokens = Draws(word).integers(TOY_VOCABULARY, batch, seq)
+        return {"tokens": tokens, "word": word, "other": 3} | more
+
+    return {
+        "ordinary": case(3, 5, 7),
+        "other words": case(4, 6, 10),
+        "batch of 1": case(1, 5, 7),
+        "one token": case(3, 1, 7),
+        "RMSNorm": case(3, 5, 7, norm="RMS"),
+        "logits that a hook has changed": case(3, 5, 7, hook="word number w has its number added"),
+    }
+
+
 def _model_end(seed: int, components: int = 4, batch: int = 3, d_model: int = 5) -> ModelEnd:
     draws = Draws(seed, torch.float64)
     parts = draws.normal(components, batch, d_model)
@@ -91,6 +80,14 @@ def _model_end(seed: int, components: int = 4, batch: int = 3, d_model: int = 5)
     return ModelEnd(parts, fed, scale, draws.normal(d_model), draws.normal(2))
 
 
+def _observe_shift(fn: Answer, **arguments: Any) -> dict[str, Any]:
+    return {name: cause.float() for name, cause in fn(**arguments)._asdict().items()}
+
+
+_describe_spectrum = make_exercise(describe_spectrum, observe=_observe_spectrum)
+
+
+@exercise(split_shift, _observe_shift)
 def _shift_cases() -> Cases:
     before, after = _model_end(0), _model_end(1)
     read = before._replace(reader=after.reader, constants=after.constants)
@@ -103,21 +100,6 @@ def _shift_cases() -> Cases:
         "only the unembedding changed": case(before, read),
         "only the scale changed": case(before, scaled),
         "nothing changed": case(before, before),
-    }
-
-
-def _observe_shift(fn: Answer, **arguments: Any) -> dict[str, Any]:
-    return {name: cause.float() for name, cause in fn(**arguments)._asdict().items()}
-
-
-def _graft_cases() -> Cases:
-    return {
-        "the unembedding": {"belongs": "unembed"},
-        "an MLP": {"belongs": "mlp."},
-        "one matrix": {"belongs": "blocks.0.attn.W_O"},
-        "everything": {"belongs": ""},
-        "a base with a hook": {"belongs": "ln_final"},
-        "no weight belongs": {"belongs": "no such weight"},
     }
 
 
@@ -163,6 +145,14 @@ def _origin(
     return "base" if torch.equal(weight, base[name]) else "neither"
 
 
+def _observe_delta(fn: Answer, **arguments: Any) -> Any:
+    try:
+        return fn(**arguments)
+    except ConfigError:
+        return {"this rank": "raises ConfigError"}
+
+
+@exercise(truncate_delta, _observe_delta)
 def _delta_cases() -> Cases:
     draws = Draws(0, torch.float64)
 
@@ -183,18 +173,4 @@ def _delta_cases() -> Cases:
     }
 
 
-def _observe_delta(fn: Answer, **arguments: Any) -> Any:
-    try:
-        return fn(**arguments)
-    except ConfigError:
-        return {"this rank": "raises ConfigError"}
-
-
-EXERCISES = (
-    make_exercise(unchanged_fraction, _weight_cases),
-    make_exercise(describe_spectrum, _spectrum_cases, _observe_spectrum),
-    make_exercise(attribute_logits, _attribution_cases, _observe_attribution),
-    make_exercise(split_shift, _shift_cases, _observe_shift),
-    make_exercise(graft, _graft_cases, _observe_graft),
-    make_exercise(truncate_delta, _delta_cases, _observe_delta),
-)
+_graft = make_exercise(graft, observe=_observe_graft)

@@ -1,6 +1,7 @@
 """Exercises of the appendix on PPO: optimizer, minibatches, the two phases, an alarm."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.cases import Cases
 from rlhf_lab.course.debugging import stored_dashboards
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training import (
@@ -19,13 +20,6 @@ from rlhf_lab.training import (
     get_optimizer_and_scheduler,
 )
 from rlhf_lab.training.ppo import assign_credit, learning_phase, rollout_phase, score_samples
-
-
-def _optimizer_cases() -> Cases:
-    return {
-        "ordinary": {"base_lr": 1e-4, "head_lr": 1e-2},
-        "strong decay": {"base_lr": 2e-5, "head_lr": 5e-4, "weight_decay": 0.3},
-    }
 
 
 def _observe_optimizer(make: Answer, **arguments: Any) -> dict[str, Any]:
@@ -54,14 +48,6 @@ def _settings(optimizer: Any, policy: TransformerWithValueHead) -> dict[str, Any
     return facts
 
 
-def _schedule_cases() -> Cases:
-    fields = {"base_lr": 1e-4, "head_lr": 1e-2, "total_phases": 8, "warmup_steps": 2}
-    return {
-        "ordinary": fields | {"final_scale": 0.1, "weight_decay": 0.3},
-        "no warm-up": fields | {"final_scale": 0.5, "warmup_steps": 0},
-    }
-
-
 def _observe_schedule(make: Answer, **arguments: Any) -> dict[str, Any]:
     policy = TransformerWithValueHead(toy_transformer())
     args = RLHFArgs(preset="reel", **arguments)
@@ -73,18 +59,6 @@ def _observe_schedule(make: Answer, **arguments: Any) -> dict[str, Any]:
         optimizer.step()
         scheduler.step()
     return facts
-
-
-def _memory_cases() -> Cases:
-    shapes = {
-        "ordinary": (12, 3, 2, False),
-        "one pass": (8, 2, 1, False),
-        "one minibatch": (6, 1, 2, False),
-        "one sequence per minibatch": (6, 6, 2, False),
-        "padded prompts": (8, 2, 1, True),
-    }
-    names = ("batch", "count", "passes", "padded")
-    return {label: dict(zip(names, shape, strict=True)) for label, shape in shapes.items()}
 
 
 def _observe_memory(build: Answer, batch: int, count: int, passes: int, padded: bool) -> Any:
@@ -110,46 +84,7 @@ def _observe_memory(build: Answer, batch: int, count: int, passes: int, padded: 
     }
 
 
-WHOLE_REVIEW = (
-    "this movie wow , the plot was so solid and the music was so good and the script was so clever "
-    ". i liked it ."
-)
-
-
-def _rollout_cases() -> Cases:
-    return {
-        "ordinary": {},
-        "batch of 2, rewards not normalized": {"batch_size": 2, "normalize_reward": False},
-        "in the second phase": {"phase": 1},
-        "lower temperature, top 5 tokens": {"temperature": 0.7, "top_k": 5},
-        "texts that end early": {"prefix": WHOLE_REVIEW, "normalize_reward": False},
-    }
-
-
-def _scoring_cases() -> Cases:
-    as_they_are = {"normalize_reward": False}
-    return {
-        **_rollout_cases(),
-        "raw_rewards are given": {"batch_size": 2, "raw": (3.0, -1.0), **as_they_are},
-        "KL in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "estimated KL": {"kl_estimator": "k3"},
-        "estimated KL in the rewards": {"kl_in": "reward", "kl_estimator": "k1"},
-        "ReMax, with greedy rewards": {"advantages": "remax", **as_they_are},
-    }
-
-
-def _credit_cases() -> Cases:
-    return {
-        "ordinary": {},
-        "one step ahead, rewards whitened": {"advantages": "one_step", "whiten_rewards": True},
-        "texts that end early": {"prefix": WHOLE_REVIEW},
-        "KL in the rewards": {"kl_in": "reward", "kl_coef": 0.7},
-        "RLOO, two samples per prompt": {"advantages": "rloo", "samples_per_prompt": 2},
-        "ReMax, with greedy rewards": {"advantages": "remax", "normalize_reward": False},
-    }
-
-
-def _observe_scoring(score: Answer, raw: tuple[float, ...] = (), **fields: Any) -> dict[str, Any]:
+def _observe_scoring(score: Answer, raw: Sequence[float] = (), **fields: Any) -> dict[str, Any]:
     trainer = toy_trainer(**fields)
     samples = trainer.rollout_phase().samples
     return _facts(score(trainer, samples, *([torch.tensor(raw)] if raw else [])))
@@ -176,18 +111,6 @@ def _observe_credit(assign: Answer, **arguments: Any) -> dict[str, Any]:
     return {"advantages": advantages.detach(), "returns": returns.detach()}
 
 
-def _learning_cases() -> Cases:
-    eight = {"num_minibatches": 4, "batches_per_learning_phase": 2, "seed": 1}
-    return {
-        "ordinary": {},
-        "one pass": {"batches_per_learning_phase": 1},
-        "in the second phase": {"phase": 1},
-        "gradients clipped": {"max_grad_norm": 0.01},
-        "the fourth minibatch is skipped": {**eight, "ratio_threshold": 1.003},
-        "the phase ends after five steps": {**eight, "target_kl": 0.0005},
-    }
-
-
 def _observe_learning(learn: Answer, **arguments: Any) -> dict[str, Any]:
     trainer = toy_trainer(**arguments)
     trainer.kl_controller.kl_coef *= 1.5  # no longer the one that the run began with
@@ -206,6 +129,15 @@ def _observe_learning(learn: Answer, **arguments: Any) -> dict[str, Any]:
         "returned": type(stats).__name__,
         **{name: torch.tensor(value) for name, value in fields.items()},
     }
+
+
+_optimizer = make_exercise(get_optimizer, observe=_observe_optimizer)
+_schedule = make_exercise(get_optimizer_and_scheduler, observe=_observe_schedule)
+_memory = make_exercise(ReplayMemory, observe=_observe_memory)
+_credit = make_exercise(assign_credit, observe=_observe_credit)
+_scoring = make_exercise(score_samples, observe=_observe_scoring)
+_rollout = make_exercise(rollout_phase, observe=lambda fn, **kw: _facts(fn(toy_trainer(**kw))))
+_learning = make_exercise(learning_phase, observe=_observe_learning)
 
 
 def alarm(numbers: dict[str, list[float]]) -> bool:
@@ -227,11 +159,6 @@ def alarm(numbers: dict[str, list[float]]) -> bool:
     return any(signs)
 
 
-def _run_cases() -> Cases:
-    kinds = list(stored_dashboards())
-    return {"27 stored runs": {"kinds": kinds}, "the same in another order": {"kinds": kinds[::-1]}}
-
-
 def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
     stored = stored_dashboards()
     answers = {kind: [fn(numbers) for numbers in stored[kind]] for kind in kinds}
@@ -244,13 +171,7 @@ def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
     return facts | {"the numbers are unchanged": stored == stored_dashboards()}
 
 
-EXERCISES = (
-    make_exercise(get_optimizer, _optimizer_cases, _observe_optimizer),
-    make_exercise(get_optimizer_and_scheduler, _schedule_cases, _observe_schedule),
-    make_exercise(ReplayMemory, _memory_cases, _observe_memory),
-    make_exercise(assign_credit, _credit_cases, _observe_credit),
-    make_exercise(score_samples, _scoring_cases, _observe_scoring),
-    make_exercise(rollout_phase, _rollout_cases, lambda fn, **kw: _facts(fn(toy_trainer(**kw)))),
-    make_exercise(learning_phase, _learning_cases, _observe_learning),
-    make_exercise(alarm, _run_cases, _observe_alarm),
-)
+@exercise(alarm, _observe_alarm)
+def _run_cases() -> Cases:
+    kinds = list(stored_dashboards())
+    return {"27 stored runs": {"kinds": kinds}, "the same in another order": {"kinds": kinds[::-1]}}

@@ -1,33 +1,39 @@
-"""Exercises on the objective: its four terms, the whole of it, and the adaptive KL controller."""
+"""Exercises on the objective: its terms, the KL divergence, the optimal policy, KL controllers."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.course.cases import (
+    Arguments,
     Cases,
     Draws,
     draw,
-    filtered,
-    half_precision,
     standard_cases,
-    with_log_probs,
 )
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     calc_clipped_surrogate_objective,
     calc_entropy_bonus,
     calc_kl_penalty,
     calc_value_function_loss,
     entropy_per_token,
+    kl_estimate,
     kl_of_later_states,
+    kl_per_token,
+    log_probs,
     policy_ratio,
     sequence_sum,
+    tilt,
 )
+from rlhf_lab.organism import best_at_budget, mean_backup, soft_backup
 from rlhf_lab.training import AdaptiveKLController
 
 
+@exercise(sequence_sum)
 def _sum_cases() -> Cases:
     x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
     x[1, 2] = float("nan")
@@ -35,29 +41,20 @@ def _sum_cases() -> Cases:
     return cases | {"nan at a real token": {"x": x}}
 
 
+@exercise(entropy_per_token)
 def _entropy_cases() -> Cases:
-    cases = standard_cases(entropy_per_token, large={"logprobs": 1e3})
-    cases |= filtered(entropy_per_token, "logprobs")
-    return with_log_probs(cases | {"1,000 words": {"logprobs": Draws(11).normal(2, 3, 1000)}})
+    fn, many = entropy_per_token, {"batch": 2, "gen": 3, "d_vocab": 1000}
+    standard = standard_cases(fn, large={"logprobs": 1e3}, impossible=[["logprobs"]])
+    return standard | {"1,000 words": {"logprobs": log_probs(draw(fn, many, 11)["logprobs"])}}
 
 
-def _bonus_cases() -> Cases:
-    large = {"entropy": 1e3}
-    return standard_cases(calc_entropy_bonus, large=large, spoil=("entropy",), ent_coef=0.4)
+_bonus = make_exercise(calc_entropy_bonus)
+_ratio = make_exercise(policy_ratio)
+_penalty = make_exercise(calc_kl_penalty)
+_surrogate = make_exercise(calc_clipped_surrogate_objective)
 
 
-def _ratio_cases() -> Cases:
-    halves = half_precision(policy_ratio, "logprobs", "old_logprobs")
-    return standard_cases(policy_ratio, large={"logprobs": 200.0}) | halves
-
-
-def _surrogate_cases() -> Cases:
-    fn, large = calc_clipped_surrogate_objective, {"logprobs": 100.0}
-    spoil = ("logprobs", "old_logprobs", "advantages")
-    plain = {"clip_coef": 0.3, "normalize": False, "suffix": ", advantages as they are"}
-    return standard_cases(fn, large=large, spoil=spoil, clip_coef=0.2) | standard_cases(fn, **plain)
-
-
+@exercise(calc_value_function_loss)
 def _value_loss_cases() -> Cases:
     fn, sizes, coef = calc_value_function_loss, {"batch": 3, "gen": 4}, {"vf_coef": 0.3}
     clip, names = coef | {"clip": 0.2}, ("values", "returns")
@@ -98,28 +95,7 @@ def whole_objective(
     return surrogate - value_loss + entropy_bonus - kl_penalty
 
 
-def _penalty_cases() -> Cases:
-    return standard_cases(calc_kl_penalty, large={"kl": 1e3}, spoil=("kl",), kl_coef=0.7)
-
-
-def _whole_cases() -> Cases:
-    coefs = {"clip_coef": 0.2, "vf_coef": 0.7, "ent_coef": 0.5, "kl_coef": 0.3}
-    return standard_cases(whole_objective, **coefs)
-
-
-def _controller_cases() -> Cases:
-    fields = {"kl_coef": 0.2, "target": 4.0, "horizon": 1000}
-    return {
-        "near the target": fields | {"kls": (4.2, 3.9, 4.0, 3.4)},
-        "the first phase has KL 0": fields | {"kls": (0.0, 0.4)},
-        "far above the target": fields | {"kls": (40.0, 9.0)},
-        "above, then below": fields | {"kls": (5.0, 3.0, 4.5)},
-        "a horizon shorter than a batch": {"kl_coef": 0.2, "target": 0.3, "horizon": 64}
-        | {"kls": (0.31, 0.27, 2.0)},
-    }
-
-
-def _observe_controller(build: Answer, kls: tuple[float, ...], **fields: Any) -> dict[str, Any]:
+def _observe_controller(build: Answer, kls: list[float], **fields: Any) -> dict[str, Any]:
     controller, facts = build(**fields), {}
     for batch, kl in enumerate(kls, start=1):
         facts[f"returned after batch {batch} (KL {kl})"] = controller.update(kl, 128)
@@ -127,18 +103,98 @@ def _observe_controller(build: Answer, kls: tuple[float, ...], **fields: Any) ->
     return facts
 
 
-EXERCISES = (
-    make_exercise(calc_kl_penalty, _penalty_cases),
-    make_exercise(calc_clipped_surrogate_objective, _surrogate_cases),
-    make_exercise(whole_objective, _whole_cases),
-    make_exercise(
-        kl_of_later_states,
-        lambda: standard_cases(kl_of_later_states, spoil=("logprobs", "kl")),
-    ),
-    make_exercise(AdaptiveKLController, _controller_cases, _observe_controller),
-    make_exercise(sequence_sum, _sum_cases),
-    make_exercise(entropy_per_token, _entropy_cases),
-    make_exercise(calc_entropy_bonus, _bonus_cases),
-    make_exercise(policy_ratio, _ratio_cases),
-    make_exercise(calc_value_function_loss, _value_loss_cases),
-)
+_whole = make_exercise(whole_objective)
+_later_states = make_exercise(kl_of_later_states)
+_controller = make_exercise(AdaptiveKLController, observe=_observe_controller)
+
+
+Solve = Callable[[float], tuple[float, float]]
+
+
+_kl = make_exercise(kl_per_token)
+_estimate = make_exercise(kl_estimate)
+
+
+@exercise(tilt)
+def _tilt_cases() -> Cases:
+    draws = Draws(0)
+
+    def case(*shape: int, beta: float = 0.5, scale: float = 1.0) -> Arguments:
+        chances, rewards = draws.normal(*shape).softmax(-1), scale * draws.normal(*shape)
+        return {"chances": chances, "rewards": rewards, "beta": beta}
+
+    impossible = torch.tensor([0.2, 0.3, 0.0, 0.5]), torch.tensor([0.4, -1.0, torch.inf, 0.1])
+    half = torch.tensor([0.25, 0.75]).half(), torch.tensor([1.0, 0.5]).half()
+    pair = lambda tensors: dict(zip(("chances", "rewards"), tensors, strict=True))
+    return {
+        "four outcomes": case(4),
+        "a large beta": case(5, beta=3.0),
+        "several rows": case(3, 4),
+        "rewards much larger than beta": case(4, beta=1e-3, scale=2.0),
+        "one outcome": case(1),
+        "an impossible outcome with the highest reward": pair(impossible) | {"beta": 0.5},
+        "half precision": pair(half) | {"beta": 0.5},
+    }
+
+
+def _backup_cases(**given: float) -> Cases:
+    draws = Draws(1, torch.float64)
+
+    def case(states: int, vocab: int, after: int, scale: float = 1.0) -> Arguments:
+        weights, later = draws.uniform(states, vocab), scale * draws.normal(after)
+        weights[:, -1] = 0.0  # a word that cannot come next
+        probability = weights / weights.sum(-1, keepdim=True)
+        successor = draws.integers(after, states, vocab)
+        return {"later": later, "probability": probability, "successor": successor, **given}
+
+    unreachable = case(2, 4, 3)
+    unreachable["later"][2] = 1e4
+    unreachable["successor"].clamp_(max=1)[:, -1] = 2
+    return {
+        "three states, four words": case(3, 5, 4),
+        "one state": case(1, 4, 6),
+        "values far from 0": case(3, 5, 4, scale=2e3),
+        "a word with probability 0 leads to a high reward": unreachable,
+    }
+
+
+def _observe_backup(fn: Answer, **arguments: Any) -> dict[str, Any]:
+    return dict(zip(("values", "policy"), fn(**arguments), strict=True))
+
+
+def _two_outcomes(reward: float) -> Solve:
+    def solve(beta: float) -> tuple[float, float]:
+        even = torch.tensor([0.5, 0.5], dtype=torch.float64)
+        best = tilt(even, torch.tensor([0.0, reward], dtype=torch.float64), beta)
+        kl = (torch.special.xlogy(best, best) - torch.special.xlogy(best, even)).sum()
+        return float(reward * best[1]), float(kl)
+
+    return solve
+
+
+def _observe_budget(fn: Answer, solve: Solve, kl: float) -> dict[str, Any]:
+    if kl > 1:
+        try:
+            fn(solve, kl)
+        except ValueError:
+            return {"a KL that no beta has raises ValueError": True}
+        return {"a KL that no beta has raises ValueError": False}
+    beta = float(fn(solve, kl))
+    return {
+        "log of beta": torch.tensor(beta).log(),
+        "KL at that beta": torch.tensor(solve(beta)[1]),
+    }
+
+
+@exercise(best_at_budget, _observe_budget)
+def _budget_cases() -> Cases:
+    return {
+        "a fair coin": {"solve": _two_outcomes(1.0), "kl": 0.1},
+        "a budget near the largest KL": {"solve": _two_outcomes(1.0), "kl": 0.69},
+        "a small budget": {"solve": _two_outcomes(3.0), "kl": 1e-4},
+        "a KL that no beta has": {"solve": _two_outcomes(1.0), "kl": 5.0},
+    }
+
+
+_soft_backup = make_exercise(soft_backup, _backup_cases, _observe_backup)
+_mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4), _observe_backup)

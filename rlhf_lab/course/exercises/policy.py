@@ -5,14 +5,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.cases import Arguments, Cases, Draws, half_precision, standard_cases
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.cases import Arguments, Cases, Draws
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
 from rlhf_lab.sampling import draw_token, sample_without_cache
 
 
+@exercise(draw_token)
 def _draw_cases() -> Cases:
     draws = Draws(0)
 
@@ -37,16 +38,11 @@ def _draw_cases() -> Cases:
     }
 
 
-def _logprob_cases() -> Cases:
-    large, cold = {"logits": 1e3}, {"prefix_len": 3, "temperature": 0.7}
-    seven, plain = {"seq": 7}, {"seq": 5}
-    return {
-        **standard_cases(get_logprobs, sizes=seven, one_token={"seq": 4}, large=large, **cold),
-        **standard_cases(get_logprobs, sizes=plain, one_token={"seq": 2}, suffix=", by default"),
-        **half_precision(get_logprobs, "logits", sizes=seven, prefix_len=3),
-    }
+def _observe_sampling(fn: Answer, **arguments: Any) -> Any:
+    return fn(toy_transformer(), **arguments)
 
 
+@exercise(sample_without_cache, _observe_sampling)
 def _sampling_cases() -> Cases:
     draws = Draws(0)
 
@@ -63,10 +59,16 @@ def _sampling_cases() -> Cases:
     }
 
 
-def _observe_sampling(fn: Answer, **arguments: Any) -> Any:
-    return fn(toy_transformer(), **arguments)
+_logprobs = make_exercise(get_logprobs)
 
 
+def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float = 1.0) -> Any:
+    model = toy_transformer(normalization_type=norm)
+    model.unembed.W_U.data *= sharper
+    return fn(model.requires_grad_(False), residual)
+
+
+@exercise(logit_lens, _observe_lens)
 def _lens_cases() -> Cases:
     residual = lambda *shape: Draws(0).normal(*shape, 8) + 0.5
     return {
@@ -77,12 +79,6 @@ def _lens_cases() -> Cases:
         "large numbers": {"residual": 1e4 * residual(2, 2)},
         "a confident model": {"residual": residual(2, 2), "sharper": 100.0},
     }
-
-
-def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float = 1.0) -> Any:
-    model = toy_transformer(normalization_type=norm)
-    model.unembed.W_U.data *= sharper
-    return fn(model.requires_grad_(False), residual)
 
 
 def _head_cases(*names: str, suffix: str = "", **given: Any) -> Cases:
@@ -101,28 +97,9 @@ def _head_cases(*names: str, suffix: str = "", **given: Any) -> Cases:
     }
 
 
+@exercise(ablate_heads)
 def _ablate_cases() -> Cases:
     return _head_cases("z", to="zero") | _head_cases("z", to="mean", suffix=", mean")
-
-
-def _fraction_cases() -> Cases:
-    draws = Draws(0)
-
-    def case(fraction: float, n: int = 60, effect: float = 1.0, spread: float = 1.0) -> Arguments:
-        corrupted, effects = draws.normal(n), effect * (1 + spread * draws.normal(n))
-        patched = corrupted + fraction * effects + 0.2 * draws.normal(n)
-        return {"clean": corrupted + effects, "corrupted": corrupted, "patched": patched}
-
-    no_effect = dict(zip(("clean", "corrupted", "patched"), draws.normal(3, 50), strict=True))
-    return {
-        "partly recovered": case(0.6),
-        "the effect is negative": case(0.4, effect=-1.5),
-        "more than fully recovered": case(1.3, spread=0.5),
-        "the opposite effect": case(-0.4, spread=0.5),
-        "many sequences": case(0.6, n=400),
-        "clean and corrupted differ only by chance": no_effect,
-        "another level": case(0.6) | {"level": 0.5},
-    }
 
 
 def _observe_fraction(
@@ -149,6 +126,27 @@ def _observe_fraction(
     }
 
 
+@exercise(recovered_fraction, _observe_fraction)
+def _fraction_cases() -> Cases:
+    draws = Draws(0)
+
+    def case(fraction: float, n: int = 60, effect: float = 1.0, spread: float = 1.0) -> Arguments:
+        corrupted, effects = draws.normal(n), effect * (1 + spread * draws.normal(n))
+        patched = corrupted + fraction * effects + 0.2 * draws.normal(n)
+        return {"clean": corrupted + effects, "corrupted": corrupted, "patched": patched}
+
+    no_effect = dict(zip(("clean", "corrupted", "patched"), draws.normal(3, 50), strict=True))
+    return {
+        "partly recovered": case(0.6),
+        "the effect is negative": case(0.4, effect=-1.5),
+        "more than fully recovered": case(1.3, spread=0.5),
+        "the opposite effect": case(-0.4, spread=0.5),
+        "many sequences": case(0.6, n=400),
+        "clean and corrupted differ only by chance": no_effect,
+        "another level": case(0.6) | {"level": 0.5},
+    }
+
+
 def _in_words(width: float) -> str:
     if 0.85 <= width <= 1.18:
         return "as wide as a bootstrap's"
@@ -157,12 +155,4 @@ def _in_words(width: float) -> str:
     return "too wide" if width < 1.7 else "far too wide"
 
 
-EXERCISES = (
-    make_exercise(draw_token, _draw_cases),
-    make_exercise(sample_without_cache, _sampling_cases, _observe_sampling),
-    make_exercise(get_logprobs, _logprob_cases),
-    make_exercise(logit_lens, _lens_cases, _observe_lens),
-    make_exercise(patch_heads, lambda: _head_cases("z", "donor")),
-    make_exercise(ablate_heads, _ablate_cases),
-    make_exercise(recovered_fraction, _fraction_cases, _observe_fraction),
-)
+_patch_heads = make_exercise(patch_heads, lambda: _head_cases("z", "donor"))

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.cases import Cases
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.objective import whole_objective
 from rlhf_lab.course.exercises.toys import toy_trainer
 from rlhf_lab.diffing import logit_lens
@@ -128,15 +128,9 @@ def look(
 
 
 _SMALL = {"total_phases": 2, "ent_coef": 0.05, "kl_coef": 0.3, "vf_coef": 0.4, "stop_tokens": "."}
+
+
 _LOOKED_AT = {"total_phases": 2, "base_lr": 1e-2}
-
-
-def _ppo_cases() -> Cases:
-    return {
-        "two phases": {},
-        "three passes, three minibatches": {"num_minibatches": 3, "batches_per_learning_phase": 3},
-        "three phases, another seed": {"total_phases": 3, "seed": 4, "warmup_steps": 2},
-    }
 
 
 def _observe_ppo(fn: Answer, **fields: Any) -> dict[str, Any]:
@@ -175,16 +169,6 @@ def _observe_ppo(fn: Answer, **fields: Any) -> dict[str, Any]:
     }
 
 
-def _look_cases() -> Cases:
-    ids = lambda text: [WORD_IDS[word] for word in text.split()]
-    reviews = torch.randint(5, 40, (6, 7), generator=torch.Generator().manual_seed(2))
-    names = ["blocks.0.hook_resid_mid", "blocks.1.hook_resid_post"]
-    two = {"praise": ids("liked loved"), "blame": ids("hated disliked despised")}
-    two |= {"reviews": reviews, "hook_names": names}
-    one = two | {"reviews": reviews[:2, :4], "hook_names": names[1:]}
-    return {"two hook points": two, "one hook point, shorter reviews": one}
-
-
 @functools.cache
 def _twin() -> list[Tensor]:
     """Train the run of `look` without a callback, and return its weights."""
@@ -218,7 +202,15 @@ def _observe_look(fn: Answer, **arguments: Any) -> dict[str, Any]:
     }
 
 
-EXERCISES = (
-    make_exercise(ppo, _ppo_cases, _observe_ppo),
-    make_exercise(look, _look_cases, _observe_look),
-)
+_ppo = make_exercise(ppo, observe=_observe_ppo)
+
+
+@exercise(look, _observe_look)
+def _look_cases() -> Cases:
+    ids = lambda text: [WORD_IDS[word] for word in text.split()]
+    reviews = torch.randint(5, 40, (6, 7), generator=torch.Generator().manual_seed(2))
+    names = ["blocks.0.hook_resid_mid", "blocks.1.hook_resid_post"]
+    two = {"praise": ids("liked loved"), "blame": ids("hated disliked despised")}
+    two |= {"reviews": reviews, "hook_names": names}
+    one = two | {"reviews": reviews[:2, :4], "hook_names": names[1:]}
+    return {"two hook points": two, "one hook point, shorter reviews": one}

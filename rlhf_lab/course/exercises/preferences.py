@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise
 from rlhf_lab.functional import (
     best_of_n_weights,
     bradley_terry_loss,
@@ -22,6 +22,7 @@ def _halves(arguments: Arguments) -> Arguments:
     return {n: x.half() if isinstance(x, Tensor) else x for n, x in arguments.items()}
 
 
+@exercise(sample_preferences)
 def _rater_cases() -> Cases:
     draws = Draws(0)
 
@@ -39,6 +40,7 @@ def _rater_cases() -> Cases:
     }
 
 
+@exercise(bradley_terry_loss)
 def _bradley_terry_cases() -> Cases:
     draws = Draws(1)
 
@@ -58,6 +60,17 @@ def _bradley_terry_cases() -> Cases:
     }
 
 
+def _observe_calibration(fn: Answer, **arguments: Any) -> Any:
+    found = fn(**arguments)
+    if not isinstance(found, tuple) or len(found) != 3:
+        return found
+    columns = dict(zip(("predicted", "observed", "count"), found, strict=True))
+    if isinstance(columns["count"], Tensor):
+        columns["count"] = columns["count"].double()
+    return columns
+
+
+@exercise(calibration_bins, _observe_calibration)
 def _calibration_cases() -> Cases:
     draws = Draws(2)
 
@@ -75,16 +88,19 @@ def _calibration_cases() -> Cases:
     }
 
 
-def _observe_calibration(fn: Answer, **arguments: Any) -> Any:
+def _observe_best_of_n(fn: Answer, **arguments: Any) -> Any:
     found = fn(**arguments)
-    if not isinstance(found, tuple) or len(found) != 3:
+    if not isinstance(found, Tensor) or not found.is_floating_point():
         return found
-    columns = dict(zip(("predicted", "observed", "count"), found, strict=True))
-    if isinstance(columns["count"], Tensor):
-        columns["count"] = columns["count"].double()
-    return columns
+    # the smallest weights are far below what is compared
+    return {
+        "weights": found.double(),
+        "largest weights, times the number of samples": found.double().amax(-1) * found.shape[-1],
+        "sum of each row": found.double().sum(-1),
+    }
 
 
+@exercise(best_of_n_weights, _observe_best_of_n)
 def _best_of_n_cases() -> Cases:
     draws = Draws(3)
     case = lambda rows, samples, n: {"rewards": draws.normal(rows, samples), "n": n}
@@ -100,18 +116,7 @@ def _best_of_n_cases() -> Cases:
     }
 
 
-def _observe_best_of_n(fn: Answer, **arguments: Any) -> Any:
-    found = fn(**arguments)
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        return found
-    # the smallest weights are far below what is compared
-    return {
-        "weights": found.double(),
-        "largest weights, times the number of samples": found.double().amax(-1) * found.shape[-1],
-        "sum of each row": found.double().sum(-1),
-    }
-
-
+@exercise(dpo_loss)
 def _dpo_cases() -> Cases:
     draws = Draws(4)
     names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
@@ -130,6 +135,7 @@ def _dpo_cases() -> Cases:
     }
 
 
+@exercise(implicit_rewards)
 def _implicit_cases() -> Cases:
     draws = Draws(5)
 
@@ -142,20 +148,6 @@ def _implicit_cases() -> Cases:
         "one text": case(1, 4.0),
         "very large log-probabilities": case(3, 0.1, away=4e3),
         "half precision": _halves(case(3, 0.7)),
-    }
-
-
-def _lora_cases() -> Cases:
-    def case(*shape: int, rank: int = 2, alpha: float = 6.0, by_head: bool = False) -> Arguments:
-        weight = Draws(shape[0]).normal(*shape)
-        return {"weight": weight, "rank": rank, "alpha": alpha, "inputs_by_head": by_head}
-
-    return {
-        "a matrix": case(12, 5),
-        "a square matrix": case(6, 6, rank=3),
-        "rank 1": case(8, 4, rank=1, alpha=1.0),
-        "a weight with a head axis": case(2, 8, 3),
-        "inputs with a head axis": case(4, 3, 8, by_head=True),
     }
 
 
@@ -188,12 +180,16 @@ def _observe_lora(build: Answer, weight: Tensor, **settings: Any) -> dict[str, A
     return facts
 
 
-EXERCISES = (
-    make_exercise(sample_preferences, _rater_cases),
-    make_exercise(bradley_terry_loss, _bradley_terry_cases),
-    make_exercise(calibration_bins, _calibration_cases, _observe_calibration),
-    make_exercise(best_of_n_weights, _best_of_n_cases, _observe_best_of_n),
-    make_exercise(implicit_rewards, _implicit_cases),
-    make_exercise(dpo_loss, _dpo_cases),
-    make_exercise(LoRALinear, _lora_cases, _observe_lora),
-)
+@exercise(LoRALinear, _observe_lora)
+def _lora_cases() -> Cases:
+    def case(*shape: int, rank: int = 2, alpha: float = 6.0, by_head: bool = False) -> Arguments:
+        weight = Draws(shape[0]).normal(*shape)
+        return {"weight": weight, "rank": rank, "alpha": alpha, "inputs_by_head": by_head}
+
+    return {
+        "a matrix": case(12, 5),
+        "a square matrix": case(6, 6, rank=3),
+        "rank 1": case(8, 4, rank=1, alpha=1.0),
+        "a weight with a head axis": case(2, 8, 3),
+        "inputs with a head axis": case(4, 3, 8, by_head=True),
+    }

@@ -16,6 +16,10 @@ from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.training import RLHFTrainer, Rollout
 
 TOY_VOCABULARY = 11
+WHOLE_REVIEW = (
+    "this movie wow , the plot was so solid and the music was so good and the script was so clever "
+    ". i liked it ."
+)
 _loaded = functools.cache(load_model)
 _frozen = functools.cache(lambda name: frozen_copy(_loaded(name)))
 
@@ -47,9 +51,12 @@ def toy_rollout(batch: int, padded: bool = False) -> Rollout:
     return dataclasses.replace(rollout, samples=samples, **tensors)
 
 
-def toy_trainer(phase: int = 0, out: Path | None = None, **fields: Any) -> RLHFTrainer:
+def toy_trainer(
+    phase: int = 0, out: Path | None = None, ends_early: bool = False, **fields: Any
+) -> RLHFTrainer:
     """A trainer of a few short texts whose policy has already left its reference, for one seed."""
     sizes = {"batch_size": 4, "num_minibatches": 2, "gen_len": 4, "total_phases": 4}
+    sizes |= {"prefix": WHOLE_REVIEW} if ends_early else {}
     run = {"preset": "reel", "device": "cpu", "warmup_steps": 1}
     args = RLHFArgs(**run | sizes | fields)
     policy = TransformerWithValueHead(copy.deepcopy(_loaded(args.base_model)), seed=args.seed)

@@ -9,13 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.course.cases import Arguments, Cases
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.cases import Cases
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import informative_fraction, pass_at_k_estimate
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.sums import (
     WRITERS,
-    Problems,
     SumsGrammar,
     column_probability,
     model_solve_probability,
@@ -53,6 +52,7 @@ def best_policy(
     return accuracy, kl
 
 
+@exercise(exact_match)
 def _verifier_cases() -> Cases:
     grammar, rng = SumsGrammar(), np.random.default_rng(0)
     problems = grammar.problems(64, rng)
@@ -77,78 +77,25 @@ def _verifier_cases() -> Cases:
     return {label: {"texts": texts} for label, texts in answers.items()}
 
 
-def _estimate_cases() -> Cases:
-    case = lambda n, k, *right: {"n_right": torch.tensor(right), "n_samples": n, "k": k}
-    return {
-        "k = 2 of 4": case(4, 2, 0, 1, 2, 3, 4),
-        "k = 1": case(8, 1, 0, 3, 8),
-        "k = 4 of 16": case(16, 4, 1, 5, 12),
-        "fewer than k wrong": case(6, 4, 3, 4, 6),
-        "k = n": case(5, 5, 0, 1, 5),
-        "k = 512 of 4,096": case(4096, 512, 0, 1, 7, 4096),
-        "one problem": case(10, 3, 2),
-    }
-
-
-def _column_cases() -> Cases:
-    def case(*pairs: tuple[int, int], **settings: Any) -> Arguments:
-        grammar = SumsGrammar(**settings)
-        a, b = zip(*pairs, strict=True)
-        return {"grammar": grammar, "problems": grammar.make_problems(a, b)}
-
-    return {
-        "without a carry": case((12, 34), (5, 4)),
-        "with carries": case((6, 9), (58, 67), (999, 1), (345, 678)),
-        "long sums": case((1234, 4321), (1999, 2)),
-        "other writers": case((58, 67), (12, 34), careful_slip=0.3, forget=0.25, blurt_slip=0.05),
-        "one column": case((3, 4), columns=1, p_digits=(1.0,)),
-    }
-
-
-def _observe_columns(fn: Answer, grammar: SumsGrammar, problems: Problems) -> dict[str, Any]:
-    found, shape = fn(grammar, problems), [len(problems), 3, grammar.columns]
+def _observe_columns(fn: Answer, pairs: list[list[int]], **settings: Any) -> dict[str, Any]:
+    grammar = SumsGrammar(**settings)
+    found = fn(grammar, grammar.make_problems(*zip(*pairs, strict=True)))
+    shape = [len(pairs), 3, grammar.columns]
     if not isinstance(found, np.ndarray) or list(found.shape) != shape:
         return {"shape [problem writer column]": list(np.shape(found))}
     writers = {name: torch.from_numpy(found[:, z].copy()) for z, name in enumerate(WRITERS)}
     return {"shape [problem writer column]": shape} | writers
 
 
-def _optimum_cases() -> Cases:
-    case = lambda beta, *p: {"p": torch.tensor(p, dtype=torch.float64), "beta": beta}
-    return {
-        "beta = 1": case(1.0, 0.1, 0.3, 0.9),
-        "a small beta": case(0.2, 0.05, 0.5),
-        "a large beta": case(5.0, 0.2, 0.4),
-        "never or always right": case(0.5, 0.0, 1.0),
-        "one problem": case(0.5, 0.3),
-    }
-
-
-def _signal_cases() -> Cases:
-    case = lambda size, *p: {"p": torch.tensor(p, dtype=torch.float64), "group_size": size}
-    return {
-        "groups of 8": case(8, 0.003, 0.3, 0.5, 0.97),
-        "groups of 2": case(2, 0.1, 0.6),
-        "always or never right": case(8, 0.0, 1.0),
-        "groups of 1": case(1, 0.2, 0.7),
-        "groups of 64": case(64, 0.003, 0.999),
-    }
-
-
-def _scoring_cases() -> Cases:
-    case = lambda *pairs, **given: {"pairs": pairs, "batch_size": 600} | given
-    return {
-        "three short sums": case((6, 9), (58, 67), (345, 678)),
-        "one sum": case((12, 34)),
-        "long sums": case((1234, 4321), (1999, 2)),
-        "in batches of 5 texts": case((6, 9), (58, 67), batch_size=5),
-    }
-
+_columns = make_exercise(column_probability, observe=_observe_columns)
+_pass_at_k = make_exercise(pass_at_k_estimate)
+_optimum = make_exercise(best_policy)
+_informative = make_exercise(informative_fraction)
 
 _base_model = functools.cache(lambda: load_model("sums-nano"))
 
 
-def _observe_scoring(fn: Answer, pairs: tuple[tuple[int, int], ...], batch_size: int) -> Any:
+def _observe_scoring(fn: Answer, pairs: list[list[int]], batch_size: int) -> Any:
     grammar = SumsGrammar()
     problems = grammar.make_problems(*zip(*pairs, strict=True))
     found = fn(_base_model(), grammar, problems, batch_size)
@@ -157,11 +104,4 @@ def _observe_scoring(fn: Answer, pairs: tuple[tuple[int, int], ...], batch_size:
     return {"probability": found, "its logarithm": found.double().log()}  # for the smallest ones
 
 
-EXERCISES = (
-    make_exercise(exact_match, _verifier_cases),
-    make_exercise(column_probability, _column_cases, _observe_columns),
-    make_exercise(pass_at_k_estimate, _estimate_cases),
-    make_exercise(best_policy, _optimum_cases),
-    make_exercise(informative_fraction, _signal_cases),
-    make_exercise(model_solve_probability, _scoring_cases, _observe_scoring),
-)
+_scoring = make_exercise(model_solve_probability, observe=_observe_scoring)

@@ -5,28 +5,93 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws, draw, standard_cases
-from rlhf_lab.course.exercise import Answer, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     compute_advantages,
     compute_gae,
     compute_returns,
     gradient_cosine,
     grpo_advantages,
+    masked_mean,
     normalize_reward,
     policy_gradient_objective,
     rloo_advantages,
+    sequence_sum,
 )
-from rlhf_lab.organism import backward_values
+from rlhf_lab.organism import Grammar, backward_values
 from rlhf_lab.rewards import SentimentReward, sentiment_reward
 
+
+@exercise(masked_mean)
+def _masked_mean_cases() -> Cases:
+    masked = draw(sequence_sum, {"batch": 3, "gen": 4}, 0, optional=("mask",))
+    x, mask = masked["x"], masked["mask"]
+    return {
+        "ordinary": {"x": x},
+        "masked": masked,
+        "masked, along an axis": masked | {"dim": -1},
+        "along the first axis": {"x": x, "dim": 0},
+        "batch of 1, one token": draw(sequence_sum, {"batch": 1, "gen": 1}, 1),
+        "no token is real": {"x": x, "mask": torch.zeros_like(mask)},
+        "with a denominator": masked | {"denominator": 7},
+        "with a denominator below 1": masked | {"denominator": 0.5},
+        "with a denominator of 0": masked | {"denominator": 0},
+        "nan where the mask is False": {"x": x.masked_fill(~mask, torch.nan), "mask": mask},
+        "large numbers": {"x": x * 1e30},
+        "half precision": {"x": x.half()},
+    }
+
+
+def my_reward(texts: list[str]) -> Float[Tensor, " batch"]:
+    """Return one number per text, higher for what you want to see more of."""
+    praise = {"brilliant", "perfect", "superb", "stunning"}
+    scores = [sum(word in praise for word in text.split()) for text in texts]
+    return torch.tensor(scores, dtype=torch.float32)
+
+
+def _observe_reward(fn: Answer, texts: list[str]) -> dict[str, Any]:
+    together = fn(list(texts))
+    if not isinstance(together, Tensor):
+        return {"the function returns a tensor": False}
+    facts = {
+        "the function returns a tensor": True,
+        "there is more than one number for all texts": together.ndim > 0,
+        "the tensor has one axis": together.ndim == 1,
+        "there is one number per text": together.shape[:1] == (len(texts),),
+    }
+    if not all(facts.values()):
+        return facts
+    close = lambda one, other: torch.allclose(one.double(), other.double(), atol=1e-5)
+    alone = torch.stack([fn([text])[0] for text in texts[:8]])
+    return facts | {
+        "the numbers are floats": together.is_floating_point(),
+        "the numbers are finite": bool(together.isfinite().all()),
+        "the same text gets the same reward again": torch.equal(together, fn(list(texts))),
+        "a text's reward does not depend on the other texts": close(alone, together[:8]),
+        "rewards are in the order of the texts": close(fn(texts[::-1]), together.flip(0)),
+        "without texts, the tensor is empty": tuple(fn([]).shape) == (0,),
+        "the reward of an empty text is finite": bool(fn([""]).double().isfinite().all()),
+        "not all rewards are equal": bool((together != together[0]).any()),
+    }
+
+
+@exercise(my_reward, _observe_reward)
+def _review_cases() -> Cases:
+    return {"64 reviews of Reel": {"texts": Grammar().sample(64, np.random.default_rng(0)).texts()}}
+
+
 SIZES = {"batch": 3, "gen": 4}
+
+
 # as with a tool's output between the tokens of the policy
 HOLES = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]]).bool()
 
 
+@exercise(normalize_reward)
 def _normalize_cases() -> Cases:
     rewards = draw(normalize_reward, {"batch": 4}, 7)
     return standard_cases(normalize_reward, large={"reward": 1e6}) | {
@@ -34,22 +99,6 @@ def _normalize_cases() -> Cases:
         "equal rewards": {"reward": torch.full((4,), 0.25)},
         "equal rewards whose mean is rounded": {"reward": torch.full((7,), 1000.1)},
         "half precision": {"reward": rewards["reward"].half()},
-    }
-
-
-def _sentiment_cases() -> Cases:
-    long = "this movie wow , the plot was so superb and the ending was really dull"
-    middle = "this movie honestly , the plot wasn't so good"
-    other = "this film wow , the cast was so boring but the plot was perfect"
-    short = "this film was dull"
-    texts = [long, other, middle, short]
-    return {
-        "texts of different lengths": {"texts": texts, "positive": 1},
-        "texts of equal length": {"texts": [long, long.replace("dull", "fine")], "positive": 1},
-        "a single text": {"texts": [short], "positive": 1},
-        "the other class": {"texts": texts, "positive": 0},
-        "a different order": {"texts": texts[::-1], "positive": 1},
-        "cut at 6 tokens": {"texts": texts, "positive": 1, "max_length": 6},
     }
 
 
@@ -70,6 +119,31 @@ def _observe_sentiment(fn: Answer, **arguments: Any) -> Any:
     return {"result": found.detach(), "has a gradient": found.requires_grad}
 
 
+@exercise(sentiment_reward, _observe_sentiment)
+def _sentiment_cases() -> Cases:
+    long = "this movie wow , the plot was so superb and the ending was really dull"
+    middle = "this movie honestly , the plot wasn't so good"
+    other = "this film wow , the cast was so boring but the plot was perfect"
+    short = "this film was dull"
+    texts = [long, other, middle, short]
+    return {
+        "texts of different lengths": {"texts": texts, "positive": 1},
+        "texts of equal length": {"texts": [long, long.replace("dull", "fine")], "positive": 1},
+        "a single text": {"texts": [short], "positive": 1},
+        "the other class": {"texts": texts, "positive": 0},
+        "a different order": {"texts": texts[::-1], "positive": 1},
+        "cut at 6 tokens": {"texts": texts, "positive": 1, "max_length": 6},
+    }
+
+
+def _observe_backward(fn: Answer, final: Any, probability: list, successor: list) -> dict[str, Any]:
+    tables = [[x.copy() for x in table] for table in (probability, successor)]
+    found = list(fn(final.copy(), *tables))
+    levels = {f"position {t}": torch.as_tensor(level).double() for t, level in enumerate(found)}
+    return {"positions": len(found)} | levels
+
+
+@exercise(backward_values, _observe_backward)
 def _backward_cases() -> Cases:
     rng = np.random.default_rng(0)
 
@@ -94,11 +168,7 @@ def _backward_cases() -> Cases:
     }
 
 
-def _observe_backward(fn: Answer, final: Any, probability: list, successor: list) -> dict[str, Any]:
-    tables = [[x.copy() for x in table] for table in (probability, successor)]
-    found = list(fn(final.copy(), *tables))
-    levels = {f"position {t}": torch.as_tensor(level).double() for t, level in enumerate(found)}
-    return {"positions": len(found)} | levels
+_policy_gradient_objective = make_exercise(policy_gradient_objective)
 
 
 def _group_cases() -> Cases:
@@ -116,6 +186,10 @@ def _group_cases() -> Cases:
     return cases | {"a group of equal rewards": equal}
 
 
+_rloo_advantages = make_exercise(rloo_advantages, _group_cases)
+
+
+@exercise(grpo_advantages)
 def _grpo_cases() -> Cases:
     cases = _group_cases()
     ordinary = cases["two alternating groups"]
@@ -127,6 +201,7 @@ def _grpo_cases() -> Cases:
     }
 
 
+@exercise(gradient_cosine)
 def _cosine_cases() -> Cases:
     def case(batch: int, n: int, seed: int, parameters: int = 5) -> Arguments:
         return draw(gradient_cosine, {"batch": batch, "parameters": parameters}, seed, {"n": n})
@@ -143,6 +218,7 @@ def _cosine_cases() -> Cases:
     }
 
 
+@exercise(compute_advantages)
 def _one_step_cases() -> Cases:
     fn, large = compute_advantages, {"values": 1e6, "rewards": 1e6}
     discounted = draw(fn, SIZES, 8, {"gamma": 0.9, "rewards": Draws(9).normal(3, 4)}, ("mask",))
@@ -152,6 +228,7 @@ def _one_step_cases() -> Cases:
     }
 
 
+@exercise(compute_gae)
 def _gae_cases() -> Cases:
     fn, names, factors = compute_gae, ("values", "token_rewards"), {"gamma": 0.9, "lam": 0.8}
     return standard_cases(fn, large=dict.fromkeys(names, 1e6), spoil=names, **factors) | {
@@ -160,25 +237,4 @@ def _gae_cases() -> Cases:
     }
 
 
-def _returns_cases() -> Cases:
-    names = ("advantages", "values")
-    return standard_cases(compute_returns, large=dict.fromkeys(names, 1e6), spoil=names)
-
-
-def _objective_cases() -> Cases:
-    fn, large = policy_gradient_objective, {"advantages": 1e4}
-    return standard_cases(fn, large=large, spoil=("advantages", "logprobs"))
-
-
-EXERCISES = (
-    make_exercise(normalize_reward, _normalize_cases),
-    make_exercise(sentiment_reward, _sentiment_cases, _observe_sentiment),
-    make_exercise(backward_values, _backward_cases, _observe_backward),
-    make_exercise(policy_gradient_objective, _objective_cases),
-    make_exercise(rloo_advantages, _group_cases),
-    make_exercise(grpo_advantages, _grpo_cases),
-    make_exercise(gradient_cosine, _cosine_cases),
-    make_exercise(compute_advantages, _one_step_cases),
-    make_exercise(compute_gae, _gae_cases),
-    make_exercise(compute_returns, _returns_cases),
-)
+_compute_returns = make_exercise(compute_returns)

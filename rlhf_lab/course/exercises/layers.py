@@ -1,0 +1,204 @@
+"""Exercises on layers: the value head, values and directions read from them, ablation, erasure."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
+from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
+from rlhf_lab.functional import generated_values
+from rlhf_lab.models import TransformerWithValueHead
+from rlhf_lab.models.hooked_model import empty_cache
+from rlhf_lab.probes.direction import ablate, fit_direction
+from rlhf_lab.probes.erasure import fit_leace
+from rlhf_lab.probes.value_lens import fit_ridge, normalize_residual
+
+
+def _observe_forward(
+    build: Answer,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    listen: bool = False,
+    cached: int = 0,
+) -> dict[str, Any]:
+    model, calls = toy_transformer(), []
+    plain = model(input_ids)
+    policy = build(model, seed=1)
+    torch.nn.init.ones_(policy.value_head[2].weight)
+    if listen:
+        model.add_hook("hook_embed", lambda activation, hook: calls.append(hook.name))
+    hooks_before = _count_hooks(model)
+    logits, values = _forward(policy, input_ids, attention_mask, cached)
+    if values.shape != input_ids.shape:
+        return {"values": values.detach()}
+    is_whole = attention_mask is None and not cached
+    real = torch.ones_like(values).bool() if attention_mask is None else attention_mask
+    facts = {
+        "values": values.detach().masked_fill(~real, 0.0),
+        "logits are unchanged": not is_whole or torch.allclose(logits, plain, atol=1e-5),
+        "logits": logits.detach().masked_fill(~real[..., None], 0.0),
+        "hooks left behind": _count_hooks(model) - hooks_before,
+        "calls of other hooks": calls,
+    }
+    for name, trained in (("logits", logits.square()), ("values", values)):
+        policy.zero_grad(set_to_none=True)
+        trained[real].sum().backward(retain_graph=True)
+        learns = [name for name, p in policy.named_parameters() if p.grad is not None]
+        facts[f"parameters that the {name} train"] = sorted(learns)
+    return facts
+
+
+@exercise(TransformerWithValueHead, _observe_forward)
+def _forward_cases() -> Cases:
+    tokens = lambda batch, seq: Draws(batch).integers(TOY_VOCABULARY, batch, seq)
+    padded = torch.tensor([[False, False, True, True, True], [True] * 5])
+    return {
+        "ordinary": {"input_ids": tokens(3, 5)},
+        "batch of 1": {"input_ids": tokens(1, 6)},
+        "one token": {"input_ids": tokens(2, 1)},
+        "left padding": {"input_ids": tokens(2, 5), "attention_mask": padded},
+        "other hooks attached": {"input_ids": tokens(2, 4), "listen": True},
+        "with a KV cache": {"input_ids": tokens(2, 5), "cached": 3},
+    }
+
+
+def _forward(policy: Any, ids: Tensor, mask: Tensor | None, cached: int) -> Any:
+    if not cached:
+        return policy(ids) if mask is None else policy(ids, mask)
+    model = policy.base_model
+    cache = empty_cache(model, len(ids))
+    parts = []
+    for part in (ids[:, :cached], ids[:, cached:]):
+        real = torch.ones_like(part, dtype=torch.bool)
+        parts.append(policy(part, attention_mask=real, past_kv_cache=cache))
+    (logits, values), (more_logits, more_values) = parts
+    return torch.cat([logits, more_logits], 1), torch.cat([values, more_values], 1)
+
+
+def _count_hooks(model: torch.nn.Module) -> int:
+    return sum(len(point._forward_hooks) for point in model.hook_dict.values())
+
+
+_values = make_exercise(generated_values)
+
+
+@exercise(fit_ridge)
+def _ridge_cases() -> Cases:
+    def case(*shape: int, seed: int, away: float = 0.0, ridge: float = 0.1) -> Arguments:
+        draws = Draws(seed)
+        x, slope = draws.normal(*shape) + away, draws.normal(shape[-1])
+        y = x @ slope + draws.normal(*shape[:-1])
+        return {"x": x, "y": y, "mask": torch.ones(shape[:-1], dtype=torch.bool), "ridge": ridge}
+
+    ordinary, masked = case(12, 3, seed=0), case(12, 3, seed=2)
+    masked["mask"] = torch.arange(12) % 3 > 0
+    spoilt = {name: masked[name].clone() for name in ("x", "y")}
+    spoilt["x"][0, 1], spoilt["y"][3] = torch.nan, torch.nan
+    return {
+        "ordinary": ordinary,
+        "several sites at once": case(2, 9, 4, seed=1),
+        "masked": masked,
+        "nan where the mask is False": masked | spoilt,
+        "far from 0": case(15, 3, seed=3, away=5.0),
+        "large activations": ordinary | {"x": 20 * ordinary["x"]},
+        "nearly no penalty": case(12, 3, seed=5, ridge=1e-6),
+        "x is the same in every row": ordinary | {"x": ordinary["x"][:1].expand(12, 3)},
+    }
+
+
+def _observe_normalized(fn: Answer, residual: Tensor, norm: str = "LN") -> Any:
+    return fn(toy_transformer(normalization_type=norm), residual)
+
+
+@exercise(normalize_residual, _observe_normalized)
+def _residual_cases() -> Cases:
+    residual = lambda *shape: Draws(0).normal(*shape, 8) + 0.5
+    return {
+        "ordinary": {"residual": residual(3, 4)},
+        "all layers at once": {"residual": residual(2, 3, 4)},
+        "a single state": {"residual": residual()},
+        "RMSNorm": {"residual": residual(3, 4), "norm": "RMS"},
+        "small numbers": {"residual": 1e-3 * residual(2, 2)},
+        "RMSNorm, small numbers": {"residual": 1e-3 * residual(2, 2), "norm": "RMS"},
+        "equal numbers": {"residual": torch.ones(2, 2, 8)},
+        "large numbers": {"residual": 1e6 * residual(2, 2)},
+        "half precision": {"residual": (300 * residual(2, 2)).half()},
+    }
+
+
+def _clouds(*sites: int, n: int = 12, d_model: int = 3, seed: int = 0) -> Arguments:
+    draws = Draws(seed)
+    x = draws.normal(*sites, n, d_model) @ draws.normal(d_model, d_model) + 0.5
+    labels = torch.arange(n) >= n // 2
+    return {"x": x + labels[:, None] * draws.normal(d_model), "labels": labels}
+
+
+def _observe_fit(fn: Answer, labels: Tensor, **arguments: Any) -> dict[str, Any]:
+    if not labels.all():
+        direction, threshold = fn(labels=labels, **arguments)
+        return {"direction": direction.float(), "threshold": threshold.float()}
+    for of_one_class in (labels, ~labels):
+        try:
+            fn(labels=of_one_class, **arguments)
+            return {"refuses labels of one class": False}
+        except ValueError:
+            pass
+    return {"refuses labels of one class": True}
+
+
+@exercise(fit_direction, _observe_fit)
+def _direction_cases() -> Cases:
+    mean, lda, uneven = {"method": "mean"}, {"method": "lda"}, {"labels": torch.arange(12) > 8}
+    clouds, others = _clouds(2, seed=4), _clouds(2, seed=5)
+    one_class = {"labels": torch.arange(12) >= 0}
+    return {
+        "difference of means": _clouds(2) | mean,
+        "lda": _clouds(2, seed=1) | lda,
+        "layers and positions": _clouds(2, 3, n=20, d_model=4, seed=2) | lda,
+        "no layer axis": _clouds(n=10, d_model=4, seed=3) | mean,
+        "lda with a large ridge": clouds | lda | {"ridge": 0.5},
+        "uneven classes": others | mean | uneven,
+        "lda where all are one vector": clouds | {"x": torch.full((2, 12, 3), 0.5)} | lda,
+        "large numbers": clouds | {"x": 1e6 * clouds["x"]} | mean,
+        "lda, uneven classes": others | lda | uneven,
+        "labels of one class": others | mean | one_class,
+    }
+
+
+def _observe_eraser(fn: Answer, x: Tensor, **arguments: Any) -> dict[str, Any]:
+    eraser = fn(x=x, **arguments)
+    steps = torch.linspace(-1, 2, x.numel()).reshape(x.shape) * x.abs().max()
+    return {"erased": eraser.erase(x).float(), "others, erased": eraser.erase(steps).float()}
+
+
+@exercise(fit_leace, _observe_eraser)
+def _eraser_cases() -> Cases:
+    exactly, alike = {"ridge": 1e-9}, _clouds(2, seed=4)
+    return {
+        "ordinary": _clouds(2, seed=1) | exactly,
+        "layers and positions": _clouds(2, 3, n=20, d_model=4, seed=2) | exactly,
+        "no layer axis": _clouds(n=10, d_model=4, seed=3) | exactly,
+        "uneven classes": _clouds(2, seed=5) | {"labels": torch.arange(12) > 8} | exactly,
+        "a large ridge": alike | {"ridge": 0.5},
+        "all are one vector": alike | {"x": torch.full((2, 12, 3), 0.5)},
+        "large numbers": alike | {"x": 1e4 * alike["x"]} | exactly,
+    }
+
+
+@exercise(ablate)
+def _ablate_cases() -> Cases:
+    def case(site: int, n: int, d_model: int) -> Arguments:
+        drawn = draw(ablate, {"*site": site, "n": n, "d_model": d_model}, n)
+        direction = torch.nn.functional.normalize(drawn["direction"], dim=-1)
+        return drawn | {"direction": direction}
+
+    first = case(2, 4, 5)
+    return {
+        "ordinary": first,
+        "other sizes": case(3, 2, 6),
+        "one activation": case(1, 1, 5),
+        "no layer axis": {name: value[0] for name, value in first.items()},
+        "large numbers": first | {"x": 1e6 * first["x"]},
+    }
