@@ -54,7 +54,7 @@ def make_dashboard(reports: Sequence[PhaseReport]) -> dict[str, list[float]]:
 
 
 def stored_dashboards() -> dict[str, list[dict[str, list[float]]]]:
-    """Return the dashboards of healthy and broken runs (tools.course.broken_runs), one per seed."""
+    """Return the dashboards of healthy and broken runs (tools.course.runs), one per seed."""
     return stored_figures("dashboards")["runs"]
 
 

@@ -18,8 +18,7 @@ from rlhf_lab.course.debugging import (
 )
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from tools.course.broken_runs import BROKEN_SETTINGS
-from tools.course.hunt_runs import HEALTHY_OTHERS
+from tools.course.runs import BROKEN_SETTINGS, HEALTHY_OTHERS
 
 
 @pytest.mark.parametrize(

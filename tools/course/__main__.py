@@ -1,4 +1,4 @@
-"""The command `python -m tools.course build|record`: build the lessons, and record seeds."""
+"""The command `python -m tools.course build|record|runs`: lessons, and records over seeds."""
 
 import sys
 from collections.abc import Sequence
@@ -58,6 +58,26 @@ def record(
     return 0
 
 
+def runs(record: Positional[str], parts: Positional[tuple[str, ...]] = ()) -> int:
+    """Train the runs of a record that lessons show, and store their numbers.
+
+    Args:
+        record: name of the record, such as symptoms.
+        parts: parts of the record; all by default, otherwise the others are kept.
+    """
+    from tools.course.runs import RECORDS_OF_RUNS
+    from tools.course.stored_parts import RECORDS, write_parts
+
+    if record not in RECORDS_OF_RUNS:
+        known = ", ".join(RECORDS_OF_RUNS)
+        raise ConfigError(f"record {record!r} is unknown; choose from {known}.")
+    made, heading = RECORDS_OF_RUNS[record], {"made_by": f"python -m tools.course runs {record}"}
+    write_parts(
+        RECORDS / f"{record}.json", heading | dict(made.heading), made.parts, parts, made.digits
+    )
+    return 0
+
+
 def _masters(root: Path, lessons: Sequence[str]) -> list[Path]:
     from tools.course.builder import masters
     from tools.course.size import lesson_name
@@ -69,7 +89,7 @@ def _masters(root: Path, lessons: Sequence[str]) -> list[Path]:
     return [known[lesson] for lesson in lessons or known]
 
 
-COMMANDS = MappingProxyType({"build": build, "record": record})
+COMMANDS = MappingProxyType({"build": build, "record": record, "runs": runs})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

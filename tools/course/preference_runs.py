@@ -1,7 +1,4 @@
-"""Record on preferences: reward models of few, many and biased pairs, and PPO on the utility.
-
-`python -m tools.course.preference_runs biased` computes one part of four.
-"""
+"""Record on preferences: reward models of few, many and biased pairs, and PPO on the utility."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -22,7 +19,7 @@ from rlhf_lab.rewards import Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import Judgement, judge, reading_of
 from rlhf_lab.supervised import fit
 from rlhf_lab.tuning import train_reward_model
-from tools.course.stored_parts import RUN_SETTINGS, SEEDS, make_record, over_seeds
+from tools.course.stored_parts import RUN_SETTINGS, SEEDS, over_seeds
 
 FRESH_PAIRS, FRESH_TEXTS, POOL = 1500, 500, 3000
 # fractions of the preferred texts that end with popcorn, and steps
@@ -174,7 +171,4 @@ PARTS = {
     "PPO on the utility": lambda: over_seeds(utility_run),
     "biased": biased_runs,
 }
-
-if __name__ == "__main__":
-    fresh = {"pairs": FRESH_PAIRS, "reviews": FRESH_TEXTS}
-    make_record("preference_runs", "preference_runs", PARTS, 4, seeds=SEEDS, fresh=fresh)
+HEADING = {"seeds": SEEDS, "fresh": {"pairs": FRESH_PAIRS, "reviews": FRESH_TEXTS}}

@@ -1,9 +1,8 @@
-"""Stored records of the course: settings that they share, and the program that writes them."""
+"""Stored records of the course: settings that they share, and their file."""
 
 import functools
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -29,12 +28,6 @@ def columns(run: Callable[..., Any], *kinds: Any) -> dict[str, dict[str, list[fl
     """Return a column over seeds for each metric of each kind of run."""
     found = over_seeds(run, *kinds)
     return {kind: {x: [one[x] for one in every] for x in every[0]} for kind, every in found.items()}
-
-
-def make_record(name: str, program: str, parts: Parts, digits: int = 5, **heading: Any) -> None:
-    """Write the parts of a record that are named on the command line, or all."""
-    heading = {"made_by": f"python -m tools.course.{program}", **heading}
-    write_parts(RECORDS / f"{name}.json", heading, parts, sys.argv[1:], digits)
 
 
 def write_parts(
