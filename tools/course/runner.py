@@ -3,7 +3,6 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from nbclient import NotebookClient
@@ -18,12 +17,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-CELL_SECONDS = 600
-
-
-def cell_seconds(real_models: bool) -> int:
-    """Return the time limit of a cell."""
-    return CELL_SECONDS * (6 if real_models else 1)
+CELL_SECONDS = 600  # time limit of a cell, six times as long with real models
 
 
 def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
@@ -35,43 +29,32 @@ def execute(notebook: NotebookNode, lesson: str) -> NotebookNode:
 def run_lesson(
     notebook: NotebookNode, directory: str, lesson: str, real_models: bool = False
 ) -> NotebookNode:
-    """Run all cells of a lesson; raises LoadError with the name of the lesson."""
-    try:
-        return run_cells(notebook, directory, real_models)
-    except CellExecutionError as error:
-        raise LoadError(f"lesson {lesson} does not run: {error.ename}: {error.evalue}") from error
-    except CellTimeoutError as error:
-        raise LoadError(
-            f"lesson {lesson} has a cell that takes more than {cell_seconds(real_models)} s; "
-            "run it on an idle machine."
-        ) from error
+    """Run all cells in a new kernel: offline, one thread, a separate progress file.
 
-
-def run_cells(
-    notebook: NotebookNode, directory: str, real_models: bool = False, **callbacks: Callable
-) -> NotebookNode:
-    """Run all cells in a new kernel, with callbacks of nbclient such as `on_cell_execute`."""
+    Raises:
+        LoadError: If a cell fails or takes too long; names the lesson.
+    """
+    seconds = CELL_SECONDS * (6 if real_models else 1)
+    env = {k: v for k, v in os.environ.items() if real_models or k != REAL_MODELS}
+    env |= {"RLHF_LAB_PROGRESS": str(Path(directory) / "progress.json"), "OMP_NUM_THREADS": "1"}
+    env |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     client = NotebookClient(
         notebook,
-        timeout=cell_seconds(real_models),
+        timeout=seconds,
         kernel_name="python3",
         record_timing=False,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": directory}},
-        **callbacks,
     )
-    return client.execute(env=environment(directory, real_models))
-
-
-def environment(directory: str, real_models: bool) -> dict[str, str]:
-    """Return variables of a kernel: offline, one thread, a separate progress file."""
-    kept = {k: v for k, v in os.environ.items() if real_models or k != REAL_MODELS}
-    return kept | {
-        "RLHF_LAB_PROGRESS": str(Path(directory) / "progress.json"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    try:
+        return client.execute(env=env)
+    except CellExecutionError as error:
+        raise LoadError(f"lesson {lesson} does not run: {error.ename}: {error.evalue}") from error
+    except CellTimeoutError as error:
+        raise LoadError(
+            f"lesson {lesson} has a cell that takes more than {seconds} s; run it on an idle "
+            "machine."
+        ) from error
 
 
 def clean(notebook: NotebookNode, directory: str) -> NotebookNode:
