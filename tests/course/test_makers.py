@@ -9,8 +9,10 @@ from tools.course.record import RECORDS
 from tools.course.runs import RECORDS_OF_RUNS
 from tools.prose import ROOT
 
+STORED = sorted((ROOT / RECORDS).glob("*.json"))
 
-@pytest.mark.parametrize("path", sorted((ROOT / RECORDS).glob("*.json")), ids=lambda path: path.stem)
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_record_names_a_program_that_writes_it(path) -> None:
     record = json.loads(path.read_text(encoding="utf-8"))
     command, name = record["made_by"].split()[3:5]
