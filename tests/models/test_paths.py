@@ -203,6 +203,16 @@ def test_vocabulary_is_padded_for_large_products_on_cuda_only():
     assert W_U.shape == (2, 128) and b_U[65:].eq(-torch.inf).all() and b_U[:65].eq(0).all()
 
 
+def test_custom_logprobs_are_renormalized_over_the_support():
+    policy, spec = random_policy(), SamplingSpec(4, top_k=3)
+    samples = sample(policy, [[4, 9], [7]], spec, torch.Generator().manual_seed(3))
+    options = {"attention_mask": samples.attention_mask, "support": samples.support}
+    custom = {"logprobs": lambda *inputs: get_logprobs(*inputs)}
+    for options in (options, options | custom):
+        found = run_policy(policy, samples.tokens, PREFIX, **options).logprobs
+        torch.testing.assert_close(found.detach(), samples.logprobs, atol=1e-5, rtol=1e-5)
+
+
 def test_kl_is_exactly_zero_for_equal_weights():
     policy = random_policy()
     reference = frozen_copy(policy.base_model)

@@ -80,6 +80,7 @@ SPECS = {
     "all tokens": SamplingSpec(GEN_LEN),
     "top-k": SamplingSpec(GEN_LEN, top_k=5),
     "top-p": SamplingSpec(GEN_LEN, top_p=0.7, temperature=0.8),
+    "stops": SamplingSpec(GEN_LEN, stop_tokens=(10, 11, 12)),
 }
 
 
@@ -97,6 +98,7 @@ def captured(monkeypatch):
 def test_sampling_from_kept_graphs_matches_growing_cache(spec, captured, monkeypatch):
     """Several batches; the second has other weights, prompts and noise, the third another size."""
     monkeypatch.setattr(decode, "SPAN", 8)
+    monkeypatch.setattr(decode, "TOKENS_UNREAD", 1)
     policy, forward = Policy(random_model()), Forward()
     batches = [[[4, 9, 13], [7], [12, 4, 19, 6], [7]], [[5], [6, 9, 13, 2], [12], [3]]]
     batches.append(batches[1][:2])

@@ -17,7 +17,7 @@ FOUR = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
 def test_launcher_reads_variables_of_torchrun():
     """Other programs may leave some of them set."""
     ranks = {"RANK": "1", "LOCAL_RANK": "1"}
-    left_over = [{}, ranks, *(FOUR | {"WORLD_SIZE": size} for size in ("1", "many"))]
+    left_over = [{}, ranks, *(FOUR | {"WORLD_SIZE": size} for size in ("0", "1", "many"))]
     for environment, n, local in ((FOUR, 4, 1), *((each, 1, 0) for each in left_over)):
         assert n_processes(environment) == n
         assert process_rank("LOCAL_RANK", environment) == local
@@ -55,6 +55,12 @@ try:
             raise ConfigError("The reward is nan. Return numbers.")
 except LabError as error:
     values["error"] = [type(error).__name__, str(error)]
+try:
+    with world.barrier("saving"):
+        if world.is_main:
+            raise ConfigError("The disk is full.")
+except LabError as error:
+    values["error_of_main"] = type(error).__name__
 report(**values)
 if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +74,7 @@ except LostRankError as error:
 
 @pytest.mark.process
 def test_messages_match_hand_computed(launch, tmp_path):
-    """Rank r has rows (r, -r) and gradients 2^r and r; rank 1 fails, rank 2 is killed."""
+    """Rank r has rows (r, -r) and gradients 2^r and r; rank 1 fails, then 0; rank 2 is killed."""
     ended = launch(tmp_path, 3, CODE)
     assert [rank.status for rank in ended] == [3, 3, -9], ended[0].error
     for rank, (_, values, _) in enumerate(ended):
@@ -81,6 +87,7 @@ def test_messages_match_hand_computed(launch, tmp_path):
         failed = ["RunError", "process 1 failed while scoring its samples; see its error message."]
         of_rank_1 = ["RankError", "process 1: The reward is nan. Return numbers."]
         assert values["error"] == (of_rank_1 if rank == 1 else failed)
+        assert values["error_of_main"] == ("RunError" if rank else "ConfigError")
         if rank != 2:
             assert values["lost"] == f"process {rank} lost another process"
 
