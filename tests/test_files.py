@@ -11,21 +11,10 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import read_rows
 from rlhf_lab.diffing.activation_store import ActivationStore, TokenPlaces
 from rlhf_lab.errors import LabError
-from rlhf_lab.files import expand_home, write_marked
+from rlhf_lab.files import expand_home
 from rlhf_lab.models.export import new_directory
 from rlhf_lab.models.peft_format import read_adapter
 from rlhf_lab.training.checkpoint import save_checkpoint
-
-
-def test_links_are_not_followed(tmp_path):
-    (tmp_path / "target").write_text("mine")
-    (tmp_path / "out").symlink_to(tmp_path / "target")
-    with pytest.raises(LabError, match="already exists"), new_directory(tmp_path / "out"):
-        pytest.fail("the work must not begin")
-    (tmp_path / ".page.html.partial").symlink_to(tmp_path / "target")
-    write_marked(tmp_path / "page.html", "x")
-    assert (tmp_path / "target").read_text() == "mine"
-    assert not (tmp_path / "page.html").is_symlink() and not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
