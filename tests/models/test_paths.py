@@ -206,9 +206,9 @@ def test_vocabulary_is_padded_for_large_products_on_cuda_only():
 def test_custom_logprobs_are_renormalized_over_the_support():
     policy, spec = random_policy(), SamplingSpec(4, top_k=3)
     samples = sample(policy, [[4, 9], [7]], spec, torch.Generator().manual_seed(3))
-    options = {"attention_mask": samples.attention_mask, "support": samples.support}
+    common = {"attention_mask": samples.attention_mask, "support": samples.support}
     custom = {"logprobs": lambda *inputs: get_logprobs(*inputs)}
-    for options in (options, options | custom):
+    for options in (common, common | custom):
         found = run_policy(policy, samples.tokens, PREFIX, **options).logprobs
         torch.testing.assert_close(found.detach(), samples.logprobs, atol=1e-5, rtol=1e-5)
 
