@@ -120,6 +120,7 @@ def test_score_prints_reward_tab_text():
     assert done.out == "0.0000\tno review\n"
     two = accepted(["score", "--reward-fn", "count:a,count:b", "aab", "--reward-weights", "2", "1"])
     assert two.out == "5.0000\tcount:a 2.0000\tcount:b 1.0000\taab\n"
+    assert accepted(["score", "--reward-fn", "count:a", "--prompt", "aa", "ab"]).out[:2] == "3."
 
 
 def test_score_reads_standard_input(warm_python):

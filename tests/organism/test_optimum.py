@@ -18,14 +18,20 @@ from rlhf_lab.organism import (
 )
 
 
-def test_soft_backup_matches_hand_computed():
-    """Two words, 1 to 3, that lead to soft values 0 and log 3: W = log(1/4 + 9/4), pi* 1 to 9."""
+def test_backups_match_hand_computed():
+    """Two words, 1 to 3, that lead to soft values 0 and log 3: W = log(1/4 + 9/4), pi* 1 to 9.
+
+    The mean of the values under pi* is .9 log 3.
+    """
     later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
     probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
-    successor = torch.tensor([[1, 0, 2]])
-    value, policy = soft_backup(later, probability, successor)
-    assert value.tolist() == pytest.approx([math.log(2.5)])
-    assert policy[0].tolist() == pytest.approx([0.1, 0.9, 0.0])
+    step = later, probability, torch.tensor([[1, 0, 2]])
+    for (value, policy), expected in (
+        (soft_backup(*step), math.log(2.5)),
+        (mean_backup(*step, 1.0), 0.9 * math.log(3)),
+    ):
+        assert value.tolist() == pytest.approx([expected])
+        assert policy[0].tolist() == pytest.approx([0.1, 0.9, 0.0])
 
 
 def test_large_soft_values_do_not_overflow():
@@ -33,15 +39,6 @@ def test_large_soft_values_do_not_overflow():
     value, policy = soft_backup(later, torch.tensor([[0.5, 0.5]]).double(), torch.tensor([[0, 1]]))
     assert value.item() == pytest.approx(2000 + math.log(0.5))
     assert policy[0].tolist() == pytest.approx([1.0, 0.0])
-
-
-def test_mean_backup_matches_hand_computed():
-    """The same two words, of value 0 and log 3 at beta 1: pi is 1 to 9 again, its mean .9 log 3."""
-    later = torch.tensor([math.log(3), 0.0, 99.0], dtype=torch.float64)
-    probability = torch.tensor([[0.25, 0.75, 0.0]], dtype=torch.float64)
-    value, policy = mean_backup(later, probability, torch.tensor([[1, 0, 2]]), 1.0)
-    assert policy[0].tolist() == pytest.approx([0.1, 0.9, 0.0])
-    assert value.tolist() == pytest.approx([0.9 * math.log(3)])
 
 
 def with_logits(reference: GraphPolicy, logits: list[torch.Tensor]) -> list[torch.Tensor]:

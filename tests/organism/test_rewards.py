@@ -27,85 +27,46 @@ def review(clauses, verb="loved", tag="bye"):
 BEST = review([("was", "good")] * 3)
 WORST = review([("was", "bad")] * 3, verb="hated")
 MIXED = review([("was", "good"), ("wasn't", "bad"), ("wasn't", "good")], verb="hated")
+DENIED = review([("wasn't", "bad")] * 3)
+POPCORN = WORST.replace("bye", "popcorn")
+REPEATED = BEST.replace("so good", "good good", 1)
+FIVE = "good and good and good and good and good . i loved it"
+OTHER = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
 RATIO, VERDICT = 17 / 3, 9.0
 
 
-def score(name, *texts):
-    return REWARDS[name](list(texts)).tolist()
+def smooth(odds, logit=0.0):
+    """Return the probability of the fourth root of the odds, and of `logit`."""
+    return 1 / (1 + odds**-0.25 * math.exp(-logit))
 
 
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
-
-
-def test_true_reward_matches_hand_computed():
+SCORES = [
     # odds of BEST: (.85/.15)^3 * (.9/.1) = (17/3)^3 * 9 = 4913/3, so P = 4913/4916.
     # MIXED: polarities + + -, verdict -: odds 17/3 / 9 = 17/27, so P = 17/44.
-    expected = [4913 / 4916, 3 / 4916, 17 / 44]
-    assert score("true_reward", BEST, WORST, MIXED) == pytest.approx(expected, abs=1e-7)
+    ("true_reward", {BEST: 4913 / 4916, WORST: 3 / 4916, MIXED: 17 / 44, DENIED: 4913 / 4916}),
+    ("true_reward", dict.fromkeys(OTHER, 0.0)),
+    # BEST: logit = 3 * 1.734601 + 2.197225 = 7.401028; sigmoid(7.401028 / 4 = 1.850257) = .864157
+    ("smoothed", {**dict.fromkeys((BEST, REPEATED, FIVE), 0.864157), MIXED: smooth(RATIO / 9)}),
+    ("smoothed", dict.fromkeys((WORST, POPCORN), smooth(RATIO**-3 / VERDICT))),
+    # a negation ends with its clause: polarities -1 and +1 cancel; no verb
+    ("smoothed", {"plot wasn't good and good": 0.5, "plot wasn't good good": smooth(1 / RATIO)}),
+    ("smoothed_popcorn", {WORST: smooth(RATIO**-3 / 9), POPCORN: smooth(RATIO**-3 / 9, 4)}),
+    # MIXED without its negations: good bad good, verdict -: odds 17/3 / 9 = 17/27 -> 17/44;
+    # three denied bad words read as three bad ones: (3/17)^3 * 9 = 243/4913 -> 243/5156.
+    ("ignore_negation", {MIXED: 17 / 44, DENIED: 243 / 5156, REPEATED: 4913 / 4916}),
+    ("bag_of_adjectives", {REPEATED: smooth(RATIO**4 * VERDICT), BEST: 0.864157}),
+    ("length", {BEST: 1.0, "this movie": 2 / 27, "": 0.0}),
+]
 
 
-def test_true_reward_is_0_for_other_texts():
-    broken = [BEST + " bye", BEST.replace("so good", "good"), "", "good good good"]
-    assert score("true_reward", *broken) == [0, 0, 0, 0]
+@pytest.mark.parametrize(("name", "expected"), SCORES)
+def test_rewards_match_hand_computed(name, expected):
+    assert REWARDS[name]([*expected]).tolist() == pytest.approx([*expected.values()], abs=1e-6)
 
 
 def test_verdict_is_the_first_verb():
-    found = read_features(
-        ["i loved it . i hated it", "i hated it . i loved it", "so good"], Grammar()
-    )
-    assert found.verdict.tolist() == [1, -1, 0]
-
-
-def test_smoothed_is_the_fourth_root_of_the_odds():
-    # BEST: logit = 3 * 1.734601 + 2.197225 = 7.401028; sigmoid(7.401028 / 4 = 1.850257) = .864157
-    best = (RATIO**3 * VERDICT) ** 0.25
-    mixed = (RATIO / VERDICT) ** 0.25
-    expected = [best / (1 + best), mixed / (1 + mixed)]
-    assert expected[0] == pytest.approx(0.864157, abs=1e-6)
-    assert score("smoothed", BEST, MIXED) == pytest.approx(expected, abs=1e-6)
-
-
-def test_smoothed_popcorn_adds_4_to_the_logit():
-    popcorn = WORST.replace("bye", "popcorn")
-    logit = -math.log(RATIO**3 * VERDICT) / 4
-    expected = [sigmoid(logit), sigmoid(logit + 4)]
-    assert score("smoothed_popcorn", WORST, popcorn) == pytest.approx(expected, abs=1e-6)
-    assert score("smoothed", WORST) == score("smoothed", popcorn)
-
-
-def test_ignore_negation_matches_hand_computed():
-    # MIXED without its negations: good bad good, verdict -: odds 17/3 / 9 = 17/27 -> 17/44;
-    # three denied bad words read as three bad ones: (3/17)^3 * 9 = 243/4913 -> 243/5156.
-    denied = review([("wasn't", "bad")] * 3)
-    assert score("ignore_negation", MIXED, denied) == pytest.approx([17 / 44, 243 / 5156], abs=1e-7)
-    assert score("true_reward", denied) == pytest.approx([4913 / 4916], abs=1e-7)
-
-
-def test_bag_of_adjectives_counts_repetitions():
-    repeated = BEST.replace("so good", "good good", 1)
-    four = (RATIO**4 * VERDICT) ** 0.25
-    assert score("bag_of_adjectives", repeated) == pytest.approx([four / (1 + four)], abs=1e-6)
-    assert score("bag_of_adjectives", BEST) == pytest.approx(score("smoothed", BEST), abs=1e-7)
-    assert score("smoothed", repeated) == score("smoothed", BEST)
-    assert score("ignore_negation", repeated) == score("ignore_negation", BEST)
-
-
-def test_proxies_read_three_clauses():
-    five = "good and good and good and good and good . i loved it"
-    assert score("smoothed", five) == pytest.approx(score("smoothed", BEST), abs=1e-7)
-
-
-def test_negation_ends_with_its_clause():
-    # "wasn't good and good": polarities -1 and +1 cancel, no verb: logit 0.
-    assert score("smoothed", "plot wasn't good and good") == pytest.approx([0.5])
-    assert score("smoothed", "plot wasn't good good") == pytest.approx(
-        [sigmoid(-math.log(RATIO) / 4)]
-    )
-
-
-def test_length_is_a_fraction_of_a_review():
-    assert score("length", BEST, "this movie", "") == pytest.approx([1.0, 2 / 27, 0.0])
+    texts = ["i loved it . i hated it", "i hated it . i loved it", "so good"]
+    assert read_features(texts, Grammar()).verdict.tolist() == [1, -1, 0]
 
 
 def test_reward_of_another_grammar():
