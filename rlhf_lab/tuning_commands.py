@@ -100,15 +100,12 @@ def sft(
         n_texts: Texts to take from reel.
     """
     library, prompts = rlhf_lab.tuning, tuning.prompt_column
-    load = lambda: library.load_examples(texts, n_texts, fitting.seed, column, prompts)
-    tune = library.fine_tune
     RLHFArgs(**asdict(chat))  # validates their combination
+    load = lambda: library.load_examples(texts, n_texts, fitting.seed, column, prompts)
     if chat.chat:
         load = lambda: library.read_conversations(texts, column, prompts, chat.system_prompt)
-        tune = lambda model, turns, *fit, **more: library.fine_tune(
-            model, library.render_examples(model.tokenizer, turns), *fit, **more
-        )
-    return _tune({"method": "sft", "texts": texts} | asdict(chat), load, tune, tuning, fitting)
+    notes = {"method": "sft", "texts": texts} | asdict(chat)
+    return _tune(notes, load, library.fine_tune, tuning, fitting)
 
 
 def dpo(pairs: PairOptions, loss: DPOLoss, tuning: TuningOptions) -> int:
@@ -179,6 +176,8 @@ def _tune(
     print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}, KL on {n} samples")
     make_model = rlhf_lab.models.build.load_with_adapters
     model = make_model(tuning.base_model, tuning.adapters, place, fitting.seed)
+    if notes.get("chat"):
+        data = rlhf_lab.tuning.render_examples(model.tokenizer, data)
     more = {"max_tokens": tuning.max_tokens, "drift_eval": tuning.drift_eval}
     is_reel = source == rlhf_lab.rewards.pairs.REEL
     true_reward_fn = rlhf_lab.organism.REWARDS["true_reward"] if is_reel else None

@@ -51,7 +51,7 @@ REJECTED = {
     f"{SMALL} --prompts RUN/README.md --prompts-column foo": ("README.md has no columns",),
     "sample reel-nano --prompt this.zebra": ("'this.zebra'", "number 1 of 1"),
     "best-of-n reel-nano --n 0": ("n=0",),
-    "best-of-n reel-nano --n 4 --samples 3": ("samples=3", "at least n=4"),
+    "best-of-n reel-nano --n 2 4 --samples 3": ("samples=3", "at least n=4"),
     "best-of-n reel-nano --reward-fn diversity:2": ("whole batch",),
     "best-of-n reel-nano --out no/such/place.json": ("Use a new file",),
     "best-of-n reel-nano --fit RUN": ("RUN",),

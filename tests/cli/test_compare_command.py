@@ -26,7 +26,7 @@ BOTH = ["reel-nano", "reel-nano-b"]
 def texts(tmp_path, monkeypatch):
     """A text file in the working directory."""
     monkeypatch.chdir(tmp_path)
-    text = "this movie wow , the plot was\nthis movie wow , the plot was so\n"
+    text = "this movie wow , the plot was\nthis movie wow , the plot was so\nthis movie\n"
     (tmp_path / "good.txt").write_text(text, encoding="utf-8")
     return tmp_path
 
@@ -44,7 +44,7 @@ def logit_shift(tokens, words=("loved", "hated")):
 
 def test_shift_matches_the_models_logits(texts):
     out = texts / "numbers.json"
-    options = ["--text", "good.txt", "--words", "so", "good", "--out", out]
+    options = ["--text", "good.txt", "--n-texts", "2", "--words", "so", "good", "--out", out]
     done = accepted(["compare", *BOTH, *FEW, *options])
     numbers = json.loads(out.read_text(encoding="utf-8"))
     ids = load_model("reel-nano").tokenizer(

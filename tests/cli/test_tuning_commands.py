@@ -8,6 +8,7 @@ from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward, LogitReward
@@ -138,6 +139,16 @@ def test_the_seed_reaches_the_adapters(monkeypatch, tmp_path):
     monkeypatch.setattr("rlhf_lab.models.build.load_with_adapters", stop)
     options = ["--pairs", "reel", "--n-pairs", "9", "--lora-rank", "3", "--seed", "7"]
     rejected(["dpo", *options, "--out", tmp_path / "never"], "reel-nano 3 7")
+
+
+def test_export_writes_the_critic_as_the_model_it_came_from(monkeypatch, finished, tmp_path):
+    def stop(policy, base_model, out, critic_path):
+        raise ConfigError(f"{base_model} {critic_path}.")
+
+    args = RLHFArgs(preset="reel", value_head="separate", critic_path="a-reward")
+    monkeypatch.setattr("rlhf_lab.training.resume.load_policy", lambda *_: (None, args))
+    monkeypatch.setattr("rlhf_lab.models.export_policy", stop)
+    rejected(["export", finished[1], tmp_path / "never"], "reel-nano a-reward")
 
 
 def test_train_and_sample_render_a_chat(tmp_path):
