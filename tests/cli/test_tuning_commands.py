@@ -8,6 +8,7 @@ from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from rlhf_lab import tuning
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
@@ -169,13 +170,16 @@ def test_train_and_sample_render_a_chat(tmp_path):
     assert done.out.count("system w9 w0 user w1 w0 assistant") == 5
 
 
-def test_sft_learns_the_last_response_of_conversations(tmp_path):
+def test_sft_learns_the_last_response_of_conversations(monkeypatch, tmp_path):
+    read, prompts = tuning.read_conversations, []
+    spy = lambda *args: prompts.append(args[-1]) or read(*args)
+    monkeypatch.setattr(tuning, "read_conversations", spy)
     model = tiny_chat(tmp_path / "model")
     texts = write_rows(tmp_path / "texts.jsonl", [{"messages": [ASK, REPLY]}] * 4)
     source = ["--texts", texts, "--column", "messages", "--chat", "--base-model", model]
-    few = ["--samples", "2", "--gen-len", "4", "--out", tmp_path / "tuned"]
+    few = ["--samples", "2", "--gen-len", "4", "--system-prompt", "w9", "--out", tmp_path / "tuned"]
     assert "held out tokens 4\n" in accepted(["sft", *source, *FIT, *few]).out
-    assert read_notes(tmp_path / "tuned")["chat"] is True
+    assert read_notes(tmp_path / "tuned")["chat"] is True and prompts == ["w9"]
 
 
 def test_an_adapter_is_exported_and_trained_on(tmp_path):
