@@ -23,7 +23,6 @@ from rlhf_lab.training.callbacks import Context, Event, function_name, no_side_e
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
-
 OUTPUTS = ("logits", "values")
 WITHOUT_TEXT = ("run_start", "checkpoint", "run_end")
 SQUARE = ("hook_pattern", "hook_attn_scores")  # a position of the query and one of the key

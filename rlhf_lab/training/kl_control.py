@@ -23,7 +23,6 @@ from rlhf_lab.training.rollout import Rollout
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
 
-
 MAX_ERROR = 0.2
 PREFIX = "reference."  # of the reference's weights in a checkpoint
 

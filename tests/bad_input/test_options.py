@@ -60,6 +60,7 @@ REJECTED = {
     "sample RUN -n 0": ("n=0", "1 or greater"),
     "sample RUN --gen-len 31": ("gen_len=31", "32"),
     "sample RUN --temperature nan": ("temperature=nan",),
+    "sample RUN --temperature 1e-39": ("temperature=1e-39",),  # 0 in single precision
     "sample RUN --seed -1": ("seed", "below 2**63"),
     f"sample RUN -n {'9' * 14}": ("MemoryError",),
     f"{SFT} --held-out 1": ("held_out=1.0", "above 0 and below 1"),

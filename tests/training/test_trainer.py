@@ -136,6 +136,7 @@ def test_run_json_has_arguments_versions_and_both_ends(runs):
     assert {"rlhf_lab", "python", "torch", "transformers"} < info["versions"].keys()
     assert (info["device"], info["custom_components"]) == (str(run.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", 5)
+    assert info["diagnostics"] == {}
     several = runs("dynamic sampling").trainer
     prompts = [rollout.samples.prompts() for rollout in several.fresh_rollouts()]
     assert prompts == [several.prompts.of_batch(batch) for batch in range(4)]
