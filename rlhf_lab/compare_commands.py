@@ -59,8 +59,9 @@ def best_of_n_command(
     _validate_new_file(out)
     if fit is not None:
         rlhf_lab.models.export.validate_new_directory(fit)
-    elif fitting != replace(SFT, seed=fitting.seed, show_progress=fitting.show_progress):
-        raise ConfigError("The settings of fine-tuning have no effect without --fit. Set it.")
+    for name, value in vars(fitting).items() if fit is None else ():
+        if name not in ("seed", "show_progress") and value != getattr(SFT, name):
+            raise ConfigError(f"{name}={value!r} has no effect without --fit. Set it.")
     trainer = _load_trainer(model, given(settings), checkpoint, device)
     if fit is not None and not trainer.sampling_spec.stops(trainer.tokenizer):
         raise ConfigError("--fit requires texts that end. Set stop_at_eos=True in the run.")
@@ -107,13 +108,16 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         )
     if "reward_fn" in changes:
         changes |= {"reward_weights": None}
-        if "sentiment" not in reward_names(changes["reward_fn"]):
+        if "sentiment" not in (names := reward_names(changes["reward_fn"])):
             changes |= {"direction": "pos", "positive_label": None}
+            if "learned" not in names:
+                changes = {"reward_model": RLHFArgs.reward_model} | changes
     resume = rlhf_lab.training.resume
     trainer = rlhf_lab.RLHFTrainer(replace(resume.read_args(info), **changes, **no_logs))
     if checkpoint != 0:
         place = rlhf_lab.models.device.pick_device(device)
-        trainer.policy, _ = resume.load_policy(model, checkpoint, place)
+        policy, _ = resume.load_policy(model, checkpoint, place)
+        trainer.policy.load_state_dict(policy.state_dict())
     return trainer
 
 

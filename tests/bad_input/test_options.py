@@ -40,7 +40,7 @@ REJECTED = {
     f"{COMPARE} --base-checkpoint 3": ("checkpoint=3", "'reel-nano'"),
     "sample reel-nano --checkpoint best": ("checkpoint='best'", "'reel-nano'"),
     "best-of-n reel-nano --checkpoint 3": ("checkpoint=3", "'reel-nano'"),
-    "best-of-n reel-nano --steps 3": ("--fit",),
+    "best-of-n reel-nano --steps 3": ("steps=3", "--fit"),
     f"{SFT} --column foo": ("'foo'", "only 'text'"),
     f"{SFT} --prompt-column foo": ("'foo'", "only 'text'"),
     f"{DPO} --prompt-column foo": ("no column 'foo'",),
