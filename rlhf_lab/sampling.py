@@ -1,8 +1,10 @@
 """Sampling: a policy continues prompts with a KV cache, by one uniform number per row and step."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, format_argument
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models import Forward, TransformerWithValueHead
@@ -53,6 +55,20 @@ def _first_unknown_word(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
         except Exception:  # of any kind, as it comes from Rust
             return word
     return text
+
+
+def read_token_ids(rows: Any, d_vocab: int, field: str = "prompts") -> list[list[int]]:
+    """Return rows of token ids; raise ConfigError for an empty one, a text, or an unknown id."""
+    found: list[list[int]] = []
+    for i, row in enumerate(rows):
+        with contextlib.suppress(TypeError):  # of text and fractions
+            found.append(list(map(index, row.tolist() if hasattr(row, "tolist") else row)))
+        if len(found) == i or not (found[i] and 0 <= min(found[i]) <= max(found[i]) < d_vocab):
+            raise ConfigError(
+                f"{field}[{i}]={row!r:.60} is empty or not a list of token ids from 0 to "
+                f"{d_vocab - 1}. Pass at least one id each, as `tokenize_prompts` returns them."
+            )
+    return found
 
 
 def pad_prompts(
@@ -147,8 +163,13 @@ def sample(
         rows: the rows to sample, with the noise that they have among all prompts; all when None.
 
     Raises:
-        ConfigError: If a prompt is empty, or prompt and response together exceed the context.
+        ConfigError: If a prompt is empty or has no token ids of the model, or prompt and response
+            together exceed the context.
     """
+    if not (isinstance(spec, SamplingSpec) and hasattr(policy, "base_model")):
+        got = f"{format_argument(policy)} and {format_argument(spec)}"
+        raise ConfigError(f"sample() needs a TransformerWithValueHead and SamplingSpec, got {got}.")
+    prompts = read_token_ids(prompts, policy.base_model.cfg.d_vocab)
     noise = sampling_noise(len(prompts), spec.gen_len, generator)
     if rows is not None:
         prompts, noise = prompts[rows], noise[:, rows]

@@ -41,6 +41,8 @@ class SamplingSpec:
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.gen_len, int):
+            raise ConfigError(f"gen_len={self.gen_len!r} must be an integer.")
         check_range(AT_LEAST_1, gen_len=self.gen_len, top_k=self.top_k)
         check_range(TEMPERATURE, temperature=self.temperature)
         check_range(TOP_P, top_p=self.top_p)
@@ -57,7 +59,9 @@ class SamplingSpec:
         stops = [_single_token(tokenizer, text, args.stop_tokens) for text in texts]
         ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
         if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
-            raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
+            raise ConfigError(
+                f"stop_token_ids={args.stop_token_ids!r}: use ids below {len(tokenizer)}."
+            )
         turn_ends = template_stops(tokenizer) if args.chat else ()
         if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
             problem = "chat=True, but the chat template has no token after a response"

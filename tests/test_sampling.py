@@ -230,12 +230,28 @@ def test_batch_of_stopped_rows_ends_with_zeros(gpt2):
     assert (found.values[:, 1:] == 0).all() and (found.logprobs[:, 1:] == 0).all()
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):
     with pytest.raises(ConfigError, match=r"gen_len=20 after a prompt of 5 .* 24.* at most 19"):
         sample(gpt2, UNEQUAL, SamplingSpec(20))
     assert sample(gpt2, UNEQUAL, SamplingSpec(19), seeded()).tokens.shape == (4, 24)
     with pytest.raises(ConfigError, match="Shorten the prompt"):
         sample(gpt2, [[4] * 24], SamplingSpec(2))
+    for prompts in (["this movie"], [[0.5]], [4, 9], {"input_ids": [[4]]}):
+        with pytest.raises(
+            ConfigError, match=r"prompts\[0\]=.* is empty or not a list of token ids"
+        ):
+            sample(gpt2, prompts, SamplingSpec(2))
+    for wrong in ((gpt2, EQUAL, {"gen_len": 3}), (gpt2.base_model, EQUAL, SamplingSpec(3))):
+        with pytest.raises(ConfigError, match="needs a TransformerWithValueHead and SamplingSpec"):
+            sample(*wrong)
+    with pytest.raises(ConfigError, match=r"gen_len=1.5 must be an integer\."):
+        SamplingSpec(1.5)
+    for ids in ([4, -1], [4, 10**6]):
+        with pytest.raises(ConfigError, match=r"prompts\[0\]=.*not a list of token ids from 0 to"):
+            sample(gpt2, [ids], SamplingSpec(2))
+        with pytest.raises(IndexError, match=rf"{min(ids)} to {max(ids)}, but d_vocab="):
+            gpt2(torch.tensor([ids]))
     for prompts in ([[4], []], []):
         with pytest.raises(ConfigError, match="empty"):
             sample(gpt2, prompts, SamplingSpec(2))

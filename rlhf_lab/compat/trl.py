@@ -12,7 +12,13 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.sampling import SamplingSpec, check_context, pad_prompts, tokenize_prompts
+from rlhf_lab.sampling import (
+    SamplingSpec,
+    check_context,
+    pad_prompts,
+    read_token_ids,
+    tokenize_prompts,
+)
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator
@@ -175,16 +181,7 @@ def _token_rows(
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
     if isinstance(texts[0], str):
         texts = tokenize_prompts(trainer.tokenizer, texts, prepend_bos)
-    rows, size = list(map(torch.as_tensor, texts)), trainer.policy.base_model.cfg.d_vocab
-    for i, ids in enumerate(rows):
-        if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
-            raise ConfigError(
-                f"{field}[{i}]={texts[i]!r:.60} is not a text or list of token ids. Pass at least "
-                "one id each, as a list or a tensor with one dimension."
-            )
-        if not 0 <= ids.min() <= ids.max() < size:
-            raise ConfigError(f"{field}[{i}] has token ids that are not from 0 to {size - 1}.")
-    return [ids.tolist() for ids in rows]
+    return read_token_ids(texts, trainer.policy.base_model.cfg.d_vocab, field)
 
 
 def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[list[int]]:

@@ -280,7 +280,13 @@ class Embed(nn.Module):
         self.W_E = weight(cfg, cfg.d_vocab, cfg.d_model)
 
     def forward(self, tokens: Tokens) -> Residual:
-        return F.embedding(tokens, self.W_E)
+        try:
+            return F.embedding(tokens, self.W_E)
+        except IndexError:  # on the CPU
+            ids = f"{int(tokens.min())} to {int(tokens.max())}, but d_vocab={len(self.W_E)}"
+            raise IndexError(
+                f"The token ids are {ids}. Use ids of the model's tokenizer."
+            ) from None
 
 
 class PosEmbed(nn.Module):
