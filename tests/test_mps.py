@@ -19,6 +19,7 @@ from rlhf_lab.models.hooked_model import final_residuals, model_where_exact
 from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.rollout import Rollout
 from tests.refusing_device import RefusingDevice
 from tests.training.recorded_runs import read_metrics
 
@@ -41,7 +42,11 @@ def train_on_both(directory: Path, probes: bool = False, **fields: Any) -> list[
             assert trainer.policy.device.type == name
             if probes:
                 attach(trainer, default_suite(trainer))
+            rollouts: list[Rollout] = []
+            trainer.on("after_score")(lambda ctx, seen=rollouts: seen.append(ctx.rollout))
             trainer.train()
+            found = [rollouts[0].true_rewards, *rollouts[0].text_metrics.values()]
+            assert {x.device.type for x in found if x is not None} <= {name}
         assert not device.refused
     return trainers
 

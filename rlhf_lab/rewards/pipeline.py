@@ -74,14 +74,17 @@ class RewardPipeline:
             rewards = F.check_result("normalize_reward", normalized, raw.shape, "response")
         if token_rewards is not None:  # the last token gets what processing changed
             token_rewards = token_rewards + F.token_rewards(rewards - raw, samples.mask)
+        true_rewards = None
+        if self.true_reward_fn is not None:
+            true = self.read(self.true_reward_fn, samples, texts, "true_reward_fn")
+            true_rewards = true.rewards.to(raw.device)
+        metrics = self.read_metrics(texts) if self.read_metrics else {}
         return Scores(
             texts=texts,
             raw_rewards=raw,
             rewards=rewards,
-            true_rewards=self.read(self.true_reward_fn, samples, texts, "true_reward_fn").rewards
-            if self.true_reward_fn
-            else None,
-            text_metrics=self.read_metrics(texts) if self.read_metrics else {},
+            true_rewards=true_rewards,
+            text_metrics={name: x.to(raw.device) for name, x in metrics.items()},
             reward_moments=moments,
             group=self.groups(samples),
             compared=self.compares,

@@ -15,7 +15,7 @@ from rlhf_lab.rewards.conversation import ResponseReward, TextBatch, reward_name
 from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.torch_modes import torch_modes_kept
 
-# from texts to rewards, or a reward on tokens
+# from texts to rewards, or a reward on tokens; a new trainer calls it once on made-up texts
 RewardFn = Callable[[list[str]], Float[Tensor, " batch"]] | TokenReward
 
 

@@ -53,7 +53,8 @@ class RLHFTrainer(RunLoop):
         args: settings; they name each component that is not passed.
         out: directory of the run, which must not contain a run; `runs/PRESET-seedN`, with a number
             appended, if None. It is created when the first phase begins.
-        parts: custom components and functions by name; `components.py` lists them.
+        parts: custom components and functions by name; `components.py` lists them. Reward functions
+            are called once on made-up texts to check them.
 
     Attributes:
         custom_components: names of the components that were passed.
