@@ -206,7 +206,9 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
             validate_whole_batch(a, f"reward_fn={name!r}")
         if kind == "exact_match" and a.answers_column is None:
             yield "reward_fn", "requires answers. Set answers_column to a column of the prompts."
-    for name in ("direction", "positive_label") if "sentiment" not in names else ():
+    unread = ("direction", "positive_label") if "sentiment" not in names else ()
+    unread += ("reward_model",) * {"sentiment", "learned"}.isdisjoint(names)
+    for name in unread:
         if getattr(a, name) not in (getattr(AllFields, name), PRESETS[a.preset].get(name)):
             yield name, f"has no effect with reward_fn={a.reward_fn!r}. Remove it."
     if a.reward_per_token and "learned" not in names:

@@ -125,6 +125,8 @@ def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp
             make_trainer({"reward_fn": reward}, **fields)
         if reward is tokens:
             make_trainer({"reward_fn": texts}, **fields)
+    with pytest.raises(ConfigError, match="reward_model='m' has no effect with reward_fn='zero'"):
+        make_trainer(reward_fn="zero", reward_model="m")
     with pytest.raises(ConfigError, match="not passed prompts"):
         make_trainer({"prompts": ["this movie"]}, **exact, reward_fn="exact_match")
 

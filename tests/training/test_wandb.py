@@ -175,6 +175,15 @@ def test_mode_is_the_more_private_of_setting_and_variable():
         assert choose_wandb_mode(RLHFArgs(wandb_mode=field), environment) == expected
 
 
+def test_settings_without_wandb_warn(make_trainer, monkeypatch, recwarn):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    make_trainer(wandb_group="a", wandb_mode="disabled")
+    make_trainer(loggers="trackio", wandb_project_name="a")
+    assert not recwarn
+    with pytest.warns(UserWarning, match="wandb_tags='a' has no effect without wandb. Set wandb_m"):
+        make_trainer(wandb_tags="a")
+
+
 def test_invalid_settings_raise_at_construction(make_trainer, monkeypatch):
     import wandb
 
