@@ -59,8 +59,8 @@ def check_result(field: str, result: Any, shape: Sequence[int], per: str = "toke
     """Return the result of a custom function; raise ValueError unless it is floats of a shape."""
     if isinstance(result, Tensor) and result.is_floating_point() and result.shape == shape:
         return result
-    is_tensor = isinstance(result, Tensor)
-    got = f"shape {tuple(result.shape)} of {result.dtype}" if is_tensor else type(result).__name__
+    is_tensor, got = isinstance(result, Tensor), f"{type(result).__name__} {result!r:.40}"
+    got = f"shape {tuple(result.shape)} of {result.dtype}" if is_tensor else got
     wanted = f"one number per {per} in a float tensor of shape {tuple(shape)}"
     raise ValueError(f"{field} returned {got}. Return {wanted}.")
 

@@ -6,10 +6,13 @@ import functools
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dis import get_instructions
-from types import CellType, CodeType, FunctionType
+from pathlib import Path
+from sysconfig import get_path
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,6 +32,9 @@ ELSEWHERE |= dict(reward_funcs="reward_fn", lr_scheduler="scheduler", callbacks=
 ELSEWHERE |= dict.fromkeys(("tokenizer", "processing_class"), "policy.base_model.set_tokenizer")
 ELSEWHERE |= dict(data_collator="prompts=[...], texts that the trainer tokenizes and pads")
 PerToken = Float[Tensor, "batch gen"]
+# paths of modules that are not the user's; "" is of built-in ones
+FOLDERS = get_path("stdlib"), str(Path(__file__).parents[1])
+INSTALLED = re.compile("|".join([r"^$|-packages\b", *(f"^{re.escape(x)}" for x in FOLDERS)]))
 STORES = {"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"}
 # functions that are called with positional arguments, and with which
 CALLED_WITH = {
@@ -133,12 +139,7 @@ class Overrides:
 def validate_terms(*terms: Any) -> None:
     names = "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty"
     for name, term in zip(names, terms, strict=True):
-        if not isinstance(term, Tensor) or term.ndim:
-            what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else term
-            raise ConfigError(
-                f"{name} returned {what}. Return one number in a tensor, such as the masked_mean "
-                "over the real tokens."
-            )
+        F.check_result(name, term, (), "minibatch, such as the masked_mean,")
         if torch.is_grad_enabled() and not term.requires_grad and term.item():
             raise ConfigError(f"{name} returned a number without gradient. Do not detach it.")
 
@@ -172,10 +173,21 @@ def function_settings(part: Any) -> dict[str, Any]:
         return {}
     cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
     held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-    scope, known = part.__globals__, str | int | float | list | tuple | dict | FunctionType
-    named = {name: scope[name] for name in sorted(all_names(part.__code__) & scope.keys())}
-    named = {name: x for name, x in named.items() if isinstance(x, known) and x is not part}
+    named = named_values(part.__globals__, all_names(part.__code__))
+    named = {name: x for name, x in named.items() if x is not part}
     return held | named | {"(defaults)": [part.__defaults__, part.__kwdefaults__]}
+
+
+def named_values(scope: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return plain values and functions of these names, also those in modules of the user."""
+    plain, found = str | int | float | list | tuple | dict | FunctionType, {}
+    for name in sorted(names & scope.keys()):
+        x = scope[name]
+        if isinstance(x, plain):
+            found[name] = x
+        elif isinstance(x, ModuleType) and not INSTALLED.search(getattr(x, "__file__", None) or ""):
+            found[name] = named_values(vars(x), names - {name})
+    return found
 
 
 def all_names(code: CodeType) -> set[str]:

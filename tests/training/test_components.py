@@ -77,13 +77,13 @@ def test_result_that_cannot_be_learned_from_raises(make_trainer):
     detached = lambda kl, kl_coef, mask: (kl_coef * F.masked_mean(kl, mask)).detach()
     no_number = "Return one number"
     for name, function, words in (
-        ("clipped_surrogate", lambda x, *_: x.flatten(1), r"a tensor of shape \(.*" + no_number),
-        ("value_loss", lambda x, *_: x.flatten(1), r"a tensor of shape \(.*" + no_number),
-        ("entropy_bonus", lambda *_: 0.5, f"0.5.*{no_number}"),
-        ("kl_penalty", lambda *_: 0.5, f"0.5.*{no_number}"),
+        ("clipped_surrogate", lambda x, *_: x.flatten(1), r"shape \(.*" + no_number),
+        ("value_loss", lambda x, *_: x.flatten(1), r"shape \(.*" + no_number),
+        ("entropy_bonus", lambda *_: 0.5, f"float 0.5.*{no_number}"),
+        ("kl_penalty", lambda *_: 0.5, f"float 0.5.*{no_number}"),
         ("kl_penalty", detached, "a number without gradient"),
     ):
-        with pytest.raises(ConfigError, match=f"^{name} returned {words}"):
+        with pytest.raises((ConfigError, ValueError), match=f"^{name} returned {words}"):
             make_trainer({name: function}, batches_per_learning_phase=2).run_phase()
     trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
     with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ TRAIN = (
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
+from types import ModuleType
 
 import rlhf_lab.training
 from rlhf_lab.__main__ import main
@@ -333,11 +335,19 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     makers += [lambda x, f=f, h=h: f(h(x)) for h in held for f in (default, keyword)]
     makers += [lambda x: eval("lambda texts: [SCALE for _ in texts]", {"SCALE": x})]
     makers += [lambda x: eval("lambda texts: [h(x) for x in texts]", {"h": on_line(x)})]
+    module = lambda name, x: vars(m := ModuleType(name)).update(x, __file__=f"{name}.py") or m
+    helpers = [lambda x: module("helpers", {"f": on_line(x)})]
+    helpers += [lambda x: module("package", {"helpers": helpers[0](x), "others": np})]
+    calls = "lambda texts: helpers.f(texts)", "lambda texts: p.helpers.f(texts)"
+    makers += [lambda x: eval(calls[0], {"helpers": helpers[0](x)})]
+    makers += [lambda x: eval(calls[1], {"p": helpers[1](x)})]
     for make in (Counting, counting, on_line, *makers):
         before = describe_source(reward := make(1.0))
         reward([])
         assert describe_source(reward) == before == describe_source(make(1.0))
         assert before != describe_source(make(2.0))
+    reward = eval("lambda texts: np.mean(texts)", {"np": np})
+    assert describe_source(reward) == describe_source(eval("lambda texts: np.mean(texts)", {}))
     lines = [describe_source(lambda texts: [len(x) in {3, 4} for x in texts])]
     lines += [describe_source(lambda texts: [len(x) in {3, 4} for x in texts])]
     assert lines[0] == lines[1] != describe_source(lambda texts: [len(x) in {3, 5} for x in texts])
