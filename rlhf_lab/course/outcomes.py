@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from rlhf_lab.course.containment import contained
@@ -192,13 +193,9 @@ def _plain_rows(name: str, value: Any, expected: Any) -> tuple[DifferenceRow, ..
 
 def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[DifferenceRow, ...]:
     """Rows for the first entry that differs and the number that do; empty if all are close."""
+    differs = value != expected
     if expected.is_floating_point():
-        finite = expected[expected.isfinite()].abs()
-        atol = ATOL * max(1.0, finite.max().item() if finite.numel() else 0.0)
-        yours, theirs = value.detach(), expected.detach().to(value.dtype)
-        differs = ~torch.isclose(yours, theirs, RTOL, atol, equal_nan=True)
-    else:
-        differs = value != expected
+        differs = ~close(value.detach(), expected.detach(), RTOL, ATOL, least=1.0)
     if not differs.any():
         return ()
     index = tuple(differs.nonzero()[0].tolist())
@@ -207,6 +204,15 @@ def _tensor_rows(name: str, value: Tensor, expected: Tensor) -> tuple[Difference
     if differs.numel() > 1:
         rows.append(("entries that differ", f"{int(differs.sum())} of {differs.numel()}", "0"))
     return tuple(rows)
+
+
+def close(
+    value: Tensor, expected: Tensor, rtol: float, atol: float, least: float
+) -> Bool[Tensor, "..."]:
+    """Return where numbers are close; atol is in units of the largest expected one, or `least`."""
+    finite = expected[expected.isfinite()].abs()
+    scale = max(least, finite.max().item() if finite.numel() else 0.0)
+    return torch.isclose(value, expected.to(value.dtype), rtol, atol * scale, equal_nan=True)
 
 
 def _format(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Exercises on claims: control labels, a test of pairs, intervals, claims that can be refuted."""
+"""Exercises on claims: a test of pairs, intervals, claims that can be refuted."""
 
 import math
 import re
@@ -15,10 +15,7 @@ from rlhf_lab.course.claims import Claim
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval, bootstrap_means, paired_permutation_test, seed_interval
-from rlhf_lab.probes import control_labels
 from rlhf_lab.training.report import LearningStats, RolloutStats
-
-DRAWN = 100  # draws from which the probability of each word type's label is estimated
 
 
 def my_claim(
@@ -45,53 +42,6 @@ def my_claim(
         holds=bool(holds),
         refuted_by=f"on {2 * effect.n} fresh texts of each model, an interval that contains 0",
     )
-
-
-def _observe_labels(fn: Answer, tokens: Tensor, share: float) -> dict[str, Any]:
-    draw = lambda seed: fn(tokens, torch.Generator().manual_seed(seed), share)
-    first = draw(0)
-    if not isinstance(first, Tensor):
-        return {"the function returns a tensor": False}
-    facts: dict[str, Any] = {
-        "the function returns a tensor": True,
-        "it has the shape of tokens": first.shape == tokens.shape,
-        "its entries are True or False": first.dtype == torch.bool,
-    }
-    if not all(facts.values()):
-        return facts
-    types, inverse = tokens.flatten().unique(return_inverse=True)
-    drawn = torch.stack([draw(seed).flatten() for seed in range(DRAWN)])
-    of_types = torch.stack([drawn[:, inverse == i][:, 0] for i in range(len(types))], 1)
-    varies = bool((of_types != of_types[0]).any(0).all())
-    by_id = bool((of_types.long().diff(dim=1) <= 0).all())
-    state = torch.random.get_rng_state()
-    facts |= {
-        "a word has the same label everywhere": torch.equal(of_types[:, inverse], drawn),
-        "each word's label varies over seeds": varies,
-        "the number of True words varies": len(of_types.sum(1).unique()) > 1,
-        "True words are not always those with the smallest ids": not by_id,
-        "the same seed gives the same labels": torch.equal(first, draw(0)),
-        "no other random state is used": torch.equal(state, torch.random.get_rng_state()),
-    }
-    fraction = of_types.double().mean().item()
-    near = 5 * (share * (1 - share) / of_types.numel()) ** 0.5
-    if varies:
-        facts["probability of True"] = share if abs(fraction - share) < near else round(fraction, 1)
-    return facts
-
-
-@exercise(control_labels, _observe_labels)
-def _label_cases() -> Cases:
-    words = 10 + Draws(0).integers(40, 40)
-    spread = torch.tensor([1000, 3, 77, 1000, 3, 1000, 5, 8, 9, 77])
-    return {
-        "40 places, half True": {"tokens": words, "share": 0.5},
-        "a fifth True": {"tokens": words, "share": 0.2},
-        "four fifths True": {"tokens": words, "share": 0.8},
-        "rows and columns": {"tokens": words.reshape(8, 5), "share": 0.5},
-        "widely spaced ids": {"tokens": spread, "share": 0.5},
-        "two words": {"tokens": torch.tensor([4, 9, 9, 9, 4, 9]), "share": 0.5},
-    }
 
 
 def _observe_pairs(

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.cases import Cases
 from rlhf_lab.course.debugging import stored_dashboards
-from rlhf_lab.course.exercise import Answer, exercise, make_exercise
+from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training import (
@@ -159,8 +158,9 @@ def alarm(numbers: dict[str, list[float]]) -> bool:
     return any(signs)
 
 
-def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
+def _observe_alarm(fn: Answer, order: int) -> dict[str, Any]:
     stored = stored_dashboards()
+    kinds = list(stored)[::order]
     answers = {kind: [fn(numbers) for numbers in stored[kind]] for kind in kinds}
     if not all(isinstance(answer, bool) for kind in kinds for answer in answers[kind]):
         return {"it returns True or False": False}
@@ -171,7 +171,4 @@ def _observe_alarm(fn: Answer, kinds: list[str]) -> dict[str, Any]:
     return facts | {"the numbers are unchanged": stored == stored_dashboards()}
 
 
-@exercise(alarm, _observe_alarm)
-def _run_cases() -> Cases:
-    kinds = list(stored_dashboards())
-    return {"27 stored runs": {"kinds": kinds}, "the same in another order": {"kinds": kinds[::-1]}}
+_alarm = make_exercise(alarm, observe=_observe_alarm)

@@ -1,4 +1,4 @@
-"""Exercises on layers: the value head, values and directions read from them, ablation, erasure."""
+"""Exercises on layers: the value head, values and directions read from them, control labels."""
 
 from typing import Any
 
@@ -7,13 +7,16 @@ from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
-from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
+from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
 from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import empty_cache
+from rlhf_lab.probes import control_labels
 from rlhf_lab.probes.direction import ablate, fit_direction
 from rlhf_lab.probes.erasure import fit_leace
 from rlhf_lab.probes.value_lens import fit_ridge, normalize_residual
+
+DRAWN = 100  # draws from which the probability of each word type's label is estimated
 
 
 def _observe_forward(
@@ -108,23 +111,18 @@ def _ridge_cases() -> Cases:
     }
 
 
-def _observe_normalized(fn: Answer, residual: Tensor, norm: str = "LN") -> Any:
-    return fn(toy_transformer(normalization_type=norm), residual)
-
-
-@exercise(normalize_residual, _observe_normalized)
+@exercise(
+    normalize_residual,
+    lambda fn, residual, norm="LN": fn(toy_transformer(normalization_type=norm), residual),
+)
 def _residual_cases() -> Cases:
-    residual = lambda *shape: Draws(0).normal(*shape, 8) + 0.5
-    return {
-        "ordinary": {"residual": residual(3, 4)},
-        "all layers at once": {"residual": residual(2, 3, 4)},
-        "a single state": {"residual": residual()},
-        "RMSNorm": {"residual": residual(3, 4), "norm": "RMS"},
-        "small numbers": {"residual": 1e-3 * residual(2, 2)},
-        "RMSNorm, small numbers": {"residual": 1e-3 * residual(2, 2), "norm": "RMS"},
+    residual = Draws(0).normal(2, 2, 8) + 0.5
+    return residual_cases() | {
+        "small numbers": {"residual": 1e-3 * residual},
+        "RMSNorm, small numbers": {"residual": 1e-3 * residual, "norm": "RMS"},
         "equal numbers": {"residual": torch.ones(2, 2, 8)},
-        "large numbers": {"residual": 1e6 * residual(2, 2)},
-        "half precision": {"residual": (300 * residual(2, 2)).half()},
+        "large numbers": {"residual": 1e6 * residual},
+        "half precision": {"residual": (300 * residual).half()},
     }
 
 
@@ -201,4 +199,51 @@ def _ablate_cases() -> Cases:
         "one activation": case(1, 1, 5),
         "no layer axis": {name: value[0] for name, value in first.items()},
         "large numbers": first | {"x": 1e6 * first["x"]},
+    }
+
+
+def _observe_labels(fn: Answer, tokens: Tensor, share: float) -> dict[str, Any]:
+    draw = lambda seed: fn(tokens, torch.Generator().manual_seed(seed), share)
+    first = draw(0)
+    if not isinstance(first, Tensor):
+        return {"the function returns a tensor": False}
+    facts: dict[str, Any] = {
+        "the function returns a tensor": True,
+        "it has the shape of tokens": first.shape == tokens.shape,
+        "its entries are True or False": first.dtype == torch.bool,
+    }
+    if not all(facts.values()):
+        return facts
+    types, inverse = tokens.flatten().unique(return_inverse=True)
+    drawn = torch.stack([draw(seed).flatten() for seed in range(DRAWN)])
+    of_types = torch.stack([drawn[:, inverse == i][:, 0] for i in range(len(types))], 1)
+    varies = bool((of_types != of_types[0]).any(0).all())
+    by_id = bool((of_types.long().diff(dim=1) <= 0).all())
+    state = torch.random.get_rng_state()
+    facts |= {
+        "a word has the same label everywhere": torch.equal(of_types[:, inverse], drawn),
+        "each word's label varies over seeds": varies,
+        "the number of True words varies": len(of_types.sum(1).unique()) > 1,
+        "True words are not always those with the smallest ids": not by_id,
+        "the same seed gives the same labels": torch.equal(first, draw(0)),
+        "no other random state is used": torch.equal(state, torch.random.get_rng_state()),
+    }
+    fraction = of_types.double().mean().item()
+    near = 5 * (share * (1 - share) / of_types.numel()) ** 0.5
+    if varies:
+        facts["probability of True"] = share if abs(fraction - share) < near else round(fraction, 1)
+    return facts
+
+
+@exercise(control_labels, _observe_labels)
+def _label_cases() -> Cases:
+    words = 10 + Draws(0).integers(40, 40)
+    spread = torch.tensor([1000, 3, 77, 1000, 3, 1000, 5, 8, 9, 77])
+    return {
+        "40 places, half True": {"tokens": words, "share": 0.5},
+        "a fifth True": {"tokens": words, "share": 0.2},
+        "four fifths True": {"tokens": words, "share": 0.8},
+        "rows and columns": {"tokens": words.reshape(8, 5), "share": 0.5},
+        "widely spaced ids": {"tokens": spread, "share": 0.5},
+        "two words": {"tokens": torch.tensor([4, 9, 9, 9, 4, 9]), "share": 0.5},
     }

@@ -1,6 +1,5 @@
-"""Exercises on the objective: its terms, the KL divergence, the optimal policy, KL controllers."""
+"""Exercises on the objective: its terms, KL, the optimal policy, and measures of what breaks it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,14 +19,18 @@ from rlhf_lab.functional import (
     calc_entropy_bonus,
     calc_kl_penalty,
     calc_value_function_loss,
+    distinct_n,
     entropy_per_token,
+    excess_kl,
     kl_estimate,
     kl_of_later_states,
     kl_per_token,
     log_probs,
     policy_ratio,
+    promoted_mass,
     sequence_sum,
     tilt,
+    tilt_slopes,
 )
 from rlhf_lab.organism import best_at_budget, mean_backup, soft_backup
 from rlhf_lab.training import AdaptiveKLController
@@ -108,9 +111,6 @@ _later_states = make_exercise(kl_of_later_states)
 _controller = make_exercise(AdaptiveKLController, observe=_observe_controller)
 
 
-Solve = Callable[[float], tuple[float, float]]
-
-
 _kl = make_exercise(kl_per_token)
 _estimate = make_exercise(kl_estimate)
 
@@ -162,17 +162,13 @@ def _observe_backup(fn: Answer, **arguments: Any) -> dict[str, Any]:
     return dict(zip(("values", "policy"), fn(**arguments), strict=True))
 
 
-def _two_outcomes(reward: float) -> Solve:
-    def solve(beta: float) -> tuple[float, float]:
+def _observe_budget(fn: Answer, reward: float, kl: float) -> dict[str, Any]:
+    def solve(beta: float) -> tuple[float, float]:  # of two outcomes, one with the reward
         even = torch.tensor([0.5, 0.5], dtype=torch.float64)
         best = tilt(even, torch.tensor([0.0, reward], dtype=torch.float64), beta)
-        kl = (torch.special.xlogy(best, best) - torch.special.xlogy(best, even)).sum()
-        return float(reward * best[1]), float(kl)
+        found = (torch.special.xlogy(best, best) - torch.special.xlogy(best, even)).sum()
+        return float(reward * best[1]), float(found)
 
-    return solve
-
-
-def _observe_budget(fn: Answer, solve: Solve, kl: float) -> dict[str, Any]:
     if kl > 1:
         try:
             fn(solve, kl)
@@ -186,15 +182,56 @@ def _observe_budget(fn: Answer, solve: Solve, kl: float) -> dict[str, Any]:
     }
 
 
-@exercise(best_at_budget, _observe_budget)
-def _budget_cases() -> Cases:
+_budget = make_exercise(best_at_budget, observe=_observe_budget)
+_soft_backup = make_exercise(soft_backup, _backup_cases, _observe_backup)
+_mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4), _observe_backup)
+
+
+def _observe_slopes(fn: Answer, **arguments: Any) -> Any:
+    found = fn(**arguments)
+    if not isinstance(found, tuple) or len(found) != 2:
+        return found
+    in_float32 = [x == torch.tensor(x, dtype=torch.float32).item() for x in found if x]
+    slopes = {"slope of reward": found[0], "slope of measured": found[1]}
+    return slopes | {"rounded to float32": bool(in_float32) and all(in_float32)}
+
+
+@exercise(tilt_slopes, _observe_slopes)
+def _slope_cases() -> Cases:
+    draws = Draws(0, torch.float64)
+
+    def case(n: int, beta: float) -> Arguments:
+        reward, measured = draws.normal(n), draws.normal(n)
+        probs = tilt(torch.full_like(reward, 1 / n), reward, beta)
+        return {"probs": probs, "reward": reward, "measured": measured}
+
+    against = case(4, 2.0)
     return {
-        "a fair coin": {"solve": _two_outcomes(1.0), "kl": 0.1},
-        "a budget near the largest KL": {"solve": _two_outcomes(1.0), "kl": 0.69},
-        "a small budget": {"solve": _two_outcomes(3.0), "kl": 1e-4},
-        "a KL that no beta has": {"solve": _two_outcomes(1.0), "kl": 5.0},
+        "five texts": case(5, 1.0),
+        "a strongly tilted policy": case(6, 0.3),
+        "the other score falls as the reward rises": against
+        | {"measured": 3.0 - against["reward"]},
+        "one text": case(1, 1.0),
     }
 
 
-_soft_backup = make_exercise(soft_backup, _backup_cases, _observe_backup)
-_mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4), _observe_backup)
+def _as_tensor(fn: Answer, **arguments: Any) -> Tensor:
+    return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
+
+
+_excess = make_exercise(excess_kl, observe=_as_tensor)
+
+
+_distinct = make_exercise(distinct_n, observe=_as_tensor)
+
+
+@exercise(promoted_mass)
+def _promoted_cases() -> Cases:
+    draws = Draws(1)
+    logits = lambda *shape: {"logits": 2 * draws.normal(*shape), "ref_logits": draws.normal(*shape)}
+    return {
+        "two texts": logits(2, 4, 5),
+        "one text of one token": logits(1, 1, 5),
+        "texts that end early": logits(3, 6, 5) | {"mask": draws.uniform(3, 6) < 0.5},
+        "no real token": logits(2, 3, 5) | {"mask": torch.zeros(2, 3).bool()},
+    }

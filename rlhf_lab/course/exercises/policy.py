@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
-from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, toy_transformer
+from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
 from rlhf_lab.sampling import draw_token, sample_without_cache
@@ -38,11 +38,7 @@ def _draw_cases() -> Cases:
     }
 
 
-def _observe_sampling(fn: Answer, **arguments: Any) -> Any:
-    return fn(toy_transformer(), **arguments)
-
-
-@exercise(sample_without_cache, _observe_sampling)
+@exercise(sample_without_cache, lambda fn, **kw: fn(toy_transformer(), **kw))
 def _sampling_cases() -> Cases:
     draws = Draws(0)
 
@@ -70,14 +66,10 @@ def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float
 
 @exercise(logit_lens, _observe_lens)
 def _lens_cases() -> Cases:
-    residual = lambda *shape: Draws(0).normal(*shape, 8) + 0.5
-    return {
-        "ordinary": {"residual": residual(3, 4)},
-        "all layers at once": {"residual": residual(2, 3, 4)},
-        "a single state": {"residual": residual()},
-        "RMSNorm": {"residual": residual(3, 4), "norm": "RMS"},
-        "large numbers": {"residual": 1e4 * residual(2, 2)},
-        "a confident model": {"residual": residual(2, 2), "sharper": 100.0},
+    residual = Draws(0).normal(2, 2, 8) + 0.5
+    return residual_cases() | {
+        "large numbers": {"residual": 1e4 * residual},
+        "a confident model": {"residual": residual, "sharper": 100.0},
     }
 
 

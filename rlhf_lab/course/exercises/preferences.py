@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
-from rlhf_lab.course.exercise import Answer, exercise
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     best_of_n_weights,
     bradley_terry_loss,
@@ -151,7 +151,8 @@ def _implicit_cases() -> Cases:
     }
 
 
-def _observe_lora(build: Answer, weight: Tensor, **settings: Any) -> dict[str, Any]:
+def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str, Any]:
+    weight = Draws(shape[0]).normal(*shape)
     before = weight.clone()
     adapter = build(weight=weight, generator=torch.Generator().manual_seed(0), **settings)
     facts = {"A": adapter.A.detach().clone(), "B": adapter.B.detach().clone()}
@@ -180,16 +181,4 @@ def _observe_lora(build: Answer, weight: Tensor, **settings: Any) -> dict[str, A
     return facts
 
 
-@exercise(LoRALinear, _observe_lora)
-def _lora_cases() -> Cases:
-    def case(*shape: int, rank: int = 2, alpha: float = 6.0, by_head: bool = False) -> Arguments:
-        weight = Draws(shape[0]).normal(*shape)
-        return {"weight": weight, "rank": rank, "alpha": alpha, "inputs_by_head": by_head}
-
-    return {
-        "a matrix": case(12, 5),
-        "a square matrix": case(6, 6, rank=3),
-        "rank 1": case(8, 4, rank=1, alpha=1.0),
-        "a weight with a head axis": case(2, 8, 3),
-        "inputs with a head axis": case(4, 3, 8, by_head=True),
-    }
+_lora = make_exercise(LoRALinear, observe=_observe_lora)

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.course.cases import Cases, Draws
 from rlhf_lab.models import HookedTransformer, ModelConfig, TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel, frozen_copy
 from rlhf_lab.training import RLHFTrainer, Rollout
@@ -35,6 +36,17 @@ def toy_transformer(seed: int = 0, normalization_type: str = "LN") -> HookedMode
         for parameter in model.parameters():
             parameter.data = 0.5 * torch.randn(parameter.shape)
     return model
+
+
+def residual_cases() -> Cases:
+    """Cases of functions of a toy transformer's residual stream, of one with RMSNorm in one."""
+    residual = lambda *shape: {"residual": Draws(0).normal(*shape, 8) + 0.5}
+    return {
+        "ordinary": residual(3, 4),
+        "all layers at once": residual(2, 3, 4),
+        "a single state": residual(),
+        "RMSNorm": residual(3, 4) | {"norm": "RMS"},
+    }
 
 
 def toy_rollout(batch: int, padded: bool = False) -> Rollout:
