@@ -13,6 +13,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import all_exercises, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
+from tools.course.__main__ import main
 from tools.course.size import lesson_name, lesson_size
 from tools.course.stub import UNWRITTEN, stub_source
 
@@ -287,3 +288,14 @@ def test_lessons_longer_than_the_limits_are_reported(root: Path) -> None:
     assert "99_toy: 462 lines, more than 450" in problems
     assert "99_toy: 2611 words, more than 2500" in problems
     assert "99_toy: the first sentence does not begin with 'By the end of this lesson'" in problems
+
+
+def test_build_raises_on_unknown_lesson_or_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["build", "--root", str(tmp_path)]) == 2
+    assert "has no lesson" in capsys.readouterr().err
+    (tmp_path / "solutions").mkdir()
+    (tmp_path / "solutions" / "01_one.py").write_text("# %%\n1\n")
+    assert main(["build", "two", "--root", str(tmp_path)]) == 2
+    assert "lesson 'two' is unknown; choose from one." in capsys.readouterr().err

@@ -1,13 +1,9 @@
 """Debugging PPO: stored dashboards, broken trainers, the alarm, and the ladder."""
 
-import json
-from importlib.resources import files
-
 import pytest
 
 from rlhf_lab import RLHFArgs
 from rlhf_lab.course.debugging import (
-    LADDER_FIELDS,
     SUSPECTS,
     WRONG_CLIMBERS,
     falls_from,
@@ -18,7 +14,7 @@ from rlhf_lab.course.debugging import (
 )
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from tools.course.runs import BROKEN_SETTINGS, HEALTHY_OTHERS
+from tools.course.runs import BROKEN_KINDS, HEALTHY_OTHERS
 
 
 @pytest.mark.parametrize(
@@ -73,11 +69,9 @@ def test_each_wrong_trainer_fails_at_another_rung():
     assert all(a["2: last word"] > b["2: last word"] for a, b in zip(credit, healthy, strict=True))
 
 
-def test_the_record_is_of_the_lessons_settings():
-    path = files("rlhf_lab.course") / "records/bug_hunt.json"
-    record = json.loads(path.read_text(encoding="utf-8"))
-    assert record["settings"] == BROKEN_SETTINGS and record["ladder"] == dict(LADDER_FIELDS)
+def test_records_have_three_runs_of_each_kind():
     half = HEALTHY_OTHERS["half the learning rate"]["base_lr"]
     assert half * 2 == RLHFArgs(preset="reel").base_lr
-    assert stored_hunt("others").keys() == HEALTHY_OTHERS.keys()
-    assert all(len(runs) == len(record["seeds"]) == 3 for runs in stored_hunt("others").values())
+    others, runs = stored_hunt("others"), stored_dashboards()
+    assert others.keys() == HEALTHY_OTHERS.keys() and runs.keys() == BROKEN_KINDS.keys()
+    assert all(len(kind) == 3 for kind in (*others.values(), *runs.values()))

@@ -11,18 +11,20 @@ from rlhf_lab.course import SeedFigures, seed_figures
 from tests.course.test_lesson_again import without_magic
 from tools.course import record
 from tools.course.builder import masters
+from tools.course.runs import RECORDS_OF_RUNS
 from tools.course.size import lesson_name
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = {"first": [0.2, 0.5, 0.5], "second": [0.3, 0.1, 0.2]}
-STORED = {"settings": {"total_phases": 12}, "seeds": [1, 2, 3], "tables": {"true_reward": NUMBERS}}
+RECORD = {"settings": {"total_phases": 12}, "seeds": [1, 2, 3], "tables": {"true_reward": NUMBERS}}
 LESSONS = {lesson_name(master): master for master in masters(ROOT)}
-RECORDS = [path for path in (ROOT / record.RECORDS).glob("*.json") if path.stem in LESSONS]
+STORED = sorted((ROOT / record.RECORDS).glob("*.json"))
+RECORDS = [path for path in STORED if path.stem in LESSONS]
 
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: STORED)
+    monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: RECORD)
 
 
 def test_compare_shows_this_run_and_the_range_of_other_seeds(stored, capsys) -> None:
@@ -85,3 +87,16 @@ def test_what_is_stored_is_of_the_lesson_as_it_stands(path: Path) -> None:
     output = json.dumps([cell.get("outputs") for cell in notebook.cells])
     assert "(others " in output
     assert "differs from this one" not in output and "no other seeds are stored" not in output
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_record_names_a_program_that_writes_it(path) -> None:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    command, name = stored["made_by"].split()[3:5]
+    assert command == ("runs" if path.stem in RECORDS_OF_RUNS else "record")
+    assert name in {"record": LESSONS, "runs": RECORDS_OF_RUNS}[command]
+    if command == "runs":
+        made = RECORDS_OF_RUNS[name]
+        assert stored.keys() == {"made_by", *made.heading, *made.parts}
+        heading = json.loads(json.dumps(dict(made.heading)))
+        assert {entry: stored[entry] for entry in heading} == heading

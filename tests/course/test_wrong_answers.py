@@ -1,5 +1,7 @@
 """Wrong answers that equal a slip in some cases only, or none, are named nevertheless."""
 
+from types import FunctionType
+
 import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
@@ -55,6 +57,10 @@ def _surrogate(whiten):
     return surrogate
 
 
+def _numbers(x, mask=None):
+    return torch.randn(len(x), generator=torch.Generator().manual_seed(3)) + 0 * x.sum()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "written", "words"),
@@ -72,5 +78,26 @@ def _surrogate(whiten):
 )
 def test_check_rejects_and_names_wrong_answers(name: str, written, words: str) -> None:
     verdict = Judge(find_exercise(name)).verdict(written)
-    assert verdict.state == "differs"
-    assert verdict.slip is not None and words in verdict.slip
+    assert verdict.state == "differs" and words in (verdict.slip or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, mask: 0 * F.sequence_sum(x, mask), "0 everywhere"),
+        (lambda x, mask: -F.sequence_sum(x, mask), "the sign is reversed"),
+        (lambda x, mask: F.sequence_sum(x, mask).detach(), "the result has no gradient"),
+        (lambda x, mask: 3 * F.sequence_sum(x, mask), "3 times the expected ones"),
+        (lambda x, mask: x.exp().sum() * F.sequence_sum(x, mask), "off by a constant factor"),
+        (lambda x, mask: F.sequence_sum(x, mask) + 2, "2 too high"),
+        (lambda x, mask: F.sequence_sum(x, mask).exp(), "the exponential of the result"),
+        (lambda x, mask: F.sequence_sum(x, mask).flip(0), "in reverse order"),
+        (lambda x, mask: F.sequence_sum(x, mask).abs(), "the absolute value"),
+        (_numbers, None),
+    ],
+)
+def test_relations_to_the_right_numbers_are_named(change, words: str | None) -> None:
+    written = FunctionType(change.__code__, globals(), "sequence_sum", (None,))
+    verdict = Judge(find_exercise("sequence_sum")).verdict(written)
+    assert verdict.state == "differs" and (words or "") in (verdict.slip or "")
+    assert words or verdict.slip is None
