@@ -82,10 +82,9 @@ def test_callback_that_raises_is_removed_with_one_warning():
 
 
 def test_callback_registered_twice_warns_but_not_those_of_a_loop(recwarn):
-    """A file's name may ignore case: B is not stored with b."""
     callbacks, scope = Callbacks(), {}
     on = callbacks.on
-    for name in "abb__B":
+    for name in "abb__B":  # a file system may ignore case
         exec(f"def {name}(ctx): ...", scope)
         on("after_step")(scope[name])
         on("after_phase")(partial(scope[name]))

@@ -197,14 +197,6 @@ def test_exploding_minibatch_is_counted_and_keeps_all_finite(make_trainer, limit
     assert all(p.isfinite().all() for p in trainer.policy.parameters())
 
 
-@pytest.mark.slow
-def test_phase_without_a_step_raises(make_trainer):
-    trainer = make_trainer({"logprobs": explosive([0, 1, 2, 3])}, ratio_threshold=10.0)
-    with pytest.warns(UserWarning, match="policy that sampled"):
-        with pytest.raises(RunError, match="No step was taken in phase 0.*Raise ratio_threshold"):
-            trainer.learning_phase(trainer.rollout_phase())
-
-
 @pytest.mark.parametrize(("preset", "rate"), [("reel", 1e-3), ("smol", 3e-4), ("gpt2-small", 3e-4)])
 def test_adapters_get_a_higher_learning_rate(preset, rate):
     assert RLHFArgs(preset=preset, lora_rank=4).base_lr == rate

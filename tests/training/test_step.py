@@ -126,7 +126,7 @@ def test_status_is_recorded_when_a_save_in_progress_fails(make_trainer):
 def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
     older = make_trainer(total_phases=4, save_every=1)
     take_steps(older, 1)
-    newer = RLHFTrainer.resume(older.run.path)
+    late, newer = (RLHFTrainer.resume(older.run.path) for _ in range(2))
     newer.start()
     with pytest.raises(RunError, match="Another trainer has taken over"):
         take_steps(older, 1)
@@ -134,6 +134,10 @@ def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
     with pytest.raises(KeyboardInterrupt), newer:
         raise KeyboardInterrupt
     assert newer.run.read_info()["status"] == "stopped"
+    with RLHFTrainer.resume(older.run.path) as newest:
+        take_steps(newest, 1)
+    with pytest.raises(RunError, match="of phase 2 now, not of 1: another trainer has continued"):
+        late.start()
 
 
 def compute_by_hand(trainer: RLHFTrainer, query: list[int], response: list[int]) -> list[float]:

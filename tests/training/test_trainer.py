@@ -96,8 +96,13 @@ def test_checkpoints_have_the_weights_of_their_phase(runs):
         weights = {n: tensor for n, tensor in stored.items() if not n.startswith("optimizer.")}
         assert is_equal(weights, run.weights[phase]), name
         assert (len(stored) > len(weights)) == (name == "last")
-    _, metadata = load_checkpoint(run.path / "checkpoints" / "best.safetensors")
-    assert metadata["best"] == {"phase": best, "mean_reward": rewards[best]}
+    for each in (run, runs("resets")):  # whose best batch is not the last
+        rewards = [report.mean_reward for report in each.reports]
+        best = rewards.index(max(rewards))
+        tensors, metadata = load_checkpoint(each.path / "checkpoints" / "best.safetensors")
+        assert metadata["best"] == {"phase": best, "mean_reward": rewards[best]}
+        assert is_equal({name: tensors[name] for name in each.weights[best]}, each.weights[best])
+    assert best < len(rewards) - 1
 
 
 def test_metrics_file_has_the_reports(runs):
