@@ -44,6 +44,7 @@ from rlhf_lab.rewards import (
     split_rewards,
 )
 from rlhf_lab.samples import Samples
+from rlhf_lab.training.checkpoint import checksum
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
 from rlhf_lab.training.rollout_engine import EngineSampler
 from rlhf_lab.tuning.teacher import load_reference, validate_vocabulary
@@ -154,12 +155,16 @@ def make_rewards(
     return rewards
 
 
-def rewarded_class(reward_fn: RewardFn) -> dict[str, Any] | None:
-    """Return index and label of the class that a sentiment reward rewards; None for others."""
-    for reward in split_rewards(reward_fn).values():
-        if isinstance(reward, SentimentReward):
-            return {"index": reward.rewarded_class, "label": reward.rewarded_label}
-    return None
+def loaded_sources(reference: HookedModel, reward_fn: RewardFn) -> dict[str, Any]:
+    """Return the class that a sentiment reward rewards, and checksums of models by name."""
+    sources: dict[str, Any] = {"rewarded_class": None}
+    for name, part in {"reference": reference, **split_rewards(reward_fn)}.items():
+        if isinstance(part, SentimentReward):
+            sources["rewarded_class"] = {"index": part.rewarded_class, "label": part.rewarded_label}
+        if isinstance(model := getattr(part, "model", part), nn.Module):
+            starts = {key: x.flatten()[:256].cpu() for key, x in model.state_dict().items()}
+            sources[f"the model of {name}"] = checksum(starts)
+    return sources
 
 
 def make_optimizer(

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rlhf_lab.__main__ import main
 from rlhf_lab.errors import ConfigError, LoadError, RunError
+from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import ResponseReward, WeightedRewards
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, read_metadata, save_checkpoint
@@ -353,13 +354,19 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     assert lines[0] == lines[1] != describe_source(lambda texts: [len(x) in {3, 5} for x in texts])
 
 
-def test_resume_warns_about_changed_prompts(saved_run, tmp_path):
+def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("this movie\nthis movie honestly ,\n")
-    path = saved_run(1, prompts=str(file))
+    base = str(shutil.copytree(weights_dir("reel-nano"), tmp_path / "base"))
+    scorer = str(shutil.copytree(weights_dir("reel-sentiment"), tmp_path / "scorer"))
+    path = saved_run(1, prompts=str(file), base_model=base, reward_model=scorer)
     file.write_text("this movie arguably ,\n")
-    with pytest.warns(UserWarning, match="prompts has changed since the run started"):
+    for model in tmp_path.glob("*/model.safetensors"):
+        save_file({k: x + 0.1 for k, x in load_file(model).items()}, model, {"format": "pt"})
+    with pytest.warns(UserWarning, match="prompts has changed since the run started") as caught:
         RLHFTrainer.resume(path).run_phase()
+    texts = " ".join(str(warning.message) for warning in caught)
+    assert "the model of reference has" in texts and "the model of SentimentReward has" in texts
     file.unlink()
     with pytest.raises(LoadError, match="prompts.txt"):
         RLHFTrainer.resume(path)
