@@ -292,11 +292,13 @@ def _pad_token(policy: TransformerWithValueHead, spec: SamplingSpec) -> int:
     return next(iter(spec.stops(tokenizer)), 0) if pad_token is None else pad_token
 
 
-def check_context(model: HookedModel, prefix_len: int, gen_len: int, of: str = "model") -> None:
+def check_context(
+    model: HookedModel, prefix_len: int, gen_len: int, of: str = "model", prompt: str = "the prompt"
+) -> None:
     """Raise ConfigError if prompt and response together exceed the model's context."""
     room = model.cfg.n_ctx - prefix_len
     if gen_len > room:
-        remedy = f"Set gen_len to at most {room}" if room > 0 else "Shorten the prompt"
+        remedy = f"Set gen_len to at most {room}" if room > 0 else f"Shorten {prompt}"
         raise ConfigError(
             f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the {of}'s context "
             f"of {model.cfg.n_ctx}. {remedy}."

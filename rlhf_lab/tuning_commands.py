@@ -170,6 +170,7 @@ def _tune(
     """Load data and a model, tune the model, and write it with its metadata, `notes`."""
     RLHFArgs(**asdict(tuning.adapters))  # validates their combination
     place = prepare(tuning.out, tuning.device)
+    rlhf_lab.rewards.model.validate_language_model(tuning.base_model)
     kind, source = list(notes.items())[1]
     data = load()
     n = tuning.drift_eval.samples

@@ -48,7 +48,7 @@ def save_checkpoint(
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the metadata that `save_checkpoint` wrote, and check their checksum."""
     if not path.is_file():
-        names = sorted(file.stem for file in path.parent.glob("*.safetensors"))
+        names = sorted(f.stem for f in path.parent.glob("*.safetensors") if f.is_file())
         available = f"Available: {', '.join(names)} (see `export`)." if names else "None was saved."
         raise RunError(f"No checkpoint {path}. {available}")
     try:

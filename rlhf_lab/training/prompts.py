@@ -127,7 +127,8 @@ class Prompts:
             raise ConfigError("A prompt has no token. Set a prefix, or prepend_bos=True.")
         if (token := max(map(max, self.tokens))) >= model.cfg.d_vocab:
             raise ConfigError(f"A prompt has the unknown token {token}. Use the model's tokenizer.")
-        check_context(model, max(map(len, self.tokens)), args.gen_len)
+        row = max(range(len(self.tokens)), key=lambda n: len(self.tokens[n]))
+        check_context(model, len(self.tokens[row]), args.gen_len, prompt=f"prompt {row + 1}")
         self.digest = zlib.crc32(json.dumps([self.texts, self.labels, self.answers]).encode())
 
     def _column(self, field: str, given: Sequence[Any] | None) -> list[str] | None:

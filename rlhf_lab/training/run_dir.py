@@ -112,7 +112,8 @@ class RunDir:
                 f"{self.path} already holds a run. Continue with `resume {self.path}`, or choose "
                 "another --out (in Python, RLHFTrainer.resume or another out)."
             )
-        for path in (self.path / SAMPLES, *self.path.glob("checkpoints/*.safetensors")):
+        others = [self.path / SAMPLES, self.path / "config.json"]  # of a run, of a model
+        for path in (*others, *self.path.glob("checkpoints/*.safetensors")):
             if path.exists() or path.is_symlink():
                 raise RunError(f"{path} exists without a run. Choose another --out.")
 
@@ -144,8 +145,9 @@ class RunDir:
     def read(self, file: str) -> list[dict[str, Any]]:
         """Read records, which have a phase; raise RunError if metrics lack a phase."""
         records = self._read_lines(file)
-        if file == METRICS:
-            self._validate_phases(records, len(records))
+        if file == METRICS and records:  # a page reports that there are none
+            done = self._is_finished() and self.read_info().get("phases_done")
+            self._validate_phases(records, done or len(records))
         return records
 
     def _read_lines(self, file: str) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model, make_reference
 from rlhf_lab.models.build import freeze
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.rewards.model import validate_language_model
 
 
 def load_reference(args: RLHFArgs, policy: TransformerWithValueHead) -> HookedModel:
@@ -26,6 +27,7 @@ def load_reference(args: RLHFArgs, policy: TransformerWithValueHead) -> HookedMo
         LoadError: If `reference_model` cannot be loaded.
     """
     if args.reference_model is not None:
+        validate_language_model(args.reference_model)
         teacher = load_model(args.reference_model, device=policy.device)
         return freeze(teacher, args.reference_device)
     if args.method == "gkd":

@@ -51,11 +51,11 @@ REJECTED = {
     f"{SFT} /proc/made --base-model nowhere": "Cannot write /proc/made",
     f"train-reward --pairs reel {FEW} --out thesis.tex/a/b --base-model no": "Cannot write thesis",
     f"{SFT} RUN": "already exists",
-    f"dpo --pairs reel --n-pairs 8 {FEW} --out RUN": "already exists",
-    f"kto --examples reel --n-pairs 8 {FEW} --out RUN": "already exists",
-    f"train-reward --pairs reel --n-pairs 8 {FEW} --out RUN": "already exists",
     f"{TRAINING} RUN": "already holds a run",
     f"{TRAINING} /dev/null": "/dev/null is",
+    f"{TRAINING} model": "model/config.json exists without a run",
+    f"{TRAINING} made --reference-model model": "'model' is a reward model",
+    f"{SFT} made --base-model model": "'model' is a reward model",
     f"{TRAINING} /proc/run": "No such file or directory. Choose another --out.",
     # inputs
     "resume pipe": "pipe has no run.json",
@@ -78,6 +78,9 @@ def place(here: Path) -> Path:
     (here / "thesis.tex").write_text("mine")
     (here / "ours.html").write_text(f"<p>old{PAGE_MARK}")
     (here / "empty").mkdir()
+    (here / "model").mkdir()
+    for name in ("config.json", HEAD_FILE):
+        (here / "model" / name).touch()
     os.mkfifo(here / "pipe")
     return here
 

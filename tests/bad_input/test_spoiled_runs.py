@@ -155,6 +155,8 @@ def test_lost_or_torn_lines_of_a_finished_run_are_reported(here: Path) -> None:
     info("status", "finished")(Path("RUN"))
     rejected(["report", "RUN"], "samples.jsonl, line", "Correct or delete it")
     Path("RUN/samples.jsonl").unlink()
+    raw("metrics.jsonl", lambda b: b.splitlines(keepends=True)[0])(Path("RUN"))
+    rejected(["report", "RUN"], "must have one line for each of 2 phases in order, and has [0]")
     Path("RUN/metrics.jsonl").unlink()
     accepted(["report", "RUN", "--out", "page.html"])
     assert "metrics.jsonl is missing or empty" in Path("page.html").read_text()
