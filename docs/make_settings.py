@@ -37,8 +37,8 @@ METHODS_TEXT = """\
 `RLHFArgs(method="grpo")` and `train --method grpo` apply the settings of the method's paper, except
 for learning rates, `batch_size`, `target_kl` and fields that you set yourself. The run logs a
 warning if your settings differ from the paper's (for numbers, by more than a factor of 10). With
-`dataclasses.replace` or `--config run.json`, a method does not change other fields, because all of
-them are already set.
+`dataclasses.replace` or `--config run.json`, a method or preset does not change other fields,
+because all of them are already set.
 
 `dr_grpo`, `opo`, `dapo`, `gspo` and `cispo` were published without a KL penalty, so watch the KL.
 `dapo` lacks the paper's filter for overlong responses. `cispo` uses ScaleRL's upper clip (5; arXiv

@@ -51,6 +51,8 @@ def test_a_runs_own_file_gives_its_settings_back(tmp_path, preset):
     path.write_text(json.dumps({"status": "finished", "args": args.to_dict(), "final": {}}))
     assert RLHFArgs.from_file(path) == args == train_args("--config", path)
     assert train_args("--config", path, "--total-phases", "9").total_phases == 9
+    with pytest.raises(ConfigError, match="preset='sums' has no effect, because .*run.json sets"):
+        train_args("--config", path, "--preset", "sums")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_invalid_file_raises_with_its_name(tmp_path, monkeypatch, text, words):
 
 def test_unreadable_file_raises(tmp_path):
     (tmp_path / "latin").write_bytes("prefix: caf\xe9".encode("latin-1"))
-    for name, words in {"nowhere": "cannot be read", "latin": "utf-8"}.items():
+    for name, words in {"nowhere": "cannot be read", "latin": "utf-8.*Use a file in UTF-8"}.items():
         with pytest.raises(ConfigError, match=words):
             RLHFArgs.from_file(tmp_path / name)
 

@@ -42,7 +42,7 @@ class KLArgs:
     kl_coef: float = 2.5
     """Weight of the KL from the reference model, in nats per token."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Subtract the mean KL from the objective, or each token's KL (k1) from its reward."""
+    """Subtract the mean KL from the objective, or each token's KL from its reward."""
     kl_estimator: Literal["exact", "k1", "k2", "k3", "abs", "mse", "k3_straight_through"] = "exact"
     """Exact KL, or an estimate from the sampled tokens (see functional.kl_estimate)."""
     kl_controller: Literal["fixed", "adaptive"] = "fixed"

@@ -65,11 +65,16 @@ class RLHFArgs(AllFields):
         Raises:
             ConfigError: If the file or a value is not valid. The message names the file.
         """
-        fields = read_settings(path) | changes
+        fields = read_settings(path)
         try:
-            return cls(**fields)
+            args = cls(**(fields | changes))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+        if args.preset != fields.get("preset") and PRESETS[args.preset].keys() <= fields.keys():
+            raise ConfigError(
+                f"preset={args.preset!r} has no effect, because {path} sets all fields. Remove it."
+            )
+        return args
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -79,7 +84,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         fields = YAML(typ="safe", pure=True).load(expand_home(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"config={str(path)!r} cannot be read ({error}). Use a file.") from None
+        reason = f"cannot be read ({error}). Use a file in UTF-8"
+        raise ConfigError(f"config={str(path)!r} {reason}.") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML ({problem}). Correct it.") from None
