@@ -75,7 +75,7 @@ def train(
     args: Annotated[RLHFArgs, arg(name="")],
     out: Path | None = None,
     probes: FlagCreatePairsOff[bool] = False,
-    record: Literal["every"] | tuple[int, ...] | None = None,
+    record: Literal["every", "milestones"] | tuple[int, ...] | None = None,
     config: Path | None = None,
 ) -> int:
     """Train a policy. The defaults, of preset reel, train on the bundled language in under a
@@ -150,7 +150,7 @@ def score(
     several rewards, the weighted sum is printed first, then each.
 
     Args:
-        texts: Texts to score.
+        texts: Texts to score; of standard input, the lines that are not blank.
         prompt: The prompt of the texts, for rewards that read prompt and response.
     """
     from rich.console import Console

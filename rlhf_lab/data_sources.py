@@ -43,10 +43,13 @@ class Row(NamedTuple):
         return value
 
     def _missing(self, kind: str, column: str) -> str:
+        if not isinstance(self.fields, dict):
+            return f"{self.where} is {self.fields!r:.40}. Use an object with {column!r}."
         if self.has(column) and str(value := self.fields[column] or "").strip():
-            wanted = "a text. Put it in quotes" if kind == "text" else "a finite number. Correct it"
+            remedy = "Write one text" if isinstance(value, list | dict) else "Put it in quotes"
+            wanted = f"a text. {remedy}" if kind == "text" else "a finite number. Correct it"
             return f"{self.where} has {value!r:.40} under {column!r}, which is not {wanted}."
-        names = [f"{name!s:.40}" for name in self.fields] if isinstance(self.fields, dict) else []
+        names = [f"{name!s:.40}" for name in self.fields]
         has_others = names and column not in names
         columns = f", only {', '.join(map(repr, names[:5]))}" if has_others else ""
         return f"{self.where} has no {kind} under {column!r}{columns}. Every row needs that column."

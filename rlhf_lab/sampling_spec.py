@@ -110,5 +110,5 @@ def _single_token(tokenizer: PreTrainedTokenizerBase, text: str, stop_tokens: st
     except Exception:
         token = None
     if token is None or token == tokenizer.unk_token_id:
-        raise ConfigError(f"stop_tokens={stop_tokens!r} has {text!r}, which is not one token.")
+        raise ConfigError(f"stop_tokens={stop_tokens!r} has {text!r}, not one token. Use others.")
     return token

@@ -23,7 +23,7 @@ READ = {
 }
 BROKEN = {
     "latin.txt": (b"caf\xe9\n", "UTF-8"),
-    "list.jsonl": (b'["a"]\n', r"line 1 has no text under 'text'\."),
+    "list.jsonl": (b'["a"]\n', r"line 1 is \['a'\]\. Use an object with 'text'\."),
     "number.jsonl": (
         b'{"text": "a"}\n\n{"text": 3}\n',
         "line 3 has 3 under 'text', which is not a text",

@@ -47,7 +47,8 @@ def copy_lessons(directory: Path) -> list[Path]:
                 copied.append(Path(shutil.copyfile(path, copy)))
         (directory / VERSION_FILE).write_text(f"rlhf_lab {__version__}\n", encoding="utf-8")
     except OSError as error:
-        raise LoadError(f"cannot write {str(directory)!r} ({error.strerror}).") from None
+        reason = f"({error.strerror}). Choose another path"
+        raise LoadError(f"cannot write {str(directory)!r} {reason}.") from None
     return copied
 
 

@@ -83,7 +83,7 @@ def load_pretrained_model(loader: Any, name: str, kind: str, **options: Any) -> 
     if re.search("Classification" if kind == "language model" else "CausalLM|LMHead", saved):
         raise LoadError(
             f"{name!r} is a {saved}, not a {kind}. Pass a language model as base_model, and a "
-            "sequence classifier as reward_model."
+            "sequence classifier as reward_model (with reward_fn='learned', a reward model)."
         )
     options |= dict(use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True)
     model, report = load_pretrained(loader, name, kind, **options)

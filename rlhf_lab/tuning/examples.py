@@ -86,6 +86,8 @@ def read_conversations(
     Raises:
         LoadError: If the source does not exist, or a row is not a conversation.
     """
+    if name == REEL:
+        raise ConfigError(f"texts={name!r} has no conversations. Use a file, or remove chat.")
     conversations = []
     for row in read_rows(name, "texts", lines_as=column):
         before = [] if prompt_column is None else _read_turns(row, prompt_column, "user")

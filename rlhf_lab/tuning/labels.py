@@ -88,6 +88,7 @@ def _read_labeled_rows(rows: list[Row], prompt_column: str | None) -> LabeledExa
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
     is_completion = lambda row: row.has("completion") and not row.has("response")
     texts = [row.text("completion" if is_completion(row) else "response") for row in rows]
+    texts = [text.removeprefix(prompt) for prompt, text in zip(prompts, texts, strict=True)]
     groups = np.arange(len(rows))
     if prompt_column is not None:
         _, groups = np.unique(prompts, return_inverse=True)

@@ -29,6 +29,7 @@ PAIR = '{"chosen": "a good movie", "rejected": "a bad movie"}\n'
 UNKNOWN = PAIR.replace("good", "quantum")
 BROKEN = [  # commands, file, content, words of the message
     (tuple(COMMANDS), "x.jsonl", '{"a": 1,}\n', ["x.jsonl", "line 1"]),
+    (PAIRS, "x.jsonl", '{"chosen": [{}], "rejected": ""}\n', ["[{}] under", "Write one text"]),
     (tuple(COMMANDS), "x.csv", "good\na\nb\n", ["line 2", "'good'"]),
     (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
     (
@@ -37,7 +38,7 @@ BROKEN = [  # commands, file, content, words of the message
         '{"prompt": "a", "text": "a"}\n{"prompt": 5, "text": 5}\n',
         ["has 5"],
     ),
-    (("train",), "x.txt", "this movie was good . " * 30, ["context"]),
+    (("train",), "x.txt", "this\n" + "this movie was good . " * 30, ["context", "prompt 2"]),
     (("sft",), "x.txt", "\n \n", ["texts must have at least 2 rows", "got 0"]),
     (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
     (PAIRS, "x.jsonl", PAIR, ["pairs must have at least 2 rows", "got 1"]),

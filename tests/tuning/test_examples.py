@@ -214,7 +214,7 @@ def test_labeled_rows_are_read(stored):
     assert examples.texts == ["yes", "no", "maybe"]
     assert examples.is_good.tolist() == [True, False, False]
     assert examples.groups[0] == examples.groups[2] != examples.groups[1]
-    both = [row | {"completion": "other"} for row in LABELED]
+    both = [x | {"completion": "b", "response": x["prompt"] + x["response"]} for x in LABELED]
     assert load_labeled_examples(stored(*both), 1, 0).texts == examples.texts
     rows = [{"completion": "same", "label": label, "ask": "q"} for label in (True, False)]
     examples = load_labeled_examples(stored(*rows), 1, 0)
