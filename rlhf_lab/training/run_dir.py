@@ -145,7 +145,7 @@ class RunDir:
     def read(self, file: str) -> list[dict[str, Any]]:
         """Read records, which have a phase; raise RunError if metrics lack a phase."""
         records = self._read_lines(file)
-        if file == METRICS and records:  # a page reports that there are none
+        if file == METRICS and records:  # a page reports an empty file
             done = self._is_finished() and self.read_info().get("phases_done")
             self._validate_phases(records, done or len(records))
         return records
