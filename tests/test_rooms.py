@@ -1,6 +1,7 @@
 """The rooms: line budgets, the order of imports, and what is installed."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -51,9 +52,14 @@ ALSO_BELOW = {"__version__", "chat", "data_sources", "fitting"}
 ALSO_BELOW |= {"supervised", "torch_modes"}
 
 
-def modules(source: str) -> Iterator[str]:
+@functools.cache
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def modules(file: Path) -> Iterator[str]:
     """The modules that a file imports, at its top or inside a function."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -61,9 +67,9 @@ def modules(source: str) -> Iterator[str]:
             yield from names if node.module == "rlhf_lab" else [node.module]
 
 
-def imported(source: str) -> set[str]:
+def imported(file: Path) -> set[str]:
     """The top-level packages that a file imports."""
-    return {module.split(".")[0] for module in modules(source)}
+    return {module.split(".")[0] for module in modules(file)}
 
 
 @pytest.mark.parametrize("room", LINES)
@@ -81,7 +87,7 @@ def test_rooms_import_only_rooms_before_them():
     assert {f"rlhf_lab/{room}" for room in ORDER} < set(LINES)
     for place, room in enumerate(ORDER):
         for file in (package / room).rglob("*.py"):
-            for module in modules(file.read_text(encoding="utf-8")):
+            for module in modules(file):
                 top, _, path = module.partition(".")
                 other = path.split(".")[0]
                 if top != "rlhf_lab" or not other:
@@ -104,13 +110,13 @@ def test_no_file_is_longer_than_300_lines(room):
 @pytest.mark.parametrize("room", ["rlhf_lab", "solutions"])
 def test_shipped_code_imports_no_makers(room):
     for file in (ROOT / room).rglob("*.py"):
-        assert MAKERS.isdisjoint(imported(file.read_text(encoding="utf-8"))), file
+        assert MAKERS.isdisjoint(imported(file)), file
 
 
 @pytest.mark.slow
 def test_only_three_files_import_transformer_lens():
-    sources = {path: path.read_text(encoding="utf-8") for path in (ROOT / "rlhf_lab").rglob("*.py")}
-    importing = {path.name for path, x in sources.items() if "transformer_lens" in imported(x)}
+    files = (ROOT / "rlhf_lab").rglob("*.py")
+    importing = {file.name for file in files if "transformer_lens" in imported(file)}
     assert importing == {"hooked_transformer.py", "hooked_model.py", "value_head.py"}
 
 
@@ -125,14 +131,12 @@ def test_only_the_package_is_installed():
 
 @pytest.mark.slow
 def test_files_import_each_other_without_circles():
-    files = {}
-    for path in (ROOT / "rlhf_lab").rglob("*.py"):
-        files[".".join(path.relative_to(ROOT).with_suffix("").parts)] = ast.parse(
-            path.read_text(encoding="utf-8")
-        )
+    paths = (ROOT / "rlhf_lab").rglob("*.py")
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
     graph = {}
-    for module, tree in files.items():
-        names = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    for module, path in files.items():
+        body = parse(path).body
+        names = [node for node in body if isinstance(node, ast.ImportFrom) and node.module]
         named = {node.module for node in names}
         named |= {f"{node.module}.{alias.name}" for node in names for alias in node.names}
         graph[module] = named & files.keys()

@@ -47,6 +47,7 @@ def sums_page():
     return runpy.run_path(str(ROOT / "docs" / "make_verifiable_rewards.py"))
 
 
+@pytest.mark.slow
 def test_verifiable_rewards_page_matches_its_records(sums_page):
     for name, text in sums_page["page"]().items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, name
