@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 MAKERS = {"tools", "benchmarks", "tests"}
 # lines of Python per room: the budget, and the ceiling (which only falls) of a room above it
 LINES = {
-    "rlhf_lab/config": (750, 880),  # 23 for sums, 75 for the methods of papers
+    "rlhf_lab/config": (750, 877),  # 23 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2914),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2508),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3824),  # with issue "CUDA at speed"
@@ -28,7 +28,7 @@ LINES = {
     "rlhf_lab/course": (3600, 4218),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
     "rlhf_lab": (1900, 2562),  # the root and the commands
-    "tests": (28000, 31416),  # 1,150 for sums, pass@k, distillation and lesson 12
+    "tests": (28000, 31409),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2560),  # with the figure of the README, the lint of prose, links, sums-nano

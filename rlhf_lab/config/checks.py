@@ -80,19 +80,20 @@ EXAMPLES = MappingProxyType(  # rewards that need a value after a colon
     {"count": "great", "regex": "[0-9]+", "json_schema": "schema.json", "diversity": "2"}
 )
 MATCH_OPTIONS = ("ignore_case", "ignore_punctuation", "last_number")  # after exact_match:, with +
-NEEDS = MappingProxyType(  # settings without effect while the other one has its default
-    {"kl_target": "kl_controller", "kl_horizon": "kl_controller", "system_prompt": "chat"}
-    | dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank")
-    | dict.fromkeys("labels_column answers_column prompt_words prompts_column".split(), "prompts")
-)
-USED_BY = MappingProxyType(  # settings without effect for other values of another setting
+# settings without effect for other values of another setting; "" is any but None, 0 and False
+USED_BY = MappingProxyType(
     {
-        "clip_coef": ("policy_loss", "ppo gspo cispo"),
-        "clip_coef_high": ("policy_loss", "ppo gspo cispo"),
+        "clip_coef clip_coef_high": ("policy_loss", "ppo gspo cispo"),
         "dual_clip": ("policy_loss", "ppo"),
         "max_log_ratio": ("policy_loss", "ppo gspo"),
         "gamma": ("advantages", "one_step gae reinforce reinforce++"),
         "gae_lambda": ("advantages", "one_step gae"),  # the default, under a custom function
+        "kl_target kl_horizon": ("kl_controller", "adaptive"),
+        "critic_path": ("value_head", "separate"),
+        "vf_clip": ("vf_coef", ""),
+        "system_prompt": ("chat", ""),
+        "lora_alpha lora_targets": ("lora_rank", ""),
+        "labels_column answers_column prompt_words prompts_column": ("prompts", ""),
     }
 )
 _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(?:[,:]|$))")
@@ -158,16 +159,14 @@ def _batches(a: AllFields) -> Iterator[tuple[str, str]]:
             yield name, f"must be below total_phases={a.total_phases}. Lower it, or train longer."
     if a.reset_reference_every and (a.reference_model or a.method == "gkd"):
         yield "reset_reference_every", "discards the teacher. Set it to None."
-    for name, other in NEEDS.items():
-        defaults = [getattr(a, each) == getattr(AllFields, each) for each in (name, other)]
-        if defaults == [False, True]:
-            yield name, f"has no effect with {other}={getattr(a, other)!r}. Set {other} too."
-    if a.vf_clip and not a.vf_coef:
-        yield "vf_clip", "has no effect with vf_coef=0. Set it to None."
-    for name, (other, values) in USED_BY.items():
-        is_set = getattr(a, name) != getattr(AllFields, name)
-        if is_set and getattr(a, other) not in values.split():
-            yield name, f"has no effect with {other}={getattr(a, other)!r}. Remove it."
+    for names, (other, values) in USED_BY.items():
+        value = getattr(a, other)
+        is_used = value in values.split() if values else value
+        choices = f" to {' or '.join(values.split())}" if values else ""
+        for name in () if is_used else names.split():
+            if getattr(a, name) != getattr(AllFields, name):
+                remedy = f"Remove it, or set {other}{choices}"
+                yield name, f"has no effect with {other}={value!r}. {remedy}."
 
 
 def _models(a: AllFields) -> Iterator[tuple[str, str]]:
@@ -177,8 +176,6 @@ def _models(a: AllFields) -> Iterator[tuple[str, str]]:
     for name, value in off.items() if a.weight_precision != "fp32" else ():
         if getattr(a, name) != value:
             yield name, f"conflicts with weight_precision={a.weight_precision!r}. Use {value!r}."
-    if a.critic_path and a.value_head != "separate":
-        yield "critic_path", "requires a critic. Set value_head='separate'."
 
 
 def _texts(a: AllFields) -> Iterator[tuple[str, str]]:
