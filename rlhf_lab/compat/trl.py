@@ -152,6 +152,12 @@ def step(
             "Use top_k=0, top_p=1 and the temperature of RLHFArgs, at which step() scores.",
             stacklevel=3,
         )
+    size = args.samples_per_prompt
+    if any(row != prompts[i - i % size] for i, row in enumerate(prompts)):
+        raise ConfigError(
+            f"samples_per_prompt={size} compares each {size} responses in a row, but their queries "
+            "differ. Sort the batch by query."
+        )
     learned = _mask_rows(response_masks, written)
     numbers = torch.tensor([math.nan if isinstance(x, str) else float(x) for x in scores])
     if not numbers.isfinite().all():
