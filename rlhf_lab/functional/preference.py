@@ -112,7 +112,8 @@ def preference_accuracy(
     check_not_empty(chosen)
     check_same_shape(chosen=chosen, rejected=rejected)
     difference = at_least_float32(chosen) - at_least_float32(rejected)
-    return (difference.sign() + 1).mean() / 2
+    won = (difference.sign() + 1) / 2  # the sign of nan is 0
+    return won.masked_fill(chosen.isnan() | rejected.isnan(), torch.nan).mean()
 
 
 class Calibration(NamedTuple):
@@ -154,13 +155,14 @@ def calibration_bins(
 def auc(scores: Float[Tensor, "*site n"], labels: Bool[Tensor, " n"]) -> Float[Tensor, "*site"]:
     """Compute the probability that a positive example scores above a negative one (ROC AUC).
 
-    In float64; nan without a positive or without a negative example.
+    In float64; nan for scores with a nan, and without a positive or a negative example.
 
     AUC = P(s+ > s-) + P(s+ = s-) / 2   (Mann and Whitney 1947)
     """
     positive, negative = scores[..., labels.bool()], scores[..., ~labels.bool()]
-    gap = positive[..., :, None] - negative[..., None, :]
-    return ((gap > 0).double() + 0.5 * (gap == 0).double()).mean((-2, -1))
+    above, below = positive[..., :, None], negative[..., None, :]
+    wins = (above > below).double() + 0.5 * (above == below).double()
+    return wins.mean((-2, -1)).masked_fill(scores.isnan().any(-1), torch.nan)
 
 
 def check_not_empty(batch: Tensor, what: str = "pair") -> None:

@@ -145,6 +145,7 @@ def best_of_n_distribution(
     """
     check_same_shape(chances=chances, rewards=rewards)
     chances = chances.detach().cpu().double()
+    chances = chances / chances.sum()
     levels, level = rewards.detach().cpu().unique(return_inverse=True)  # in rising order
     at = torch.zeros(len(levels), dtype=torch.float64).index_add(0, level, chances)
     up_to = at.cumsum(0).clamp_max(1.0)

@@ -99,6 +99,9 @@ def test_accuracy_and_auc_match_hand_computed():
     both = F.auc(torch.stack([scores, -scores]), labels)
     assert both.tolist() == pytest.approx([0.625, 0.375]) and both.dtype == torch.float64
     assert F.auc(scores, torch.ones(4).bool()).isnan()
+    infinite = tensor([[math.inf, 0.0, math.inf, -math.inf], [3.0, NAN, 2.0, 1.0]])  # one tie
+    assert F.auc(infinite, labels).nan_to_num(-1).tolist() == [0.625, -1]
+    assert F.preference_accuracy(infinite[1], scores).isnan()
 
 
 def test_calibration_matches_hand_computed():
