@@ -115,6 +115,8 @@ def weights_of_both(
     Raises:
         ConfigError: If the models differ in parameters.
     """
+    if hasattr(base, "base_model") or hasattr(tuned, "base_model"):
+        raise ConfigError("a policy was passed for a language model. Pass its base_model.")
     before, after = effective_weights(base), effective_weights(tuned)
     shapes = [{name: weight.shape for name, weight in each.items()} for each in (before, after)]
     differing = sorted(dict(shapes[0].items() ^ shapes[1].items()))

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, check_partition, sum_by_group
-from rlhf_lab.diffing.weight_line import NODES, WeightLine, quadrature
+from rlhf_lab.diffing.weight_line import MAX_NODES, NODES, WeightLine, quadrature
 from rlhf_lab.functional import kl_per_token, log_probs
 
 TEXTS_PER_PASS = 8  # sequences in one backward pass
@@ -58,6 +58,9 @@ def kl_by_output(
                 kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h
             )
         rows += weight * torch.einsum("cnd,nd->cn", change, gradient)
+    missing = (rows.sum(0) + of_read_out - whole).abs().max()
+    if missing > 1e-3 * whole.max() and 2 * nodes <= MAX_NODES:
+        return kl_by_output(parts0, parts1, read_out0, read_out1, 2 * nodes)
     return OutputKL(rows, of_read_out, whole)
 
 
@@ -72,7 +75,7 @@ def kl_by_weights(
     """Split KL(second || first) exactly by the groups of weights that changed, in nats.
 
     Return sums over each 8 sequences, a part. All groups come from the same backward passes, one at
-    each node.
+    each node. The nodes double while more than 1e-3 of the KL is missing.
 
     Args:
         states: where the KL counts.
@@ -89,7 +92,8 @@ def kl_by_weights(
         with torch.no_grad():
             reference = log_probs(line.logits(line.before, *text))
         total = torch.zeros(len(groups), dtype=torch.float64)
-        for node, weight in zip(*quadrature(nodes), strict=True):
+        at, weights = quadrature(nodes)
+        for node, weight in zip([*at, 1.0], [*weights, 0.0], strict=True):  # last, the whole KL
             along = {name: each.requires_grad_() for name, each in line.at(node).items()}
             with torch.enable_grad():
                 kl = kl_per_token(log_probs(line.logits(along, *text)), reference)
@@ -98,5 +102,7 @@ def kl_by_weights(
             pairs = zip(along, gradients, strict=True)
             moved = {n: x.double() * line.delta[n].double() for n, x in pairs}
             total += weight * sum_by_group(moved, groups)
+        if abs(total.sum() - kl.item()) > 1e-3 * kl.item() + 1e-6 and 2 * nodes <= MAX_NODES:
+            return kl_by_weights(line, groups, tokens, states, attention_mask, 2 * nodes)
         parts.append(total)
     return torch.stack(parts, 1)

@@ -18,7 +18,7 @@ from rlhf_lab.models.padding import run_left_padded
 from rlhf_lab.torch_modes import differentiable_attention
 
 NODES = 8  # enough between a model and its fine-tuned form
-MAX_NODES = 32  # of `shift_by_weights`, which doubles them until its sum is complete
+MAX_NODES = 32  # to which they double until a sum is complete
 
 
 class WeightLine:

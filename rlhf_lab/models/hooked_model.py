@@ -186,7 +186,7 @@ def copy_without_hooks(model: HookedModel, shared: dict[int, Any]) -> HookedMode
 
 def model_where_exact(model: HookedModel) -> HookedModel:
     """Return the model if it is on one device with float64; if not, a copy, hooks included."""
-    device = model.unembed.W_U.device
+    device = getattr(model, "base_model", model).unembed.W_U.device
     device = device if has_float64(device) else torch.device("cpu")
     if all(p.device == device for p in model.parameters()):
         return model

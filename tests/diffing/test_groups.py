@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from rlhf_lab.diffing import Groups, coarse_groups, fine_groups
+from rlhf_lab.diffing import Groups, WeightLine, coarse_groups, fine_groups
 from rlhf_lab.diffing.groups import check_partition, weights_of_both
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import add_lora, effective_weights, load_model
+from rlhf_lab.models import TransformerWithValueHead, add_lora, effective_weights, load_model
 from tests.tiny_families import TINY, tiny_of
 from tests.tiny_models import tiny_llama
 
@@ -79,6 +79,9 @@ def test_partition_raises_on_the_wrong_parameter(base, added, error):
         groups.of("L9 mlp")
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_models_with_other_weights_are_not_compared(base, llama_tokenizer):
     with pytest.raises(ConfigError, match="do not have the same weights"):
         weights_of_both(base, load_model(tiny_llama(), llama_tokenizer))
+    with pytest.raises(ConfigError, match="Pass its base_model"):
+        WeightLine(base, TransformerWithValueHead(base))

@@ -24,13 +24,16 @@ def test_kl_by_output_matches_hand_computed():
     parts1 = torch.tensor([0.25, 0.75], dtype=torch.float64)[:, None, None]
     read = lambda h: torch.cat([h, torch.zeros_like(h)], -1)
     found = kl_by_output(0 * parts1, parts1, read, lambda h: read(2 * h))
+    few = kl_by_output(0 * parts1, parts1, read, lambda h: read(2 * h), nodes=1)
+    torch.testing.assert_close(few.rows, found.rows, rtol=1e-3, atol=0)
     p = torch.sigmoid(torch.tensor(2.0).double())
     expected = (p * (2 * p).log() + (1 - p) * (2 * (1 - p)).log()).item()
     assert found.kl.item() == pytest.approx(expected, abs=1e-12) and found.read_out.item() == 0
     assert found.rows[:, 0].tolist() == pytest.approx([expected / 4, 3 * expected / 4], abs=1e-7)
 
 
-def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens):
+def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens, monkeypatch):
+    monkeypatch.setattr("rlhf_lab.diffing.kl_attribution.MAX_NODES", 1)
     groups, step, line = fine_groups(base), 1e-4, WeightLine(base, tuned, in_float64=True)
     found = kl_by_weights(line, groups, tokens, everywhere(tokens), nodes=1)
     middle, reference = line.at(0.5), log_probs(line.logits(line.before, tokens))
@@ -54,5 +57,7 @@ def test_left_padding_and_masked_states_do_not_count(base, far, tokens):
     torch.testing.assert_close(padded, plain, atol=1e-4, rtol=1e-4)
     at_two = kl_by_weights(line, groups, tokens, everywhere(tokens) & (torch.arange(9) == 2))
     exact = kl_per_token(*(log_probs(model(tokens).double()) for model in (far, base)))
+    few = kl_by_weights(line, groups, tokens, everywhere(tokens), nodes=1)  # doubled
+    assert few.sum().item() == pytest.approx(exact.sum().item(), rel=2e-3)
     expected = exact[:, 2].sum().item()
     assert at_two.sum().item() == pytest.approx(expected, rel=1e-3)
