@@ -16,8 +16,23 @@ from rlhf_lab.organism.rewards import sentiment_logit, sigmoid
 REEL = "reel"
 
 
+class Columns:
+    """Columns of a dataclass of one length, as lists of texts and arrays of numbers."""
+
+    def __post_init__(self) -> None:
+        given = {k: list(x) for k, x in vars(self).items() if not isinstance(x, bool | None)}
+        lengths = {name: len(column) for name, column in given.items()}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"the columns have different lengths: {lengths}. Make them equal.")
+        columns = {k: x if isinstance(x[0], str) else np.asarray(x) for k, x in given.items() if x}
+        vars(self).update(columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Columns):
     """Pairs of texts with a preference.
 
     Args:
@@ -34,15 +49,10 @@ class Pairs:
     prompts: list[str] | None = None
     margins: Float[np.ndarray, " pair"] | None = None
 
-    def __len__(self) -> int:
-        return len(self.chosen)
-
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Return the pairs with these indices."""
-        texts = self.chosen, self.rejected, self.prompts
-        chosen, rejected, prompts = (column and [column[i] for i in rows] for column in texts)
-        gaps, margins = (x if x is None else x[rows] for x in (self.true_reward_gaps, self.margins))
-        return Pairs(chosen, rejected, gaps, prompts, margins)
+        take = lambda x: [x[i] for i in rows] if isinstance(x, list) else x[rows]
+        return Pairs(*(None if x is None else take(x) for x in vars(self).values()))
 
     def bayes_accuracy(self) -> float | None:
         """Return the average accuracy of the best possible judge; None without true rewards.

@@ -36,10 +36,9 @@ def judge(
     """Compare a judge's gaps, score of the first text minus that of the second, with the truth."""
     gaps, true_gaps = gaps.detach().cpu().double(), true_gaps.cpu().double()
     sign, zeros = first_wins.cpu().double() * 2 - 1, torch.zeros_like(gaps)
-    ordered = ((gaps * true_gaps)[true_gaps != 0].sign() + 1).mean() / 2
     return Judgement(
         accuracy=((gaps * sign).sign() + 1).mean().item() / 2,
-        as_truth=ordered.item(),
+        as_truth=((gaps * true_gaps)[true_gaps != 0].sign() + 1).mean().item() / 2,
         error=(gaps.sigmoid() - true_gaps.sigmoid()).abs().mean().item(),
         slope=((gaps * true_gaps).sum() / true_gaps.square().sum()).item(),
         nll=bradley_terry_loss(gaps * sign, zeros).item(),

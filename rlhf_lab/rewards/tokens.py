@@ -57,8 +57,7 @@ class TokenReward:
         real = rewards if rewards.ndim == 1 else rewards[attention_mask.bool()]
         if not real.isfinite().all():
             raise ConfigError(
-                f"reward_fn returned {real[~real.isfinite()][0]} for token ids. To continue, "
-                "return finite numbers."
+                f"reward_fn returned {real[~real.isfinite()][0]} for token ids. Use finite numbers."
             )
         return rewards
 

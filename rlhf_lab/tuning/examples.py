@@ -19,12 +19,12 @@ from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.organism import Grammar
-from rlhf_lab.rewards.pairs import REEL
+from rlhf_lab.rewards.pairs import REEL, Columns
 from rlhf_lab.sampling import tokenize_prompts
 
 
 @dataclass(frozen=True)
-class Examples:
+class Examples(Columns):
     """Good examples, each a prompt and the text that follows it.
 
     Args:
@@ -36,9 +36,6 @@ class Examples:
     prompts: list[str]
     texts: list[str]
     rendered: bool = False
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
 
 def load_examples(

@@ -7,14 +7,14 @@ from jaxtyping import Bool, Int
 
 from rlhf_lab.data_sources import LABEL, Row, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.rewards.pairs import REEL, Pairs, load_pairs
+from rlhf_lab.rewards.pairs import REEL, Columns, Pairs, load_pairs
 from rlhf_lab.supervised import hold_out
 
 WORDS = {"good": True, "true": True, "1": True, "bad": False, "false": False, "0": False}
 
 
 @dataclass(frozen=True)
-class LabeledExamples:
+class LabeledExamples(Columns):
     """Responses to prompts, each labeled good or bad.
 
     Args:
@@ -29,9 +29,6 @@ class LabeledExamples:
     texts: list[str]
     is_good: Bool[np.ndarray, " example"]
     groups: Int[np.ndarray, " example"]
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
     def hold_out(
         self, fraction: float, rng: np.random.Generator

@@ -66,6 +66,17 @@ def test_accuracies_match_hand_computed():
     assert pairs.bayes_accuracy() == pytest.approx(0.825) and pairs.true_reward_accuracy() == 0.5
 
 
+@pytest.mark.usefixtures("no_type_checks")
+def test_columns_of_any_kind_become_lists_and_arrays_of_one_length():
+    chosen, rejected = np.array(["a", "b"]), (text for text in "cd")
+    pairs = Pairs(chosen, rejected, [1.0, 2.0], ("", ""), torch.tensor([0, 1]))
+    assert pairs.chosen + pairs.rejected == ["a", "b", "c", "d"] and pairs.prompts == ["", ""]
+    assert pairs[np.array([1])].margins.tolist() == [1] and pairs.bayes_accuracy() > 0.7
+    for other in (dict(rejected=["c"]), dict(margins=[1.0]), dict(prompts=[""] * 3)):
+        with pytest.raises(ConfigError, match="columns have different lengths: {'chosen': 2, "):
+            Pairs(**{"chosen": ["a", "b"], "rejected": ["c", "d"]} | other)
+
+
 def test_reel_pairs_have_gaps_and_margins_of_their_texts():
     pairs = reel_pairs(200, seed=1)
     p, q = (REWARDS["true_reward"](texts).double() for texts in (pairs.chosen, pairs.rejected))

@@ -255,11 +255,15 @@ def test_kto_reports_reference_point_of_last_steps(nano, monkeypatch):
     assert values["reference_point"] == 18.5
 
 
+@pytest.mark.usefixtures("no_type_checks")
 def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
     texts = ["this movie", "this film", "the plot"]
     examples = LabeledExamples([""] * 3, texts, np.array([True, True, False]), np.arange(3))
     with pytest.raises(ConfigError, match="batch_size=1 with 2 texts .* too small"):
         train_on_labels(nano, examples, fitting(1, 1))
+    with pytest.raises(ConfigError, match="is_good has int64 entries"):
+        numbers = LabeledExamples([""] * 3, texts, np.array([1, 0, 1]), np.arange(3))
+        train_on_labels(nano, numbers, fitting(1, 2))
     values = train_on_labels(nano, examples, fitting(1, 2, seed=0)).values
     assert values["held_out_good"] + values["held_out_bad"] == 1
     assert values["accuracy"] is values["good_reward"] is values["bad_reward"] is None
