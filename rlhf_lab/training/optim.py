@@ -73,12 +73,12 @@ def get_optimizer_and_scheduler(
 
 
 def read_rates(policy: TransformerWithValueHead, scheduler: LRScheduler) -> tuple[float, float]:
-    """Return the learning rates of the transformer and the value head, by their groups' weights."""
+    """Return the rates of the groups with weights of the transformer and the value head, or 0."""
     rates, base = scheduler.get_last_lr(), {id(p) for p in policy.base_model.parameters()}
     ids = ({id(p) for p in group["params"]} for group in scheduler.optimizer.param_groups)
     groups = list(zip(ids, rates, strict=True))
-    base_lr = next((lr for group, lr in groups if group & base), rates[0])
-    head_lr = next((lr for group, lr in groups[::-1] if group - base), rates[-1])
+    base_lr = next((lr for group, lr in groups if group & base), 0.0)
+    head_lr = next((lr for group, lr in groups[::-1] if group - base), 0.0)
     return base_lr, head_lr
 
 

@@ -33,6 +33,10 @@ def test_report_has_both_rates_in_any_order_of_groups(make_trainer):
     groups = [{"params": getattr(policy, k).parameters(), "lr": lr} for k, lr in rates.items()]
     report = make_trainer(parts | {"optimizer": AdamW(groups)}).run_phase()
     assert (report.base_lr, report.head_lr) == (1e-4, 1e-2)
+    parts = make_adamw()  # of the head only
+    optimizer = AdamW(parts["policy"].value_head.parameters(), lr=1e-2)
+    report = make_trainer(parts | {"optimizer": optimizer}).run_phase()
+    assert (report.base_lr, report.head_lr) == (0.0, 1e-2)
 
 
 @pytest.mark.slow
