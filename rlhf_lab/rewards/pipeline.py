@@ -70,7 +70,7 @@ class RewardPipeline:
         raw, token_rewards = output.rewards.to(samples.tokens.device), output.token_rewards
         moments, rewards = self.shape(samples, raw)
         if self.args.normalize_reward:
-            normalized = self.normalize(rewards)
+            normalized = self.normalize(rewards.clone())  # the function may change it
             rewards = F.check_result("normalize_reward", normalized, raw.shape, "response")
         if token_rewards is not None:  # the last token gets what processing changed
             token_rewards = token_rewards + F.token_rewards(rewards - raw, samples.mask)

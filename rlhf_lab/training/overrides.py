@@ -110,7 +110,7 @@ class Overrides:
         if token_rewards is None:
             token_rewards = F.token_rewards(rewards, mask)
         compared = {"group": group, "greedy_rewards": greedy_rewards}
-        inputs = self._estimator(args), values, token_rewards, mask
+        inputs = self._estimator(args), values.clone(), token_rewards.clone(), mask
         return F.estimate_advantages(*inputs, gamma=args.gamma, lam=args.gae_lambda, **compared)
 
     def estimate_returns(

@@ -56,6 +56,14 @@ def test_custom_function_is_called_and_changes_the_run(make_trainer, default_wei
     assert len(calls) == (1 if name in ("advantages", "normalize_reward") else 4)
 
 
+@pytest.mark.parametrize("name", ["advantages", "normalize_reward"])
+def test_function_may_change_its_argument(make_trainer, name):
+    changing = lambda *inputs: (DEFAULTS[name](*inputs), inputs[0].zero_())[0]
+    plain, found = (make_trainer({name: f}).rollout_phase() for f in (DEFAULTS[name], changing))
+    assert torch.equal(found.raw_rewards, plain.raw_rewards) and plain.raw_rewards.any()
+    assert torch.equal(found.returns, plain.returns)
+
+
 @pytest.mark.usefixtures("no_type_checks")  # of the tests; those of users accept the class
 def test_policy_of_a_learners_class_trains_equally(make_trainer):
     """A notebook defines the whole class again, so its policy is not of the package's class."""
