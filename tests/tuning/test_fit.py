@@ -332,21 +332,14 @@ def test_seed_decides_all_and_random_state_is_unchanged():
     ("kind", "values", "words"),
     [
         (DPOLoss, (0.0,), "beta=0.0 is out of range"),
-        (DPOLoss, (0.1, 0.5), "label_smoothing=0.5 is out"),
         (DPOLoss, (0.1, 0.1, "ipo"), "label_smoothing=0.1 .* 0 for ipo"),
         (KTOLoss, (math.inf,), "beta=inf"),
-        (KTOLoss, (0.1, -1.0), "good_weight=-1.0 is out"),
         (KTOLoss, (0.1, 0.0, 0.0), "are both 0"),
-        (KTOLoss, (0.1, 1.0, math.nan), "bad_weight=nan is out"),
         (ORPOLoss, (-1.0,), "odds_weight=-1.0 is out"),
-        (ORPOLoss, (math.inf,), "odds_weight=inf"),
         (RewardLoss, (-1.0,), "margin=-1.0"),
-        (RewardLoss, (0.0, math.inf), "centering=inf"),
         (FitConfig, (0,), "steps=0"),
-        (FitConfig, (1, 0), "batch_size=0"),
         (FitConfig, (1, 1, 1e-3, 1.0), "held_out=1.0"),
         (DriftEvalConfig, (-1,), "samples=-1"),
-        (DriftEvalConfig, (1, -1), "gen_len=-1"),
     ],
 )
 def test_settings_out_of_range_raise(kind, values, words):
