@@ -67,7 +67,7 @@ def test_accuracies_match_hand_computed():
 
 
 @pytest.mark.usefixtures("no_type_checks")
-def test_columns_of_any_kind_become_lists_and_arrays_of_one_length():
+def test_columns_become_lists_and_arrays_of_one_length():
     pairs = Pairs(np.array(["a", "b"]), iter("cd"), [1.0, 2.0], ("", ""), torch.tensor([0, 1]))
     assert pairs.chosen + pairs.rejected == ["a", "b", "c", "d"] and pairs.prompts == ["", ""]
     assert pairs[np.array([1])].margins.tolist() == [1] and pairs.bayes_accuracy() > 0.7
