@@ -63,6 +63,8 @@ def test_slip_without_its_edit_raises_outside_of_checks() -> None:
     stale = Slip("stale", {"no such text": ""})
     with pytest.raises(ValueError, match="'no such text' occurs 0 times in compute_returns"):
         mutant(exercise, stale)
+    with pytest.raises(ValueError, match="'mask' occurs . times in compute_returns"):
+        mutant(exercise, Slip("ambiguous", {"mask": ""}))
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise, exercise.slips[0])
     assert Judge(edited).verdict(wrong).slip == exercise.slips[0].says

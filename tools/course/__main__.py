@@ -10,6 +10,9 @@ from tyro.conf import FlagCreatePairsOff, Positional
 from rlhf_lab.cli_runner import run_program
 from rlhf_lab.console import print_line
 from rlhf_lab.errors import ConfigError
+from tools.course.builder import MAP, build_lesson, map_text, masters
+from tools.course.record import RECORDS, record_lesson, write_parts
+from tools.course.size import lesson_name
 
 
 def build(
@@ -24,8 +27,6 @@ def build(
         again: execute solutions even if their cells have not changed.
         root: root of the repository.
     """
-    from tools.course.builder import MAP, build_lesson, map_text
-
     for master in _masters(root, lessons):
         changed, is_executed = build_lesson(master, root, again)
         files = ", ".join(str(path.relative_to(root)) for path in changed) or "nothing"
@@ -51,8 +52,6 @@ def record(
             LESSON_real.json.
         root: root of the repository.
     """
-    from tools.course.record import record_lesson
-
     for master in _masters(root, lessons):
         print_line(f"wrote {record_lesson(master, root, seeds, real_models)}")
     return 0
@@ -66,7 +65,6 @@ def runs(record: Positional[str], parts: Positional[tuple[str, ...]] = ()) -> in
         parts: parts of the record; all by default, otherwise the others are kept.
     """
     from tools.course.runs import RECORDS_OF_RUNS
-    from tools.course.stored_parts import RECORDS, write_parts
 
     if record not in RECORDS_OF_RUNS:
         known = ", ".join(RECORDS_OF_RUNS)
@@ -79,9 +77,6 @@ def runs(record: Positional[str], parts: Positional[tuple[str, ...]] = ()) -> in
 
 
 def _masters(root: Path, lessons: Sequence[str]) -> list[Path]:
-    from tools.course.builder import masters
-    from tools.course.size import lesson_name
-
     known = {lesson_name(master): master for master in masters(root)}
     for lesson in lessons:
         if lesson not in known:

@@ -1,7 +1,6 @@
 """Record on preferences: reward models of few, many and biased pairs, and PPO on the utility."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,20 @@ from rlhf_lab.rewards import Pairs, RewardModel, reel_pairs
 from rlhf_lab.rewards.preference_eval import Judgement, judge, reading_of
 from rlhf_lab.supervised import fit
 from rlhf_lab.tuning import train_reward_model
-from tools.course.stored_parts import RUN_SETTINGS, SEEDS, over_seeds
+from tools.course.record import RUN_SETTINGS, SEEDS, over_seeds
 
 FRESH_PAIRS, FRESH_TEXTS, POOL = 1500, 500, 3000
+# pairs, fraction of flipped labels, and steps
+FITS = {
+    f"{pairs} pairs, {rate:.0%} flipped": (pairs, rate, 120)
+    for rate in (0.0, 0.2)
+    for pairs in (64, 256, 1024)
+}
 # fractions of the preferred texts that end with popcorn, and steps
-BIASES = ((0.5, 120), (0.5, 400), (0.0, 400), (0.1, 400))
+BIASES = {
+    f"{fraction:.0%}, {steps} steps": (fraction, steps)
+    for fraction, steps in ((0.5, 120), (0.5, 400), (0.0, 400), (0.1, 400))
+}
 BASE, BETA, N_SAMPLES = "reel-nano", 4.0, 1024
 PPO_SETTINGS: dict[str, Any] = {
     **RUN_SETTINGS,
@@ -52,26 +60,12 @@ def fit_and_judge(pairs: int, flip_rate: float, steps: int, seed: int) -> tuple:
     return model, judge_fresh_pairs(model, seed)._asdict()
 
 
-def reward_model_runs() -> dict[str, list[Metrics]]:
-    """Fit to few and many pairs, with and without flipped labels."""
-    return {
-        f"{pairs} pairs, {rate:.0%} flipped": over_seeds(
-            lambda seed, *, n=pairs, rate=rate: fit_and_judge(n, rate, 120, seed)[1]
-        )
-        for rate in (0.0, 0.2)
-        for pairs in (64, 256, 1024)
-    }
-
-
-def long_runs() -> dict[str, list[Metrics]]:
+def long_run(seed: int) -> Metrics:
     """Fit longer to more pairs; returns also the effects of edits on the score."""
-    found = []
-    for seed in SEEDS:
-        model, metrics = fit_and_judge(4096, 0.0, 400, seed)
-        texts = Grammar().sample(FRESH_TEXTS, np.random.default_rng(2000 + seed)).texts()
-        edits = reading_of(model.score, texts)
-        found.append(metrics | {name: change.mean().item() for name, (change, _) in edits.items()})
-    return {"4096 pairs, 400 steps": found}
+    model, metrics = fit_and_judge(4096, 0.0, 400, seed)
+    texts = Grammar().sample(FRESH_TEXTS, np.random.default_rng(2000 + seed)).texts()
+    edits = reading_of(model.score, texts)
+    return metrics | {name: change.mean().item() for name, (change, _) in edits.items()}
 
 
 def fit_reward_model(pairs: Pairs, seed: int, steps: int = 120) -> RewardModel:
@@ -124,14 +118,6 @@ def biased_run(fraction: float, steps: int, seed: int) -> Metrics:
     }
 
 
-def biased_runs() -> dict[str, list[Metrics]]:
-    """Run each bias, once per seed."""
-    return {
-        f"{fraction:.0%}, {steps} steps": over_seeds(partial(biased_run, fraction, steps))
-        for fraction, steps in BIASES
-    }
-
-
 def sample_metrics(policy: TransformerWithValueHead, seed: int) -> Metrics:
     """Sample a policy; returns KL to the base model, true reward and grammar."""
     args = RLHFArgs(**PPO_SETTINGS | {"batch_size": N_SAMPLES, "seed": seed + 100})
@@ -166,9 +152,11 @@ def utility_run(seed: int) -> dict[str, Any]:
 
 
 PARTS = {
-    "reward models": reward_model_runs,
-    "longer": long_runs,
+    "reward models": lambda: over_seeds(
+        lambda kind, seed: fit_and_judge(*FITS[kind], seed)[1], *FITS
+    ),
+    "longer": lambda: {"4096 pairs, 400 steps": over_seeds(long_run)},
     "PPO on the utility": lambda: over_seeds(utility_run),
-    "biased": biased_runs,
+    "biased": lambda: over_seeds(lambda kind, seed: biased_run(*BIASES[kind], seed), *BIASES),
 }
 HEADING = {"seeds": SEEDS, "fresh": {"pairs": FRESH_PAIRS, "reviews": FRESH_TEXTS}}

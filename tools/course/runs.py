@@ -22,8 +22,8 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import ReelTruth
 from rlhf_lab.training.run_dir import SAMPLES
 from tools.course import preference_runs
+from tools.course.record import RUN_SETTINGS, SEEDS, Parts, columns, over_seeds
 from tools.course.runner import REAL_MODELS
-from tools.course.stored_parts import RUN_SETTINGS, SEEDS, Parts, columns, over_seeds
 
 # symptoms: one setting changed, and the means of the last phases
 SYMPTOM_SETTINGS: dict[str, Any] = {**RUN_SETTINGS, "total_phases": 12, "kl_coef": 0.3}

@@ -28,11 +28,11 @@ def train(out: Path = Path("runs/organism")) -> int:
     """
     disable_progress_bar()
     for name in SEEDS:
-        trained = train_model(name, out / name)
-        new = load_file(trained.directory / "model.safetensors")
+        train_model(name, out / name)
+        new = load_file(out / name / "model.safetensors")
         shipped = load_file(weights_dir(name) / "model.safetensors")
         gap = max((new[key] - shipped[key]).abs().max().item() for key in shipped)
-        print_line(f"{name}: {trained.directory}")
+        print_line(f"{name}: {out / name}")
         print_line(
             f"  largest difference from the shipped weights {gap:.2g}" * bool(gap)
             or "  bitwise identical with the shipped weights"

@@ -30,13 +30,6 @@ class Check(NamedTuple):
     ok: bool
 
 
-class Estimate(NamedTuple):
-    """A mean and its standard error."""
-
-    mean: float
-    standard_error: float
-
-
 def next_probs(
     policy: GraphPolicy, tokens: Int[Tensor, "batch seq"]
 ) -> Float[Tensor, "batch seq vocab"]:
@@ -48,11 +41,13 @@ def next_probs(
 
 
 @torch.no_grad()
-def language_model_kl(
+def _kl_checks(
+    name: str,
     model: torch.nn.Module,
     prefix: Int[Tensor, "batch seq"],
     p: Float[Tensor, "batch predicted vocab"],
-) -> Estimate:
+    bound: float,
+) -> list[Check]:
     """Estimate KL(grammar || model) in nats per text, over texts of the grammar.
 
     p is the grammar's distribution of the word after each of the last positions of the prefixes;
@@ -63,7 +58,11 @@ def language_model_kl(
     logits = torch.cat([model(part).logits for part in prefix.split(512)]).double()
     logprobs = logits[:, -p.shape[1] :].log_softmax(-1)
     kl = (torch.special.xlogy(p, p) - p * logprobs).sum((1, 2))
-    return Estimate(kl.mean().item(), (kl.std() / len(kl) ** 0.5).item())
+    mean, standard_error = kl.mean().item(), kl.std().item() / len(kl) ** 0.5
+    return [
+        _at_most(f"{name}: KL(grammar || model), nats per text", mean, bound),
+        _at_most(f"{name}: that KL + 2 standard errors", mean + 2 * standard_error, bound),
+    ]
 
 
 def bayes_accuracy(reference: GraphPolicy) -> float:
@@ -84,18 +83,9 @@ def _load(name: str) -> GPT2LMHeadModel:
     return GPT2LMHeadModel.from_pretrained(str(weights_dir(name)), local_files_only=True).eval()
 
 
-def _kl_checks(name: str, kl: Estimate, bound: float) -> list[Check]:
-    upper = kl.mean + 2 * kl.standard_error
-    return [
-        _at_most(f"{name}: KL(grammar || model), nats per text", kl.mean, bound),
-        _at_most(f"{name}: that KL + 2 standard errors", upper, bound),
-    ]
-
-
 def _language_model(name: str, reference: GraphPolicy, n: int, seed: int) -> list[Check]:
     model, grammar = _load(name), reference.graph.grammar
     prefix = torch.from_numpy(grammar.sample(n, np.random.default_rng(seed)).tokens)[:, :-1]
-    kl = language_model_kl(model, prefix, next_probs(reference, prefix))
     options = {"do_sample": True, "top_k": 0, "max_length": grammar.seq_len}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -104,7 +94,7 @@ def _language_model(name: str, reference: GraphPolicy, n: int, seed: int) -> lis
     _, mask = reference.graph.walk(samples)  # True at the end of complete reviews
     fraction = float(mask[:, -1].mean())
     return [
-        *_kl_checks(name, kl, KL_BOUND),
+        *_kl_checks(name, model, prefix, next_probs(reference, prefix), KL_BOUND),
         _at_least(f"{name}: grammatical fraction of samples", fraction, GRAMMATICAL_BOUND),
     ]
 
@@ -124,7 +114,7 @@ def _sums(name: str, n: int, seed: int) -> list[Check]:
     low, high = (0.0, 0.01) if grammar.unreachable else (0.0001, 0.02)
     correlation = float(np.corrcoef(scored, exact)[0, 1])
     return [
-        *_kl_checks(name, language_model_kl(model, tokens[:, :-1], p), SUMS_KL_BOUND),
+        *_kl_checks(name, model, tokens[:, :-1], p, SUMS_KL_BOUND),
         _at_least(f"{name}: correlation of scored and exact pass@1", correlation, 0.99),
         _at_most(f"{name}: mean |scored - exact pass@1|", float(abs(scored - exact).mean()), 0.02),
         _at_least(f"{name}: scored pass@1, long with a carry", long_carry, low),

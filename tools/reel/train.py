@@ -9,7 +9,6 @@ which is why three language models are bundled.
 import shutil
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,14 +39,6 @@ LEARNING_RATE = 4e-3
 def sums_grammar(name: str) -> SumsGrammar:
     """Return the grammar that a bundled model of sums is trained on."""
     return SumsGrammar(unreachable=name.endswith("unreachable"))
-
-
-class Trained(NamedTuple):
-    """A trained model, its directory, and its loss at every step in nats."""
-
-    model: torch.nn.Module
-    directory: Path
-    losses: Float[Tensor, " step"]
 
 
 def language_model_loss(
@@ -89,7 +80,7 @@ def classifier_loss(
     return cross_entropy(model(torch.from_numpy(reviews.tokens)).logits, labels)
 
 
-def train_model(name: str, directory: Path) -> Trained:
+def train_model(name: str, directory: Path) -> None:
     """Train a bundled model on fresh texts of its language, and save it with its tokenizer."""
     seed, rng, grammar = SEEDS[name], np.random.default_rng(SEEDS[name]), Grammar()
     shape = weights_dir("-".join(name.split("-")[:2]))  # that of the first seed
@@ -107,10 +98,9 @@ def train_model(name: str, directory: Path) -> Trained:
             torch.manual_seed(seed)
             model = make(config)
             step = lambda: loss(model, grammar, batch_size, rng)
-            losses = fit(model, step, steps, LEARNING_RATE, name, True)
+            fit(model, step, steps, LEARNING_RATE, name, True)
     finally:
         torch.set_num_threads(threads)
     model.eval().save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(shape / file, directory)
-    return Trained(model, directory, losses)

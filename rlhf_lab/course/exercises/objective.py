@@ -1,4 +1,4 @@
-"""Exercises on the objective: its terms, KL, the optimal policy, and measures of what breaks it."""
+"""Exercises on the objective: its terms, KL, the optimal policy, and measures of failure."""
 
 from typing import Any
 
