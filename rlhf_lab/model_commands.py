@@ -40,7 +40,7 @@ def is_run(model: str) -> bool:
 def validate_model(model: str, checkpoint: int | str) -> None:
     """Raise a LabError unless this is a language model, whose only state is first and last."""
     if checkpoint not in (0, "last"):
-        raise ConfigError(f"checkpoint={checkpoint!r} requires a run, but {model!r} is a model.")
+        raise ConfigError(f"checkpoint={checkpoint!r} is for runs, not for {model!r}. Omit it.")
     rlhf_lab.rewards.model.validate_language_model(model)
 
 

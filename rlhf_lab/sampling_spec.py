@@ -59,9 +59,7 @@ class SamplingSpec:
         stops = [_single_token(tokenizer, text, args.stop_tokens) for text in texts]
         ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
         if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
-            raise ConfigError(
-                f"stop_token_ids={args.stop_token_ids!r}: use ids below {len(tokenizer)}."
-            )
+            raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
         turn_ends = template_stops(tokenizer) if args.chat else ()
         if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
             problem = "chat=True, but the chat template has no token after a response"

@@ -250,7 +250,7 @@ def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):
     for ids in ([4, -1], [4, 10**6]):
         with pytest.raises(ConfigError, match=r"prompts\[0\]=.*not a list of token ids from 0 to"):
             sample(gpt2, [ids], SamplingSpec(2))
-        with pytest.raises(IndexError, match=rf"{min(ids)} to {max(ids)}, but d_vocab="):
+        with pytest.raises(IndexError, match=rf"{min(ids)} to {max(ids)}, d_vocab="):
             gpt2(torch.tensor([ids]))
     for prompts in ([[4], []], []):
         with pytest.raises(ConfigError, match="empty"):

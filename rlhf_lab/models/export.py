@@ -127,8 +127,7 @@ def new_directory(out: Path, *models: nn.Module) -> Iterator[Path]:
     validate_new_directory(out)
     hooked = [name for model in models for name, part in model.named_modules() if is_hooked(part)]
     if hooked:
-        message = f"{out} is written without the hooks at {', '.join(hooked)}"
-        warnings.warn(f"{message}. Add them again after loading.", stacklevel=4)
+        warnings.warn(f"{out} lacks hooks: {', '.join(hooked)}. Add them again.", stacklevel=4)
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)

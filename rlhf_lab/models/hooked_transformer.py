@@ -282,11 +282,9 @@ class Embed(nn.Module):
     def forward(self, tokens: Tokens) -> Residual:
         try:
             return F.embedding(tokens, self.W_E)
-        except IndexError:  # on the CPU
-            ids = f"{int(tokens.min())} to {int(tokens.max())}, but d_vocab={len(self.W_E)}"
-            raise IndexError(
-                f"The token ids are {ids}. Use ids of the model's tokenizer."
-            ) from None
+        except IndexError as error:  # on the CPU
+            ids = f"ids from {int(tokens.min())} to {int(tokens.max())}, d_vocab={len(self.W_E)}"
+            raise IndexError(f"{error}: {ids}. Use the model's tokenizer.") from None
 
 
 class PosEmbed(nn.Module):

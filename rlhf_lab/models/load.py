@@ -152,8 +152,9 @@ def load_model(
         hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
         tokenizer = tokenizer or load_pretrained_tokenizer(name)
     elif tokenizer is None or not hasattr(source, "config"):
-        got = f"got {format_argument(source)} and {format_argument(tokenizer)}"
-        raise LoadError(f"source must be a name, or a transformers model and its tokenizer, {got}.")
+        raise LoadError(
+            f"source={format_argument(source)}: pass a name, or a model and tokenizer=."
+        )
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
     validate_tokenizer(hf_model, tokenizer, name)

@@ -173,7 +173,7 @@ def function_settings(part: Any) -> dict[str, Any]:
         return {}
     cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)
     held = {name: cell.cell_contents for name, cell in cells if cell != CellType()}
-    named = named_values(part.__globals__, all_names(part.__code__))
+    named = named_values(part.__globals__, all_names(part.__code__) - assigned_names(part))
     named = {name: x for name, x in named.items() if x is not part}
     return held | named | {"(defaults)": [part.__defaults__, part.__kwdefaults__]}
 

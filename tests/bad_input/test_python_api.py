@@ -95,7 +95,10 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
         ["policy=GPT2LM", "load_model"],
     ),
     "a reference of transformers": (lambda t: build(reference=GPT2())(t), ["reference=GPT2LM"]),
-    "transformers without a tokenizer": (lambda t: load_model(GPT2()), ["its tokenizer, got GPT2"]),
+    "transformers without a tokenizer": (
+        lambda t: load_model(GPT2()),
+        ["source=GPT2", "tokenizer="],
+    ),
     "another policy": (lambda t: setattr(t, "policy", t.policy), ["trainer.policy", "another"]),
     "another optimizer": (lambda t: setattr(t, "optimizer", t.optimizer), ["trainer.optimizer"]),
     "another coefficient": (lambda t: setattr(t, "kl_coef", 1.0), ["trainer.kl_coef", "another"]),

@@ -90,9 +90,7 @@ def test_transformers_and_this_package_load_the_export(model_dir, tmp_path, kind
     expected, critic = logits.log_softmax(-1), "critic" if kind == "separate" else ""
     assert (expected - hf_logprobs(model_dir)).abs().max() > 0.1
     policy.base_model.add_hook("blocks.0.hook_resid_post", lambda x, hook: x.flip(-1))
-    with pytest.warns(
-        UserWarning, match=r"without the hooks at base_model.blocks.0.hook_resid_post"
-    ):
+    with pytest.warns(UserWarning, match=r"lacks hooks: base_model.blocks.0.hook_resid_post"):
         out, gap = export.export_policy(policy, str(model_dir), tmp_path / "out")
     assert policy.base_model.hook_dict["blocks.0.hook_resid_post"].fwd_hooks
     assert max(gap) <= 1e-4 and [path.name for path in tmp_path.iterdir()] == ["out"]

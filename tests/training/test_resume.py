@@ -342,6 +342,9 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     calls = "lambda texts: helpers.f(texts)", "lambda texts: p.helpers.f(texts)"
     makers += [lambda x: eval(calls[0], {"helpers": helpers[0](x)})]
     makers += [lambda x: eval(calls[1], {"p": helpers[1](x)})]
+    count = "def reward(texts):\n    h.n += 1\n    return [h.scale for _ in texts]"
+    counted = lambda x: exec(count, scope := {"h": module("h", {"n": 0, "scale": x})}) or scope
+    makers += [lambda x: counted(x)["reward"]]
     for make in (Counting, counting, on_line, *makers):
         before = describe_source(reward := make(1.0))
         reward([])
