@@ -17,7 +17,7 @@ LINES = {
     "rlhf_lab/config": (750, 877),  # 23 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2917),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2508),  # 1,338 for sums
-    "rlhf_lab/models": (3600, 3824),  # with issue "CUDA at speed"
+    "rlhf_lab/models": (3600, 3822),  # with issue "CUDA at speed"
     "rlhf_lab/rewards": (1600, 1679),
     "rlhf_lab/tuning": (700, 853),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
@@ -27,8 +27,8 @@ LINES = {
     "rlhf_lab/views": (1700, 2889),
     "rlhf_lab/course": (3600, 4218),  # 167 for lesson 12
     "rlhf_lab/compat": (400, 402),
-    "rlhf_lab": (1900, 2562),  # the root and the commands
-    "tests": (28000, 31419),  # 1,150 for sums, pass@k, distillation and lesson 12
+    "rlhf_lab": (1900, 2560),  # the root and the commands
+    "tests": (28000, 31423),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, 2515),  # with the figure of the README, the lint of prose, links, sums-nano
