@@ -10,7 +10,6 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes import EvalText, Observation, Probe, Record, ReelTruth, Run
-from rlhf_lab.probes.text_rows import TextRows
 from rlhf_lab.training import Context, RLHFTrainer
 from tests.small_runs import SMALL
 
@@ -81,12 +80,6 @@ def with_models(run: Trained, reference: HookedModel, model: HookedModel) -> Obs
     object.__setattr__(ctx, "policy", policy)
     object.__setattr__(ctx, "reference", reference)
     return seen.__class__(**{**vars(seen), "ctx": ctx})
-
-
-def row_alone(rows: TextRows, row: int) -> tuple[Tensor, Tensor]:
-    """One text without padding, as a batch, and which of its states count."""
-    written = rows.written[row]
-    return rows.tokens[row][written][None], rows.states[row][written]
 
 
 def adapted_run(place: Path) -> Trained:

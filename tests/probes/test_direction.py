@@ -1,6 +1,5 @@
 """Directions by hand and on two Gaussians, their floor of noise, and records of short runs."""
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import Bool, Float
@@ -9,11 +8,10 @@ from torch import Tensor
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.organism.lexicon import WORD_IDS
-from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, Run, attach
+from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, attach
 from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, fit_each_site, project
 from rlhf_lab.probes.direction_probe import Split, _by_halves, accuracy_interval
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.training.capture import capture_activations
 from tests.probes.looking import train_soundly
 
 
@@ -99,25 +97,6 @@ def test_split_halves_are_the_floor_of_the_cosine(n, method, low, high):
     if method == "mean":
         before = fit_direction(*two_gaussians(n, torch.eye(16)[0], 3.0, seed=1)).direction
         assert abs(before @ fit_direction(x, labels).direction - 0.5) < 0.1
-
-
-@pytest.mark.slow
-def test_accuracy_of_a_record_matches_a_fit_by_numpy(make_trainer):
-    """Difference of class means of two thirds, with the threshold half-way."""
-    trainer, (tokens, labels) = make_trainer(base_lr=3e-3), ReelTruth().reviews(60, seed=3)
-    attach(trainer, Direction(every=2), eval_tokens=tokens, labels=labels)
-    trainer.train()
-    record, y = Run(trainer.run.path).records("direction_sentiment")[-1], labels.numpy()
-    acts = capture_activations(trainer.policy, tokens, record["sites"])
-    stored = {name: np.array(record[name], dtype=float) for name in ("accuracy", "auc")}
-    for site, pos in ((0, 24), (1, 20), (2, 8), (2, 20), (2, 24)):
-        x = acts[record["sites"][site]][:, pos].cpu().double().numpy()
-        means = [x[:40][y[:40] == kind].mean(0) for kind in (True, False)]
-        side = (x[40:] - sum(means) / 2) @ (means[0] - means[1])
-        above = side[y[40:]][:, None] - side[~y[40:]]
-        right, pairs = ((side > 0) == y[40:]).mean(), (above > 0).mean()
-        assert stored["accuracy"][site, pos] == pytest.approx(right, abs=0.03)
-        assert stored["auc"][site, pos] == pytest.approx(pairs, abs=0.03)
 
 
 @pytest.mark.slow

@@ -38,15 +38,6 @@ def test_intervals_are_those_of_each_position_alone():
     assert alone.low is None and alone.value[0] == x[0, 0]
 
 
-def test_a_run_stores_kl_and_information_by_slot(finished, truth):
-    before, *_, after = finished.records("kl_by_position")
-    assert before["slots"][:2] == ["OPEN", "COMMA"] and before["slots"][-1] == "EOS"
-    assert before["kl"] == [0.0] * 26 and before["k3_mean"] == [0.0] * 26
-    assert after["phase"] == 2 and sum(after["kl"]) > 0
-    assert sum(after["kl"]) == pytest.approx(finished.metrics()[2]["kl_per_sequence"], rel=1e-2)
-    assert before["information"] == pytest.approx(truth.information[3:].tolist(), abs=1e-8)
-
-
 @pytest.mark.parametrize(("kind", "n"), [(KLByPosition, 1), (HackWatch, 1), (TextHeatmap, 0)])
 def test_too_few_sequences_raise(kind, n):
     with pytest.raises(ConfigError, match=f"n={n}"):

@@ -3,8 +3,6 @@ from dataclasses import replace
 import pytest
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.organism import frontier
-from rlhf_lab.organism.rewards import true_reward
 from rlhf_lab.probes import Run, attach
 from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta, token_intervals
 
@@ -17,14 +15,6 @@ def test_beta_eff_undoes_whitening_and_normalizing(whitened, normalized, expecte
     args = RLHFArgs(preset="reel", normalize_advantages=whitened, normalize_reward=normalized)
     # 0.3 * 0.5 (advantages) * 0.4 (rewards) = 0.06
     assert effective_beta(0.3, 0.5, 0.4, args) == pytest.approx(expected)
-
-
-def test_the_optimum_that_stands_beside_a_run_is_the_one_at_its_price_of_kl(finished, truth):
-    for record in finished.records("run_health"):
-        point = frontier(truth.policy, true_reward, [record["beta_eff"]])[0]
-        assert record["optimal_reward"] == pytest.approx(point.proxy)
-        assert record["optimal_kl_per_sequence"] == pytest.approx(point.kl_per_sequence)
-        assert record["mean_reward"] == finished.metrics()[record["phase"]]["mean_reward"]
 
 
 @pytest.mark.slow

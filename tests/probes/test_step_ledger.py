@@ -97,16 +97,6 @@ def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
     assert found[1].value == pytest.approx(0.01, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_masked_tokens_hold_nothing(make_trainer):
-    trainer = make_trainer(stop_at_eos=True, gen_len=26, total_phases=1, warmup_steps=0)
-    run, _ = run_with_ledger(trainer)
-    tensors = run.tensors("step_ledger", 0)
-    masked = ~tensors.pop("mask")
-    assert len(tensors) == 13
-    assert all(torch.equal(x[masked], torch.zeros(int(masked.sum()))) for x in tensors.values())
-
-
 @pytest.mark.parametrize("kind", [StepLedger, StepInfluence])
 def test_probe_raises_on_unknown_step(kind):
     with pytest.raises(ConfigError, match=f"step='mid' of {kind.name} must be 'first' or 'last'"):

@@ -1,12 +1,6 @@
-import copy
-import math
-
 import pytest
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from rlhf_lab.models import HookedTransformer
 from rlhf_lab.probes.weight_delta import (
     as_matrix,
     describe_delta,
@@ -15,45 +9,23 @@ from rlhf_lab.probes.weight_delta import (
 )
 
 
-def with_planted_delta(
-    model: HookedTransformer, parameter: str, rank: int, size: float, seed: int
-) -> tuple[HookedTransformer, Float[Tensor, "rows cols"]]:
-    """Return a copy of a model with a change of rank `rank` in one matrix, and the change.
-
-    All singular values of the change are equal, and its norm is `size`.
-    """
-    planted = copy.deepcopy(model)
-    weight = dict(planted.named_parameters())[parameter]
-    rows, cols = as_matrix(parameter, weight.detach()).shape
-    generator = torch.Generator().manual_seed(seed)
-    left, _ = torch.linalg.qr(torch.randn(rows, rank, generator=generator, dtype=torch.float64))
-    right, _ = torch.linalg.qr(torch.randn(cols, rank, generator=generator, dtype=torch.float64))
-    delta = (left @ right.T * size / math.sqrt(rank)).to(weight)
-    with torch.no_grad():
-        weight += delta.reshape(weight.shape)
-    return planted, delta
-
-
 def test_weight_that_was_0_has_no_relative_change():
     row = describe_delta("b", torch.zeros(3), torch.ones(3))
     assert row["relative"] is None and row["norm"] == pytest.approx(3**0.5)
     assert describe_delta("b", torch.ones(3), torch.full((3,), 3.0))["relative"] == 2.0
 
 
-@pytest.mark.parametrize("rank, k90", [(1, 1), (3, 3)])
-@pytest.mark.parametrize("name", ["unembed.W_U", "blocks.0.attn.W_O", "blocks.1.mlp.W_in"])
-def test_a_planted_delta_is_recovered(model, name, rank, k90):
-    planted, delta = with_planted_delta(model, name, rank, size=2.0, seed=0)
-    names = [name, "blocks.0.mlp.W_out"]
-    weights = [dict(m.named_parameters()) for m in (model, planted)]
-    row, untouched = (describe_delta(n, *(each[n].detach() for each in weights)) for n in names)
-    assert delta.norm().item() == pytest.approx(2.0, rel=1e-5)
-    assert row["norm"] == pytest.approx(2.0, rel=1e-4)
-    assert row["stable_rank"] == pytest.approx(rank, rel=1e-3) and row["k90"] == k90
-    # rank equal singular values, each 2 / sqrt(rank)
-    assert row["s"][:rank] == pytest.approx([2 / rank**0.5] * rank, rel=1e-4)
+@pytest.mark.parametrize("name", ["unembed.W_U", "blocks.0.attn.W_O", "blocks.0.attn.W_Q"])
+def test_changes_have_the_singular_values_of_torch(model, name):
+    weight = dict(model.named_parameters())[name].detach()
+    delta = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)).to(weight)
+    row, same = (describe_delta(name, weight, x) for x in (weight + delta, weight))
+    s = torch.linalg.svdvals(as_matrix(name, delta).double())
+    assert row["s"] == pytest.approx(s[: len(row["s"])].tolist(), rel=1e-4)
+    assert row["norm"] == pytest.approx(delta.norm().item(), rel=1e-4)
+    assert row["stable_rank"] == pytest.approx((s.square().sum() / s[0] ** 2).item(), rel=1e-4)
     assert row["energy_error"] < 1e-9
-    assert (untouched["norm"], untouched["stable_rank"], untouched["unchanged"]) == (0, 0, 1)
+    assert (same["norm"], same["stable_rank"], same["unchanged"]) == (0, 0, 1)
 
 
 def test_stable_rank_and_energy_by_hand():

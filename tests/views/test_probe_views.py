@@ -35,7 +35,7 @@ AttentionDrift | qk:2* ov:2* wo:2* tv_here:2* n | qk:1,2,2,4 ov:1,2,2,4 wo:1,2,2
 StepInfluence | step steps f_before f_after linear remainder kappa | rows:2,1,2 terms:2,1,2
  momentum:2 decay:2
 StepLedger | step steps real_tokens kl_coef clipped_surrogate value_loss entropy_bonus kl_penalty
- objective | advantage:1,2 clipped:1,2 entropy:1,2 kl:1,2 logprob:1,2 old_logprob:1,2 ratio:1,2
+ objective | advantage:1,2 entropy:1,2 kl:1,2 logprob:1,2 old_logprob:1,2 ratio:1,2
  return:1,2 share:1,2 surrogate:1,2 value:1,2 value_loss:1,2 whitened:1,2
 TextHeatmap | rewards:1 | advantage:1,2 true_advantage:1,2 kl:1,2 value:1,2 true_value:1,2
 HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 repeated_reference:1
@@ -216,7 +216,8 @@ def made(kind):
             record |= {"step": phase, "steps": 9}
         masks = dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
         tensors[phase] = {k: torch.tensor(v) for k, v in stored.items()} | masks
-        tensors[phase]["states"] = torch.ones(1, 2)
+        tensors[phase] |= {"states": torch.ones(1, 2)}
+        tensors[phase] |= {"clipped": torch.tensor([[0, 1]])} if kind == "StepLedger" else {}
         found.append(record)
     run = MemoryRun(records=found, tensors=tensors, kind=kind)
     return [Snapshot(run, "probe", record) for record in found]
@@ -352,6 +353,8 @@ def test_ledger_has_the_numbers_of_each_token():
         values = at.tensors[column.replace(" ", "_")][0].tolist()
         cells = [float(row[table.columns.index(column)]) for row in table.rows]
         assert cells == pytest.approx(values, abs=1e-3), column
+    binds = at.tensors["clipped"][0].bool().tolist()
+    assert [row[1] for row in table.rows] == ["yes" if x else "no" for x in binds]
 
 
 def test_large_values_do_not_set_the_color_scale():

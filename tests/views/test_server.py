@@ -18,7 +18,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import ReelTruth, Run
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.views.interventions import Jobs, checkpoint_names, stored_interventions
+from rlhf_lab.views.interventions import Jobs, PatchRequest, checkpoint_names, stored_interventions
 from rlhf_lab.views.report import runs_page
 from rlhf_lab.views.server import PageServer
 from tests.views.page_blocks import read_header
@@ -154,6 +154,11 @@ def test_job_is_stored_once_and_shown(run):
     path = run.path / "checkpoints" / "last.safetensors"
     tensors, metadata = load_checkpoint(path)
     save_checkpoint(path, tensors, metadata | {"phase": 2})  # another one, later
+    draft, out = run.path / "draft.json", run.path / "out.json"
+    draft.write_text(json.dumps(result))  # of the 'last' of phase 1
+    jobs._process = subprocess.Popen(["true"], stderr=subprocess.PIPE, text=True)
+    jobs._wait(PatchRequest(**request), 1, draft, out)
+    assert "saved another 'last'" in jobs.state["error"][0] and not out.exists()
     assert jobs.post(request)["status"] == "running"
     jobs.post({"cancel": True})
     while jobs._process is not None:

@@ -38,6 +38,9 @@ def test_seeds_have_mean_and_t_interval(paths):
     row = re.search("mean reward</td>(.*?)</tr>", page)[1]
     cells = re.findall("<td>(.*?)</td>", row)
     assert cells == ["0.2", "0.4", f"0.3 [{0.3 - reach:.3g}, {0.3 + reach:.3g}]"]
+    last = [Run(path).metrics()[-1]["explained_variance"] for path in paths[:2]]
+    row = re.search("explained variance</td>(.*?)</tr>", page)[1]
+    assert re.findall("<td>(.*?)</td>", row)[:2] == [f"{x:.4g}" for x in last]
     assert '<a href="#headline">Does another seed agree?</a> The first table' in page
     assert "One run is open" not in page
     assert page.count("<title>A 0, phase 0: ") == page.count("<title>B 1, phase 0: ") >= 5
