@@ -209,14 +209,13 @@ InterventionFn = Callable[[Tensor, Where], Tensor | None]
 class Interventions:
     """Interventions of one policy, registered as permanent hooks; the reference has none."""
 
-    def __init__(
-        self, policy: TransformerWithValueHead, progress: Callable[[], tuple[int, Stage]]
-    ) -> None:
+    def __init__(self, policy: TransformerWithValueHead, count_phases: Callable[[], int]) -> None:
         for other in getattr(policy, "interventions", ()):
             raise ConfigError(
                 f"policy has the intervention {other['name']!r} of another trainer. Load another."
             )
-        self.policy, self.progress = policy, progress
+        self.policy, self.count_phases = policy, count_phases
+        self.stage: Stage = "rollout"
         self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
         policy.interventions = self.records  # of the trainer that was made last
         policy.last_start = getattr(policy, "last_start", [None])  # of any trainer, in a list
@@ -250,11 +249,10 @@ class Interventions:
             raise ConfigError(f"site={site!r} is an output. Choose a hook point of the model.")
 
         def intervene(activation: Tensor, hook: HookPoint) -> Tensor | None:
-            phase, stage = self.progress()
-            if stage not in during:
+            if self.stage not in during:
                 return None
             shape, dtype = activation.shape, activation.dtype
-            result = fn(activation, Where(phase, stage, hook.name))
+            result = fn(activation, Where(self.count_phases(), self.stage, hook.name))
             new = activation if result is None else result
             fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (shape, dtype)
             if not fits or new.isnan().any():  # infinity is allowed: attention scores contain it

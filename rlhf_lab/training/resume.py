@@ -220,7 +220,7 @@ def load_policy(
     tensors, metadata = load_run_checkpoint(file, info)
     policy = load_policy_and_critic(args, device)
     load_weights(policy, tensors, file)
-    of_run = Interventions(policy, lambda: (metadata["phase"], "rollout"))
+    of_run = Interventions(policy, lambda: metadata["phase"])
     restore_interventions(of_run.add, info, interventions, run.path)
     return policy, args
 

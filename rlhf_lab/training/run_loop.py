@@ -40,7 +40,7 @@ class RunLoop:
         self.directory: str | None = None  # of the run, known to each of several processes
         self.unfinished: list[PhaseReport] = []
         self._started = self._recording = False
-        self._learned_phase: int | None = None  # of learning_phase outside of run_phase
+        self._learned_alone = set[int]()  # phases of learning_phase outside of run_phase
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and hasattr(self, "_weights"):  # which __init__ sets last

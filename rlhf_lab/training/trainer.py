@@ -113,8 +113,7 @@ class RLHFTrainer(RunLoop):
             self.world.open()
         self.kl_controller = get_kl_controller(args, given["kl_controller"])
         self.step_graph = StepGraph(self) if self.policy.device.type == "cuda" else None
-        self.stage: Stage = "rollout"
-        self.interventions = Interventions(self.policy, lambda: (self.phase, self.stage))
+        self.interventions = Interventions(self.policy, lambda: self.phase)
         self.callbacks = Callbacks()
         self.recorder = Recorder(self, out)
         self.sinks = attach_sinks(args, self.callbacks)
@@ -227,18 +226,20 @@ class RLHFTrainer(RunLoop):
 
     def learning_phase(self, rollout: Rollout) -> LearningStats:
         """Improve the policy on a rollout; see `ppo`. Only `run_phase` also adds 1 to `phase`."""
-        if self._learned_phase == self.phase and not self._recording:
-            warnings.warn("learning_phase ran twice in one phase. Use run_phase().", stacklevel=2)
-        self._learned_phase = None if self._recording else self.phase
+        if not self._recording:
+            if self.phase in self._learned_alone:
+                message = "learning_phase ran twice in one phase. Use run_phase()."
+                warnings.warn(message, stacklevel=2)
+            self._learned_alone.add(self.phase)
         if self.engine is not None:
             self.engine.is_current = False
         world = nullcontext() if self.world is None else self.world.learning()
-        self.stage = "learning"
+        self.interventions.stage = "learning"
         try:
             with self.forward.products(), world:
                 return ppo.learning_phase(self, rollout)
         finally:
-            self.stage = "rollout"
+            self.interventions.stage = "rollout"
 
     def run_phase(self, rollout_fn: Callable[[], Rollout] | None = None) -> PhaseReport:
         """Run, log and save one rollout phase, or `rollout_fn`, and one learning phase."""
@@ -251,11 +252,11 @@ class RLHFTrainer(RunLoop):
             stats = dataclasses.replace(summarize(rollout), **reference_stats(self, rollout))
             rates, kl_coef = read_rates(self.policy, self.scheduler), self.kl_controller.kl_coef
             start = perf_counter()
-            self.stage = "learning"  # also for a subclass that overrides learning_phase
+            self.interventions.stage = "learning"  # also if a subclass overrides learning_phase
             try:
                 learned = self.learning_phase(rollout)
             finally:
-                self.stage = "rollout"
+                self.interventions.stage = "rollout"
             cost = compute_cost(rollout.samples, self.args, seconds, perf_counter() - start)
             report = PhaseReport(self.phase, stats, learned, *rates, kl_coef, cost)
             new = self.kl_controller.update(stats.kl_per_sequence, self.args.batch_size)
