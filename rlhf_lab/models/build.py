@@ -75,7 +75,7 @@ def load_with_adapters(
 def make_reference(
     model: HookedModel | TransformerWithValueHead, device: str | None = None
 ) -> HookedModel:
-    """Return the frozen reference: a view without adapters if they are new, otherwise a copy.
+    """Return the frozen reference without hooks: a view if adapters are new, otherwise a copy.
 
     With `device`, it is a copy whose embedding and blocks are on that device. Its final norm and
     unembedding, which learning needs for every minibatch, stay on the model's.

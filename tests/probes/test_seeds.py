@@ -68,8 +68,10 @@ def test_mean_and_range_by_hand():
 
 
 @pytest.mark.slow
-def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path, trained):
-    found = ask(tmp_path / "many", [Parts(), RunHealth()])
+def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path, trained, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = ask("~/many", [Parts(), RunHealth()])
+    assert [path.name for path in tmp_path.iterdir()] == ["many"]
     assert isinstance(found, Runs) and found.seeds == [3, 4] and trained == [(3, 0), (4, 0)]
     alone = RLHFTrainer(RLHFArgs(**(SMALL | {"seed": 4})), out=tmp_path / "alone")
     alone.train()
