@@ -25,7 +25,7 @@ LINES = {
     "rlhf_lab/diffing": (2300, 2411),
     "rlhf_lab/probes": (4800, 5034),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2889),
-    "rlhf_lab/course": (3600, 4218),  # 167 for lesson 12
+    "rlhf_lab/course": (3600, 4214),  # 167 for lesson 12
     "rlhf_lab/compat": (400, 402),
     "rlhf_lab": (1900, 2560),  # the root and the commands
     "tests": (28000, 31425),  # 1,150 for sums, pass@k, distillation and lesson 12

@@ -88,8 +88,3 @@ def error_advice(error: str) -> str | None:
         if match:
             return words.format(*match.groups())
     return None
-
-
-def is_return_type_error(error: str | None) -> bool:
-    """Return True for an error of the shape check on the learner's own return value."""
-    return bool(error and "checking the return value of" in error)

@@ -121,7 +121,7 @@ def exercise(
 
 
 def all_exercises() -> tuple[Exercise, ...]:
-    """Return every exercise, lesson by lesson."""
+    """Return every Exercise that the files of exercises define, in their order."""
     modules = (import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES)
     found = (value for module in modules for value in vars(module).values())
     return tuple(value for value in found if isinstance(value, Exercise))

@@ -51,9 +51,9 @@ def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str 
     if len(wrong) == len(cases):
         return None
     if not inspect.isclass(exercise.reference):
-        for name, parameter in inspect.signature(exercise.reference).parameters.items():
+        for name in inspect.signature(exercise.reference).parameters:
             given = [c.label for c in cases if c.arguments.get(name) is not None]
-            if parameter.default is not parameter.empty and given == wrong:
+            if given == wrong:
                 return f"all cases are right without {name} and wrong with it: how do you use it?"
     return f"all cases are right except: {'; '.join(wrong)}" if len(wrong) <= 2 else None
 
