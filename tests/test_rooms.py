@@ -18,8 +18,8 @@ LINES = {
     "rlhf_lab/functional": (2700, 2917),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2508),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3822),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1679),
-    "rlhf_lab/tuning": (700, 853),  # 47 for distillation
+    "rlhf_lab/rewards": (1600, 1676),
+    "rlhf_lab/tuning": (700, 854),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4881),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2411),

@@ -12,29 +12,22 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.load import load_pretrained
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.organism.sums import SUMS_REWARDS
+from rlhf_lab.rewards import rules
 from rlhf_lab.rewards.classifiers import LogitReward, SentimentReward
 from rlhf_lab.rewards.model import LearnedReward, RewardModel
-from rlhf_lab.rewards.rules import (
-    CountReward,
-    Diversity,
-    ExactMatch,
-    JsonSchemaReward,
-    RegexReward,
-    zero,
-)
 from rlhf_lab.rewards.scoring import RewardFn, WeightedRewards
 from rlhf_lab.rewards.tokens import ScoreGains, TokenReward
 
 WITH_VALUES: Mapping[str, Callable[[str], RewardFn]] = {  # from the text after the colon
-    "count": CountReward,
-    "regex": RegexReward,
-    "json_schema": JsonSchemaReward,
-    "diversity": lambda n: Diversity(int(n) if n.isdecimal() else 0),
-    "exact_match": lambda options: ExactMatch(*options.split("+")),
+    "count": rules.CountReward,
+    "regex": rules.RegexReward,
+    "json_schema": rules.JsonSchemaReward,
+    "diversity": lambda n: rules.Diversity(int(n) if n.isdecimal() else 0),
+    "exact_match": lambda options: rules.ExactMatch(*options.split("+")),
 }
 RULES: Mapping[str, RewardFn] = {
-    "zero": zero,
-    "exact_match": ExactMatch(),
+    "zero": rules.zero,
+    "exact_match": rules.ExactMatch(),
     **REWARDS,
     **SUMS_REWARDS,
 }

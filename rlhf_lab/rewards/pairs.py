@@ -39,7 +39,7 @@ class Pairs(Columns):
         chosen, rejected: one text of each per pair.
         true_reward_gaps: the true reward of the chosen minus that of the rejected text, if known;
             the chosen text won with probability sigmoid(gap).
-        prompts: the common beginning of both texts, if known.
+        prompts: the beginning of both texts, added to those without it; None if unknown.
         margins: the lead of the chosen text, if requested.
     """
 
@@ -48,6 +48,13 @@ class Pairs(Columns):
     true_reward_gaps: Float[np.ndarray, " pair"] | None = None
     prompts: list[str] | None = None
     margins: Float[np.ndarray, " pair"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        starts = self.prompts or [""] * len(self)
+        for name in ("chosen", "rejected"):
+            rows = zip(starts, vars(self)[name], strict=True)
+            vars(self)[name] = [start + text.removeprefix(start) for start, text in rows]
 
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Return the pairs with these indices."""
@@ -127,10 +134,7 @@ def read_pairs(name: str, prompt_column: str | None = None, with_margins: bool =
     """
     rows = read_rows(name, "pairs")
     prompt_column = find_prompt_column(rows, prompt_column)
-    prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    chosen, rejected = (
-        [p + row.text(column).removeprefix(p) for p, row in zip(prompts, rows, strict=True)]
-        for column in ("chosen", "rejected")
-    )
+    prompts = None if prompt_column is None else [row.text(prompt_column) for row in rows]
+    chosen, rejected = ([row.text(column) for row in rows] for column in ("chosen", "rejected"))
     margins = np.array([row.number("margin") for row in rows]) if with_margins else None
-    return Pairs(chosen, rejected, None, None if prompt_column is None else prompts, margins)
+    return Pairs(chosen, rejected, None, prompts, margins)

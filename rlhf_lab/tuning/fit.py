@@ -123,8 +123,9 @@ def train_on_labels(
     Arguments and errors as in `fine_tune`; a batch needs at least 2 texts.
     """
     loss, rng = loss or KTOLoss(), np.random.default_rng(fitting.seed)
-    if examples.is_good.dtype != bool:
-        raise ConfigError(f"is_good has {examples.is_good.dtype} entries. Pass True and False.")
+    labels = np.asarray(examples.is_good)
+    if labels.dtype != bool:
+        raise ConfigError(f"is_good has {labels.dtype} entries. Pass True and False.")
     held_out, train = examples.hold_out(fitting.held_out, rng)
     if min(fitting.batch_size, len(train)) < 2:
         raise ConfigError(

@@ -68,8 +68,8 @@ def test_accuracies_match_hand_computed():
 
 @pytest.mark.usefixtures("no_type_checks")
 def test_columns_become_lists_and_arrays_of_one_length():
-    pairs = Pairs(np.array(["a", "b"]), iter("cd"), [1.0, 2.0], ("", ""), torch.tensor([0, 1]))
-    assert pairs.chosen + pairs.rejected == ["a", "b", "c", "d"] and pairs.prompts == ["", ""]
+    pairs = Pairs(np.array(["a", "xb"]), iter("cd"), [1.0, 2.0], ("", "x"), torch.tensor([0, 1]))
+    assert pairs.chosen + pairs.rejected == ["a", "xb", "c", "xd"] and pairs.prompts == ["", "x"]
     assert pairs[np.array([1])].margins.tolist() == [1] and pairs.bayes_accuracy() > 0.7
     for other in (dict(rejected=["c"]), dict(margins=[1.0]), dict(prompts=[""] * 3)):
         with pytest.raises(ConfigError, match="columns have different lengths: {'chosen': 2, "):
