@@ -168,7 +168,8 @@ def describe_source(part: Any, depth: int = 3) -> str:
 
 
 def function_settings(part: Any) -> dict[str, Any]:
-    """Return a function's outer variables and defaults, and the plain globals that it names."""
+    """Return outer variables, defaults and plain globals of a function, or of a __call__."""
+    part = part if inspect.isfunction(part) else vars(type(part)).get("__call__")
     if not inspect.isfunction(part):
         return {}
     cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=True)

@@ -345,6 +345,8 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     count = "def reward(texts):\n    h.n += 1\n    return [h.scale for _ in texts]"
     counted = lambda x: exec(count, scope := {"h": module("h", {"n": 0, "scale": x})}) or scope
     makers += [lambda x: counted(x)["reward"]]
+    called = "type('Called', (), {'__call__': lambda self, texts: [h.scale for _ in texts]})()"
+    makers += [lambda x: eval(called, {"h": module("h", {"scale": x}), "__name__": "h"})]
     for make in (Counting, counting, on_line, *makers):
         before = describe_source(reward := make(1.0))
         reward([])
