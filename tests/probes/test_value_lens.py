@@ -6,7 +6,7 @@ import torch
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
-from rlhf_lab.probes import ValueLens, attach
+from rlhf_lab.probes import ValueLens
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
@@ -19,7 +19,6 @@ from rlhf_lab.probes.value_lens import (
     value_lens,
 )
 from rlhf_lab.training.capture import capture_activations
-from tests.probes.looking import train_soundly
 
 
 def normal(*shape, seed=0):
@@ -97,19 +96,3 @@ def test_too_few_sequences_and_unknown_texts_raise():
         held_out_fits(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
     with pytest.raises(ConfigError, match="'dreams'"):
         ValueLens(text="dreams")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["eval", "rollout"])
-def test_lens_of_a_separate_critic_is_the_critics(make_trainer, text, reviews):
-    trainer = make_trainer(value_head="separate", total_phases=3, gen_len=26)
-    attach(trainer, ValueLens(text=text, every=1), eval_tokens=reviews[0])
-    run = train_soundly(trainer)
-    assert len(run.checks()) >= 3
-    if text == "eval":
-        policy, shown = trainer.policy, reviews[0][:4]
-        last = run.tensors("value_lens", 3)["lens"][-1]
-        assert torch.allclose(last, policy(shown)[1].detach().cpu(), atol=1e-5)
-        of_the_policy = capture_activations(policy, shown, RESIDUAL_SITES)
-        others = value_lens(policy, torch.stack(list(of_the_policy.values())))[-1]
-        assert (last - others.cpu()).abs().max() > 1e-3
