@@ -20,7 +20,7 @@ from rlhf_lab.models.decode import Decoder, State
 from rlhf_lab.models.hooked_model import HookedModel, has_hooks
 from rlhf_lab.models.padding import move_to, pad_rows
 from rlhf_lab.samples import Samples, Support, join_samples
-from rlhf_lab.sampling_spec import SamplingSpec
+from rlhf_lab.sampling_spec import SamplingSpec, check_context
 
 
 def tokenize_prompts(
@@ -290,16 +290,3 @@ def _pad_token(policy: TransformerWithValueHead, spec: SamplingSpec) -> int:
     tokenizer = policy.base_model.tokenizer
     pad_token = None if tokenizer is None else tokenizer.pad_token_id
     return next(iter(spec.stops(tokenizer)), 0) if pad_token is None else pad_token
-
-
-def check_context(
-    model: HookedModel, prefix_len: int, gen_len: int, of: str = "model", prompt: str = "the prompt"
-) -> None:
-    """Raise ConfigError if prompt and response together exceed the model's context."""
-    room = model.cfg.n_ctx - prefix_len
-    if gen_len > room:
-        remedy = f"Set gen_len to at most {room}" if room > 0 else f"Shorten {prompt}"
-        raise ConfigError(
-            f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the {of}'s context "
-            f"of {model.cfg.n_ctx}. {remedy}."
-        )

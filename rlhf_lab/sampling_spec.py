@@ -11,6 +11,7 @@ from rlhf_lab.chat import template_stops
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, TEMPERATURE, TOP_P, check_range
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.hooked_model import HookedModel
 
 
 @dataclass(frozen=True)
@@ -110,3 +111,16 @@ def _single_token(tokenizer: PreTrainedTokenizerBase, text: str, stop_tokens: st
     if token is None or token == tokenizer.unk_token_id:
         raise ConfigError(f"stop_tokens={stop_tokens!r} has {text!r}, not one token. Use others.")
     return token
+
+
+def check_context(
+    model: HookedModel, prefix_len: int, gen_len: int, of: str = "model", prompt: str = "the prompt"
+) -> None:
+    """Raise ConfigError if prompt and response together exceed the model's context."""
+    room = model.cfg.n_ctx - prefix_len
+    if gen_len > room:
+        remedy = f"Set gen_len to at most {room}" if room > 0 else f"Shorten {prompt}"
+        raise ConfigError(
+            f"gen_len={gen_len} after a prompt of {prefix_len} tokens exceeds the {of}'s context "
+            f"of {model.cfg.n_ctx}. {remedy}."
+        )

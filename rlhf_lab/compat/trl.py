@@ -23,8 +23,7 @@ from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.report import PhaseReport
-from rlhf_lab.training.rollout import Rollout
-from rlhf_lab.training.rollout_engine import score_tokens
+from rlhf_lab.training.rollout import Rollout, score_tokens
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer

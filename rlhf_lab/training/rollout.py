@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
+from rlhf_lab.models import run_policy
 from rlhf_lab.rewards.scoring import Scores
 from rlhf_lab.samples import Rows, Samples, Support
 from rlhf_lab.training.report import RolloutStats, reward_metric
@@ -222,3 +223,23 @@ class ReplayMemory:
             teaching=None if teaching is None else teaching[rows],
             engine_logprobs=None if engine is None else engine[rows],
         )
+
+
+@torch.no_grad()
+def score_tokens(
+    trainer: Any,
+    tokens: Int[Tensor, "batch seq"],
+    prompt_mask: Bool[Tensor, "batch prefix"],
+    mask: Bool[Tensor, "batch gen"],
+    engine_logprobs: Float[Tensor, "batch gen"] | None = None,
+) -> Samples:
+    """Return given texts as samples, with the policy's log-probs and values."""
+    zeros, policy = torch.zeros(mask.shape, device=mask.device), trainer.policy
+    samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), None, None, engine_logprobs)
+    for rows in torch.arange(len(mask), device=mask.device).split(trainer.args.rows_at_once):
+        part = samples[rows]
+        inputs = policy, part.tokens, part.prefix_len, trainer.args.temperature
+        found = run_policy(*inputs, attention_mask=part.attention_mask, forward=trainer.forward)
+        samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
+        samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
+    return samples

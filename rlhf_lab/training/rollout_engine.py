@@ -9,17 +9,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.models import run_policy
 from rlhf_lab.models.export import to_hugging_face
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.load import load_pretrained_model
 from rlhf_lab.samples import Samples
 from rlhf_lab.sampling import SamplingSpec, pad_prompts
+from rlhf_lab.training.rollout import score_tokens
 
 
 class EngineOutput(NamedTuple):
@@ -86,23 +85,3 @@ class EngineSampler:
         mask = pad([[True] * end for end in ends], False)
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)
         return score_tokens(self.trainer, tokens, prompt_mask, mask, logprobs)
-
-
-@torch.no_grad()
-def score_tokens(
-    trainer: Any,
-    tokens: Int[Tensor, "batch seq"],
-    prompt_mask: Bool[Tensor, "batch prefix"],
-    mask: Bool[Tensor, "batch gen"],
-    engine_logprobs: Float[Tensor, "batch gen"] | None = None,
-) -> Samples:
-    """Return given texts as samples, with the policy's log-probs and values."""
-    zeros, policy = torch.zeros(mask.shape, device=mask.device), trainer.policy
-    samples = Samples(tokens, prompt_mask, mask, zeros, zeros.clone(), None, None, engine_logprobs)
-    for rows in torch.arange(len(mask), device=mask.device).split(trainer.args.rows_at_once):
-        part = samples[rows]
-        inputs = policy, part.tokens, part.prefix_len, trainer.args.temperature
-        found = run_policy(*inputs, attention_mask=part.attention_mask, forward=trainer.forward)
-        samples.logprobs[rows] = found.logprobs.masked_fill(~part.mask, 0.0)
-        samples.values[rows] = found.values.masked_fill(~part.mask, 0.0)
-    return samples

@@ -15,7 +15,7 @@ from rlhf_lab.models import make_reference
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.rewards import Pairs, RewardFn, RewardModel
-from rlhf_lab.sampling import check_context
+from rlhf_lab.sampling_spec import check_context
 from rlhf_lab.supervised import first_and_last, fit, hold_out
 from rlhf_lab.tuning import losses
 from rlhf_lab.tuning.drift import KLEstimate, measure_drift
