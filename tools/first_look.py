@@ -76,10 +76,8 @@ def draw(
     while trainer.phase <= phases:
         rollout = trainer.rollout_phase()
         if trainer.phase in (0, phases):
-            label, (kl, advantage) = (
-                f"phase {trainer.phase}",
-                read(trainer, rollout, tokens, reward),
-            )
+            label = f"phase {trainer.phase}"
+            kl, advantage = read(trainer, rollout, tokens, reward)
             kl_rows.append(Row("KL to the reference", label, kl, f"sum {kl.sum():.2f}"))
             mean = f"mean {advantage.mean():.2f}"
             advantage_rows.append(Row("advantage", label, advantage, mean))

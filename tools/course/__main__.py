@@ -69,10 +69,9 @@ def runs(record: Positional[str], parts: Positional[tuple[str, ...]] = ()) -> in
     if record not in RECORDS_OF_RUNS:
         known = ", ".join(RECORDS_OF_RUNS)
         raise ConfigError(f"record {record!r} is unknown; choose from {known}.")
-    made, heading = RECORDS_OF_RUNS[record], {"made_by": f"python -m tools.course runs {record}"}
-    write_parts(
-        RECORDS / f"{record}.json", heading | dict(made.heading), made.parts, parts, made.digits
-    )
+    made = RECORDS_OF_RUNS[record]
+    heading = {"made_by": f"python -m tools.course runs {record}", **made.heading}
+    write_parts(RECORDS / f"{record}.json", heading, made.parts, parts, made.digits)
     return 0
 
 

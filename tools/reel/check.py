@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import GPT2LMHeadModel
 
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, GraphPolicy, build_graph, grammar_policy, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
 from rlhf_lab.organism.lexicon import BOS, WORD_IDS
@@ -144,12 +145,8 @@ def _classifier(reference: GraphPolicy, n: int, seed: int) -> list[Check]:
 def run_checks(n_reviews: int = 4000, seed: int = 1234) -> list[Check]:
     """Measure every bundled model on fresh texts."""
     if n_reviews < 20:
-        raise ValueError(f"n_reviews is {n_reviews}. Use 20 or more for a standard error.")
+        raise ConfigError(f"n_reviews is {n_reviews}. Use 20 or more for a standard error.")
     reference = grammar_policy(build_graph(Grammar()))
-    checks = [
-        check
-        for name in LANGUAGE_MODELS
-        for check in _language_model(name, reference, n_reviews, seed)
-    ]
-    checks += [check for name in SUMS_MODELS for check in _sums(name, n_reviews, seed)]
-    return [*checks, *_classifier(reference, n_reviews, seed)]
+    checks = [_language_model(name, reference, n_reviews, seed) for name in LANGUAGE_MODELS]
+    checks += [_sums(name, n_reviews, seed) for name in SUMS_MODELS]
+    return sum([*checks, _classifier(reference, n_reviews, seed)], [])

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from sphinx.cmd.build import main as build_with_sphinx
@@ -34,10 +33,5 @@ def build(root: Path = Path("."), out: Path = Path("build/site")) -> int:
     return status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
-    return run_program(build, "tools.site", arguments, __doc__)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(build, "tools.site", description=__doc__))
