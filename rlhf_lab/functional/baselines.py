@@ -41,8 +41,8 @@ def rloo_advantages(
     """Compare each sequence with the mean reward of the other responses to the same prompt.
 
     1. For each sequence, find the others with the same group number.
-    2. Take the mean of their rewards as the baseline.
-    3. Subtract it from the sequence's own reward.
+    2. Subtract each of their rewards from its own reward.
+    3. Average the differences: its reward minus the mean of the others, exact also far from 0.
 
     A group with equal rewards gets exactly 0.0. Raises ValueError if a group has only one sequence.
 
@@ -58,7 +58,7 @@ def rloo_advantages(
             f"group {group[alone[0]].item()} has one sequence, but leave-one-out needs another to "
             "compare with. Sample at least 2 sequences per prompt."
         )
-    advantages = rewards - masked_mean(rewards.expand(same.shape), others, dim=-1)
+    advantages = masked_mean(at_least_float32(rewards)[:, None] - rewards, others, dim=-1)
     return advantages.masked_fill(~informative_groups(rewards, group), 0.0)
 
 
