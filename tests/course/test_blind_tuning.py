@@ -37,15 +37,12 @@ def row(name: str = "Ada", **changed) -> TuningRow:
     return TuningRow(**{"name": name, **FIELDS, **METRICS, **changed})
 
 
-def test_blind_tuning_raises_on_empty_name() -> None:
-    with pytest.raises(LessonError, match="name is empty"):
-        BlindTuning("  ")
-
-
 def test_hidden_reward_is_uniform_and_ignores_spelling() -> None:
     assert hidden_reward("Ada  Lovelace") == hidden_reward(" ada lovelace ")
     counts = Counter(hidden_reward(f"learner {i}") for i in range(500))
     assert set(counts) == set(HIDDEN) and min(counts.values()) > 60  # 100 of each expected
+    with pytest.raises(LessonError, match="name is empty"):
+        BlindTuning("  ")
 
 
 @pytest.mark.usefixtures("no_type_checks")

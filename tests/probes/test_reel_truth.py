@@ -54,9 +54,6 @@ def test_the_optimum_is_that_of_the_soft_dynamic_programme(reward, beta):
     found = truth.optimum(beta)
     assert found.reward == pytest.approx(expected.proxy, abs=1e-9)
     assert found.kl_per_sequence == pytest.approx(expected.kl_per_sequence, abs=1e-9)
-
-
-def test_an_optimum_without_a_price_of_kl_is_refused(truth):
     with pytest.raises(ValueError, match="beta must .*got 0"):
         truth.optimum(0.0)
 
