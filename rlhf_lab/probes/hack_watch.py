@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from rlhf_lab import functional as F
@@ -61,7 +61,8 @@ class HackWatch(Probe):
         d_vocab = seen.ctx.reference.cfg.d_vocab
         won, before = _won_by_text(seen, n)
         states = samples.mask.sum(1).cpu()
-        counts = torch.stack([_counts(each, d_vocab) for each in (samples, theirs)])
+        ids = (x.tokens[:, x.prefix_len :][x.mask].cpu() for x in (samples, theirs))
+        counts = torch.stack([each.bincount(minlength=d_vocab) for each in ids])
         spell = seen.ctx.policy.base_model.tokenizer.decode
         promoted, alarms_by_logits = promoted_words(won, before, states, spell)
         taken_up, alarms_by_texts = taken_up_words(counts, spell)
@@ -107,10 +108,6 @@ def _won_by_text(
             probs = others.softmax(-1).masked_fill(~real[:, None], 0.0).sum(0)
             before.append((probs / real.sum().clamp(min=1)).cpu())
     return torch.stack(won), torch.stack(before)
-
-
-def _counts(samples: Samples, d_vocab: int) -> Int[Tensor, " d_vocab"]:
-    return samples.tokens[:, samples.prefix_len :][samples.mask].cpu().bincount(minlength=d_vocab)
 
 
 def _collapse(samples: Samples, whose: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered, model_where_exact, without_hooks
 from rlhf_lab.models.residual_parts import SITES, validate_additive
 from rlhf_lab.probes.eval_text import EvalText
-from rlhf_lab.probes.logit_shift import Attribution, attribute_logits
+from rlhf_lab.probes.logit_shift import attribute_logits
 from rlhf_lab.probes.probe import Check, Observation, Record, decimals, mean_fields
 from rlhf_lab.probes.word_pair import WordPairProbe
 from rlhf_lab.training.capture import capture_activations
@@ -75,9 +75,9 @@ class NeuronRank(WordPairProbe):
             sites = *SITES, NEURON_SITE
             acts = [capture_activations(m, text.tokens, sites, *where) for m in models]
             before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
-            mlp = [
-                _mlp_rows(attribute_logits(m, x, words)) for m, x in zip(models, acts, strict=True)
-            ]
+            found = [attribute_logits(m, x, words) for m, x in zip(models, acts, strict=True)]
+            is_mlp = [i for i, name in enumerate(found[0].components) if name.endswith(" mlp")]
+            mlp = [each.rows[is_mlp] for each in found]
             by_neuron, by_activation, b_out = neuron_shift(before, after)
             contribution = by_neuron.mean(1)
             top = contribution.abs().flatten().topk(min(TOP_NEURONS, contribution.numel())).indices
@@ -111,10 +111,6 @@ class NeuronRank(WordPairProbe):
             return Check.at_most(name, gap, seen.allowed(1e-4, half=0.2))
 
         return Record(values, tensors, [check_sum])
-
-
-def _mlp_rows(found: Attribution) -> Float[Tensor, "layer batch"]:
-    return found.rows[[i for i, name in enumerate(found.components) if name.endswith(" mlp")]]
 
 
 def _most_active(

@@ -59,7 +59,9 @@ class Suite:
         self.probes = list(probes)
         self.eval_tokens, self.eval_text, self.labels = eval_tokens, eval_text, labels
         self.eval_mask, self.keep_eval_text = eval_mask, keep_eval_text
-        if record not in ("milestones", "every") and not _is_phases(record):
+        is_list = isinstance(record, list | tuple)
+        is_phases = is_list and all(type(x) is int and x >= 0 for x in record)
+        if record not in ("milestones", "every") and not is_phases:
             raise ConfigError(
                 f"record must be 'milestones', 'every' or a list of phases, got {record!r}."
             )
@@ -89,18 +91,14 @@ class Suite:
             if not rows or not all(rows):
                 raise ConfigError("eval_text has an empty text or none. Pass texts with words.")
             tokens, mask = pad_rows(rows, torch.device("cpu"))
-        if tokens is None:
-            for probe in self.probes:
-                if probe.text == "eval":
-                    raise ConfigError(
-                        f"{probe.name} requires eval text. Pass eval_tokens= to Suite."
-                    )
-            return None
         for probe in self.probes:
-            if probe.needs_labels and self.labels is None:
-                raise ConfigError(
-                    f"{probe.name} requires a label per sequence. Pass labels= to Suite."
-                )
+            if tokens is None and probe.text == "eval":
+                raise ConfigError(f"{probe.name} requires eval text. Pass eval_tokens= to Suite.")
+            if tokens is not None and probe.needs_labels and self.labels is None:
+                problem = "requires a label per sequence. Pass labels= to Suite"
+                raise ConfigError(f"{probe.name} {problem}.")
+        if tokens is None:
+            return None
         cfg = trainer.policy.base_model.cfg
         if mask is None and isinstance(tokens, torch.Tensor):
             mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -142,7 +140,3 @@ def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor
     if len(lengths) != 1 or lengths[0] == 0:
         raise ConfigError(f"eval_text has texts of {lengths} tokens. Pass texts of one length.")
     return torch.tensor(rows)
-
-
-def _is_phases(record: Any) -> bool:
-    return isinstance(record, list | tuple) and all(type(x) is int and x >= 0 for x in record)

@@ -44,7 +44,9 @@ class Candidates:
         for name, x in {"reward": self.rewards, "true_reward": self.true_reward}.items():
             if x is not None:
                 best = F.best_of_n_mean(self.rewards, x, n)
-                numbers[name], numbers[f"{name}_half"] = mean_and_half(best)
+                found = F.seed_interval(best, torch.zeros_like(best))  # Student's t
+                half = math.inf if found.high is None else (found.high - found.value).item()
+                numbers |= {name: found.value.item(), f"{name}_half": half}
         return numbers
 
     def chosen(self, n: int) -> Examples:
@@ -58,13 +60,6 @@ class Candidates:
             )
         texts = [self.responses[i][best[i]] for i in kept]
         return Examples([self.prompts[i] for i in kept], texts)
-
-
-def mean_and_half(values: Float[Tensor, " prompts"]) -> tuple[float, float]:
-    """Return the mean of independent values and half of its 95% interval, by Student's t."""
-    found = F.seed_interval(values, torch.zeros_like(values))
-    half = math.inf if found.high is None else (found.high - found.value).item()
-    return found.value.item(), half
 
 
 def draw_candidates(

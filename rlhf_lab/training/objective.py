@@ -42,12 +42,9 @@ class Objective:
         self.forward = forward or Forward.from_args(args)
         self.normalize = args.normalize_advantages
         self.rounding = LOGPROB_ROUNDING[args.rounding]
-        self.clips_plainly = (
-            self.overrides.policy_loss is None
-            and (args.policy_loss, args.loss_aggregation) == ("ppo", "token_mean")
-            and args.clip_coef_high is None
-            and args.dual_clip is None
-        )
+        plain = "ppo", "token_mean", None, None
+        chosen = args.policy_loss, args.loss_aggregation, args.clip_coef_high, args.dual_clip
+        self.clips_plainly = self.overrides.policy_loss is None and chosen == plain
         name = None if args.kl_estimator == "exact" else args.kl_estimator
         self.kl_estimator = self.overrides.kl_estimator or name
         self.penalizes_exact_kl = args.kl_in == "loss" and self.kl_estimator is None
@@ -98,8 +95,7 @@ class Objective:
         3. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
         """
         advantages, normalize = minibatch.advantages, self.normalize
-        is_engine = minibatch.engine_logprobs is not None
-        weights = importance_weights(minibatch, self.args) if is_engine else None
+        weights = importance_weights(minibatch, self.args)
         if normalize and (minibatch.teaching is not None or weights is not None):
             advantages, normalize = minibatch.whitened_advantages(), False
         if weights is not None:

@@ -144,9 +144,7 @@ def validate_custom_optimizer(
         name = format_argument(scheduler)
         raise ConfigError(f"scheduler={name} does not belong to the optimizer. Pass its own.")
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
-            "ReduceLROnPlateau requires a metric in step(). Use LambdaLR, for example."
-        )
+        raise ConfigError("ReduceLROnPlateau requires a metric in step(). Use LambdaLR.")
     return optimizer, scheduler
 
 

@@ -96,8 +96,9 @@ class PolicyUpdate:
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
+                can_clip = is_fused_adamw(self.trainer.optimizer) and self.trainer.world is None
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                if norm.device.type in CLIPS_IN_STEP and can_clip_in_step(self.trainer):
+                if norm.device.type in CLIPS_IN_STEP and can_clip:
                     self._grad_scale = (1 / scale).float()  # as the kernel reads it
                 else:
                     torch._foreach_mul_(gradients, scale)
@@ -111,8 +112,7 @@ class PolicyUpdate:
             return
         optimizer, finite = self.trainer.optimizer, self._finite
         finite = finite if norm is None else finite & norm.isfinite()
-        is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
+        if is_fused_adamw(optimizer) and finite.device.type in ("cpu", "cuda"):
             # the kernel reads both on its device; found_inf = 1 keeps weights and moments
             optimizer.found_inf, optimizer.grad_scale = (~finite).float(), self._grad_scale
             try:
@@ -123,9 +123,9 @@ class PolicyUpdate:
             optimizer.step()
 
 
-def can_clip_in_step(trainer: "RLHFTrainer") -> bool:
-    is_fused = all(group.get("fused") for group in trainer.optimizer.param_groups)
-    return isinstance(trainer.optimizer, AdamW) and is_fused and trainer.world is None
+def is_fused_adamw(optimizer: Optimizer) -> bool:
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    return isinstance(optimizer, AdamW) and is_fused
 
 
 def _warn_without_gradient(policy: nn.Module) -> None:

@@ -26,9 +26,8 @@ def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
     """Build the loggers of `args.loggers`, and wandb if it is enabled, and attach them."""
     mode = choose_wandb_mode(args)
     sinks: list[Sink] = []
-    unused = [
-        x for x in vars(args) if x[:6] == "wandb_" and getattr(args, x) != getattr(RLHFArgs, x)
-    ]
+    changed = [x for x, value in vars(args).items() if value != getattr(RLHFArgs, x)]
+    unused = [x for x in changed if x.startswith("wandb_")]
     if unused and mode == "disabled" and args.wandb_mode is None and "trackio" not in args.loggers:
         message = f"{unused[0]}={getattr(args, unused[0])!r} has no effect without wandb"
         warnings.warn(f"{message}. Set wandb_mode='online' or 'offline'.", stacklevel=3)

@@ -11,7 +11,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism import Grammar, best_of_n, build_graph, grammar_policy, smoothed, true_reward
 from rlhf_lab.rewards import CountReward, ResponseReward
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.best_of_n import Candidates, draw_candidates, exact_figures, mean_and_half
+from rlhf_lab.training.best_of_n import Candidates, draw_candidates, exact_figures
 from tests.bad_input.command_outcome import accepted
 
 
@@ -36,7 +36,8 @@ def test_figures_match_hand_computed():
     assert three["kl_bound"] == pytest.approx(math.log(3) - 2 / 3)
     std = math.sqrt(((5 - 17 / 3) ** 2 + (3 - 17 / 3) ** 2 + (9 - 17 / 3) ** 2) / 2)
     assert three["reward_half"] == pytest.approx(4.302653 * std / math.sqrt(3))  # t, 2 degrees
-    assert mean_and_half(torch.tensor([3.0])) == (3.0, math.inf)
+    single = Candidates(["a"], [["1"]], torch.ones(1, 1) > 0, torch.tensor([[3.0]]), None)
+    assert single.figures(1) == {"n": 1, "kl_bound": 0.0, "reward": 3.0, "reward_half": math.inf}
     assert (one["reward"], one["true_reward"]) == pytest.approx((21 / 9, 4 / 9))
 
 
