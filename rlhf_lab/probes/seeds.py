@@ -14,7 +14,7 @@ from rich.progress import Progress
 from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.checks import AT_LEAST_1, check_range
+from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.files import expand_home
 from rlhf_lab.probes.probe import Probe
@@ -22,6 +22,7 @@ from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.suite import Suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.overrides import describe_source
+from rlhf_lab.training.resume import LOCATIONS
 from rlhf_lab.training.run_dir import read_object, replacing
 
 COMMON = "seeds.json"  # settings that all runs of a directory share
@@ -69,6 +70,10 @@ class Runs(list[Run]):
         """The seed of each run."""
         return [run.args.seed for run in self]
 
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Runs(found) if isinstance(index, slice) else found
+
     def over(self, number: Callable[[Run], float]) -> Spread:
         """Return any number of a run, over the seeds."""
         return Spread(tuple(float(number(run)) for run in self))
@@ -96,7 +101,7 @@ class Runs(list[Run]):
 def runs(
     args: RLHFArgs,
     probes: Probes = (),
-    seeds: int | Sequence[int] = 5,
+    seeds: int | Sequence[int] | np.ndarray = 5,
     out: str | Path | None = None,
     show_progress: bool = True,
     **parts: Any,
@@ -118,7 +123,8 @@ def runs(
             other settings, probes or parts.
     """
     check_range(AT_LEAST_1, seeds=seeds if isinstance(seeds, int) else len(seeds))
-    seeds = range(args.seed, args.seed + seeds) if isinstance(seeds, int) else seeds
+    first, is_count = args.seed, isinstance(seeds, int)
+    seeds = range(first, first + seeds) if is_count else np.asarray(seeds).tolist()
     for name in OF_ONE_RUN:
         if parts.get(name) is not None:
             raise ConfigError(
@@ -160,7 +166,17 @@ def _common_settings(args: RLHFArgs, probes: Probes, parts: Mapping[str, Any]) -
         for name in ("eval_tokens", "eval_text", "eval_mask", "labels"):
             described[name] = _digest(getattr(suite, name))
     sources = {name: describe_source(part) for name, part in parts.items() if part is not None}
+    sources |= _file_digests(args)
     return json.loads(json.dumps({"args": settings, "suite": described, "parts": sources}))
+
+
+def _file_digests(args: RLHFArgs) -> dict[str, str]:
+    """Return a digest of each local file of weights or data that a setting names."""
+    names = [getattr(args, name) for name in LOCATIONS]
+    names += [x.partition(":")[2] for x in reward_names(args.reward_fn) if "json_schema:" in x]
+    paths = [expand_home(name) for name in names if name]
+    files = [x for path in paths for x in (path, *path.glob("*.safetensors")) if x.is_file()]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
 
 
 def _digest(value: Any) -> str | None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError)
 CONTAINERS = {"list": list, "tuple": tuple, "dict": dict, "Counter": Counter}
+FROZEN = "the frozen base model"  # of adapters, which a checkpoint lacks
 STATEFUL = ("optimizer", "scheduler", "kl_controller")
 
 
@@ -82,6 +83,12 @@ def checksum(tensors: Mapping[str, Tensor], metadata: str = "") -> int:
         raw = tensors[name].reshape(-1).view(torch.uint8).numpy()
         crc = zlib.crc32(raw, zlib.crc32(name.encode(), crc))
     return crc
+
+
+def checksum_model(model: nn.Module, all_weights: bool = False) -> int:
+    """Return a checksum of the first 256 numbers of each weight that a checkpoint lacks, or all."""
+    found = {name: x for name, x in model.named_parameters() if all_weights or not x.requires_grad}
+    return checksum({name: x.detach().flatten()[:256].cpu() for name, x in found.items()})
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

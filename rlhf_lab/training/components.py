@@ -13,6 +13,7 @@ Custom components by name; each replaces what the settings name:
 - a function of `Overrides`, such as `kl_penalty` or `advantages`.
 """
 
+import json
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
 from rlhf_lab.organism.language import validate_rewards
 from rlhf_lab.parallel.launcher import is_grouped, n_processes, validate_single_process
 from rlhf_lab.rewards import (
+    JsonSchemaReward,
     RewardFn,
     RewardPipeline,
     SentimentReward,
@@ -44,7 +46,7 @@ from rlhf_lab.rewards import (
     split_rewards,
 )
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.checkpoint import checksum
+from rlhf_lab.training.checkpoint import FROZEN, checksum, checksum_model
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
 from rlhf_lab.training.rollout_engine import EngineSampler
 from rlhf_lab.tuning.teacher import load_reference, validate_vocabulary
@@ -155,15 +157,16 @@ def make_rewards(
     return rewards
 
 
-def loaded_sources(reference: HookedModel, reward_fn: RewardFn) -> dict[str, Any]:
-    """Return the class that a sentiment reward rewards, and checksums of models by name."""
-    sources: dict[str, Any] = {"rewarded_class": None}
-    for name, part in {"reference": reference, **split_rewards(reward_fn)}.items():
+def loaded_sources(trainer: "RLHFTrainer") -> dict[str, Any]:
+    """Return the class that a sentiment reward rewards, and checksums of models and schemas."""
+    sources: dict[str, Any] = {"rewarded_class": None, FROZEN: checksum_model(trainer.policy)}
+    for name, part in {"reference": trainer.reference, **split_rewards(trainer.reward_fn)}.items():
         if isinstance(part, SentimentReward):
             sources["rewarded_class"] = {"index": part.rewarded_class, "label": part.rewarded_label}
         if isinstance(model := getattr(part, "model", part), nn.Module):
-            starts = {key: x.flatten()[:256].cpu() for key, x in model.state_dict().items()}
-            sources[f"the model of {name}"] = checksum(starts)
+            sources[f"the model of {name}"] = checksum_model(model, all_weights=True)
+        if isinstance(part, JsonSchemaReward):
+            sources["json_schema"] = checksum({}, json.dumps(part.validator.schema))
     return sources
 
 

@@ -19,7 +19,9 @@ from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.capture import InterventionFn, Interventions, restore_interventions
 from rlhf_lab.training.checkpoint import (
+    FROZEN,
     STATEFUL,
+    checksum_model,
     load_checkpoint,
     load_weights,
     unflatten_state,
@@ -58,18 +60,10 @@ def resume_trainer(
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
-    before, n = read_args(info), info.get("last_saved_phase") or 0
-    if (total := (changes or {}).get("total_phases")) in range(n):
-        raise ConfigError(f"total_phases={total} must be >= {n}, the phases done.")
+    before = read_args(info)
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     restore_interventions(trainer.intervene, info, interventions, run.path)
-    for name, was in info.get("sources", {}).items():
-        if was != (now := trainer.sources.get(name)):
-            warnings.warn(
-                f"{name} has changed since the run started, from {was} to {now}. The run continues "
-                "with the new one, so its phases are not comparable.",
-                stacklevel=2,
-            )
+    warn_about_changes(info.get("sources", {}), trainer.sources)
     restore(trainer, run, info)
     phase, args = trainer.phase, trainer.args
     if phase > args.total_phases:
@@ -80,6 +74,16 @@ def resume_trainer(
         if getattr(before, name) != getattr(args, name)
     ]
     return trainer
+
+
+def warn_about_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name, was in before.items():
+        if was != now.get(name):
+            warnings.warn(
+                f"{name} has changed since the run started, from {was} to {now.get(name)}. The new "
+                "one is used, so results are not comparable. Restore the old one.",
+                stacklevel=3,
+            )
 
 
 def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> RLHFArgs:
@@ -218,7 +222,8 @@ def load_policy(
     args = read_args(info, OF_POLICY)
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, metadata = load_run_checkpoint(file, info)
-    policy = load_policy_and_critic(args, device)
+    policy, sources = load_policy_and_critic(args, device), info.get("sources", {})
+    warn_about_changes(sources, sources | {FROZEN: checksum_model(policy)})
     load_weights(policy, tensors, file)
     of_run = Interventions(policy, lambda: metadata["phase"])
     restore_interventions(of_run.add, info, interventions, run.path)

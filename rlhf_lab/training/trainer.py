@@ -98,7 +98,7 @@ class RLHFTrainer(RunLoop):
         check_context(self.reference, len(self.prompt), args.gen_len, "reference")
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
-        self.sources |= components.loaded_sources(self.reference, self.reward_fn)
+        self.sources |= components.loaded_sources(self)
         self.world = None
         if is_grouped(args.parallel):
             from rlhf_lab.parallel.world import connect  # imports much of torch

@@ -92,7 +92,7 @@ class Stopped(RLHFTrainer):
 
 
 checkpoint.save_file, RunDir.append, RunDir.write_info = save_half, append_half, write_half
-rlhf_lab.training.RLHFTrainer = Stopped
+rlhf_lab.training.trainer.RLHFTrainer = Stopped
 sys.exit(main(arguments))
 """
 # an event, or a file that is then half written; a phase; `save_every`
@@ -359,19 +359,27 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     assert lines[0] == lines[1] != describe_source(lambda texts: [len(x) in {3, 5} for x in texts])
 
 
-def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
+def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path, capsys):
     file = tmp_path / "prompts.txt"
     file.write_text("this movie\nthis movie honestly ,\n")
     base = str(shutil.copytree(weights_dir("reel-nano"), tmp_path / "base"))
     scorer = str(shutil.copytree(weights_dir("reel-sentiment"), tmp_path / "scorer"))
-    path = saved_run(1, prompts=str(file), base_model=base, reward_model=scorer)
+    (schema := tmp_path / "schema.json").write_text("{}")
+    fields = {"prompts": str(file), "base_model": base, "reward_model": scorer, "lora_rank": 1}
+    path = saved_run(1, reward_fn=f"sentiment,json_schema:{schema}", **fields)
     file.write_text("this movie arguably ,\n")
+    schema.write_text("true")
     for model in tmp_path.glob("*/model.safetensors"):
         save_file({k: x + 0.1 for k, x in load_file(model).items()}, model, {"format": "pt"})
+    with pytest.warns(UserWarning, match="the frozen base model has changed"):
+        load_policy(path)
+    main(["best-of-n", str(path), "--n", "1", "--n-prompts", "1"])
+    assert "warning: the frozen base model has changed" in capsys.readouterr().err
     with pytest.warns(UserWarning, match="prompts has changed since the run started") as caught:
         RLHFTrainer.resume(path).run_phase()
     texts = " ".join(str(warning.message) for warning in caught)
-    assert "the model of reference has" in texts and "the model of SentimentReward has" in texts
+    names = "the model of reference", "the model of sentiment", "the frozen base model"
+    assert all(f"{name} has" in texts for name in (*names, "json_schema"))
     file.unlink()
     with pytest.raises(LoadError, match="prompts.txt"):
         RLHFTrainer.resume(path)
