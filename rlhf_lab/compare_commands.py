@@ -57,7 +57,7 @@ def best_of_n_command(
     check_range(AT_LEAST_1, n=numbers[0], samples=samples, n_prompts=n_prompts)
     if samples < numbers[-1]:
         raise ConfigError(f"samples={samples} must be at least n={numbers[-1]}.")
-    _validate_new_file(out)
+    _validate_new_file(out, fit)
     if fit is not None:
         rlhf_lab.models.export.validate_new_directory(fit)
     for name, value in vars(fitting).items() if fit is None else ():
@@ -240,10 +240,11 @@ def _token_rows(
     return language.contexts(n_texts).tolist(), language.contexts_name
 
 
-def _validate_new_file(out: Path | None) -> None:
+def _validate_new_file(out: Path | None, taken: Path | None = None) -> None:
     """Raise ConfigError unless `out` is a new file in a directory; called before hours of work."""
-    if out is not None and (out.exists() or not out.parent.is_dir()):
-        raise ConfigError(f"out={str(out)!r} exists, or its directory does not. Use a new file.")
+    if out is not None and (out.exists() or not out.parent.is_dir() or out == taken):
+        reason = "exists, or its directory does not" if out != taken else "is also the --fit"
+        raise ConfigError(f"out={str(out)!r} {reason}. Use a new file.")
 
 
 def _write_text(out: Path, text: str) -> None:

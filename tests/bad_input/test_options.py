@@ -54,6 +54,7 @@ REJECTED = {
     "best-of-n reel-nano --reward-fn diversity:2": ("whole batch",),
     "best-of-n reel-nano --out no/such/place.json": ("Use a new file",),
     "best-of-n reel-nano --fit RUN": ("RUN",),
+    "best-of-n reel-nano --n 1 --n-prompts 1 --out x --fit x": ("out='x' is also the --fit",),
     "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),
     # numbers
     "sample RUN -n 0": ("n=0", "1 or greater"),
