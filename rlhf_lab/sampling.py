@@ -31,6 +31,8 @@ def tokenize_prompts(
     Raises:
         ConfigError: If there is no BOS token to prepend, or a word is outside a closed vocabulary.
     """
+    if isinstance(prompts, str):
+        raise ConfigError(f"{prompts!r:.60} is a single text. Put it in a list.")
     bos = tokenizer.bos_token_id
     if prepend_bos and bos is None:
         raise ConfigError("prepend_bos=True requires a BOS token. Set prepend_bos=False.")
@@ -76,7 +78,7 @@ def pad_prompts(
 ) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
     """Return prompts as one tensor, padded on the left, and a mask that is False on padding."""
     if not len(prompts) or not all(map(len, prompts)):
-        raise ConfigError("A prompt is empty. Add some text or set prepend_bos=True.")
+        raise ConfigError("There is no prompt, or one is empty. Add text, or set prepend_bos=True.")
     return pad_rows(prompts, device, pad_token, "left")
 
 

@@ -102,6 +102,9 @@ def control_vector(
     Args:
         positive, negative: token ids of any lengths; both texts of a pair have the same index.
     """
+    if not 0 < len(positive) == len(negative):
+        problem = f"positive has {len(positive)} texts, negative {len(negative)}"
+        raise ConfigError(f"{problem}. Pass the same number, at least 1.")
     last = lambda ids: capture_activations(model, torch.tensor([list(ids)]), [site], -1)[site][0]
     pairs = zip(positive, negative, strict=True)
     return torch.stack([last(plus) - last(minus) for plus, minus in pairs]).mean(0)

@@ -164,5 +164,5 @@ def prompt_ids(
     """Return the prompt of each sample as token ids, with BOS before texts if it exists."""
     if isinstance(prompts[0], str):
         has_bos = model.tokenizer.bos_token_id is not None
-        prompts = tokenize_prompts(model.tokenizer, list(prompts), has_bos)
+        prompts = tokenize_prompts(model.tokenizer, prompts, has_bos)
     return [list(prompts[i % len(prompts)]) for i in range(n)]

@@ -56,8 +56,10 @@ def ppo_surrogate(
 
     min(r A, clip(r, 1 - e_low, 1 + e_high) A)   (Schulman et al. 2017, arXiv 1707.06347, equation
     7; two clips, "clip-higher": Yu et al. 2025, DAPO, arXiv 2503.14476, section 3.1), and with dual
-    clip max(that, c A) where A < 0   (Ye et al. 2020, arXiv 1912.09729)
+    clip max(that, c A) where A < 0, c > 1   (Ye et al. 2020, arXiv 1912.09729)
     """
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"dual_clip must be greater than 1, got {dual_clip}.")
     low, high = _clip_range(clip_coef, clip_coef_high)
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     logprobs, old_logprobs, advantages = _blank(mask, logprobs, old_logprobs, advantages)

@@ -141,9 +141,11 @@ def best_of_n_distribution(
     """Compute the exact distribution of the best of n outcomes drawn with these probabilities.
 
     A reward is the best with probability F(r)^n - F(r-)^n, which outcomes of equal reward share in
-    proportion to their own. In float64.
+    proportion to their own. In float64. Raises ValueError for an n below 1.
     """
     check_same_shape(chances=chances, rewards=rewards)
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
     chances = chances.detach().cpu().double()
     chances = chances / chances.sum()
     levels, level = rewards.detach().cpu().unique(return_inverse=True)  # in rising order

@@ -1,5 +1,6 @@
 """Suite: probes of one run, with their eval text and schedule."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -77,6 +78,8 @@ class Suite:
         if not isinstance(trainer, RLHFTrainer):
             kind = type(trainer).__name__
             raise ConfigError(f"{kind} is not a trainer. Pass RLHFTrainer(args) first.")
+        if trainer.phase >= (phases := trainer.args.total_phases):
+            warnings.warn(f"All {phases} phases are done. Attach before training.", stacklevel=3)
         attachment = Attachment(self.probes, self._read_eval_text(trainer), self.record, trainer)
         if trainer.args.log_probes:
             from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes
@@ -93,7 +96,7 @@ class Suite:
             tokens, mask = pad_rows(rows, torch.device("cpu"))
         for probe in self.probes:
             if tokens is None and probe.text == "eval":
-                raise ConfigError(f"{probe.name} requires eval text. Pass eval_tokens= to Suite.")
+                raise ConfigError(f"{probe.name} requires eval text. Pass eval_text=[...].")
             if tokens is not None and probe.needs_labels and self.labels is None:
                 problem = "requires a label per sequence. Pass labels= to Suite"
                 raise ConfigError(f"{probe.name} {problem}.")

@@ -123,6 +123,8 @@ class Callbacks:
         validate_every(every)
 
         def register(callback: Callback) -> Callback:
+            if not callable(callback):
+                raise ConfigError(f"{callback!r:.60} at {event} is not a function. Pass one.")
             earlier = [entry.callback for entry in self.registered.get(event, ())]
             name, code = (getattr(callback, x, None) for x in ("__qualname__", "__code__"))
             named = [f for f in earlier if getattr(f, "__qualname__", None) == name]

@@ -56,6 +56,8 @@ def resume_trainer(
         RunError: If a file is missing or damaged, or the run had other components.
         ConfigError: If a change is not possible.
     """
+    if not isinstance(changes or {}, Mapping):
+        raise ConfigError(f"changes={changes!r:.50} is not a dict. Pass {{'total_phases': 25}}.")
     run = RunDir.open(path)
     info = run.read_info()
     interventions = parts.pop("interventions", None)

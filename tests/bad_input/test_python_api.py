@@ -13,10 +13,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_lab import RLHFTrainer
 from rlhf_lab import functional as F
-from rlhf_lab.diffing import ActivationStore, collect_activations, mean_difference
+from rlhf_lab.diffing import ActivationStore, collect_activations, control_vector, mean_difference
 from rlhf_lab.models import TransformerWithValueHead, load_model
+from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from rlhf_lab.probes.erasure import fit_leace
+from rlhf_lab.rewards import CountReward, SentimentReward
+from rlhf_lab.sampling import SamplingSpec, sample
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -85,20 +88,11 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a prompt that is a number": (build(prompts=["this movie", 3]), ["contains 3, which is not"]),
     "settings as a dict": (build({"preset": "reel"}), ["args={'preset'", "RLHFArgs(preset="]),
     "a method that does not exist": (lambda t: settings(method="grpoo"), ["Choose one of: 'ppo'"]),
-    "a policy without a value head": (
-        lambda t: RLHFTrainer(settings(), policy=t.policy.base_model),
-        ["policy", "TransformerWithValueHead(model)"],
-    ),
+    "no head": (lambda t: build(policy=t.policy.base_model)(t), ["policy", "WithValueHead(model)"]),
     "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
-    "a policy of transformers": (
-        lambda t: build(policy=GPT2())(t),
-        ["policy=GPT2LM", "load_model"],
-    ),
+    "a policy of GPT-2": (lambda t: build(policy=GPT2())(t), ["policy=GPT2LM", "load_model"]),
     "a reference of transformers": (lambda t: build(reference=GPT2())(t), ["reference=GPT2LM"]),
-    "transformers without a tokenizer": (
-        lambda t: load_model(GPT2()),
-        ["source=GPT2", "tokenizer="],
-    ),
+    "a model without tokenizer": (lambda t: load_model(GPT2()), ["source=GPT2", "tokenizer="]),
     "another policy": (lambda t: setattr(t, "policy", t.policy), ["trainer.policy", "another"]),
     "another optimizer": (lambda t: setattr(t, "optimizer", t.optimizer), ["trainer.optimizer"]),
     "another coefficient": (lambda t: setattr(t, "kl_coef", 1.0), ["trainer.kl_coef", "another"]),
@@ -119,6 +113,15 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a probe's event": (probe(Misspelled), ["after_scores"]),
     "a probe's site": (probe(Elsewhere), ["blocks.7"]),
     "a probe's path": (probe(Mine, "../../evil"), ["evil"]),
+    "one evaluation text": (lambda t: attach(t, Mine(), eval_text="so good"), ["a single text"]),
+    "one text to reward": (lambda t: SentimentReward("reel-sentiment")("good"), ["a single text"]),
+    "one review": (lambda t: true_reward("this movie"), ["'this movie' is a single text"]),
+    "one text to count in": (lambda t: CountReward("o")("good"), ["no list of texts"]),
+    "nothing to count": (lambda t: CountReward("")(["good"]), ["no text to count"]),
+    "settings to resume": (lambda t: RLHFTrainer.resume("RUN", t.args), ["changes=RLHFArgs"]),
+    "a callback that is a number": (lambda t: t.on("after_phase")(5), ["5 at after_phase"]),
+    "no pairs": (lambda t: control_vector(t.policy, [], [[1]], MLP), ["positive has 0 texts"]),
+    "no sample": (lambda t: sample(t.policy, [], SamplingSpec(gen_len=1)), ["There is no prompt"]),
 }
 
 

@@ -47,7 +47,7 @@ def test_a_control_vector_averages_pairs_of_unequal_length(policy):
     _, three = policy.base_model.run_with_cache(torch.tensor([minus[1]]))
     by_hand = (four[SITES[1]][0, 3] - three[SITES[1]][0, 2]) / 2  # [0, 2] cancels
     assert torch.allclose(found, by_hand, atol=1e-5)
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ConfigError, match="positive has 2 texts, negative 1"):
         control_vector(policy, plus, minus[:1], SITES[1])
 
 

@@ -96,6 +96,7 @@ def test_objective_of_ones_own_replaces_a_named_one():
     for objective, settings, message in (
         (scalar, {}, r"policy_objective returned shape \(\) of torch.float64"),
         ("trpo", {}, "Unknown policy_objective 'trpo'. Choose one of: ppo"),
+        ("ppo", {"dual_clip": 1.0}, "dual_clip must be greater than 1, got 1.0"),
         ("gspo", {"dual_clip": 3.0}, "gspo_surrogate has no parameter 'dual_clip'"),
         ("policy_gradient", {"clip_coef_high": 0.3}, "has no parameter 'clip_coef_high'"),
     ):

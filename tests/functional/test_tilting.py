@@ -90,6 +90,8 @@ def test_best_of_n_matches_hand_computed():
     for n in (0, 5):
         with pytest.raises(ValueError, match=f"n must be between 1 and 4 .*got {n}"):
             F.best_of_n_weights(torch.zeros(1, 4), n)
+    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+        F.best_of_n_distribution(of(0.5, 0.5), of(1.0, 0.0), 0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 6])
