@@ -47,6 +47,7 @@ class ActivationStore:
     ) -> None:
         self.mb, self.models, self.dtype = mb, tuple(models), dtype
         self.seen = self.n_texts = 0
+        self.site: str | None = None  # of `collect_activations`
         self._generator = torch.Generator().manual_seed(seed)
         self._rows = torch.empty(0, len(self.models), 0, dtype=dtype)
         self._places = torch.empty(0, 3, dtype=torch.int32)
@@ -95,19 +96,19 @@ class ActivationStore:
             "places": self._places[: len(self)],
             "random_state": self._generator.get_state(),
         }
-        values = {name: getattr(self, name) for name in ("mb", "models", "seen", "n_texts")}
+        values = {name: getattr(self, name) for name in ("mb", "models", "seen", "n_texts", "site")}
         save_checkpoint(expand_home(path), tensors, {"activation_store": values})
 
     @classmethod
     def load(cls, path: str | Path) -> "ActivationStore":
         """Read a file of `save`; raises RunError if it is missing."""
         tensors, metadata = load_checkpoint(expand_home(path))
-        values, kept = metadata["activation_store"], tensors["activations"]
+        values, kept = {"site": None} | metadata["activation_store"], tensors["activations"]
         store = cls(values["mb"], values["models"], kept.dtype)
         if kept.shape[-1]:
             store._allocate(kept.shape[-1])
         store._rows[: len(kept)], store._places[: len(kept)] = kept, tensors["places"]
-        store.seen, store.n_texts = values["seen"], values["n_texts"]
+        store.seen, store.n_texts, store.site = values["seen"], values["n_texts"], values["site"]
         store._generator.set_state(tensors["random_state"])
         return store
 
@@ -129,13 +130,17 @@ def collect_activations(
     mask: Bool[Tensor, "batch seq"] | None = None,
     attention_mask: Bool[Tensor, "batch seq"] | None = None,
 ) -> None:
-    """Offer a store the activations of all models at one site of the same texts.
+    """Offer a store the activations of its models at its site; raises ConfigError for others.
 
     Args:
         models: by the store's names.
         site: a hook point of shape [batch seq d_model], such as "blocks.0.hook_resid_post".
         mask, attention_mask: True at the tokens to offer; False on left padding.
     """
+    if models.keys() != {*store.models} or store.site not in (None, site):
+        held = f"{[*store.models]} at {store.site or site}, not of {[*models]} at {site}"
+        raise ConfigError(f"The store is of {held}. Use another store.")
+    store.site = site
     real = real_entries(tokens, None if attention_mask is None else attention_mask.bool())
     offered, first = real & real_entries(tokens, mask), store.n_texts
     for rows in torch.arange(len(tokens)).split(ROWS_AT_ONCE):

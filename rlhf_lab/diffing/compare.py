@@ -170,8 +170,7 @@ def load_end(source: Source) -> HookedModel:
 
 
 def _table(title: str, first: str, columns: list[str], rows: dict[str, list[Interval]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
+    table = Table(first, title=title, title_justify="left")
     for column in columns:
         table.add_column(column, justify="right")
     for name, found in rows.items():

@@ -100,3 +100,6 @@ def test_padded_texts_match_forward_passes_of_each_model():
         assert torch.allclose(store.activations[:3, i].float(), cache[site][0], atol=2e-2)
     collect_activations(store, models, tokens[1:], site)
     assert store.places.texts.tolist()[6:] == [2] * 5
+    for given, place in ((models, "hook_embed"), (models | {"other": models["base"]}, site)):
+        with pytest.raises(ConfigError, match="The store is of .'base', 'tuned'. at blocks.0"):
+            collect_activations(store, given, tokens, place)

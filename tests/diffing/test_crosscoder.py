@@ -98,9 +98,8 @@ def test_threshold_is_the_mean_over_the_last_fifth_of_the_steps(monkeypatch):
 @pytest.mark.slow
 def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
     """4 units along a direction at one token in fifty; every check of fit and control holds."""
-    direction = torch.nn.functional.normalize(
-        torch.randn(64, generator=torch.Generator().manual_seed(1)), dim=0
-    )
+    noise = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    direction = torch.nn.functional.normalize(noise, dim=0)
     has_feature = lambda tokens: tokens.cumsum(1) % 50 == 7
     models, current = {name: load_model("reel-nano") for name in ("base", "tuned")}, {}
     models["tuned"].embed.register_forward_pre_hook(lambda _, args: current.update(tokens=args[0]))
@@ -112,15 +111,11 @@ def test_a_feature_of_the_tuned_model_is_found(no_type_checks):
     norms, nu = relative_norms(coder), latent_scaling(coder, store)
     toward = coder.W_dec[:, 1] @ direction / coder.norms()[:, 1]
     latent = int(toward.argmax())
-    assert (
-        toward[latent] > 0.95
-        and norms[latent] > 0.9
-        and abs(nu[latent] @ torch.tensor([1.0, -0.1])) < 0.1
-    )
+    assert toward[latent] > 0.95 and norms[latent] > 0.9
+    assert abs(nu[latent] @ torch.tensor([1.0, -0.1])) < 0.1
     freq = find_latents(coder, store).freq
     assert abs(freq.sum() / K - 1) < 0.25
-    alive = freq > 0
-    assert ((norms > 0.7) & alive).nonzero()[:, 0].tolist() == [latent]
+    assert ((norms > 0.7) & (freq > 0)).nonzero()[:, 0].tolist() == [latent]
     fires, places = coder.encode(store.activations)[:, latent] > 0, store.places
     truly = has_feature(reviews)[places.texts, places.positions]
     assert (fires & truly).sum() > 0.9 * max(fires.sum(), truly.sum())
