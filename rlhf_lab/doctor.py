@@ -27,14 +27,13 @@ Gap = tuple[str, float, float]  # what is compared, the difference, and its tole
 def examine() -> int:
     """Print all findings and return 1 if one of them is wrong."""
     table = Table("what", "found", "", box=None)
-    marks = {True: "ok", False: "WRONG", None: ""}
     table.add_row("python", platform.python_version(), "")
     table.add_row("rlhf_lab", __version__, "")
     for package in (*PACKAGES, *EXTRAS):
         table.add_row(package, _version(package), "")
     findings = list(compare_devices())
     for subject, result, ok in findings:
-        table.add_row(subject, result, marks[ok])
+        table.add_row(subject, result, {True: "ok", False: "WRONG", None: ""}[ok])
     Console().print(table)
     return int(any(ok is False for _, _, ok in findings))
 

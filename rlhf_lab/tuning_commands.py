@@ -16,6 +16,7 @@ import rlhf_lab
 from rlhf_lab.commands import Device
 from rlhf_lab.config import AdapterArgs, ChatArgs, RLHFArgs
 from rlhf_lab.console import print_line
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.fitting import DPOLoss, DriftEvalConfig, FitConfig, KTOLoss, ORPOLoss, RewardLoss
 
 REWARD = FitConfig()
@@ -49,28 +50,21 @@ class TuningOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class PairOptions:
-    """Preference pairs, and how a model is fitted to them."""
+    """Preference pairs."""
 
     pairs: str
     """A file or hub:NAME:SPLIT with the columns chosen and rejected; or reel, for pairs of Reel
     reviews compared by their true reward.
     """
     n_pairs: PairCount = 10_000
-    fitting: FitConfig = PREFERENCES
 
 
-@dataclass(frozen=True)
-class RewardPairOptions(PairOptions):
-    """Preference pairs, and how a reward model is fitted to them."""
-
-    fitting: FitConfig = REWARD
-
-
-def train_reward(loss: RewardLoss, model: ModelOptions, pairs: RewardPairOptions) -> int:
+def train_reward(
+    loss: RewardLoss, model: ModelOptions, pairs: PairOptions, fitting: FitConfig = REWARD
+) -> int:
     """Train a reward model on preference pairs and measure it on held-out pairs."""
-    rewards = rlhf_lab.rewards
-    place, fit = prepare(model.out, model.device), pairs.fitting
-    column = model.prompt_column
+    rewards, fit, column = rlhf_lab.rewards, fitting, model.prompt_column
+    place = prepare(model.out, model.device, pairs.pairs, pairs.n_pairs)
     data = rewards.load_pairs(pairs.pairs, pairs.n_pairs, fit.seed, column, loss.margin > 0)
     print_line(f"{len(data)} pairs from {pairs.pairs}; loading {model.base_model}")
     base = rlhf_lab.models.load_model(model.base_model, device=place)
@@ -105,30 +99,34 @@ def sft(
     if chat.chat:
         load = lambda: library.read_conversations(texts, column, prompts, chat.system_prompt)
     notes = {"method": "sft", "texts": texts} | asdict(chat)
-    return _tune(notes, load, library.fine_tune, tuning, fitting)
+    return _tune(notes, load, library.fine_tune, tuning, fitting, n_texts)
 
 
-def dpo(pairs: PairOptions, loss: DPOLoss, tuning: TuningOptions) -> int:
+def dpo(
+    pairs: PairOptions, loss: DPOLoss, tuning: TuningOptions, fitting: FitConfig = PREFERENCES
+) -> int:
     """Tune a model on preference pairs without a reward model and measure it on held-out pairs. The
     base model is the reference.
     """
-    return _tune_on_pairs("dpo", pairs, loss, tuning)
+    return _tune_on_pairs("dpo", pairs, loss, tuning, fitting)
 
 
-def orpo(pairs: PairOptions, loss: ORPOLoss, tuning: TuningOptions) -> int:
+def orpo(
+    pairs: PairOptions, loss: ORPOLoss, tuning: TuningOptions, fitting: FitConfig = PREFERENCES
+) -> int:
     """Fine-tune a model on the chosen texts of preference pairs and away from the rejected ones,
     without a reference. With --samples 0, no copy of the base model is loaded.
     """
-    return _tune_on_pairs("orpo", pairs, loss, tuning)
+    return _tune_on_pairs("orpo", pairs, loss, tuning, fitting)
 
 
 def _tune_on_pairs(
-    method: str, pairs: PairOptions, loss: DPOLoss | ORPOLoss, tuning: TuningOptions
+    method: str, pairs: PairOptions, loss: Any, tuning: TuningOptions, fitting: FitConfig
 ) -> int:
-    seed, column = pairs.fitting.seed, tuning.prompt_column
-    load = lambda: rlhf_lab.rewards.load_pairs(pairs.pairs, pairs.n_pairs, seed, column)
+    n, seed, column = pairs.n_pairs, fitting.seed, tuning.prompt_column
+    load = lambda: rlhf_lab.rewards.load_pairs(pairs.pairs, n, seed, column)
     tune = partial(rlhf_lab.tuning.train_on_pairs, loss=loss)
-    return _tune({"method": method, "pairs": pairs.pairs}, load, tune, tuning, pairs.fitting)
+    return _tune({"method": method, "pairs": pairs.pairs}, load, tune, tuning, fitting, n)
 
 
 def kto(
@@ -148,15 +146,17 @@ def kto(
     source = examples, n_pairs, fitting.seed, tuning.prompt_column
     load = lambda: rlhf_lab.tuning.load_labeled_examples(*source)
     tune = partial(rlhf_lab.tuning.train_on_labels, loss=loss)
-    return _tune({"method": "kto", "examples": examples}, load, tune, tuning, fitting)
+    return _tune({"method": "kto", "examples": examples}, load, tune, tuning, fitting, n_pairs)
 
 
-def prepare(out: Path, device: str = "auto") -> Any:
-    """Validate that a directory is new, before a model is loaded, and return the device."""
+def prepare(out: Path, device: str = "auto", source: str = "reel", n: int = 10_000) -> Any:
+    """Validate a new directory and the number of rows of a source, and return the device."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     rlhf_lab.models.export.validate_new_directory(out)
+    if source != "reel" and n != 10_000:
+        raise ConfigError(f"{source!r} is read whole, not {n} rows. Omit --n-texts or --n-pairs.")
     return rlhf_lab.models.device.pick_device(device)
 
 
@@ -166,12 +166,13 @@ def _tune(
     tune: Callable[..., Any],
     tuning: TuningOptions,
     fitting: FitConfig,
+    n: int,
 ) -> int:
     """Load data and a model, tune the model, and write it with its metadata, `notes`."""
     RLHFArgs(**asdict(tuning.adapters))  # validates their combination
-    place = prepare(tuning.out, tuning.device)
-    rlhf_lab.rewards.model.validate_language_model(tuning.base_model)
     kind, source = list(notes.items())[1]
+    place = prepare(tuning.out, tuning.device, source, n)
+    rlhf_lab.rewards.model.validate_language_model(tuning.base_model)
     data = load()
     n = tuning.drift_eval.samples
     print_line(f"{len(data)} {kind} from {source}; loading {tuning.base_model}, KL on {n} samples")

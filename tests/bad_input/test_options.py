@@ -73,6 +73,7 @@ REJECTED = {
     f"{DPO} --kind ipo --label-smoothing 0.1": ("label_smoothing=0.1", "0 for ipo"),
     f"{KTO} --n-pairs 8 --batch-size 1": ("batch_size=1", "at least 2"),
     "orpo --pairs reel --out made --odds-weight nan": ("odds_weight=nan", "0 or greater"),
+    "orpo --pairs p.jsonl --out made --n-pairs 4": ("'p.jsonl' is read whole", "Omit --n-texts"),
     "export RUN made --checkpoint 1.0": ("1.0", "is not a checkpoint"),
     "export RUN made --checkpoint 7": ("phase_000007",),
     "sample RUN --checkpoint ../last": ("is not a checkpoint",),
