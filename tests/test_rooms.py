@@ -17,12 +17,12 @@ LINES = {
     "rlhf_lab/config": (750, 877),  # 23 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2921),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2511),  # 1,338 for sums
-    "rlhf_lab/models": (3600, 3822),  # with issue "CUDA at speed"
+    "rlhf_lab/models": (3600, 3823),  # with issue "CUDA at speed"
     "rlhf_lab/rewards": (1600, 1680),
-    "rlhf_lab/tuning": (700, 854),  # 47 for distillation
+    "rlhf_lab/tuning": (700, 857),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4889),  # 4,300 with parallel
-    "rlhf_lab/diffing": (2300, 2414),
+    "rlhf_lab/training": (3750, 4890),  # 4,300 with parallel
+    "rlhf_lab/diffing": (2300, 2418),
     "rlhf_lab/probes": (4800, 5040),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2889),
     "rlhf_lab/course": (3600, 4214),  # 167 for lesson 12

@@ -176,7 +176,8 @@ def read_adapter(directory: Path, where: str) -> tuple[dict[str, Any], dict[str,
         config = dict(json.loads((expand_home(directory) / ADAPTER_CONFIG).read_text("utf-8")))
         tensors = load_file(expand_home(directory) / ADAPTER_WEIGHTS)
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise LoadError(f"{where} is not a PEFT adapter in safetensors ({error}).") from error
+        problem = f"is not a PEFT adapter in safetensors ({error})"
+        raise LoadError(f"{where} {problem}. Use one of `export --adapter`.") from error
     for name, value in config.items():
         if value and name not in KNOWN and value not in SUPPORTED.get(name, ()):
             raise LoadError(

@@ -98,7 +98,8 @@ class RunDir:
     def open(cls, path: str | Path) -> "RunDir":
         run = cls(Path(path))
         if not run.info_path.is_file():
-            raise RunError(f"{run.path} has no run.json. Pass the directory of a run.")
+            remedy = "Pass the directory of a run (an adapter is for `train --adapter-path`)"
+            raise RunError(f"{run.path} has no run.json. {remedy}.")
         return run
 
     def validate_empty(self) -> None:

@@ -158,6 +158,9 @@ def encode_examples(
             leaves no room for its text.
     """
     check_range(AT_LEAST_2, max_tokens=max_tokens)
+    if not isinstance(model, HookedModel):
+        kind = type(model).__name__
+        raise ConfigError(f"model is a {kind}. Pass a language model, such as policy.base_model.")
     room = model.cfg.n_ctx if max_tokens is None else min(max_tokens, model.cfg.n_ctx)
     tokenizer = model.tokenizer
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id

@@ -59,7 +59,7 @@ REJECTED = {
     f"{TRAINING} /proc/run": "No such file or directory. Choose another --out.",
     # inputs
     "resume pipe": "pipe has no run.json",
-    "report empty": "no run.json",
+    "report empty": "of a run (an adapter is for `train --adapter-path`)",
     "sample ./thesis.tex": "no model directory",
     "export reel-nano made": "reel-nano has no run.json",
     "score good --reward-model RUN": "is a run",

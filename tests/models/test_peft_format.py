@@ -152,7 +152,7 @@ def test_unsupported_settings_and_damaged_files_raise(base, tmp_path):
         assert "does not fit" in message({}, **bad)
     weights.rename(tmp_path / "a" / "adapter_model.bin")
     for place in (tmp_path / "a", tmp_path / "missing"):
-        with pytest.raises(LoadError, match="is not a PEFT adapter in safetensors"):
+        with pytest.raises(LoadError, match="not a PEFT adapter.*Use one of `export"):
             load_adapter(load_model(directory), place, directory)
 
 

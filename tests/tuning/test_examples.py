@@ -58,10 +58,9 @@ def test_reel_examples_are_reviews_of_the_seed():
     assert all(Grammar().is_review(text) for text in examples.texts) and len(examples) == 20
     assert examples.prompts == [""] * 20
     assert load_examples("reel", 20, 3) == examples != load_examples("reel", 20, 4)
-    with pytest.raises(ConfigError, match="n_texts=0"):
-        load_examples("reel", 0, 0)
-    with pytest.raises(ConfigError, match="column and prompt_column are both 'text'"):
-        load_examples("reel", 4, 1, "text", "text")
+    for given, words in (((0, 0), "n_texts=0"), ((4, 1, "text", "text"), "are both 'text'")):
+        with pytest.raises(ConfigError, match=words):
+            load_examples("reel", *given)
 
 
 @pytest.mark.parametrize(

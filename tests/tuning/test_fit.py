@@ -340,8 +340,10 @@ def test_seed_decides_all_and_random_state_is_unchanged():
         (FitConfig, (0,), "steps=0"),
         (FitConfig, (1, 1, 1e-3, 1.0), "held_out=1.0"),
         (DriftEvalConfig, (-1,), "samples=-1"),
+        (encode_examples, (torch.nn.Identity(), [], []), "Pass a language model, such as policy"),
     ],
 )
+@pytest.mark.usefixtures("no_type_checks")
 def test_settings_out_of_range_raise(kind, values, words):
     with pytest.raises(ConfigError, match=words):
         kind(*values)
