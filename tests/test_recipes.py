@@ -158,7 +158,6 @@ def test_gradients_of_terms_sum_to_the_trainers(tmp_path):
     assert len(gaps) > 20 and max(gaps) < 1e-6
 
 
-@pytest.mark.slow
 def test_kl_by_component_finds_the_changed_mlp(llama_tokenizer):
     """Both splits of a changed MLP: all KL is by its weights and its output."""
     model = load_model(tiny_of("LlamaForCausalLM"), llama_tokenizer)

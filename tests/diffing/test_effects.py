@@ -22,7 +22,6 @@ def difference(logits):
     return (logits[:, POS, WORDS[0]] - logits[:, POS, WORDS[1]]).double()
 
 
-@pytest.mark.slow
 def test_a_changed_unembedding_gets_the_shift_by_every_method(base, far, reviews):
     belongs = lambda name: name.startswith(("ln_final.", "unembed."))
     tuned, text = graft(base, far, belongs), reviews[:4]
@@ -34,8 +33,7 @@ def test_a_changed_unembedding_gets_the_shift_by_every_method(base, far, reviews
             torch.testing.assert_close(rows[-1], shift, atol=1e-4, rtol=0)
 
 
-@pytest.mark.slow
-def test_effects_sum_and_patch_the_unembedding(base, far, reviews):
+def test_effects_sum_and_patch_the_unembedding(base, far, reviews, no_type_checks):
     text = reviews[:4]
     found = effects_of_parts(base, far, text, POS, WORDS)
     shift = difference(far(text)) - difference(base(text))
@@ -52,10 +50,9 @@ def test_effects_sum_and_patch_the_unembedding(base, far, reviews):
         torch.testing.assert_close(found[method][[1, 0]], rows)
 
 
-@pytest.mark.slow
-def test_a_comparison_matches_the_models_logits(base, far, reviews):
+def test_a_comparison_matches_the_models_logits(base, far, reviews, no_type_checks):
     text = reviews[:4, :20]
-    found = compare(base, TransformerWithValueHead(far), text, pos=POS)
+    found = compare(base, TransformerWithValueHead(far), text, pos=POS, ranks=(2,), alphas=(0, 1))
     assert len(found.checks) == 2 and all(check.ok for check in found.checks)
     output = io.StringIO()
     Console(file=output, width=200).print(*found.tables())
@@ -76,8 +73,7 @@ def test_a_comparison_matches_the_models_logits(base, far, reviews):
     assert stored["parts"] == layer_groups(base).names
 
 
-@pytest.mark.slow
-def test_groups_of_words_are_weighted(base, far, reviews):
+def test_groups_of_words_are_weighted(base, far, reviews, no_type_checks):
     """Two words of weight 1/2 against one: the mean of the two pairs."""
     options = {"methods": ("split", "patching"), "ranks": (), "alphas": ()}
     pairs = [

@@ -54,7 +54,6 @@ def test_the_last_residual_brings_all_with_one_unembedding(base, make_tuned, rev
         torch.testing.assert_close(found.start, difference(receiver.model(reviews)))
 
 
-@pytest.mark.slow
 def test_patches_match_transformer_lens(base, tuned, reviews):
     """Its own functions: MLPs by layer and position, z and patterns by layer and head."""
     from transformer_lens import patching
@@ -121,8 +120,7 @@ def test_patch_hook_leaves_its_input_unchanged():
     assert patch_hook(torch.ones(1, 2, 3))(x, hook).all() and not x.any()
 
 
-@pytest.mark.slow
-def test_padding_and_chunks_change_nothing(base, tuned, reviews):
+def test_padding_and_chunks_change_nothing(base, tuned, reviews, no_type_checks):
     places = part_places(base, (POS, POS - 4)) | {"all": "blocks.0.hook_mlp_out"}
     each = [
         patch_activations(Side(base, row), Side(tuned, row), places, POS, WORDS)

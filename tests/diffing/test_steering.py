@@ -51,15 +51,14 @@ def test_a_control_vector_averages_pairs_of_unequal_length(policy):
         control_vector(policy, plus, minus[:1], SITES[1])
 
 
-@pytest.mark.slow
-def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors):
+def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors, no_type_checks):
     state = torch.random.get_rng_state()
-    found = steering_sweep(policy, vectors, (0, 1, 3), PROMPTS, SPEC, FIGURES, 0, controls=2)
+    found = steering_sweep(policy, vectors, (0, 3), PROMPTS, SPEC, FIGURES, 0, controls=1)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(check.ok for check in found.checks) and len(found.checks) == 1
     assert not any(point.fwd_hooks for point in policy.hook_dict.values())
-    names = ["vector", "random 0", "random 1"]
-    expected = [(site, alpha, name) for site in SITES for name in names for alpha in (0, 1, 3)]
+    names = ["vector", "random 0"]
+    expected = [(site, alpha, name) for site in SITES for name in names for alpha in (0, 3)]
     assert [(row.site, row.alpha, row.direction) for row in found.rows] == expected
     for row in found.rows:
         assert row.length == pytest.approx(row.alpha * vectors[row.site].norm().item(), rel=1e-4)

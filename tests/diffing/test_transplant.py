@@ -35,8 +35,7 @@ def groups(base):
     return Groups(["lower", "upper", "last"], [sum(parts[a:b], []) for a, b in cuts])
 
 
-@pytest.mark.slow
-def test_coalitions_match_grafts_by_name(base, wild, groups):
+def test_coalitions_match_grafts_by_name(base, wild, groups, no_type_checks):
     found = transplant(base, wild, groups, count_letters, N, 3, prompts=PROMPTS, spec=SPEC)
     assert found.members.shape == (8, 3) and found.gain.abs().max() > 0
     rewards = {}
@@ -61,8 +60,7 @@ def test_coalitions_match_grafts_by_name(base, wild, groups):
         torch.testing.assert_close(found.taken_out().value[g], lost.double().mean())
 
 
-@pytest.mark.slow
-def test_a_changed_head_gets_all_of_the_gain(base, make_tuned):
+def test_a_changed_head_gets_all_of_the_gain(base, make_tuned, no_type_checks):
     """Unchanged groups get exactly 0 by each effect."""
     fine = fine_groups(base)
     tuned = graft_groups(base, make_tuned(base, size=4.0), fine, ["L0H2"])

@@ -28,7 +28,6 @@ def test_two_nodes_match_hand_computed():
         quadrature(0)
 
 
-@pytest.mark.slow
 def test_shift_matches_integral_of_gradients(base, far, reviews):
     """Each group's row against backward passes of the mean, with 8 nodes written out."""
     tokens, groups = reviews[:2, :12], coarse_groups(base)
@@ -49,7 +48,6 @@ def test_shift_matches_integral_of_gradients(base, far, reviews):
     torch.testing.assert_close(found.mean(1), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
 def test_nodes_double_until_the_sum_is_complete(base, far, reviews):
     tokens = reviews[:2, :12]
     few = shift_by_weights(base, far, tokens, POS, WORDS, coarse_groups(base), nodes=1)
@@ -57,7 +55,6 @@ def test_nodes_double_until_the_sum_is_complete(base, far, reviews):
     torch.testing.assert_close(few.sum(0), shift, atol=1e-3, rtol=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])
 def test_adapters_of_other_architectures_sum_to_the_shift(architecture, llama_tokenizer):
     base = load_model(tiny_of(architecture), llama_tokenizer)

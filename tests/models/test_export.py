@@ -42,7 +42,7 @@ def hf_logprobs(directory):
 
 
 @pytest.fixture
-def trained(model_dir):
+def learned(model_dir):
     return train_briefly(make_policy(load_model(str(model_dir))))
 
 
@@ -99,11 +99,11 @@ def test_transformers_and_this_package_load_the_export(model_dir, tmp_path, kind
     torch.testing.assert_close(reloaded(TOKENS)[1], values, atol=1e-4, rtol=0)
 
 
-def test_export_keeps_config_and_warns_of_the_value_head(trained, model_dir, tmp_path):
+def test_export_keeps_config_and_warns_of_the_value_head(learned, model_dir, tmp_path):
     model_dir = shutil.copytree(model_dir, tmp_path / "base")
     generation = model_dir / "generation_config.json"
     generation.write_text(json.dumps({"do_sample": True, "eos_token_id": [2, 5], "top_k": 7}))
-    out, _ = export.export_policy(trained, str(model_dir), tmp_path / "out")
+    out, _ = export.export_policy(learned, str(model_dir), tmp_path / "out")
     new, old = (json.loads((d / "config.json").read_text()) for d in (out, model_dir))
     changed = {name: new[name] for name in ("dtype", "transformers_version")}
     assert new == old | changed | {"tie_word_embeddings": False}  # they are trained separately
@@ -143,7 +143,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_model_that_differs_is_unverified(trained, model_dir, tmp_path, monkeypatch, fault):
+def test_model_that_differs_is_unverified(learned, model_dir, tmp_path, monkeypatch, fault):
     endings, change = FAULTS[fault]
     convert = export.to_hugging_face_weights
 
@@ -155,7 +155,7 @@ def test_model_that_differs_is_unverified(trained, model_dir, tmp_path, monkeypa
     monkeypatch.setattr(export, "to_hugging_face_weights", convert_wrongly)
     for name in ("out-unverified", "out-unverified-2"):
         with pytest.raises(LoadError, match=rf"(differ by|nan or inf).* are in .*{name}\.$"):
-            export.export_policy(trained, str(model_dir), tmp_path / "out")
+            export.export_policy(learned, str(model_dir), tmp_path / "out")
         kept = {path.name for path in (tmp_path / name).iterdir()}
         assert {"model.safetensors", "hooked.safetensors", "value_head.safetensors"} <= kept
     assert len(list(tmp_path.iterdir())) == 2

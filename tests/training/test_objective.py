@@ -13,8 +13,6 @@ from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training import ReplayMemory, objective_terms
 from tests.training.recorded_runs import move_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.typed]
-
 KL = {
     "k1": lambda d: d,
     "k2": lambda d: d * d / 2,
@@ -169,6 +167,8 @@ def test_masked_positions_change_no_term_and_get_no_gradient(make_trainer, garba
     assert (spied.logits.grad[~counted] == 0).all()
 
 
+@pytest.mark.slow
+@pytest.mark.typed
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k3"])
 def test_kl_in_the_reward_is_subtracted_from_each_token(make_trainer, estimator):
     """Without values and discount, an advantage is the reward minus the KL from there on."""
