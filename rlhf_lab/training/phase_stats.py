@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rlhf_lab.training.ppo import ObjectiveTerms
     from rlhf_lab.training.trainer import RLHFTrainer
 
-
 StepVerdict = Literal["step", "skip", "stop"]
 TERMS = ("objective", "clipped_surrogate", "value_loss", "entropy_bonus", "kl_penalty")
 KL_TOLERANCE = 1.5
