@@ -70,10 +70,11 @@ class RLHFArgs(AllFields):
             args = cls(**(fields | changes))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        if args.preset != fields.get("preset") and PRESETS[args.preset].keys() <= fields.keys():
-            raise ConfigError(
-                f"preset={args.preset!r} has no effect, because {path} sets all fields. Remove it."
-            )
+        before = str(fields.get("preset", args.preset))
+        unused = {*PRESETS.get(before, ()), *PRESETS[args.preset]} <= fields.keys()
+        if unused and before != args.preset:
+            problem = f"preset={args.preset!r} has no effect, because {path} sets all its fields"
+            raise ConfigError(f"{problem}. Remove it.")
         return args
 
 
@@ -84,8 +85,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         fields = YAML(typ="safe", pure=True).load(expand_home(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        reason = f"cannot be read ({error}). Use a file in UTF-8"
-        raise ConfigError(f"config={str(path)!r} {reason}.") from None
+        raise ConfigError(f"{path} cannot be read ({error}). Use a file in UTF-8.") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML ({problem}). Correct it.") from None

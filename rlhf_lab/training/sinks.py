@@ -28,7 +28,8 @@ def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
     sinks: list[Sink] = []
     changed = [x for x, value in vars(args).items() if value != getattr(RLHFArgs, x)]
     unused = [x for x in changed if x.startswith("wandb_")]
-    if unused and mode == "disabled" and args.wandb_mode is None and "trackio" not in args.loggers:
+    is_chosen = args.wandb_mode or os.environ.get("WANDB_MODE") or "trackio" in args.loggers
+    if unused and not is_chosen:
         message = f"{unused[0]}={getattr(args, unused[0])!r} has no effect without wandb"
         warnings.warn(f"{message}. Set wandb_mode='online' or 'offline'.", stacklevel=3)
     if mode != "disabled":
