@@ -46,6 +46,15 @@ def test_weighted_sum_is_learned_and_each_is_logged(runs):
     assert not [name for name in runs("plain").reports[0].to_dict() if "/" in name]
 
 
+def test_reward_may_be_any_module(make_trainer):
+    """Weights without numbers and state that is no tensor were an error of the run's checksum."""
+    layers = torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2)
+    module = torch.nn.Sequential(*layers)
+    module.get_extra_state = lambda: {"version": 1}
+    module.forward = lambda texts: torch.tensor([float(len(text)) for text in texts])
+    assert make_trainer({"reward_fn": module}).sources["the model of Sequential"]
+
+
 def test_weighted_sum_is_clipped(make_trainer):
     """Twice 3 or 0 plus thrice 1 are 9 and 3, clipped to 4; a single reward also has a weight."""
     ones = lambda texts: [1.0] * len(texts)
