@@ -154,8 +154,8 @@ def step(
     size = args.samples_per_prompt
     if any(row != prompts[i - i % size] for i, row in enumerate(prompts)):
         raise ConfigError(
-            f"samples_per_prompt={size} compares each {size} responses in a row, but their queries "
-            "differ. Sort the batch by query."
+            f"samples_per_prompt={size} requires one query per {size} rows, but those of one group "
+            "differ. Sort the batch by query, or set samples_per_prompt=1."
         )
     learned = _mask_rows(response_masks, written)
     numbers = torch.tensor([math.nan if isinstance(x, str) else float(x) for x in scores])

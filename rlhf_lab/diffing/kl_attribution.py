@@ -59,7 +59,7 @@ def kl_by_output(
             )
         rows += weight * torch.einsum("cnd,nd->cn", change, gradient)
     missing = (rows.sum(0) + of_read_out - whole).abs().max()
-    if missing > 1e-3 * whole.max() and 2 * nodes <= MAX_NODES:
+    if missing > 1e-3 * whole.max() + 1e-6 and 2 * nodes <= MAX_NODES:
         return kl_by_output(parts0, parts1, read_out0, read_out1, 2 * nodes)
     return OutputKL(rows, of_read_out, whole)
 

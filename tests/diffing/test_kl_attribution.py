@@ -6,7 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.diffing.groups import coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
-from rlhf_lab.diffing.weight_line import WeightLine
+from rlhf_lab.diffing.weight_line import WeightLine, quadrature
 from rlhf_lab.functional import kl_per_token, log_probs
 
 
@@ -30,6 +30,14 @@ def test_kl_by_output_matches_hand_computed():
     expected = (p * (2 * p).log() + (1 - p) * (2 * (1 - p)).log()).item()
     assert found.kl.item() == pytest.approx(expected, abs=1e-12) and found.read_out.item() == 0
     assert found.rows[:, 0].tolist() == pytest.approx([expected / 4, 3 * expected / 4], abs=1e-7)
+
+
+def test_rounding_of_a_small_kl_does_not_double_the_nodes(monkeypatch):
+    noise, nodes = torch.randn(3, 20, 8, generator=torch.Generator().manual_seed(0)), []
+    name, weight = "rlhf_lab.diffing.kl_attribution.quadrature", torch.eye(8)
+    monkeypatch.setattr(name, lambda n: nodes.append(n) or quadrature(n))
+    kl_by_output(noise, noise + 1e-3 * noise.flip(1), *[lambda h: h @ weight] * 2)
+    assert nodes == [8]
 
 
 def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens, monkeypatch):

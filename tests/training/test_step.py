@@ -212,7 +212,7 @@ def test_generate_and_step_reject_what_does_not_fit(make_trainer):
     for fields, complaint in (
         ({"advantages": "remax", "normalize_reward": False}, "needs scores of greedy responses"),
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, r"step\(\) .*dynamic_sampling samples"),
-        ({"samples_per_prompt": 4}, "samples_per_prompt=4 compares .* Sort the batch by query"),
+        ({"samples_per_prompt": 4}, "samples_per_prompt=4 requires .* Sort the batch by query"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             make_trainer(**fields).step(QUERIES, QUERIES, SCORES)
