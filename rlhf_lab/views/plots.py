@@ -166,8 +166,8 @@ def heatmaps(
     The scale is from 0 to the largest number if limits is None.
     """
     grids = {name: list(map(_numbers, grid)) for name, grid in grids.items()}
-    largest = max((x for g in grids.values() for row in g for x in row), default=0)
-    limits = limits or (0.0, largest or 1)
+    numbers = [x for grid in grids.values() for row in grid for x in row]
+    limits = limits or (0.0, default_limits(numbers, "sequential")[1] or 1)
     drawn = [_grid(g, rows, cols, "sequential", limits, cell=SIDE) for g in grids.values()]
     wide = max(max(width for width, *_ in drawn), m.widest(list(grids)) + 12)
     tall, across = drawn[0][1] + 26, max(1, min(across, len(grids), int(WIDEST // wide)))
