@@ -21,8 +21,6 @@ WORDS = tuple(f"w{i}" for i in range(20))
 N_CTX = 24
 CHAT_CTX = 64
 LLAMA_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
-
-
 CHAT_MARKS = ("<|im_start|>", "<|im_end|>")
 # ChatML with spaces, a BOS first, and a word instead of the line break after a turn
 CHAT_TEMPLATE = (

@@ -125,6 +125,8 @@ X, GOOD = torch.zeros(1), tensor([True])
         (lambda: F.kto_loss(X[:0], X[:0], GOOD[:0], 0.0, 0.1), "at least one response, got none"),
         (lambda: F.kto_reference_point(X[:0], X[:0]), "at least one response, got none"),
         (lambda: F.orpo_loss(X[:0], X[:0], 0.1), "at least one pair, got none"),
+        (lambda: F.bradley_terry_loss(X[:0], X[:0]), "at least one pair, got none"),
+        (lambda: F.preference_accuracy(X[:0], X[:0]), "at least one pair, got none"),
     ],
 )  # fmt: skip
 def test_arguments_without_meaning_raise(call, message):

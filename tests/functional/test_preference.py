@@ -117,9 +117,3 @@ def test_calibration_matches_hand_computed():
     for n_bins in (0, 5):
         with pytest.raises(ValueError, match=f"n_bins must be between 1 and 4 .*got {n_bins}"):
             F.calibration_bins(gaps, tensor([True] * 4), n_bins)
-
-
-@pytest.mark.parametrize("function", [F.bradley_terry_loss, F.preference_accuracy])
-def test_batch_without_pairs_raises(function):
-    with pytest.raises(ValueError, match="at least one pair, got none"):
-        function(torch.zeros(0), torch.zeros(0))

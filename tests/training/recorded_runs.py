@@ -190,8 +190,6 @@ CONFIGURATIONS = {
         lambda: {"kl_controller": IntegralController()}, stop_after=2, total_phases=4
     ),
 }
-
-
 RECORDED = ("after_rollout", "after_step", "after_phase", "checkpoint", "run_end")
 
 

@@ -115,8 +115,6 @@ SIGNALS = [
 # parts of their settings are resumed in the other configurations
 NIGHTLY = ("adapters, critic", "critic from a reward model", "resets, adapters", "bf16")
 NIGHTLY += ("token rewards", "several rewards")
-
-
 RESUMED = [name for name, each in CONFIGURATIONS.items() if not each.hook]
 
 

@@ -47,12 +47,10 @@ def test_weighted_sum_is_learned_and_each_is_logged(runs):
 
 
 def test_reward_may_be_any_module(make_trainer):
-    """Weights without numbers and state that is no tensor were an error of the run's checksum."""
-    layers = torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2)
-    module = torch.nn.Sequential(*layers)
+    module = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta"))
     module.get_extra_state = lambda: {"version": 1}
     module.forward = lambda texts: torch.tensor([float(len(text)) for text in texts])
-    assert make_trainer({"reward_fn": module}).sources["the model of Sequential"]
+    assert "the model of Sequential" in make_trainer({"reward_fn": module}).sources
 
 
 def test_weighted_sum_is_clipped(make_trainer):

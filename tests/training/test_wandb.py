@@ -176,12 +176,11 @@ def test_mode_is_the_more_private_of_setting_and_variable():
 
 
 def test_settings_without_wandb_warn(make_trainer, monkeypatch, recwarn):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    make_trainer(wandb_group="a")
+    monkeypatch.delenv("WANDB_MODE")
     make_trainer(wandb_group="a", wandb_mode="disabled")
     make_trainer(loggers="trackio", wandb_project_name="a")
-    with monkeypatch.context() as patch:
-        patch.setenv("WANDB_MODE", "disabled")
-        make_trainer(wandb_group="a")
     assert not recwarn
     with pytest.warns(UserWarning, match="wandb_tags='a' has no effect without wandb. Set wandb_m"):
         make_trainer(wandb_tags="a")

