@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training.run_dir import replacing
@@ -88,9 +87,9 @@ def checksum(tensors: Mapping[str, Tensor], metadata: str = "") -> int:
 
 def checksum_model(model: nn.Module, all_weights: bool = False) -> int:
     """Return a checksum of the first 256 numbers of each weight that a checkpoint lacks, or all."""
-    is_read = lambda x: (all_weights or not x.requires_grad) and not (is_lazy(x) or x.is_meta)
-    found = {name: x for name, x in model.named_parameters() if is_read(x)}
-    return checksum({name: x.detach().flatten()[:256].cpu() for name, x in found.items()})
+    is_known = lambda x: not (x.is_meta or nn.parameter.is_lazy(x))
+    found = {name: x for name, x in model.named_parameters() if all_weights or not x.requires_grad}
+    return checksum({k: x.detach().flatten()[:256].cpu() for k, x in found.items() if is_known(x)})
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:

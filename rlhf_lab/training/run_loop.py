@@ -25,8 +25,7 @@ from rlhf_lab.training.rollout import Rollout, mean_of_batches
 
 EVALUATION_BATCHES = 4
 FIXED = {"args", "tokenizer", "forward", "objective", "overrides", "rewards", "sampling_spec"}
-FIXED |= {x.name for kind in (Overrides, AllFields) for x in dataclasses.fields(kind)}
-FIXED |= set(COMPONENTS)
+FIXED |= {*COMPONENTS, *(x.name for k in (Overrides, AllFields) for x in dataclasses.fields(k))}
 
 
 class RunLoop:

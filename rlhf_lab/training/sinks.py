@@ -26,8 +26,7 @@ def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
     """Build the loggers of `args.loggers`, and wandb if it is enabled, and attach them."""
     mode = choose_wandb_mode(args)
     sinks: list[Sink] = []
-    changed = [x for x, value in vars(args).items() if value != getattr(RLHFArgs, x)]
-    unused = [x for x in changed if x.startswith("wandb_")]
+    unused = [k for k, x in vars(args).items() if k[:6] == "wandb_" and x != getattr(RLHFArgs, k)]
     is_chosen = args.wandb_mode or os.environ.get("WANDB_MODE") or "trackio" in args.loggers
     if unused and not is_chosen:
         message = f"{unused[0]}={getattr(args, unused[0])!r} has no effect without wandb"
