@@ -59,8 +59,10 @@ def _first_unknown_word(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return text
 
 
-def read_token_ids(rows: Any, d_vocab: int, field: str = "prompts") -> list[list[int]]:
-    """Return rows of token ids; raise ConfigError for an empty one, a text, or an unknown id."""
+def read_token_ids(
+    rows: Any, d_vocab: int, field: str = "prompts", pad: int | None = None
+) -> list[list[int]]:
+    """Return rows of token ids; raise ConfigError if one is empty, padded, a text or unknown."""
     found: list[list[int]] = []
     for i, row in enumerate(rows):
         with contextlib.suppress(TypeError):  # of text and fractions
@@ -70,6 +72,8 @@ def read_token_ids(rows: Any, d_vocab: int, field: str = "prompts") -> list[list
                 f"{field}[{i}]={row!r:.60} is empty or not a list of token ids from 0 to "
                 f"{d_vocab - 1}. Pass at least one id each, as `tokenize_prompts` returns them."
             )
+        if found[i][:2] == [pad, pad] or found[i][1:][-1:] == [pad]:  # a first one may be the BOS
+            raise ConfigError(f"{field}[{i}] has padding. Pass its token ids without it.")
     return found
 
 

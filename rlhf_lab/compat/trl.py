@@ -121,7 +121,7 @@ def step(
         The report; `TRLStats` has its numbers under TRL's names.
 
     Raises:
-        ConfigError: If there are not `batch_size` of each or one is empty, and for
+        ConfigError: If there are not `batch_size` of each, one is empty or padded, and for
             advantages='remax' (no greedy responses are scored) and dynamic_sampling.
     """
     args = trainer.args
@@ -158,6 +158,9 @@ def step(
             "differ. Sort the batch by query, or set samples_per_prompt=1."
         )
     learned = _mask_rows(response_masks, written)
+    stops = {*trainer.sampling_spec.stops(trainer.tokenizer)}
+    if response_masks is None and any(stops & {*row[:-1]} for row in written):
+        raise ConfigError("responses continue after a stop token. Cut padding; mask other tokens.")
     numbers = torch.tensor([math.nan if isinstance(x, str) else float(x) for x in scores])
     if not numbers.isfinite().all():
         i = int((~numbers.isfinite()).nonzero()[0])
@@ -186,7 +189,8 @@ def _token_rows(
         raise ConfigError(f"{field} must be a list with at least one text, or list of token ids.")
     if isinstance(texts[0], str):
         texts = tokenize_prompts(trainer.tokenizer, texts, prepend_bos)
-    return read_token_ids(texts, trainer.policy.base_model.cfg.d_vocab, field)
+    pad = None if field == "responses" else trainer.tokenizer.pad_token_id
+    return read_token_ids(texts, trainer.policy.base_model.cfg.d_vocab, field, pad)
 
 
 def _mask_rows(masks: Sequence[Any] | None, responses: list[list[int]]) -> list[list[int]]:
