@@ -351,12 +351,12 @@ class HookedTransformer(Tokenization, HookedRootModule):
         past_kv_cache: KVCache | None = None,
         start_at_layer: int | None = None,
         stop_at_layer: int | None = None,
-    ) -> Float[Tensor, "batch pos out"] | Float[Tensor, ""] | None:
+    ) -> Float[Tensor, "batch pos out"] | Float[Tensor, ""] | tuple[Tensor, Tensor] | None:
         """Compute the logits of the next token at every position.
 
         Args:
             tokens: token ids or texts; the residual stream if `start_at_layer` is set.
-            return_type: "logits", "loss" (mean cross-entropy in nats), or None.
+            return_type: "logits", "loss" (mean cross-entropy of real tokens), "both", or None.
             attention_mask: False or 0 on padding; None without padding.
             past_kv_cache: keys and values of earlier tokens, to which those of `tokens` are added.
             start_at_layer: first layer to run.
@@ -379,9 +379,12 @@ class HookedTransformer(Tokenization, HookedRootModule):
         if return_type is None:
             return None
         logits = soft_cap(self.unembed(normalized), self.cfg.output_logits_soft_cap)
-        if return_type == "loss":
-            return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-        return logits
+        if return_type == "logits":
+            return logits
+        real = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        targets = tokens[:, 1:].masked_fill((real[:, :-1] * real[:, 1:]) == 0, -100)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
+        return {"loss": loss, "both": (logits, loss)}[return_type]
 
     def embed_tokens(self, tokens: Tokens, positions: Positions) -> Residual:
         """Compute the residual stream before the first block."""

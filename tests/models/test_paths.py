@@ -251,7 +251,9 @@ def test_start_stop_and_loss_match_hand_computed():
     logits, residual = model(TOKENS), model(TOKENS, stop_at_layer=1)
     torch.testing.assert_close(model(residual, start_at_layer=1), logits)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None].to(DEVICE))
-    torch.testing.assert_close(model(TOKENS, return_type="loss"), -logprobs.mean())
+    short = torch.ones_like(TOKENS).cumsum(1) < 4
+    losses = model(TOKENS, "loss"), model(TOKENS, "both", attention_mask=short)[1]
+    torch.testing.assert_close(losses, (-logprobs.mean(), -logprobs[:, :2].mean()))
     frequencies, _ = model.rotary["global"]  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)
     assert frequencies.tolist() == pytest.approx([1.0, 0.01])
 
