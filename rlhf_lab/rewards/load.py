@@ -49,6 +49,8 @@ def load_reward(args: RLHFArgs, device: str | torch.device = "cpu") -> RewardFn:
 
 def resolve_custom_reward(reward_fn: Any, args: RLHFArgs) -> RewardFn:
     """Apply `args.reward_weights` to a function, a mapping or a list of functions."""
+    if isinstance(reward_fn, type):
+        raise ConfigError(f"reward_fn={reward_fn.__name__} is a class. Pass an object of it.")
     if isinstance(reward_fn, Mapping | list | tuple):
         return WeightedRewards(reward_fn, args.reward_weights)
     if args.reward_weights is not None:
