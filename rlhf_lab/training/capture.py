@@ -174,6 +174,8 @@ def capture_at_event(
         raise ConfigError(f"pos={pos!r} is not a position. Pass an integer, or 'last'.")
     if tokens is None and at in WITHOUT_TEXT:
         raise ConfigError(f"at={at!r} has no sequences. Pass tokens=.")
+    if not isinstance(tokens, Tensor | None):
+        raise ConfigError("tokens is not a tensor. Pass token ids [batch, seq], as of to_tokens.")
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         def callback(ctx: Context) -> Any:

@@ -96,6 +96,7 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
     "options, message",
     [
         ({"at": "run_end"}, "Pass tokens="),
+        ({"tokens": ["this movie"]}, "tokens is not a tensor"),
         ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
         ({"hook_names": "blocks.*.attn.hook_pattern", "pos": -1}, r"pos=None, .* in acts\[site"),
     ],
