@@ -26,6 +26,7 @@ from rlhf_lab.training.rollout import Rollout, mean_of_batches
 EVALUATION_BATCHES = 4
 FIXED = {"args", "tokenizer", "forward", "objective", "overrides", "rewards", "sampling_spec"}
 FIXED |= {*COMPONENTS, *(x.name for k in (Overrides, AllFields) for x in dataclasses.fields(k))}
+FIXED -= {"optimizer", "scheduler"}  # `start` checks those of a subclass
 
 
 class RunLoop:
@@ -52,6 +53,9 @@ class RunLoop:
             raise ConfigError("Gradients are off. Train outside of torch.no_grad().")
         if torch.is_autocast_enabled(self.policy.device.type):
             raise ConfigError("torch.autocast is on. Train outside of it, with precision='bf16'.")
+        maximizes = all(group.get("maximize", True) for group in self.optimizer.param_groups)
+        if not maximizes or self.scheduler.optimizer is not self.optimizer:
+            raise ConfigError("trainer.optimizer was set. Pass optimizer to another trainer.")
         if self.policy.last_start[0] is not self.interventions.last_start:
             raise ConfigError("Another trainer trains this policy. Use that one, or a deepcopy.")
         self.policy.last_start[0] = self.interventions.last_start = object()

@@ -22,7 +22,7 @@ PAUSED = """
 import sys, time
 from pathlib import Path
 
-import rlhf_lab.training
+import rlhf_lab.training.trainer
 from rlhf_lab.__main__ import main
 from rlhf_lab.training import RLHFTrainer
 
@@ -47,7 +47,7 @@ def wait():
         time.sleep(0.01)
 
 
-rlhf_lab.training.RLHFTrainer = Paused
+rlhf_lab.training.trainer.RLHFTrainer = Paused
 sys.exit(main(sys.argv[4:]))
 """
 

@@ -83,6 +83,11 @@ def keep(activation: Any, where: Any) -> Any:
     return activation
 
 
+def minimize(trainer: RLHFTrainer) -> None:
+    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters())  # which would minimize
+    trainer.start()
+
+
 REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "no prompts": (build(prompts=[]), ["prompts=[] contains no"]),
     "a prompt that is a number": (build(prompts=["this movie", 3]), ["contains 3, which is not"]),
@@ -94,7 +99,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a reference of transformers": (lambda t: build(reference=GPT2())(t), ["reference=GPT2LM"]),
     "a model without tokenizer": (lambda t: load_model(GPT2()), ["source=GPT2", "tokenizer="]),
     "another policy": (lambda t: setattr(t, "policy", t.policy), ["trainer.policy", "another"]),
-    "another optimizer": (lambda t: setattr(t, "optimizer", t.optimizer), ["trainer.optimizer"]),
+    "another optimizer": (minimize, ["trainer.optimizer"]),
     "another coefficient": (lambda t: setattr(t, "kl_coef", 1.0), ["trainer.kl_coef", "another"]),
     "other settings": (lambda t: setattr(t, "args", t.args), ["trainer.args", "another"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),

@@ -78,7 +78,8 @@ def _verifier_cases() -> Cases:
 
 
 def _observe_columns(fn: Answer, pairs: list[list[int]], **settings: Any) -> dict[str, Any]:
-    grammar = SumsGrammar(**settings)
+    tuples = {name: tuple(x) for name, x in settings.items() if isinstance(x, list)}  # of TOML
+    grammar = SumsGrammar(**settings | tuples)
     found = fn(grammar, grammar.make_problems(*zip(*pairs, strict=True)))
     shape = [len(pairs), 3, grammar.columns]
     if not isinstance(found, np.ndarray) or list(found.shape) != shape:
