@@ -66,6 +66,8 @@ DIFFERENCES = {
         "`FactoredMatrix(model.W_V, model.W_O)`, "
         "`FactoredMatrix(model.W_Q, model.W_K.transpose(-2, -1))`"
     ),
+    "`W_E_pos`, `all_head_labels`, `get_token_position`, `to_single_str_token`, `loss_fn`, "
+    "`get_residual`, composition scores, `padding_side=`": "not available",
     "stacked `W_gate`": "`torch.stack([block.mlp.W_gate for block in model.blocks])`",
     "`use_split_qkv_input`, `use_attn_in`, `use_hook_mlp_in`": (
         "hooks on `attn.hook_q`, `attn.hook_k`, `attn.hook_v` and `ln2.hook_normalized`; "
