@@ -32,7 +32,7 @@ class LostRankError(RankError):
 
 
 def format_argument(value: Any) -> str:
-    """Format a wrong argument for a message: a text or number as it is, otherwise its type."""
+    """Format a wrong argument for a message: the value of a text or number, otherwise the type."""
     is_plain = isinstance(value, str | int | float | None)
     return repr(value)[:60] if is_plain else getattr(value, "__name__", type(value).__name__)
 

@@ -12,13 +12,8 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.sampling import (
-    SamplingSpec,
-    check_context,
-    pad_prompts,
-    read_token_ids,
-    tokenize_prompts,
-)
+from rlhf_lab.sampling import pad_prompts, read_token_ids, tokenize_prompts
+from rlhf_lab.sampling_spec import SamplingSpec, check_context
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.prompts import phase_spec
 from rlhf_lab.training.random_streams import phase_generator

@@ -100,7 +100,7 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
 
 
 def reference_stats(trainer: "RLHFTrainer", rollout: Rollout) -> dict[str, float]:
-    """Return the KL from the first reference and the newest one's phase; {} without resets."""
+    """Return the KL from the first reference and the phase of the newest; {} without resets."""
     if trainer.args.reset_reference_every is None:
         return {}
     kl = kl_to_initial(trainer, rollout)

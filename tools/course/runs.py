@@ -44,7 +44,7 @@ LAST_PHASES = 3
 # claim_runs: the reward after eight phases with another lambda of GAE
 CLAIM_SEEDS = (1, 2, 3, 4, 5)
 # two_leashes: the KL penalty in loss or reward, and other coefficients
-LEASH_SETTINGS: dict[str, Any] = {
+KL_SETTINGS: dict[str, Any] = {
     "preset": "reel",
     "reward_fn": "true_reward",
     "total_phases": 40,
@@ -100,7 +100,7 @@ def last_rewards(gae_lambda: float) -> list[float]:
 
 def evaluate_run(fields: dict[str, Any], seed: int) -> dict[str, float]:
     """Train once; returns reward and KL of fresh reviews, per review and at every slot."""
-    settings = LEASH_SETTINGS | fields | {"seed": seed}
+    settings = KL_SETTINGS | fields | {"seed": seed}
     trained = RLHFTrainer(RLHFArgs(**settings))
     trained.train()
     fresh = RLHFTrainer(
@@ -216,7 +216,7 @@ RECORDS_OF_RUNS: dict[str, RecordOfRuns] = {
             "runs": lambda: columns(lambda x, seed: evaluate_run(PLACEMENTS[x], seed), *PLACEMENTS),
             "prices": lambda: columns(lambda x, seed: evaluate_run(PRICES[x], seed), *PRICES),
         },
-        {"settings": LEASH_SETTINGS, "seeds": SEEDS, "fresh_reviews": FRESH_REVIEWS},
+        {"settings": KL_SETTINGS, "seeds": SEEDS, "fresh_reviews": FRESH_REVIEWS},
     ),
     "dashboards": RecordOfRuns(
         {"runs": lambda: over_seeds(dashboard, *BROKEN_KINDS)},
