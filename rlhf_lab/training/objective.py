@@ -95,7 +95,8 @@ class Objective:
         3. Compute each token's part with the chosen function, and aggregate by `loss_aggregation`.
         """
         advantages, normalize = minibatch.advantages, self.normalize
-        weights = importance_weights(minibatch, self.args)
+        is_engine = minibatch.engine_logprobs is not None
+        weights = importance_weights(minibatch, self.args) if is_engine else None
         if normalize and (minibatch.teaching is not None or weights is not None):
             advantages, normalize = minibatch.whitened_advantages(), False
         if weights is not None:

@@ -112,7 +112,8 @@ class PolicyUpdate:
             return
         optimizer, finite = self.trainer.optimizer, self._finite
         finite = finite if norm is None else finite & norm.isfinite()
-        if is_fused_adamw(optimizer) and finite.device.type in ("cpu", "cuda"):
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        if isinstance(optimizer, AdamW) and is_fused and finite.device.type in ("cpu", "cuda"):
             # the kernel reads both on its device; found_inf = 1 keeps weights and moments
             optimizer.found_inf, optimizer.grad_scale = (~finite).float(), self._grad_scale
             try:

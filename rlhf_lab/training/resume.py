@@ -62,7 +62,9 @@ def resume_trainer(
     info = run.read_info()
     interventions = parts.pop("interventions", None)
     validate_components(info.get("custom_components", []), parts, run.path)
-    before = read_args(info)
+    before, n = read_args(info), info.get("last_saved_phase") or 0
+    if (total := (changes or {}).get("total_phases")) in range(n):
+        raise ConfigError(f"total_phases={total} must be >= {n}, the phases done.")
     trainer = kind(changed_args(before, changes or {}, parts), **parts)
     restore_interventions(trainer.intervene, info, interventions, run.path)
     warn_about_changes(info.get("sources", {}), trainer.sources)
