@@ -96,9 +96,8 @@ class PolicyUpdate:
             if hasattr(norm, "full_tensor"):  # of shards, which each process scales for itself
                 norm, gradients = norm.full_tensor(), [shard.to_local() for shard in gradients]
             if max_grad_norm is not None and gradients:
-                can_clip = is_fused_adamw(self.trainer.optimizer) and self.trainer.world is None
                 scale = torch.where(norm <= max_grad_norm, 1.0, max_grad_norm / (norm + 1e-6))
-                if norm.device.type in CLIPS_IN_STEP and can_clip:
+                if norm.device.type in CLIPS_IN_STEP and can_clip_in_step(self.trainer):
                     self._grad_scale = (1 / scale).float()  # as the kernel reads it
                 else:
                     torch._foreach_mul_(gradients, scale)
@@ -124,9 +123,9 @@ class PolicyUpdate:
             optimizer.step()
 
 
-def is_fused_adamw(optimizer: Optimizer) -> bool:
-    is_fused = all(group.get("fused") for group in optimizer.param_groups)
-    return isinstance(optimizer, AdamW) and is_fused
+def can_clip_in_step(trainer: "RLHFTrainer") -> bool:
+    is_fused = all(group.get("fused") for group in trainer.optimizer.param_groups)
+    return isinstance(trainer.optimizer, AdamW) and is_fused and trainer.world is None
 
 
 def _warn_without_gradient(policy: nn.Module) -> None:
