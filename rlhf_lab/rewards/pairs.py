@@ -20,6 +20,8 @@ class Columns:
     """Columns of a dataclass of one length, as lists of texts and arrays of numbers."""
 
     def __post_init__(self) -> None:
+        if single := [name for name, x in vars(self).items() if isinstance(x, str)]:
+            raise ConfigError(f"{single[0]} is a single text. Pass a list of texts.")
         given = {k: list(x) for k, x in vars(self).items() if not isinstance(x, bool | None)}
         lengths = {name: len(column) for name, column in given.items()}
         if len(set(lengths.values())) > 1:

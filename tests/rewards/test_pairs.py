@@ -74,6 +74,8 @@ def test_columns_become_lists_and_arrays_of_one_length():
     for other in (dict(rejected=["c"]), dict(margins=[1.0]), dict(prompts=[""] * 3)):
         with pytest.raises(ConfigError, match="columns have different lengths: {'chosen': 2, "):
             Pairs(**{"chosen": ["a", "b"], "rejected": ["c", "d"]} | other)
+    with pytest.raises(ConfigError, match="rejected is a single text"):
+        Pairs(["a", "b"], "ok")
 
 
 def test_reel_pairs_have_gaps_and_margins_of_their_texts():
