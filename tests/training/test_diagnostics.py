@@ -205,6 +205,7 @@ def test_adapters_get_a_higher_learning_rate(preset, rate):
     assert RLHFArgs(preset=preset).base_lr < rate
 
 
+@pytest.mark.slow
 def test_parts_and_settings_without_effect_warn(make_trainer, reel_args):
     policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
     no_head = {"policy": policy, "optimizer": AdamW(policy.base_model.parameters(), lr=1e-4)}

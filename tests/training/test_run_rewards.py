@@ -100,6 +100,7 @@ def test_answers_come_with_their_prompts(make_trainer, questions):
     assert rollout.raw_rewards.tolist() == expected
 
 
+@pytest.mark.slow
 def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp_path):
     """A reward of texts as token ids has no such limits."""
     batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)

@@ -59,6 +59,7 @@ def test_kl_matches_hand_computed(distill, size):
     assert trainer.policy.base_model.unembed.b_U[0] > 0  # toward the teacher
 
 
+@pytest.mark.slow
 def test_tokens_after_the_end_do_not_count(distill):
     ending = dict(temperature=2.0, gen_len=10, stop_tokens="was")
     trainer, found = distill(**ending), []
