@@ -37,6 +37,12 @@ def format_argument(value: Any) -> str:
     return repr(value)[:60] if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
+def reject_single_text(texts: Any, field: str = "") -> None:
+    """Raise ConfigError for a text where a list of texts is wanted, which would be its letters."""
+    if isinstance(texts, str):
+        raise ConfigError(f"{field}{texts!r:.60} is a single text. Put it in a list.")
+
+
 def install_command(extra: str) -> str:
     """Return the instruction to install an extra from a clone or a wheel; not from PyPI."""
     wheel = f"path/to/rlhf_lab-{__version__}-py3-none-any.whl"

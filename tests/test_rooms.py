@@ -16,18 +16,18 @@ MAKERS = {"tools", "benchmarks", "tests"}
 LINES = {
     "rlhf_lab/config": (750, 877),  # 23 for sums, 75 for the methods of papers
     "rlhf_lab/functional": (2700, 2921),  # 66 for pass@k
-    "rlhf_lab/organism": (1300, 2511),  # 1,338 for sums
+    "rlhf_lab/organism": (1300, 2510),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3826),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1684),
+    "rlhf_lab/rewards": (1600, 1683),
     "rlhf_lab/tuning": (700, 857),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4899),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4898),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2418),
     "rlhf_lab/probes": (4800, 5040),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2889),
     "rlhf_lab/course": (3600, 4215),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
-    "rlhf_lab": (1900, 2572),  # the root and the commands
+    "rlhf_lab": (1900, 2577),  # the root and the commands
     "tests": (28000, 31204),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),

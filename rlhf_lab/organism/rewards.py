@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import reject_single_text
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import (
     ADJECTIVES,
@@ -165,8 +165,7 @@ REWARDS = MappingProxyType({reward.name: reward for reward in _ALL})  # by name
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:
     """Return True for each text that is a whole review."""
-    if isinstance(texts, str):
-        raise ConfigError(f"texts={texts!r:.60} is a single text. Put it in a list.")
+    reject_single_text(texts, "texts=")
     grammar = grammar or Grammar()
     return torch.tensor([grammar.is_review(text) for text in texts], dtype=torch.bool)
 

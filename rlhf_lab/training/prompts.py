@@ -20,7 +20,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, read_turns, render_chat, with_system
 from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.data_sources import read_rows
-from rlhf_lab.errors import ConfigError, LoadError
+from rlhf_lab.errors import ConfigError, LoadError, reject_single_text
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples, join_samples
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
@@ -70,8 +70,7 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
         prompts = [args.prefix] if given is None else list(given)
-        if isinstance(given, str):
-            raise ConfigError(f"prompts={given!r:.60} is a single text. Put it in a list.")
+        reject_single_text(given, "prompts=")
         for prompt in [] if args.chat else prompts:
             if not isinstance(prompt, str):
                 problem = f"{prompt!r:.60}, which is not a text. Use texts, or set chat=True"
