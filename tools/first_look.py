@@ -18,11 +18,11 @@ from rlhf_lab.training.rollout import Rollout
 from rlhf_lab.views.diagrams import arrow
 from rlhf_lab.views.marks import (
     Number,
-    color_of,
     document,
     element,
     ink_on,
     mark_with_title,
+    pick_color,
     text,
     text_width,
 )
@@ -128,8 +128,9 @@ def figure(words: Sequence[str], reward: float, rows: Sequence[Row]) -> str:
         limit = max(row.values.abs().max().item() for row in rows if row.title == title)
         parts.append(text(LEFT - 12, y + 17, label, "soft", "end"))
         parts.append(text(starts[-1] + 8, y + 16, total.replace("-", "−"), "soft"))
+        kind = "sequential" if title.startswith("KL") else "diverging"
         for i, value in enumerate(values.tolist(), PREFIX - 1):
-            color = color_of(value, limit, "sequential" if title.startswith("KL") else "diverging")
+            color = pick_color(value, limit, kind)
             tile = {"x": starts[i] + 1, "y": y, "width": widths[i] - 2, "height": 24, "rx": 3}
             mark = element("rect", "axis", fill=color.hex, **tile)
             if abs(value) >= 0.05:

@@ -32,7 +32,7 @@ def blend(low: ColorTriplet, high: ColorTriplet, fraction: float) -> ColorTriple
     return ColorTriplet(*(round(a + (b - a) * fraction) for a, b in zip(low, high, strict=True)))
 
 
-def color_of(value: Number, limit: Number, kind: Kind = "diverging") -> ColorTriplet:
+def pick_color(value: Number, limit: Number, kind: Kind = "diverging") -> ColorTriplet:
     """Return the color of a number; beyond the limit it stays that of the limit, nan is 0.
 
     Diverging: orange at -limit, nearly white at 0, blue at limit (Okabe and Ito 2008).

@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import Kind, Names, Number, Optionals, color_of, ink_on, is_number
+from rlhf_lab.views.marks import Kind, Names, Number, Optionals, ink_on, is_number, pick_color
 from rlhf_lab.views.pictures import Drawn, Html
 from rlhf_lab.views.templates import render
 
@@ -104,5 +104,5 @@ def _tiles(
     limit = max(known, default=0.0) if limit is None else limit
     for token, x, real in zip(tokens, numbers, mask, strict=True):
         text = token.replace("\r", "").replace("\n", "↵").replace("\t", " ")
-        color = color_of(x, limit, kind) if real and not math.isnan(x) else None
+        color = pick_color(x, limit, kind) if real and not math.isnan(x) else None
         yield text, x if real else None, color, 0 < limit * 1.0001 < abs(x)

@@ -3,17 +3,17 @@ import re
 import pytest
 import torch
 
-from rlhf_lab.views.marks import BLUE, NEUTRAL, ORANGE, color_of, ink_on
+from rlhf_lab.views.marks import BLUE, NEUTRAL, ORANGE, ink_on, pick_color
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 
 WORDS = ["this", " was", " <b>&", " fine"]
 
 
 def test_the_scale_ends_and_its_middle():
-    assert [color_of(x, 2.0) for x in (-2, 0, 2)] == [ORANGE, NEUTRAL, BLUE]
-    assert color_of(9.0, 2.0) == BLUE and color_of(-9.0, 2.0) == ORANGE
-    assert color_of(0.0, 2.0, "sequential") == color_of(-1.0, 2.0, "sequential") == NEUTRAL
-    assert color_of(1.0, 0.0) == NEUTRAL
+    assert [pick_color(x, 2.0) for x in (-2, 0, 2)] == [ORANGE, NEUTRAL, BLUE]
+    assert pick_color(9.0, 2.0) == BLUE and pick_color(-9.0, 2.0) == ORANGE
+    assert pick_color(0.0, 2.0, "sequential") == pick_color(-1.0, 2.0, "sequential") == NEUTRAL
+    assert pick_color(1.0, 0.0) == NEUTRAL
 
 
 def contrast(one, other):
@@ -29,7 +29,7 @@ def contrast(one, other):
 @pytest.mark.parametrize("kind", ["diverging", "sequential"])
 def test_text_is_legible_on_every_color_of_the_scale(kind):
     for step in range(-100, 101):
-        background = color_of(step / 100, 1.0, kind)
+        background = pick_color(step / 100, 1.0, kind)
         assert contrast(ink_on(background), background) >= 4.5
 
 
@@ -58,8 +58,8 @@ def test_nan_has_no_color_and_does_not_set_the_scale():
     assert "#0072b2" in second
     styles = [str(span.style) for span in tokens_text(WORDS, values).spans]
     assert len(styles) == 3 and styles[0].endswith("on rgb(0,114,178)")
-    assert color_of(float("nan"), 2.0) == NEUTRAL
-    assert color_of(float("nan"), 2.0, "sequential") == NEUTRAL
+    assert pick_color(float("nan"), 2.0) == NEUTRAL
+    assert pick_color(float("nan"), 2.0, "sequential") == NEUTRAL
 
 
 def test_terminal_text_carries_the_same_colors():
