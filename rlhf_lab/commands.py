@@ -10,6 +10,7 @@ import re
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict, make_dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -31,6 +32,7 @@ Checkpoint = Annotated[
 RunDirectory = Annotated[Positional[Path], arg(help="The run's directory.")]
 
 
+@cache
 def read_help() -> dict[str, str]:
     """Return the help of each setting: the string below its field, on one line."""
     sources = map(inspect.getsource, (algorithm_fields, config_fields))

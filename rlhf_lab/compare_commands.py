@@ -24,7 +24,6 @@ from rlhf_lab.tuning_commands import SFT, write_tuned
 
 REPLACED = "reward_fn reward_model prompts prompts_column answers_column gen_len"
 OF_BEST = "Settings that replace those of the run, or of preset reel for a model."
-OF_BASE = "the frozen base model", "the model of reference"  # in the sources of a run
 BestOfNSettings = make_settings(REPLACED, OF_BEST)
 
 
@@ -120,8 +119,8 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
         policy, _ = resume.load_policy(model, checkpoint, place)
         trainer.policy.load_state_dict(policy.state_dict())
         return trainer
-    before = info.get("sources", {})
-    resume.warn_about_changes({k: before[k] for k in OF_BASE if k in before}, trainer.sources)
+    before, models = info.get("sources", {}), (resume.FROZEN, "the model of reference")
+    resume.warn_about_changes({k: before[k] for k in models if k in before}, trainer.sources)
     return trainer
 
 
