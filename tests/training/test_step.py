@@ -5,12 +5,10 @@ import warnings
 
 import pytest
 import torch
-from tensorboard.backend.event_processing import event_accumulator
 
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.training import RLHFTrainer
-from rlhf_lab.training.sinks import Sink
-from tests.training.recorded_runs import copy_weights, is_equal
+from tests.training.recorded_runs import copy_weights, is_equal, tensorboard_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.typed]
 
@@ -31,26 +29,27 @@ def take_steps(trainer: RLHFTrainer, phases: int) -> None:
 
 def test_generate_returns_what_it_gets(make_trainer):
     """Texts for texts and ids for ids; for one prompt as a tensor, one row, as TRL documents it."""
-    trainers = [make_trainer(prepend_bos=False) for _ in range(5)]
-    prompts = encode(trainers[0], QUERIES)
-    texts, rows, whole = (
-        trainer.generate(x, return_prompt=y)
-        for trainer, x, y in zip(
-            trainers, (QUERIES, prompts, prompts), (False, False, True), strict=False
-        )
-    )
+    trainer = make_trainer(prepend_bos=False)
+    prompts = encode(trainer, QUERIES)
+
+    def generate(prompts, **settings):
+        trainer.generated = 0  # the same noise
+        return trainer.generate(prompts, **settings)
+
+    texts, rows = generate(QUERIES), generate(prompts)
     assert all(isinstance(text, str) for text in texts) and [len(row) for row in rows] == [6] * 8
-    assert trainers[0].tokenizer.batch_decode(rows, skip_special_tokens=True) == texts
+    assert trainer.tokenizer.batch_decode(rows, skip_special_tokens=True) == texts
+    whole = generate(prompts, return_prompt=True)
     for prompt, response, both in zip(prompts, rows, whole, strict=True):
         assert torch.equal(both, torch.cat([prompt, response]))
-    response, several = trainers[3].generate(prompts[0]), trainers[4].generate(prompts[:1])
+    response, several = generate(prompts[0]), generate(prompts[:1])
     assert response.shape == (1, 6) and torch.equal(response[0], several[0])
-    assert trainers[0].generate(["this film"], return_prompt=True)[0].startswith("this film ")
-    assert trainers[0].generate(QUERIES) != trainers[0].generate(QUERIES)  # other noise
+    assert generate(["this film"], return_prompt=True)[0].startswith("this film ")
+    assert generate(QUERIES) != trainer.generate(QUERIES)  # other noise
 
 
 def test_generate_applies_settings_to_one_call(make_trainer):
-    trainer, plain = make_trainer(), make_trainer()
+    trainer = make_trainer()
     greedy = trainer.generate(QUERIES, do_sample=False, max_new_tokens=3)
     assert len(set(greedy[:4])) > 1 and greedy[:4] == greedy[4:]
     assert trainer.generate(QUERIES, top_k=1, max_new_tokens=3) == greedy
@@ -63,9 +62,10 @@ def test_generate_applies_settings_to_one_call(make_trainer):
     assert rows[0].tolist()[-1] == stop and len(rows[0]) == 2
     assert all(stop not in row.tolist()[:-1] for row in rows)
     usual = dict(min_length=-1, top_k=0.0, top_p=1.0, do_sample=True, pad_token_id=0)
-    first, again = trainer.generate(QUERIES), trainer.generate(QUERIES, **usual)
-    plain.generated = trainer.generated - 2
-    assert [plain.generate(QUERIES) for _ in range(2)] == [first, again] and first != again
+    trainer.generated = 0
+    first = trainer.generate(QUERIES, **usual)
+    trainer.generated = 0
+    assert trainer.generate(QUERIES) == first
     assert not set(first) & set(make_trainer({"prompts": QUERIES}).rollout_phase().texts)
 
 
@@ -78,14 +78,11 @@ def test_finish_saves_and_ends_a_run_of_steps(make_trainer):
     take_steps(trainer, 2)
     trainer.finish()
     trainer.finish()
-    assert ends == [[0, 1]]
+    assert ends == [[0, 1]] and trainer.sinks[0].state == "closed"
     info = trainer.run.read_info()
     assert (info["status"], info["phases_done"], info.get("final")) == ("finished", 2, None)
     assert not (trainer.run.path / "run.lock").exists()
-    reader = event_accumulator.EventAccumulator(str(trainer.run.path / "tensorboard"))
-    assert len(reader.Reload().Scalars("mean_reward")) == 2
-    sinks = [each for each in trainer.callbacks.listeners() if isinstance(each, Sink)]
-    assert sinks and all(sink.state == "closed" for sink in sinks)
+    assert len(tensorboard_events(trainer.run.path).Scalars("mean_reward")) == 2
     resumed = RLHFTrainer.resume(trainer.run.path)
     for each, steps in ((whole, 4), (resumed, 2)):
         with pytest.warns(UserWarning, match="beyond total_phases=2, where the sch") as caught:
@@ -94,33 +91,29 @@ def test_finish_saves_and_ends_a_run_of_steps(make_trainer):
     assert is_equal(copy_weights(resumed.policy), copy_weights(whole.policy))
     rates = [line["base_lr"] for line in resumed.run.read("metrics.jsonl")]
     assert rates == pytest.approx([1e-3, 1e-4, 1e-4, 1e-4])
-    resumed.finish()
-    assert RLHFTrainer.resume(trainer.run.path, {"total_phases": 9}).phase == 4
 
 
 def test_with_finishes_the_run_and_unlocks_it_after_an_error(make_trainer):
+    """Also if a save in progress fails."""
     with make_trainer(total_phases=4) as trainer:
         take_steps(trainer, 1)
     assert trainer.run.read_info()["status"] == "finished"
-    with pytest.raises(ZeroDivisionError), make_trainer(total_phases=4) as broken:
+    broken, stopped = (make_trainer(total_phases=4, save_every=4) for _ in range(2))
+    with pytest.raises(ZeroDivisionError), broken:
         take_steps(broken, 1)
         raise ZeroDivisionError
     assert broken.run.read_info()["status"] == "failed"
     assert not (broken.run.path / "run.lock").exists()
+    take_steps(stopped, 1)
+    stopped.recorder.writer.start(stopped.run.checkpoints, lambda: 1 / 0)
+    with pytest.warns(UserWarning, match="division"), pytest.raises(KeyboardInterrupt), stopped:
+        raise KeyboardInterrupt
+    assert stopped.run.read_info()["status"] == "stopped"
     with make_trainer(total_phases=4, save_every=4) as left:
         for _ in left:
             break
     assert left.run.read_info()["status"] == "stopped"
-    assert [RLHFTrainer.resume(t.run.path).phase for t in (trainer, broken, left)] == [1, 1, 1]
-
-
-def test_status_is_recorded_when_a_save_in_progress_fails(make_trainer):
-    trainer = make_trainer(total_phases=4, save_every=4)
-    take_steps(trainer, 1)
-    trainer.recorder.writer.start(trainer.run.checkpoints, lambda: 1 / 0)
-    with pytest.warns(UserWarning, match="division"), pytest.raises(KeyboardInterrupt), trainer:
-        raise KeyboardInterrupt
-    assert trainer.run.read_info()["status"] == "stopped"
+    assert RLHFTrainer.resume(left.run.path).phase == 1
 
 
 def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
@@ -140,29 +133,28 @@ def test_error_of_an_older_trainer_keeps_the_status(make_trainer):
         late.start()
 
 
-def compute_by_hand(trainer: RLHFTrainer, query: list[int], response: list[int]) -> list[float]:
-    """Return the log-probabilities of a response in float64, from a separate forward pass."""
-    with torch.no_grad():
-        logits, _ = trainer.policy(torch.tensor([query + response]))
-    logprobs = (logits[0].double() / trainer.args.temperature).log_softmax(-1)
-    start = len(query) - 1
-    return [logprobs[start + t, token].item() for t, token in enumerate(response)]
-
-
 def test_step_scores_the_texts_as_they_are(make_trainer):
     """Queries of 2 and 3 words, responses of 1 to 4: padding changes no log-probability."""
     trainer = make_trainer(temperature=0.7, normalize_reward=False, prepend_bos=False, top_k=3)
     responses = ["was good", "bad", "was really fine .", "the plot was"] * 2
-    seen = []
+    fresh, seen = make_trainer(prepend_bos=False).policy, []
     trainer.on("after_score")(lambda ctx: seen.append(ctx.rollout))
-    trainer.step(QUERIES, responses, SCORES)
-    fresh, (rollout,) = make_trainer(temperature=0.7, prepend_bos=False), seen
+    report, (rollout,) = trainer.step(QUERIES, responses, SCORES), seen
+    assert (report.mean_reward, trainer.phase) == (3.5, 1)
+    assert report.reward_std == pytest.approx(math.sqrt(6.0))
+    assert abs(report.ratio_first_minibatch - 1) < 1e-4 and report.kl_per_token < 1e-6
+    assert trainer.run.read("metrics.jsonl") == [report.to_dict()]
+    assert not is_equal(copy_weights(trainer.policy), copy_weights(fresh))
     assert rollout.texts == [f"{q} {r}" for q, r in zip(QUERIES, responses, strict=True)]
     assert rollout.raw_rewards.tolist() == SCORES
     for i, texts in enumerate(zip(QUERIES, responses, strict=True)):
-        rows = [row.tolist() for row in encode(trainer, texts)]
+        query, response = encode(trainer, texts)
+        with torch.no_grad():
+            logits, _ = fresh(torch.cat([query, response])[None])
+        logprobs = (logits[0].double() / 0.7).log_softmax(-1)[len(query) - 1 : -1]
+        expected = logprobs.gather(1, response[:, None])[:, 0].tolist()
         found = rollout.samples.logprobs[i][rollout.samples.mask[i]].tolist()
-        assert found == pytest.approx(compute_by_hand(fresh, *rows), abs=1e-5)
+        assert found == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("setting", [{"top_k": 2}, {"temperature": 2.0}])
@@ -178,20 +170,9 @@ def test_step_warns_after_generate_changed_the_probabilities(make_trainer, setti
         trainer.step(QUERIES, responses, SCORES)
 
 
-def test_step_learns_and_logs_like_a_phase(make_trainer):
-    trainer = make_trainer(total_phases=3, kl_controller="adaptive", vf_coef=0.5)
-    before = copy_weights(trainer.policy)
-    report = trainer.step(QUERIES, trainer.generate(QUERIES), SCORES)
-    assert not is_equal(copy_weights(trainer.policy), before)
-    assert abs(report.ratio_first_minibatch - 1) < 1e-4 and report.kl_per_token < 1e-6
-    assert (report.mean_reward, trainer.phase) == (3.5, 1)
-    assert trainer.run.read("metrics.jsonl") == [report.to_dict()]
-    assert report.reward_std == pytest.approx(math.sqrt(6.0))
-
-
 @pytest.mark.usefixtures("no_type_checks")
 def test_generate_and_step_reject_what_does_not_fit(make_trainer):
-    trainer = make_trainer()
+    trainer, masks = make_trainer(), "response_masks must have one mask for each resp"
     for batch, complaint in (
         ((QUERIES[:3], QUERIES, SCORES), "queries has 3 entries, but batch_size=8"),
         ((QUERIES, QUERIES, SCORES[:7]), "scores has 7 entries"),
@@ -199,6 +180,9 @@ def test_generate_and_step_reject_what_does_not_fit(make_trainer):
         ((QUERIES, [[9, 1, 1]] * 8, SCORES), "responses continue after a stop token"),
         (([[1, 1, 0, 9]] * 8, QUERIES, SCORES), r"queries\[0\] has padding"),
         ((QUERIES, QUERIES, [*SCORES[:7], math.nan]), r"scores\[7\] must be a finite .*, got nan"),
+        ((QUERIES, [[9, 8]] * 8, SCORES, [[1]] * 8), masks),
+        ((QUERIES, [[9, 8]] * 8, SCORES, [[0, 0]] * 8), masks),
+        ((QUERIES, [[9, 8]] * 8, SCORES, [[0.5, 1]] * 8), masks),
     ):
         with pytest.raises(ConfigError, match=complaint):
             trainer.step(*batch)
@@ -211,6 +195,7 @@ def test_generate_and_step_reject_what_does_not_fit(make_trainer):
         with pytest.raises(ConfigError, match=complaint):
             trainer.generate(QUERIES, **settings)
     assert trainer.phase == 0
+    assert trainer.step(QUERIES, [[9, 1]] * 8, SCORES).response_length == 2.0  # with a stop token
     for fields, complaint in (
         ({"advantages": "remax", "normalize_reward": False}, "needs scores of greedy responses"),
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, r"step\(\) .*dynamic_sampling samples"),

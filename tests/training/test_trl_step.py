@@ -16,7 +16,6 @@ from torch import nn
 from rlhf_lab import functional as F
 from rlhf_lab.compat import TRLStats
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.training import RLHFTrainer
 from tests.tiny_models import save, tiny_gpt2
@@ -147,17 +146,3 @@ def test_masked_tokens_do_not_count_as_in_trl(trainer):
     for i, row in enumerate(GIVEN["masks"]):
         assert rollout.samples.mask[i, : len(row)].int().tolist() == row
         assert not rollout.samples.mask[i, len(row) :].any()
-
-
-def test_step_rejects_masks_that_do_not_fit(trainer):
-    """A response of 3 has 2 numbers; one counts nowhere; a number is 2, or 0.5."""
-    for first, second, third in [
-        ([1] * 2,) * 3,
-        ([1] * 3, [0] * 2, [1] * 5),
-        ([1] * 3, [1] * 2, [2] * 5),
-        ([1] * 3, [0.5, 1], [1] * 5),
-    ]:
-        masks = [first, second, third, [1]]
-        with pytest.raises(ConfigError, match="response_masks must have one mask for each resp"):
-            trainer.step(GIVEN["queries"], GIVEN["responses"], GIVEN["scores"][0], masks)
-    assert trainer.phase == 0
