@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
@@ -17,7 +16,7 @@ from rlhf_lab.organism.sums import SumsGrammar, faithful_fraction
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.training.rollout import mean_of_batches, summarize
-from tests.training.recorded_runs import IN_BACKWARD, PROMPTS, copy_weights, is_equal, read_files
+from tests.training.recorded_runs import IN_BACKWARD, PROMPTS, copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
 
@@ -38,14 +37,12 @@ def test_first_phase_has_kl_zero_and_ratio_one(make_trainer, sampling):
 def test_iteration_left_at_the_last_phase_is_evaluated(make_trainer):
     trainer = make_trainer(total_phases=2)
     assert [report.phase for report, _ in zip(trainer, range(2), strict=False)] == [0, 1]
-    with pytest.warns(UserWarning, match="all 2 phases are done"):
-        trainer.train()
-    assert trainer.run.read_info()["final"]["samples"] == 4 * 8
-    trainer.recorder.writer.wait()
-    files = read_files(trainer.run.path)
-    with pytest.warns(UserWarning, match="all 2 phases are done"):  # nothing is written again
-        trainer.train()
-    assert read_files(trainer.run.path) == files
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="all 2 phases are done"):
+            trainer.train()
+        info = trainer.run.read_info()
+        assert (info["status"], info["final"]["samples"]) == ("finished", 4 * 8)
+    assert len(trainer.run.read("samples.jsonl")) == 3 * 8
 
 
 @pytest.mark.typed
@@ -80,29 +77,25 @@ def test_reward_gets_text_without_bos_and_up_to_the_stop(make_trainer):
         assert text == " ".join(["this movie", *trainer.tokenizer.convert_ids_to_tokens(words)])
 
 
-def test_checkpoints_have_the_weights_of_their_phase(runs):
-    run = runs("plain")
-    names = sorted(str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file())
-    checkpoints = ["best", "last", *(f"phase_{n:06d}" for n in (0, 1, 2, 3, 5))]
-    assert names == sorted(
-        ["README.md", "metrics.jsonl", "run.json", "samples.jsonl", "returned/record_sums.jsonl"]
-        + [f"checkpoints/{name}.safetensors" for name in checkpoints]
-    )
+@pytest.mark.parametrize("name", ["plain", "resets"])  # the best batch of "resets" is not the last
+def test_checkpoints_have_the_weights_of_their_phase(runs, name):
+    run = runs(name)
     rewards = [report.mean_reward for report in run.reports]
     best = rewards.index(max(rewards))
-    assert best > 0
-    for name, phase in {"best": best, "last": 5, **{f"phase_{n:06d}": n for n in (1, 3)}}.items():
-        stored = load_file(run.path / "checkpoints" / f"{name}.safetensors")
-        weights = {n: tensor for n, tensor in stored.items() if not n.startswith("optimizer.")}
-        assert is_equal(weights, run.weights[phase]), name
-        assert (len(stored) > len(weights)) == (name == "last")
-    for each in (run, runs("resets")):  # whose best batch is not the last
-        rewards = [report.mean_reward for report in each.reports]
-        best = rewards.index(max(rewards))
-        tensors, metadata = load_checkpoint(each.path / "checkpoints" / "best.safetensors")
-        assert metadata["best"] == {"phase": best, "mean_reward": rewards[best]}
-        assert is_equal({name: tensors[name] for name in each.weights[best]}, each.weights[best])
-    assert best < len(rewards) - 1
+    assert best > 0 and (best < len(rewards) - 1) == (name == "resets")
+    phases = {"best": best, "last": 5, **{f"phase_{n:06d}": n for n in (0, 1, 2, 3, 5)}}
+    names = [f"checkpoints/{checkpoint}.safetensors" for checkpoint in phases]
+    names += ["README.md", "metrics.jsonl", "run.json", "samples.jsonl"]
+    names += ["returned/record_sums.jsonl"]
+    files = [str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file()]
+    assert sorted(files) == sorted(names)
+    for checkpoint, phase in phases.items():
+        stored, metadata = load_checkpoint(run.path / "checkpoints" / f"{checkpoint}.safetensors")
+        others = {n: stored.pop(n) for n in [*stored] if n.startswith(("optimizer.", "reference."))}
+        assert is_equal(stored, run.weights[phase]), checkpoint
+        assert bool(others) == (checkpoint == "last") and metadata["phase"] == phase
+        if checkpoint in ("best", "last"):
+            assert metadata["best"] == {"phase": best, "mean_reward": rewards[best]}
 
 
 def test_metrics_file_has_the_reports(runs):
@@ -122,45 +115,35 @@ def test_samples_file_has_each_text_with_its_numbers(runs, name):
     lines = run.trainer.run.read("samples.jsonl")
     n = len(run.reports)
     assert [line["phase"] for line in lines] == [p for p in range(n + 1) for _ in range(8)]
+    columns = {x: x for x in ("true_reward", "kl_per_sequence", "response_length")}
+    columns["reward"] = "mean_reward"
     for report, rollout in zip(run.reports, run.rollouts, strict=False):
         rows = [line for line in lines if line["phase"] == report.phase]
         assert [row["text"] for row in rows] == rollout.texts
         assert all(row["prompt"] + row["response"] == row["text"] for row in rows)
         assert (len({row["prompt"] for row in rows}) > 1) == (name != "plain")
-        columns = {"reward": "mean_reward", "true_reward": "true_reward"}
-        columns |= {x: x for x in ("kl_per_sequence", "response_length")}
         for column, metric in columns.items():
             mean = sum(row[column] for row in rows) / 8
             assert mean == pytest.approx(getattr(report, metric), rel=1e-5, abs=1e-6), column
+        kl = rollout.kl[rollout.samples.mask]
+        assert report.kl_per_sequence == pytest.approx(kl.sum().item() / 8, rel=1e-4)
+        assert report.kl_per_token == pytest.approx(kl.mean().item(), rel=1e-4)
 
 
 def test_run_json_has_arguments_versions_and_both_ends(runs):
-    run = runs("plain")
+    run, several = runs("plain"), runs("dynamic sampling").trainer
     info = run.trainer.run.read_info()
     assert RLHFArgs(**info["args"]) == run.trainer.args
     assert {"rlhf_lab", "python", "torch", "transformers"} < info["versions"].keys()
     assert (info["device"], info["custom_components"]) == (str(run.trainer.device), [])
     assert (info["status"], info["phases_done"]) == ("finished", 5)
     assert info["diagnostics"] == {}
-    several = runs("dynamic sampling").trainer
     prompts = [rollout.samples.prompts() for rollout in several.fresh_rollouts()]
     assert prompts == [several.prompts.of_batch(batch) for batch in range(4)]
     batches = [summarize(rollout) for rollout in run.trainer.fresh_rollouts()]
-    assert info["final"]["samples"] == 4 * 8 and len(batches) == 4
     for name in ("mean_reward", "true_reward", "grammatical_fraction", "kl_per_sequence"):
         mean = sum(getattr(stats, name) for stats in batches) / 4
         assert info["final"][name] == pytest.approx(mean), name
-
-
-def test_kl_is_summed_per_sequence_and_averaged_per_token(runs):
-    run = runs("chat")
-    rollout, report = run.rollouts[-1], run.reports[-1]
-    mask = rollout.samples.mask
-    total = sum(rollout.kl[i, t].item() for i, t in mask.nonzero().tolist())
-    assert total > 0 and not mask.all()
-    assert report.kl_per_sequence == pytest.approx(total / 8, rel=1e-4)
-    assert report.kl_per_token == pytest.approx(total / int(mask.sum()), rel=1e-4)
-    assert report.response_length == pytest.approx(int(mask.sum()) / 8)
 
 
 @pytest.mark.parametrize(
@@ -195,12 +178,6 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
     assert metadata["phase"] == 1 and is_equal({n: tensors[n] for n in before}, before)
 
 
-def test_run_without_out_is_named_by_preset_and_seed(reel_args, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    RLHFTrainer(reel_args()).start()
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["reel-seed1"]
-
-
 def test_ratio_warning_names_the_cause(make_trainer):
     """Sampling runs single tokens; centering over positions then gives 0, not the average."""
     trainer = make_trainer(total_phases=1, warmup_steps=0)
@@ -217,38 +194,18 @@ def test_ratio_warning_names_the_cause(make_trainer):
         custom.run_phase()
 
 
-def test_model_in_a_directory_is_recognized_as_reel(make_trainer, tmp_path):
-    """The true reward is of texts; exact values are the grammar's, which it may have left."""
-    here = shutil.copytree(weights_dir("reel-nano"), tmp_path / "tuned")
-    bundled, copied = make_trainer(gen_len=26), make_trainer(base_model=str(here), gen_len=26)
-    stats = [summarize(trainer.rollout_phase()) for trainer in (bundled, copied)]
-    assert stats[0] == stats[1] and stats[0].true_reward > 0 < stats[0].grammatical_fraction
-    assert bundled.starts_as_grammar and not copied.starts_as_grammar
-
-
-def test_custom_models_and_true_reward_are_used(make_trainer):
+def test_custom_models_and_true_reward_are_used(make_trainer, tmp_path):
+    """Exact values are of the bundled model, which a copy may have left."""
     true = {"true_reward_fn": lambda texts: torch.full((len(texts),), 0.125)}
     models = {"policy": TransformerWithValueHead(load_model("reel-nano"), seed=5)}
     models["reference"] = load_model("reel-nano")
     trainer = make_trainer(models | true)
     assert trainer.policy is models["policy"] and trainer.reference is models["reference"]
     assert trainer.custom_components == ["policy", "reference", "true_reward_fn"]
-    for each in (trainer, make_trainer(true)):
-        assert summarize(each.rollout_phase()).true_reward == 0.125
-
-
-def test_reward_rises_in_four_phases_of_reel(tmp_path):
-    """P(positive) starts near 0.52; 256 samples of deviation 0.49 have a standard error of 0.03, so
-    a rise to 0.7 is six of them; seeds 1 to 3 reached 0.83 to 0.85 when this was set.
-    """
-    settings = {"total_phases": 4, "batch_size": 64, "num_minibatches": 4, "warmup_steps": 0}
-    args = RLHFArgs(preset="reel", base_lr=1e-3, kl_coef=0.2, **settings)
-    trainer = RLHFTrainer(args, out=tmp_path / "run")
-    reports = trainer.train()
-    final = trainer.run.read_info()["final"]
-    assert abs(reports[0].mean_reward - 0.52) < 4 * 0.49 / 8
-    assert final["mean_reward"] > 0.7 and final["true_reward"] > 0.7
-    assert final["grammatical_fraction"] > 0.9
+    assert summarize(trainer.rollout_phase()).true_reward == 0.125
+    copied = make_trainer(base_model=str(shutil.copytree(weights_dir("reel-nano"), tmp_path / "x")))
+    assert copied.true_reward_fn is not None
+    assert not copied.starts_as_grammar and make_trainer().starts_as_grammar
 
 
 def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
@@ -289,7 +246,6 @@ def test_sums_raise_on_other_prompts_and_rewards(tmp_path):
     for fields, parts, words in (
         ({"preset": "reel", "reward_fn": "sums:exact"}, {}, "requires prompts such as"),
         ({"prompts": str(file)}, {}, r"got '1 \+ 1 =' \(prompt 9 of .*prompts.txt\)"),
-        ({"prompts": str(file), "reward_fn": "zero"}, {}, r"prompt 9 of .*prompts.txt"),
         ({"reward_fn": "true_reward"}, {}, "scores reviews, not sums. Use 'sums:exact'"),
         ({}, {"prompts": [whole, "1 + 1 ="]}, "prompt 2 of prompts"),
     ):
