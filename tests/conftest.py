@@ -14,7 +14,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import tests.type_checker  # noqa: F401, which jaxtyping's import hook looks up
 
@@ -38,12 +39,14 @@ hypothesis.settings.load_profile("no time limit")
 NIGHTLY = bool(os.environ.get("RLHF_LAB_NIGHTLY"))
 QUICK = bool(os.environ.get("RLHF_LAB_QUICK"))
 QUICK_LIMIT = 0.45  # CPU seconds per test: 0.3, and half as much again on a busy machine
+TIERS = {"slow", "process", "kernel", "browser", "nightly"}
 SKIPPED = pytest.mark.skip(reason="RLHF_LAB_NIGHTLY is unset")
 MARKS = {  # fixtures that start a process or train, and the mark of the tests that use them
     **dict.fromkeys(("warm_python", "cold_python"), "process"),
     "chromium": "browser",
     **dict.fromkeys(
-        ("finished", "fitted", "probed", "reel_model", "resumed", "runs", "trained"), "slow"
+        ("finished", "fitted", "learned", "probed", "reel_model", "resumed", "runs", "trained"),
+        "slow",
     ),
 }
 
@@ -72,16 +75,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that starts a process and has no mark for that; `make quick` has none."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not {mark.name for mark in item.iter_markers()} & {"process", "kernel", "browser"}:
+    """Fail a test that trains or starts a process without a mark; `make quick` has none."""
+    marks = {mark.name for mark in item.iter_markers()} & TIERS
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        if marks <= {"slow", "nightly"}:
             patch.setattr(subprocess.Popen, "_execute_child", fail_on_process)
+        if not marks:
+            stack.enter_context(register_optimizer_step_pre_hook(fail_on_step))
         before = time.process_time()
         result = yield
         seconds = time.process_time() - before
         if QUICK and seconds > QUICK_LIMIT:
             pytest.fail(f"takes {seconds:.2f} s of CPU in `make quick`; mark it slow")
         return result
+
+
+def fail_on_step(*arguments: Any) -> None:
+    """Hook of all optimizers in tests without a mark."""
+    pytest.fail("takes a step of an optimizer; mark it slow")
 
 
 START = subprocess.Popen._execute_child

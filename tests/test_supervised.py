@@ -27,6 +27,7 @@ def test_hold_out_splits_every_row_once(n_rows, fraction, n_held_out):
         hold_out(1, fraction, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_two_steps_match_hand_computed_adamw():
     """w = 1 with losses 3 w and w / 2: gradients 1 (clipped) and 1/2. Of 2 steps, the first is all
     of the warm-up and the second starts half a cosine: both have the learning rate .1.
@@ -40,6 +41,7 @@ def test_two_steps_match_hand_computed_adamw():
     assert model.weight.item() == pytest.approx(0.804613, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_and_nan_raises():
     model = nn.Linear(2, 1)
     model.weight.requires_grad_(False)

@@ -70,6 +70,7 @@ def test_latent_scaling_finds_a_latent_that_the_base_has_too():
     assert only_tuned[0].tolist() == [0.0, 0.0]  # never fires
 
 
+@pytest.mark.slow
 def test_fitting_is_seeded_and_raises_on_zeros():
     x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
     store, state = store_of(x.tolist(), (x * 3).tolist()), torch.random.get_rng_state()

@@ -112,6 +112,7 @@ def test_values_and_gradients_match_explicit_sum(adapted):
             torch.testing.assert_close(gradient, expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_adapters_off_is_bitwise_the_reference_after_training(adapted):
     model, before = adapted
     model(TOKENS).log_softmax(-1)[..., 3].sum().backward()

@@ -12,6 +12,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from rlhf_lab import probes as module
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.probes import Record, ReelTruth, Suite, attach
+from rlhf_lab.probes.probe import Observation
 from rlhf_lab.training import RLHFTrainer
 from tests.small_runs import SMALL
 from tests.training.test_safety_net import machine
@@ -30,6 +32,7 @@ SETTINGS = SMALL | {"device": "cpu", "reward_fn": "sentiment", "gen_len": 26}  #
 SETTINGS |= {"temperature": 0.9, "top_k": 20, "base_lr": 3e-3, "head_lr": 1e-2, "ent_coef": 0.01}
 SETTINGS |= {"normalize_reward": True, "total_phases": 3}
 VERDICT = ReelTruth().grammar.slot("VERB") - 1
+OF_STEPS = ("RunHealth", "StepInfluence", "StepLedger")  # after steps of the optimizer
 UNEQUAL = {"stop_tokens": "and"}  # rows of unequal length
 # settings of each run, and the options of its probes
 RUNS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
@@ -55,7 +58,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 
 
 def look(run: str, name: str, directory: Path) -> Record:
-    """Run a phase, and return the last record of the probe."""
+    """Run a phase until the probe has a record, and return it."""
     settings, options = RUNS[run]
     components = {"prompts": ["this movie", "this", "this film really"]} if run == "padded" else {}
     trainer = RLHFTrainer(RLHFArgs(**SETTINGS | settings), out=directory, **components)
@@ -66,17 +69,23 @@ def look(run: str, name: str, directory: Path) -> Record:
     records: list[Record] = []
     probe = getattr(module, name)(**options[name])
     observe, probe.every = probe.observe, 1
-    probe.observe = lambda seen: records.append(observe(seen)) or records[-1]
+
+    def observe_once(seen: Observation) -> None:
+        records.append(observe(seen))
+        raise KeyboardInterrupt  # what follows does not change the record
+
+    probe.observe = observe_once
     tokens, positive = ReelTruth().reviews(60, seed=5)
     mask = torch.ones_like(tokens).bool()
     if run == "padded":
         mask = torch.arange(tokens.shape[1]) < 14 + torch.arange(60)[:, None] * 7 % 16
     attached = attach(trainer, Suite(probe, eval_tokens=tokens, eval_mask=mask, labels=positive))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), suppress(KeyboardInterrupt):
         warnings.simplefilter("ignore")
         trainer.run_phase()
     assert attached.notes == [], attached.notes
-    return records[-1]
+    (record,) = records
+    return record
 
 
 def fingerprint(record: Record) -> dict[str, list]:
@@ -121,7 +130,14 @@ def differences(found: dict[str, list], stored: dict[str, list], tolerance: floa
     return sorted(names)
 
 
-@pytest.mark.parametrize(("run", "probe"), [(run, name) for run in RUNS for name in RUNS[run][1]])
+@pytest.mark.parametrize(
+    ("run", "probe"),
+    [
+        pytest.param(run, name, marks=[pytest.mark.slow] * (name in OF_STEPS))
+        for run in RUNS
+        for name in RUNS[run][1]
+    ],
+)
 def test_records_have_the_stored_numbers(run, probe, tmp_path, no_type_checks):
     stored = json.loads(STORED.read_text())
     tolerance = 1e-4 if machine() == stored["machine"] else 2e-3

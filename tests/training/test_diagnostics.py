@@ -134,6 +134,7 @@ def test_evaluation_raises_on_a_kl_of_nan(make_trainer):
         trainer.summarize_evaluation([rollout])
 
 
+@pytest.mark.slow
 def test_last_step_that_explodes_raises_when_sampling(make_trainer):
     single = {"num_minibatches": 1, "batches_per_learning_phase": 1, "top_k": 5}
     with pytest.raises(RunError, match="log-probs of samples are not finite in phase 1. Lower"):

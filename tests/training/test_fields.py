@@ -228,6 +228,7 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path):
     assert len(tuned) == 2
 
 
+@pytest.mark.slow
 def test_adapter_path_continues_an_exported_adapter(tmp_path):
     before = RLHFTrainer(RLHFArgs(**BASE | LORA))
     before.learning_phase(before.rollout_phase())

@@ -71,6 +71,7 @@ def climb(policy: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> 
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_steps_below_the_resolution_add_up():
     """100 steps of 1e-5 from 1, where a bfloat16 is 2^-7 = 0.0078 from the next.
 
@@ -96,6 +97,7 @@ def test_steps_below_the_resolution_add_up():
     assert not torch.equal(rounded.low, rounded.low_too)
 
 
+@pytest.mark.slow
 def test_second_moment_falls_with_the_gradients():
     """By 0.999 a step, to 0.905 in 100; rounded to the nearest it would stay."""
     policy = Toy()
@@ -147,6 +149,7 @@ def test_components_in_bf16(make_trainer, reward_dir):
         make_trainer(parts, weight_precision="bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [32, pytest.param(8, marks=needs_bitsandbytes)])
 def test_two_groups_step_up_by_their_learning_rates(bits):
     """Adam's first step is lr * g / |g|; the objective -sum (p - 30)^2 has g = 2 (30 - p) > 0."""

@@ -32,6 +32,7 @@ def test_minibatches_start_without_gradients_in_new_orders(runs):
     assert run.reports[1].approx_kl_per_token > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_step", [False, True])
 def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
     """Gradients of 1 in 6 + 3 numbers have norm 3, and 1/2 of norm 1.5; on CUDA after the step."""
@@ -50,6 +51,7 @@ def test_clip_scales_gradients_of_model_and_value_head(monkeypatch, in_step):
         torch.testing.assert_close(found, torch.full_like(found, 0.5), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_step_in_backward_steps_while_it_climbs_only():
     weight = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0, maximize=True)

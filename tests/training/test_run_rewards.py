@@ -171,6 +171,7 @@ def test_penalties_match_hand_computed(reel_args):
     assert found.tolist() == [-3.0, -4.0, 0.0, 0.5]
 
 
+@pytest.mark.slow
 def test_padding_equal_to_a_stop_token_does_not_end_a_response(reel_args, make_trainer):
     """In `step`, the mask decides: responses of 2 tokens, padded with the stop token."""
     fields = {"penalize_no_eos": True, "stop_at_eos": True} | RAW

@@ -92,6 +92,7 @@ def test_held_out_loss_is_mean_over_all_tokens(model_dir, batch_size):
     assert loss == pytest.approx(-sum(logprobs) / len(logprobs), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_result_is_json_and_text(nano):
     fit = fine_tune(nano, load_examples("reel", 10, 0), fitting(), drift_eval=DriftEvalConfig(2, 3))
     stored = fit.to_dict()
@@ -174,6 +175,7 @@ def test_adapters_have_base_model_as_reference(nano):
     assert all(torch.equal(p, below[n]) for n, p in nano.named_parameters() if n in below)
 
 
+@pytest.mark.slow
 def test_drift_continues_prompts_of_held_out_pairs(nano):
     prompts = ["this movie wow , the plot", "this film"] * 2
     pairs = Pairs([p + " was" for p in prompts], [p + " it" for p in prompts], None, prompts)
@@ -255,6 +257,7 @@ def test_kto_reports_reference_point_of_last_steps(nano, monkeypatch):
     assert values["reference_point"] == 18.5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_type_checks")
 def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
     texts = ["this movie", "this film", "the plot"]
@@ -281,6 +284,7 @@ def test_hooks_fire_at_every_step_of_each_method(nano):
     assert calls == ([True] * 3 + [False]) * 2 + [False, True] * 3 + [False]
 
 
+@pytest.mark.slow
 def test_reward_model_is_normalized_over_its_training_pairs_only():
     model, pairs = RewardModel(load_model("reel-nano"), seed=3), reel_pairs(12, 0)
     fit = train_reward_model(model, pairs, fitting(1, 4, held_out=0.5))
@@ -290,6 +294,7 @@ def test_reward_model_is_normalized_over_its_training_pairs_only():
     assert model.normalize(scores).mean().item() == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_reward_loss_matches_hand_computed():
     """Equal texts of score s: log(1 + e^m) for a margin of m, plus centering * (s + s)^2."""
     model = RewardModel(load_model("reel-nano"), seed=3)
@@ -349,6 +354,7 @@ def test_settings_out_of_range_raise(kind, values, words):
         kind(*values)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_type_checks")  # the model is a layer
 @pytest.mark.parametrize(("batch_size", "n_rows"), [(3, 3), (64, 4)])
 def test_batches_have_training_rows_without_repeats(batch_size, n_rows):

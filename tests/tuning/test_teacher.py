@@ -40,6 +40,7 @@ def with_constant_logits(model, first=0.0):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (1, 2), (4, 2)])
 def test_kl_matches_hand_computed(distill, size):
     """The student is uniform over 72 tokens, and the teacher gives token 0 ten times the weight.

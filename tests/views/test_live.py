@@ -167,6 +167,7 @@ def test_the_panel_changes_no_weights_and_restores_the_terminal(trainer, tmp_pat
     assert not view._live.is_started and text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0
 
 
+@pytest.mark.slow
 def test_under_a_debugger_lines_are_printed(trainer, monkeypatch):
     monkeypatch.setattr(sys, "gettrace", lambda: print)
     out = console(is_terminal=True)
