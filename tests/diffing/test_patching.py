@@ -15,7 +15,7 @@ from rlhf_lab.diffing import (
     patch_path,
 )
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import load_model
+from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_transformer import HookPoint
 from tests.tiny_families import random_tokens, tiny_of
 from tests.transformer_lens_model import to_transformer_lens
@@ -192,3 +192,21 @@ def test_patching_raises_on_unlike_texts_and_normalized_heads(base, reviews, lla
         patch_path(Side(base, reviews), Side(base, reviews), LAST, [], POS, WORDS)
     with pytest.raises(ConfigError, match="do not add up"):
         part_places(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
+
+
+def test_models_words_and_places_have_shorter_forms(sides):
+    policies = [TransformerWithValueHead(side.model) for side in sides]
+    of_policy = [Side(x, side.tokens) for x, side in zip(policies, sides, strict=True)]
+    at, ids = (
+        "blocks.0.hook_mlp_out",
+        [sides[0].model.to_single_token(x) for x in ("loved", "hated")],
+    )
+    places = {"mlp": PatchPlace(at), "last": PatchPlace(at, None, (-1,))}
+    long = patch_activations(*sides, places, -1, tuple(ids))
+    places = {"mlp": at, "last": PatchPlace(at, positions=-1)}
+    short = patch_activations(*of_policy, places, -1, ("loved", "hated"))
+    assert torch.equal(short.patched, long.patched) and not torch.equal(*short.patched)
+    through = [PatchPlace("blocks.1.hook_mlp_out")]
+    long = patch_path(*sides, PatchPlace(at), through, -1, tuple(ids))
+    short = patch_path(*of_policy, PatchPlace(at), through, -1, ("loved", "hated"))
+    assert torch.equal(short.patched, long.patched)

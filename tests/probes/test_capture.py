@@ -1,6 +1,5 @@
 import random
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -35,14 +34,6 @@ def test_wildcards_are_spelt_out_in_the_order_of_the_model(model):
     assert found == ["hook_embed", "blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out", "values"]
 
 
-def test_attention_patterns_are_captured_whole_or_refused(reel_policy, reviews):
-    site = "blocks.0.attn.hook_pattern"
-    pattern = capture_activations(reel_policy, reviews[0], [site])[site]
-    assert pattern.shape == (12, 4, 29, 29)
-    with pytest.raises(ConfigError, match="no single position axis"):
-        capture_activations(reel_policy, reviews[0], [site], pos=0)
-
-
 @pytest.mark.parametrize("part", ["pattern", "attn_scores"])
 def test_patterns_of_unequal_prompts_equal_those_of_each_alone(reel_policy, reviews, part):
     """Three rows of 8, 5 and 1 tokens: padding neither sees nor is seen."""
@@ -61,37 +52,6 @@ def test_patterns_of_unequal_prompts_equal_those_of_each_alone(reel_policy, revi
 
 
 @pytest.mark.slow
-def test_decorated_function_gets_finished_sequences_once_a_phase(make_trainer):
-    trainer, shapes, grids = make_trainer(total_phases=3), [], []
-
-    @trainer.capture(POST, pos=5, every=2)
-    def last_layer(ctx, acts):
-        shapes.append((ctx.phase, tuple(acts.shape)))
-
-    @trainer.capture("blocks.*.hook_resid_post", at="after_score")
-    def all_layers(ctx, acts):
-        grids.append({name: tuple(a.shape) for name, a in acts.items()})
-
-    trainer.train()
-    assert shapes == [(0, (8, 64)), (2, (8, 64))]
-    both = {f"blocks.{layer}.hook_resid_post": (8, 9, 64) for layer in (0, 1)}
-    assert grids == [both] * 3
-
-
-@pytest.mark.slow
-def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews):
-    trainer, seen = make_trainer(), []
-
-    @trainer.capture(POST, at="run_end", tokens=reviews[0])
-    def look(ctx, acts):
-        seen.append(acts)
-
-    trainer.train()
-    expected = capture_activations(trainer.policy, reviews[0], [POST])[POST]
-    torch.testing.assert_close(seen[0], expected)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -99,9 +59,10 @@ def test_given_tokens_are_looked_at_instead_of_the_rollout(make_trainer, reviews
         ({"tokens": ["this movie"]}, "tokens is not a tensor"),
         ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
         ({"hook_names": "blocks.*.attn.hook_pattern", "pos": -1}, r"pos=None, .* in acts\[site"),
+        ({"pos": "verb"}, "pos='verb' is not a position.*'last'"),
     ],
 )
-def test_a_capture_is_refused_when_it_is_registered(make_trainer, options, message):
+def test_invalid_captures_raise(make_trainer, options, message, no_type_checks):
     with pytest.raises(ConfigError, match=message):
         make_trainer().capture(**({"hook_names": POST} | options))
 
@@ -160,13 +121,6 @@ def test_copies_of_gradients_are_lent_when_asked(reel_policy):
     weight.grad = None
 
 
-def test_a_position_that_is_no_number_is_refused_at_once(make_trainer, monkeypatch):
-    trainer = make_trainer()
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(ConfigError, match="pos='verb' is not a position.*'last'"):
-        trainer.capture(POST, pos="verb")
-
-
 def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews):
     """Row 0 at 3, row 1 at the end, row 2 at 0: as cut out of all positions."""
     tokens, at = reviews[0][:3], torch.tensor([3, -1, 0])
@@ -180,22 +134,36 @@ def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews):
 
 
 @pytest.mark.slow
-def test_the_last_token_is_the_last_that_a_response_has(make_trainer):
+def test_captures_during_a_run_have_their_phases_and_positions(make_trainer, reviews):
     """Responses that end early are padded at the end, where no token counts."""
-    fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "total_phases": 1}
-    trainer, seen = make_trainer(**fields, stop_at_eos=True, warmup_steps=0), []
+    fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "total_phases": 3}
+    trainer, seen = make_trainer(**fields, stop_at_eos=True), []
 
-    @trainer.capture(POST, pos="last", at="after_score")
-    def look(ctx, acts):
-        seen.extend([ctx.rollout.samples, acts])
+    @trainer.capture(POST, pos=5, every=2)
+    def sparse(ctx, acts):
+        seen.append((ctx.phase, tuple(acts.shape)))
 
-    @trainer.capture(POST, at="after_score")
+    @trainer.capture("blocks.*.hook_resid_post", at="after_score")
     def whole(ctx, acts):
         seen.append(acts)
 
+    @trainer.capture(POST, pos="last", at="after_score")
+    def last(ctx, acts):
+        seen.append((ctx.rollout.samples, acts))
+
+    @trainer.capture(POST, at="run_end", tokens=reviews[0])
+    def fixed_text(ctx, acts):
+        seen.append(acts)
+
     trainer.train()
-    samples, acts, everywhere = seen
+    all_layers, (samples, acts), first, _, _, _, _, third, of_reviews = seen
+    assert (first, third) == ((0, (16, 64)), (2, (16, 64)))
+    assert {name: x.shape for name, x in all_layers.items()} == dict.fromkeys(
+        ("blocks.0.hook_resid_post", POST), (16, 31, 64)
+    )
     lengths = samples.mask.sum(1)
     assert lengths.min() < lengths.max()
     at = samples.prefix_len + lengths - 1
-    torch.testing.assert_close(acts, everywhere[torch.arange(len(at)), at])
+    torch.testing.assert_close(acts, all_layers[POST][torch.arange(len(at)), at])
+    expected = capture_activations(trainer.policy, reviews[0], [POST])[POST]
+    torch.testing.assert_close(of_reviews, expected)

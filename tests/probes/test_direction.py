@@ -5,7 +5,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, attach
@@ -79,8 +78,6 @@ def test_interval_of_the_accuracy_is_over_held_out_sequences():
 def test_invalid_labels_raise(shape, labels, message):
     with pytest.raises(ValueError, match=message):
         fit_direction(torch.randn(shape), torch.tensor(labels))
-    with pytest.raises(ConfigError, match="'guess'"):
-        Direction(method="guess")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Check, EvalText, Probe, Record, attach, default_suite
 from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
@@ -112,25 +111,3 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
     assert suite.eval_mask.equal(began.eval_mask)
     attach(resumed, suite)
     train_soundly(resumed)
-
-
-TOKENS = torch.tensor([[1, 2, 3]])
-INVALID = [
-    ({"eval_tokens": TOKENS, "eval_mask": [[True, False, True]]}, "True on one stretch of each"),
-    ({"eval_tokens": TOKENS, "eval_mask": [[False] * 3]}, "eval_mask must be a boolean"),
-    ({"eval_tokens": TOKENS, "eval_mask": [[True, True]]}, r"boolean tensor of shape \[1, 3\]"),
-    ({"eval_text": ["this"], "eval_mask": [[True]]}, "eval_mask requires eval_tokens"),
-    (
-        {"eval_text": ["this movie was", "this"]},
-        "pos=2 of keeping is outside .* of 2 tokens. Choose from -2 to 1",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), INVALID)
-@pytest.mark.usefixtures("no_type_checks")
-def test_masks_and_positions_that_cannot_be_are_refused(make_trainer, options, message):
-    if "eval_mask" in options:
-        options = options | {"eval_mask": torch.tensor(options["eval_mask"])}
-    with pytest.raises(ConfigError, match=message):
-        attach(make_trainer(), Keeping(pos=2), **options)

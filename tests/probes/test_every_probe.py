@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from rlhf_lab import probes
+from rlhf_lab.errors import ConfigError
+from rlhf_lab.models import load_model
 from rlhf_lab.probes import Probe, Run, Suite, attach
-from tests.probes.looking import same_weights, train_soundly
+from tests.probes.looking import same_weights, sound, train_soundly
 from tests.probes.test_eval_text import cut_reviews
+from tests.tiny_families import tiny_of
 
 OPTIONS = dict.fromkeys(("HackWatch", "KLByPosition", "LogitShift", "NeuronRank"), {"n": 6})
 OPTIONS |= {"AttentionDrift": {"pos": -1}, "FrozenProbe": {"pos": 8}, "WordsMoved": {"n": 8}}
@@ -77,3 +80,19 @@ def watch(trainer, reviews):
     watching = [kind(every=2, **OPTIONS.get(kind.__name__, {})) for kind in KINDS]
     suite = Suite(*watching, eval_tokens=tokens, eval_mask=mask, labels=reviews[1])
     attach(trainer, suite)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["adapted", "padded", "grouped"])
+def test_checks_hold_with_adapters_padding_and_grouped_heads(kind, trained_runs, no_type_checks):
+    words = ("w1", "w2") if kind == "grouped" else ("loved", "hated")
+    sound(trained_runs(kind), probes.NeuronRank(*words, pos=-3, n=16))
+    record = sound(trained_runs(kind), probes.AttentionDrift(*words, text="rollout", n=16))
+    assert record.tensors["own"].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [probes.AttentionDrift, probes.NeuronRank, probes.WordsMoved])
+def test_probes_of_components_reject_models_without_sums(kind, llama_tokenizer):
+    model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
+    with pytest.raises(ConfigError, match=f"Remove {kind.name}, and look at the residual"):
+        kind().check_model(model)

@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
-from rlhf_lab.probes import HackWatch, KLByPosition, TextHeatmap
 from rlhf_lab.probes.kl_by_position import estimates_by_position, interval_by_position
 from rlhf_lab.probes.probe import RESAMPLES
 
@@ -36,9 +34,3 @@ def test_intervals_are_those_of_each_position_alone():
     assert interval_by_position(x, mask).value[0].item() == pytest.approx(x[:5, 0].mean().item())
     alone = interval_by_position(x[:1], mask[:1])
     assert alone.low is None and alone.value[0] == x[0, 0]
-
-
-@pytest.mark.parametrize(("kind", "n"), [(KLByPosition, 1), (HackWatch, 1), (TextHeatmap, 0)])
-def test_too_few_sequences_raise(kind, n):
-    with pytest.raises(ConfigError, match=f"n={n}"):
-        kind(n=n)

@@ -78,17 +78,23 @@ def test_weights_by_word_are_stored_and_validated(make_trainer, reviews):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "site", ["blocks.0.hook_attn_out", "blocks.1.hook_resid_post", "blocks.0.hook_mlp_out"]
+    "site",
+    ["attn.hook_z", "hook_attn_out", "hook_resid_post", "hook_mlp_out"],
 )
-def test_checks_hold_while_an_intervention_changes_the_stream(make_trainer, site):
-    """LogitShift has a part more for it: what was changed behind the part that is measured."""
+def test_effect_of_an_intervention_is_a_component(make_trainer, site):
     trainer = make_trainer()
-    trainer.intervene(site, lambda activation, where: activation * 0.5, name="half")
+    trainer.intervene(f"blocks.1.{site}", lambda activation, where: activation * 0.5, name="half")
     suite = default_suite(trainer)
-    suite.probes.append(LogitShift(n=16))
+    suite.probes += [LogitShift(n=16), AttentionDrift(every=1)]
     attach(trainer, suite)
     run = train_soundly(trainer)
     assert set(run.probes()) == {probe.name for probe in suite.probes}
     record = run.records("logit_shift")[-1]
     changed = dict(zip(record["components"], record["policy"], strict=True))["hooks"]
-    assert (abs(changed) > 1e-5) == (site != "blocks.0.hook_mlp_out")
+    assert (abs(changed) > 1e-5) == (site in ("hook_attn_out", "hook_resid_post"))
+    assert "hooks" in run.records("words_moved")[-1]["components"]
+    first = run.tensors("attention_drift", 0)
+    assert not first["qk"].any() and not first["ov"].any()
+    assert first["hooks"][0].abs().max() < 1e-5
+    torch.testing.assert_close(first["hooks"][1], first["own"][1], atol=1e-5, rtol=0)
+    assert first["hooks"][1].any() == (site == "attn.hook_z")

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import StepInfluence, StepLedger, attach
+from rlhf_lab.probes import RunHealth, StepLedger, attach
 from rlhf_lab.probes.probe import Observation
 from rlhf_lab.training import Context
 from tests.probes.looking import train_soundly
@@ -53,13 +52,17 @@ def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, numb
 
 
 @pytest.mark.slow
-def test_ledger_uses_the_current_adaptive_coefficient(make_trainer):
+def test_ledger_and_beta_follow_an_adaptive_coefficient(make_trainer):
     """KL far above its target raises the coefficient by 20 % of 8 / 10 each phase: x 1.16."""
     trainer = make_trainer(total_phases=4, warmup_steps=0, **ADAPTIVE)
+    attach(trainer, RunHealth())
     run, seen = run_with_ledger(trainer)
     last = run.records("step_ledger")[-1]
     terms, kl_coef = seen[3][-1]
     reports = [line["kl_coef"] for line in run.metrics()]
+    for record, coef in zip(run.records("run_health"), reports, strict=True):
+        expected = coef * record["advantage_std"] * record["reward_std"]
+        assert record["beta_eff"] == pytest.approx(expected)
     assert last["kl_coef"] == kl_coef == reports[3]
     assert reports[3] == pytest.approx(reports[2] * 1.16) and reports[3] > reports[0]
     assert last["kl_penalty"] == pytest.approx(terms.kl_penalty.item(), abs=1e-6)
@@ -95,12 +98,6 @@ def test_the_check_fails_when_the_shares_miss_the_objective(make_trainer):
     trainer.train()
     assert [check.ok for check in found] == [True, False] * 4
     assert found[1].value == pytest.approx(0.01, abs=1e-4)
-
-
-@pytest.mark.parametrize("kind", [StepLedger, StepInfluence])
-def test_probe_raises_on_unknown_step(kind):
-    with pytest.raises(ConfigError, match=f"step='mid' of {kind.name} must be 'first' or 'last'"):
-        kind(step="mid")
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.organism import REWARDS
 from rlhf_lab.probes import (
+    AttentionDrift,
     Check,
     Direction,
     FrozenProbe,
@@ -18,11 +19,15 @@ from rlhf_lab.probes import (
     Record,
     Run,
     RunHealth,
+    StepLedger,
     Suite,
     TextHeatmap,
+    ValueLens,
     WeightDelta,
+    WordsMoved,
     attach,
 )
+from rlhf_lab.probes.exact_values import exact_values
 from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.conftest import SMALL
@@ -145,9 +150,10 @@ def test_odd_probes_leave_the_run_as_it_is(probed, make_trainer):
 
 
 def test_probes_that_raise_or_lack_checks_warn_once_and_stop(probed):
+    line = Broken.observe.__code__.co_firstlineno + 1
     broken = (
         "broken: raised ZeroDivisionError at after_phase of phase 0 and is switched off: "
-        "nothing to divide by (test_suite.py, line 49)"
+        f"nothing to divide by (test_suite.py, line {line})"
     )
     (unchecked,), (none,) = probed.said("Record without a check"), probed.said("None without")
     assert probed.said("broken: ") == [broken] and unchecked.startswith("unchecked: ")
@@ -156,6 +162,8 @@ def test_probes_that_raise_or_lack_checks_warn_once_and_stop(probed):
     assert notes == [broken, none, unchecked]
     assert probed.run.phases("counter") == [0, 1, 2, 3]
     assert not {"broken", "unchecked", "other"} & set(probed.run.probes())
+    assert probed.run.phases("second") == [1, 2, 3]  # of a suite that was attached later
+    assert {"counter", "second"} <= {p["name"] for p in probed.run.store.read_suite()["probes"]}
     attach(probed.trainer, Counter(name="broken"))
 
 
@@ -208,24 +216,6 @@ def test_every_probe_of_the_default_suite_stores_checks_that_hold(finished):
     assert [c for c in finished.checks() if not c.ok] == []
 
 
-def test_suites_on_one_run_keep_each_other_s_records(probed):
-    assert probed.run.phases("second") == [1, 2, 3]
-    assert {"counter", "second"} <= {p["name"] for p in probed.run.store.read_suite()["probes"]}
-
-
-def test_failed_and_undefined_checks_are_stored_as_failed(probed):
-    first, second = [check for check in probed.run.checks() if check.probe == "wrong"][:2]
-    assert (first.value, first.ok, second.ok) == (2, False, False)
-    assert second.value != second.value
-
-
-def test_a_failed_check_is_told_at_once_and_once(probed):
-    assert probed.reported == [[], [FAILED_CHECK + "record."], [FAILED_CHECK + "record."]]
-    (message,) = probed.said("x is there")
-    assert message.startswith("phase 1: missing: the check 'x is there'")
-    assert probed.trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
-
-
 def test_observe_receives_what_the_same_step_prepared(probed):
     records = probed.run.records("between")
     assert [(r["phase"], r["steps"]) for r in records] == [(n, [3, 3]) for n in range(3)]
@@ -266,6 +256,20 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: Counter(name="a/b"), "letters, digits"),
         (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),
         (lambda: RunHealth(every="2"), "every='2' of run_health must be 1 or greater, in whole "),
+        (lambda: AttentionDrift(text="both"), "text='both' of attention_drift must be 'eval' or"),
+        (lambda: ValueLens(text="dreams"), "text='dreams' of value_lens must be"),
+        (lambda: Direction(method="guess"), "method='guess' of direction_"),
+        (lambda: StepLedger(step="mid"), "step='mid' of step_ledger must be 'first' or 'last'"),
+        (lambda: WordsMoved(n=1), "n=1 of words_moved must be at least 2"),
+        (lambda: TextHeatmap(n=0), "n=0 of text_heatmap"),
+        (lambda: on(ids, eval_mask=torch.tensor([[True, False, True]] * 2)), "True on one stretch"),
+        (lambda: on(ids, eval_mask=ids.bool()), "eval_mask must be a boolean"),
+        (lambda: on(ids, eval_mask=ids.bool()[:, :2]), "boolean tensor of shape [2, 3]"),
+        (lambda: Suite(eval_text=["x"], eval_mask=ids.bool()), "eval_mask requires eval_tokens"),
+        (
+            lambda: attach(trainer, LogitShift(pos=2), eval_text=["this movie was", "this"]),
+            "pos=2 of logit_shift is outside the shortest eval text of 2 tokens. Choose from -2",
+        ),
         (lambda: trainer.on("after_step", every=1.5), "every=1.5 must be 1 or greater, in whole "),
         (lambda: attach(trainer, Looking()), "requires eval text"),
         (lambda: on(ids, Direction()), "direction_sentiment requires a label per sequence. Pass"),
@@ -297,18 +301,25 @@ def test_a_run_is_read_back_without_its_trainer(finished, model):
         finished.records("dream")
 
 
+def test_failed_checks_are_stored_and_warn_once(probed):
+    first, second = [check for check in probed.run.checks() if check.probe == "wrong"][:2]
+    assert (first.value, first.ok, second.ok) == (2, False, False)
+    assert second.value != second.value
+    assert probed.reported == [[], [FAILED_CHECK + "record."], [FAILED_CHECK + "record."]]
+    (message,) = probed.said("x is there")
+    assert message.startswith("phase 1: missing: the check 'x is there'")
+    assert probed.trainer.recorder.diagnostics["missing: x is there"]["phase"] == 1
+
+
 @pytest.mark.slow
 def test_exact_values_of_another_reward_are_noted(make_trainer):
     """A custom function has none, so the true reward is used; a grammar's reward has its own."""
+    for reward, name in ((REWARDS["smoothed"], "smoothed"), (None, "true_reward")):
+        truth, note = exact_values(make_trainer(parts={"reward_fn": reward}))
+        assert (truth.reward.name, note) == (name, "")
     count = lambda texts: torch.tensor([float(len(text)) for text in texts])
-    reported = {}
-    for name, reward in (("own", count), ("smoothed", REWARDS["smoothed"]), ("settings", None)):
-        trainer = make_trainer(parts={"reward_fn": reward}, total_phases=1, warmup_steps=0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            attached = attach(trainer, [RunHealth(), WeightDelta()])
-            trainer.train()
-        reported[name] = attached.notes, attached.truth.reward.name
-    assert [reward for _, reward in reported.values()] == ["true_reward", "smoothed", "true_reward"]
-    (note,), *others = (notes for notes, _ in reported.values())
-    assert note.startswith("run_health: this run has a custom reward") and others == [[], []]
+    trainer = make_trainer(parts={"reward_fn": count}, total_phases=1, warmup_steps=0)
+    attached = attach(trainer, [RunHealth(), WeightDelta()])
+    with pytest.warns(UserWarning, match="run_health: this run has a custom reward"):
+        trainer.train()
+    assert len(attached.notes) == 1 and attached.truth.reward.name == "true_reward"

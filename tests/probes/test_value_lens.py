@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_interval
-from rlhf_lab.probes import ValueLens
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
@@ -91,8 +89,6 @@ def test_correlations_match_numpy_where_the_mask_is_true():
     assert found.value[2].isnan() and found.low[2].isnan()
 
 
-def test_too_few_sequences_and_unknown_texts_raise():
+def test_too_few_sequences_raise():
     with pytest.raises(ValueError, match="batch is 5"):
         held_out_fits(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
-    with pytest.raises(ConfigError, match="'dreams'"):
-        ValueLens(text="dreams")

@@ -5,13 +5,12 @@ import copy
 import pytest
 import torch
 
-from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.errors import RunError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import WordsMoved, attach, find_moved_words, parts_over_phases, shift_parts
 from rlhf_lab.probes.words_moved import spell_ids
 from tests.probes.looking import Trained, sound, train_soundly, with_models
 from tests.small_runs import DEVICE
-from tests.tiny_families import tiny_of
 from tests.transformer_lens_model import to_transformer_lens
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -175,22 +174,3 @@ def test_a_run_splits_any_contrast_in_every_phase(make_trainer, reviews):
     assert whole == pytest.approx(first["shift"], rel=0.3)  # of the listed words only
     with pytest.raises(RunError, match="lacks a word of .*'nothing'"):
         parts_over_phases(run, {"nothing": 1.0})
-
-
-@pytest.mark.slow
-@pytest.mark.typed
-def test_one_text_and_models_without_sums_are_rejected(trained_runs, llama_tokenizer):
-    with pytest.raises(ConfigError, match="Remove words_moved"):
-        WordsMoved().check_model(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
-    with pytest.raises(ConfigError, match="must be at least 2"):
-        WordsMoved(n=1, text="rollout").observe(trained_runs("grouped").seen())
-
-
-@pytest.mark.slow
-def test_effects_of_hooks_are_a_component(trained_runs):
-    run = trained_runs("adapted")
-    model = copy.deepcopy(run.ctx.reference)
-    scale = torch.linspace(0.5, 1.5, 64, device=DEVICE)
-    model.add_hook("blocks.1.hook_resid_post", lambda x, hook: x * scale)
-    record = WordsMoved(n=8, text="rollout").observe(with_models(run, run.ctx.reference, model))
-    assert record.checks[0].ok and record.values["contrasts"][0]["component"] == "hooks"

@@ -158,3 +158,5 @@ def test_returned_dicts_are_stored_and_others_warn(make_trainer, recwarn):
     assert run.returned("norm")[-1]["norm"] == pytest.approx(expected, rel=1e-5)
     with pytest.raises(RunError, match="no dicts of a function 'kl'. Available: .*record_sums"):
         run.returned("kl")
+    with pytest.raises(RunError, match=r"Use returned\('norm'\) for the dicts of that function"):
+        run.records("norm")
