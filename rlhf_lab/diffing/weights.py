@@ -67,13 +67,13 @@ def truncate_delta(
     before + U[:, :r] S[:r] V[:r]   (Eckart and Young 1936: the closest change of that rank)
 
     Args:
-        directions: U S and V of the change, at least `rank` of each, where they are known already.
+        directions: U S and V of the change, at least `rank` of each, if they are already known.
 
     Raises:
         ConfigError: a rank below 0.
     """
     if rank < 0:
-        raise ConfigError(f"rank={rank} is out of range; give 0 or more.")
+        raise ConfigError(f"rank={rank} is out of range. Use 0 or more.")
     if rank == 0 or rank >= min(before.shape):
         return (after if rank else before).clone()
     left, right = directions or _strongest_directions(before, after, rank)

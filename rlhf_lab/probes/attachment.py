@@ -69,13 +69,13 @@ class Attachment:
             return
         if self._store is None or ctx.event == "run_start":
             self._begin(ctx)
-        due = [self.probes[name] for name in self.plan if self._is_due(self.probes[name], ctx)]
-        if due:
+        active = [x for x in map(self.probes.get, self.plan) if self._is_active(x, ctx)]
+        if active:
             gradients = gradients_at(ctx)
             with no_side_effects(ctx.policy, ctx.reference):
-                self._show(ctx, due, gradients)
+                self._show(ctx, active, gradients)
 
-    def _is_due(self, probe: Probe, ctx: Context) -> bool:
+    def _is_active(self, probe: Probe, ctx: Context) -> bool:
         if ctx.event not in (*probe.events, *probe.prepares):
             return False
         if probe.step is not None and hasattr(ctx, "step"):
@@ -97,24 +97,24 @@ class Attachment:
         for probe in self.probes.values():
             is_new = not self._store.run.read(records_file(probe.name))
             if probe.exact_reward and self._of_true_reward and is_new:
-                self._say(ctx, probe.name, self._of_true_reward)
+                self._report(ctx, probe.name, self._of_true_reward)
 
-    def _show(self, ctx: Context, due: list[Probe], gradients: Acts) -> None:
+    def _show(self, ctx: Context, active: list[Probe], gradients: Acts) -> None:
         began = perf_counter()
         shared: dict[str, tuple[Acts, Acts]] = {}
         for text in ("eval", "rollout"):
             with suppress(Exception):  # if one probe's site fails, each probe captures alone
-                readers = [probe for probe in due if probe.text == text]
+                readers = [probe for probe in active if probe.text == text]
                 shared[text] = self._shared.capture(ctx, readers, text)
         self.seconds[FORWARD] += perf_counter() - began
-        for probe in due:
+        for probe in active:
             began = perf_counter()
             try:
                 self._keep(ctx, probe, self._call(ctx, probe, shared, gradients))
             except Exception as error:
                 is_other = differ_in_shape(ctx.policy.base_model, ctx.reference)
                 why = " (the reference has another architecture)" * is_other
-                self._say(ctx, probe.name, describe_error(error, ctx.event, ctx.phase) + why)
+                self._report(ctx, probe.name, describe_error(error, ctx.event, ctx.phase) + why)
                 self.plan.pop(probe.name)
             self.seconds[probe.name] += perf_counter() - began
 
@@ -163,7 +163,7 @@ class Attachment:
                 what += f"{check.tolerance:.3g} allowed; do not rely on this record."
                 self._warn_once(ctx, probe.name, check.name, what)
 
-    def _say(self, ctx: Context, probe: str, note: str) -> None:
+    def _report(self, ctx: Context, probe: str, note: str) -> None:
         warnings.warn(f"{probe}: {note}", stacklevel=2)
         self.notes.append(f"{probe}: {note}")
         self._store.note(ctx.phase, probe, note)

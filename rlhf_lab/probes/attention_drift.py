@@ -89,7 +89,7 @@ class AttentionDrift(WordPairProbe):
             effects.append(written)
             patterns = [exact(acts[f"blocks.{layer}.attn.hook_pattern"]) for acts in both]
             moved = pattern_distance(*patterns)
-            distances.append(_by_place(moved, places))
+            distances.append(_sum_places(moved, places))
             here.append(gather_columns(moved.transpose(1, 2), at).sum(-1).T)
         causes = zip(*parts, strict=True)
         tensors = dict(zip(AttentionSplit._fields, map(torch.stack, causes), strict=True))
@@ -190,7 +190,7 @@ def _one_hot(places: Tensor, n: int) -> Float[Tensor, "*shape place"]:
     return (places[..., None] == torch.arange(n, device=places.device)).double()
 
 
-def _by_place(
+def _sum_places(
     moved: Float[Tensor, "batch head query key"], places: Places
 ) -> Float[Tensor, "head query_place key_place"]:
     to_key = _one_hot(places.key, len(places.key_names)).to(moved.device)

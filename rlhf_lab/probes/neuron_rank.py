@@ -74,7 +74,7 @@ class NeuronRank(WordPairProbe):
             where = text.columns(self.pos), text.attention_mask
             sites = *SITES, NEURON_SITE
             acts = [capture_activations(m, text.tokens, sites, *where) for m in models]
-            before, after = (neuron_end(m, own, words) for m, own in zip(models, acts, strict=True))
+            before, after = (neuron_end(m, end, words) for m, end in zip(models, acts, strict=True))
             found = [attribute_logits(m, x, words) for m, x in zip(models, acts, strict=True)]
             is_mlp = [i for i, name in enumerate(found[0].components) if name.endswith(" mlp")]
             mlp = [each.rows[is_mlp] for each in found]

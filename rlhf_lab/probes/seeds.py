@@ -80,7 +80,7 @@ class Runs(list[Run]):
 
     def metrics(self, phase: int = -1) -> dict[str, Spread]:
         """Return every metric of a phase by name, over the seeds; phase -1 is the last."""
-        return _spreads([_of_phase(run.metrics(), phase, "metrics", run) for run in self])
+        return _spreads([_read_phase(run.metrics(), phase, "metrics", run) for run in self])
 
     def final(self) -> dict[str, Spread]:
         """Return every metric of fresh samples of the trained policies by name, over the seeds."""
@@ -95,7 +95,7 @@ class Runs(list[Run]):
             RunError: If the probe has no records.
             ConfigError: If it has none of that phase.
         """
-        return _spreads([_of_phase(run.records(probe), phase, probe, run) for run in self])
+        return _spreads([_read_phase(run.records(probe), phase, probe, run) for run in self])
 
 
 def runs(
@@ -226,7 +226,7 @@ def _spreads(records: Sequence[Mapping[str, Any]]) -> dict[str, Spread]:
     return spreads
 
 
-def _of_phase(
+def _read_phase(
     lines: Sequence[Mapping[str, Any]], phase: int, what: str, run: Run
 ) -> Mapping[str, Any]:
     of_phase = [line for line in lines if phase == -1 or line["phase"] == phase]

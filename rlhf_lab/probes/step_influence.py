@@ -18,7 +18,7 @@ ByWeight = Mapping[str, Float[Tensor, "..."]]  # by name of the weight
 
 
 class AdamSettings(NamedTuple):
-    """What AdamW does with one parameter."""
+    """Settings of AdamW for one parameter."""
 
     lr: float
     beta1: float

@@ -79,7 +79,7 @@ class StepInfluence(WordPairProbe):
         step = adam_step(*before, seen.args.max_grad_norm)
         groups = trained_groups(ctx.policy, self.fine)
         target = self.target_of(seen)
-        gradient = _slope_of(target, before.params)
+        gradient = _read_gradient(target, before.params)
         shares = make_shares(ctx.policy, ctx.reference, minibatch, seen.args, ctx.kl_coef)
         p = row_direction(step, gradient, before.settings)
         directions = [restrict(p, groups, name) for name in groups.names]
@@ -166,7 +166,7 @@ def _checks(
     ]
 
 
-def _slope_of(target: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[str, Tensor]:
+def _read_gradient(target: Callable[[ByWeight], Tensor], params: ByWeight) -> dict[str, Tensor]:
     leaves = {name: exact(x).clone().requires_grad_() for name, x in params.items()}
     with torch.enable_grad():
         slopes = torch.autograd.grad(target(leaves), list(leaves.values()), allow_unused=True)

@@ -38,10 +38,10 @@ def text_rows(seen: Observation, text: TextName, n: int) -> TextRows:
         states = torch.cat([torch.zeros_like(samples.prompt_mask[:, 1:]), before], 1)
         masks = samples.attention_mask, samples.written_mask, states
         return TextRows(samples.tokens[:n], *(x[:n] for x in masks), samples.prefix_len)
-    shown = seen.text.first(n)
-    real = shown.attention_mask
+    chosen = seen.text.first(n)
+    real = chosen.attention_mask
     place = torch.arange(real.shape[1], device=real.device).expand_as(real)
-    last = shown.lengths[:, None] - 1
+    last = chosen.lengths[:, None] - 1
     first = last.clamp(max=seen.prefix_len - 1)
     states = (place >= first) & (place < torch.maximum(last, first + 1))
-    return TextRows(shown.tokens, real, real, states, seen.prefix_len)
+    return TextRows(chosen.tokens, real, real, states, seen.prefix_len)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlhf_lab.models.device import exact, where_exact
-from rlhf_lab.probes.value_lens import by_position
+from rlhf_lab.probes.value_lens import flatten_positions
 
 # ridge penalties to choose from, as fractions of the mean variance of the activations
 PENALTIES = (1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 100.0)
@@ -60,7 +60,7 @@ def ridge_errors(
     """
     fit = len(x) * 3 // 4
     (x_fit, y_fit, m_fit), (x_held, y_held, m_held) = (
-        [by_position(where_exact(z)[rows], pooled) for z in (x, y, mask)]
+        [flatten_positions(where_exact(z)[rows], pooled) for z in (x, y, mask)]
         for rows in (slice(fit), slice(fit, None))
     )
     weight, y_held = exact(m_held)[..., None], exact(y_held)
@@ -77,12 +77,12 @@ def ridge_errors(
 
 
 def best_ridge(errors: Float[Tensor, "*cell ridge"], ridges: Sequence[float] = PENALTIES) -> float:
-    """The penalty that leaves least on average over the cells where there is something to read."""
+    """Return the penalty with the smallest mean error over the cells that are not nan."""
     return ridges[int(errors.flatten(0, -2).nanmean(0).nan_to_num(nan=torch.inf).argmin())]
 
 
 def spread_over(n_sites: int, most: int = SITES_COMPARED) -> list[int]:
-    """The places of at most so many sites, the first and the last of them, evenly far apart."""
+    """Return the indices of at most `most` sites, evenly spaced, with the first and the last."""
     return torch.linspace(0, n_sites - 1, min(most, n_sites)).round().long().tolist()
 
 
@@ -92,12 +92,12 @@ def fit_translator(
     mask: Bool[Tensor, "batch pos"],
     ridge: float,
 ) -> Affine:
-    """An affine map from a layer's residual to the last layer's, all positions together.
+    """Fit an affine map from a layer's residual to the last layer's, all positions together.
 
-    A head that reads the last residual can then be asked of the earlier layer in its own language
+    A head that reads the last residual can then read the translated earlier layer
     (Belrose et al. 2023, "Eliciting Latent Predictions from Transformers with the Tuned Lens",
     arXiv 2303.08112; there the map is trained on the logits, here it is a ridge regression).
     """
-    rows = [by_position(where_exact(z), True) for z in (x, last, mask)]
+    rows = [flatten_positions(where_exact(z), True) for z in (x, last, mask)]
     (found,) = ridge_path(*rows, (ridge,))
     return Affine(found.weight[0], found.bias[0])

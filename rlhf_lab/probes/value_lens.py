@@ -21,7 +21,7 @@ LEAST_VARIANCE = 1e-12  # below, a correlation is undefined; a new value head ha
 def normalize_residual(
     model: HookedModel, residual: Float[Tensor, "*batch d_model"]
 ) -> Float[Tensor, "*batch d_model"]:
-    """What `ln_final.hook_normalized` would hold if this were the last residual.
+    """Return the values of `ln_final.hook_normalized` if this were the last residual.
 
     1. In float32, for LayerNorm: subtract the mean over d_model; RMSNorm: leave it.
     2. Divide by the root of (the mean square plus eps). Gain and bias come after that hook.
@@ -82,7 +82,7 @@ def fit_ridge(
     return slope, y_mean[..., 0] - (slope * x_mean).sum(-1)
 
 
-def by_position(
+def flatten_positions(
     z: Shaped[Tensor, "batch pos *rest"], pooled: bool
 ) -> Shaped[Tensor, "site n *rest"]:
     """Return rows by position, or all positions pooled as one."""
@@ -119,7 +119,7 @@ def held_out_fits(
     found = []
     for x in map(where_exact, residuals):
         parts = [(x[rows], target[rows], mask[rows]) for rows in (slice(cut), slice(cut, None))]
-        flat = [[by_position(z, pooled) for z in part] for part in parts]
+        flat = [[flatten_positions(z, pooled) for z in part] for part in parts]
         (x_fit, y_fit, kept_fit), (x_test, y_test, kept_test) = flat
         slope, intercept = fit_ridge(x_fit, y_fit, kept_fit, ridge)
         predicted = (x_test.double() @ slope[..., None])[..., 0] + intercept[..., None]
@@ -137,7 +137,7 @@ def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     R2 = 1 - sum (y - predicted)^2 / sum (y - mean y)^2
     """
 
-    def of_sequences(x: Float[Tensor, "pos n"]) -> Float[Tensor, "sequence pos"]:
+    def split_sequences(x: Float[Tensor, "pos n"]) -> Float[Tensor, "sequence pos"]:
         n_pos = len(x)
         return exact(x).reshape(n_pos, sequences, -1).sum(-1).T
 
@@ -145,9 +145,9 @@ def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
         total = square - y.square() / count
         return torch.where(total > 1e-8 * count, 1 - error / total, torch.nan)
 
-    errors = [of_sequences((f.y - f.predicted).square() * f.mask) for f in fits]
+    errors = [split_sequences((f.y - f.predicted).square() * f.mask) for f in fits]
     y, weight = exact(fits[0].y), exact(fits[0].mask)
-    shared = [of_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
+    shared = [split_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
     return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
 
 

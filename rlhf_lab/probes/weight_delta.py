@@ -30,7 +30,7 @@ def describe_spectrum(s: Float[Tensor, " rank"]) -> tuple[float, int]:
 
 
 def unchanged_fraction(before: Tensor, after: Tensor) -> tuple[float, float]:
-    """The share of entries that are equal, as they are and after rounding both to bfloat16."""
+    """Return the fraction of equal entries, unrounded and after rounding both to bfloat16."""
     same = (before == after).double().mean().item()
     return same, (before.bfloat16() == after.bfloat16()).double().mean().item()
 
