@@ -25,17 +25,15 @@ from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.prompts import phase_spec
 from tests.small_runs import SMALL
-from tests.tiny_models import tiny_chat
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
 BASE = SMALL | {"total_phases": 3, "batch_size": 4, "base_lr": 3e-3}
 BASE |= {"prefix": "this movie", "stop_at_eos": False, "top_k": None}
 HOT = {"temperature": 20.0, "gen_len": 28, "batch_size": 16}  # one response in three has a stop
-ENDING = HOT | {"stop_at_eos": True}
+ENDING = {"stop_at_eos": True, "min_response_length": 20}
 RAW = {"normalize_reward": False}
 LEARNED = RAW | {"reward_fn": "learned", "reward_model": "FILES/reward"}
-CHAT = {"base_model": "FILES/chat", "prefix": "w1", "reward_fn": "zero"}
 LORA, ADAPTIVE = {"lora_rank": 2}, {"kl_controller": "adaptive"}
 
 # field: changed value, first stage that differs, other settings of both runs
@@ -55,8 +53,6 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "prompts": ("FILES/prompts.csv", "prompts", {}),
     "prompts_column": ("right", "prompts", {"prompts": "FILES/prompts.csv"}),
     "prompt_words": (1, "prompts", {"prompts": "FILES/prompts.csv"}),
-    "chat": (True, "prompts", CHAT),
-    "system_prompt": ("w9", "prompts", CHAT | {"chat": True}),
     "base_model": ("FILES/reel-nano", "samples", {}),
     "seed": (2, "samples", {}),
     "precision": ("bf16", "samples", {}),
@@ -68,7 +64,6 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "stop_at_eos": (True, "samples", HOT),
     "stop_tokens": ("was", "samples", {}),
     "stop_token_ids": ("27", "samples", {}),
-    "dynamic_sampling": (2, "samples", {"samples_per_prompt": 2, "reward_fn": "zero"}),
     "reward_fn": ("count:the", "rewards", {}),
     "reward_weights": ((1.0, 0.1), "rewards", {"reward_fn": "sentiment,count:the"}),
     "reward_model": ("FILES/reel-sentiment", "rewards", {}),
@@ -77,35 +72,22 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "normalize_reward": (False, "rewards", {}),
     "reward_scaling": ("scale", "rewards", RAW),
     "reward_clip": (0.5, "rewards", RAW),
-    "penalize_no_eos": (True, "rewards", ENDING),
-    "min_response_length": (20, "rewards", ENDING),
-    "reward_penalty": (-7.0, "rewards", ENDING | RAW | {"min_response_length": 20}),
-    "overlong_buffer": (10, "rewards", ENDING | RAW),
+    "reward_penalty": (-7.0, "rewards", HOT | ENDING | RAW),
     "reward_per_token": (True, "rewards", LEARNED),
-    "labels_column": ("right", "rewards", RAW | {"prompts": "FILES/prompts.csv"}),
     "advantages": ("one_step", "credit", {}),
     "gamma": (0.5, "credit", {}),
     "gae_lambda": (0.2, "credit", {}),
-    "whiten_rewards": (True, "credit", {}),
     "kl_in": ("reward", "credit", {}),
     "samples_per_prompt": (4, "credit", {"advantages": "rloo", "samples_per_prompt": 2}),
     "normalize_advantages": (False, "objective", {}),
     "clip_coef": (0.01, "objective", {}),
-    "clip_coef_high": (0.01, "objective", {}),
-    "dual_clip": (1.1, "objective", {}),
-    "policy_loss": ("policy_gradient", "objective", {}),
-    "loss_aggregation": ("sequence_mean", "objective", ENDING),
-    "max_log_ratio": (0.01, "objective", {}),
     "vf_coef": (1.0, "objective", {}),
     "vf_clip": (1e-3, "objective", {}),
     "ent_coef": (0.1, "objective", {}),
     "kl_coef": (2.0, "objective", {}),
-    "kl_estimator": ("k2", "objective", {}),
     "num_minibatches": (4, "step", {}),
     "batches_per_learning_phase": (1, "step", {}),
     "max_grad_norm": (0.01, "step", {}),
-    "target_kl": (1e-9, "step", {}),
-    "ratio_threshold": (1.0001, "step", {"batch_size": 32, "num_minibatches": 16}),
     "value_head": ("detached", "step", {}),
     "lora_alpha": (64.0, "step", LORA),
     "kl_controller": ("adaptive", "controller", {}),
@@ -119,7 +101,10 @@ ELSEWHERE = (
 ELSEWHERE += "keep_checkpoints micro_batch_size generation_batch_size activation_checkpointing "
 ELSEWHERE += "optimizer_in_backward reset_reference_every importance_correction loggers log_probes "
 ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags wandb_notes "
-ELSEWHERE += "cuda_graphs reference_device reference_model critic_path"
+ELSEWHERE += "cuda_graphs reference_device reference_model critic_path chat system_prompt "
+ELSEWHERE += "dynamic_sampling penalize_no_eos min_response_length overlong_buffer labels_column "
+ELSEWHERE += "whiten_rewards clip_coef_high dual_clip policy_loss loss_aggregation max_log_ratio "
+ELSEWHERE += "kl_estimator target_kl ratio_threshold"
 
 
 def test_every_field_has_a_row_or_another_test():
@@ -129,7 +114,7 @@ def test_every_field_has_a_row_or_another_test():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """Models whose weights differ from the bundled ones, a chat model, and prompts."""
+    """Models whose weights differ from the bundled ones, and prompts."""
     place = tmp_path_factory.mktemp("files")
     for name in ("reel-nano", "reel-sentiment"):
         shutil.copytree(weights_dir(name), place / name)
@@ -139,7 +124,6 @@ def files(tmp_path_factory) -> Path:
             weights[key] = weight + 0.1 * torch.randn(weight.shape, generator=generator)
         save_file(weights, place / name / "model.safetensors", metadata={"format": "pt"})
     RewardModel(load_model("reel-nano"), seed=3).save(place / "reward", "reel-nano", {})
-    tiny_chat(place / "chat")
     rows = "prompt,right\nthe film,was good\nthe script was,so bad\n"
     (place / "prompts.csv").write_text(rows)
     return place
@@ -223,8 +207,6 @@ def test_cpu_tuning_applies_to_commands_only(monkeypatch, tmp_path):
     assert args.cpu_tuning and tuned == []
     train(args, tmp_path / "run", probes=False)
     resume(tmp_path / "run", ResumeSettings(total_phases=2))
-    assert len(tuned) == 2
-    train(dataclasses.replace(args, cpu_tuning=False), tmp_path / "off", probes=False)
     assert len(tuned) == 2
 
 
