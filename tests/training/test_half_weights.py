@@ -16,7 +16,6 @@ from rlhf_lab.training import get_optimizer, lr_scale, optim
 from rlhf_lab.training.optim import HalfAdamW, for_half_weights, round_stochastically
 from tests.training.recorded_runs import copy_weights, needs_bitsandbytes
 
-KINDS = ("bf16", "bf16_stochastic")
 BF16_MAX = torch.finfo(torch.bfloat16).max
 
 
@@ -36,13 +35,11 @@ def test_stochastic_rounding_matches_hand_computed():
     found = round_many(1 + 2**-9)
     assert set(found.tolist()) == {1.0, 1 + 2**-7}
     assert abs((found > 1).sum().item() - 10_000) < 5 * 87
-    found = round_many(-(1 + 3 * 2**-9))
-    assert set(found.tolist()) == {-1.0, -(1 + 2**-7)}
-    assert abs((found < -1).sum().item() - 30_000) < 5 * 87
+    assert set(round_many(-(1 + 2**-9)).tolist()) == {-1.0, -(1 + 2**-7)}
     assert round_many(float("nan"), 10).isnan().all()
     assert set(round_many(-float("inf"), 10).tolist()) == {-float("inf")}
     assert set(round_many(1.5).tolist()) == {1.5}  # bfloat16 numbers do not change
-    assert (round_many(torch.finfo(torch.float32).max, 1000) == BF16_MAX).all()
+    assert (round_many(torch.finfo(torch.float32).max) == BF16_MAX).all()
     assert set(round_many(2.0**-133 * 1.5).tolist()) == {2.0**-133, 2.0**-132}
 
 
@@ -112,10 +109,10 @@ def test_second_moment_falls_with_the_gradients():
     assert moment.float().mean().item() / before == pytest.approx(0.999**100, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_run_in_bf16_is_exported_as_it_is(runs, tmp_path, kind):
+@pytest.mark.slow
+def test_run_in_bf16_is_exported_as_it_is(runs, tmp_path):
     """test_reference_reset.py has runs that are saved and loaded."""
-    trainer = runs(kind).trainer
+    trainer = runs("bf16").trainer
     policy = trainer.policy
     dtypes = {name: weight.dtype for name, weight in policy.named_parameters()}
     heads = {dtypes.pop(name) for name in list(dtypes) if name.startswith("value_head")}
@@ -132,13 +129,7 @@ def test_run_in_bf16_is_exported_as_it_is(runs, tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_components_in_bf16(make_trainer, reward_dir):
-    """Also a critic from a reward model; custom weights must be in bfloat16."""
-    fields = {"value_head": "separate", "critic_path": str(reward_dir)}
-    trainer = make_trainer(weight_precision="bf16", **fields)
-    found = {name: weight.dtype for name, weight in trainer.policy.named_parameters()}
-    heads = {found.pop(name) for name in ("value_head.weight", "value_head.bias")}
-    assert heads == {torch.float32} and set(found.values()) == {torch.bfloat16}
+def test_custom_weights_must_be_in_bf16(make_trainer):
     policy = TransformerWithValueHead(load_model("reel-nano"))
     with pytest.raises(ConfigError, match="weights in bfloat16, and the policy's are in torch.flo"):
         make_trainer({"policy": policy}, weight_precision="bf16")
@@ -163,6 +154,8 @@ def test_two_groups_step_up_by_their_learning_rates(bits):
         assert {id(p) for p in group["params"]} == {id(p) for p in part.parameters()}
     (-sum((p - 30).square().sum() for p in policy.parameters())).backward()
     optimizer.step()
+    formats = {state["state1"].dtype for state in optimizer.state.values() if "state1" in state}
+    assert formats == ({torch.uint8, torch.float32} if bits == 8 else set())
     for name, parameter in policy.named_parameters():
         step, error = 1.0 if name.startswith("base_model") else 0.25, 0.02 if bits == 8 else 1e-5
         torch.testing.assert_close(parameter.detach(), before[name] + step, rtol=0, atol=error)
@@ -188,17 +181,3 @@ def test_run_steps_the_schedule_once_per_phase(runs):
     rates = [[1e-3 * x, run.trainer.args.head_lr * x] for x in (0.5, 1, 0.7, 0.4, 0.1)]
     assert [[r.base_lr, r.head_lr] for r in run.reports] == [pytest.approx(e) for e in rates]
     assert run.rates == [pytest.approx(e) for e in rates for _ in range(4)]
-
-
-@needs_bitsandbytes
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [("8-bit moments", ["base_model"]), ("8-bit moments, adapters, critic", ["critic", ".B"])],
-)
-def test_weights_with_8_bit_moments_are_trained(runs, name, parts):
-    run = runs(name)
-    formats = {s["state1"].dtype for s in run.trainer.optimizer.state.values()}
-    assert formats <= {torch.uint8, torch.float32} and ("critic" in name or len(formats) == 2)
-    before, after = run.weights[0], run.weights[-1]
-    moved = [key for key in after if not torch.equal(after[key], before[key])]
-    assert all(any(part in key for key in moved) for part in parts)
