@@ -44,7 +44,7 @@ def write_rows(path, rows):
 
 
 def test_messages_have_the_token_ids_of_transformers(args, tmp_path, no_type_checks):
-    """Of a file, of texts, which are user turns, and of passed conversations."""
+    """Prompts of a file, texts (user turns), and passed conversations."""
     file = write_rows(tmp_path / "a.jsonl", [{"ask": turns} for turns in ([ASK], MORE, RULED)])
     (tmp_path / "p.txt").write_text("w1 w2 w3\n")
     rule, conversations = {"system_prompt": "w7"}, [RULED[:1] + [ASK], RULED[:1] + MORE]

@@ -209,7 +209,7 @@ def test_prompt_with_tokens_beyond_the_model_raises(make_trainer, reel_args):
 
 
 @pytest.mark.slow
-def test_autocast_raises_and_a_detaching_intervention_is_reported_once(make_trainer):
+def test_autocast_raises_and_a_detached_policy_warns_once(make_trainer):
     trainer = make_trainer()
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         with pytest.raises(ConfigError, match="Train outside of it, with precision='bf16'"):
