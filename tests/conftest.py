@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -244,15 +244,17 @@ def warm_python(surroundings: dict[str, str]) -> "WarmPython":
 
 @pytest.fixture(scope="session")
 def cold_python(surroundings: dict[str, str]) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `python ARGUMENTS` as the shell does."""
+    """Runs `python ARGUMENTS` as the shell does, with more variables."""
 
-    def run(arguments: list[str], **options: Any) -> subprocess.CompletedProcess:
+    def run(
+        arguments: list[str], variables: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=surroundings,
+            env=surroundings | dict(variables or {}),
             timeout=900,
             **options,
         )

@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -99,23 +98,3 @@ def test_the_breakpoint_of_the_readme_stops_where_the_metrics_page_says(tmp_path
 @pytest.mark.parametrize("command", [c for c in lab_commands() if not c.startswith(MAKERS)])
 def test_every_command_is_one_the_command_line_knows(command):
     parse(shlex.split(command)[3:])
-
-
-INSTALL = r"-m venv.*--constraint requirements\.lock --editable "
-PLANS = {
-    "train": INSTALL + r"\.\n.*-m rlhf_lab train\n$",
-    "test": INSTALL + r'"\.\[dev\]".*-m pytest',
-}
-
-
-@pytest.mark.process
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-@pytest.mark.parametrize("target", PLANS)
-def test_make_installs_what_a_target_needs(tmp_path, target):
-    for name in ("Makefile", "requirements.txt", "requirements.lock", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
-    command = ["make", "--dry-run", target]
-    plan = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert plan.returncode == 0 and re.search(PLANS[target], plan.stdout, re.DOTALL), plan
-    assert ("[dev]" in plan.stdout) == (target == "test")

@@ -5,7 +5,6 @@ reported on and read by transformers.
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,14 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_lab.training.resume import load_policy
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PROBES = "text_heatmap run_health kl_by_position value_lens step_ledger weight_delta words_moved"
-FEW = ("--batch-size", 4, "--samples", 0)
 
 
 def lab(*arguments: str | Path, cwd: Path) -> str:
@@ -102,23 +99,3 @@ def test_export_has_the_log_probs_of_transformers(resumed, place):
     likely = expected > -10
     torch.testing.assert_close(found[likely], expected[likely], atol=2e-4, rtol=0)
     assert found.argmax(-1).equal(expected.argmax(-1))
-
-
-def test_sft_and_dpo_write_models(real_models, place):
-    base = real_models / "smollm2"
-    lines = ["An awful film.", "A great film, and I mean it.", "I slept.", "Superb."] * 5
-    (place / "reviews.txt").write_text("\n".join(lines), encoding="utf-8")
-    fitting = ["--steps", 3, "--learning-rate", "1e-4", *FEW, "--base-model", base]
-    output = lab("sft", "--texts", "reviews.txt", "--out", "tuned", *fitting, cwd=place)
-    assert "written to tuned" in output
-    moved, before = (
-        load_file(path / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].float()
-        for path in (place / "tuned", base)
-    )
-    assert 0 < (moved - before).abs().max() < 0.01
-    pairs = [{"chosen": f"A great film number {i}.", "rejected": f"Bad {i}."} for i in range(20)]
-    (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    fitting = ["--steps", 2, "--lora-rank", 2, *FEW, "--base-model", base]
-    output = lab("dpo", "--pairs", "pairs.jsonl", "--out", "preferring", *fitting, cwd=place)
-    assert "written to preferring" in output
-    assert os.path.getsize(place / "preferring/model.safetensors") > 5e8

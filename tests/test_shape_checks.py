@@ -2,16 +2,8 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
-import torch
-from beartype import beartype
-from jaxtyping import Float, TypeCheckError, jaxtyped
-from torch import Tensor
-
-from rlhf_lab import shape_checks
-from rlhf_lab.shape_checks import check_once
 
 CHECKED = "import rlhf_lab; rlhf_lab.check_shapes()"
 CALLS = """
@@ -92,23 +84,3 @@ def test_late_call_raises_and_without_calls_nothing_is_checked(surroundings):
     assert output.startswith("[[2.0, 1.0]]") and "TypeCheckError" not in output
     assert error.startswith("rlhf_lab.errors.ConfigError: check_shapes() comes too late for ")
     assert error.endswith("call it before any other import from rlhf_lab.")
-
-
-def test_check_once_compiles_once_and_checks_each_value_once(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(shape_checks, "_beartype", lambda fn: compiled.append(fn) or beartype(fn))
-
-    @jaxtyped(typechecker=check_once)
-    def second(x: Float[Tensor, " n"], result: Tensor) -> Float[Tensor, " n"]:
-        return result
-
-    assert not compiled
-    for _ in range(2):
-        assert second(torch.zeros(3), torch.ones(3)).sum() == 3
-        with pytest.raises(TypeCheckError, match="return value"):
-            second(torch.zeros(2), torch.ones(3))
-    arguments, returned = (fn.__annotations__ for fn in compiled)
-    assert [arguments["x"] is Any, arguments["return"] is Any] == [False, True]
-    assert [returned["x"] is Any, returned["return"] is Any] == [True, False]
-    with pytest.raises(TypeCheckError, match=r"parameter 'x'"):
-        second(torch.zeros(3, dtype=torch.long), torch.ones(3))

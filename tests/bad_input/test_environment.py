@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_lab.cli_runner import run_guarded
-from tests.bad_input.command_outcome import TRAIN, untouched
+from tests.bad_input.command_outcome import TRAIN
 from tests.warm import WarmPython
 
 PROGRAM = ["-m", "rlhf_lab", *TRAIN, "--out", "made"]
@@ -21,23 +21,8 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def cold(surroundings: dict[str, str], here: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """Run `python ARGUMENTS` in `here` as the shell starts it, with changed variables."""
-
-    def run(
-        arguments: list[str], variables: Mapping[str, str] | None = None, **options: object
-    ) -> subprocess.CompletedProcess:
-        env = surroundings | {"PYTHONPATH": ROOT} | dict(variables or {})
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        command = [sys.executable, *arguments]
-        return subprocess.run(command, env=env, cwd=here, text=True, timeout=300, **options)
-
-    return run
-
-
-@pytest.fixture
 def warm(warm_python: WarmPython, here: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """Like `cold`, in a process that has imported everything before."""
+    """Run `python ARGUMENTS` in `here`, with changed variables."""
 
     def run(
         arguments: list[str], variables: Mapping[str, str | None] | None = None, **options: object
@@ -67,14 +52,6 @@ def test_run_works_with(kind: str, warm: Callable, here: Path) -> None:
     assert len((here / "made" / "samples.jsonl").read_text().splitlines()) == 32
 
 
-@pytest.mark.parametrize("value", ["RUN", "null", "x" * 5000])
-def test_progress_is_shown_for_unusable_file(value: str, warm: Callable, here: Path) -> None:
-    (here / "null").symlink_to("/dev/null")  # a fault must not replace the device itself
-    with untouched(here):
-        done = warm(["-m", "rlhf_lab", "progress"], {"RLHF_LAB_PROGRESS": value})
-    assert (done.returncode, done.stderr) == (0, "") and value in done.stdout
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("streams", ["<&-", "2>&-"])
 def test_closed_stream_is_ignored(streams: str, surroundings: dict[str, str], here: Path) -> None:
@@ -101,22 +78,24 @@ def test_file_size_limit_is_reported(warm: Callable) -> None:
 
 
 @pytest.mark.nightly
-def test_warnings_as_errors_change_nothing(cold: Callable, here: Path) -> None:
+def test_warnings_as_errors_change_nothing(cold_python: Callable, here: Path) -> None:
     (here / "random.py").write_text("raise SystemExit('mine was imported')\n")
-    done = cold(["-P", *SCORE], {"PYTHONWARNINGS": "error"})
+    done = cold_python(["-P", *SCORE], {"PYTHONWARNINGS": "error"}, cwd=here)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1.0000")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "LANG": "C"}])
-def test_name_beyond_ascii_works_with(locale: dict[str, str], cold: Callable, here: Path) -> None:
-    done = cold(["-m", "rlhf_lab", "report", "RUN", "--out", "größe 🎬.html"], locale)
+def test_name_beyond_ascii_works_with(locale: dict, cold_python: Callable, here: Path) -> None:
+    command = ["-m", "rlhf_lab", "report", "RUN", "--out", "größe 🎬.html"]
+    done = cold_python(command, locale, cwd=here)
     assert done.returncode == 0 and done.stderr == ""
     assert (here / "größe 🎬.html").is_file()
 
 
-def test_unknown_option_is_named_on_any_terminal(cold: Callable) -> None:
-    done = cold(["-m", "rlhf_lab", "train", "--größe", "3"], {"PYTHONIOENCODING": "ascii"})
+def test_unknown_option_is_named_on_any_terminal(cold_python: Callable) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    done = cold_python(["-m", "rlhf_lab", "train", "--größe", "3"], ascii_only)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
     assert "Unrecognized options: --gr" in done.stderr
 

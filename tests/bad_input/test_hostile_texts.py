@@ -9,15 +9,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from rlhf_lab.console import UNSEEN, visible
 from rlhf_lab.views import sample_table
 from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.tokens import color_key, tokens_html, tokens_text
 from tests.bad_input.command_outcome import TRAIN, accepted, rejected, untouched
-from tests.tiny_models import N_CTX, randomize, save, tiny_gpt2
 from tests.views.page_blocks import Page, read_blocks
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -109,30 +106,6 @@ def test_tokens_and_commands_show_text_as_it_is(here, name: str) -> None:
     assert out.partition("\t")[2].rstrip("\n") == visible(text) and not UNSEEN.search(out)
     err = rejected(["sample", "RUN", "--prompt", text]).err
     assert not UNSEEN.search(err) and err.count("\n") == 1
-
-
-@pytest.fixture(scope="module")
-def hostile_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose words are all hostile."""
-    words = ["<|endoftext|>", *HOSTILE.values()]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token=words[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("|||", "removed")
-    special = dict.fromkeys(("unk_token", "bos_token", "eos_token", "pad_token"), words[0])
-    model = tiny_gpt2(vocab_size=len(words))
-    randomize(model, 5)
-    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=N_CTX, **special)
-    return save(model, whole, tmp_path_factory.mktemp("hostile") / "model")
-
-
-def test_samples_of_a_model_are_escaped(hostile_model, here: Path) -> None:
-    out = accepted(["sample", hostile_model, "-n", "20", "--gen-len", "6"]).out
-    model = ["--base-model", hostile_model, "--reward-fn", "zero", "--prefix", HOSTILE["rich"]]
-    out += accepted([*TRAIN, "--gen-len", "6", *model, "--out", "made"]).out
-    out += accepted(["sample", "made", "-n", "20"]).out
-    accepted(["report", "made"])
-    page = Path("made", "report.html").read_text(encoding="utf-8")
-    assert not UNSEEN.search(page) and Page(page).text
-    assert not UNSEEN.search(out) and re.search("script|onload|evil|red|HOME", out)
 
 
 @pytest.mark.parametrize("kind", NAMES)

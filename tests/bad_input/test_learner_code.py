@@ -2,7 +2,6 @@
 
 import os
 import textwrap
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,25 +88,3 @@ def test_right_function_with_side_effects_passes(learner, tmp_path, capsys) -> N
     check(make(SIDE_EFFECTS, tmp_path))
     assert "✓ masked_mean" in capsys.readouterr().out
     assert read_records()["masked_mean"] == ExerciseRecord("passed", 1)
-
-
-@pytest.mark.process
-def test_process_ends_with_its_verdict(warm_python, tmp_path) -> None:
-    program = HEAD + (
-        "from rlhf_lab.course import check, containment\n"
-        "containment.SECONDS_PER_CALL = 0.2\n"
-        "def masked_mean(*args, **kwargs):\n"
-        "    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-        "    while True: pass\n"
-        "check(masked_mean)\n"
-        "def masked_mean(*args, **kwargs): sys.exit(5)\n"
-        "check(masked_mean)\n"
-        "check(right)\n"
-        "print('the end')\n"
-    )
-    env = warm_python.environment | {"RLHF_LAB_PROGRESS": str(tmp_path / "p.json")}
-    done = warm_python.run(["-c", program], cwd=tmp_path, env=env, timeout=60)
-    assert done.returncode == 0 and done.stdout.endswith("the end\n"), done.stderr
-    assert done.stdout.count("✗ masked_mean") == 2
-    assert '"attempts": 2' in (tmp_path / "p.json").read_text()
-    assert threading.active_count() < 50

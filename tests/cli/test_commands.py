@@ -18,7 +18,6 @@ from rlhf_lab.probes import Run
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from tests.bad_input.command_outcome import accepted, rejected
 from tests.cli.conftest import SMALL
-from tests.terminal import on_a_terminal
 from tools.prose import page, quoted
 
 
@@ -123,12 +122,6 @@ def test_score_prints_reward_tab_text():
     assert accepted(["score", "--reward-fn", "count:a", "--prompt", "aa", "ab"]).out[:2] == "3."
 
 
-def test_score_reads_standard_input(warm_python):
-    command = ["-m", "rlhf_lab", "score", "--reward-fn", "count:o"]
-    done = warm_python.run(command, text="foo\n\nbar\n")
-    assert (done.returncode, done.stdout) == (0, "2.0000\tfoo\n0.0000\tbar\n")
-
-
 def test_probes_leave_the_weights_bitwise_equal_and_are_resumed(finished, tmp_path):
     run = tmp_path / "run"
     accepted(["train", *SMALL, "--seed", "1", "--probes", "--out", run])
@@ -169,17 +162,3 @@ def test_a_closed_pipe_ends_quietly(warm_python):
         process = warm_python.start(command, (nothing.fileno(), writer, errors.fileno()))
     os.close(writer)
     assert process.wait() == 0
-
-
-def test_the_panel_shows_progress_on_a_terminal(warm_python, surroundings, tmp_path):
-    run = tmp_path / "run"
-    command = ["-m", "rlhf_lab", "train", *SMALL, "--out", str(run)]
-    status, output = on_a_terminal(warm_python, command, surroundings, width=100, height=40)
-    assert status == 0, output[-2000:]
-    assert {int(n) for n in re.findall(r"(\d) of 2 done", output)} >= {0, 2}
-    assert output.count("\x1b[1A") > 5 or output.count("\x1b[2K") > 5
-    text = re.sub(r"[\s│]+", " ", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output))
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert re.search(rf"explained variance \S+ to {last['explained_variance']:z.3f} ", text)
-    assert "sample of phase 1 " in text and "KL nats/seq" in text and "Traceback" not in text
-    assert output.rfind("\x1b[?25h") > output.rfind("\x1b[?25l") >= 0  # the cursor is shown again

@@ -1,21 +1,15 @@
 """From a small master to its two notebooks."""
 
-import ast
-import inspect
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbformat.v4 import new_output
 
-from rlhf_lab import __version__
-from rlhf_lab import functional as F
-from rlhf_lab.course.exercise import all_exercises, find_exercise
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
 from tools.course.__main__ import main
 from tools.course.size import lesson_name, lesson_size
-from tools.course.stub import UNWRITTEN, stub_source
 
 MASTER = """# %% [markdown]
 # # 99 A toy lesson
@@ -63,46 +57,6 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "99_toy.py").write_text(MASTER)
     return tmp_path
-
-
-def test_the_learner_gets_a_stub_a_check_and_an_open_prediction(root: Path) -> None:
-    notebook = builder.learner_notebook(root / "solutions" / "99_toy.py")
-    nbformat.validate(notebook)
-    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    assert code[1].startswith(
-        "from rlhf_lab.functional.masks import at_least_float32, check_same_shape\n"
-    )
-    assert 'old_logprobs: Float[Tensor, "batch gen"]' in code[1]
-    assert "Take the exponential." in code[1]
-    assert code[1].endswith('    """\n    raise NotImplementedError')
-    assert ".exp()" not in code[1]
-    assert code[2] == "check(policy_ratio)"
-    assert code[3] == 'guess = predictions.guess(..., among=["up", "down"])'
-    heading = notebook.cells[2].source
-    assert "`policy_ratio`" in heading
-    assert "difficulty ●○○○○, importance ●●●●○, about 5 minutes" in heading
-    assert not any(cell.get("outputs") for cell in notebook.cells)
-
-
-def test_the_first_cell_is_that_of_all_lessons_with_the_packages_version(root: Path) -> None:
-    master = root / "solutions" / "99_toy.py"
-    master.write_text(MASTER.replace("# %%\nfrom", "# %%\n# first cell\n\n# %%\nfrom", 1))
-    for notebook in (builder.learner_notebook(master), builder.solution_notebook(master)):
-        assert [cell.cell_type for cell in notebook.cells[:3]] == ["markdown", "code", "code"]
-        assert f"rlhf_lab-{__version__}-py3-none-any.whl" in notebook.cells[1].source
-        assert notebook.cells[0].source == "# 99 A toy lesson"
-
-
-def test_given_functions_are_whole_folded_and_without_a_check(root: Path) -> None:
-    master = root / "solutions" / "99_toy.py"
-    master.write_text(MASTER.replace("# exercise", "# given"))
-    learner, solution = builder.learner_notebook(master), builder.solution_notebook(master)
-    cell = learner.cells[2]
-    nbformat.validate(learner)
-    assert cell == solution.cells[2] and "check(" not in str(learner.cells)
-    assert cell.source.endswith(inspect.getsource(inspect.unwrap(F.policy_ratio)).strip())
-    assert cell.source.startswith("from rlhf_lab.functional.masks import ")
-    assert cell.metadata == {"jupyter": {"source_hidden": True}, "tags": ["given"]}
 
 
 @pytest.mark.kernel
@@ -157,33 +111,6 @@ def test_an_exercise_line_with_company_is_refused(root: Path) -> None:
             builder.learner_notebook(master)
 
 
-@pytest.mark.slow
-def test_stubs_raise_and_list_the_errors_that_a_check_tries() -> None:
-    for exercise in all_exercises():
-        definition = ast.parse(stub_source(exercise, set())).body[-1]
-        nodes = definition.body if exercise.methods else [definition]
-        written = [n for n in nodes if getattr(n, "name", "") in (*exercise.methods, exercise.name)]
-        bodies = [[ast.unparse(statement) for statement in node.body[1:]] for node in written]
-        assert bodies and all(body == [UNWRITTEN] for body in bodies), exercise.name
-        docstring = ast.get_docstring(written[0])
-        assert ("Raises" in docstring) == exercise.errors_tried, exercise.name
-        assert "empty result" not in docstring, exercise.name
-    assert "\n\n    mean = sum_i" in stub_source(find_exercise("masked_mean"), set())
-
-
-@pytest.mark.parametrize(
-    ("choices", "among"),
-    [
-        ("0.0, 0.3 or 3.0", ", among=[0.0, 0.3, 3.0]"),
-        ("a number from 0 to 6", ", among=range(0, 7)"),
-        ("in words", ""),
-    ],
-)
-def test_choices_of_a_prediction_become_arguments(choices: str, among: str) -> None:
-    source = builder.with_guesses(f"n = 6  # predict: {choices}", Path("99_toy.py"), solved=False)
-    assert source == f"n = predictions.guess(...{among})"
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -196,18 +123,6 @@ def test_choices_of_a_prediction_become_arguments(choices: str, among: str) -> N
 def test_a_prediction_that_would_ship_filled_in_raises(source: str) -> None:
     with pytest.raises(LoadError, match="99_toy"):
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
-
-
-def test_names_of_lessons_become_links(root: Path) -> None:
-    master = root / "solutions" / "03_ppo.py"
-    master.write_text(
-        "# %% [markdown]\n# # 03 PPO\n#\n# Needs {lesson:toy}. {Lesson:ppo} is this.\n"
-    )
-    text = builder.learner_notebook(master).cells[0].source
-    assert "Needs [lesson 99](99_toy.ipynb). [Lesson 03](03_ppo.ipynb) is this." in text
-    master.write_text("# %% [markdown]\n# See {lesson:toys}.\n")
-    with pytest.raises(LoadError, match="03_ppo.py links lesson 'toys'. Choose from ppo, toy"):
-        builder.learner_notebook(master)
 
 
 def test_an_appendix_is_named_found_and_checked_like_a_lesson(root: Path) -> None:

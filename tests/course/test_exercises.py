@@ -1,20 +1,14 @@
 """Every reference passes its check; every wrong answer is rejected and named."""
 
 import dataclasses
-import inspect
 import os
-import re
-import tomllib
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course import exercises
 from rlhf_lab.course.exercise import Exercise, Slip, all_exercises, find_exercise
 from rlhf_lab.course.grading import Judge
 from rlhf_lab.course.mutants import known_mistakes, mutant
-from tools.course.stub import function_source
 
 EXERCISES = all_exercises()
 WITH_FORMS = [exercise for exercise in EXERCISES if exercise.forms]
@@ -44,20 +38,6 @@ def test_no_two_exercises_have_one_name_in_any_lesson() -> None:
     assert [name for name, count in counts.items() if count > 1] == []
 
 
-def test_phrases_are_shared_and_every_file_of_exercises_is_read() -> None:
-    """A phrase is for words that two slips or more say; other words stand at their slip."""
-    folder = Path(exercises.__path__[0])
-    texts = {path.stem: tomllib.loads(path.read_text("utf-8")) for path in folder.glob("*.toml")}
-    phrases = texts.pop("phrases")
-    entries = [x for text in texts.values() for x in text.values() if isinstance(x, dict)]
-    slips = [slip for entry in entries for slip in entry["slips"]]
-    assert len(slips) == sum(len(exercise.slips) for exercise in EXERCISES)
-    used = Counter(slip["phrase"] for slip in slips if "phrase" in slip)
-    assert {name for name, n in used.items() if n > 1} == phrases.keys()
-    said = Counter(slip["says"] for slip in slips if "says" in slip)
-    assert said.keys().isdisjoint(phrases.values()) and set(said.values()) == {1}
-
-
 def test_slip_without_its_edit_raises_outside_of_checks() -> None:
     exercise = find_exercise("compute_returns")
     stale = Slip("stale", {"no such text": ""})
@@ -68,14 +48,6 @@ def test_slip_without_its_edit_raises_outside_of_checks() -> None:
     edited = dataclasses.replace(exercise, slips=(stale, *exercise.slips))
     wrong = mutant(exercise, exercise.slips[0])
     assert Judge(edited).verdict(wrong).slip == exercise.slips[0].says
-
-
-@pytest.mark.parametrize("name", [e.name for e in EXERCISES if inspect.isclass(e.reference)])
-def test_no_method_of_a_class_is_annotated_with_the_class_itself(name: str) -> None:
-    """A cell may be run twice, and the annotation would be held against the class of the first."""
-    source = function_source(find_exercise(name).reference, set())
-    annotations = re.findall(r"(?:->|:) *[\"'](\w+)[\"']", source)
-    assert name not in annotations
 
 
 @pytest.mark.nightly

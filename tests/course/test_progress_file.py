@@ -60,11 +60,13 @@ def test_invalid_records_are_left_out(progress_file: Path) -> None:
     assert read_records() == {"good": ExerciseRecord("passed", 1, 0)}
 
 
-def test_unwritable_file_returns_a_message(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("name", ["file/progress.json", ".", "null", "x" * 5000])
+def test_unwritable_file_returns_a_message(tmp_path: Path, monkeypatch, name: str) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RLHF_LAB_PROGRESS", str(tmp_path / "file" / "progress.json"))
+    (tmp_path / "null").symlink_to("/dev/null")
+    monkeypatch.setenv("RLHF_LAB_PROGRESS", str(tmp_path / name))
     assert note_attempt("a", "passed").startswith("progress is not saved")
-    assert read_records() == {}
+    assert read_records() == {} and (tmp_path / "null").is_symlink()
 
 
 def test_path_is_in_the_data_folder_outside_of_lessons(monkeypatch, tmp_path: Path) -> None:

@@ -202,8 +202,12 @@ def test_custom_code_is_not_run_and_not_prompted_for(copied, monkeypatch, tmp_pa
 
 
 def test_pickled_weights_are_never_read(copied):
-    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+    weights = load_file(copied / "model.safetensors")
+    torch.save(weights, copied / "pytorch_model.bin")
+    load_model(str(copied))
     (copied / "model.safetensors").unlink()
     assert "model.safetensors" in error_message(str(copied))
-    (copied / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    assert "safetensors" in error_message(str(copied))
+    for name in ("pytorch_model.bin", "model.safetensors"):
+        (copied / name).write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+        assert "safetensors" in error_message(str(copied))
+    assert not Path("ran").exists()

@@ -75,7 +75,7 @@ def test_new_adapters_keep_outputs_and_have_known_sizes(model_dir):
     model = load_model(str(model_dir))
     sizes = 2 * 64 + 2 * 48 + 3 * 80 if model.cfg.gated_mlp else 4 * 64 + 2 * 160
     before = model(TOKENS)
-    add_lora(model, rank=2, alpha=1.0, targets=all_targets(model))
+    add_lora(model, rank=2, alpha=1.0, targets=2 * all_targets(model))
     assert torch.equal(model(TOKENS), before)
     trainable = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad}
     assert sum(trainable.values()) == 2 * sizes

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import (
     AutoModelForSequenceClassification,
@@ -34,6 +35,7 @@ from rlhf_lab.rewards import (
 )
 from rlhf_lab.rewards.classifiers import _positive_class
 from rlhf_lab.training import RLHFTrainer
+from tests.bad_input.command_outcome import accepted, rejected
 from tests.small_runs import DEVICE
 from tests.tiny_models import chat_tokenizer, llama_tokenizer, randomize, save, tiny_chat
 
@@ -144,25 +146,73 @@ def test_positive_class_is_found_by_names_or_raises(labels, label, positive):
     assert all(repr(name) in str(caught.value) for name in labels)
 
 
-def change(directory, file="config.json", **changes):
-    path = Path(directory, file)
+def change_config(directory, **changes):
+    path = Path(directory, "config.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.slow
 def test_unfit_classifiers_raise(make_classifier, tmp_path, no_network):
     directory = make_classifier()
-    change(directory, label2id={"POSITIVE": 0, "NEGATIVE": 1})
-    cases = {directory: "label2id", "reel-nano": "reel-nano"}
-    cases[make_classifier(["a", "b", "c"], "gpt2")] = "requires two classes"
-    shutil.copytree(directory, tmp_path / "bare")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "bare" / name).unlink()
-    cases[str(tmp_path / "bare")] = "tokenizer"
-    for place, words in cases.items():
+    weights = load_file(f"{directory}/model.safetensors")
+    head = weights["classifier.weight"]
+    for number, (change, words) in enumerate(
+        [
+            ({"label2id": {"POSITIVE": 0, "NEGATIVE": 1}}, "label2id"),
+            ({"id2label": {"1": "neg", "2": "pos"}}, "id2label"),
+            ({"num_labels": 2, "id2label": {"0": "a", "1": "b", "2": "c"}}, "num_labels=2.*'2'"),
+            ({"classifier.weight": None}, "classifier.weight is missing"),
+            ({"classifier.weight": head * torch.nan}, "classifier.weight.*nan"),
+            ("tokenizer.json tokenizer_config.json", "tokenizer"),
+            ("model.safetensors", "safetensors"),
+        ]
+    ):
+        place = Path(shutil.copytree(directory, tmp_path / str(number)))
+        if isinstance(change, str):
+            for file in change.split():
+                (place / file).rename(place / f"{file}.bin")
+        elif "classifier.weight" in change:
+            kept = {name: x for name, x in (weights | change).items() if x is not None}
+            save_file(kept, place / "model.safetensors", metadata={"format": "pt"})
+        else:
+            change_config(place, **change)
+        with pytest.raises(LoadError, match=words):
+            SentimentReward(str(place))
+    for place, words in (
+        ("reel-nano", "reel-nano"),
+        (make_classifier(["a", "b", "c"], "gpt2"), "requires two classes"),
+        (make_classifier(vocab_size=20), "the model has 20 embeddings"),
+    ):
         with pytest.raises(LoadError, match=words):
             SentimentReward(place)
-    with pytest.raises(LoadError, match="the model has 20 embeddings"):
-        SentimentReward(make_classifier(vocab_size=20))
+
+
+@pytest.mark.slow
+def test_run_names_its_rewarded_class_and_notices_changed_names(
+    make_classifier, gpt2_dir, tmp_path
+):
+    model, out = make_classifier(["bad", "good"]), tmp_path / "run"
+    named = ["--reward-model", model, "--positive-label", "good"]
+    outcome = accepted(["score", "w1 w7", *named])
+    assert outcome.err == f"rewarding the class 'good' of {model}\n" and len(outcome.out) == 13
+    train = f"train --total-phases 1 --batch-size 4 --num-minibatches 1 --base-model {gpt2_dir}"
+    train += " --warmup-steps 0 --gen-len 4 --prefix w1 --direction neg"
+    first = accepted([*train.split(), *named, "--out", out])
+    info = json.loads((out / "run.json").read_text())
+    assert info["sources"]["rewarded_class"] == {"index": 0, "label": "bad"}
+    for printed in (first.out, accepted(["resume", out, "--total-phases", "2"]).out):
+        assert f"rewarding the class 'bad' of {model}" in printed
+    names = {"id2label": {"0": "good", "1": "bad"}, "label2id": {"good": 0, "bad": 1}}
+    change_config(model, architectures=["XLMRobertaForSequenceClassification"], **names)
+    err = accepted(["resume", out, "--total-phases", "3"]).err
+    assert (
+        "rewarded_class has changed since the run started, from {'index': 0, 'label': 'bad'}" in err
+    )
+    unnamed = accepted(
+        [*train.split()[:-2], "--reward-model", make_classifier(), "--out", f"{out}2"]
+    )
+    change_config(make_classifier(), **names)
+    assert unnamed and rejected(["resume", f"{out}2", "--total-phases", "2"], "--positive-label")
 
 
 def test_minilm_scores_good_and_bad_reviews(real_models, no_network):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
@@ -104,6 +105,15 @@ def test_unfit_directories_raise(nano, gpt2_dir, tmp_path):
         with pytest.raises(LoadError, match="is not a reward model.*train-reward"):
             LearnedReward(str(place))
     nano.save(tmp_path / "rm", "reel-nano", {})
-    (tmp_path / "rm" / "reward_head.safetensors").write_bytes(b"nothing")
+    (tmp_path / "rm" / "reward_model.json").unlink()
+    path = tmp_path / "rm" / "reward_head.safetensors"
+    head = {name: x.clone() for name, x in load_file(path).items()}
+    save_file(head, path)
+    assert torch.equal(LearnedReward(tmp_path / "rm").model.mean, nano.mean)
+    for changed in ({"mean": None}, {"std": torch.tensor(0.0)}):
+        save_file({name: x for name, x in (head | changed).items() if x is not None}, path)
+        with pytest.raises(LoadError, match="reward_head.safetensors"):
+            LearnedReward(tmp_path / "rm")
+    path.write_bytes(b"nothing")
     with pytest.raises(LoadError, match="is corrupt"):
         LearnedReward(tmp_path / "rm")
