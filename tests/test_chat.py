@@ -1,14 +1,10 @@
 """Chats: reading and rendering conversations, and their ends."""
 
-import dataclasses
-from types import SimpleNamespace
-
 import pytest
 
 from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.model_commands import prompt_and_spec
 from rlhf_lab.sampling import SamplingSpec
 from tests.tiny_models import CHAT_TEMPLATE, chat_tokenizer
 
@@ -102,23 +98,3 @@ def test_render_chat_raises_without_a_fitting_template():
         render_chat(chat_tokenizer(), [ASK, RULE], "row 7")
     with pytest.raises(LoadError, match="row 7 does not fit the chat template"):
         render_chat(chat_tokenizer("{% for %}"), [ASK], "row 7")
-
-
-@pytest.mark.usefixtures("no_type_checks")
-def test_sampled_prompt_has_one_bos_and_stops_at_the_turn():
-    tokenizer = chat_tokenizer()
-    model = SimpleNamespace(tokenizer=tokenizer, cfg=SimpleNamespace(n_ctx=99, d_vocab=99))
-    end, eos = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "</s>"))
-    prompts, spec = prompt_and_spec(model, None, prefix="w1 w2", chat=True, system_prompt="w9")
-    (tokens,) = prompts.tokens
-    assert prompts.turns == [[RULE, ASK]] and set(spec.stops(tokenizer)) == {end, eos}
-    assert tokens.count(tokenizer.bos_token_id) == 1 and tokens[0] == 1
-    bare, spec = prompt_and_spec(model, None, prefix="w1 w2", gen_len=4)
-    assert bare.tokens == [[1, *tokenizer.encode("w1 w2", add_special_tokens=False)]]
-    assert spec == SamplingSpec(4, stop_at_eos=True) and bare.turns is None
-    args = RLHFArgs(preset="reel", chat=True, prefix="w1 w2", system_prompt="w9", top_p=0.5)
-    of_run, spec = prompt_and_spec(model, args, temperature=2.0)
-    assert of_run.tokens == [tokens] and set(spec.stops(tokenizer)) == {end, eos}
-    assert spec == dataclasses.replace(SamplingSpec.from_args(args, tokenizer), temperature=2.0)
-    with pytest.raises(ConfigError, match="system_prompt='w9' has no effect with chat=False"):
-        prompt_and_spec(model, None, prefix="w1", system_prompt="w9")

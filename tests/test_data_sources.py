@@ -32,6 +32,7 @@ BROKEN = {
     "comma.jsonl": (b'{"text": "a"}\n{"text": "b",}\n', "line 2: (Illegal trailing comma|Exp)"),
     "deep.jsonl": (b"[" * 100_000, "line 1: .*recursion"),
     "number.json": (b"3", "not a list"),
+    "item.json": (b'[{"text": "a"}, {"text": 3}]', "line 2 has 3 under 'text'"),
     "object.json": (b'{"text": "a"}', "not a list"),
     "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "Extra data"),
     "cells.csv": (b"text,n\na, b,1\n", "line 2 has too many cells"),

@@ -247,7 +247,7 @@ def test_impossible_prompts_and_lengths_raise(gpt2, without_tokenizer):
             sample(*wrong)
     with pytest.raises(ConfigError, match=r"gen_len=1.5 must be an integer\."):
         SamplingSpec(1.5)
-    for ids in ([4, -1], [4, 10**6]):
+    for ids in ([4, -1], [4, 21]):
         with pytest.raises(ConfigError, match=r"prompts\[0\]=.*not a list of token ids from 0 to"):
             sample(gpt2, [ids], SamplingSpec(2))
         with pytest.raises(IndexError, match=rf"{min(ids)} to {max(ids)}, d_vocab="):

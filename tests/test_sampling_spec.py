@@ -203,6 +203,7 @@ def test_tokenize_prompts_adds_one_bos_only(llama_tokenizer):
         ),
         ([[4, 4, 5, 6, 4, 4]], [[0, 0, 1]], [[1, 0, 0]], ["w1 w2"]),  # padding is a word
         ([[1, 4, 2, 5]], [[1, 1]], [[1, 1]], ["w0 w1"]),  # EOS that does not stop
+        ([[1, 4, 5, 6]], [[1]], [[0, 1, 0]], ["w0 w1"]),  # a token that does not count
     ],
 )
 def test_texts_end_at_the_stop(llama_tokenizer, tokens, prompt_mask, mask, texts):

@@ -3,7 +3,6 @@
 import html
 import json
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,7 +124,4 @@ def test_run_with_odd_name_is_written_and_named(here: Path, kind: str) -> None:
 def test_model_with_odd_name_is_exported(here: Path) -> None:
     name = NAMES["HTML"] + NAMES["line break"]
     assert f"written to {visible(name)};" in accepted(["export", "RUN", f"./{name}"]).out
-    assert len(accepted(["sample", f"./{name}", "-n", "2", "--gen-len", "4"]).out.splitlines()) == 2
-    shutil.rmtree(name)
-    with untouched(here):
-        rejected([*TRAIN, "--out=a\udcffb"], "not UTF-8", "Choose another --out")
+    rejected([*TRAIN, "--out=a\udcffb"], "not UTF-8", "Choose another --out")

@@ -19,7 +19,6 @@ from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from rlhf_lab.probes.erasure import fit_leace
 from rlhf_lab.rewards import CountReward, SentimentReward
-from rlhf_lab.sampling import SamplingSpec, sample
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -96,22 +95,14 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "no head": (lambda t: build(policy=t.policy.base_model)(t), ["policy", "WithValueHead(model)"]),
     "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
     "a policy of GPT-2": (lambda t: build(policy=GPT2())(t), ["policy=GPT2LM", "load_model"]),
-    "a reference of transformers": (lambda t: build(reference=GPT2())(t), ["reference=GPT2LM"]),
     "a model without tokenizer": (lambda t: load_model(GPT2()), ["source=GPT2", "tokenizer="]),
     "another policy": (lambda t: setattr(t, "policy", t.policy), ["trainer.policy", "another"]),
     "another optimizer": (minimize, ["trainer.optimizer"]),
-    "another coefficient": (lambda t: setattr(t, "kl_coef", 1.0), ["trainer.kl_coef", "another"]),
-    "other settings": (lambda t: setattr(t, "args", t.args), ["trainer.args", "another"]),
     "a component misspelled": (build(rewad_fn=count_e), ["rewad_fn", "reward_fn"]),
     "TRL's tokenizer": (build(tokenizer=1), ["Use policy.base_model.set_tokenizer."]),
-    "TRL's collator": (build(data_collator=1), ["Use prompts=[...], texts"]),
-    "TRL's reference": (build(ref_model=1), ["Use reference."]),
     "an unknown token": (lambda t: t.generate([[10**6]]), []),
-    "texts and tokens": (lambda t: t.generate(["this movie", [1, 2]]), []),
     "a score of text": (step(scores=[1.0] * 15 + ["1"]), ["scores[15]"]),
-    "unknown tokens": (step(queries=[[1]] * 16, responses=[[10**6]] * 16), []),
     "nothing to learn from": (step(response_masks=[[0] * 3] * 16), []),
-    "half of a run as text": (lambda t: t.intervene(MLP, keep, during="rollouts"), ["during"]),
     "settings for a trainer": (lambda t: attach(t.args, Mine()), ["RLHFArgs is not a trainer"]),
     "no gradients": (torch.no_grad()(lambda t: t.train()), ["no_grad"]),
     "a reward method": (lambda t: Rewarded(settings()), ["reward_fn is not called", "reward_fn="]),
@@ -126,7 +117,6 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "settings to resume": (lambda t: RLHFTrainer.resume("RUN", t.args), ["changes=RLHFArgs"]),
     "a callback that is a number": (lambda t: t.on("after_phase")(5), ["5 at after_phase"]),
     "no pairs": (lambda t: control_vector(t.policy, [], [[1]], MLP), ["positive has 0 texts"]),
-    "no sample": (lambda t: sample(t.policy, [], SamplingSpec(gen_len=1)), ["There is no prompt"]),
 }
 
 
@@ -277,18 +267,14 @@ def test_intervention_must_return_an_activation(trainer, name: str) -> None:
     refuses(trainer.train, *([] if name == "nan" else ["changer"]))
 
 
-TABLE = torch.arange(6.0).reshape(2, 3)
-STORED = {
-    "shared memory": {"a": TABLE, "b": TABLE},
-    "transposed": {"a": TABLE.T},
-    "with a gradient": {"a": TABLE.clone().requires_grad_() * 2},
-}
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_tensors_of_a_probe_are_stored(trainer, monkeypatch, name: str) -> None:
-    record = Record(tensors=STORED[name], checks=[Check("all is well", 0.0, 1.0, True)])
+def test_tensors_of_a_probe_are_stored(trainer, monkeypatch) -> None:
+    """With shared memory, not contiguous, and with a gradient."""
+    table = torch.arange(6.0).reshape(2, 3)
+    learned = table.clone().requires_grad_() * 2
+    tensors = {"a": table, "b": table, "transposed": table.T, "learned": learned}
+    record = Record(tensors=tensors, checks=[Check("all is well", 0.0, 1.0, True)])
     monkeypatch.setattr(Mine, "record", record)
     attach(trainer, Mine(name="mine"))
     trainer.run_phase()
-    assert torch.equal(Run("made").tensors("mine", 0)["a"], STORED[name]["a"])
+    stored = Run("made").tensors("mine", 0)
+    assert all(torch.equal(stored[name], x) for name, x in tensors.items())

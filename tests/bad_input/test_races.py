@@ -16,9 +16,11 @@ import time
 from pathlib import Path
 from rlhf_lab.training.run_dir import RunLock
 
-RunLock().hold(Path("RUN"))
+lock = RunLock()
+lock.hold(Path("RUN"))
 Path("held").touch()
-while not Path("go").exists():
+start = time.monotonic()
+while not Path("go").exists() and time.monotonic() < start + 120:
     time.sleep(0.01)
 """
 
@@ -40,11 +42,10 @@ def test_run_in_progress_is_read_but_not_resumed(here: Path, warm_python) -> Non
 
 
 def test_late_trainer_rejects_a_run_that_another_trained(here: Path) -> None:
-    late_train, late_resume = RLHFTrainer(settings(), out="made"), RLHFTrainer.resume("RUN")
+    """training/test_step.py has one that resumes too late."""
+    late = RLHFTrainer(settings(), out="made")
     accepted([*TRAIN, "--out", "made"])
-    refuses(late_train.train, "already holds a run")
-    accepted(["resume", "RUN"])
-    refuses(late_resume.train, "another trainer has continued the run")
+    refuses(late.train, "already holds a run")
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved"])

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.usefixtures("no_type_checks")
 RUN_KERNEL = tests.refusing_device._run_kernel
 TAKE = _Step.take
 SAMPLES, OBJECTIVE = "log-probs and values of its samples", "objective and gradient"
-NAN = "reward_fn returned DeviceTensor(nan)"
 
 
 def test_doctor_reports_this_machine(warm_python):
@@ -46,21 +45,11 @@ def wrong_product(func, args, kwargs):
     return result * 1.01 if func is torch.ops.aten.addmm.default else result
 
 
-def nan_after_relu(func, args, kwargs):
-    result = RUN_KERNEL(func, args, kwargs)
-    is_relu = func is torch.ops.aten.relu.default
-    return RUN_KERNEL(torch.ops.aten.mul.Tensor, (result, float("nan")), {}) if is_relu else result
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "samples", "objective"),
-    [(wrong_product, SAMPLES, OBJECTIVE), (nan_after_relu, f"training_gaps: {NAN}", None)],
-)
-def test_doctor_detects_a_faulty_device(monkeypatch, kernel, samples, objective):
-    monkeypatch.setattr(tests.refusing_device, "_run_kernel", kernel)
-    first, *others = wrong()
-    assert first.startswith(samples) and others == ([] if objective is None else [objective])
+def test_doctor_detects_a_faulty_device(monkeypatch):
+    monkeypatch.setattr(tests.refusing_device, "_run_kernel", wrong_product)
+    first, objective = wrong()
+    assert first.startswith(SAMPLES) and objective == OBJECTIVE
 
 
 @pytest.mark.slow

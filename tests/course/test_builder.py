@@ -4,12 +4,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_output
 
 from rlhf_lab.errors import LoadError
 from tools.course import builder, gate
 from tools.course.__main__ import main
-from tools.course.size import lesson_name, lesson_size
 
 MASTER = """# %% [markdown]
 # # 99 A toy lesson
@@ -125,23 +123,6 @@ def test_a_prediction_that_would_ship_filled_in_raises(source: str) -> None:
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
 
 
-def test_an_appendix_is_named_found_and_checked_like_a_lesson(root: Path) -> None:
-    more = root / "solutions" / "more" / "kl_facts.py"
-    more.parent.mkdir()
-    more.write_text(
-        "# %% [markdown]\n# # Facts\n# See {lesson:toy}, {lesson:kl_facts}.\n\n# %%\n# first cell\n"
-    )
-    lesson = root / "solutions" / "99_toy.py"
-    lesson.write_text("# %% [markdown]\n# # 99 Toy\n# {Lesson:kl_facts}.\n")
-    assert [lesson_name(path) for path in builder.masters(root)] == ["toy", "kl_facts"]
-    text = builder.learner_notebook(lesson).cells[0].source
-    assert text == "# 99 Toy\n[more: kl facts](more/kl_facts.ipynb)."
-    cells = builder.learner_notebook(more).cells
-    assert "See [lesson 99](../99_toy.ipynb), [more: kl facts](kl_facts.ipynb)." in cells[0].source
-    assert 'if Path("../../rlhf_lab/__init__.py").is_file()' in cells[1].source
-    assert "more/kl_facts.ipynb is missing" in " ".join(gate.lesson_problems(root))
-
-
 STORED = """# %% [markdown]
 # # 99 Toy
 #
@@ -165,30 +146,6 @@ SETTINGS = dict(
 a = "up"  # predict: "up" or "down"
 show(a)
 """
-
-
-def test_fold_has_outputs_and_minutes_follow_the_formula(root: Path) -> None:
-    master = root / "solutions" / "99_toy.py"
-    master.write_text(STORED)
-    solution = builder.solution_notebook(master)
-    assert solution.cells[-1].source.startswith("a = predictions.guess(")
-    table = {"text/html": "<pre>", "text/plain": "\n a  b \n ──────\n \x1b[1m1\x1b[0m  2 \n"}
-    found = [{"text/html": "<img alt='x'>", "text/plain": "x"}, table]
-    for data in found:
-        solution.cells[-1].outputs.append(new_output("display_data", data=data))
-    solution.cells[-1].outputs.append(new_output("stream", text="done\n"))
-    builder.write(solution, master.with_suffix(".ipynb"))
-
-    fold = builder.learner_notebook(master).cells[-1]
-    assert fold.cell_type == "markdown" and fold.source == (
-        "<details><summary>Expected output</summary>\n\n<img alt='x'>\n\n"
-        "```text\n a  b\n ──────\n 1  2\n```\n\n```text\ndone\n```\n\n</details>"
-    )
-    size = lesson_size(master)
-    assert (size["words"], size["predictions"], size["figures"]) == (12, 1, 2)
-    assert size["minutes"] == 5  # 5 of the exercise, 1 of the prediction, 1 of the figures
-    master.write_text(STORED.replace("more words", "more words " * 1000))
-    assert size["minutes"] + 10 == lesson_size(master)["minutes"]
 
 
 def test_lessons_longer_than_the_limits_are_reported(root: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_lab.config import PRESETS, RLHFArgs
+from rlhf_lab.config import RLHFArgs
 from tests.course.test_lesson_again import MASTERS, Cells
 from tests.tiny_models import randomize, save, tiny_gpt2
 from tools.course import builder
@@ -74,13 +74,3 @@ def test_a_lesson_runs_on_gpt2_with_one_changed_line(master: Path, place: Path, 
     text = run_cells(on_gpt2(master), place)
     assert not re.findall(r".*(?<!torch\.)\b(?:nan|inf)\b.*", text)
     assert "✓" in text and "✗" not in text
-
-
-def test_the_settings_of_the_lessons_are_those_of_reel() -> None:
-    """What a lesson pins for other models is what the text, which is about Reel, speaks of."""
-    pinned = dict(gen_len=26, top_k=None, advantages="gae", kl_coef=0.3)
-    assert {name: PRESETS["reel"][name] for name in pinned} == pinned
-    for master in LESSONS:
-        text = master.read_text(encoding="utf-8")
-        for name, value in pinned.items():
-            assert f"\n    {name}={value!r},\n".replace("'", '"') in text, (master.stem, name)

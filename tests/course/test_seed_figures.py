@@ -27,41 +27,30 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seed_figures, "stored_figures", lambda lesson: RECORD)
 
 
-def test_compare_shows_this_run_and_the_range_of_other_seeds(stored, capsys) -> None:
-    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 9})
-    over_seeds.compare("true_reward", {"first": 0.25, "second": 0.5})
-    out = capsys.readouterr().out
-    assert out.startswith("true_reward: first 0.250 (others 0.200 to 0.500); second 0.500 (others")
-    assert "differs" not in out
-    assert over_seeds.tables == {"true_reward": {"first": 0.25, "second": 0.5}}
-
-
-def test_compare_leaves_out_the_stored_run_of_its_own_seed(stored, capsys) -> None:
-    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 1})
-    over_seeds.compare("true_reward", {"first": 0.2, "second": 0.3})
-    assert "first 0.200 (others 0.500 to 0.500)" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("settings", "figures"),
+    ("settings", "numbers", "words"),
     [
-        ({"total_phases": 2, "seed": 1}, {"first": 0.2, "second": 0.3}),
-        ({"total_phases": 12, "seed": 1}, {"first": 0.2, "third": 0.3}),
+        ({"total_phases": 12, "seed": 9}, (0.25, 0.5), "first 0.250 (others 0.200 to 0.500); "),
+        ({"total_phases": 12, "seed": 1}, (0.2, 0.3), "first 0.200 (others 0.500 to 0.500)"),
+        ({"total_phases": 2, "seed": 1}, (0.2, 0.3), "no other seeds are stored"),
+        (
+            {"total_phases": 12, "seed": 2},
+            (0.5, 0.12),
+            "seed 2 differs from this one by up to 0.02",
+        ),
+        ({"total_phases": 12, "seed": 2}, (0.5, 0.101), "first 0.500 (others 0.200 to 0.500)"),
     ],
 )
-def test_figures_of_other_settings_or_rows_are_not_shown(stored, capsys, settings, figures) -> None:
-    SeedFigures("any", settings).compare("true_reward", figures)
-    output = capsys.readouterr().out
-    assert "no other seeds are stored" in output and "0.400" not in output
-
-
-def test_a_stored_run_of_this_seed_that_differs_is_told(stored, capsys) -> None:
-    over_seeds = SeedFigures("any", {"total_phases": 12, "seed": 2})
-    over_seeds.compare("true_reward", {"first": 0.5, "second": 0.12})
-    words = "the stored run of seed 2 differs from this one by up to 0.020"
-    assert words in capsys.readouterr().out
-    over_seeds.compare("true_reward", {"first": 0.5, "second": 0.101})
-    assert "differs" not in capsys.readouterr().out
+def test_compare_shows_this_run_and_other_seeds(stored, capsys, settings, numbers, words) -> None:
+    over_seeds, figures = SeedFigures("any", settings), dict(zip(NUMBERS, numbers, strict=True))
+    over_seeds.compare("true_reward", figures)
+    out = capsys.readouterr().out
+    assert out.startswith("true_reward: first ") and words in out
+    assert ("differs" in out) == ("differs" in words) and over_seeds.tables[
+        "true_reward"
+    ] == figures
+    over_seeds.compare("true_reward", {"first": 0.2, "third": 0.3})
+    assert "no other seeds are stored" in capsys.readouterr().out
 
 
 def test_a_lesson_without_a_record_has_this_run_alone(capsys) -> None:

@@ -97,6 +97,7 @@ def test_values_and_gradients_match_explicit_sum(adapted):
         weights[name] = weights[name] + 6.0 / 2 * product
     effective, merged = effective_weights(model), merged_copy(model)
     assert effective.keys() == weights.keys() == dict(merged.named_parameters()).keys()
+    assert not any(parameter.requires_grad for parameter in merged.parameters())
     for name, weight in weights.items():
         torch.testing.assert_close(effective[name], weight.detach(), atol=1e-5, rtol=0)
     expected = functional_call(before, weights, (TOKENS,))

@@ -11,7 +11,6 @@ from rlhf_lab.organism import (
     VOCABULARY,
     Grammar,
     backward_values,
-    frontier,
     optimal_policy,
     read_features,
     state_values,
@@ -197,46 +196,6 @@ def test_information_is_the_variance_of_the_increments(reel):
     squares = token_advantages(reel, true_reward, tokens)[0] ** 2
     error = 5 * squares.std(dim=0) / n**0.5 + 1e-12
     assert bool(((squares.mean(dim=0) - information).abs() < error).all())
-
-
-# Columns: beta, proxy, true reward, KL, popcorn. Half a unit of the last printed digit is allowed,
-# and a little for double rounding: the KL printed as 4.14 is 4.1347, rounded to 4.135 before.
-TABLE = {
-    "true_reward": [
-        (1.0, 0.707, 0.707, 0.100, 0.02),
-        (0.3, 0.940, 0.940, 0.539, 0.02),
-        (0.1, 0.991, 0.991, 0.777, 0.02),
-        (0.05, 0.993, 0.993, 0.808, 0.02),
-    ],
-    "smoothed": [
-        (0.3, 0.739, 0.860, 0.350, 0.02),
-        (0.1, 0.841, 0.991, 0.901, 0.02),
-        (0.05, 0.859, 0.999, 1.143, 0.02),
-    ],
-    "smoothed_popcorn": [
-        (0.3, 0.752, 0.843, 0.355, 0.057),
-        (0.1, 0.861, 0.940, 0.959, 0.151),
-        (0.05, 0.907, 0.907, 1.64, 0.386),
-        (0.03, 0.960, 0.883, 3.03, 0.769),
-        (0.02, 0.988, 0.908, 4.14, 0.965),
-        (0.01, 0.995, 0.965, 4.57, 1.00),
-    ],
-    "ignore_negation": [
-        (0.3, 0.911, 0.887, 0.533, 0.02),
-        (0.1, 0.985, 0.954, 0.896, 0.02),
-        (0.03, 0.991, 0.970, 0.995, 0.02),
-    ],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(TABLE))
-def test_frontier_reproduces_the_published_table(reel, name):
-    points = frontier(reel, REWARDS[name], [row[0] for row in TABLE[name]])
-    for point, row in zip(points, TABLE[name], strict=True):
-        for found, printed in zip(point, row, strict=True):
-            digits = 2 if printed >= 1 else 3
-            assert abs(found - printed) < 0.56 * 10**-digits, (point, row)
 
 
 def test_invalid_input_raises(reel):

@@ -125,12 +125,12 @@ def test_token_and_text_rewards_sum_as_hand_computed():
     tokens, mask = torch.tensor([[1, 2, 3, 4], [1, 5, 6, 7]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
     empty, prompt = torch.zeros(2, 3), torch.ones(2, 1).bool()
     samples = Samples(tokens, prompt, mask.bool(), logprobs=empty, values=empty, support=None)
-    of_tokens = TokenReward(lambda ids, mask: torch.where(mask, ids.float(), torch.nan))
+    of_tokens = TokenReward(lambda ids, mask: torch.where(mask, ids.add_(1) - 1.0, torch.nan))
     several = WeightedRewards({"ids": of_tokens, "ten": lambda t: [10.0] * len(t)}, (0.5, 2.0))
     output = score_batch(several, TextBatch(["x", "y"], samples=samples))
     assert output.token_rewards.tolist() == [[1.0, 21.5, 0.0], [2.5, 3.0, 23.5]]
     assert output.rewards.tolist() == [22.5, 29.0]
-    assert output.by_name["ten"].tolist() == [10.0, 10.0]
+    assert output.by_name["ten"].tolist() == [10.0, 10.0] and tokens[0, 0] == 1  # it gets a copy
 
 
 @pytest.mark.parametrize(
