@@ -98,8 +98,8 @@ def test_padded_texts_match_forward_passes_of_each_model():
     for i, model in enumerate(models.values()):
         _, cache = model.run_with_cache(torch.tensor([[1, 5, 9]]))
         assert torch.allclose(store.activations[:3, i].float(), cache[site][0], atol=2e-2)
-    collect_activations(store, models, tokens[1:], site)
-    assert store.places.texts.tolist()[6:] == [2] * 5
+    collect_activations(store, models, tokens[1:].repeat(70, 1), site)  # in two chunks
+    assert store.places.texts[6:].equal(torch.arange(2, 72).repeat_interleave(5))
     for given, place in ((models, "hook_embed"), (models | {"other": models["base"]}, site)):
         with pytest.raises(ConfigError, match="The store is of .'base', 'tuned'. at blocks.0"):
             collect_activations(store, given, tokens, place)

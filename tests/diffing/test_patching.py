@@ -172,28 +172,6 @@ def test_paths_lead_through_later_components_only(sides):
         assert moved > least if layer else moved == 0
 
 
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        (PatchPlace("blocks.9.hook_mlp_out"), "does not have"),
-        (PatchPlace("blocks.0.hook_mlp_out", 1), "has no heads"),
-        (PatchPlace("blocks.0.attn.hook_z", 4), "from 0 to 3"),
-    ],
-)
-def test_patching_raises_on_places_outside_the_model(sides, place, error):
-    with pytest.raises(ConfigError, match=error):
-        patch_activations(*sides, {"x": place}, POS, WORDS)
-
-
-def test_patching_raises_on_unlike_texts_and_normalized_heads(base, reviews, llama_tokenizer):
-    with pytest.raises(ConfigError, match="match token by token"):
-        patch_activations(Side(base, reviews), Side(base, reviews[:, 1:]), {}, POS, WORDS)
-    with pytest.raises(ConfigError, match="through is empty"):
-        patch_path(Side(base, reviews), Side(base, reviews), LAST, [], POS, WORDS)
-    with pytest.raises(ConfigError, match="do not add up"):
-        part_places(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))
-
-
 def test_models_words_and_places_have_shorter_forms(sides):
     policies = [TransformerWithValueHead(side.model) for side in sides]
     of_policy = [Side(x, side.tokens) for x, side in zip(policies, sides, strict=True)]
@@ -210,3 +188,19 @@ def test_models_words_and_places_have_shorter_forms(sides):
     long = patch_path(*sides, PatchPlace(at), through, -1, tuple(ids))
     short = patch_path(*of_policy, PatchPlace(at), through, -1, ("loved", "hated"))
     assert torch.equal(short.patched, long.patched)
+
+
+def test_patching_raises_on_invalid_places_and_texts(sides, base, reviews, llama_tokenizer):
+    for place, error in (
+        (PatchPlace("blocks.9.hook_mlp_out"), "does not have"),
+        (PatchPlace("blocks.0.hook_mlp_out", 1), "has no heads"),
+        (PatchPlace("blocks.0.attn.hook_z", 4), "from 0 to 3"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            patch_activations(*sides, {"x": place}, POS, WORDS)
+    with pytest.raises(ConfigError, match="match token by token"):
+        patch_activations(sides[0], Side(base, reviews[:, 1:]), {}, POS, WORDS)
+    with pytest.raises(ConfigError, match="through is empty"):
+        patch_path(*sides, LAST, [], POS, WORDS)
+    with pytest.raises(ConfigError, match="do not add up"):
+        part_places(load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer))

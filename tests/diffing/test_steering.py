@@ -83,12 +83,12 @@ def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors, no_type_ch
     line = found.table()[0]
     assert set(line) == {"site", "alpha", "direction", "reward", "true_reward", "kl"}
     assert "n = 6" in line["true_reward"] and row.interval("kl").n == 6
-    with pytest.raises(ConfigError, match="0 alphas"):
-        steering_sweep(policy, vectors, (), PROMPTS, SPEC, FIGURES)
-    with pytest.raises(ConfigError, match="no figure with the name 'kl'"):
-        steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, {"kl": true_reward})
-    with pytest.raises(ConfigError, match="is not finite"):
-        steering_sweep(policy, vectors, (float("nan"),), PROMPTS, SPEC, FIGURES)
-    with pytest.raises(ConfigError, match=r"figures\['one'\] returned shape"):
-        figures = {"one": lambda texts: torch.ones(1)}
-        steering_sweep(policy, vectors, (1,), PROMPTS, SPEC, figures)
+    of_one = {"one": lambda texts: torch.ones(1)}
+    for alphas, figures, error in (
+        ((), FIGURES, "0 alphas"),
+        ((1,), {"kl": true_reward}, "no figure with the name 'kl'"),
+        ((float("nan"),), FIGURES, "is not finite"),
+        ((1,), of_one, r"figures\['one'\] returned shape"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            steering_sweep(policy, vectors, alphas, PROMPTS, SPEC, figures)

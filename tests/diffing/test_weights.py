@@ -36,19 +36,13 @@ def test_a_graft_has_the_chosen_weights_and_no_others(base, tuned, reviews):
     with torch.no_grad():
         grafted.embed.W_E += 1
     assert unchanged(base, states[0]) and unchanged(tuned, states[1])
-
-
-def test_a_graft_of_all_is_the_tuned_model_and_one_of_none_is_refused(base, tuned):
     assert same_weights(graft(base, tuned, lambda name: True), tuned)
     with pytest.raises(ConfigError, match="belongs is False"):
         graft(base, tuned, lambda name: False)
-
-
-def test_hooks_are_not_copied_along(base, tuned, reviews):
     source = copy.deepcopy(base)
     source.add_hook("blocks.0.hook_mlp_out", lambda act, hook: act * 0)
-    expected = graft(base, tuned, lambda name: "ln_final" in name)(reviews)
-    assert torch.equal(graft(source, tuned, lambda name: "ln_final" in name)(reviews), expected)
+    unhooked = graft(source, tuned, lambda name: "ln_final" in name)
+    assert not any(point.fwd_hooks for point in unhooked.hook_dict.values())
 
 
 def test_a_head_is_grafted_alone(base, tuned):
@@ -67,6 +61,7 @@ def test_adapters_are_grafted_as_what_they_make_of_the_weights(base, make_tuned)
     add_lora(adapted, rank=2, alpha=4.0, targets=("W_V",))
     with torch.no_grad():
         adapted.blocks[0].attn.parametrizations["W_V"][0].B += 0.3
+    assert fine_groups(adapted) == fine_groups(base)
     both = graft(base, adapted, lambda name: True), graft(adapted, base, lambda name: "W_V" in name)
     assert same_weights(both[0], adapted) and same_weights(both[1], base)
     assert not any("parametrizations" in name for name, _ in both[1].named_parameters())

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Check, EvalText, Probe, Record, attach, default_suite
-from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, text_of_the_run
+from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, _within_budget, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
 
@@ -43,33 +43,13 @@ class Keeping(Probe):
     sites = ("blocks.1.hook_resid_post", "values", "logits")
     events = ("after_score",)
 
-    def __init__(self, pos: int | None = None) -> None:
-        super().__init__(name="keeping")
-        self.pos = pos
+    def __init__(self, name: str, pos: int | None, n: int | None) -> None:
+        super().__init__(name=name)
+        self.pos, self.n = pos, n
 
     def observe(self, seen):
         self.seen = seen
         return Record(checks=[Check.at_most("fine", 0, 0)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pos", [None, 3, -1])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side, pos):
-    trainer, probe = make_trainer(), Keeping(pos)
-    tokens, mask = cut_reviews(reviews, side)
-    attach(trainer, probe, eval_tokens=tokens, eval_mask=mask)
-    trainer.run_phase()
-    acts, cut = probe.seen.acts, probe.seen.text.attention_mask
-    for row, length in enumerate(LENGTHS):
-        alone = reviews[0][row, :length][None]
-        with torch.no_grad():
-            logits = probe.seen.ctx.reference(alone)[0]
-        expected = logits if pos is None else logits[pos]
-        found = probe.seen.reference_acts["logits"][row]
-        found = found[cut[row]] if pos is None else found
-        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
-    assert acts["values"].shape[:1] == (len(LENGTHS),)
 
 
 def unequal(n: int) -> list[str]:
@@ -82,6 +62,7 @@ def test_the_prompts_are_the_text_where_there_are_several(elsewhere_with):
     rows = {tuple(row[real].tolist()) for row, real in zip(tokens, mask, strict=True)}
     assert rows <= set(map(tuple, trainer.prompts.tokens))
     assert FEWEST_TEXTS <= len(rows) == len(tokens) <= MOST_TEXTS
+    assert len(_within_budget([[0] * 300, *[[0]] * 30])) == FEWEST_TEXTS  # 300 columns each
     assert len(set(mask.sum(1).tolist())) > 1
 
 
@@ -111,3 +92,23 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
     assert suite.eval_mask.equal(began.eval_mask)
     attach(resumed, suite)
     train_soundly(resumed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side):
+    trainer = make_trainer()
+    probes = [Keeping("whole", None, None), Keeping("third", 3, 5), Keeping("last", -1, None)]
+    tokens, mask = cut_reviews(reviews, side)
+    attach(trainer, probes, eval_tokens=tokens, eval_mask=mask)
+    trainer.run_phase()
+    for probe in probes:
+        acts, n = probe.seen.reference_acts["logits"], probe.n or len(LENGTHS)
+        assert len(acts) == len(probe.seen.acts["values"]) == n
+        for row, length in enumerate(LENGTHS[:n]):
+            with torch.no_grad():
+                logits = probe.seen.ctx.reference(reviews[0][row, :length][None])[0]
+            expected = logits if probe.pos is None else logits[probe.pos]
+            cut = probe.seen.text.attention_mask[row]
+            found = acts[row][cut] if probe.pos is None else acts[row]
+            torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)

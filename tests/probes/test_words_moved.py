@@ -8,6 +8,7 @@ import torch
 from rlhf_lab.errors import RunError
 from rlhf_lab.models import load_model
 from rlhf_lab.probes import WordsMoved, attach, find_moved_words, parts_over_phases, shift_parts
+from rlhf_lab.probes.moved_words import _listed
 from rlhf_lab.probes.words_moved import spell_ids
 from tests.probes.looking import Trained, sound, train_soundly, with_models
 from tests.small_runs import DEVICE
@@ -128,6 +129,11 @@ def test_parts_match_transformer_lens(trained_runs):
         found = sum(rows[name] for name in names)
         torch.testing.assert_close(found.float(), row.cpu(), atol=1e-3, rtol=0)
     assert parts[-1].abs().max() == 0 and parts.abs().max() > 0.2
+
+
+def test_listed_words_have_nine_tenths_of_their_side():
+    weights = torch.tensor([0.45, -1.0, 0.5, 0.05])
+    assert _listed(1, weights, list("abcd")) == [("c", 0.5), ("a", 0.45)]
 
 
 def test_tokens_with_one_text_are_distinguished():
