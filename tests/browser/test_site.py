@@ -1,28 +1,93 @@
-"""Every page of the site in a real browser: nothing missing, nothing too wide, light and dark."""
+"""The site of this repository, built in a process: pages, names, and layout in a browser."""
 
-import contextlib
 import functools
+import html
 import http.server
+import importlib
+import inspect
+import os
 import re
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.site_build import BuiltSite, build_repository
+from tools.prose import DOCS, ROOT, page, quoted, rows
+from tools.site.public import rooms
 
-LOOKED_AT = "index notebooks/02_the_objective docs/recipes/watch_activation docs/settings "
-LOOKED_AT += "docs/metrics api/functional/kl api/training docs/features docs/results CONTRIBUTING"
-SCREEN, TELEPHONE = {"width": 1280, "height": 900}, {"width": 400, "height": 900}
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
+SIZES = {"width": 1280, "height": 900}, {"width": 400, "height": 900}
 OVERFULL = """() => [...document.querySelectorAll('article *')].filter(el => {
   for (let box = el; box && box.tagName !== 'ARTICLE'; box = box.parentElement)
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(box).overflowX)) return false;
   return el.getBoundingClientRect().right > window.innerWidth + 1;
-}).map(el => el.outerHTML.slice(0, 80))"""
-BROKEN = """() => [...document.images].filter(i => !i.naturalWidth).map(i => i.src)"""
-NARROW = """() => [...document.querySelectorAll('article td')].filter(
-  td => td.innerText.trim().length > 8 && td.getBoundingClientRect().width < 48
-).map(td => td.innerText)"""
+}).map(el => 'too wide: ' + el.outerHTML.slice(0, 80))"""
+BROKEN = "() => [...document.images].filter(i => !i.naturalWidth).map(i => 'missing: ' + i.src)"
+
+
+class Site(NamedTuple):
+    html: Path
+    output: str
+    status: int
+
+    def page(self, name: str) -> str:
+        return (self.html / name).read_text(encoding="utf-8")
+
+    def names(self) -> list[str]:
+        """Return the addresses of all pages, without those in folders of Sphinx."""
+        paths = (path.relative_to(self.html) for path in sorted(self.html.rglob("*.html")))
+        return [path.as_posix() for path in paths if not path.parts[0].startswith("_")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Site:
+    """The site as `make site` builds it; the tests are skipped without the extra docs."""
+    for package in ("sphinx", "furo", "myst_nb", "latex2mathml"):
+        pytest.importorskip(package, reason="the site needs the extra docs; run `make site`")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "tools.site", "--out", str(out)]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "1000"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    return Site(out / "html", done.stdout + done.stderr, done.returncode)
+
+
+def test_command_builds_every_page_without_a_warning(site):
+    assert site.status == 0, site.output
+    assert "WARNING" not in site.output and "ERROR" not in site.output
+    lessons = [*ROOT.glob("notebooks/**/*.ipynb")]
+    docs = [path for path in DOCS.rglob("*.md") if path.name != "contents.md"]
+    pages = {x.relative_to(ROOT).with_suffix(".html").as_posix() for x in [*docs, *lessons]}
+    assert pages | {"index.html", "CONTRIBUTING.html", "api/index.html"} <= set(site.names())
+    assert not any("cell_output" in site.page(name) for name in pages)
+
+
+def test_every_public_name_has_one_entry_with_its_docstring(site):
+    pages = [site.page(name) for name in site.names() if name.startswith("api/")]
+    counted = 0
+    for room in rooms():
+        for name, value in vars(importlib.import_module(room)).items():
+            is_public = f"{getattr(value, '__module__', '')}.".startswith(f"{room}.")
+            if name.startswith("_") or not is_public:
+                continue
+            (source,) = [source for source in pages if f'id="{room}.{name}"' in source]
+            counted += 1
+            if inspect.isfunction(value):
+                first = re.sub(r"[`\\]", "", inspect.getdoc(value).split("\n\n")[0])
+                text = html.unescape(re.sub(r"<[^>]+>", "", source))
+                assert " ".join(first.split())[:60] in " ".join(text.split()), f"{room}.{name}"
+    assert counted > 250
+
+
+def test_names_of_the_package_on_other_pages_lead_to_the_api(site):
+    metrics = site.page("docs/metrics.html")
+    link = 'href="../api/functional/kl.html#rlhf_lab.functional.calc_kl_penalty"'
+    assert metrics.count(link) == page("metrics").count("`functional.calc_kl_penalty`") > 0
+    here = {quoted(row[2])[0] for row in rows(page("metrics"), 3)}
+    linked = {name for name in here if re.search(rf"#rlhf_lab\.{re.escape(name)}\"", metrics)}
+    assert len(linked) > len(here) / 2
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -30,67 +95,28 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def site(chromium, tmp_path_factory) -> BuiltSite:
-    built = build_repository(tmp_path_factory.mktemp("site"))
-    assert built.status == 0, built.output
-    return built
-
-
-@contextlib.contextmanager
-def served(directory) -> Iterator[str]:
-    """The address of a directory that is served on this machine."""
-    handler = functools.partial(Quiet, directory=str(directory))
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_whole_and_legible(chromium, site, legible, scheme):
+    """Nothing is loaded from elsewhere, missing, or wider than the screen."""
+    view, problems = chromium.new_page(color_scheme=scheme), []
+    view.on("console", lambda message: problems.append(f"{view.url}: {message.text}"))
+    view.on("pageerror", lambda error: problems.append(f"{view.url}: {error}"))
+    view.on("requestfailed", lambda request: problems.append(f"{view.url}: {request.url}"))
+    handler = functools.partial(Quiet, directory=str(site.html))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@contextlib.contextmanager
-def opened(chromium, address: str, scheme: str) -> Iterator:
-    """A page of a browser that reaches nothing but an address, with what goes wrong there."""
-    context = chromium.new_context(color_scheme=scheme, viewport=SCREEN)
-    page, wrong = context.new_page(), []
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("requestfailed", lambda request: wrong.append(request.url))
-    page.route(lambda url: not url.startswith((address, "data:")), lambda route: route.abort())
-    yield page, wrong
-    context.close()
-
-
-def faults(page, legible) -> list[str]:
-    """What a reader would see to be wrong on a page that is open."""
-    found = [f"picture missing: {src}" for src in page.evaluate(BROKEN)]
-    found += [f"too wide: {part}" for part in page.evaluate(OVERFULL)[:3]]
-    found += [f"squeezed: {text}" for text in page.evaluate(NARROW)]
-    for size in (TELEPHONE, SCREEN):
-        page.set_viewport_size(size)
-        if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
-            found.append(f"the page scrolls sideways at {size}")
-    if not re.match(r"\S.* - rlhf_lab \d|rlhf_lab \d", page.title()):
-        found.append(f"its title is {page.title()!r}")
-    try:
-        legible(page, "article")
-    except AssertionError as pale:
-        found.append(str(pale))
-    return found
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_is_whole_and_legible(chromium, site, legible, pictures, scheme):
-    problems = []
-    with served(site.html) as address, opened(chromium, address, scheme) as (page, wrong):
+        address = f"http://127.0.0.1:{server.server_port}"
+        view.route(lambda url: not url.startswith((address, "data:")), lambda route: route.abort())
         for name in site.names():
-            page.goto(f"{address}/{name}")
+            view.goto(f"{address}/{name}")
             if name == "search.html":
-                page.goto(f"{address}/search.html?q=ratio")
-                page.wait_for_selector("#search-results ul.search li")
-            problems += [f"{name}: {part}" for part in [*faults(page, legible), *wrong]]
-            wrong.clear()
-            if name.removesuffix(".html") in LOOKED_AT.split():
-                place = pictures / f"site_{name.replace('/', '_')[:-5]}_{scheme}.png"
-                page.screenshot(path=place)
+                view.goto(f"{address}/search.html?q=ratio")
+                view.wait_for_selector("#search-results ul.search li")
+            for size in SIZES:
+                view.set_viewport_size(size)
+                found = view.evaluate(BROKEN) + view.evaluate(OVERFULL)
+                problems += [f"{name} at {size}: {problem}" for problem in found]
+            legible(view, "article")
+        server.shutdown()
+    view.close()
     assert not problems, "\n".join(problems)

@@ -17,7 +17,7 @@ from rlhf_lab.views.probe_pictures import (
     record_pictures,
 )
 from rlhf_lab.views.records import Snapshot
-from rlhf_lab.views.tokens import Strip, tokens_html
+from rlhf_lab.views.tokens import Strip
 from tests.views.page_blocks import MemoryRun
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
@@ -95,12 +95,10 @@ EXTRA = {
 TITLES = """
 RunHealth | reward > optimal reward, phase 3 | optimal_reward
 RunHealth | KL from the reference > kl per sequence, phase 3 | kl_per_sequence
-RunHealth | # clip fraction | clip_fraction
 RunHealth | # explained variance | explained_variance *
 KLByPosition | phase 3, B | kl 1
 KLByPosition | k1, n = 7 and 5 > A, exact | kl 0 *
 KLByPosition | A, k1 | k1_mean 0 k1_low k1_high
-KLByPosition | # k2 | k2_mean 1 k2_low k2_high
 KLByPosition | # k3 | k3_mean 1 k3_low k3_high
 KLByPosition | # information about the reward | information 1
 AttentionDrift | L0H1, pattern (QK) | qk 1 *
@@ -110,78 +108,52 @@ AttentionDrift | # total variation | tv_here 1 *
 StepInfluence | step 3 on the logit difference by cause > decay | T.decay sum
 StepInfluence | momentum | T.momentum sum
 StepInfluence | kl | T.terms 1,0 sum
-StepInfluence | surrogate | T.terms 0,0 sum
 StepInfluence | g1, B | T.rows 1,0,1
 StepInfluence | # kappa | kappa
 StepLedger | # objective | objective
-StepLedger | # kl penalty | kl_penalty
 HackWatch | reward minus true reward > true reward, phase 3 | true_reward *
 HackWatch | gap, phase 3 | gap *
-HackWatch | grammatical, phase 3 | grammatical *
 HackWatch | different n-grams > policy, n = | distinct_texts 0
-HackWatch | different n-grams > reference, n = | distinct_reference 0
 HackWatch | had before > policy, n = | repeated_texts 0
 HackWatch | another text has > reference, n = | overlap_reference 0
-HackWatch | # saturated | saturated
 HackWatch | # reference count | taken_up 0,reference_count
 HackWatch | # won | promoted 0,won
 HackWatch | # tokens | T.counts 1 sum
 ValueLens | s0, A | r2 0,0 *
-ValueLens | s1, B | r2 1,1 *
 ValueLens | B | head_correlation 1 *
 ValueLens | tuned lens > s1, A | T.lens_tuned 1,0,0
 ValueLens | raw lens > s1, A | T.lens 1,0,0
-ValueLens | # raw lens | raw_r2 0 *
 ValueLens | # tuned lens | tuned_r2 1 *
 Direction | s1, A | accuracy 1,0 *
 Direction | Bayes' rule, B * | bayes_accuracy 1
 Direction | accuracy of the direction > accuracy, phase 3 | accuracy 1,1 *
-Direction | # accuracy erased | accuracy_erased 1,1 *
 Direction | # negative projection | negative_projection 1,1 *
 FrozenProbe | frozen in phase 0, phase 3 | accuracy_frozen 1 *
 FrozenProbe | Bayes' rule, phase 3 | bayes_accuracy 0 *
-FrozenProbe | shuffled labels, phase 3 | accuracy_control 1 *
 FrozenProbe | of both directions, phase 3 | cosine 1 *
 FrozenProbe | of two halves, phase 3 | split_half 1 *
 FrozenProbe | # gap | gap 1 *
 FrozenProbe | # shift | shift 0 *
-FrozenProbe | # moved cosine | moved_cosine 0 *
 LogitShift | phase 3: shift of logit(good - bad) by component > c1, shift | T.shift 1,0
 LogitShift | c0, own weights | T.own_weights 0,0
 LogitShift | c1, inherited from earlier components | T.inherited 1,0
 LogitShift | c1, the scale of the norm | T.scale 1,0
 LogitShift | c1, unembedding | T.read_out 1,0
 LogitShift | # logits | T.read_out sum
-LogitShift | # measured shift | measured_shift
 LogitShift | shift, phase 3 | T.measured 0
 NeuronRank | L0N2, contribution | contribution 1 *
 NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b_out | b_out 1
 NeuronRank | L0 mlp, both | mlp 0
 NeuronRank | L1 mlp, its neurons | T.neuron_contribution 1 sum
-NeuronRank | # activation shift | activation_shift 1
 WeightDelta | W, direction, from 0 1 | rows 0,s,1
 WeightDelta | # stable rank | rows 0,stable_rank
-WeightDelta | # total norm | total_norm
 WordsMoved | c1 | parts 1 *
 WordsMoved | moved mass, phase 3 | moved_mass
 WordsMoved | # mass | contrasts 0,mass
 WordsMoved | # shift | contrasts 0,shift shift_low shift_high
 WordsMoved | # won | word_table 0,won won_low won_high
 """
-# the units of the drawings of each probe
-UNITS = {
-    "RunHealth": ["nats per sequence", "reward"],
-    "KLByPosition": ["nats per token"] * 2,
-    "AttentionDrift": ["logits"] * 2,
-    "StepInfluence": ["moved"],
-    "StepLedger": ["share"],
-    "HackWatch": ["fraction"] * 4 + ["reward"],
-    "LogitShift": ["logits"] * 2,
-    "NeuronRank": ["logits"] * 2,
-    "WeightDelta": ["singular value"],
-    "WordsMoved": ["logits", "probability"],
-}
 
 
 def fill(numbers, sizes):
@@ -283,9 +255,6 @@ def test_every_mark_shows_the_field_of_the_table(kind):
             continue
         label, expected = label if " > " in label else f" > {label}", format_title(value, ends)
         assert any(label in t and expected in t for t in found), (label, expected, found)
-    units = [p.unit for p in pictures if isinstance(p, Picture | Strip) and p.unit]
-    if kind != "TextHeatmap":
-        assert sorted(units) == UNITS.get(kind, [])
     named = [p.title for p in pictures if isinstance(p, Picture | Strip | Table)]
     assert not [x for x in named if "{" in x or x.startswith("phase ") and "phase 3: " not in x]
 
@@ -299,11 +268,6 @@ def is_cell(cell, value, ends):
     if isinstance(cell, float | int):
         return cell == pytest.approx(value) and not ends
     return cell == (f"{value:.4g} [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else f"{value:.4g}")
-
-
-def test_the_table_covers_every_probe():
-    covered = {line.split(" | ")[0] for line in TITLES.strip().splitlines()} | {"TextHeatmap"}
-    assert covered == KINDS == set(SHAPES) and len(covered) == 14
 
 
 def test_derived_numbers_match_hand_computed():
@@ -355,16 +319,6 @@ def test_ledger_has_the_numbers_of_each_token():
         assert cells == pytest.approx(values, abs=1e-3), column
     binds = at.tensors["clipped"][0].bool().tolist()
     assert [row[1] for row in table.rows] == ["yes" if x else "no" for x in binds]
-
-
-def test_large_values_do_not_set_the_color_scale():
-    values = [1.0] * 200 + [50.0]
-    strip = Strip([("text", ["a"] * 201, values)], "t", "kl", "sequential")
-    page = strip.fragment
-    assert "kl 50, beyond the scale" in page and page.count("beyond") == 1
-    assert page.count("underline") == 1
-    assert 'title="kl 1"' in page
-    assert "beyond" not in tokens_html(["a"], [1.0], "kl", limit=1.0).fragment
 
 
 def test_matrix_notes_its_largest_cell_and_their_number():
