@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.organism import Grammar, best_of_n, build_graph, grammar_policy, smoothed, true_reward
+from rlhf_lab.organism import Grammar, best_of_n, build_graph, grammar_policy, smoothed
 from rlhf_lab.rewards import CountReward, ResponseReward
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.best_of_n import Candidates, draw_candidates, exact_figures
@@ -49,7 +49,8 @@ def test_chosen_is_the_best_of_the_first_n_that_ended():
         CANDIDATES.chosen(3)
 
 
-def test_candidates_have_their_prompts_and_rewards(tmp_path):
+def test_candidates_have_their_prompts_and_rewards(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlhf_lab.training.best_of_n.RESPONSES_AT_ONCE", 3)  # one prompt at a time
     (tmp_path / "p.txt").write_text("the film\nthis movie was\n")
     trainer = make_trainer(CountReward("the"), prompts=str(tmp_path / "p.txt"), gen_len=6)
     drawn, again, other = (draw_candidates(trainer, 5, 3, seed=seed) for seed in (1, 1, 2))
@@ -59,6 +60,7 @@ def test_candidates_have_their_prompts_and_rewards(tmp_path):
     ):
         assert rewards == CountReward("the")([prompt + text for text in responses]).tolist()
     assert again.responses == drawn.responses != other.responses
+    assert len(set(map(tuple, drawn.responses))) == 5
     reward = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
     with pytest.raises(ConfigError, match="depends on the whole batch"):
         draw_candidates(make_trainer(reward), 2, 2, seed=0)
@@ -71,8 +73,6 @@ def test_exact_best_of_one_is_the_policy_and_of_many_the_best():
     scores = smoothed.score(policy.graph.final_features())
     assert one.kl_per_sequence == pytest.approx(0.0, abs=1e-12)
     assert (one.proxy, many.proxy) == pytest.approx((policy.mean(scores), scores.max()))
-    (four,) = best_of_n(policy, true_reward, (4,))
-    assert four.true_reward == four.proxy
     for fields in ({"temperature": 0.5}, {"top_k": 3}, {"prefix": "the film"}, {"gen_len": 6}):
         assert exact_figures(make_trainer(**fields), (2,)) == {}
 
@@ -103,6 +103,4 @@ def test_run_is_sampled_before_or_after_training(tmp_path):
     accepted(["train", "--reward-fn", "count:the", *small, "--out", run])
     before = accepted(["best-of-n", run, *few])
     after = accepted(["best-of-n", run, *few, "--checkpoint", "last"])
-    base = ["--reward-fn", "count:the", "--gen-len", "6"]
-    untrained = accepted(["best-of-n", "reel-nano", *base, *few])
-    assert before.out == untrained.out != after.out
+    assert before.out != after.out

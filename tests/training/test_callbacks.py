@@ -91,6 +91,9 @@ def test_callback_registered_twice_warns_but_not_those_of_a_loop(recwarn):
     exec("for _ in range(2):\n    @on('after_loss')\n    def f(ctx): ...", {"on": on})
     for callback in (*(lambda ctx: None for _ in "12"), [].append, [].append):
         on("after_loss")(callback)
+    on("checkpoint", last=True)(partial(print))
+    on("checkpoint")(partial(len))
+    assert [x.name for x in callbacks.registered["checkpoint"]] == ["len", "print"]
     (warning,) = recwarn
     assert str(warning.message).startswith("b is registered twice at after_step.")
     assert [x.name for x in callbacks.registered["after_step"]] == "a b b_3 _ __3 B_5".split()
@@ -132,5 +135,5 @@ def test_returned_dicts_are_stored_and_others_warn(make_trainer, recwarn):
     assert [record["phase"] for record in run.returned("record_sums")] == [0, 2]
     with pytest.raises(RunError, match="no dicts of a function 'kl'. Available: .*record_sums"):
         run.returned("kl")
-    with pytest.raises(RunError, match=r"Use returned\('norm'\) for the dicts of that function"):
-        run.records("norm")
+    with pytest.raises(RunError, match=r"Use returned\('record_sums'\) for the dicts"):
+        run.records("record_sums")

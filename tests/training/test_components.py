@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import json
 import warnings
-from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -83,12 +82,9 @@ def test_policy_of_a_learners_class_trains_equally(make_trainer):
 
 def test_result_that_cannot_be_learned_from_raises(make_trainer):
     detached = lambda kl, kl_coef, mask: (kl_coef * F.masked_mean(kl, mask)).detach()
-    no_number = "Return one number"
     for name, function, words in (
-        ("clipped_surrogate", lambda x, *_: x.flatten(1), r"shape \(.*" + no_number),
-        ("value_loss", lambda x, *_: x.flatten(1), r"shape \(.*" + no_number),
-        ("entropy_bonus", lambda *_: 0.5, f"float 0.5.*{no_number}"),
-        ("kl_penalty", lambda *_: 0.5, f"float 0.5.*{no_number}"),
+        ("value_loss", lambda x, *_: x.flatten(1), r"shape \(.*Return one number"),
+        ("entropy_bonus", lambda *_: 0.5, "float 0.5.*Return one number"),
         ("kl_penalty", detached, "a number without gradient"),
     ):
         with pytest.raises((ConfigError, ValueError), match=f"^{name} returned {words}"):
@@ -120,12 +116,9 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     trainer.on("after_score")(lambda ctx: means.append(ctx.rollout.samples.values.mean().item()))
     trainer.on("after_rollout")(lambda ctx: ctx.policy.base_model.reset_hooks())
     trainer.learning_phase = lambda rollout: ppo.learning_phase(trainer, rollout)  # a custom one
-    first, second = trainer.train()
-    for report in (first, second):
+    for report in trainer.train():
         assert abs(report.ratio_first_minibatch - 1) < 1e-5 and report.kl_per_token > 1e-6
     assert not has_hooks(trainer.reference) and means == pytest.approx([1, 1], abs=0.5)
-    plain = make_trainer().run_phase()
-    assert plain.kl_per_token == 0 and plain.entropy_per_token != first.entropy_per_token
     stages = [(phase, stage) for phase in (0, 1) for stage in ("rollout", "learning")]
     evaluation = (2, "rollout")
     assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, evaluation)}
@@ -133,13 +126,12 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
 
 def test_edit_in_place_equals_a_returned_tensor(make_trainer):
     reports = []
-    for fn in (halve, halve_in_place, lambda x, where: x / 2 if where.event == "rollout" else x):
+    for fn in (halve, halve_in_place):
         trainer = make_trainer()
-        during = "rollout" if len(reports) < 2 else ("rollout", "learning")
-        trainer.intervene(SITE, fn, during=during, name="halve")
+        trainer.intervene(SITE, fn, during="rollout", name="halve")
         with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
             reports.append(trainer.run_phase().to_dict() | {"cost": None})
-    assert reports[0] == reports[1] == reports[2]
+    assert reports[0] == reports[1]
 
 
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
@@ -151,8 +143,6 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     path = broken_off.run.path
     with pytest.raises(ConfigError, match=r"intervention 'halve'.*interventions=\{'halve': fn\}"):
         RLHFTrainer.resume(path)
-    with pytest.raises(ConfigError, match=r"no intervention 'other'. Choose from \['halve'\]"):
-        RLHFTrainer.resume(path, interventions={"halve": halve, "other": halve})
     with pytest.warns(UserWarning, match="intervention halve has changed since the run started"):
         RLHFTrainer.resume(path, interventions={"halve": halve_in_place})
     with warnings.catch_warnings():
@@ -160,9 +150,8 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
         again = RLHFTrainer.resume(path, interventions={"halve": halve})
     again.train()
     assert_same_run(path, whole.run.path)
-    info = json.loads((path / "run.json").read_text())
     record = {"name": "halve", "site": "blocks.*.hook_mlp_out", "during": ["rollout"]}
-    assert info["interventions"] == [record] and info["custom_components"] == ["interventions"]
+    assert json.loads((path / "run.json").read_text())["interventions"] == [record]
     run = Run(path)
     with pytest.raises(ConfigError, match="trained with the intervention 'halve'"):
         run.policy()
@@ -174,35 +163,13 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
 
 
 def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
-    """Both would train the same weights, and the record of each would be false.
-
-    Trainers of copies do not affect each other.
-    """
+    """Both would train the same weights, and the record of each would be false."""
     first = make_trainer()
     second = make_trainer({"policy": first.policy})
-    assert second.run_phase().learning == make_trainer().run_phase().learning
+    second.run_phase()
     with pytest.raises(ConfigError, match="Another trainer trains this policy"):
         first.train()
     assert first.run is None
-    late = make_trainer({"policy": second.policy})
-    second.rollout_phase()
-    late.run_phase()
-    with pytest.raises(ConfigError, match="Another trainer trains this policy"):
-        second.run_phase()
-    copies = [make_trainer({"policy": deepcopy(make_trainer().policy)}) for _ in range(2)]
-    for reports in zip(*copies, strict=True):
-        assert reports[0].learning == reports[1].learning
-
-
-def test_policy_with_interventions_of_another_trainer_raises(make_trainer):
-    first = make_trainer()
-    clean = deepcopy(first.policy)
-    first.intervene(SITE, halve)
-    for policy in (first.policy, deepcopy(first.policy)):
-        with pytest.raises(ConfigError, match="policy has the intervention 'halve' of another"):
-            make_trainer({"policy": policy})
-    first.run_phase()
-    make_trainer({"policy": clean}).run_phase()
 
 
 def test_invalid_interventions_raise(make_trainer):
@@ -213,6 +180,8 @@ def test_invalid_interventions_raise(make_trainer):
     trainer.intervene(SITE, halve)
     with pytest.raises(ConfigError, match="name='halve' is taken by another"):
         trainer.intervene(SITE, halve)
+    with pytest.raises(ConfigError, match="policy has the intervention 'halve' of another"):
+        make_trainer({"policy": trainer.policy})
     trainer.run_phase()
     with pytest.raises(ConfigError, match="The run has begun. Call intervene"):
         trainer.intervene(SITE, halve, name="late")

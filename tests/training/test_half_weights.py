@@ -181,3 +181,5 @@ def test_run_steps_the_schedule_once_per_phase(runs):
     rates = [[1e-3 * x, run.trainer.args.head_lr * x] for x in (0.5, 1, 0.7, 0.4, 0.1)]
     assert [[r.base_lr, r.head_lr] for r in run.reports] == [pytest.approx(e) for e in rates]
     assert run.rates == [pytest.approx(e) for e in rates for _ in range(4)]
+    run = runs("critic")  # whose weights have the rate of the transformer
+    assert run.reports[-1].head_lr == run.trainer.args.head_lr != run.reports[-1].base_lr
