@@ -27,16 +27,13 @@ def test_custom_optimizer_maximizes_the_objective(make_trainer):
 
 
 @pytest.mark.slow
-def test_report_has_both_rates_in_any_order_of_groups(make_trainer):
+@pytest.mark.parametrize("rates", [{"value_head": 1e-2, "base_model": 1e-4}, {"value_head": 1e-2}])
+def test_report_has_both_rates_in_any_order_of_groups(make_trainer, rates):
     parts = make_adamw()
-    policy, rates = parts["policy"], {"value_head": 1e-2, "base_model": 1e-4}
-    groups = [{"params": getattr(policy, k).parameters(), "lr": lr} for k, lr in rates.items()]
+    modules = {name: getattr(parts["policy"], name) for name in rates}
+    groups = [{"params": modules[name].parameters(), "lr": lr} for name, lr in rates.items()]
     report = make_trainer(parts | {"optimizer": AdamW(groups)}).run_phase()
-    assert (report.base_lr, report.head_lr) == (1e-4, 1e-2)
-    parts = make_adamw()  # of the head only
-    optimizer = AdamW(parts["policy"].value_head.parameters(), lr=1e-2)
-    report = make_trainer(parts | {"optimizer": optimizer}).run_phase()
-    assert (report.base_lr, report.head_lr) == (0.0, 1e-2)
+    assert (report.base_lr, report.head_lr) == (rates.get("base_model", 0.0), 1e-2)
 
 
 @pytest.mark.slow
@@ -53,14 +50,6 @@ def test_resume_rejects_other_custom_components(make_trainer):
     ):
         with pytest.raises((ConfigError, RunError), match=words):
             RLHFTrainer.resume(path, changes, **parts)
-
-
-class Opaque(StepLR):
-    """A scheduler with state that a checkpoint cannot store."""
-
-    def __init__(self, optimizer):
-        self.rule = print
-        super().__init__(optimizer, 1)
 
 
 class Lion(torch.optim.Optimizer):
@@ -80,16 +69,13 @@ def test_trainer_rejects_unfit_components(make_trainer):
     in_backward = dict(optimizer_in_backward=True, max_grad_norm=None)
     cases = [
         (dict(optimizer=foreign), {}, "parameters are not the policy's"),
-        (dict(policy=policy, optimizer=foreign), {}, "parameters are not the policy's"),
         (dict(policy=policy, optimizer=Lion(policy.parameters())), {}, "Lion has no option"),
         (dict(scheduler=StepLR(optimizer, 1)), {}, "optimizer=None is not an optimizer"),
         (dict(optimizer=torch.optim.AdamW), {}, "AdamW.* is not an optimizer"),
         (parts | dict(scheduler=StepLR(foreign, 1)), {}, "does not belong to"),
         (parts | dict(scheduler=ReduceLROnPlateau(optimizer)), {}, "requires a metric.*LambdaLR"),
-        (parts | dict(scheduler=StepLR), {}, "scheduler=StepLR does not belong to"),
         (parts, in_backward, "require the optimizer of the settings"),
         (dict(lr_scheduler=StepLR(optimizer, 1)), {}, "no component 'lr_scheduler'"),
-        (make_adamw(Opaque), {}, "scheduler.rule is a builtin_function_or_method, which"),
         (dict(kl_controller=object()), {}, r"needs kl_coef and update\(\)"),
         (dict(kl_controller=controller), {}, "kl_controller.seen is a set, which a checkpoint"),
     ]

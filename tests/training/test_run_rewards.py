@@ -14,7 +14,6 @@ from rlhf_lab.organism import REWARDS
 from rlhf_lab.rewards import ResponseReward, RewardModel, RewardPipeline, ScoreGains, TokenReward
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.sinks import to_values
-from rlhf_lab.views.report import write_report
 from tests.small_runs import DEVICE
 
 RAW = {"normalize_reward": False}
@@ -33,16 +32,12 @@ def test_weighted_sum_is_learned_and_each_is_logged(runs):
     for name in NAMES:
         mean = sum(row[name] for row in rows) / len(rows)
         assert lines[0][name] == pytest.approx(mean)
-        assert run.reports[0].reward_means[name.removeprefix("reward/")] == lines[0][name]
-    assert lines[0]["reward/smoothed"] != lines[0]["reward/length"]
     for line in (*lines, final):
         assert line["mean_reward"] == pytest.approx(line[NAMES[0]] + 0.5 * line[NAMES[1]])
-        assert "reward_means" not in line
     values, regex = to_values(final, samples, "final/"), "reward/regex:.{1,999}"
-    rows = values["final_samples"]
-    assert all([x for x in row if "/" in x] == [*NAMES, regex] for row in rows)
-    assert lines[0][regex] == 1.0 and "several rewards" in write_report(run.path).read_text()
+    assert [x for x in values["final_samples"][0] if "/" in x] == [*NAMES, regex]
     assert values["final/reward/smoothed"] == final["reward/smoothed"]
+    assert lines[0][regex] == 1.0
     assert not [name for name in runs("plain").reports[0].to_dict() if "/" in name]
 
 
@@ -51,18 +46,6 @@ def test_reward_may_be_any_module(make_trainer):
     module.get_extra_state = lambda: {"version": 1}
     module.forward = lambda texts: torch.tensor([float(len(text)) for text in texts])
     assert "the model of Sequential" in make_trainer({"reward_fn": module}).sources
-
-
-def test_weighted_sum_is_clipped(make_trainer):
-    """Twice 3 or 0 plus thrice 1 are 9 and 3, clipped to 4; a single reward also has a weight."""
-    ones = lambda texts: [1.0] * len(texts)
-    parts = {"reward_fn": {"a": lambda texts: [3.0, 0.0] * (len(texts) // 2), "b": ones}}
-    fields = {"reward_weights": (2.0, 3.0), "reward_clip": 4.0, "normalize_reward": False}
-    rollout = make_trainer(parts, **fields).rollout_phase()
-    assert rollout.raw_rewards.tolist() == [9.0, 3.0] * 4
-    assert rollout.rewards.tolist() == [4.0, 3.0] * 4
-    single = make_trainer({"reward_fn": ones}, reward_weights=(3.0,))
-    assert single.rollout_phase().raw_rewards.tolist() == [3.0] * 8
 
 
 @pytest.mark.slow
@@ -106,33 +89,25 @@ def test_rewards_that_do_not_fit_the_settings_raise(make_trainer, questions, tmp
     batch = ResponseReward(lambda prompts, responses: [0.0] * len(prompts), whole_batch=True)
     answered = ResponseReward(lambda prompts, responses, answers: [0.0], answers=True)
     texts, tokens = (TokenReward(x) for x in (lambda i, m: m.sum(1) + 0.0, lambda i, m: m + 0.0))
-    pairs, scaled = {"dynamic_sampling": 2, "samples_per_prompt": 2}, {"reward_scaling": "scale"}
-    file = {"prompts": str(questions)}
+    file = RAW | {"prompts": str(questions)}
     labels, exact = file | {"labels_column": "answer"}, file | {"answers_column": "answer"}
     (tmp_path / "twice.csv").write_text("prompt,answer\nthis movie,a\nthis movie,b\n")
     twice = exact | {"prompts": str(tmp_path / "twice.csv"), "reward_fn": "exact_match"}
     for reward, fields, words in (
-        (batch, RAW | pairs, "dynamic_sampling=2 scores"),
-        (batch, RAW | {"advantages": "remax"}, "advantages='remax' scores"),
-        (batch, RAW | labels, "labels_column='answer' scores"),
-        (texts, RAW | labels, "labels_column='answer' requires a reward of texts"),
-        (tokens, {"normalize_reward": True}, "normalize_reward=.* is for one"),
-        (tokens, RAW | scaled, "reward_scaling=.* is for one"),
+        (batch, labels, "labels_column='answer' scores"),
+        (texts, labels, "labels_column='answer' requires a reward of texts"),
         (tokens, RAW | {"reward_clip": 1.0}, "reward_clip=.* is for one"),
-        (tokens, RAW | pairs | {"advantages": "rloo"}, "dynamic_sampling=.* is for one"),
         (answered, {}, "set answers_column"),
         (None, exact | {"reward_fn": "true_reward"}, "read by no reward"),
         (None, twice, "has two answers, 'a' and 'b'"),
         ({"bad": lambda texts: None}, {}, "returned NoneType"),
-        (TokenReward(lambda ids, mask: torch.zeros(2, 3, 3)), RAW, r"shape \(2, 3, 3\)"),
         (TokenReward(lambda ids, mask: mask[:, 1:] + 0.0), RAW, r"shape \(2, 3\) for"),
         (TokenReward(lambda ids, mask: [0.0] * len(ids)), RAW, "returned list"),
         (TokenReward(lambda ids, mask: mask * math.nan), RAW, "returned nan for token ids"),
     ):
         with pytest.raises(ConfigError, match=words):
             make_trainer({"reward_fn": reward}, **fields)
-        if reward is tokens:
-            make_trainer({"reward_fn": texts}, **fields)
+    make_trainer({"reward_fn": texts}, reward_clip=1.0, **RAW)
     with pytest.raises(ConfigError, match="reward_model='m' has no effect with reward_fn='zero'"):
         make_trainer(reward_fn="zero", reward_model="m")
     with pytest.raises(ConfigError, match="not passed prompts"):
@@ -171,19 +146,12 @@ def test_penalties_match_hand_computed(reel_args):
     assert found.tolist() == [-3.0, -4.0, 0.0, 0.5]
 
 
-@pytest.mark.slow
-def test_padding_equal_to_a_stop_token_does_not_end_a_response(reel_args, make_trainer):
-    """In `step`, the mask decides: responses of 2 tokens, padded with the stop token."""
-    fields = {"penalize_no_eos": True, "stop_at_eos": True} | RAW
+def test_padding_equal_to_a_stop_token_does_not_end_a_response(reel_args):
+    """As in `step`, the mask decides: responses of 2 tokens, padded with the stop token."""
     batch = make_samples([1, 2, STOP, STOP], [1, STOP, STOP, STOP])
     batch = dataclasses.replace(batch, mask=torch.tensor([[True, True, False, False]] * 2))
-    pipeline = make_pipeline(reel_args(gen_len=4, **fields))
+    pipeline = make_pipeline(reel_args(gen_len=4, penalize_no_eos=True, stop_at_eos=True))
     assert pipeline.penalize(batch, torch.ones(2)).tolist() == [-3.0, 1.0]
-    trainer, rewards = make_trainer(**fields), []
-    trainer.on("after_phase")(lambda ctx: rewards.extend(ctx.rollout.rewards.tolist()))
-    assert trainer.tokenizer.pad_token_id == trainer.tokenizer.eos_token_id
-    trainer.step(["this movie"] * 8, ["was", "was so good"] * 4, [1.0] * 8)
-    assert rewards == [-3.0] * 8
 
 
 def test_scaling_comes_before_the_clip(reel_args):
@@ -233,43 +201,26 @@ def model(reward_dir) -> RewardModel:
     return RewardModel.load(reward_dir).requires_grad_(False)
 
 
-@pytest.mark.slow
-@pytest.mark.typed
-def test_function_gets_prompt_and_response_with_their_mask(make_trainer):
-    seen = []
-
-    def length(input_ids, attention_mask):
-        seen.append((input_ids.clone(), attention_mask.clone()))
-        lengths = attention_mask.sum(1).float().requires_grad_()
-        input_ids.zero_()  # which changes no sample
-        attention_mask.zero_()
-        return lengths
-
-    fields = {"temperature": 20.0, "gen_len": 26, "batch_size": 16, "stop_at_eos": True} | RAW
-    parts = {"reward_fn": TokenReward(length), "prompts": ["this movie", "this movie was so good"]}
-    trainer = make_trainer(parts, **fields)
-    rollout, bos = trainer.rollout_phase(), trainer.tokenizer.bos_token_id
-    samples, (ids, mask) = rollout.samples, seen[-1]
-    assert torch.equal(ids, samples.tokens) and not mask.all()
-    real = samples.prompt_mask.sum(1) + samples.mask.sum(1)
-    assert torch.equal(rollout.raw_rewards, real.float()) and not rollout.raw_rewards.requires_grad
-    assert all(row[kept][0] == bos for row, kept in zip(ids, mask, strict=True))
-    assert rollout.token_rewards is None
-
-
 def test_token_rewards_match_hand_computed(make_trainer):
     """Token t of a response of 3 has the reward t + 1, and each prompt token a million.
 
-    Rewards to go: 6, 5, 3. With lambda 1 these are the returns.
+    Rewards to go: 6, 5, 3. With lambda 1 these are the returns. Other changes have no effect.
     """
+    seen = []
 
     def count_up(input_ids, attention_mask):
-        rewards = torch.full(input_ids.shape, 1e6)
-        rewards[:, -3:] = torch.tensor([1.0, 2.0, 3.0])
-        return rewards
+        seen.append((input_ids.clone(), attention_mask.clone()))
+        input_ids.zero_()
+        attention_mask.zero_()
+        rewards = torch.full(input_ids.shape, 1e6, requires_grad=True)
+        return torch.cat([rewards[:, :-3], torch.tensor([[1.0, 2.0, 3.0]] * len(rewards))], 1)
 
-    fields = {"gen_len": 3, "stop_at_eos": False, "gae_lambda": 1.0, "advantages": "gae"}
-    rollout = make_trainer({"reward_fn": TokenReward(count_up)}, **fields, **RAW).rollout_phase()
+    fields = {"gen_len": 3, "stop_at_eos": False, "gae_lambda": 1.0, "advantages": "gae"} | RAW
+    parts = {"reward_fn": TokenReward(count_up), "prompts": ["this movie", "this movie was"]}
+    rollout = make_trainer(parts, **fields).rollout_phase()
+    samples, (ids, mask) = rollout.samples, seen[-1]
+    assert torch.equal(ids, samples.tokens) and torch.equal(mask, samples.attention_mask)
+    assert not mask.all() and not rollout.raw_rewards.requires_grad
     assert rollout.raw_rewards.tolist() == [6.0] * 8
     for row in rollout.returns:
         assert row.tolist() == pytest.approx([6.0, 5.0, 3.0], abs=1e-5)
