@@ -7,7 +7,6 @@ checksum, its length, and whether it is a whole record or the first, a middle or
 import json
 import struct
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def raw_records(path: Path) -> Iterator[bytes]:
-    """The records of the file, in order; one that a kill cut off is left out."""
-    data = path.read_bytes()
-    assert data[:4] == b":W&B", f"{path} is no file of wandb's"
-    at, parts = HEADER, b""
+    """Return the records of the file, in order, without one that a kill cut off."""
+    data, at, parts = path.read_bytes(), HEADER, b""
     while at + PIECE <= len(data):
         if BLOCK - at % BLOCK < PIECE:
             at += BLOCK - at % BLOCK
@@ -35,7 +32,7 @@ def raw_records(path: Path) -> Iterator[bytes]:
 
 
 def items(records: Any) -> dict[str, Any]:
-    """Entries of wandb's, each a key, or a path of keys joined by a dot, and JSON."""
+    """Return entries by their key, or by a path of keys joined by a dot."""
     found = {}
     for item in records:
         name, value = ".".join(item.nested_key) or item.key, json.loads(item.value_json)
@@ -45,49 +42,34 @@ def items(records: Any) -> dict[str, Any]:
 
 
 class WandbFile:
-    """The records of a directory such as `wandb/offline-run-20261123_040907-abcdefgh`."""
+    """The records of a directory such as `wandb/offline-run-20261123_040907-abcdefgh`.
+
+    Attributes:
+        run: the first record about the run: its name, project, group, tags, notes.
+        history: the logged values of each step.
+        summary: the last of each logged value, or the value that was set.
+        exit_codes: one code; none if the run was killed.
+    """
 
     def __init__(self, directory: Path) -> None:
         from wandb.proto.wandb_internal_pb2 import Record
 
-        self.directory = directory
+        self.directory, self.run = directory, None
+        self.history, self.summary, self.exit_codes = [], {}, []
         (path,) = directory.glob("run-*.wandb")
-        self.records = [Record.FromString(raw) for raw in raw_records(path)]
-
-    def of(self, kind: str) -> list[Any]:
-        """The records of one kind: run, config, history, summary, exit, ..."""
-        return [getattr(r, kind) for r in self.records if r.WhichOneof("record_type") == kind]
-
-    @cached_property
-    def run(self) -> Any:
-        """The first record about the run: its name, project, group, tags, notes."""
-        return self.of("run")[0]
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return items(self.run.config.update)
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        return [items(record.item) for record in self.of("history")]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The last of each logged value, or the value that was set."""
-        found: dict[str, Any] = {}
-        for record in self.records:
-            if record.WhichOneof("record_type") == "history":
-                found |= items(record.history.item)
-            if record.WhichOneof("record_type") == "summary":
-                found |= items(record.summary.update)
-        return found
-
-    @property
-    def exit_codes(self) -> list[int]:
-        """One code; none if the run was killed."""
-        return [record.exit_code for record in self.of("exit")]
+        for record in map(Record.FromString, raw_records(path)):
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                self.run = self.run or record.run
+            elif kind == "history":
+                self.history.append(items(record.history.item))
+                self.summary |= self.history[-1]
+            elif kind == "summary":
+                self.summary |= items(record.summary.update)
+            elif kind == "exit":
+                self.exit_codes.append(record.exit.exit_code)
 
     def table(self, row: dict[str, Any], name: str) -> dict[str, Any]:
-        """Columns and data of a table that a row of the history names."""
+        """Return columns and data of a table that a row of the history names."""
         assert row[f"{name}._type"] == "table-file"
         return json.loads((self.directory / "files" / row[f"{name}.path"]).read_text("utf-8"))

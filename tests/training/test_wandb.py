@@ -1,6 +1,7 @@
 """Weights & Biases: what a run logs, read back from the files of real offline runs."""
 
 import json
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -12,20 +13,17 @@ import pytest
 import yaml
 from rich.console import Console
 
-from rlhf_lab.__main__ import parse
+from rlhf_lab.__main__ import main, parse
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode, to_values
 from rlhf_lab.views.terminal import train_on_terminal
-from tests.wandb_file import WandbFile
+from tests.training.recorded_runs import train_partly
+from tests.wandb_file import WandbFile, items
 
 SWEEP = Path(__file__).parents[2] / "docs" / "sweep.yaml"
-SMALL = (
-    "train --preset reel --total-phases 4 --batch-size 8 --num-minibatches 2 --warmup-steps 1"
-    " --gen-len 6 --save-every 2 --out run"
-).split()
 VARIABLES = {
     "WANDB_MODE": "offline",
     "WANDB_NAME": "first light",
@@ -37,25 +35,22 @@ VARIABLES = {
     "WANDB_JOB_TYPE": "ppo",
 }
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
-
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """wandb without output; runs of earlier tests are closed."""
     monkeypatch.setenv("WANDB_SILENT", "true")
     yield
-    import wandb
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()
 
-    wandb.teardown()
 
-
-def read_files(run: Path, n_open: int = 0) -> list[WandbFile]:
-    """Return the offline directories of a run by age, when all but `n_open` have been closed."""
-    directories, deadline = sorted(run.glob("wandb/offline-run-*")), monotonic() + 10
+def read_files(run: Path) -> list[WandbFile]:
+    """Return the offline directories of a run by age, when the last has been closed."""
+    deadline = monotonic() + 10
     while True:
-        files = [WandbFile(path) for path in directories]
-        if all(file.exit_codes for file in files[: len(files) - n_open]):
+        files = [WandbFile(path) for path in sorted(run.glob("wandb/offline-run-*"))]
+        if files[-1].exit_codes:
             return files
         assert monotonic() < deadline, "a run of wandb was not closed"
         sleep(0.05)
@@ -88,11 +83,13 @@ def logged(reel_args, tmp_path_factory) -> tuple[Path, WandbFile]:
     return trainer.run.path, file
 
 
+@pytest.mark.process
 def test_offline_run_matches_its_directory(logged):
     path, file = logged
     info = json.loads((path / "run.json").read_text("utf-8"))
     assert identity(file) == NAMES and file.run.job_type == "ppo"
-    assert {k: v for k, v in file.config.items() if k != "_wandb"} == info["args"]
+    config = items(file.run.config.update)
+    assert {k: v for k, v in config.items() if k != "_wandb"} == info["args"]
     assert {k: file.summary[f"final/{k}"] for k in info["final"]} == info["final"]
     assert info["final"]["samples"] == 4 * 24 and file.exit_codes == [0]
     lines, samples = (
@@ -114,6 +111,7 @@ def test_offline_run_matches_its_directory(logged):
         assert all(prompt + response == text for text, prompt, response, *_ in table["data"])
 
 
+@pytest.mark.process
 def test_probe_numbers_and_pictures_are_logged(logged):
     path, file = logged
     rows = file.history
@@ -127,6 +125,7 @@ def test_probe_numbers_and_pictures_are_logged(logged):
     assert "KL from the reference" in page and "<svg" in page and "<script" not in page
 
 
+@pytest.mark.process
 def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
     """wandb.log in a callback, without a step, completes the step that is open."""
     import wandb
@@ -146,6 +145,7 @@ def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
     assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
 
 
+@pytest.mark.process
 def test_settings_come_before_variables(make_trainer, monkeypatch):
     """In one of two trainers at once, which log two runs."""
     names = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
@@ -163,32 +163,30 @@ def test_settings_come_before_variables(make_trainer, monkeypatch):
         assert [row["mean_reward"] for row in file.history] == [r["mean_reward"] for r in lines]
 
 
-def test_mode_is_the_more_private_of_setting_and_variable():
-    for field, variable, expected in (
-        (None, None, "disabled"),
+@pytest.mark.parametrize(
+    ("setting", "variable", "expected"),
+    [
+        (None, "", "disabled"),
         (None, "dryrun", "offline"),
         ("online", "offline", "offline"),
         ("offline", "online", "offline"),
         ("disabled", "online", "disabled"),
-    ):
-        environment = {} if variable is None else {"WANDB_MODE": variable}
-        assert choose_wandb_mode(RLHFArgs(wandb_mode=field), environment) == expected
+    ],
+)
+def test_mode_is_the_more_private_of_setting_and_variable(setting, variable, expected):
+    args = RLHFArgs(wandb_mode=setting)
+    assert choose_wandb_mode(args, {"WANDB_MODE": variable}) == expected
 
 
-def test_settings_without_wandb_warn(make_trainer, monkeypatch, recwarn):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    make_trainer(wandb_group="a")
-    monkeypatch.delenv("WANDB_MODE")
+@pytest.mark.slow
+def test_settings_that_do_not_fit_wandb_warn_or_raise(make_trainer, monkeypatch, recwarn):
+    import wandb
+
     make_trainer(wandb_group="a", wandb_mode="disabled")
     make_trainer(loggers="trackio", wandb_project_name="a")
     assert not recwarn
     with pytest.warns(UserWarning, match="wandb_tags='a' has no effect without wandb. Set wandb_m"):
         make_trainer(wandb_tags="a")
-
-
-def test_invalid_settings_raise_at_construction(make_trainer, monkeypatch):
-    import wandb
-
     monkeypatch.setattr(wandb, "login", lambda **options: False)
     for mode, settings, message in (
         ("sometimes", {}, "WANDB_MODE='sometimes'.*disabled, offline, online"),
@@ -201,42 +199,27 @@ def test_invalid_settings_raise_at_construction(make_trainer, monkeypatch):
             make_trainer(wandb_mode="online", **settings)
 
 
-KILLED = """
-import os, signal, sys, time
-from rlhf_lab.__main__ import main
-from rlhf_lab.training import RLHFTrainer
+@pytest.mark.process
+def test_killed_run_resumes_under_its_id_and_names(make_trainer, monkeypatch, capsys):
+    """Saved after 2 phases, killed after 3: the third is done again."""
+    import wandb
 
-def learn_or_die(trainer, rollout):
-    if trainer.phase < 3:
-        return learning_phase(trainer, rollout)
-    time.sleep(2.5)  # as long as a phase may take, so that wandb writes what it has
-    os.kill(os.getpid(), signal.SIGKILL)
-
-learning_phase, RLHFTrainer.learning_phase = RLHFTrainer.learning_phase, learn_or_die
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_killed_run_resumes_under_its_id_and_names(warm_python, surroundings, tmp_path):
-    """Saved after 2 phases, killed in the fourth: the third is done again."""
-
-    def run(arguments: list[str], **variables: str) -> Any:
-        return warm_python.run(arguments, cwd=tmp_path, env=surroundings | variables)
-
-    assert run(["-c", KILLED, *SMALL], **VARIABLES).returncode == -9
-    resumed = run(["-m", "rlhf_lab", "resume", "run"], WANDB_MODE="offline")
-    assert resumed.returncode == 0, resumed.stderr
-    first, second = read_files(tmp_path / "run", n_open=2)
+    with monkeypatch.context() as patch:
+        for name, value in VARIABLES.items():
+            patch.setenv(name, value)
+        path = train_partly(make_trainer(total_phases=4, save_every=2), 3)
+    wandb.teardown()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert main(["resume", str(path)]) == 0
+    first, second = read_files(path)
     assert second.run.run_id == first.run.run_id and identity(first) == identity(second) == NAMES
     assert (steps(first), steps(second)) == ([0, 1, 2], [2, 3]) and second.exit_codes == [0]
-    (line,) = [line for line in resumed.stdout.splitlines() if "wandb" in line]
-    command = line.partition("send it with: ")[2].split()
-    paths = [f"run/wandb/{file.directory.name}" for file in (first, second)]
-    assert command == ["wandb", "sync", *paths] and "wandb" not in resumed.stderr
-    tried = run(["-m", *command, "--dry-run"])
-    assert tried.returncode == 0 and "Would sync 2 run" in tried.stdout + tried.stderr
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line]
+    paths = [str(file.directory) for file in (first, second)]
+    assert line.partition("send it with: ")[2].split() == ["wandb", "sync", *paths]
 
 
+@pytest.mark.slow
 def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch):
     import wandb
 
