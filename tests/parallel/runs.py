@@ -77,7 +77,8 @@ def run(out: Path, name: str, parallel: str, device: str) -> dict[str, Any]:
     else:  # without the evaluation at the end
         values["reports"] = [trainer.run_phase().to_dict() for _ in range(args.total_phases)]
     trainer.recorder.writer.wait()
-    values["weights"] = sum(p.double().sum().item() for p in trainer.policy.parameters())
+    state = trainer.policy.state_dict().items()
+    values["weights"] = sum(x.double().sum().item() for name, x in state if name[-3:] != "b_K")
     values["whole"] = sum(p.numel() for p in trainer.policy.parameters() if p.requires_grad)
     if parallel == "fsdp":
         moments = [x for state in trainer.optimizer.state.values() for x in state.values()]
@@ -87,11 +88,11 @@ def run(out: Path, name: str, parallel: str, device: str) -> dict[str, Any]:
 
 
 def watch(trainer: RLHFTrainer, out: Path, has_hooks: bool) -> dict[str, Any]:
-    """Collect weights and gradients within steps, activations, and what state_dict() returns.
+    """Collect weights and gradients within steps, and activations.
 
     Without b_K, whose gradient is only rounding, and of which Adam makes whole steps.
     """
-    path, steps, activations, exported = out.with_suffix(".safetensors"), [], {}, []
+    path, steps, activations = out.with_suffix(".safetensors"), [], {}
 
     @trainer.on("after_backward")
     @trainer.on("after_step")
@@ -102,11 +103,6 @@ def watch(trainer: RLHFTrainer, out: Path, has_hooks: bool) -> dict[str, Any]:
             save_file(grads, path)
         steps.extend(x.detach().abs().sum().item() for x in (*named.values(), *grads.values()))
 
-    @trainer.on("after_phase")
-    def export(ctx: Any) -> None:
-        state = ctx.policy.state_dict().items()
-        exported.append(sum(x.double().sum().item() for name, x in state if name[-3:] != "b_K"))
-
     for name in [f"blocks.{block}.{point}" for block in (0, 1) for point in POINTS * has_hooks]:
 
         def store(x: Any, hook: Any, name: str = name) -> None:
@@ -114,7 +110,7 @@ def watch(trainer: RLHFTrainer, out: Path, has_hooks: bool) -> dict[str, Any]:
                 activations.setdefault(name, x.detach().flatten(1).abs().sum(1).tolist())
 
         trainer.policy.base_model.add_hook(name, store)
-    return {"steps": steps, "activations": activations, "exported": exported}
+    return {"steps": steps, "activations": activations}
 
 
 def run_with_engine(parallel: str, device: str) -> dict[str, Any]:

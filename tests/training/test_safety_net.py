@@ -41,20 +41,14 @@ def step_from_outside(directory: Path) -> tuple[dict[str, Tensor], list[PhaseRep
 
 def machine() -> dict[str, str]:
     """Return everything that the rounding of sums depends on."""
-    model = re.search(r"model name\s*: (.*)", _read("/proc/cpuinfo"))
+    file = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", file.read_text()) if file.exists() else None
     return {
         "processor": model[1] if model else platform.processor(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def digest(weights: dict[str, Tensor], reports: list[PhaseReport]) -> dict[str, Any]:
@@ -90,12 +84,6 @@ def test_configuration_trains_to_the_stored_numbers(name: str, runs: Any, tmp_pa
         assert line == expected | numbers
     if same_machine:
         assert found["digest"] == before["digest"]
-
-
-def test_configurations_train_to_different_weights() -> None:
-    stored = json.loads(STORED.read_text())["configurations"]
-    assert stored.keys() == set(NAMES)
-    assert len({found["digest"] for found in stored.values()}) >= len(stored) - 2
 
 
 def main() -> None:

@@ -163,7 +163,7 @@ def test_step_warns_after_generate_changed_the_probabilities(make_trainer, setti
     responses = trainer.generate(QUERIES, **setting)
     with pytest.warns(UserWarning, match="the policy that sampled is another one"):
         trainer.step(QUERIES, responses, SCORES)
-    responses = trainer.generate(QUERIES)
+    responses = trainer.generate(QUERIES, top_k=0, top_p=1)
     trainer.generate(QUERIES, do_sample=False)  # to look at
     with warnings.catch_warnings():
         warnings.simplefilter("error")
