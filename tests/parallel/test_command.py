@@ -13,31 +13,24 @@ from rlhf_lab.training import RunDir
 pytestmark = pytest.mark.process
 
 TRAIN = "train --device cpu --batch-size 16 --num-minibatches 2 --base-lr 3e-3 --save-every 1"
-PATCH = """
+
+
+def call(arguments: str, before: str = "pass") -> str:
+    """Return code of the command line, with a statement before each phase."""
+    return f"""
 import signal
-from rlhf_lab.training import trainer
-from rlhf_lab.training.optimization import PolicyUpdate
-phase, step, steps = trainer.RLHFTrainer.run_phase, PolicyUpdate.step, []
-{}
+from rlhf_lab.__main__ import main
+from rlhf_lab.training.trainer import RLHFTrainer
+def run_phase(self, phase=RLHFTrainer.run_phase):
+    {before}
+    return phase(self)
+RLHFTrainer.run_phase = run_phase
+sys.exit(main({arguments.split()!r}))
 """
-
-
-def call(arguments: str, before: str = "") -> str:
-    main = "from rlhf_lab.__main__ import main"
-    return f"{main}\n{PATCH.format(before)}\nsys.exit(main({arguments.split()!r}))"
 
 
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.open()]
-
-
-def before_phase(then: str) -> str:
-    return f"""
-def run_phase(self):
-    {then}
-    return phase(self)
-trainer.RLHFTrainer.run_phase = run_phase
-"""
 
 
 KILL = "if rank == 1 and self.phase == 2: os.kill(os.getpid(), signal.SIGKILL)"
@@ -52,7 +45,7 @@ def test_killed_run_resumes_with_other_numbers_of_processes(launch, tmp_path):
     train = f"{TRAIN} --total-phases 4 --out"
     (alone,) = launch(tmp_path / "alone", 1, call(f"{train} {tmp_path / 'whole'}"), False)
     assert alone.status == 0, alone.error
-    code = call(f"{train} {run} --parallel fsdp", before_phase(KILL))
+    code = call(f"{train} {run} --parallel fsdp", KILL)
     first, second = launch(tmp_path / "killed", 2, code)
     assert (first.status, second.status) == (75, -signal.SIGKILL)
     (line,) = [x for x in first.error.splitlines() if x.startswith("rlhf_lab: process 0")]
@@ -61,7 +54,7 @@ def test_killed_run_resumes_with_other_numbers_of_processes(launch, tmp_path):
     (rejected,) = launch(tmp_path / "rejected", 1, call(f"resume {run}"), False)
     assert rejected.status == 2
     assert "parallel='fsdp' requires several processes" in rejected.error
-    code = call(f"resume {run} --parallel auto", before_phase(STOP))
+    code = call(f"resume {run} --parallel auto", STOP)
     (one,) = launch(tmp_path / "one", 1, code, False)
     assert one.status == 130, one.error
     four = launch(tmp_path / "four", 4, call(f"resume {run} --parallel fsdp"))
@@ -76,7 +69,7 @@ def test_killed_run_resumes_with_other_numbers_of_processes(launch, tmp_path):
 
 def test_rank_reports_its_error_and_others_name_it(launch, tmp_path):
     train = f"{TRAIN} --total-phases 2 --out {tmp_path / 'run'}"
-    first, second = launch(tmp_path, 2, call(train, before_phase(NAN)))
+    first, second = launch(tmp_path, 2, call(train, NAN))
     assert (first.status, second.status) == (2, 2)
     assert "process 1 failed while scoring its samples" in first.error
     (line,) = second.error.strip().splitlines()

@@ -10,6 +10,7 @@ from rlhf_lab.parallel import validation
 from rlhf_lab.parallel.launcher import is_main_process, n_processes, process_rank
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.components import choose_device
+from tests.training.recorded_runs import IN_BACKWARD
 
 FOUR = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
 
@@ -92,26 +93,22 @@ def test_messages_match_hand_computed(launch, tmp_path):
             assert values["lost"] == f"process {rank} lost another process"
 
 
-FSDP = {"parallel": "fsdp"}
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("parallel", "settings", "message"),
     [
-        ({"batch_size": 30}, "batch_size=30 and its minibatches of 15 sequences must be divisible"),
-        ({"num_minibatches": 16}, "of 2 sequences must be divisible by 4"),
-        ({"optimizer_in_backward": True, "max_grad_norm": None}, "Set optimizer_in_backward=False"),
-        (FSDP | {"optimizer": "adamw_8bit"}, "optimizer='adamw_8bit' cannot be combined with"),
-        (FSDP | {"weight_precision": "bf16"}, "weight_precision='bf16' cannot be combined with"),
-        (FSDP | {"precision": "bf16"}, "Set activation_checkpointing=True"),
+        ("ddp", {"batch_size": 30}, "batch_size=30 and its minibatches of 15 sequences must be"),
+        ("ddp", {"num_minibatches": 16}, "of 2 sequences must be divisible by 4"),
+        ("ddp", IN_BACKWARD, "Set optimizer_in_backward=False"),
+        ("fsdp", {"weight_precision": "bf16"}, "weight_precision='bf16' cannot be combined with"),
+        ("fsdp", {"precision": "bf16"}, "Set activation_checkpointing=True"),
     ],
 )
-def test_settings_for_one_process_are_rejected(settings, message):
+def test_settings_for_one_process_are_rejected(parallel, settings, message):
     settings = {"preset": "reel", "batch_size": 32, "num_minibatches": 2} | settings
     with pytest.raises(ConfigError, match=message):
+        validation.validate_process_settings(RLHFArgs(**settings, parallel=parallel), 4)
+    if parallel == "fsdp":
         validation.validate_process_settings(RLHFArgs(**settings), 4)
-    if settings.get("parallel") == "fsdp":
-        validation.validate_process_settings(RLHFArgs(**settings | {"parallel": "ddp"}), 4)
 
 
 def test_components_that_cannot_be_sharded_are_rejected():

@@ -254,11 +254,10 @@ def test_resume_rejects_other_changes(shared_run):
 
 def test_resume_rejects_edited_settings_and_a_missing_moment(copied_run):
     info = read_info(copied_run)
-    for field, value in (("kl_coef", 50.0), ("seed", 4)):
-        edited = info | {"args": info["args"] | {field: value}}
-        (copied_run / "run.json").write_text(json.dumps(edited))
-        with pytest.raises(RunError, match=f"run.json has {field}={value}"):
-            RLHFTrainer.resume(copied_run)
+    edited = info | {"args": info["args"] | {"kl_coef": 50.0}}
+    (copied_run / "run.json").write_text(json.dumps(edited))
+    with pytest.raises(RunError, match="run.json has kl_coef=50.0"):
+        RLHFTrainer.resume(copied_run)
     (copied_run / "run.json").write_text(json.dumps(info))
     tensors, metadata = load_checkpoint(copied_run / LAST)
     tensors.pop("optimizer.state.3.exp_avg")

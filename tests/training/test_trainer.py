@@ -1,6 +1,5 @@
 """The trainer: exact starts, reproducible runs, files, rejected input, and that it learns."""
 
-import dataclasses
 import math
 import shutil
 
@@ -15,7 +14,7 @@ from rlhf_lab.organism import weights_dir
 from rlhf_lab.organism.sums import SumsGrammar, faithful_fraction
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.checkpoint import load_checkpoint
-from rlhf_lab.training.rollout import mean_of_batches, summarize
+from rlhf_lab.training.rollout import summarize
 from tests.training.recorded_runs import IN_BACKWARD, PROMPTS, copy_weights, is_equal
 
 pytestmark = pytest.mark.slow
@@ -224,13 +223,6 @@ def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
     assert reports[-1].faithful_fraction == pytest.approx(faithful) and faithful > 0.9
     assert reports[-1].steps_fraction > reports[0].steps_fraction > 0.2
     assert reports[-1].grammatical_fraction is None
-
-
-def test_evaluation_counts_each_text_once():
-    rollout, nan = RLHFTrainer(RLHFArgs(preset="reel", batch_size=8)).rollout_phase(), math.nan
-    columns = torch.tensor([[nan, nan, nan], [1.0, nan, nan], [0.0, 1.0, nan]])
-    parts = [dataclasses.replace(rollout, text_metrics={"faithful": x}) for x in columns]
-    assert mean_of_batches(parts)["faithful_fraction"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", ["majority", "coin", "hole"])

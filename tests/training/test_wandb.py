@@ -3,15 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from rich.console import Console
 
 from rlhf_lab.__main__ import main, parse
 from rlhf_lab.config import RLHFArgs
@@ -19,7 +16,6 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode, to_values
-from rlhf_lab.views.terminal import train_on_terminal
 from tests.training.recorded_runs import train_partly
 from tests.wandb_file import WandbFile, items
 
@@ -66,28 +62,39 @@ def identity(file: WandbFile) -> tuple[Any, ...]:
 
 
 NAMES = ("first light", "reviews", "a-team", "ablation", ["reel", "short"], "a first look")
-FIELDS = {"total_phases": 3, "batch_size": 24}
 
 
 @pytest.fixture(scope="module")
-def logged(reel_args, tmp_path_factory) -> tuple[Path, WandbFile]:
-    """A run with probes, TensorBoard, and wandb, which WANDB_MODE sends offline."""
+def logged(reel_args, tmp_path_factory) -> list[tuple[Path, WandbFile]]:
+    """Two runs at once, which WANDB_MODE sends offline; the second has probes and TensorBoard."""
+    identity = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
+    settings = {f"wandb_{name}": value for name, value in identity.items()}
+    changes = {"loggers": "tensorboard", "log_probes": True, "batch_size": 24}
+    trainers, out = [], tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (VARIABLES | {"WANDB_SILENT": "true"}).items():
             patch.setenv(name, value)
-        args = reel_args(**FIELDS, wandb_mode="online", loggers="tensorboard", log_probes=True)
-        trainer = RLHFTrainer(args, out=tmp_path_factory.mktemp("wandb") / "first")
-        attach(trainer, RunHealth(), WeightDelta(every=2))
-        trainer.train()
-    (file,) = read_files(trainer.run.path)
-    return trainer.run.path, file
+        for fields in (settings | {"wandb_tags": "a, b"}, changes):
+            args = reel_args(total_phases=3, wandb_mode="online", **fields)
+            trainers.append(RLHFTrainer(args, out=out / f"run{len(trainers)}"))
+        attach(trainers[1], RunHealth(), WeightDelta(every=2))
+        for _ in zip(*trainers, strict=True):
+            pass
+    return [(each.run.path, file) for each in trainers for file in read_files(each.run.path)]
+
+
+@pytest.mark.process
+def test_settings_come_before_variables(logged):
+    files = [file for _, file in logged]
+    expected = [("first light", "mine", "me", "pairs", ["a", "b"], "my own"), NAMES]
+    assert [identity(file) for file in files] == expected
+    assert [file.run.job_type for file in files] == ["ppo"] * 2
 
 
 @pytest.mark.process
 def test_offline_run_matches_its_directory(logged):
-    path, file = logged
+    path, file = logged[1]
     info = json.loads((path / "run.json").read_text("utf-8"))
-    assert identity(file) == NAMES and file.run.job_type == "ppo"
     config = items(file.run.config.update)
     assert {k: v for k, v in config.items() if k != "_wandb"} == info["args"]
     assert {k: file.summary[f"final/{k}"] for k in info["final"]} == info["final"]
@@ -108,12 +115,11 @@ def test_offline_run_matches_its_directory(logged):
     for phase, table in enumerate(tables):
         expected = [[s[name] for name in columns] for s in samples if s["phase"] == phase]
         assert table == table | {"columns": columns, "data": expected[:16]}
-        assert all(prompt + response == text for text, prompt, response, *_ in table["data"])
 
 
 @pytest.mark.process
 def test_probe_numbers_and_pictures_are_logged(logged):
-    path, file = logged
+    path, file = logged[1]
     rows = file.history
     for record in Run(path).records("run_health"):
         for name in ("mean_reward", "beta_eff", "optimal_kl_per_sequence"):
@@ -143,24 +149,6 @@ def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
     assert file.exit_codes == [130] and "final/mean_reward" not in file.summary
     last = Run(trainer.run.path).records("weight_delta")[-1]
     assert file.summary["probe/weight_delta/total_norm"] == last["total_norm"] > 0
-
-
-@pytest.mark.process
-def test_settings_come_before_variables(make_trainer, monkeypatch):
-    """In one of two trainers at once, which log two runs."""
-    names = {"project_name": "mine", "entity": "me", "group": "pairs", "notes": "my own"}
-    settings = {f"wandb_{name}": value for name, value in names.items()} | {"wandb_tags": "a, b"}
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
-    trainers = [make_trainer(seed=1), make_trainer(seed=2, **settings)]
-    for _ in zip(*trainers, strict=True):
-        pass
-    files = [file for trainer in trainers for file in read_files(trainer.run.path)]
-    expected = [NAMES, ("first light", "mine", "me", "pairs", ["a", "b"], "my own")]
-    assert [identity(file) for file in files] == expected
-    for trainer, file in zip(trainers, files, strict=True):
-        lines = trainer.run.read("metrics.jsonl")
-        assert [row["mean_reward"] for row in file.history] == [r["mean_reward"] for r in lines]
 
 
 @pytest.mark.parametrize(
@@ -217,22 +205,6 @@ def test_killed_run_resumes_under_its_id_and_names(make_trainer, monkeypatch, ca
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line]
     paths = [str(file.directory) for file in (first, second)]
     assert line.partition("send it with: ")[2].split() == ["wandb", "sync", *paths]
-
-
-@pytest.mark.slow
-def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch):
-    import wandb
-
-    url = "https://wandb.test/a-team/reviews/runs/abc"
-    online = SimpleNamespace(id="abc", url=url, step=0, summary={})
-    online.log = online.finish = lambda *values, **options: None
-    monkeypatch.setattr(wandb, "login", lambda **options: True)
-    monkeypatch.setattr(wandb, "init", lambda **options: online)
-    trainer, shown = make_trainer(total_phases=2, wandb_mode="online"), StringIO()
-    console = Console(file=shown, force_terminal=False, width=100)
-    assert train_on_terminal(trainer, console) == 0
-    assert shown.getvalue().count(url) == 1 and "wandb sync" not in shown.getvalue()
-    assert trainer.run.read_info()["wandb_url"] == url
 
 
 def test_sweep_file_has_settings_and_a_logged_metric(runs):
