@@ -25,7 +25,6 @@ from rlhf_lab.functional import (
     kl_estimate,
     kl_of_later_states,
     kl_per_token,
-    log_probs,
     policy_ratio,
     promoted_mass,
     sequence_sum,
@@ -44,13 +43,7 @@ def _sum_cases() -> Cases:
     return cases | {"nan at a real token": {"x": x}}
 
 
-@exercise(entropy_per_token)
-def _entropy_cases() -> Cases:
-    fn, many = entropy_per_token, {"batch": 2, "gen": 3, "d_vocab": 1000}
-    standard = standard_cases(fn, large={"logprobs": 1e3}, impossible=[["logprobs"]])
-    return standard | {"1,000 words": {"logprobs": log_probs(draw(fn, many, 11)["logprobs"])}}
-
-
+_entropy = make_exercise(entropy_per_token)
 _bonus = make_exercise(calc_entropy_bonus)
 _ratio = make_exercise(policy_ratio)
 _penalty = make_exercise(calc_kl_penalty)
@@ -223,15 +216,4 @@ _excess = make_exercise(excess_kl, observe=_as_tensor)
 
 
 _distinct = make_exercise(distinct_n, observe=_as_tensor)
-
-
-@exercise(promoted_mass)
-def _promoted_cases() -> Cases:
-    draws = Draws(1)
-    logits = lambda *shape: {"logits": 2 * draws.normal(*shape), "ref_logits": draws.normal(*shape)}
-    return {
-        "two texts": logits(2, 4, 5),
-        "one text of one token": logits(1, 1, 5),
-        "texts that end early": logits(3, 6, 5) | {"mask": draws.uniform(3, 6) < 0.5},
-        "no real token": logits(2, 3, 5) | {"mask": torch.zeros(2, 3).bool()},
-    }
+_promoted = make_exercise(promoted_mass)

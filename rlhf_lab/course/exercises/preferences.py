@@ -18,10 +18,6 @@ from rlhf_lab.functional import (
 from rlhf_lab.models.lora import LoRALinear
 
 
-def _halves(arguments: Arguments) -> Arguments:
-    return {n: x.half() if isinstance(x, Tensor) else x for n, x in arguments.items()}
-
-
 @exercise(sample_preferences)
 def _rater_cases() -> Cases:
     draws = Draws(0)
@@ -37,26 +33,6 @@ def _rater_cases() -> Cases:
         "all labels flipped": case(200, flip_rate=1.0),
         "very large gaps": case(100, scale=1e4, flip_rate=0.1),
         "one pair": case(1),
-    }
-
-
-@exercise(bradley_terry_loss)
-def _bradley_terry_cases() -> Cases:
-    draws = Draws(1)
-
-    def case(pairs: int, scale: float = 1.0, **given: Any) -> Arguments:
-        chosen, rejected = scale * draws.normal(2, pairs)
-        return {"chosen": chosen + 1, "rejected": rejected + 2} | given
-
-    return {
-        "six pairs": case(6),
-        "one pair": case(1),
-        "with a margin": case(5, margin=0.7),
-        "a margin for each pair": case(3, margin=torch.tensor([0.0, 1.0, 2.5])),
-        "with centering": case(5, center_coef=0.1),
-        "with both": case(5, margin=0.5, center_coef=0.3),
-        "far apart": case(4, scale=1e3),
-        "half precision": _halves(case(4)),
     }
 
 
@@ -116,41 +92,6 @@ def _best_of_n_cases() -> Cases:
     }
 
 
-@exercise(dpo_loss)
-def _dpo_cases() -> Cases:
-    draws = Draws(4)
-    names = ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")
-
-    def case(pairs: int, beta: float, away: float = 3.0, **given: Any) -> Arguments:
-        sides = -30 - away * draws.uniform(4, pairs)
-        return dict(zip(names, sides, strict=True)) | {"beta": beta} | given
-
-    return {
-        "five pairs": case(5, 0.5),
-        "one pair": case(1, 2.0),
-        "with label smoothing": case(5, 0.5, label_smoothing=0.2),
-        "far from the reference": case(4, 1.0, away=2e3),
-        "IPO": case(5, 0.4, kind="ipo"),
-        "half precision": _halves(case(3, 0.7)),
-    }
-
-
-@exercise(implicit_rewards)
-def _implicit_cases() -> Cases:
-    draws = Draws(5)
-
-    def case(texts: int, beta: float, away: float = 3.0) -> Arguments:
-        policy, ref = -30 - away * draws.uniform(2, texts)
-        return {"policy": policy, "ref": ref, "beta": beta}
-
-    return {
-        "five texts": case(5, 0.5),
-        "one text": case(1, 4.0),
-        "very large log-probabilities": case(3, 0.1, away=4e3),
-        "half precision": _halves(case(3, 0.7)),
-    }
-
-
 def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str, Any]:
     weight = Draws(shape[0]).normal(*shape)
     before = weight.clone()
@@ -181,4 +122,7 @@ def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str,
     return facts
 
 
+_bradley_terry = make_exercise(bradley_terry_loss)
+_dpo = make_exercise(dpo_loss)
+_implicit = make_exercise(implicit_rewards)
 _lora = make_exercise(LoRALinear, observe=_observe_lora)
