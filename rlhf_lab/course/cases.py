@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,13 +44,15 @@ def standard_cases(
     spoil: Sequence[str] = (),
     impossible: Sequence[Sequence[str]] = (),
     half: Sequence[str] = (),
+    optional: Sequence[str] = (),
     suffix: str = "",
     **given: Any,
 ) -> Cases:
     """Return the cases that every function over tokens must pass.
 
     1. Two ordinary ones of different sizes, then batch 1, then one generated token.
-    2. With a mask over rows of different lengths, and with a denominator, if these are arguments.
+    2. With a mask over rows of different lengths, with gaps in it, and with a denominator, if these
+       are arguments.
     3. Log-probs of all tokens are drawn as logits, and normalized at the end.
 
     Args:
@@ -59,6 +62,7 @@ def standard_cases(
         spoil: arguments that have nan (the first) or inf (the others) at padding in one case.
         impossible: in one case each, logits in which one token is -inf, as after top-k.
         half: arguments in half precision in one case.
+        optional: arguments with a default that are drawn in the first four cases.
         suffix: end of all labels.
         given: arguments that are not drawn.
     """
@@ -71,12 +75,16 @@ def standard_cases(
     }
     if not axis_names(fn) & one_token.keys():
         del shapes["one token"]
-    cases = {name: draw(fn, s, seed, given) for seed, (name, s) in enumerate(shapes.items())}
+    cases = {
+        name: draw(fn, s, seed, given, optional) for seed, (name, s) in enumerate(shapes.items())
+    }
     parameters = inspect.signature(fn).parameters
     if "mask" in parameters:
-        cases["masked"] = draw(fn, usual, 4, given, optional=("mask",))
+        cases["masked"] = draw(fn, usual, 4, given, (*optional, "mask"))
+        gaps = Draws(11).uniform(*cases["masked"]["mask"].shape) < 0.6
+        cases["gaps in the mask"] = cases["masked"] | {"mask": gaps}
     if "denominator" in parameters:
-        cases["with a denominator"] = draw(fn, usual, 5, given | {"denominator": 7})
+        cases["with a denominator"] = draw(fn, usual, 5, given | {"denominator": 7}, optional)
     if large:
         drawn = draw(fn, usual, 6, given)
         scaled = {name: drawn[name] * factor for name, factor in large.items()}
@@ -106,15 +114,10 @@ def declared_cases(
         cases |= standard_cases(fn, **options)
     for label, arguments in literal.items():
         cases[label] = {
-            name: _tensor(value) if array_type(hints.get(name)) else value
+            name: torch.from_numpy(np.array(value)) if array_type(hints.get(name)) else value
             for name, value in arguments.items()
         }
     return cases
-
-
-def _tensor(numbers: list[Any]) -> Tensor:
-    x = torch.tensor(numbers)
-    return x.double() if x.is_floating_point() else x
 
 
 def _normalized(fn: Callable[..., Any], arguments: Arguments) -> Arguments:
@@ -138,12 +141,12 @@ def draw(
     sizes: Sizes,
     seed: int,
     given: Mapping[str, Any] | None = None,
-    optional: tuple[str, ...] = (),
+    optional: Sequence[str] = (),
 ) -> Arguments:
     """Draw each tensor argument in the shape of its annotation.
 
-    Floats are normal, tokens are below d_vocab, and masks are True up to a random length. Arguments
-    with a default are left out, unless they are in `given` or `optional`.
+    Floats are normal (noise is uniform), tokens are below d_vocab, and masks are True up to a
+    random length. Arguments with a default are left out, unless they are in `given` or `optional`.
     """
     draws, inner = Draws(seed), inspect.unwrap(fn)
     hints, arguments = get_type_hints(inner), {}
@@ -172,6 +175,8 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, draws: Draws) -> Tensor:
     shape = tuple(sizes[axis] for axis in kind.dim_str.split())
     if kind.__name__.startswith("Int"):
         return draws.integers(sizes["d_vocab"], *shape)
+    if name in ("noise", "uniforms"):
+        return draws.uniform(*shape)
     if kind.__name__.startswith("Bool"):
         lengths = 1 + draws.integers(max(shape[-1] - 1, 1), *shape[:-1])
         lengths.view(-1)[0] = shape[-1]

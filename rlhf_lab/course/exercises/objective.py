@@ -10,8 +10,6 @@ from rlhf_lab.course.cases import (
     Arguments,
     Cases,
     Draws,
-    draw,
-    standard_cases,
 )
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
@@ -34,34 +32,12 @@ from rlhf_lab.functional import (
 from rlhf_lab.organism import best_at_budget, mean_backup, soft_backup
 from rlhf_lab.training import AdaptiveKLController
 
-
-@exercise(sequence_sum)
-def _sum_cases() -> Cases:
-    x = draw(sequence_sum, {"batch": 3, "gen": 4}, 9)["x"]
-    x[1, 2] = float("nan")
-    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=("x",))
-    return cases | {"nan at a real token": {"x": x}}
-
-
+_sum = make_exercise(sequence_sum)
 _entropy = make_exercise(entropy_per_token)
 _bonus = make_exercise(calc_entropy_bonus)
 _ratio = make_exercise(policy_ratio)
 _penalty = make_exercise(calc_kl_penalty)
 _surrogate = make_exercise(calc_clipped_surrogate_objective)
-
-
-@exercise(calc_value_function_loss)
-def _value_loss_cases() -> Cases:
-    fn, sizes, coef = calc_value_function_loss, {"batch": 3, "gen": 4}, {"vf_coef": 0.3}
-    clip, names = coef | {"clip": 0.2}, ("values", "returns")
-    clipped = draw(fn, sizes, 9, clip, optional=("old_values",))
-    half = draw(fn, sizes, 11, coef)
-    return standard_cases(fn, large={"values": 1e4}, spoil=names, **coef) | {
-        "clipped": clipped,
-        "clipped and masked": draw(fn, sizes, 10, clip, optional=("old_values", "mask")),
-        "a clip of 0": clipped | {"clip": 0.0},
-        "large in half precision": half | {name: (300 * half[name]).half() for name in names},
-    }
 
 
 def whole_objective(
@@ -99,6 +75,7 @@ def _observe_controller(build: Answer, kls: list[float], **fields: Any) -> dict[
     return facts
 
 
+_value_loss = make_exercise(calc_value_function_loss)
 _whole = make_exercise(whole_objective)
 _later_states = make_exercise(kl_of_later_states)
 _controller = make_exercise(AdaptiveKLController, observe=_observe_controller)

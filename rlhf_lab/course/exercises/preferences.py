@@ -18,24 +18,6 @@ from rlhf_lab.functional import (
 from rlhf_lab.models.lora import LoRALinear
 
 
-@exercise(sample_preferences)
-def _rater_cases() -> Cases:
-    draws = Draws(0)
-
-    def case(pairs: int, scale: float = 2.0, **given: float) -> Arguments:
-        return {"gaps": scale * draws.normal(pairs), "uniforms": draws.uniform(pairs)} | given
-
-    return {
-        "200 pairs": case(200),
-        "a hesitant rater": case(200, temperature=3.0),
-        "a fifth of the labels flipped": case(400, flip_rate=0.2),
-        "both": case(400, temperature=0.5, flip_rate=0.3),
-        "all labels flipped": case(200, flip_rate=1.0),
-        "very large gaps": case(100, scale=1e4, flip_rate=0.1),
-        "one pair": case(1),
-    }
-
-
 def _observe_calibration(fn: Answer, **arguments: Any) -> Any:
     found = fn(**arguments)
     if not isinstance(found, tuple) or len(found) != 3:
@@ -122,6 +104,7 @@ def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str,
     return facts
 
 
+_rater = make_exercise(sample_preferences)
 _bradley_terry = make_exercise(bradley_terry_loss)
 _dpo = make_exercise(dpo_loss)
 _implicit = make_exercise(implicit_rewards)

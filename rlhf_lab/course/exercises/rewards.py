@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.course.cases import Arguments, Cases, Draws, draw, standard_cases
+from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     compute_advantages,
@@ -84,24 +84,6 @@ def _review_cases() -> Cases:
     return {"64 reviews of Reel": {"texts": Grammar().sample(64, np.random.default_rng(0)).texts()}}
 
 
-SIZES = {"batch": 3, "gen": 4}
-
-
-# as with a tool's output between the tokens of the policy
-HOLES = torch.tensor([[1, 0, 1, 1], [0, 1, 0, 1], [1, 1, 1, 0]]).bool()
-
-
-@exercise(normalize_reward)
-def _normalize_cases() -> Cases:
-    rewards = draw(normalize_reward, {"batch": 4}, 7)
-    return standard_cases(normalize_reward, large={"reward": 1e6}) | {
-        "large eps": rewards | {"eps": 0.5},
-        "equal rewards": {"reward": torch.full((4,), 0.25)},
-        "equal rewards whose mean is rounded": {"reward": torch.full((7,), 1000.1)},
-        "half precision": {"reward": rewards["reward"].half()},
-    }
-
-
 @functools.cache
 def _classifier() -> SentimentReward:
     return SentimentReward("reel-sentiment")
@@ -168,6 +150,7 @@ def _backward_cases() -> Cases:
     }
 
 
+_normalize_reward = make_exercise(normalize_reward)
 _policy_gradient_objective = make_exercise(policy_gradient_objective)
 
 
@@ -218,23 +201,6 @@ def _cosine_cases() -> Cases:
     }
 
 
-@exercise(compute_advantages)
-def _one_step_cases() -> Cases:
-    fn, large = compute_advantages, {"values": 1e6, "rewards": 1e6}
-    discounted = draw(fn, SIZES, 8, {"gamma": 0.9, "rewards": Draws(9).normal(3, 4)}, ("mask",))
-    return standard_cases(fn, large=large, spoil=("values",)) | {
-        "a reward for each token, discounted": discounted,
-        "gaps in the mask": discounted | {"mask": HOLES},
-    }
-
-
-@exercise(compute_gae)
-def _gae_cases() -> Cases:
-    fn, names, factors = compute_gae, ("values", "token_rewards"), {"gamma": 0.9, "lam": 0.8}
-    return standard_cases(fn, large=dict.fromkeys(names, 1e6), spoil=names, **factors) | {
-        "default gamma and lam": draw(fn, SIZES, 11),
-        "gaps in the mask": draw(fn, SIZES, 12, factors) | {"mask": HOLES},
-    }
-
-
+_compute_advantages = make_exercise(compute_advantages)
+_compute_gae = make_exercise(compute_gae)
 _compute_returns = make_exercise(compute_returns)
