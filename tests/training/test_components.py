@@ -89,6 +89,8 @@ def test_result_that_cannot_be_learned_from_raises(make_trainer):
     ):
         with pytest.raises((ConfigError, ValueError), match=f"^{name} returned {words}"):
             make_trainer({name: function}, batches_per_learning_phase=2).run_phase()
+    with pytest.raises(ConfigError, match=r"^kl_penalty is called with .*kl_per_token\("):
+        make_trainer({"kl_penalty": F.kl_per_token})
     trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
     with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):
         trainer.train()

@@ -22,10 +22,8 @@ GROUPS_OF_TWO = {"samples_per_prompt": 2, "normalize_reward": False}
 
 def test_names_are_those_of_the_registry():
     assert set(get_args(Advantages)) == set(F.ADVANTAGES)
-    takes = {name: inspect.signature(f).parameters for name, f in F.ADVANTAGES.items()}
-    assert set(NEED_GROUPS) == {name for name in takes if "group" in takes[name]}
-    assert {name for name in takes if "values" in takes[name]} == {"one_step", "gae"}
-    assert {name for name in takes if "greedy_rewards" in takes[name]} == {"remax"}
+    compares = lambda function: "group" in inspect.signature(function).parameters
+    assert set(NEED_GROUPS) == {name for name, f in F.ADVANTAGES.items() if compares(f)}
 
 
 @pytest.mark.slow
@@ -161,20 +159,6 @@ def test_clip_fraction_counts_what_the_loss_clips(reel_args):
     ):
         found = clipped_fraction(torch.tensor(NEW), MINIBATCH, reel_args(**fields))
         assert found.item() == pytest.approx(expected)
-
-
-def test_functions_with_other_parameters_raise():
-    for name, function in (
-        ("clipped_surrogate", F.ppo_surrogate),
-        ("kl_penalty", F.kl_per_token),
-        ("normalize_reward", F.scale_rewards),
-    ):
-        with pytest.raises(ConfigError, match=rf"^{name} is called with .*{function.__name__}\("):
-            Overrides.choose({name: function})
-    # parameters may have other names, and torch's functions have no signature
-    custom = lambda new, old, a, eps, mask, normalize=True: (new - old).sum()
-    for name, function in {"clipped_surrogate": custom, "kl_penalty": torch.add}.items():
-        assert getattr(Overrides.choose({name: function}), name) is function
 
 
 def test_custom_function_that_is_not_called_raises(reel_args):

@@ -24,7 +24,8 @@ SHORT = {"total_phases": 2}
 PARTS = SHORT | {"micro_batch_size": 2}
 UNCLIPPED = SHORT | {"max_grad_norm": None}
 ADAPTERS = UNCLIPPED | {"lora_rank": 2}
-CRITIC = {"value_head": "separate", "activation_checkpointing": True, "precision": "bf16"}
+CRITIC = {"value_head": "separate", "precision": "bf16"}
+RECOMPUTED = {"activation_checkpointing": True}
 
 
 def train(trainer: RLHFTrainer) -> RLHFTrainer:
@@ -102,11 +103,11 @@ VARIANTS: dict[str, tuple[dict, Callable[[Make], RLHFTrainer]]] = {
     "backward in callbacks": ({}, go_backward_in_callbacks),
     "backward in callbacks, micro-batches": (PARTS, go_backward_in_callbacks),
     "limits that are never reached": ({}, lambda make: train(make(**LIMITS))),
-    "activation checkpointing": ({}, lambda make: train(make(activation_checkpointing=True))),
+    "activation checkpointing": ({}, lambda make: train(make(**RECOMPUTED))),
     "loggers": ({}, log_to_tensorboard),
     # a step of AdamW depends on one weight's gradient and moments only
-    "in backward": (UNCLIPPED | CRITIC, lambda make: train(make(**IN_BACKWARD))),
-    "in backward, adapters": (ADAPTERS, lambda make: train(make(**IN_BACKWARD, **LIMITS))),
+    "in backward": (UNCLIPPED | CRITIC, lambda make: train(make(**IN_BACKWARD, **RECOMPUTED))),
+    "in backward, adapters": (ADAPTERS, lambda make: train(make(**IN_BACKWARD, **RECOMPUTED))),
 }
 
 
