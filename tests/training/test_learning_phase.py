@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.forward import recomputing_blocks
-from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
+from rlhf_lab.training import Context, ReplayMemory, objective_terms
 from rlhf_lab.training.optimization import PolicyUpdate, StepInBackward
 from tests.training.recorded_runs import move_weights
 
@@ -69,51 +67,32 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=SETTINGS.values(), ids=SETTINGS.keys())
-def prepared(request, reel_args):
-    """A trainer whose policy has moved since it sampled, and a minibatch of six sequences."""
-    trainer = RLHFTrainer(reel_args(batch_size=6, num_minibatches=1, ent_coef=0.3, **request.param))
-    rollout = trainer.rollout_phase()
-    move_weights(trainer.policy)
-    return trainer, next(ReplayMemory(rollout, 1, 1).get_minibatches(torch.Generator()))
-
-
-def compute_in_parts(trainer, minibatch, part_size, **parts):
-    """Return the terms of a minibatch in parts, whose gradients are added to the policy's."""
-    args = dataclasses.replace(trainer.args, micro_batch_size=part_size)
-    names = ("policy", "reference", "objective", "world")
-    parts = {name: getattr(trainer, name) for name in names} | parts
-    update = PolicyUpdate(SimpleNamespace(args=args, **parts))
-    return update.accumulate(objective_terms, minibatch, 0.3)
-
-
-def gradients(trainer: RLHFTrainer) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in trainer.policy.named_parameters()}
-
-
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
-@given(
-    lengths=st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
-    part_size=st.integers(1, 6),
-)
-def test_split_changes_neither_value_nor_gradient(prepared, lengths, part_size):
-    trainer, minibatch = prepared
-    mask = (torch.arange(6) < torch.tensor(lengths)[:, None]).to(minibatch.mask.device)
-    minibatch = dataclasses.replace(minibatch, mask=mask)
-    trainer.policy.zero_grad()
-    whole = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective, 0.3)
-    whole.objective.backward()
-    expected = gradients(trainer)
-    trainer.policy.zero_grad()
-    parts = compute_in_parts(trainer, minibatch, part_size)
-    for field in dataclasses.fields(whole):
-        found, wanted = getattr(parts, field.name), getattr(whole, field.name)
-        found, wanted = (x[mask] if x.ndim else x for x in (found, wanted))
-        torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4, msg=field.name)
+@pytest.mark.parametrize("part_size", [1, 3])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_split_changes_neither_value_nor_gradient(make_trainer, setting, part_size):
+    """Of 8 responses, the first has no token, and others have fewer than 6."""
+    fields = {"num_minibatches": 1, "batches_per_learning_phase": 1, "ent_coef": 0.3}
+    learned = []
+    for micro_batch_size in (None, part_size):
+        gradients: dict[str, Tensor] = {}
+        trainer = make_trainer(micro_batch_size=micro_batch_size, **fields, **SETTINGS[setting])
+        rollout = trainer.rollout_phase()
+        rollout.samples.mask[:4] = torch.arange(6) < torch.tensor([[0], [2], [3], [5]])
+        move_weights(trainer.policy)
+        trainer.on("after_backward")(lambda ctx, into=gradients: into.update(gradients_of(ctx)))
+        stats = trainer.learning_phase(rollout)
+        learned.append((dataclasses.asdict(stats), gradients))
+    (whole, expected), (parts, found) = learned
+    assert parts == pytest.approx(whole, rel=1e-4, abs=2e-5)
     largest = max(gradient.abs().max() for gradient in expected.values())
-    for name, gradient in gradients(trainer).items():
+    assert found.keys() == expected.keys() and largest > 0
+    for name, gradient in found.items():
         assert (gradient - expected[name]).abs().max() <= 2e-5 * max(largest, 1.0), name
+
+
+def gradients_of(ctx: Context) -> dict[str, Tensor]:
+    return {name: weight.grad.clone() for name, weight in ctx.policy.named_parameters()}
 
 
 RECOMPUTED = {"activation_checkpointing": True}
