@@ -53,7 +53,6 @@ from rlhf_lab.organism import Grammar, GraphPolicy, best_of_n, build_graph, fron
 from rlhf_lab.organism import grammar_policy, optimal_policy, token_information, true_reward
 from rlhf_lab.probes import ReelTruth
 from rlhf_lab.views import bars, curves
-from rlhf_lab.views.diagrams import factor_diagram
 
 SETTINGS = dict(
     preset="reel",
@@ -221,8 +220,8 @@ from rlhf_lab.functional import tilt  # exercise
 endings = ["i liked it", "it was fine", "i loved it", "it was perfect"]
 chances, rewards = torch.tensor([0.6, 0.3, 0.09, 0.01]), torch.tensor([0.5, 0.4, 0.9, 1.0])
 tilted = {beta: tilt(chances, rewards, beta).tolist() for beta in (1.0, 0.3, 0.1, 0.03)}
-factors = {"reference": chances.tolist(), "× exp(reward / 0.3)": (rewards / 0.3).exp().tolist()}
-factor_diagram(endings, factors | {"÷ Z = best policy": tilted[0.3]})
+factors = zip(endings, chances.tolist(), (rewards / 0.3).exp().tolist(), tilted[0.3], strict=True)
+show_table(["ending", "reference", "× exp(reward / 0.3)", "÷ Z = best policy"], factors)
 
 # %%
 names = [f"{e}: reward {r:.1f}" for e, r in zip(endings, rewards.tolist(), strict=True)]

@@ -62,7 +62,6 @@ from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.sampling import sample
 from rlhf_lab.training.capture import capture_activations
 from rlhf_lab.views import Html, bars, color_key, heatmap, short_site, tokens_html
-from rlhf_lab.views.diagrams import patch_diagram
 
 SETTINGS = dict(
     preset="reel",
@@ -236,14 +235,15 @@ bars(
 #
 # ## Patching: what causes the rise
 #
-# To find causes, you run one model and replace one of its activations with the other model's:
-
-# %%
-steps = [f"block {i}\n{part}" for i in (0, 1) for part in ("heads", "MLP")]
-steps = ["text\nup to “i”", *steps, "logits\nloved − hated"]
-patch_diagram(("tuned model", "base model"), steps, patched=2)
-
-# %% [markdown]
+# To find causes, you run one model and replace one of its activations with the other model's. Here the output of the
+# tuned model's MLP in block 0 replaces that of the base model:
+#
+# ```
+# tuned model   text → block 0 heads → block 0 MLP → block 1 heads → block 1 MLP → logits
+#                                           ↓
+# base model    text → block 0 heads → block 0 MLP → block 1 heads → block 1 MLP → changed logits
+# ```
+#
 # Three rules help (Heimersheim and Nanda 2024, [2404.15255](https://arxiv.org/abs/2404.15255)). First, measure a logit
 # difference, because probabilities saturate. Second, patch in both directions: patching into the base model shows what
 # is *sufficient*, and patching into the tuned model shows what is *necessary*. Third, say which positions you patched,

@@ -22,6 +22,7 @@ from rlhf_lab.course.exercise import all_exercises
 from rlhf_lab.functional import calc_kl_penalty
 from rlhf_lab.probes import LogitShift, attach, default_suite
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.views.probe_pictures import PICTURE_ROWS, Snapshot
 from tools.prose import page, quoted, resolve, rows
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -166,6 +167,13 @@ def test_path_from_train_to_the_loss_is_short(tmp_path):
         *("train", "__iter__", "run_phase", "learning_phase", "learning_phase"),
         *("objective_terms", "kl_penalty"),
     ]
+
+
+def test_path_from_a_record_to_a_drawing_is_short():
+    at = Snapshot({"phase": 1, "kl": [0.5], "sequences": {"exact": 8, "estimated": 8}})
+    (row,) = (row for row in PICTURE_ROWS if (row.probe, row.kind) == ("KLByPosition", "bars"))
+    functions, files = count_opened(lambda: row.draw(at).fragment)
+    assert functions <= 23 and files <= 5
 
 
 @pytest.mark.slow

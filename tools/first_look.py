@@ -15,17 +15,8 @@ from rlhf_lab.cli_runner import run_program
 from rlhf_lab.files import write_marked
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.training.rollout import Rollout
-from rlhf_lab.views.diagrams import arrow
-from rlhf_lab.views.marks import (
-    Number,
-    document,
-    element,
-    ink_on,
-    mark_with_title,
-    pick_color,
-    text,
-    text_width,
-)
+from rlhf_lab.views.marks import Number, ink_on, pick_color, tag, text, text_width
+from rlhf_lab.views.pictures import Picture
 
 PREFIX, REVIEWS = 3, 64  # <bos> this movie; reviews to choose from
 LEFT, MARGIN = 190, 100  # left and right of the tokens
@@ -117,7 +108,9 @@ def figure(words: Sequence[str], reward: float, rows: Sequence[Row]) -> str:
     starts = [LEFT + sum(widths[:i]) for i in range(len(words) + 1)]
     parts = _models([x + width / 2 for x, width in zip(starts, widths, strict=False)], reward)
     for i, (word, x, width) in enumerate(zip(words, starts, widths, strict=False)):
-        parts.append(element("rect", "paper s5", x=x + 1, y=290, width=width - 2, height=22, rx=4))
+        parts.append(
+            tag("rect", class_="paper s5", x=x + 1, y=290, width=width - 2, height=22, rx=4)
+        )
         parts.append(text(x + width / 2, 305, word, "soft" * (i < PREFIX - 1), "middle"))
     parts.append(text(LEFT - 12, 305, "one review", "title", "end"))
     y, drawn = 330.0, ""
@@ -132,16 +125,16 @@ def figure(words: Sequence[str], reward: float, rows: Sequence[Row]) -> str:
         for i, value in enumerate(values.tolist(), PREFIX - 1):
             color = pick_color(value, limit, kind)
             tile = {"x": starts[i] + 1, "y": y, "width": widths[i] - 2, "height": 24, "rx": 3}
-            mark = element("rect", "axis", fill=color.hex, **tile)
+            mark = tag("rect", class_="axis", fill=color.hex, **tile)
             if abs(value) >= 0.05:
                 number = f"{value:.2f}".replace("0.", ".").replace("-", "−")
-                place = f'x="{starts[i] + widths[i] / 2:.1f}" y="{y + 16}" text-anchor="middle"'
-                number = f'<tspan fill="{ink_on(color).hex}">{number}</tspan>'
-                mark += f"<text {place}>{number}</text>"
-            parts.append(mark_with_title(mark, f"{words[i]}, {title}, {label}: {value:.3f}"))
+                place = {"x": starts[i] + widths[i] / 2, "y": y + 16, "text_anchor": "middle"}
+                mark += tag("text", tag("tspan", number, fill=ink_on(color).hex), **place)
+            hint = tag("title", f"{words[i]}, {title}, {label}: {value:.3f}")
+            parts.append(tag("g", hint, mark))
         y += 28
     parts += [text(LEFT, y + 20 + 16 * i, line, "soft") for i, line in enumerate(CAPTION)]
-    return document(starts[-1] + MARGIN, y + 48, "".join(parts), ALT)
+    return Picture((starts[-1] + MARGIN, y + 48), parts, ALT).svg
 
 
 def _models(middles: Sequence[Number], reward: float) -> list[str]:
@@ -155,16 +148,16 @@ def _models(middles: Sequence[Number], reward: float) -> list[str]:
     parts.append(text(LEFT - 12, 31, "frozen reference", "title", "end"))
     parts.append(text(LEFT - 12, 118, "policy, in training", "title", "end"))
     for name, y in HOOKS.items():
-        parts.append(element("circle", "paper s5", cx=middles[0], cy=y, r=4))
+        parts.append(tag("circle", class_="paper s5", cx=middles[0], cy=y, r=4))
         parts.append(text(LEFT - 12, y + 4, name, "soft", "end"))
     parts.append(_box(unembed, 80, 170, 32, "s1", "unembedding: π(next token)"))
     x = unembed + 60
-    parts += [arrow([(x, 132), (x, 113)], "s1"), arrow([(x, 80), (x, 43)], "s5")]
+    parts += [_arrow(x, 132, 113, 1), _arrow(x, 80, 43, 5)]
     parts.append(text(unembed + 70, 66, "KL(π ‖ reference), a price per token", "title"))
     parts.append(_box(head, 80, 200, 32, "s2", "value head, on a hook: V(state)"))
     x = head + 40
-    parts += [arrow([(x, 142), (x, 113)], "s2"), arrow([(last, 288), (last, 113)], "s4")]
-    parts.append(element("circle", "paper s2", cx=head + 40, cy=142, r=4))
+    parts += [_arrow(x, 142, 113, 2), _arrow(last, 288, 113, 4)]
+    parts.append(tag("circle", class_="paper s2", cx=head + 40, cy=142, r=4))
     parts.append(_box(judge, 80, 220, 32, "s4", f"sentiment classifier: reward {reward:.3f}"))
     middle = (head + 200 + judge) / 2
     parts.append(text(middle, 100, "advantage", "title", "middle"))
@@ -173,13 +166,19 @@ def _models(middles: Sequence[Number], reward: float) -> list[str]:
 
 
 def _box(x: Number, y: Number, width: Number, height: Number, kind: str, words: str = "") -> str:
-    frame = element("rect", f"paper {kind}", x=x, y=y, width=width, height=height, rx=6)
+    frame = tag("rect", class_=f"paper {kind}", x=x, y=y, width=width, height=height, rx=6)
     return frame + text(x + width / 2, y + height / 2 + 4, words, "", "middle")
 
 
 def _line(x1: Number, y1: Number, x2: Number, y2: Number, kind: str, opacity: Number = 1) -> str:
     ends = {"x1": x1, "y1": y1, "x2": x2, "y2": y2}
-    return element("line", kind, **ends, **{"stroke-opacity": opacity})
+    return tag("line", class_=kind, **ends, stroke_opacity=opacity)
+
+
+def _arrow(x: Number, below: Number, above: Number, color: int) -> str:
+    head = f"{x:.1f},{above} {x - 4:.1f},{above + 9} {x + 4:.1f},{above + 9}"
+    line = _line(x, below, x, above, f"s{color}")
+    return line + tag("polygon", class_=f"f{color}", points=head)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from rlhf_lab.probes.probe import Observation, Probe, Record
 from rlhf_lab.probes.reel_truth import ReelTruth
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.run_health import RunHealth
-from rlhf_lab.probes.seeds import Runs, Spread, runs
+from rlhf_lab.probes.seeds import runs
+from rlhf_lab.probes.spread import Runs, Spread
 from rlhf_lab.probes.step_influence_probe import StepInfluence
 from rlhf_lab.probes.step_ledger import StepLedger
 from rlhf_lab.probes.suite import Suite, attach

@@ -60,10 +60,11 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
             tags = [
                 paragraph(f"Failed check: {check.name}", "failed")
                 for check in failed
-                if check.phase == at.phase
+                if check.phase == at["phase"]
             ]
-            pictures = plain(in_grids([*tags, *record_pictures(kind, at)]))
-            by_phase[at.phase] = by_phase.get(at.phase, "") + pictures  # several events of a phase
+            pictures = plain(in_grids([*tags, *record_pictures(at)]))
+            phase = at["phase"]
+            by_phase[phase] = by_phase.get(phase, "") + pictures  # several events of a phase
         over = plain(in_grids(phase_pictures(kind, records)))
     return over, by_phase if any(by_phase.values()) else {}
 
@@ -95,15 +96,17 @@ def _rounded(value: Any, digits: int = 4) -> Any:
 
 def collect_tokens(run: Run) -> dict[int, dict[str, Any]]:
     """Return the texts of TextHeatmap by phase, with all numbers of their tokens."""
-    found = {}
-    for at in read_snapshots(run, run.find_probe("TextHeatmap")):
+    found, name = {}, run.find_probe("TextHeatmap")
+    for at in read_snapshots(run, name):
         start, columns = at["prefix_len"], {}
         for field in (*FIELDS, *sorted(name for name in at.tensors if name.startswith("true_"))):
             mask = "truth_mask" if field.startswith("true_") else "mask"
             label = field.replace("true_", "exact ").replace("_", " ")
-            if rows := at.get(field):
-                columns[label] = [[_rounded(x, 5) for x in row] for row in masked(rows, at[mask])]
+            if rows := at.read(field)[0]:
+                columns[label] = [
+                    [_rounded(x, 5) for x in row] for row in masked(rows, at.read(mask)[0])
+                ]
         tokens = [[visible(token) for token in row] for row in at["tokens"]]
-        found[at.phase] = {"probe": at.name, "tokens": tokens, "start": start, "columns": columns}
-        found[at.phase] |= {"rewards": at["rewards"]}
+        block = {"probe": name, "tokens": tokens, "start": start, "columns": columns}
+        found[at["phase"]] = block | {"rewards": at["rewards"]}
     return found

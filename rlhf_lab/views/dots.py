@@ -20,26 +20,25 @@ def seed_dots(rows: SeedRows, title: str, digits: int = 3, this: str = "this run
     n = max(len(others) for _, others in rows.values())
     names = [this, f"{n} runs with other seeds"][: 1 + bool(n)]
     texts = {name: _range(*row, digits) for name, row in rows.items()}
-    left, pad = m.widest(list(map(m.shortened, rows))) + 14, 0.04 * (max(values) - min(values))
-    low, high = min(values) - (pad or 0.5), max(values) + (pad or 0.5)
-    whole = left + PLOT_WIDTH + m.widest(list(texts.values())) + 18
-    head, top = m.header(title, "", names, whole)
-    bottom, parts = top + 6 + ROW * len(rows), [head]
+    labels, pad = m.shortened(list(rows)), 0.04 * (max(values) - min(values)) or 0.5
+    low, high, left = min(values) - pad, max(values) + pad, m.text_width(*labels) + 14
+    whole = left + PLOT_WIDTH + m.text_width(*texts.values()) + 18
+    parts, top = m.header(title, "", names, whole)
+    bottom = top + 6 + ROW * len(rows)
 
     def across(x: Number) -> float:
         return left + (x - low) / (high - low) * PLOT_WIDTH
 
-    marks = m.ticks(low, high)
-    for tick, label in zip(marks, m.tick_labels(marks), strict=True):
+    for tick, label in m.ticks(low, high).items():
         x = across(tick)
-        parts.append(m.element("line", "axis", x1=x, x2=x, y1=top + 4, y2=bottom))
+        parts.append(m.tag("line", class_="axis", x1=x, x2=x, y1=top + 4, y2=bottom))
         parts.append(m.text(x, bottom + 13, label, "soft", "middle"))
     for i, (name, (value, others)) in enumerate(rows.items()):
         y = top + 6 + ROW * (i + 0.5)
-        parts.append(m.text(left - 8, y + 4, m.shortened(name), "", "end"))
+        parts.append(m.text(left - 8, y + 4, labels[i], "", "end"))
         for kind, x in [*((1, x) for x in others), (0, value)]:
             mark = m.marker(kind, across(x), y, kind, 2.6 + 1.6 * (kind == 0))
-            parts.append(m.titled(mark, f"{name}, {names[kind]}", x, None, None))
+            parts.append(m.titled(mark, f"{name}, {names[kind]}", x))
         parts.append(m.text(left + PLOT_WIDTH + 12, y + 4, texts[name]))
     alt = f"{title}: " + "; ".join(f"{name} {words}" for name, words in texts.items())
     return Picture((whole, bottom + 22), parts, alt, title)

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
+from markupsafe import Markup
+
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import Number, document
+from rlhf_lab.views.marks import SVG_STYLE, Number, Size, tag
 from rlhf_lab.views.templates import read_web, render
 
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
+LOOP_ALT = (
+    "The loop of RLHF: the policy continues a prompt; the reward scores the text; the value head "
+    "turns the score into an advantage per token; the objective weighs the advantages, minus the "
+    "KL from the frozen reference; a gradient step changes the policy."
+)
 
 
 class Drawn:
@@ -47,8 +54,7 @@ class Table(Drawn):
         """The table as HTML, between its title and its note."""
         columns = enumerate(zip(*self.rows, strict=True))
         words = {i for i, cells in columns if any(map(_is_word, cells))}
-        rows = [list(map(formatted, row)) for row in self.rows]
-        return render("table.html", table=self, rows=rows, words=words)
+        return render("table.html", table=self, words=words)
 
     def _repr_html_(self) -> str:
         return f"<style scoped>{read_web('table.css')}</style>{super()._repr_html_()}"
@@ -66,8 +72,8 @@ class Picture(Drawn):
         values: the numbers; if all are 0 or missing, a page has a sentence instead.
     """
 
-    size: tuple[Number, Number]
-    parts: Sequence[str]
+    size: Size
+    parts: Sequence[Markup]
     alt: str
     title: str = ""
     unit: str = ""
@@ -77,7 +83,17 @@ class Picture(Drawn):
     @property
     def svg(self) -> str:
         """The whole document."""
-        return document(*self.size, "".join(self.parts), self.alt)
+        return self._draw(SVG_STYLE)
+
+    def _draw(self, style: str = "") -> str:
+        """Return the document with a style, or an element of a page that has `SVG_STYLE`."""
+        width, height = (f"{x:.0f}" for x in self.size)
+        place = {"width": width, "height": height, "viewBox": f"0 0 {width} {height}"}
+        names = {"class": "lab", "role": "img", "aria-label": self.alt.replace("\n", "↵")}
+        space = {"xmlns": "http://www.w3.org/2000/svg"} if style else {}
+        paper = tag("rect", class_="paper", width="100%", height="100%")
+        styles = [tag("style", Markup(style))] if style else []
+        return visible(tag("svg", *styles, paper, *self.parts, **space, **names, **place))
 
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
         return {"image/svg+xml": self.svg, "text/html": self._repr_html_(), "text/plain": self.alt}
@@ -93,10 +109,8 @@ class Picture(Drawn):
         if not any(known):
             return f"<p>{escape(self.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
         wide = ' class="wide"' * (round(self.size[0]) > WIDE_PIXELS)
-        svg, note = document(*self.size, "".join(self.parts), self.alt, True), self.note.strip()
-        return (
-            f"<figure{wide}>{svg}{f'<figcaption>{escape(note)}</figcaption>' * bool(note)}</figure>"
-        )
+        caption = f"<figcaption>{escape(self.note)}</figcaption>" * bool(self.note)
+        return f"<figure{wide}>{self._draw()}{caption}</figure>"
 
 
 def in_grids(pictures: Iterable[Drawn]) -> str:
@@ -123,10 +137,6 @@ def paragraph(text: str, kind: str = "") -> Html:
     return Html(f"<p{attribute}>{escape(text)}</p>")
 
 
-def formatted(value: object) -> str:
-    """Return a value as text: a dash for None, a number with four digits."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:z.4g}" if isinstance(value, float) else str(value)
+def loop_diagram() -> Picture:
+    """Draw the loop of RLHF, with the lesson of each component."""
+    return Picture((880, 380), [Markup(render("loop.html").replace("\n", ""))], LOOP_ALT)

@@ -114,7 +114,7 @@ PICTURE_ROWS = tuple(map(_parse, PICTURES.replace("\n ", " ").strip().splitlines
 def _kl_map(records: Sequence[Snapshot]) -> Pictures:
     cols = max((at.get("slots") or () for at in records), key=len)
     title = f"KL from the reference, n = {records[-1]['sequences']['exact']}"
-    phases = [f"phase {at.phase}" for at in records]
+    phases = [f"phase {at['phase']}" for at in records]
     yield heatmap([at["kl"] for at in records], phases, cols, title, unit="nats per token")
 
 
@@ -128,7 +128,7 @@ def _repetition(records: Sequence[Snapshot]) -> Pictures:
         yield curves_over(records, f"{name}-n: {title}", series, "fraction")
     by = ("alarms_by_logits", "alarms_by_texts")
     alarms = [at for at in records if any(map(at.get, by))]
-    rows = [[at.phase, *(", ".join(at[x]) or "–" for x in by)] for at in alarms]
+    rows = [[at["phase"], *(", ".join(at[x]) or "–" for x in by)] for at in alarms]
     note = (
         "An alarm is a word that is twice as likely as in the reference, and "
         f"{records[-1]['alarm_z']:.4g} standard errors more."
@@ -148,7 +148,7 @@ def _drift(records: Sequence[Snapshot]) -> Pictures:
         f"evaluated on {counts['held']} others."
     )
     columns = {name.replace("_", " "): (name, i, j) for name in AT_A_CELL.split()}
-    rows = [[at.phase, *(bracketed(*at.read(x)) for x in columns.values())] for at in records]
+    rows = [[at["phase"], *(bracketed(*at.read(x)) for x in columns.values())] for at in records]
     yield Table(["phase", *columns], rows, "at this cell")
     for label in ("accuracy", "cosine with reference") if len(records) > 1 else ():
         yield curves_over(records, f"{label} of the direction", {label: columns[label]})
@@ -223,12 +223,13 @@ def phase_pictures(kind: str | None, records: Sequence[Snapshot]) -> Iterator[Dr
     pictures = [curves_over(records, row.title, row.columns, row.unit) for row in rows]
     pictures += OVER_PHASES[kind](records) if kind in OVER_PHASES and records else ()
     yield from filter(None, pictures)
-    numbers = number_table([at.record for at in records])
+    numbers = number_table(records)
     if not records or len(numbers.columns) > 1:
         yield numbers
 
 
-def record_pictures(kind: str | None, at: Snapshot) -> Iterator[Drawn]:
+def record_pictures(at: Snapshot) -> Iterator[Drawn]:
+    kind = at.settings.get("kind")
     rows = [row for row in PICTURE_ROWS if row.probe == kind and row.kind != "curves"]
     yield from filter(None, (row.draw(at) for row in rows))
     yield from filter(None, OF_RECORD[kind](at) if kind in OF_RECORD else ())
@@ -242,7 +243,7 @@ def probe_pictures(run: Run, name: str) -> list[Drawn]:
     """
     with reading(run.path / records_file(name)):
         kind, records = run.kinds().get(name), read_snapshots(run, name)
-        last = [picture for at in records[-1:] for picture in record_pictures(kind, at)]
+        last = [picture for at in records[-1:] for picture in record_pictures(at)]
         return [*phase_pictures(kind, records), *last]
 
 

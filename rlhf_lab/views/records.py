@@ -2,18 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Run
+from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.views.intervals import bracketed, mean_with_ends, sample_ends
 from rlhf_lab.views.pictures import Drawn, Picture, Table
 from rlhf_lab.views.plots import bars, curves, heatmap
 from rlhf_lab.views.tokens import Strip
 
+Fields = Mapping[str, Any]
+EMPTY: Fields = MappingProxyType({})
 MOST_ROWS, MOST_SLOTS = 24, 60  # of bars or a table; of positions
 ENDS = ("", "_low", "_high")
 # the name of a field, whose interval is in NAME_low and NAME_high; of a TENSOR:HOW (see REDUCED);
@@ -33,25 +36,14 @@ SHIFTS = {  # labels of the shift and of its causes
 }
 
 
-class Snapshot:
-    """One record of a probe with its tensors."""
+class Snapshot(dict[str, Any]):
+    """One record of a probe with its tensors, which are also items if no field has their name."""
 
-    def __init__(self, run: Run, name: str, record: Mapping[str, Any]) -> None:
-        self.run, self.name, self.record, self.phase = run, name, record, record["phase"]
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors stored with the record, if it has some."""
-        has_file = self.run.store.tensor_path(self.name, self.phase).is_file()
-        return self.run.tensors(self.name, self.phase) if has_file else {}
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a field of the record, or a tensor as lists."""
-        is_tensor = name not in self.record and name in self.tensors
-        return self.tensors[name].tolist() if is_tensor else self.record[name]
-
-    def get(self, name: str) -> Any:
-        return self[name] if name in self.record or name in self.tensors else None
+    def __init__(self, record: Fields, tensors: Fields = EMPTY, settings: Fields = EMPTY) -> None:
+        super().__init__(record)
+        self.tensors, self.settings = tensors, settings
+        for name, tensor in tensors.items():
+            self.setdefault(name, tensor)
 
     def read(self, column: Column) -> tuple[Any, Any, Any]:
         """Return the values of a column and the ends of their intervals, None if unknown."""
@@ -75,20 +67,23 @@ class Snapshot:
 
     def title(self, text: str) -> str:
         """Return a title with the fields or settings in braces."""
-        probes = self.run.store.read_suite()["probes"] if "{" in text else []
-        settings = next((probe for probe in probes if probe["name"] == self.name), {})
-        return f"phase {self.phase}: {text.format_map({**settings, **self.record})}"
+        return f"phase {self['phase']}: {text.format_map({**self.settings, **self})}"
 
 
 def read_snapshots(run: Run, name: str | None) -> list[Snapshot]:
     """Return the records of a probe; metrics of RunHealth get intervals over the samples."""
-    records = run.records(name) if name else []
-    if records and run.kinds().get(name) == "RunHealth":
+    if name is None:
+        return []
+    records, probes = run.records(name), run.store.read_suite()["probes"]
+    settings = next((probe for probe in probes if probe["name"] == name), {})
+    if settings.get("kind") == "RunHealth":
         ends = sample_ends(run)[0]
         for record in records:
             found = ends.get(record["phase"], {})
             record |= {k: x for k, x in found.items() if k.rpartition("_")[0] in record}
-    return [Snapshot(run, name, record) for record in records]
+    paths = [run.store.tensor_path(name, record["phase"]) for record in records]
+    tensors = [load_checkpoint(path)[0] if path.is_file() else {} for path in paths]
+    return [Snapshot(*pair, settings) for pair in zip(records, tensors, strict=True)]
 
 
 def short_site(site: str) -> str:
@@ -196,10 +191,10 @@ def draw_bars(row: PictureRow, at: Snapshot, known: Known) -> Picture:
     pick = lambda values: [values[i] for i in kept]
     ends = {name: (pick(a), pick(b)) for name, (_, a, b) in known.items() if a is not None}
     if ends:
-        note = "Whiskers: 95 % intervals."
+        note = "Whiskers: 95 % intervals. "
     if rest := set(range(n)) - set(kept):
         sums = [f"{k} {sum(x[i] or 0.0 for i in rest):+.3g}" for k, (x, *_) in known.items()]
-        note += f" {len(rest)} others sum to {', '.join(sums)}."
+        note += f"{len(rest)} others sum to {', '.join(sums)}."
     series = {name: pick(x) for name, (x, *_) in known.items()}
     return bars(list(map(str, pick(labels))), series, at.title(row.title), row.unit, ends, note)
 
@@ -240,10 +235,10 @@ def draw_rows(row: PictureRow, at: Snapshot, known: Known) -> Table | None:
     return dict_table(dicts[:MOST_ROWS], at.title(row.title), note) if dicts else None
 
 
-def dict_table(dicts: Sequence[Mapping[str, Any]], title: str = "", note: str = "") -> Table:
+def dict_table(dicts: Sequence[Fields], title: str = "", note: str = "") -> Table:
     """Return the numbers and words of dicts as a table; ends of intervals become brackets."""
     cells = [(k, x) for row in dicts for k, x in row.items() if k != "prefix_len"]
-    nested = {k for k, x in cells if isinstance(x, list | dict)}
+    nested = {k for k, x in cells if isinstance(x, list | dict | Tensor)}
     flat = dict.fromkeys(k for k, _ in cells if k not in nested)
     ends = {k: (f"{k}_low", f"{k}_high") for k in flat if f"{k}_low" in flat}
     names = [k for k in flat if not any(k in pair for pair in ends.values())]
@@ -257,7 +252,7 @@ def draw_strip(row: PictureRow, at: Snapshot, known: Known) -> Strip:
     """Return generated tokens with their values, of all or the largest texts."""
     ((unit, (found, *_)),), (kind, mask, *top) = known.items(), row.labels
     rewards, lines = at.get("rewards"), []
-    for i, values in enumerate(masked(found, at[mask])):
+    for i, values in enumerate(masked(found, at.read(mask)[0])):
         prompt = [None] * (len(at["tokens"][i]) - len(values))
         label = f"text {i}" + (f", reward {rewards[i]:.4g}" if rewards else "")
         lines.append((label, at["tokens"][i], prompt + values))
@@ -286,7 +281,7 @@ def curves_over(
         found = [at.read(column) for at in lines] or [(None, None, None)]
         values, low, high = zip(*found, strict=True)
         if any(x is not None for x in values):
-            series[label] = [at.phase for at in lines], values
+            series[label] = [at["phase"] for at in lines], values
             if any(None not in pair for pair in zip(low, high, strict=True)):
                 bands[label] = low, high
     return curves(series, title, "phase", unit, bands, note=note) if series else None

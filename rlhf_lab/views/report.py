@@ -26,7 +26,7 @@ from rlhf_lab.views.collect import LabeledRuns, label_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
 from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, default_words, interventions
 from rlhf_lab.views.marks import SVG_STYLE
-from rlhf_lab.views.pictures import Html, Table, formatted, paragraph
+from rlhf_lab.views.pictures import Html, Table, paragraph
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
 from rlhf_lab.views.templates import read_web, render
@@ -167,7 +167,7 @@ def _curves(runs: LabeledRuns) -> dict[str, Any]:
     for label, run in runs.items():
         ends, n = sample_ends(run)
         lines = [line | ends.get(line["phase"], {}) for line in run.metrics()]
-        records[label] = [Snapshot(run, "", line) for line in lines]
+        records[label] = list(map(Snapshot, lines))
         counts.add(n)
     if not any(records.values()):
         return {"curves": []}
@@ -240,7 +240,7 @@ def _facts(run: Run) -> dict[str, Any]:
     found = (info.get("diagnostics") or {}).values()
     arguments = [[name, json.dumps(value)] for name, value in info["args"].items()]
     return {
-        "facts": {name: formatted(value) for name, value in facts.items()},
+        "facts": facts,
         "diagnostics": [f"since phase {x['phase']}: {x['text']}" for x in found],
         "arguments": Table(["argument", "value"], arguments),
         "versions": [f"{name} {number}" for name, number in info.get("versions", {}).items()],

@@ -11,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from rlhf_lab.console import visible
-from rlhf_lab.views.marks import Kind, Names, Number, Optionals, ink_on, is_number, pick_color
+from rlhf_lab.views.marks import Kind, Names, Number, Optionals, ink_on, pick_color
 from rlhf_lab.views.pictures import Drawn, Html
 from rlhf_lab.views.templates import render
 
@@ -90,7 +90,7 @@ class Strip(Drawn):
 
 def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:
     """Return the quantile of the sizes of the finite values, or the largest if that is 0."""
-    sizes = sorted(abs(x) for x in values if is_number(x)) or [0.0]
+    sizes = sorted(abs(x) for x in values if x is not None and math.isfinite(x)) or [0.0]
     return float(sizes[min(len(sizes) - 1, int(quantile * len(sizes)))] or sizes[-1])
 
 

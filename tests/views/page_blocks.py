@@ -6,7 +6,6 @@ import re
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from rlhf_lab.config import RLHFArgs
@@ -44,24 +43,12 @@ class Page(HTMLParser):
 
 
 class MemoryRun(Run):
-    """A run without a directory, with these records and tensors of one probe."""
+    """A run without a directory."""
 
     path, args, info = Path("nowhere"), RLHFArgs(preset="reel"), {}
 
-    def __init__(self, samples=(), metrics=(), info=None, records=(), tensors=(), kind="") -> None:
+    def __init__(self, samples=(), metrics=(), info=None) -> None:
         self._samples, self._metrics, self.info = samples, metrics, info or {}
-        self._records, self._tensors = records, tensors
-        suite = {"probes": [{"name": "probe", "kind": kind, "word": "good", "other": "bad"}]}
-        stored = Path(__file__) if kind else self.path
-        self.store = SimpleNamespace(
-            tensor_path=lambda name, phase: stored, read_suite=lambda: suite
-        )
-
-    def records(self, name: str) -> list[dict[str, Any]]:
-        return self._records
-
-    def tensors(self, name: str, phase: int) -> dict[str, Any]:
-        return self._tensors[phase]
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(self._metrics)

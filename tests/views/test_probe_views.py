@@ -18,7 +18,6 @@ from rlhf_lab.views.probe_pictures import (
 )
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.tokens import Strip
-from tests.views.page_blocks import MemoryRun
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
 ENDS = ("", "_low", "_high")
@@ -177,7 +176,8 @@ def spelled(kind, numbers):
 
 def made(kind):
     """Two records of a probe, phases 2 and 3."""
-    numbers, found, tensors = count(1), [], {}
+    numbers, found = count(1), []
+    settings = {"kind": kind, "word": "good", "other": "bad"}
     tokens = [["<p>", "A", "B"]]
     for phase in (2, 3):
         record, stored = spelled(kind, numbers)
@@ -186,13 +186,11 @@ def made(kind):
             record |= {"held_out": 4, "head_n": 6, "n": 9}
         if "step" in record:
             record |= {"step": phase, "steps": 9}
-        masks = dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
-        tensors[phase] = {k: torch.tensor(v) for k, v in stored.items()} | masks
-        tensors[phase] |= {"states": torch.ones(1, 2)}
-        tensors[phase] |= {"clipped": torch.tensor([[0, 1]])} if kind == "StepLedger" else {}
-        found.append(record)
-    run = MemoryRun(records=found, tensors=tensors, kind=kind)
-    return [Snapshot(run, "probe", record) for record in found]
+        tensors = {k: torch.tensor(v) for k, v in stored.items()} | {"states": torch.ones(1, 2)}
+        tensors |= dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
+        tensors |= {"clipped": torch.tensor([[0, 1]])} if kind == "StepLedger" else {}
+        found.append(Snapshot(record, tensors, settings))
+    return found
 
 
 def drawn(kind, without=()):
@@ -200,8 +198,8 @@ def drawn(kind, without=()):
     found = made(kind)
     for name in without:
         for at in found:
-            del at.record[name]
-    return [*phase_pictures(kind, found), *record_pictures(kind, found[-1])], found[-1]
+            del at[name]
+    return [*phase_pictures(kind, found), *record_pictures(found[-1])], found[-1]
 
 
 @pytest.mark.parametrize("kind", ["KLByPosition", "ValueLens", "Direction"])
@@ -226,9 +224,9 @@ def read_value(at, where):
     index = words.pop(0).split(",") if words and re.match(r"[-\d]", words[0]) else []
 
     def read(name):
-        if index and name not in at.record and not name.startswith("T."):  # next to the value
-            return at.record[field][int(index[0])][name]
-        found = at.record[name] if name[:2] != "T." else at.tensors[name[2:]].tolist()
+        if index and name not in at and not name.startswith("T."):  # next to the value
+            return at[field][int(index[0])][name]
+        found = at[name] if name[:2] != "T." else at.tensors[name[2:]].tolist()
         for i in index:
             found = found[i] if i.isalpha() or "_" in i else found[int(i)]
         return found
@@ -325,11 +323,11 @@ def test_matrix_notes_its_largest_cell_and_their_number():
     at = made("Direction")[1]
     ends = [[0.1, 0.5], [0.2, None]], [[0.3, 0.9], [0.8, None]]
     row = records.PictureRow("", "fraction", "t", ["sites", "slots"], {"x": "x"}, "")
-    at.record |= {"sites": ["a", "b"], "slots": ["A", "B"]}
+    at |= {"sites": ["a", "b"], "slots": ["A", "B"]}
 
     def draw(values):
         values = values if isinstance(values, tuple) else (values, None, None)
-        at.record |= dict(zip(("x", "x_low", "x_high"), values, strict=True))
+        at.update(zip(("x", "x_low", "x_high"), values, strict=True))
         return row.draw(at)
 
     largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
@@ -343,7 +341,7 @@ def test_pictures_keep_the_largest_and_say_so():
     record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
     record |= {"x": [1.0, *[-2.0] * 23, -3.0], "moved": [[1.0], [-5.0]], "rewards": [7.0, 9.0]}
     record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)]}
-    at = Snapshot(at.run, "probe", record)
+    at = Snapshot(record, at.tensors)
     draw = lambda kind, field, *labels: records.PictureRow(
         "", kind, "t", labels, {"x": field}, ""
     ).draw(at)

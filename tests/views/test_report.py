@@ -22,10 +22,10 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.collect import GAP, sample_rows
-from rlhf_lab.views.pictures import Table, formatted
+from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.report import write_report
-from rlhf_lab.views.templates import WEB
+from rlhf_lab.views.templates import WEB, formatted
 from tests import small_runs
 from tests.views.page_blocks import MemoryRun, Page, read_blocks, read_header
 
