@@ -64,10 +64,7 @@ def test_read_turns_keeps_role_and_content_only():
     ("found", "last", "message"),
     [
         ("  ", "user", "row 7 has no messages. Use a text"),
-        ([], "user", "row 7 has no messages"),
-        (3, "user", "row 7 has no messages"),
         (["w1"], "user", "row 7, message 1, is 'w1'. Use an object with a role"),
-        ([{"from": "user", "value": "w1"}], "user", "message 1, is {'from': 'user'"),
         ([ASK, {"role": "tool", "content": "w1"}], "user", "message 2, is {'role': 'tool'"),
         ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, calls a tool"),
         ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "calls a tool"),
@@ -75,7 +72,6 @@ def test_read_turns_keeps_role_and_content_only():
         ([ASK | {"content": [{"type": "text", "text": "w1"}]}], "user", "a text as content"),
         ([ASK, RULE], "user", "a system message after the first. Put it first"),
         ([ASK, SAY], "user", "ends with a message of 'assistant', not of 'user'"),
-        ([RULE, ASK], "assistant", "ends with a message of 'user', not of 'assistant'"),
     ],
 )
 def test_read_turns_names_row_and_message(found, last, message):

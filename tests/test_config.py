@@ -239,13 +239,9 @@ def test_conflicting_values_raise_with_both_names(fields, words):
     ("name", "here"),
     [
         ("learning_rate", "Use base_lr and head_lr"),
-        ("init_kl_coef", "Use kl_coef"),
-        ("forward_batch_size", "Use generation_batch_size"),
         ("num_steps", r"Use total_phases \(torchtune's; torchrl's window"),
         ("gen_length", "Use gen_len"),
         ("phases", "Use total_phases"),
-        ("horizon", "Use kl_horizon"),
-        ("model", "Use base_model"),
         ("warp", r"See `help\(RLHFArgs\)`"),
     ],
 )

@@ -1,7 +1,7 @@
-"""A pretrained Llama (SmolLM2) and a pretrained classifier: commands, probes and programs.
+"""A pretrained Llama (SmolLM2) and a pretrained classifier.
 
-One run with the default probes is killed in its second phase and resumed; its results are exported,
-reported on and read by transformers.
+One run with the default probes is killed in its second phase and resumed; it is reported on, and
+its exported policy is read by transformers.
 """
 
 import json
@@ -69,6 +69,9 @@ def test_killed_run_resumes_to_its_end(resumed, place):
     assert metrics[0]["true_reward"] is None
     assert all(sample["text"].startswith("This movie was really") for sample in samples)
     assert all(0 < sample["reward"] < 1 for sample in samples)
+    checks = read_lines(place / "run/probes/checks.jsonl")
+    assert checks and all(check["ok"] for check in checks)
+    lab("report", "run", cwd=place)
     info = json.loads((place / "run/run.json").read_text())
     assert info["status"] == "finished" and info["final"]["samples"] == 32
 

@@ -1,7 +1,9 @@
 """Learners' functions that hang, exit, raise or change global state: each gets a verdict."""
 
 import os
+import signal
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from rlhf_lab.course import check, containment
+from rlhf_lab.course.containment import Stopped, contained
 from rlhf_lab.course.progress_file import ExerciseRecord, note_attempt, read_records
 
 HEAD = """\
@@ -88,3 +91,26 @@ def test_right_function_with_side_effects_passes(learner, tmp_path, capsys) -> N
     check(make(SIDE_EFFECTS, tmp_path))
     assert "✓ masked_mean" in capsys.readouterr().out
     assert read_records()["masked_mean"] == ExerciseRecord("passed", 1)
+
+
+@TIMER
+def test_contained_stops_a_loop_that_catches_everything_once(monkeypatch) -> None:
+    monkeypatch.setattr(containment, "_AGAIN", 0.1)
+    monkeypatch.setattr(containment, "SECONDS_PER_CALL", 0.1)
+    start, before = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    with pytest.raises(Stopped, match="stopped after 0.1 s"), contained():
+        try:
+            time.sleep(5)
+        except BaseException:
+            time.sleep(5)
+    assert time.monotonic() - start < 4
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_contained_raises_interrupts_and_restores_random_state() -> None:
+    random_state = torch.random.get_rng_state()
+    with pytest.raises(KeyboardInterrupt), contained():
+        torch.rand(1)
+        raise KeyboardInterrupt
+    assert torch.equal(random_state, torch.random.get_rng_state())

@@ -227,28 +227,24 @@ def no_gradients(ctx: Any) -> None:
     ctx.policy.eval()
 
 
-def unstorable(ctx: Any) -> dict[Any, Any]:
-    return {("a", 1): {2: object()}}
+CALLBACKS = {
+    "no gradients": lambda trainer: no_gradients,
+    "unstorable": lambda trainer: lambda ctx: {("a", 1): {2: object()}},
+    "trains": lambda trainer: lambda ctx: ctx.event == "after_phase" and trainer.run_phase(),
+}
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("callback", [no_gradients, unstorable])
-def test_unusual_callback_changes_no_weight(trainer, plain, callback) -> None:
-    trainer.on("after_score")(callback)
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_unusual_callback_and_a_thread_change_no_weight(trainer, plain, kind: str) -> None:
+    for event in ("after_score", "after_phase"):
+        trainer.on(event)(CALLBACKS[kind](trainer))
+    thread = threading.Thread(target=trainer.train)
     try:
-        trainer.train()
+        thread.start()
+        thread.join(60)
     finally:
         torch.set_grad_enabled(True)
-    assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
-    assert is_equal(copy_weights(trainer.policy), plain)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_callback_that_trains_and_a_thread_change_no_weight(trainer, plain) -> None:
-    trainer.on("after_phase")(lambda ctx: trainer.run_phase())
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join(60)
     assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
     assert is_equal(copy_weights(trainer.policy), plain)
 

@@ -1,7 +1,5 @@
 """Reward functions that fail or have side effects; rewards/test_scoring.py has their results."""
 
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 import torch
 
 from rlhf_lab import RLHFTrainer
-from rlhf_lab.errors import LabError
-from tests.bad_input.command_outcome import TRAIN, accepted, refuses, settings
+from tests.bad_input.command_outcome import refuses, settings
 from tests.bad_input.conftest import count_e, lines
 from tests.training.recorded_runs import copy_weights, is_equal
 
@@ -27,22 +24,6 @@ def test_trainer_rejects_a_reward_before_it_writes(here, idle, reward_fn) -> Non
     parts = {"out": "made", "policy": idle.policy, "reward_fn": reward_fn}
     refuses(lambda: RLHFTrainer(settings(total_phases=1), **parts), "reward_fn")
     assert not Path("made").exists()
-
-
-def test_run_resumes_after_the_reward_raised(here, plain) -> None:
-    calls = []
-
-    def fails_once(texts: list[str]) -> torch.Tensor:
-        calls.append(len(texts))
-        if len(calls) == 2:
-            raise KeyError("the server is down")
-        return count_e(texts)
-
-    with pytest.raises((KeyError, LabError)):
-        RLHFTrainer(settings(), out="made", reward_fn=fails_once).train()
-    resumed = RLHFTrainer.resume("made", reward_fn=count_e)
-    resumed.train()
-    assert is_equal(copy_weights(resumed.policy), plain)
 
 
 def clear_texts(texts: list[str]) -> torch.Tensor:
@@ -69,16 +50,6 @@ def test_side_effects_of_a_reward_change_no_weight(here, plain, reward_fn) -> No
         torch.set_default_dtype(torch.float32)
     assert is_equal(copy_weights(trainer.policy), plain)
     assert all(line["text"] for line in lines("made/samples.jsonl"))
-
-
-DEAD = ["--penalize-no-eos", "--base-lr 0 --head-lr 0", "--reward-fn count:zebra"]
-
-
-@pytest.mark.parametrize("options", DEAD)
-def test_dead_learning_is_reported(here, options: str) -> None:
-    outcome = accepted([*TRAIN, "--total-phases", 3, "--out", "made", *options.split()])
-    (finding,) = json.loads(Path("made/run.json").read_text())["diagnostics"].values()
-    assert re.search("nothing (is )?learn", finding["text"]) and finding["text"] in outcome.out
 
 
 def test_true_reward_with_a_wrong_result_is_named(idle) -> None:

@@ -6,16 +6,15 @@ import pytest
 import torch
 from huggingface_hub.repocard import metadata_load
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from rlhf_lab import tuning
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.rewards import LearnedReward, LogitReward
+from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training.resume import load_policy
 from tests.bad_input.command_outcome import accepted, rejected
-from tests.tiny_models import chat_tokenizer, randomize, save, tiny_chat
+from tests.tiny_models import tiny_chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_type_checks")]
 NOUNS = ("plot", "script", "music", "camera")
@@ -191,19 +190,3 @@ def test_an_adapter_is_exported_and_trained_on(tmp_path):
     accepted(["export", second, tmp_path / "again", "--adapter"])
     never = ["--out", tmp_path / "never"]
     rejected([*TRAIN, "--adapter-path", first, *never], "is not a PEFT adapter")
-
-
-def test_score_reads_prompt_and_response(tmp_path):
-    model = LlamaForSequenceClassification(
-        LlamaConfig(vocab_size=29, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                    num_attention_heads=4, max_position_embeddings=64, num_labels=1, pad_token_id=3)
-    )  # fmt: skip
-    randomize(model, 4)
-    reward = save(model, chat_tokenizer(), tmp_path / "reward")
-    chats = [[{"role": "user", "content": "w1"}, {"role": "assistant", "content": "w2"}]]
-    command = ["score", "w2", "--reward-model", reward]
-    done = accepted([*command, "--prompt", "w1 "])
-    assert "rewarding the logit of" in done.err
-    expected = LogitReward(str(reward)).logits(chats).item()
-    assert float(done.out.split("\t")[0]) == pytest.approx(expected, abs=1e-4)
-    rejected(command, "score --prompt TEXT")

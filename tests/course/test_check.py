@@ -26,22 +26,6 @@ def defined(source: str, **names):
     return next(value for name, value in namespace.items() if name not in before | {"__builtins__"})
 
 
-def test_check_passes_another_right_way_of_computing_gae() -> None:
-    def compute_gae(values, token_rewards, gamma=1.0, lam=0.95, mask=None):
-        """A_t = sum_k (gamma lam)^k delta_{t+k}, as a matrix product over each row's real part."""
-        out = torch.zeros_like(values)
-        for row in range(len(values)):
-            real = torch.ones(values.shape[1]).bool() if mask is None else mask[row]
-            v = torch.cat([values[row, real], torch.zeros(1)])
-            delta = token_rewards[row, real] + gamma * v[1:] - v[:-1]
-            steps = torch.arange(len(delta))[None, :] - torch.arange(len(delta))[:, None]
-            weights = torch.where(steps >= 0, (gamma * lam) ** steps.clamp(min=0).float(), 0.0)
-            out[row, real] = weights @ delta
-        return out
-
-    assert judge(compute_gae).state == "passed"
-
-
 def test_check_reports_a_stub_in_one_line(capsys: pytest.CaptureFixture) -> None:
     def kl_per_token(logprobs, ref_logprobs):
         raise NotImplementedError

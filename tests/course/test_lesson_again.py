@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.course.exercise import all_exercises
 from tools.course import builder
 from tools.course.stub import used_names
 
@@ -90,9 +89,3 @@ def shuffled(uses: dict[str, set[str]]) -> list[str]:
         order.append(free)
         left.remove(free)
     return order
-
-
-@pytest.mark.slow
-def test_the_exercises_of_all_lessons_are_found() -> None:
-    found = [name for m in MASTERS for _, source in cells_of(m) if (name := checked_name(source))]
-    assert sorted(found) == sorted(exercise.name for exercise in all_exercises())

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ from tools.course import builder, gate, runner
 @pytest.mark.slow
 def test_every_lesson_is_complete_unsolved_and_up_to_date() -> None:
     assert gate.lesson_problems(ROOT) == []
+
+
+def test_map_has_every_lesson_with_its_minutes() -> None:
+    text = (ROOT / builder.MAP).read_text(encoding="utf-8")
+    lessons = [path.stem for path in builder.masters(ROOT) if path.parent.name != "more"]
+    names = re.findall(r"^\| \[\d\d [^]]+\]\((\w+)\.ipynb\)", text, re.MULTILINE)
+    assert sorted(names) == lessons
+    assert builder.map_text(ROOT) == text
 
 
 def test_names_that_lessons_import_exist() -> None:

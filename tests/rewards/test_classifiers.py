@@ -114,24 +114,17 @@ def test_long_text_is_cut_to_what_the_classifier_reads(make_classifier, kind):
     ("labels", "label", "positive"),
     [
         (("NEGATIVE", "POSITIVE"), None, 1),
-        (("POSITIVE", "NEGATIVE"), None, 0),
-        (("neg", "pos"), None, 1),
         (("LABEL_0", "LABEL_1"), None, 1),
         (("LABEL_1", "LABEL_0"), None, 0),
         (("Positive sentiment", "Negative sentiment"), None, 0),
-        ((" positive", "negative "), None, 0),
         (("NEG", "POS_CLASS"), None, 1),
         (("good", "bad"), "good", 0),
         (("bad", "Good "), " gOOD", 1),
         (("positive", "negative"), "negative", 1),
         (("good", "bad"), None, None),
-        (("good", "negative"), None, None),
         (("very negative", "negative"), None, None),
-        (("", " "), None, None),
-        (("positive", "positively bad"), None, None),
         (("negation", "position"), None, None),
         (("good", "bad"), "goods", None),
-        (("good", "bad"), "", None),
         (("positive", "negative"), "LABEL_1", None),
     ],
     ids=str,
@@ -299,6 +292,7 @@ def test_number_of_labels_chooses_reward(directory):
     for fields in ({"direction": "neg"}, {"positive_label": "good"}):
         with pytest.raises(ConfigError, match="has one logit and no classes"):
             load_reward(args(reward_model=directory, **fields))
+    rejected(["score", "w2", "--reward-model", directory], "score --prompt TEXT")
     with pytest.raises(LoadError, match="has 2 labels. The logit reward requires"):
         LogitReward("reel-sentiment")
 

