@@ -42,6 +42,7 @@ def fine_tune(
     Raises:
         ConfigError: If there are fewer than 2 examples, or texts that do not fit the model.
     """
+    _check_type("examples", examples, Examples)
     rng = np.random.default_rng(fitting.seed)
     held_out, train = hold_out(len(examples), fitting.held_out, rng, "texts")
     prompts, rendered = examples.prompts, examples.rendered
@@ -71,6 +72,8 @@ def train_reward_model(
             loss, or a word that is not in a closed vocabulary.
     """
     fitting, loss = fitting or FitConfig(), loss or RewardLoss()
+    _check_type("model", model, RewardModel)
+    _check_type("pairs", pairs, Pairs)
     rng = np.random.default_rng(fitting.seed)
     held_out, train = hold_out(len(pairs), fitting.held_out, rng, "pairs")
     method = losses.reward_method(model, pairs, loss)
@@ -97,6 +100,8 @@ def train_on_pairs(
     reference.
     """
     loss, rng = loss or DPOLoss(), np.random.default_rng(fitting.seed)
+    _check_type("pairs", pairs, Pairs)
+    _check_type("loss", loss, DPOLoss, ORPOLoss)
     held_out, train = hold_out(len(pairs), fitting.held_out, rng, "pairs")
     make = losses.orpo_method if isinstance(loss, ORPOLoss) else losses.dpo_method
     method, sampling = make(model, pairs, loss, max_tokens), (drift_eval, true_reward_fn)
@@ -123,9 +128,10 @@ def train_on_labels(
     Arguments and errors as in `fine_tune`; a batch needs at least 2 texts.
     """
     loss, rng = loss or KTOLoss(), np.random.default_rng(fitting.seed)
-    labels = np.asarray(examples.is_good)
-    if labels.dtype != bool:
-        raise ConfigError(f"is_good has {labels.dtype} entries. Pass True and False.")
+    _check_type("examples", examples, LabeledExamples)
+    _check_type("loss", loss, KTOLoss)
+    if examples.is_good.dtype != bool:
+        raise ConfigError(f"is_good has {examples.is_good.dtype} entries. Pass True and False.")
     held_out, train = examples.hold_out(fitting.held_out, rng)
     if min(fitting.batch_size, len(train)) < 2:
         raise ConfigError(
@@ -146,6 +152,12 @@ def train_on_labels(
         good, bad = rewards[labels].mean().item(), rewards[~labels].mean().item()
         values |= dict(accuracy=F.auc(rewards, labels).item(), good_reward=good, bad_reward=bad)
     return FitResult(fitting, loss, values, drift)
+
+
+def _check_type(name: str, value: object, *kinds: type) -> None:
+    if not isinstance(value, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} is a {type(value).__name__}. Pass {names}.")
 
 
 def _minimize(

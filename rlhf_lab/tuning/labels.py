@@ -64,10 +64,8 @@ def load_labeled_examples(
         examples = _read_labeled_rows(rows, prompt_column)
     good, n = int(examples.is_good.sum()), len(examples)
     if not 0 < good < n:
-        raise ConfigError(
-            f"examples={name!r} has {good} good texts and {n - good} bad ones. Use at least one of "
-            "each."
-        )
+        problem = f"examples={name!r} has {good} good texts and {n - good} bad ones"
+        raise ConfigError(f"{problem}. Use at least one of each.")
     return examples
 
 
@@ -97,8 +95,5 @@ def _read_label(row: Row) -> bool:
     label = row.fields[LABEL] if row.has(LABEL) else None
     word = str(label).strip().lower()
     if word not in WORDS:
-        raise LoadError(
-            f"{row.where} has {label!r:.40} under {LABEL!r}. Label every row with one of "
-            f"{', '.join(WORDS)}."
-        )
+        raise LoadError(f"{row.where} has {label!r:.40} under {LABEL!r}. Use {', '.join(WORDS)}.")
     return WORDS[word]

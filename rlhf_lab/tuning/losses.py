@@ -45,10 +45,7 @@ def reward_method(model: RewardModel, pairs: Pairs, loss: RewardLoss) -> TuningM
         ConfigError: If the loss has a margin and the pairs do not.
     """
     if loss.margin and pairs.margins is None:
-        raise ConfigError(
-            f"margin={loss.margin} requires the lead of each chosen text. Use pairs with a "
-            "column margin, or set margin=0."
-        )
+        raise ConfigError(f"margin={loss.margin} requires a column margin. Or set margin=0.")
     leads = np.zeros(len(pairs)) if pairs.margins is None else pairs.margins
     margins = (loss.margin * torch.from_numpy(leads)).to(model.mean)
 

@@ -28,13 +28,9 @@ def load_reference(args: RLHFArgs, policy: TransformerWithValueHead) -> HookedMo
     """
     if args.reference_model is not None:
         validate_language_model(args.reference_model)
-        teacher = load_model(args.reference_model, device=policy.device)
-        return freeze(teacher, args.reference_device)
+        return freeze(load_model(args.reference_model, device=policy.device), args.reference_device)
     if args.method == "gkd":
-        raise ConfigError(
-            "method='gkd' requires a teacher. Set reference_model to a model, or pass reference=..."
-            " to RLHFTrainer."
-        )
+        raise ConfigError("method='gkd' requires a teacher. Set reference_model or reference=...")
     return make_reference(policy.base_model, args.reference_device)
 
 

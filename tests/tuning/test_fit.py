@@ -307,7 +307,7 @@ def test_reward_loss_matches_hand_computed():
         assert abs(score) > 0.05 and fit.values["first_loss"] == pytest.approx(expected, rel=1e-4)
         assert fit.values["mean_score"] == pytest.approx(score, abs=1e-4)
     assert fit.to_dict()["centering"] == 2.5 and fit.values["bayes_accuracy"] is None
-    with pytest.raises(ConfigError, match="margin=1.0 requires the lead"):
+    with pytest.raises(ConfigError, match="margin=1.0 requires pairs with a column margin"):
         train_reward_model(model, Pairs(["this", "the"], ["it", "i"]), loss=RewardLoss(1.0))
 
 
@@ -342,6 +342,11 @@ def test_seed_decides_all_and_random_state_is_unchanged():
         (FitConfig, (1, 1, 1e-3, 1.0), "held_out=1.0"),
         (DriftEvalConfig, (-1,), "samples=-1"),
         (encode_examples, (torch.nn.Identity(), [], []), "Pass a language model, such as policy"),
+        (fine_tune, (None, ["a"], FitConfig()), "examples is a list. Pass Examples"),
+        (train_on_pairs, (None, [("a", "b")], FitConfig()), "pairs is a list. Pass Pairs"),
+        (train_on_pairs, (None, PAIRS, FitConfig(), KTOLoss()), "KTOLoss. Pass DPOLoss or ORPO"),
+        (train_on_labels, (None, PAIRS, FitConfig()), "is a Pairs. Pass LabeledExamples"),
+        (train_reward_model, (None, PAIRS), "model is a NoneType. Pass RewardModel"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
