@@ -17,8 +17,7 @@ def prompt_groups(batch: int, num_samples: int) -> Int[Tensor, " batch"]:
     """Number the groups of `num_samples` consecutive responses to one prompt: 0, 0, 1, 1, ..."""
     if num_samples < 1 or batch % num_samples:
         raise ValueError(
-            f"num_samples must be at least 1 and divide the batch of {batch} sequences, got "
-            f"{num_samples}."
+            f"num_samples must divide the batch of {batch} sequences, got {num_samples}."
         )
     return torch.arange(batch) // num_samples
 

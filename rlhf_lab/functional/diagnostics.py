@@ -113,6 +113,8 @@ def truncated_importance_weights(
 
     min(pi / pi_sampler, cap)   (Espeholt et al. 2018, IMPALA, arXiv 1802.01561)
     """
+    if not cap > 0:
+        raise ValueError(f"cap must be greater than 0, got {cap}.")
     check_same_shape(logprobs=logprobs, sampler_logprobs=sampler_logprobs, mask=mask)
     weights = policy_ratio(logprobs, sampler_logprobs).detach().clamp(max=cap)
     return zero_masked(weights, mask)
@@ -128,8 +130,8 @@ def masked_importance_weights(
 
     rho 1[rho <= cap],  rho = pi / pi_sampler   (token_mask in TRL)
     """
-    weights = truncated_importance_weights(logprobs, sampler_logprobs, torch.inf, mask)
-    return weights.masked_fill(weights > cap, 0.0)
+    weights = truncated_importance_weights(logprobs, sampler_logprobs, cap, mask)
+    return weights.masked_fill(policy_ratio(logprobs, sampler_logprobs) > cap, 0.0)
 
 
 def promoted_mass(

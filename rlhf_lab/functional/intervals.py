@@ -164,10 +164,7 @@ def _to_cpu(column: Tensor) -> Tensor:
 def _check_rows(level: float, resamples: int, *rows: Tensor) -> int:
     """Return the number of sequences; raise ValueError unless a bootstrap over them is possible."""
     if not 0 < level < 1 or resamples < 100:
-        raise ValueError(
-            f"level must be between 0 and 1 and resamples at least 100, got level={level} and "
-            f"resamples={resamples}."
-        )
+        raise ValueError(f"{level=} must be between 0 and 1, and {resamples=} at least 100.")
     shapes = [tuple(row.shape) for row in rows]
     if len({shape[:1] for shape in shapes}) != 1 or () in shapes:
         raise ValueError(f"Columns must have one row per sequence, got the shapes {shapes}.")

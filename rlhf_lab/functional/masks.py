@@ -150,10 +150,7 @@ def _place(
     check_mask(x, mask)
     longest = int(mask.sum(dim=-1).max()) if len(mask) else 0
     if longest > length:
-        raise ValueError(
-            f"length is {length} but a row has {longest} real entries. Set length={longest} or "
-            "truncate the rows first."
-        )
+        raise ValueError(f"length={length} is below the {longest} real entries of a row. Raise it.")
     slots = (mask.nonzero()[:, 0], (position_ids(mask) + start[:, None])[mask])
     moved = x.new_full((len(x), length, *x.shape[2:]), fill).index_put(slots, x[mask])
     moved_mask = mask.new_zeros(len(x), length).index_put(slots, mask[mask])

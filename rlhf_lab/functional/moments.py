@@ -74,7 +74,7 @@ def masked_var(
 ) -> Float[Tensor, "..."]:
     """Compute the variance of x over the entries where the mask is True.
 
-    A single real entry, or none, has variance 0.0 (not nan).
+    A single real entry, or none, has variance 0.0 (not nan). A rounded mean adds no variance.
 
     var = sum_i m_i (x_i - mean)^2 / (sum_i m_i - 1), without the - 1 if not `unbiased`
     """
@@ -82,8 +82,10 @@ def masked_var(
     dim = tuple(range(x.ndim)) if dim is None else dim
     count = real.sum(dim=dim, keepdim=True)
     mean = x.sum(dim=dim, keepdim=True) / count.clamp(min=1)
-    squares = zero_masked(x - mean, real).square().sum(dim=dim)
-    return squares / (count.reshape(squares.shape) - int(unbiased)).clamp(min=1)
+    centered = zero_masked(x - mean, real)
+    squares, error = (y.sum(dim=dim, keepdim=True) for y in (centered.square(), centered))
+    squares = squares - (error.square() / count.clamp(min=1)).nan_to_num(posinf=0.0)
+    return (squares.clamp(min=0) / (count - int(unbiased)).clamp(min=1)).squeeze(dim)
 
 
 def masked_std(

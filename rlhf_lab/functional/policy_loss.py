@@ -237,4 +237,7 @@ def _blank(mask: Tensor | None, *tensors: Tensor) -> list[Tensor]:
 
 
 def _clip_range(clip_coef: float, clip_coef_high: float | None) -> tuple[float, float]:
-    return 1 - clip_coef, 1 + (clip_coef if clip_coef_high is None else clip_coef_high)
+    high = clip_coef if clip_coef_high is None else clip_coef_high
+    if not (clip_coef >= 0 and high >= 0):
+        raise ValueError(f"{clip_coef=} and {clip_coef_high=} must be at least 0.")
+    return 1 - clip_coef, 1 + high

@@ -54,6 +54,9 @@ def test_importance_weights_match_hand_computed():
         (F.masked_importance_weights, [0.5, 0.0, 0.0]),
     ):
         assert function(logprobs, ZEROS[:1, :3], 2.0, mask)[0].tolist() == pytest.approx(expected)
+        for cap in (0.0, -1.0, math.nan):
+            with pytest.raises(ValueError, match=f"cap must be greater than 0, got {cap}"):
+                function(logprobs, ZEROS[:1, :3], cap, mask)
 
 
 def test_promoted_mass_matches_hand_computed():

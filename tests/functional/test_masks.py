@@ -57,7 +57,7 @@ def test_padding_matches_hand_computed():
     assert torch.equal(left_mask, left > 0) and torch.equal(right_mask, right > 0)
     assert F.pad_left(ROWS[:2], MASK[:2], length=2)[0].tolist() == [[7, 8], [5, 6]]
     for move in (F.pad_left, F.pad_right):
-        with pytest.raises(ValueError, match="length is 3 but a row has 4 real entries"):
+        with pytest.raises(ValueError, match="length=3 is below the 4 real entries"):
             move(ROWS, MASK, length=3)
 
 

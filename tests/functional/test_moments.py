@@ -53,6 +53,11 @@ def test_zero_masked_stops_nan_before_exp_and_covers_later_axes():
 def test_variance_keeps_its_digits_far_from_zero():
     # the sum of squares minus the square of the sum would be 0
     assert F.masked_var(tensor([9999.0, 10000.0, 10001.0])).item() == 1.0
+    far = 1e8 + 80 * torch.arange(1000.0).sin()  # float32 numbers have a distance of 8
+    assert F.masked_var(far).item() == pytest.approx(far.double().var().item(), rel=1e-6)
+    assert F.masked_var(torch.stack([far, far]), dim=-1, unbiased=False)[1] == pytest.approx(
+        far.double().var(unbiased=False).item(), rel=1e-6
+    )
     assert seen([1e9 - 1, 1e9], [1e9 + 1]).var == pytest.approx(1.0, rel=1e-6)
 
 

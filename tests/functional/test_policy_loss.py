@@ -112,3 +112,9 @@ def test_runaway_ratios_stay_finite_in_value_and_gradient(name):
 def test_negative_clip_raises():
     with pytest.raises(ValueError, match=r"clip_coef must .*got -0\.1"):
         F.calc_clipped_surrogate_objective(ZEROS, ZEROS, ZEROS, -0.1)
+    for function in (F.ppo_surrogate, F.gspo_surrogate, F.cispo_surrogate):
+        for clips in ((-0.1, None), (0.2, -0.1)):
+            with pytest.raises(
+                ValueError, match=rf"{clips[0]} and .*{clips[1]} must be at least 0"
+            ):
+                function(ZEROS, ZEROS, ZEROS, *clips)
