@@ -16,7 +16,7 @@ from tyro.constructors import (
 )
 
 from rlhf_lab import commands, compare_commands, model_commands, tuning_commands
-from rlhf_lab.cli_runner import parse_call, run_guarded
+from rlhf_lab.cli_runner import option_name, parse_call, run_guarded
 from rlhf_lab.config import GROUPS, RLHFArgs
 from rlhf_lab.config.args import read_settings
 
@@ -54,7 +54,7 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     if arguments[:1] == ["train"]:
         arguments = [_to_flag(argument) for argument in arguments]
         base = _base_settings(arguments)
-        names = {_field_name(argument) for argument in arguments if argument.startswith("--")}
+        names = {option_name(argument) for argument in arguments if argument.startswith("--")}
         given = names | {name.removeprefix("no_") for name in names}
         registry = ConstructorRegistry()
         registry.struct_rule(lambda info: _group_settings(info, base, given))
@@ -78,13 +78,9 @@ def _to_flag(argument: str) -> str:
     """Convert `--name=True` of a boolean setting, as wandb's sweep agent writes it, to a flag."""
     option, _, value = argument.partition("=")
     flags = {field.name for field in fields(RLHFArgs) if field.type is bool}
-    if value.lower() not in ("true", "false") or _field_name(argument) not in flags:
+    if value.lower() not in ("true", "false") or option_name(argument) not in flags:
         return argument
     return option if value.lower() == "true" else f"--no-{option.removeprefix('--')}"
-
-
-def _field_name(option: str) -> str:
-    return option.removeprefix("--").partition("=")[0].replace("-", "_")
 
 
 def _group_settings(

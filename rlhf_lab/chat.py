@@ -16,20 +16,15 @@ TOOL_PARTS = ("tool_calls", "function_call", "tool_call_id")
 TRIED_ANSWER = "answer"
 
 
-def user_turn(text: str) -> Message:
-    """Return a text as a user's message."""
-    return {"role": "user", "content": text}
-
-
-def assistant_turn(text: str) -> Message:
-    """Return a text as the assistant's message."""
-    return {"role": "assistant", "content": text}
+def make_turn(role: str, text: str) -> Message:
+    """Return a text as the message of a role."""
+    return {"role": role, "content": text}
 
 
 def read_turns(found: Any, where: str, last: str) -> list[Message]:
     """Return the messages of a conversation, or of a text, which must end with the role `last`."""
     if isinstance(found, str) and found.strip():
-        return [{"role": last, "content": found}]
+        return [make_turn(last, found)]
     if not isinstance(found, list) or not found:
         raise LoadError(f"{where} has no messages. Use a text, or objects with role and content.")
     turns = [_turn(message, f"{where}, message {n},") for n, message in enumerate(found, 1)]
@@ -53,14 +48,14 @@ def _turn(message: Any, where: str) -> Message:
             f"{where} is {message!r:.80}. Use an object with a role ({', '.join(CHAT_ROLES)}) and "
             "a text as content, or remove the row."
         )
-    return {"role": role, "content": content}
+    return make_turn(role, content)
 
 
 def with_system(turns: Sequence[Message], system_prompt: str | None) -> list[Message]:
     """Return a conversation with a system message first; its own one is kept."""
     if system_prompt is None or turns[0]["role"] == "system":
         return list(turns)
-    return [{"role": "system", "content": system_prompt}, *turns]
+    return [make_turn("system", system_prompt), *turns]
 
 
 def render_chat(
@@ -87,7 +82,7 @@ def render_chat(
 
 def template_stops(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the first special or added token after a response, such as <|im_end|>, if any."""
-    turns = [user_turn("question"), assistant_turn(TRIED_ANSWER)]
+    turns = [make_turn("user", "question"), make_turn("assistant", TRIED_ANSWER)]
     rendered = render_chat(tokenizer, turns, "a question and an answer", for_answer=False)
     _, answer, rest = rendered.rpartition(TRIED_ANSWER)
     if not answer:

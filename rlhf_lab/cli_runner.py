@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from tyro.extras import subcommand_cli_from_dict
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.aliases import ALIASES
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import LabError, LostRankError, RankError
 from rlhf_lab.files import expand_home
@@ -55,21 +57,35 @@ def parse_call(
     options |= {"prog": prog, "args": list(arguments), "description": description}
     if callable(program):
         try:
-            return tyro.cli(_bind(program), **options)
+            call = tyro.cli(_bind(program), **options)
         except SystemExit:
-            _explain_switches(prog, arguments)
+            _explain_options(prog, arguments)
             raise
+        names = [option_name(x).removeprefix("no_") for x in arguments if x.startswith("--")]
+        for name in {name for name in names if names.count(name) > 1}:
+            warnings.warn(f"option {name} is repeated; only the last one counts.", stacklevel=2)
+        return call
     functions = {name: _bind(function) for name, function in program.items()}
     return subcommand_cli_from_dict(functions, **options)
 
 
-def _explain_switches(prog: str, arguments: Sequence[str]) -> None:
-    """Print how to set a switch that is followed by a value, which tyro only calls unrecognized."""
-    names = [name.replace("_", "-") for name, x in get_type_hints(RLHFArgs).items() if x is bool]
-    for option, value in pairwise(arguments):
-        if option in [f"--{name}" for name in names] and value[:1] != "-":
+def option_name(option: str) -> str:
+    """Return the name of the parameter that an option such as --gen-len=8 sets."""
+    return option.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _explain_options(prog: str, arguments: Sequence[str]) -> None:
+    """Print how to set a switch with a value, an option with one dash, or another system's name."""
+    switches = [name for name, hint in get_type_hints(RLHFArgs).items() if hint is bool]
+    for option, value in pairwise((*arguments, "-")):
+        name, is_option = option_name(option), option.startswith("--")
+        if re.match("-[a-z]{2}", option):
+            _print_error(f"{prog}: {option} has one dash. Use -{option}.")
+        elif is_option and name in switches and value[:1] != "-":
             remedy = f"Use {option} or --no-{option[2:]}"
             _print_error(f"{prog}: {option} takes no value, got {value!r}. {remedy}.")
+        elif is_option and name in ALIASES and prog.endswith(" train"):
+            _print_error(f"{prog}: {option} is the name elsewhere. Use {ALIASES[name]}.")
 
 
 def _path_from_home(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:

@@ -176,8 +176,12 @@ def _stdin_lines() -> list[str]:
     """Return the lines of standard input that are not blank; none from a terminal."""
     if sys.stdin is None or sys.stdin.isatty():
         return []
-    lines = sys.stdin.read().removeprefix("\ufeff").split("\n")
-    return [line for line in lines if line.strip()]
+    if hasattr(sys.stdin, "reconfigure"):  # the C locale accepts all bytes
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+    try:
+        return [line for line in sys.stdin.read().split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"Standard input is not in UTF-8 ({error}). Convert it.") from None
 
 
 def report(directory: RunDirectory, out: Path | None = None) -> int:

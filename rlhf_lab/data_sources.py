@@ -110,15 +110,13 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
     """Yield the number of each line, or of an item of a .json file, with its fields."""
     if suffix in (".csv", ".tsv"):  # pandas, which datasets uses, accepts shifted cells
         table = csv.DictReader(file, delimiter="," if suffix == ".csv" else "\t", strict=True)
-        names = table.fieldnames or []
-        if len(set(names)) < len(names):
-            raise ValueError(f"a column name is repeated: {', '.join(names)}")
+        _to_fields([(name, None) for name in table.fieldnames or []])
         for fields in table:
             if None in fields:
                 raise ValueError(f"line {table.line_num} has too many cells; quote them")
             yield table.line_num, fields
     elif suffix == ".json":
-        rows = json.load(file)
+        rows = json.load(file, object_pairs_hook=_to_fields)
         if not isinstance(rows, list):
             raise ValueError("it is not a list of objects")
         yield from enumerate(rows, 1)
@@ -126,7 +124,7 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
         for n, line in enumerate(file, 1):
             try:
                 if line.strip():
-                    yield n, json.loads(line)
+                    yield n, json.loads(line, object_pairs_hook=_to_fields)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"line {n}: {error}") from None
     elif suffix not in ("", ".txt", ".text", ".md"):
@@ -136,6 +134,13 @@ def _file_rows(file: TextIO, suffix: str, lines_as: str | None) -> Iterator[tupl
     else:
         lines = ((n, line.rstrip("\r\n")) for n, line in enumerate(file, 1))
         yield from ((n, {lines_as: line}) for n, line in lines if line.strip())
+
+
+def _to_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a row; raise ValueError for a repeated name, whose first value would be lost."""
+    if len(fields := dict(pairs)) < len(pairs):
+        raise ValueError(f"a column name is repeated: {', '.join(name for name, _ in pairs)}")
+    return fields
 
 
 def _rows_of_datasets(load: Callable[[Any], Any], source: str, part: str = "") -> list[Row]:

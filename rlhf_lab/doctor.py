@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 
 import torch
 from rich.console import Console
@@ -30,19 +30,13 @@ def examine() -> int:
     table.add_row("python", platform.python_version(), "")
     table.add_row("rlhf_lab", __version__, "")
     for package in (*PACKAGES, *EXTRAS):
-        table.add_row(package, _version(package), "")
+        found = next(distributions(name=package), None)
+        table.add_row(package, found.version if found else "not installed", "")
     findings = list(compare_devices())
     for subject, result, ok in findings:
         table.add_row(subject, result, {True: "ok", False: "WRONG", None: ""}[ok])
     Console().print(table)
     return int(any(ok is False for _, _, ok in findings))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def compare_devices() -> Iterator[Finding]:

@@ -37,25 +37,24 @@ def tokenize_prompts(
         raise ConfigError("prepend_bos=True requires a BOS token. Set prepend_bos=False.")
     encoded = []
     for n, prompt in enumerate(prompts, 1):
-        try:
-            tokens = tokenizer.encode(prompt, add_special_tokens=False)
-        except Exception as error:
-            raise ConfigError(
-                f"the text {prompt!r:.80} (number {n} of {len(prompts)}) has the word "
-                f"{_first_unknown_word(tokenizer, prompt)!r}, which is outside the model's "
-                f"vocabulary ({error}). Use other words, or another model."
-            ) from None
+        where = f"the text {prompt!r:.80} (number {n} of {len(prompts)})"
+        tokens = encode_text(tokenizer, prompt, where)
         encoded.append([bos, *tokens] if prepend_bos and tokens[:1] != [bos] else tokens)
     return encoded
 
 
-def _first_unknown_word(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    for word in text.split() if isinstance(text, str) else []:
-        try:
-            tokenizer.encode(word, add_special_tokens=False)
-        except Exception:  # of any kind, as it comes from Rust
-            return word
-    return text
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> list[int]:
+    """Return the token ids of a text, or raise ConfigError that names its first unknown word."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # of any kind, as it comes from Rust
+        words = str(text).split()
+        for word in words if len(words) > 1 else ():
+            encode_text(tokenizer, word, where)
+        problem = (
+            f"{where} has the word {text!r}, which is outside the model's vocabulary ({error})"
+        )
+        raise ConfigError(f"{problem}. Use other words, or another model.") from None
 
 
 def read_token_ids(

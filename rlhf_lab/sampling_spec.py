@@ -12,6 +12,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, TEMPERATURE, TOP_P, check_range
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.models.tokenization import single_token
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ class SamplingSpec:
     stop_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.gen_len, int):
-            raise ConfigError(f"gen_len={self.gen_len!r} must be an integer.")
         check_range(AT_LEAST_1, gen_len=self.gen_len, top_k=self.top_k)
         check_range(TEMPERATURE, temperature=self.temperature)
         check_range(TOP_P, top_p=self.top_p)
@@ -57,7 +56,8 @@ class SamplingSpec:
         In a chat, the token that the template puts after a response is also a stop token.
         """
         texts = args.stop_tokens.split(",") if args.stop_tokens else []
-        stops = [_single_token(tokenizer, text, args.stop_tokens) for text in texts]
+        where = f"stop_tokens={args.stop_tokens!r}: "
+        stops = [single_token(tokenizer, text, where) for text in texts]
         ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
         if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
             raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
@@ -101,16 +101,6 @@ class SamplingSpec:
         if tokenizer is None or tokenizer.eos_token_id is None:
             raise ConfigError("stop_at_eos=True requires an EOS token. Set stop_tokens instead.")
         return (*self.stop_tokens, tokenizer.eos_token_id)
-
-
-def _single_token(tokenizer: PreTrainedTokenizerBase, text: str, stop_tokens: str) -> int:
-    try:
-        (token,) = tokenizer.encode(text, add_special_tokens=False)
-    except Exception:
-        token = None
-    if token is None or token == tokenizer.unk_token_id:
-        raise ConfigError(f"stop_tokens={stop_tokens!r} has {text!r}, not one token. Use others.")
-    return token
 
 
 def check_context(

@@ -28,8 +28,8 @@ HINTS = get_type_hints(RLHFArgs)
 INVALID = {  # one value on each side of a limit, by the description of the range
     "greater than 0": [0.0, -1.0, float("nan"), float("inf")],
     "0 or greater": [-1],
-    "1 or greater": [0, -4],
-    "0 or greater, and below 2**63": [-1, 2**63],
+    "1 or greater, an integer": [0, -4],
+    "0, 1, ... or 2**63 - 1": [-1, 2**63],
     "1e-6 or greater; top_k=1 is greedy": [0.0, 1e-7, float("inf")],
     "greater than 1": [1.0, float("inf")],
     "between 0 and 1": [-0.1, 1.1],
@@ -150,8 +150,9 @@ def test_value_out_of_range_raises(of, name):
 def test_check_range_is_shared_by_commands():
     check_range(AT_LEAST_1, n=None, m=1)
     check_range(SEED, seed=2**63 - 1)
-    with pytest.raises(ConfigError, match="n=0 is out of range. It must be 1 or greater"):
-        check_range(AT_LEAST_1, m=1, n=0)
+    for n in (0, 1.5, "4"):
+        with pytest.raises(ConfigError, match=f"n={n!r} is out of range. It must be 1 or greater"):
+            check_range(AT_LEAST_1, m=1, n=n)
 
 
 IN_BACKWARD = dict(optimizer_in_backward=True, max_grad_norm=None)

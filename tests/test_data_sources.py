@@ -37,6 +37,8 @@ BROKEN = {
     "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "Extra data"),
     "cells.csv": (b"text,n\na, b,1\n", "line 2 has too many cells"),
     "twice.csv": (b"text,text\na,b\n", "repeated: text, text"),
+    "twice.jsonl": (b'{"text": "a", "text": "b"}\n', "line 1: .*repeated: text, text"),
+    "twice.json": (b'[{"text": "a", "n": 1, "n": 2}]', "repeated: text, n, n"),
     "empty.csv": (b'text,n\n"a\nb",1\n ,2\n', "line 4 has no text under 'text'"),
     "quote.csv": (b'text,n\na,1\n"b,2\nc,3\n', "not a valid .csv file"),
     "behind.csv": (b'text,n\n"a"b,1\n', "not a valid .csv file"),

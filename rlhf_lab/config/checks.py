@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, SupportsIndex, get_type_hints
 
 from beartype import BeartypeConf
 from beartype.door import is_bearable
@@ -31,11 +31,11 @@ def _comma_separated(condition: Callable[[str], Any], what: str) -> Range:
 
 POSITIVE = Range(lambda v: 0 < v < math.inf, "greater than 0")
 AT_LEAST_0 = Range(lambda v: 0 <= v < math.inf, "0 or greater")
-AT_LEAST_1 = Range(lambda v: v >= 1, "1 or greater")
-AT_LEAST_2 = Range(lambda v: v >= 2, "at least 2")
+AT_LEAST_1 = Range(lambda v: isinstance(v, SupportsIndex) and v >= 1, "1 or greater, an integer")
+AT_LEAST_2 = Range(lambda v: isinstance(v, SupportsIndex) and v >= 2, "at least 2, an integer")
 TEMPERATURE = Range(lambda v: 1e-6 <= v < math.inf, "1e-6 or greater; top_k=1 is greedy")
 TOP_P = Range(lambda v: 0 < v <= 1, "greater than 0 and at most 1")
-SEED = Range(lambda v: 0 <= v < 2**63, "0 or greater, and below 2**63")
+SEED = Range(lambda v: isinstance(v, SupportsIndex) and 0 <= v < 2**63, "0, 1, ... or 2**63 - 1")
 RANGES = MappingProxyType(
     {
         POSITIVE: "clip_coef clip_coef_high max_log_ratio vf_clip max_grad_norm target_kl "

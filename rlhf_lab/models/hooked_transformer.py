@@ -362,6 +362,8 @@ class HookedTransformer(Tokenization, HookedRootModule):
             start_at_layer: first layer to run.
             stop_at_layer: layer before which to stop and return the residual stream.
         """
+        if return_type not in ("logits", "loss", "both", None):
+            raise ValueError(f"Unknown {return_type=}. Choose 'logits', 'loss', 'both' or None.")
         if not isinstance(tokens, Tensor):
             tokens = self.to_tokens(tokens)
         tokens = tokens.to(self.embed.W_E.device)
@@ -384,7 +386,7 @@ class HookedTransformer(Tokenization, HookedRootModule):
         real = torch.ones_like(tokens) if attention_mask is None else attention_mask
         targets = tokens[:, 1:].masked_fill((real[:, :-1] * real[:, 1:]) == 0, -100)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten())
-        return {"loss": loss, "both": (logits, loss)}[return_type]
+        return loss if return_type == "loss" else (logits, loss)
 
     def embed_tokens(self, tokens: Tokens, positions: Positions) -> Residual:
         """Compute the residual stream before the first block."""

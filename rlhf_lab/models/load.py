@@ -35,10 +35,10 @@ def locate(name: str) -> tuple[str, bool]:
     if (path / "run.json").is_file():
         raise LoadError(f"{name!r} is a run, not a model. Write its policy with `export`.")
     is_path = name.count("/") > 1 or name.startswith((".", "/", "~")) or "\\" in name
-    if is_path or path.is_dir():
+    if is_path or path.exists():
         raise LoadError(
             f"There is no model directory {name!r} with a config.json. Choose a model directory, a "
-            f"hub id, or a bundled name ({', '.join(BUNDLED)})."
+            f"hub id, or a bundled name ({', '.join(BUNDLED)}); of a checkpoint, its run."
         )
     return "gpt2" if name == "gpt2-small" else name, False
 
@@ -152,9 +152,7 @@ def load_model(
         hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model", dtype=dtype)
         tokenizer = tokenizer or load_pretrained_tokenizer(name)
     elif tokenizer is None or not hasattr(source, "config"):
-        raise LoadError(
-            f"source={format_argument(source)}: pass a name, or a model and tokenizer=."
-        )
+        raise LoadError(f"source={format_argument(source)}: pass a name, or model and tokenizer=.")
     else:
         hf_model, name = source, source.config.name_or_path or type(source).__name__
     validate_tokenizer(hf_model, tokenizer, name)

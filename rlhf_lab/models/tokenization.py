@@ -23,14 +23,14 @@ def with_special_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
     return tokenizer
 
 
-def single_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def single_token(tokenizer: PreTrainedTokenizerBase, text: str, where: str = "") -> int:
     """Return the id of a text that is one token, or raise ConfigError."""
     try:
         ids = tokenizer.encode(text, add_special_tokens=False)
     except Exception:  # some tokenizers raise on unknown words
         ids = []
     if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
-        raise ConfigError(f"{text!r} is not one token of this tokenizer. Choose another word.")
+        raise ConfigError(f"{where}{text!r} is not one token of this tokenizer. Use another word.")
     return ids[0]
 
 
@@ -46,10 +46,10 @@ class Tokenization:
         """Return the token ids of texts, at most `n_ctx` if `truncate`, padded on the right."""
         if self.tokenizer is None:
             raise ValueError("The model has no tokenizer. Set one with set_tokenizer.")
-        bos = self.tokenizer.bos_token_id if prepend_bos else None
-        start = [] if bos is None else [bos]
-        texts = [text] if isinstance(text, str) else text
-        rows = [start + self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+        from rlhf_lab.sampling import tokenize_prompts  # which imports the models
+
+        has_bos = prepend_bos and self.tokenizer.bos_token_id is not None
+        rows = tokenize_prompts(self.tokenizer, [text] if isinstance(text, str) else text, has_bos)
         tokens, _ = pad_rows(rows, torch.device(self.cfg.device), self.tokenizer.pad_token_id or 0)
         return tokens[:, : self.cfg.n_ctx if truncate else None]
 

@@ -117,7 +117,7 @@ class Grammar:
     n_clauses: int = 3
 
     def __post_init__(self) -> None:
-        if self.n_clauses < 1:
+        if not isinstance(self.n_clauses, int) or self.n_clauses < 1:
             raise ValueError(f"n_clauses is {self.n_clauses}. Use an integer of at least 1.")
 
     @cached_property

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.chat import Message, assistant_turn, user_turn
+from rlhf_lab.chat import Message, make_turn
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.samples import Samples
 
@@ -33,7 +33,7 @@ class TextBatch:
         """Build a batch of responses to conversations that end with a user message."""
         prompts = [turns[-1]["content"] for turns in conversations]
         pairs = zip(conversations, responses, strict=True)
-        turns = [(*before, assistant_turn(response)) for before, response in pairs]
+        turns = [(*before, make_turn("assistant", response)) for before, response in pairs]
         return cls(list(responses), prompts, answers, samples, turns)
 
     def conversations(self) -> list[list[Message]]:
@@ -45,8 +45,8 @@ class TextBatch:
                 "the reward, such as a reward model with one logit, reads prompt and response, and "
                 "there are texts only. To score them, pass the prompts (score --prompt TEXT)."
             )
-        pairs = zip(*self.split(), strict=True)
-        return [[user_turn(a.strip()), assistant_turn(b.strip())] for a, b in pairs]
+        pairs = ((a.strip(), b.strip()) for a, b in zip(*self.split(), strict=True))
+        return [[make_turn("user", a), make_turn("assistant", b)] for a, b in pairs]
 
     def split(self) -> tuple[list[str], list[str]]:
         """Return prompts and responses."""

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.chat import Message, user_turn
+from rlhf_lab.chat import Message, make_turn
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import validate_token_rewards, validate_whole_batch
 from rlhf_lab.errors import ConfigError
@@ -112,8 +112,8 @@ class RewardPipeline:
             texts = samples.texts(self.tokenizer) if texts is None else texts
             return TextBatch(texts, prompts, answers, samples)
         responses = chat_answers(samples, self.tokenizer, self.stop_tokens)
-        rows = zip(samples.prompts(), prompts, strict=True)
-        chats = [self.conversations.get(tuple(ids)) or [user_turn(text)] for ids, text in rows]
+        rows, chats = zip(samples.prompts(), prompts, strict=True), self.conversations
+        chats = [chats.get(tuple(ids)) or [make_turn("user", text)] for ids, text in rows]
         return TextBatch.in_chat(chats, responses, answers, samples)
 
     def _look_up(self, samples: Samples, column: str, values: Mapping[Prompt, Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_lab.__main__ import parse
 from tests.bad_input.command_outcome import TRAIN, rejected, run, untouched
 
 SMALL = " ".join(TRAIN) + " --out made"
@@ -19,6 +20,8 @@ UNPARSED = {  # tyro shows a panel
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
     "train --normalize-reward maybe": ("got 'maybe'", "--no-normalize-reward"),
+    "train -gen-len 4": ("-gen-len has one dash. Use --gen-len.",),
+    "train --learning-rate 1": ("--learning-rate is the name elsewhere", "base_lr and head_lr."),
     "train --batch-size 16.0": ("--batch-size", "16.0"),
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
 }
@@ -54,7 +57,7 @@ REJECTED = {
     "best-of-n reel-nano --out RUN/run.json": ("RUN/run.json", "Use a new file"),
     # numbers
     "sample RUN --temperature 1e-39": ("temperature=1e-39",),  # 0 in single precision
-    "sample RUN --seed -1": ("seed", "below 2**63"),
+    "sample RUN --seed -1": ("seed", "2**63 - 1"),
     f"sample RUN -n {'9' * 14}": ("MemoryError",),
     f"{REWARD} --n-pairs 1": ("n_pairs=1", "at least 2"),
     f"{REWARD} --n-pairs 8 --steps 3 --learning-rate 1e30": ("learning_rate=1e+30", "ower"),
@@ -73,6 +76,7 @@ REJECTED = {
     f"{SMALL} --value-head separate --critic-path reel-nano": ("reel-nano", "train-reward"),
     f"{SMALL} --stop-tokens xyzzy": ("stop_tokens='xyzzy'", "not one token", "Use"),
     "sample https://huggingface.co/gpt2": ("https",),
+    "sample RUN/checkpoints/last.safetensors": ("last.safetensors", "of a checkpoint, its run."),
     "sample ~nouser": ("~nouser",),
 }
 HALF = "\udcff"  # half of a surrogate pair
@@ -95,6 +99,12 @@ def test_command_line_that_cannot_be_parsed_names_the_option(here: Path, command
         outcome = run(command.split())
     text = " ".join(outcome.err.split())
     assert outcome.status == 2 and all(word in text for word in UNPARSED[command]), text
+
+
+def test_repeated_option_warns() -> None:
+    for options in ("--record 0 --record=1", "--no-stop-at-eos --stop_at_eos"):
+        with pytest.warns(UserWarning, match="option (record|stop_at_eos) is repeated; only the l"):
+            parse(["train", *options.split()])
 
 
 @pytest.mark.parametrize(("arguments", "words"), TEXTS)

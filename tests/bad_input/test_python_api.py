@@ -116,6 +116,10 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "nothing to count": (lambda t: CountReward("")(["good"]), ["no text to count"]),
     "settings to resume": (lambda t: RLHFTrainer.resume("RUN", t.args), ["changes=RLHFArgs"]),
     "a callback that is a number": (lambda t: t.on("after_phase")(5), ["5 at after_phase"]),
+    "an unknown word": (
+        lambda t: t.policy.base_model.to_tokens(["this movie", "a zebra"]),
+        ["the text 'a zebra' (number 2 of 2) has the word 'a'", "vocabulary"],
+    ),
     "no pairs": (lambda t: control_vector(t.policy, [], [[1]], MLP), ["positive has 0 texts"]),
 }
 

@@ -252,6 +252,8 @@ def test_start_stop_and_loss_match_hand_computed():
     torch.testing.assert_close(model(residual, start_at_layer=1), logits)
     logprobs = logits[:, :-1].log_softmax(-1).gather(-1, TOKENS[:, 1:, None].to(DEVICE))
     short = torch.ones_like(TOKENS).cumsum(1) < 4
+    with pytest.raises(ValueError, match="Unknown return_type='logit'. Choose 'logits', "):
+        model(TOKENS, "logit")
     losses = model(TOKENS, "loss"), model(TOKENS, "both", attention_mask=short)[1]
     torch.testing.assert_close(losses, (-logprobs.mean(), -logprobs[:, :2].mean()))
     frequencies, _ = model.rotary["global"]  # 10000 ** -(0 / 4) and 10000 ** -(2 / 4)

@@ -88,8 +88,8 @@ class SumsGrammar:
     sure: float = 0.02
 
     def __post_init__(self) -> None:
-        if not 1 <= self.columns <= 9:
-            raise ValueError(f"columns must be between 1 and 9, got {self.columns}.")
+        if not isinstance(self.columns, int) or not 1 <= self.columns <= 9:
+            raise ValueError(f"columns must be an integer from 1 to 9, got {self.columns!r}.")
         lengths = {"p_writer": 3, "p_writer_long_carry": 3, "p_digits": self.columns}
         for name, length in lengths.items():
             fractions = getattr(self, name)
