@@ -8,10 +8,11 @@ from pathlib import Path
 
 from rlhf_lab.errors import RunError
 
+AnyPath = str | os.PathLike  # a Run or a RunDir stands for its directory
 PAGE_MARK = "<!-- written by rlhf_lab -->\n"  # the last line of pages and pictures
 
 
-def expand_home(path: str | Path) -> Path:
+def expand_home(path: AnyPath) -> Path:
     """Return a path with `~` expanded; unlike Path.expanduser, keep `~` of an unknown user."""
     return Path(os.path.expanduser(path))
 
@@ -71,10 +72,9 @@ def write_marked(path: Path, text: str) -> None:
 
 def is_marked(path: Path) -> bool:
     """Return True if a regular file ends with `PAGE_MARK`."""
-    try:
+    with contextlib.suppress(OSError):
         return path.read_bytes().endswith(PAGE_MARK.encode())
-    except OSError:
-        return False
+    return False
 
 
 def open_to_readers(directory: Path) -> None:

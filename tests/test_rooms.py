@@ -18,17 +18,17 @@ LINES = {
     "rlhf_lab/functional": (2700, 2921),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2510),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3826),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1683),
+    "rlhf_lab/rewards": (1600, 1682),
     "rlhf_lab/tuning": (700, 857),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4898),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4896),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2418),
     "rlhf_lab/probes": (4800, 5040),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2769),
     "rlhf_lab/course": (3600, 4072),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
     "rlhf_lab": (1900, 2577),  # the root and the commands
-    "tests": (28000, 28823),  # 1,150 for sums, pass@k, distillation and lesson 12
+    "tests": (28000, 28822),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, None),  # with the figure of the README, the lint of prose, links, sums-nano

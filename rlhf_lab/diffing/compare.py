@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jaxtyping import Int
 from rich.table import Table
@@ -14,14 +13,14 @@ from rlhf_lab.diffing.groups import weights_of_both
 from rlhf_lab.diffing.patching import Side, logit_difference
 from rlhf_lab.diffing.weights import path, truncations
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.files import expand_home
+from rlhf_lab.files import AnyPath, expand_home
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.training.resume import load_policy
 
-Source = HookedModel | TransformerWithValueHead | str | Path
+Source = HookedModel | TransformerWithValueHead | AnyPath
 FARTHEST = 1000  # limit of a point on the line of weights; 1 is the tuned model
 RANKS, ALPHAS = (0, 1, 2, 4, 8), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 
@@ -95,7 +94,7 @@ def compare(
     along the change of each component at 8 points of the line or more.
 
     Args:
-        base, tuned: models, policies, run directories (the last policy), or names of models.
+        base, tuned: models, policies, runs or their directories (the last policy), or names.
         text: tokens, in rows of one length without padding.
         words: two words, or weights by word; see `make_contrast`.
         pos: the position before the word.
@@ -160,10 +159,8 @@ def load_ends(base: Source, tuned: Source) -> tuple[HookedModel, HookedModel]:
 
 def load_end(source: Source) -> HookedModel:
     """Return one of two models: a model, a policy's model, a run's last policy, or a loaded one."""
-    if isinstance(source, HookedModel):
-        return source
-    if isinstance(source, TransformerWithValueHead):
-        return source.base_model
+    if isinstance(model := getattr(source, "base_model", source), HookedModel):
+        return model
     if (expand_home(source) / "run.json").is_file():
         return load_policy(source)[0].base_model
     return load_model(source)

@@ -74,13 +74,13 @@ def fit_crosscoder(
        error (auxiliary loss; Gao et al. 2024, arXiv 2406.04093).
 
     Raises:
-        ConfigError: If all activations of a model are 0.
+        ConfigError: If the store is empty, or all activations of a model are 0.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = store.activations
     scale = rows.double().square().mean((0, 2)).sqrt()
     if not (scale > 0).all():
-        raise ConfigError(f"Activations of {store.models[int(scale.argmin())]!r} are all 0.")
+        raise ConfigError(f"No tokens, or only zeros of {store.models[int(scale.argmin())]!r}.")
     coder = Crosscoder(scale, rows.shape[-1], latents)
     whiten, variance = _initialize(coder, rows, generator)
     idle, kept = torch.zeros(latents), []

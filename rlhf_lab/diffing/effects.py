@@ -18,7 +18,6 @@ from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import SITES, residual_components
 from rlhf_lab.training.capture import capture_activations
 
-UNEMBEDDING = "read-out"
 PartMethod = Literal["split", "weights", "patching"]
 PART_METHODS: tuple[PartMethod, ...] = get_args(PartMethod)  # the second takes most of the time
 
@@ -28,7 +27,7 @@ def layer_groups(model: HookedModel) -> Groups:
     groups = coarse_groups(model)
     *names, _, _ = groups.names
     *parts, norm, unembed = groups.parts
-    return Groups([*names, UNEMBEDDING], [*parts, [*norm, *unembed]])
+    return Groups([*names, "read-out"], [*parts, [*norm, *unembed]])
 
 
 def effects_of_parts(

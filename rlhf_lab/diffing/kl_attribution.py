@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.groups import Groups, check_partition, sum_by_group
-from rlhf_lab.diffing.weight_line import MAX_NODES, NODES, WeightLine, quadrature
+from rlhf_lab.diffing.weight_line import NODES, WeightLine, integrate
 from rlhf_lab.functional import kl_per_token, log_probs
 
 TEXTS_PER_PASS = 8  # sequences in one backward pass
@@ -50,17 +50,15 @@ def kl_by_output(
         of_read_out, whole = (
             kl_per_token(log_probs(read_out1(h)[None]), reference)[0] for h in (h0, parts1.sum(0))
         )
-    rows = torch.zeros_like(change[..., 0])
-    for node, weight in zip(*quadrature(nodes), strict=True):
+
+    def differentiate(node: float) -> Float[Tensor, "component n"]:
         with torch.enable_grad():
             h = (h0 + node * change.sum(0)).requires_grad_()
-            (gradient,) = torch.autograd.grad(
-                kl_per_token(log_probs(read_out1(h)[None]), reference).sum(), h
-            )
-        rows += weight * torch.einsum("cnd,nd->cn", change, gradient)
-    missing = (rows.sum(0) + of_read_out - whole).abs().max()
-    if missing > 1e-3 * whole.max() + 1e-6 and 2 * nodes <= MAX_NODES:
-        return kl_by_output(parts0, parts1, read_out0, read_out1, 2 * nodes)
+            kl = kl_per_token(log_probs(read_out1(h)[None]), reference).sum()
+            (gradient,) = torch.autograd.grad(kl, h)
+        return torch.einsum("cnd,nd->cn", change, gradient)
+
+    rows = integrate(differentiate, whole - of_read_out, 1e-3 * whole.max() + 1e-6, nodes)
     return OutputKL(rows, of_read_out, whole)
 
 
@@ -84,25 +82,27 @@ def kl_by_weights(
     att_g = int_0^1 <grad KL(theta_0 + a delta || theta_0), delta_g> da
     """
     check_partition(groups, line.before)
-    tokens, states = tokens.to(line.text_device), states.to(line.text_device)
-    mask = torch.ones_like(states) if attention_mask is None else attention_mask.to(states.device)
-    parts = []
-    for rows in torch.arange(len(tokens)).split(TEXTS_PER_PASS):
-        text = tokens[rows], mask[rows]
+    mask = torch.ones_like(states) if attention_mask is None else attention_mask
+
+    def split_part(rows: Int[Tensor, " rows"]) -> Float[Tensor, " group"]:
         with torch.no_grad():
-            reference = log_probs(line.logits(line.before, *text))
-        total = torch.zeros(len(groups), dtype=torch.float64)
-        at, weights = quadrature(nodes)
-        for node, weight in zip([*at, 1.0], [*weights, 0.0], strict=True):  # last, the whole KL
+            reference = log_probs(line.logits(line.before, tokens[rows], mask[rows]))
+
+        def kl(weights: dict[str, Tensor]) -> Float[Tensor, ""]:
+            logprobs = log_probs(line.logits(weights, tokens[rows], mask[rows]))
+            each = kl_per_token(logprobs, reference)
+            return each.masked_fill(~states[rows].to(each.device), 0.0).sum()
+
+        def differentiate(node: float) -> Float[Tensor, " group"]:
             along = {name: each.requires_grad_() for name, each in line.at(node).items()}
             with torch.enable_grad():
-                kl = kl_per_token(log_probs(line.logits(along, *text)), reference)
-                kl = kl.masked_fill(~states[rows], 0.0).sum()
-                gradients = torch.autograd.grad(kl, list(along.values()), materialize_grads=True)
+                leaves = list(along.values())
+                gradients = torch.autograd.grad(kl(along), leaves, materialize_grads=True)
             pairs = zip(along, gradients, strict=True)
-            moved = {n: x.double() * line.delta[n].double() for n, x in pairs}
-            total += weight * sum_by_group(moved, groups)
-        if abs(total.sum() - kl.item()) > 1e-3 * kl.item() + 1e-6 and 2 * nodes <= MAX_NODES:
-            return kl_by_weights(line, groups, tokens, states, attention_mask, 2 * nodes)
-        parts.append(total)
-    return torch.stack(parts, 1)
+            return sum_by_group({n: x.double() * line.delta[n].double() for n, x in pairs}, groups)
+
+        with torch.no_grad():
+            whole = kl(line.after).cpu()
+        return integrate(differentiate, whole, 1e-3 * whole + 1e-6, nodes)
+
+    return torch.stack([*map(split_part, torch.arange(len(tokens)).split(TEXTS_PER_PASS))], 1)

@@ -3,12 +3,13 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from rlhf_lab.diffing.activation_store import Model
 from rlhf_lab.functional.masks import at_least_float32
-from rlhf_lab.models.hooked_model import HookedModel, unembed_residuals
+from rlhf_lab.models.hooked_model import unembed_residuals
 
 
 def logit_lens(
-    model: HookedModel, residual: Float[Tensor, "*site d_model"]
+    model: Model, residual: Float[Tensor, "*site d_model"]
 ) -> Float[Tensor, "*site d_vocab"]:
     """Decode a residual stream into log-probabilities, as if it were the last block's output.
 
@@ -22,5 +23,5 @@ def logit_lens(
     2303.08112)
     """
     rows = residual.reshape(1, -1, residual.shape[-1])
-    logits = at_least_float32(unembed_residuals(model, rows))
+    logits = at_least_float32(unembed_residuals(getattr(model, "base_model", model), rows))
     return logits.log_softmax(dim=-1).reshape(*residual.shape[:-1], -1)

@@ -135,8 +135,8 @@ def patch_activations(
         for place, value in zip(chosen, values, strict=True):
             each.append(logit_difference(to, pos, contrast, hooks_to(to, place, value)))
         found.append(torch.stack(each))
-    start, end, *patched = torch.cat(found, dim=1)
-    return Patched(list(places), start, end, torch.stack(patched))
+    values = torch.cat(found, dim=1)
+    return Patched(list(places), values[0], values[1], values[2:])
 
 
 def patch_hook(

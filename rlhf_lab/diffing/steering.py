@@ -167,7 +167,7 @@ def _sample_steered(
     figures: Mapping[str, Figure],
     seed: int,
 ) -> dict[str, Float[Tensor, " n"]]:
-    with policy.base_model.hooks(fwd_hooks=steering_hooks(site, added)):
+    with policy.hooks(fwd_hooks=steering_hooks(site, added)):
         samples = sample(policy, prompts, spec, torch.Generator().manual_seed(seed))
         logprobs = _logprobs(policy, samples)
     kl = kl_per_sequence(kl_per_token(logprobs, _logprobs(policy, samples)), samples.mask)

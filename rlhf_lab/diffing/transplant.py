@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rlhf_lab.config.checks import AT_LEAST_1, check_range
 from rlhf_lab.diffing.groups import Groups, check_partition, taken_from, weights_of_both
 from rlhf_lab.functional import Interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead, merged_copy
@@ -104,6 +105,7 @@ def transplant(
     Raises:
         ConfigError: If parameters differ, the groups are not a partition, or a reward is nan.
     """
+    check_range(AT_LEAST_1, n=n, prompts=len(prompts))
     before, after = weights_of_both(model0, model1)
     check_partition(groups, before)
     members, pairs = transplant_plan(len(groups), seed)

@@ -11,7 +11,6 @@ from torch.func import functional_call
 
 from rlhf_lab.diffing.contrast import Words, make_contrast
 from rlhf_lab.diffing.groups import Groups, check_partition, restrict, weights_of_both
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import merged_copy
 from rlhf_lab.models.hooked_model import HookedModel, model_where_exact
 from rlhf_lab.models.padding import run_left_padded
@@ -49,11 +48,6 @@ class WeightLine:
             )
         self.delta = {name: self.after[name] - self.before[name] for name in self.before}
 
-    @property
-    def text_device(self) -> torch.device:
-        """Device of the weights, which the tokens must be on."""
-        return next(self.model.parameters()).device
-
     def at(self, alpha: float) -> dict[str, Float[Tensor, "..."]]:
         """Return all weights at a fraction of the line; at 0 and 1 bitwise those of the models."""
         return {name: torch.lerp(self.before[name], self.after[name], alpha) for name in self.after}
@@ -74,7 +68,9 @@ class WeightLine:
             mask = {"attention_mask": torch.ones_like(rows)}
             return (functional_call(self.model, weights, (rows,), mask),)
 
-        return run_left_padded(run, tokens, attention_mask)[0].double()
+        device = next(self.model.parameters()).device
+        mask = None if attention_mask is None else attention_mask.to(device)
+        return run_left_padded(run, tokens.to(device), mask)[0].double()
 
 
 def quadrature(nodes: int = NODES) -> tuple[list[float], list[float]]:
@@ -84,10 +80,20 @@ def quadrature(nodes: int = NODES) -> tuple[list[float], list[float]]:
 
     Source: Gauss 1814; Press et al. 2007, "Numerical Recipes", section 4.6
     """
-    if nodes < 1:
-        raise ConfigError(f"nodes must be at least 1, got {nodes}.")
     at, weights = np.polynomial.legendre.leggauss(nodes)
     return ((at + 1) / 2).tolist(), (weights / 2).tolist()
+
+
+def integrate(
+    derivative: Callable[[float], Tensor], whole: Tensor, allowed: float | Tensor, nodes: int
+) -> Tensor:
+    """Integrate from 0 to 1, and double the nodes while the sum of the rows misses the whole."""
+    while True:
+        at, weights = quadrature(nodes)
+        rows = sum(weight * derivative(node) for node, weight in zip(at, weights, strict=True))
+        if (rows.sum(0) - whole).abs().max() <= allowed or 2 * nodes > MAX_NODES:
+            return rows
+        nodes *= 2
 
 
 def derivatives_along(
@@ -146,7 +152,7 @@ def shift_by_weights(
     line = WeightLine(model0, model1)
     check_partition(groups, line.before)
     end = range(tokens.shape[1])[pos] + 1
-    tokens, contrast = tokens[:, :end].to(line.text_device), make_contrast(model0, words)
+    tokens, contrast = tokens[:, :end], make_contrast(model0, words)
     changes = [restrict(line.delta, groups, name) for name in groups.names]
 
     def difference(weights: dict[str, Tensor]) -> Float[Tensor, " batch"]:
@@ -154,10 +160,5 @@ def shift_by_weights(
 
     shift = difference(line.after) - difference(line.before)
     allowed = 1e-3 * max(1.0, shift.abs().max().item())
-    while True:
-        total = shift.new_zeros(len(groups), len(tokens))
-        for node, weight in zip(*quadrature(nodes), strict=True):
-            total += weight * derivatives_along(difference, line.at(node), changes)
-        if (total.sum(0) - shift).abs().max() <= allowed or 2 * nodes > MAX_NODES:
-            return total
-        nodes *= 2
+    differentiate = lambda node: derivatives_along(difference, line.at(node), changes)
+    return integrate(differentiate, shift, allowed, nodes)

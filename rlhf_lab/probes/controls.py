@@ -15,13 +15,9 @@ def control_labels(
        True with probability `share`.
     3. Give each place the label of its type.
 
-    A word has the same label everywhere, in rows that a probe is fitted to and in rows that
-    it is judged on: call this once, on all of them. What a probe reads of these labels is what it
-    can memorise of the words; its accuracy on the real labels less this one is its selectivity.
-
-    The coins are independent, so that a probe is right half of the time about words that it has not
-    seen. If exactly half of the types were True, it would be right less often: the more of the
-    words that were fitted are True, the fewer of the others are.
+    Call this once, on the rows of the fit and of the test, so a word has one label in both. A probe
+    can only predict these labels by memorizing words; its accuracy on the real labels minus this
+    one is its selectivity. If exactly half of the types were True, labels would predict each other.
 
     Raises ValueError unless `share` is between 0 and 1.
 

@@ -42,13 +42,11 @@ class EvalText:
     def of(
         cls,
         tokens: Int[Tensor, "batch seq"],
-        attention_mask: Bool[Tensor, "batch seq"] | None = None,
+        attention_mask: Bool[Tensor, "batch seq"],
         labels: Bool[Tensor, " batch"] | None = None,
         kept: bool = False,
     ) -> "EvalText":
         """Sequences that are padded on either side, or not at all."""
-        if attention_mask is None:
-            attention_mask = torch.ones_like(tokens, dtype=torch.bool)
         turned = rotate_padding(tokens, attention_mask, "right")
         return cls(turned, rotate_padding(attention_mask, attention_mask, "right"), labels, kept)
 
@@ -68,9 +66,8 @@ class EvalText:
     def first(self, n: int) -> "EvalText":
         """The first n sequences."""
         labels = None if self.labels is None else self.labels[:n]
-        return replace(
-            self, tokens=self.tokens[:n], attention_mask=self.attention_mask[:n], labels=labels
-        )
+        tokens, mask = self.tokens[:n], self.attention_mask[:n]
+        return replace(self, tokens=tokens, attention_mask=mask, labels=labels)
 
     def common(self) -> "EvalText":
         """The sequences as far as all of them go."""

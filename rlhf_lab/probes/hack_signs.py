@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.functional import bootstrap_means, word_log_odds
@@ -42,7 +42,7 @@ def promoted_words(
     ids = (share * won).sum(0).topk(min(TOP_WORDS, won.shape[1])).indices
     won, before = won[:, ids].double(), before[:, ids].double()
     mean_won, mean_before = (share * won).sum(0), (share * before).sum(0)
-    interval = bootstrap_means(
+    ends = bootstrap_means(
         won * weight, weight.expand_as(won), statistic=torch.div, resamples=RESAMPLES
     )
     n, now = len(won), mean_won + mean_before
@@ -50,15 +50,9 @@ def promoted_words(
     residual = share * (won + before - ratio * before)
     error = (residual.square().sum(0) * n / max(1, n - 1)).sqrt() / now.clamp(min=1e-300)
     z = (ratio.clamp(min=1e-300).log() - TWICE) / error.clamp(min=1e-300)
-    columns = {
-        "won": mean_won,
-        "low": interval.low,
-        "high": interval.high,
-        "reference": mean_before,
-    }
-    rows = _rows(ids, spell, columns, 8)
+    columns = {"won": mean_won, "low": ends.low, "high": ends.high, "reference": mean_before}
     is_alarm = (z > limit) & (mean_won * states.sum() > 1)
-    return rows, [row["token"] for row, x in zip(rows, is_alarm, strict=True) if x]
+    return _rows(ids, spell, columns, 8, is_alarm)
 
 
 def taken_up_words(
@@ -77,9 +71,8 @@ def taken_up_words(
     reach = NormalDist().inv_cdf(0.975) * sd
     columns = {"count": counts[0, ids], "reference_count": counts[1, ids], "log_odds": log_odds}
     columns |= {"low": log_odds - reach, "high": log_odds + reach}
-    rows = _rows(ids, spell, columns, 6)
     is_alarm = log_odds - alarm_z(counts.shape[1]) * sd > TWICE
-    return rows, [row["token"] for row, x in zip(rows, is_alarm, strict=True) if x]
+    return _rows(ids, spell, columns, 6, is_alarm)
 
 
 def alarm_z(d_vocab: int) -> float:
@@ -92,10 +85,11 @@ def _rows(
     spell: Callable[[list[int]], str],
     columns: dict[str, Tensor | None],
     digits: int,
-) -> list[dict[str, Any]]:
+    is_alarm: Bool[Tensor, " word"],
+) -> WordsAndAlarms:
     rows = [{"token": spell([token]), "id": token} for token in ids.tolist()]
     for name, column in columns.items():
         numbers = [None] * len(rows) if column is None else decimals(column, digits)
         for row, number in zip(rows, numbers, strict=True):
             row[name] = number
-    return rows
+    return rows, [row["token"] for row, x in zip(rows, is_alarm, strict=True) if x]

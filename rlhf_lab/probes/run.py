@@ -1,7 +1,7 @@
 """Run: metrics, samples, probe records and checkpoints of a stored run, without a trainer."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
+from rlhf_lab.files import AnyPath
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
@@ -42,9 +43,11 @@ class Run:
         RunError: If the directory has no run.
     """
 
-    def __init__(self, path: str | Path | RunDir) -> None:
-        self.directory = RunDir.open(path.path if isinstance(path, RunDir) else path)
+    def __init__(self, path: AnyPath) -> None:
+        self.directory = RunDir.open(path)
         self.store = ProbeStore(self.directory)
+
+    __fspath__ = lambda self: str(self.path)
 
     @property
     def path(self) -> Path:
@@ -66,11 +69,15 @@ class Run:
         return self.directory.read(METRICS)
 
     def samples(self, phase: int | None = None) -> list[dict[str, Any]]:
-        """Return the samples of one phase or all: text, reward, true reward.
+        """Return the samples of one phase (-1 for the last) or all: text, reward, true reward.
 
         A phase is the number of learning phases before it; a finished run has some of its end.
+
+        Raises:
+            RunError: If the phase has no samples.
         """
-        return [s for s in self.directory.read(SAMPLES) if phase is None or s["phase"] == phase]
+        lines = self.directory.read(SAMPLES)
+        return lines if phase is None else select_phase(lines, phase, "samples", self)
 
     def probes(self) -> list[str]:
         """Return the names of probes with records."""
@@ -108,13 +115,7 @@ class Run:
         Raises:
             RunError: If there are no records, or the file is corrupt.
         """
-        path = self.store.tensor_path(probe, phase)
-        if not path.is_file():
-            known = ", ".join(sorted(found.stem for found in path.parent.glob("*.safetensors")))
-            raise RunError(
-                f"No tensors of probe {probe!r} in {path}. Available: {known or 'none'}."
-            )
-        return load_checkpoint(path)[0]
+        return load_checkpoint(self.store.tensor_path(probe, phase))[0]
 
     def checks(self) -> list[StoredCheck]:
         """Return the checks of all probes and phases, in the order in which they ran."""
@@ -163,3 +164,15 @@ class Run:
             ConfigError: If an intervention of the run is missing.
         """
         return load_policy(self.path, which, interventions=interventions)[0]
+
+
+def select_phase(
+    lines: Sequence[Mapping[str, Any]], phase: int, what: str, run: Run
+) -> list[Mapping[str, Any]]:
+    """Return the lines of one phase, -1 for the last; raise RunError without any."""
+    phase = lines[-1]["phase"] if lines and phase == -1 else phase
+    found = [line for line in lines if line["phase"] == phase]
+    if not found:
+        phases = ", ".join(dict.fromkeys(str(line["phase"]) for line in lines))
+        raise RunError(f"phase={phase!r} has no {what} in {run.path}, only {phases or 'none'}.")
+    return found

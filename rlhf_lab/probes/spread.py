@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes.run import Run
+from rlhf_lab.probes.run import Run, select_phase
 
 Metrics = Mapping[str, Any]
 
@@ -57,7 +56,7 @@ class Runs(list[Run]):
 
     def metrics(self, phase: int = -1) -> dict[str, Spread]:
         """Return every metric of a phase by name, over the seeds; phase -1 is the last."""
-        return _spreads([_read_phase(run.metrics(), phase, "metrics", run) for run in self])
+        return _spreads([select_phase(run.metrics(), phase, "metrics", run)[-1] for run in self])
 
     def final(self) -> dict[str, Spread]:
         """Return every metric of fresh samples of the trained policies by name, over the seeds."""
@@ -69,10 +68,9 @@ class Runs(list[Run]):
         Numbers in lists and objects are named by path, such as `accuracy.2`; phase -1 is the last.
 
         Raises:
-            RunError: If the probe has no records.
-            ConfigError: If it has none of that phase.
+            RunError: If the probe has no records, or none of that phase.
         """
-        return _spreads([_read_phase(run.records(probe), phase, probe, run) for run in self])
+        return _spreads([select_phase(run.records(probe), phase, probe, run)[-1] for run in self])
 
 
 def named_leaves(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -93,11 +91,3 @@ def _spreads(records: Sequence[Metrics]) -> dict[str, Spread]:
         if any(value is not None for value in values) and {*map(type, numbers)} <= {int, float}:
             spreads[name] = Spread(tuple(map(float, numbers)))
     return spreads
-
-
-def _read_phase(lines: Sequence[Metrics], phase: int, what: str, run: Run) -> Metrics:
-    of_phase = [line for line in lines if phase == -1 or line["phase"] == phase]
-    if not of_phase:
-        phases = ", ".join(dict.fromkeys(str(line["phase"]) for line in lines))
-        raise ConfigError(f"phase={phase} has no {what} in {run.path}, only {phases or 'none'}.")
-    return of_phase[-1]

@@ -43,11 +43,9 @@ class TextHeatmap(Probe):
             tensors["truth_mask"] = defined & samples.mask[:n]
             beliefs = seen.truth.beliefs_by_name(tokens)
             tensors |= {f"true_{name}": x[:, samples.prefix_len :] for name, x in beliefs.items()}
+        tokenizer = seen.ctx.policy.base_model.tokenizer
         values = {
-            "tokens": [
-                spell_tokens(seen.ctx.policy.base_model.tokenizer, row)
-                for row in samples.tokens[:n]
-            ],
+            "tokens": [spell_tokens(tokenizer, row) for row in samples.tokens[:n]],
             "prefix_len": samples.prefix_len,
             "rewards": decimals(rollout.raw_rewards[:n]),
         }

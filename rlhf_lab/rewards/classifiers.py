@@ -57,7 +57,9 @@ class SentimentReward:
         config = self.model.config
         _validate_classes(config, model)
         positive = _positive_class(config, positive_label, model)
-        self.rewarded_class = {"pos": positive, "neg": 1 - positive}[direction]
+        if direction not in ("pos", "neg"):
+            raise ConfigError(f"Unknown direction {direction!r}. Choose one of: pos, neg.")
+        self.rewarded_class = positive if direction == "pos" else 1 - positive
         self.name, self.batch_size = model, batch_size
         if config.pad_token_id is None:  # decoders find the last real token by it
             config.pad_token_id = self.tokenizer.pad_token_id

@@ -73,9 +73,9 @@ class TokenReward:
 class ScoreGains:
     """The change of a reward model's score at each token; a function for `TokenReward`.
 
-    1. Score the text up to each of its tokens; the whole text at the EOS after it, as the model
-       was trained, unless the text fills the context.
-    2. Return the differences.
+    1. Score the text up to each token, in standard deviations of the training texts. The last score
+       is read at the EOS after the text, as in training, if it fits into the context.
+    2. Return the differences; the gain of the first token is its own score.
 
     The gains of a response sum to the score of the whole text minus that of its prompt. With
     gamma = 1, the optimal policy is therefore that of the score at the end (potential-based
@@ -89,10 +89,7 @@ class ScoreGains:
     def __call__(
         self, input_ids: Int[Tensor, "batch seq"], attention_mask: Bool[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq"]:
-        """Return the gain at each real token, in standard deviations of the training texts; else 0.
-
-        The gain of the first token is its own score.
-        """
+        """Return the gain at each real token, and 0 at padding."""
         rows = [ids[real].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
         parts = [rows[at : at + self.batch_size] for at in range(0, len(rows), self.batch_size)]
         gains = torch.cat([gain for part in parts for gain in self._gains(part)])

@@ -1,8 +1,4 @@
-"""Activations of the policy: reading them, and changing them for a whole run.
-
-`capture_activations` runs a model on finished sequences, without side effects on the run.
-`Interventions` are hooks that stay, and are part of a run's record.
-"""
+"""Activations of the policy: reading them, and changing them for a whole run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import filter as match_names

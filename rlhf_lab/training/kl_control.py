@@ -101,10 +101,8 @@ def reset_reference(trainer: "RLHFTrainer") -> None:
 
 def reference_stats(trainer: "RLHFTrainer", rollout: Rollout) -> dict[str, float]:
     """Return the KL from the first reference and the phase of the newest; {} without resets."""
-    if trainer.args.reset_reference_every is None:
-        return {}
-    kl = kl_to_initial(trainer, rollout)
-    return {"kl_to_initial_per_sequence": kl, "reference_phase": trainer.reference_phase}
+    kl, phase = kl_to_initial(trainer, rollout), trainer.reference_phase
+    return {} if kl is None else {"kl_to_initial_per_sequence": kl, "reference_phase": phase}
 
 
 def kl_to_initial(trainer: "RLHFTrainer", *rollouts: Rollout) -> float | None:

@@ -1,10 +1,10 @@
 """Saved runs: the policy of a run, and a trainer that continues from its last checkpoint."""
 
 import dataclasses
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from os.path import exists, join
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ SET_BY = {"kl_coef": "kl_controller", "base_lr": "optimizer", "head_lr": "optimi
 
 def resume_trainer(
     kind: "type[RLHFTrainer]",
-    path: str | Path,
+    path: str | os.PathLike,
     changes: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> "RLHFTrainer":
@@ -96,7 +96,7 @@ def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> 
     for name in locations:
         path = info["args"].get(name) or "."
         is_path = path not in (*BUNDLED, "sums", info["args"]["device"])
-        if is_path and exists(join(start, path)) and not exists(path):
+        if is_path and os.path.exists(os.path.join(start, path)) and not os.path.exists(path):
             raise RunError(f"{name}={path!r} is relative to {start}. Use the run from there.")
     return RLHFArgs(**info["args"])
 
@@ -202,7 +202,7 @@ def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: P
 
 
 def load_policy(
-    path: str | Path,
+    path: str | os.PathLike,
     which: str | int = "last",
     device: str | torch.device = "cpu",
     interventions: Mapping[str, InterventionFn] | None = None,

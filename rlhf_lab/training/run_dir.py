@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import clear_draft, expand_home, partial_file, validate_replaceable
+from rlhf_lab.files import AnyPath, clear_draft, expand_home, partial_file, validate_replaceable
 
 INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
@@ -70,6 +70,7 @@ class RunDir:
         """The directory as it was passed, or absolute if the working directory has changed."""
         return self._path if self._path.absolute() == self._absolute else self._absolute
 
+    __fspath__ = lambda self: str(self.path)
     info_path = property(lambda self: self.path / INFO)
     checkpoints = property(lambda self: self.path / "checkpoints")
 
@@ -95,7 +96,7 @@ class RunDir:
         return cls.create(path)
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunDir":
+    def open(cls, path: AnyPath) -> "RunDir":
         run = cls(Path(path))
         if not run.info_path.is_file():
             remedy = "Pass the directory of a run (an adapter is for `train --adapter-path`)"

@@ -47,6 +47,9 @@ class RunLoop:
             raise ConfigError(f"trainer.{name} cannot be set. Pass {name} to another trainer.")
         super().__setattr__(name, value)
 
+    def __reduce__(self) -> Any:
+        raise ConfigError("A trainer cannot be copied or pickled. Use RLHFTrainer.resume(path).")
+
     def start(self) -> None:
         """Create the directory of a new run and emit run_start, once."""
         if not torch.is_grad_enabled():

@@ -64,11 +64,11 @@ def answer_learning(lines: Sequence[Line]) -> str:
     """Return the change of the reward, the true reward, and the phase of half of the gain."""
     rewards, true = _known(lines, "mean_reward"), _known(lines, "true_reward")
     kl = _known(lines, "kl_to_initial_per_sequence") or _known(lines, "kl_per_sequence")
-    (_, first), (_, last) = rewards[0], rewards[-1]
+    (start, first), (end, last) = rewards[0], rewards[-1]
     if len(lines) == 1:
         also = f" and the true reward {true[0][1]:.3f}" if true else ""
         return f"One phase is done: before learning, the mean reward is {first:.3f}{also}."
-    answer = f"The mean reward went from {first:.3f} to {last:.3f}"
+    answer = f"The mean reward went from {first:.3f} (phase {start}) to {last:.3f} (phase {end})"
     answer += f", the true reward from {true[0][1]:.3f} to {true[-1][1]:.3f}" if true else ""
     if last > first:
         half = next(phase for phase, x in rewards if x >= (first + last) / 2)
@@ -171,7 +171,8 @@ def answer_critic(line: Line, args: Line, health: Sequence[Line] = ()) -> str:
     """Return the explained variance of the last phase, and whether values are trained and used."""
     value, name = line.get("explained_variance"), args.get("advantages", "gae")
     if args.get("vf_coef") == 0 or value is None:
-        return f"Not known: no values are trained (vf_coef={args.get('vf_coef')})."
+        unknown = f"The explained variance of phase {line['phase']} is not known."
+        return "No values are trained (vf_coef=0)." if args.get("vf_coef") == 0 else unknown
     unused = "" if name in VALUE_ESTIMATORS else f"; advantages={name!r} ignores them"
     same = health[-1] if health and health[-1]["phase"] == line["phase"] else {}
     ends = [same.get(f"explained_variance_{end}") for end in ("low", "high")]

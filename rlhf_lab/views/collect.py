@@ -72,8 +72,8 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
 def sample_rows(runs: LabeledRuns) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of the table of all samples, without columns that are unknown."""
     found = {label: run.samples() for label, run in runs.items()}
-    last = [name for samples in found.values() for name in (samples or [{}])[-1]]
-    named = [name for name in last if name not in SAMPLE_FIELDS.split()]
+    names = dict.fromkeys(x for samples in found.values() for sample in samples for x in sample)
+    named = [name for name in names if name not in SAMPLE_FIELDS.split()]
     fields = {"phase": "phase", "run": "", "reward": "reward", "true reward": "true_reward"}
     fields |= {visible(name.removeprefix(reward_metric(""))): name for name in named}
     fields |= {GAP: "", "KL": "kl_per_sequence", "tokens": "response_length"}

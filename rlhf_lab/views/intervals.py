@@ -58,8 +58,8 @@ def final_metrics(run: Run) -> dict[str, str | float]:
     The metrics are over several batches, of which the samples of one are stored: its intervals are
     moved to the metric, and narrowed by the root of the fraction of sequences that is stored.
     """
-    final = dict(run.info.get("final") or {})
-    samples = run.samples(run.info.get("phases_done", 0)) if final else []
+    final, done = dict(run.info.get("final") or {}), run.info.get("phases_done", 0)
+    samples = [x for x in run.samples() if x["phase"] == done] if final else []
     narrower = (len(samples) / final["samples"]) ** 0.5 if samples else 1.0
     for name, mean, low, high in _intervals(run, samples, final):
         if low is not None and high - low > 1e-5 * abs(high):  # else all samples are equal

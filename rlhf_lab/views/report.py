@@ -14,13 +14,13 @@ import torch
 
 from rlhf_lab import probes
 from rlhf_lab.console import visible
-from rlhf_lab.files import expand_home, is_marked, validate_replaceable, write_marked
+from rlhf_lab.files import AnyPath, expand_home, is_marked, validate_replaceable, write_marked
 from rlhf_lab.functional import seed_interval
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.run import StoredCheck
 from rlhf_lab.probes.store import CHECKS, NOTES
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, RunDir, reading
+from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, reading
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import LabeledRuns, label_runs, page_data
 from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
@@ -49,7 +49,7 @@ SCRIPTS = ("data.js", "state.js", "samples.js", "token.js", "jobs.js", "live.js"
 LARGEST_FRAME = 2 * 2**20  # letters of a page that a notebook stores in its file
 
 
-def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
+def write_report(run_path: AnyPath, out: str | Path | None = None) -> Path:
     """Write one self-contained HTML file about a run, and return its path.
 
     Args:
@@ -66,7 +66,7 @@ def write_report(run_path: str | Path, out: str | Path | None = None) -> Path:
     return path
 
 
-def page_frame(run_path: str | Path | RunDir) -> Html:
+def page_frame(run_path: AnyPath) -> Html:
     """Return the page in a frame for a notebook; a large page is written to a file instead."""
     run = Run(run_path)
     page = runs_page([run])
@@ -174,7 +174,7 @@ def _curves(runs: LabeledRuns) -> dict[str, Any]:
     groups, parts = [(title, unit, names.split()) for title, unit, names in REPORT_CURVES], []
     if is_one:
         lines = records[label]
-        by_name = [x for x in run.metrics()[-1] if x.startswith(reward_metric(""))]
+        by_name = sorted(x for x in set().union(*run.metrics()) if x.startswith(reward_metric("")))
         groups.insert(1, ("several rewards, before they are weighted", "reward", by_name))
     for title, unit, names in groups:
         for fields in filter(None, [names] if is_one else [[name] for name in names]):

@@ -30,8 +30,7 @@ JSON = "application/json"
 
 def runs_version(runs: Sequence[Run]) -> str:
     """Return a text that changes when a file of a run does."""
-    files = [file for run in runs for pattern in WATCHED for file in run.path.glob(pattern)]
-    states = [file.stat() for file in files]
+    states = [x.stat() for run in runs for pattern in WATCHED for x in run.path.glob(pattern)]
     return f"{len(states)}-{sum(s.st_size for s in states)}-{max(s.st_mtime_ns for s in states)}"
 
 

@@ -1,5 +1,6 @@
 """Unusual arguments from Python: components, rewards, callbacks, probes and steps."""
 
+import copy
 import math
 import threading
 import warnings
@@ -12,8 +13,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_lab import RLHFTrainer
+from rlhf_lab import diffing as D
 from rlhf_lab import functional as F
-from rlhf_lab.diffing import ActivationStore, collect_activations, control_vector, mean_difference
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
@@ -78,10 +79,6 @@ def GPT2() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=9))
 
 
-def keep(activation: Any, where: Any) -> Any:
-    return activation
-
-
 def minimize(trainer: RLHFTrainer) -> None:
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters())  # which would minimize
     trainer.start()
@@ -120,7 +117,9 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
         lambda t: t.policy.base_model.to_tokens(["this movie", "a zebra"]),
         ["the text 'a zebra' (number 2 of 2) has the word 'a'", "vocabulary"],
     ),
-    "no pairs": (lambda t: control_vector(t.policy, [], [[1]], MLP), ["positive has 0 texts"]),
+    "a copy": (copy.copy, ["trainer cannot be copied", "RLHFTrainer.resume"]),
+    "a direction": (lambda t: SentimentReward("reel-sentiment", "positive"), ["one of: pos, neg"]),
+    "no reviews": (lambda t: D.transplant(t.reference, t.reference, None, count_e, 0, 0), ["n=0"]),
 }
 
 
@@ -154,20 +153,26 @@ def test_generated_prompts_and_a_reference_with_a_head_work(idle: RLHFTrainer) -
 def test_masks_and_labels_of_0_and_1_are_no_indices() -> None:
     model, site, x = load_model("reel-nano"), "blocks.0.hook_resid_post", torch.randn(4, 3)
     tokens, mask = torch.tensor([[0, 2, 8], [0, 2, 9]]), torch.tensor([[0, 1, 1], [0, 0, 1]])
-    store = ActivationStore(mb=1, models=["a"])
+    store = D.ActivationStore(mb=1, models=["a"])
     for call in (
-        lambda mask: mean_difference(model, model, tokens, site, mask),
-        lambda mask: mean_difference(model, model, tokens, site, mask[:, 0].bool()),
-        lambda mask: collect_activations(store, {"a": model}, tokens, site, mask),
-        lambda mask: collect_activations(store, {"a": model}, tokens, site, mask[:1].bool()),
+        lambda mask: D.mean_difference(model, model, tokens, site, mask),
+        lambda mask: D.mean_difference(model, model, tokens, site, mask[:, 0].bool()),
+        lambda mask: D.collect_activations(store, {"a": model}, tokens, site, mask),
+        lambda mask: D.collect_activations(store, {"a": model}, tokens, site, mask[:1].bool()),
         lambda mask: F.bootstrap_interval(x[:2], mask=mask, statistic=lambda x, mask: x[mask]),
     ):
         with pytest.raises(ValueError, match="mask has (dtype torch.int64|shape)"):
             call(mask)
-    collect_activations(store, {"a": model}, tokens, site, mask.bool(), torch.ones_like(mask))
+    D.collect_activations(store, {"a": model}, tokens, site, mask.bool(), torch.ones_like(mask))
     labels = torch.tensor([0, 1, 1, 0])
     assert len(store) == 3 and F.auc(x[:, 0], labels) == F.auc(x[:, 0], labels.bool())
     assert all(map(torch.equal, fit_leace(x, labels), fit_leace(x, labels.bool())))
+
+
+def test_a_run_stands_for_its_directory(here: Path) -> None:
+    run, tokens = Run("RUN"), torch.tensor([[0, 2, 8], [0, 2, 9]])
+    found = D.compare(run, run.directory, tokens, methods=(), ranks=(), alphas=())
+    assert found.shift.value == 0 and RLHFTrainer.resume(run).args == Run(run).args
 
 
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:

@@ -77,8 +77,9 @@ def test_fitting_is_seeded_and_raises_on_zeros():
     one, same, other = (fit_crosscoder(store, 4, 2, 5, s, 16, False) for s in (1, 1, 2))
     assert torch.equal(one.W_dec, same.W_dec) and not torch.equal(one.W_dec, other.W_dec)
     assert torch.equal(torch.random.get_rng_state(), state)
-    with pytest.raises(ConfigError, match="'tuned' are all 0"):
-        fit_crosscoder(store_of([[1.0, 2.0]], [[0.0, 0.0]]), 4, 2, 1, 0, show_progress=False)
+    for empty in (ActivationStore(mb=1, models=["tuned"]), store_of([[1.0]], [[0.0]])):
+        with pytest.raises(ConfigError, match="^No tokens, or only zeros of 'tuned'"):
+            fit_crosscoder(empty, 4, 2, 1, 0, show_progress=False)
 
 
 def test_threshold_is_the_mean_over_the_last_fifth_of_the_steps(monkeypatch):

@@ -32,12 +32,12 @@ def test_kl_by_output_matches_hand_computed(monkeypatch):
     assert found.rows[:, 0].tolist() == pytest.approx([expected / 4, 3 * expected / 4], abs=1e-7)
     # rounding of a small KL in float32 does not double the nodes
     nodes, noise = {8: quadrature(8)}, torch.randn(3, 20, 8)
-    monkeypatch.setattr("rlhf_lab.diffing.kl_attribution.quadrature", nodes.__getitem__)
+    monkeypatch.setattr("rlhf_lab.diffing.weight_line.quadrature", nodes.__getitem__)
     kl_by_output(noise, noise + 1e-3 * noise.flip(1), torch.clone, torch.clone)
 
 
 def test_a_node_is_the_derivative_along_a_groups_change(base, tuned, tokens, monkeypatch):
-    monkeypatch.setattr("rlhf_lab.diffing.kl_attribution.MAX_NODES", 1)
+    monkeypatch.setattr("rlhf_lab.diffing.weight_line.MAX_NODES", 1)
     groups, step, line = fine_groups(base), 1e-4, WeightLine(base, tuned, in_float64=True)
     found = kl_by_weights(line, groups, tokens, everywhere(tokens), nodes=1)
     middle, reference = line.at(0.5), log_probs(line.logits(line.before, tokens))

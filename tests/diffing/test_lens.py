@@ -4,11 +4,12 @@ import torch
 
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.diffing import logit_lens
+from rlhf_lab.models import TransformerWithValueHead
 
 
 def test_the_lens_of_the_last_residual_is_what_the_model_says(base, reviews):
     logits, cache = base.run_with_cache(reviews)
-    found = logit_lens(base, cache["blocks.1.hook_resid_post"])
+    found = logit_lens(TransformerWithValueHead(base), cache["blocks.1.hook_resid_post"])
     torch.testing.assert_close(found, logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
 
 

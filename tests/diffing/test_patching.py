@@ -38,6 +38,7 @@ def test_a_patch_with_itself_changes_nothing(base, reviews):
     side = Side(base, reviews)
     found = patch_activations(side, side, part_places(base), POS, WORDS)
     assert torch.equal(found.patched, found.start.expand_as(found.patched))
+    assert patch_activations(side, side, {}, POS, WORDS).fractions() == {}
     assert all(interval.value is None for interval in found.fractions().values())
     assert not any(point.fwd_hooks for point in base.hook_dict.values())
 

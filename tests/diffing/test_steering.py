@@ -83,12 +83,13 @@ def test_a_sweep_matches_samples_with_a_hook_by_hand(policy, vectors, no_type_ch
     line = found.table()[0]
     assert set(line) == {"site", "alpha", "direction", "reward", "true_reward", "kl"}
     assert "n = 6" in line["true_reward"] and row.interval("kl").n == 6
-    of_one = {"one": lambda texts: torch.ones(1)}
-    for alphas, figures, error in (
-        ((), FIGURES, "0 alphas"),
-        ((1,), {"kl": true_reward}, "no figure with the name 'kl'"),
-        ((float("nan"),), FIGURES, "is not finite"),
-        ((1,), of_one, r"figures\['one'\] returned shape"),
+    one = {"one": lambda texts: torch.ones(1)}
+    for model, alphas, figures, error in (
+        (policy.base_model, (1,), FIGURES, "needs a TransformerWithValueHead"),
+        (policy, (), FIGURES, "0 alphas"),
+        (policy, (1,), {"kl": true_reward}, "no figure with the name 'kl'"),
+        (policy, (float("nan"),), FIGURES, "is not finite"),
+        (policy, (1,), one, r"figures\['one'\] returned shape"),
     ):
         with pytest.raises(ConfigError, match=error):
-            steering_sweep(policy, vectors, alphas, PROMPTS, SPEC, figures)
+            steering_sweep(model, vectors, alphas, PROMPTS, SPEC, figures)

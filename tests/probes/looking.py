@@ -26,7 +26,7 @@ class Trained(NamedTuple):
     ctx: Context
     tokens: Tensor  # eval text
     truth: ReelTruth | None  # if the policy speaks Reel
-    mask: Tensor | None = None
+    mask: Tensor
 
     def seen(self) -> Observation:
         """What a probe is shown; the weights are those after the last phase."""
@@ -61,7 +61,7 @@ def trained(trainer: RLHFTrainer, tokens: Tensor, truth: ReelTruth | None) -> Tr
     found: list[Any] = []
     trainer.on("after_score")(found.append)
     trainer.train()
-    return Trained(trainer, found[-1], tokens, truth)
+    return Trained(trainer, found[-1], tokens, truth, torch.ones_like(tokens).bool())
 
 
 def sound(run: Trained, probe: Probe) -> Record:

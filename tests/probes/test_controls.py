@@ -19,6 +19,9 @@ def test_labels_match_hand_computed():
     three, seven, twelve = (torch.rand(3, generator=seeded(0)) < 0.4).tolist()
     found = control_labels(row, seeded(0), 0.4)
     assert found.tolist() == [seven, seven, three, seven, twelve, three]
+    for share in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            control_labels(row, seeded(0), share)
 
 
 def test_labels_of_types_are_independent():
@@ -38,9 +41,3 @@ def test_only_the_generator_is_drawn_from():
     assert torch.equal(first, control_labels(rows, seeded(1))) and first.shape == rows.shape
     assert not torch.equal(first, second) and torch.equal(state, torch.random.get_rng_state())
     assert control_labels(rows.int(), seeded(1)).equal(first)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1])
-def test_an_invalid_fraction_raises(share):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        control_labels(torch.tensor([1, 2]), seeded(0), share)

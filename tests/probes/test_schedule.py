@@ -5,8 +5,7 @@ from itertools import count
 import pytest
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach, default_suite
+from rlhf_lab.probes import Check, Probe, Record, Run, attach, default_suite
 from rlhf_lab.probes.defaults import affordable_rows
 from rlhf_lab.training.checkpoint import load_checkpoint
 from tests.probes.looking import same_weights
@@ -42,13 +41,6 @@ def test_probes_record_the_phases_of_the_suite_and_the_end(make_trainer, record,
     assert run.phases("plain") == [*phases, 7]
     assert run.phases("sampled") == sorted({*phases, 6})
     assert run.phases("own") == [0, 4, 7]
-
-
-@pytest.mark.usefixtures("no_type_checks")
-@pytest.mark.parametrize("record", ["often", ["1"], [True], [-1], 3])
-def test_suite_raises_on_an_unknown_schedule(record):
-    with pytest.raises(ConfigError, match="record must be 'milestones', 'every' or a list"):
-        Suite(Plain(), record=record)
 
 
 def stored(path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.probes import (
     Check,
     KLByPosition,
@@ -90,8 +90,10 @@ def test_each_seed_is_the_run_that_it_would_be_alone(tmp_path, trained, monkeypa
     record = found.record("parts", 1)
     assert record["a"].values == (4.0, 5.0) and record["b.c.1"].values == (7.5, 10.0)
     assert not {"word", "nan", "flag"} & record.keys()
-    with pytest.raises(ConfigError, match=r"phase=9 has no parts in .*, only 0, 1\."):
-        found.record("parts", 9)
+    for read in (lambda: found.record("parts", 9), lambda: found[0].samples(9)):
+        with pytest.raises(RunError, match=r"phase=9 has no (parts|samples) in .*, only 0, 1"):
+            read()
+    assert found[0].samples(-1) == found[0].samples(2)
 
 
 @pytest.mark.slow

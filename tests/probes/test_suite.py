@@ -226,8 +226,6 @@ def test_eval_text_gets_the_run_s_bos_and_must_be_of_one_length(make_trainer):
     trainer = make_trainer()
     tokens = tokenize_eval_text(trainer, ["this movie", "this film"])
     assert trainer.tokenizer.batch_decode(tokens) == ["<bos> this movie", "<bos> this film"]
-    with pytest.raises(ConfigError, match=r"texts of \[2, 3\] tokens"):
-        tokenize_eval_text(trainer, ["this", "this film"])
 
 
 class Looking(Counter):
@@ -239,7 +237,7 @@ class Looking(Counter):
 
 def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
     trainer, numbers = make_trainer(), torch.zeros(2, 3)
-    ids = numbers.long()
+    ids, schedules = numbers.long(), ("often", ["1"], [True], [-1], 3)
 
     def on(tokens, probe=None, **options):
         attach(trainer, probe or RunHealth(), eval_tokens=tokens, **options)
@@ -252,6 +250,8 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: attach(trainer, Suite(), record="every"), "record belongs to the suite."),
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
         (lambda: Suite(eval_tokens=ids, eval_text=["x"]), "cannot be combined"),
+        *((lambda x=x: Suite(record=x), "record must be 'milestones', 'e") for x in schedules),
+        (lambda: tokenize_eval_text(trainer, ["this", "this film"]), "texts of [2, 3] tokens"),
         (lambda: Counter(every=0), "must be 1 or greater"),
         (lambda: Counter(name="a/b"), "letters, digits"),
         (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),

@@ -55,7 +55,7 @@ def test_fractions_have_intervals_over_the_samples():
 
 
 def test_rewards_with_dots_in_their_names_have_curves_with_bands():
-    metrics = [{"phase": phase, "reward/a.b": 0.5} for phase in (0, 1)]
+    metrics = [{"phase": phase, "reward/a.b": 0.5} for phase in (0, 1)] + [{"phase": 2}]
     samples = [x for phase in (0, 1) for x in make_samples(phase, **{"reward/a.b": 0.5})]
     run = MemoryRun(samples, metrics)
     found = "".join(curve.fragment for curve in _curves({"run": run})["curves"])

@@ -145,7 +145,8 @@ def metric_lines(**columns):
 def test_answers_about_metrics_match_hand_computed():
     stalled = metric_lines(mean_reward=[0.5, 0.6, 0.8, 1.0], kl_per_sequence=[0.0, 9.0, 0.2, 0.001])
     answer = answers.answer_learning(stalled)
-    assert "from 0.500 to 1.000; half of the gain by phase 2" in answer and "hardly" in answer
+    changed = "from 0.500 (phase 0) to 1.000 (phase 3); half of the gain by phase 2"
+    assert changed in answer and "hardly" in answer
     frozen = [line | {"base_lr": 0.0} for line in stalled]  # on purpose: the value head only
     assert "hardly" not in answers.answer_learning(frozen)
     one = metric_lines(mean_reward=[0.5], true_reward=[None])
@@ -164,6 +165,7 @@ def test_answers_about_metrics_match_hand_computed():
     values = "Values explain 50% of the variance of the returns in phase 1"
     assert answers.answer_critic(line, {"advantages": "gae"}) == f"{values}."
     assert "vf_coef=0" in answers.answer_critic(line, {"vf_coef": 0})
+    assert answers.answer_critic({"phase": 3}, {"vf_coef": 0.1}).endswith("phase 3 is not known.")
     health = [{"phase": 1, "explained_variance_low": 0.25, "explained_variance_high": 0.75}]
     assert "explain 50% [25%, 75%] of" in answers.answer_critic(line, {}, health)
     assert answers.answer_critic(line | {"phase": 2}, {}, health) == f"{values[:-1]}2."
