@@ -1,7 +1,6 @@
 """Runs on several processes with whole and sharded weights, compared with one process."""
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,27 +40,15 @@ class Compared(NamedTuple):
         return [ended.values[name] for ended in (self.alone, *self.ranks)]
 
 
-@pytest.fixture(scope="module")
-def run_alone(launch, tmp_path_factory):
-    @cache
-    def run(device: str) -> tuple[Ended, Path]:
-        folder = tmp_path_factory.mktemp("alone")
-        (alone,) = launch(folder, 1, CODE.format("auto", device), is_launched=False)
-        assert alone.status == 0, alone.error
-        return alone, folder
-
-    return run
-
-
 @pytest.fixture(scope="module", params=GROUPS, ids=str)
-def compared(request, launch, run_alone, tmp_path_factory) -> Compared:
+def compared(request, launch, tmp_path_factory) -> Compared:
     kind, n, device = request.param
-    alone, folder = run_alone(device)
-    several = tmp_path_factory.mktemp("several")
-    ranks = launch(several, n, CODE.format(kind, device))
-    for ended in ranks:
+    folders = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("several")
+    (alone,) = launch(folders[0], 1, CODE.format("auto", device), is_launched=False)
+    ranks = launch(folders[1], n, CODE.format(kind, device))
+    for ended in (alone, *ranks):
         assert ended.status == 0, ended.error
-    return Compared(kind, alone, ranks, (folder, several))
+    return Compared(kind, alone, ranks, folders)
 
 
 def flatten(value: Any, name: str = "") -> dict[str, float]:

@@ -27,16 +27,6 @@ def test_custom_optimizer_maximizes_the_objective(make_trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rates", [{"value_head": 1e-2, "base_model": 1e-4}, {"value_head": 1e-2}])
-def test_report_has_both_rates_in_any_order_of_groups(make_trainer, rates):
-    parts = make_adamw()
-    modules = {name: getattr(parts["policy"], name) for name in rates}
-    groups = [{"params": modules[name].parameters(), "lr": lr} for name, lr in rates.items()]
-    report = make_trainer(parts | {"optimizer": AdamW(groups)}).run_phase()
-    assert (report.base_lr, report.head_lr) == (rates.get("base_model", 0.0), 1e-2)
-
-
-@pytest.mark.slow
 def test_resume_rejects_other_custom_components(make_trainer):
     path = train_partly(make_trainer(make_sgd()), 1)
     split = lambda parameters: SGD([{"params": [p]} for p in parameters], lr=1e-2)

@@ -11,11 +11,9 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import (
     TransformerWithValueHead,
     compare_with_reference,
-    export_policy,
     load_model,
     lora_layers,
 )
-from rlhf_lab.models.export import load_value_head
 from rlhf_lab.models.load import load_pretrained_model, load_pretrained_tokenizer
 from rlhf_lab.rewards import RewardModel, add_critic_from_reward_model
 from rlhf_lab.sampling import SamplingSpec, sample
@@ -81,8 +79,8 @@ def test_each_kind_learns_saves_and_loads_its_weights(runs, kind):
     trainable = {n for n, p in policy.named_parameters() if p.requires_grad}
     saved, _ = load_checkpoint(run.trainer.run.checkpoints / "last.safetensors")
     assert {name for name in saved if not name.startswith("optimizer.")} == trainable
-    adapters = {n for n in trainable if n.endswith((".A", ".B"))}
-    assert not args.lora_rank or {n for n in trainable if n.startswith("base_model")} == adapters
+    of_base = [name for name in trainable if name.startswith("base_model")]
+    assert not args.lora_rank or all(name.endswith((".A", ".B")) for name in of_base)
     moved = {n for n, w in run.weights[-1].items() if not torch.equal(w, run.weights[0][n])}
     assert moved <= trainable
     parts = {"base_model", "value_head"} | ({"critic"} if args.value_head == "separate" else set())
@@ -93,7 +91,7 @@ def test_each_kind_learns_saves_and_loads_its_weights(runs, kind):
     assert all(torch.equal(a, b) for a, b in zip(loaded(TOKENS), policy(TOKENS), strict=True))
 
 
-def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, reward_dir, tmp_path):
+def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, reward_dir):
     """The reward model's scores have mean 0.5 and standard deviation 2 before it normalizes."""
     model = RewardModel.load(reward_dir, DEVICE)
     trainer = make_trainer(value_head="separate", critic_path=str(reward_dir))
@@ -102,10 +100,6 @@ def test_first_values_of_a_critic_are_scores_of_the_text_so_far(make_trainer, re
         scores = model.token_scores(samples.tokens)[:, samples.prefix_len - 1 : -1]
     assert scores.std() > 0.1
     torch.testing.assert_close(samples.values, (scores - 0.5) / 2, atol=1e-5, rtol=1e-5)
-    export_policy(trainer.policy, "reel-nano", tmp_path / "exported")
-    head = load_value_head(tmp_path / "exported")
-    assert torch.equal(head.weight, trainer.policy.value_head.weight.cpu())
-    assert torch.equal(head.bias, trainer.policy.value_head.bias)
 
 
 def test_critic_may_have_other_layers_but_not_other_tokens(reward_dir):

@@ -1,12 +1,15 @@
 """TRL's way of working: generate, score by any means, step, finish."""
 
+import dataclasses
 import math
 import warnings
 
 import pytest
 import torch
 
+from rlhf_lab.compat.trl import generation_spec
 from rlhf_lab.errors import ConfigError, RunError
+from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import RLHFTrainer
 from tests.training.recorded_runs import copy_weights, is_equal, tensorboard_events
 
@@ -49,24 +52,23 @@ def test_generate_returns_what_it_gets(make_trainer):
 
 
 def test_generate_applies_settings_to_one_call(make_trainer):
+    spec = SamplingSpec(gen_len=6, temperature=0.7, top_k=5, top_p=0.9, stop_at_eos=True)
+    for settings, changes in (
+        (dict(min_length=-1, do_sample=True, pad_token_id=0, eos_token_id=None), {}),
+        (dict(max_new_tokens=3, temperature=2.0), {"gen_len": 3, "temperature": 2.0}),
+        (dict(top_k=0.0, top_p=1.0), {"top_k": None, "top_p": None}),
+        (dict(top_k=2, top_p=0.5), {"top_k": 2, "top_p": 0.5}),
+        (dict(do_sample=False), {"top_k": 1, "top_p": None}),
+        (dict(eos_token_id=[7, -1]), {"stop_tokens": (7,), "stop_at_eos": False}),
+    ):
+        assert generation_spec(spec, settings) == dataclasses.replace(spec, **changes)
     trainer = make_trainer()
-    greedy = trainer.generate(QUERIES, do_sample=False, max_new_tokens=3)
-    assert len(set(greedy[:4])) > 1 and greedy[:4] == greedy[4:]
-    assert trainer.generate(QUERIES, top_k=1, max_new_tokens=3) == greedy
-    assert trainer.generate(QUERIES, temperature=1e-4, max_new_tokens=3) == greedy
-    prompts = encode(trainer, QUERIES)
-    rows = trainer.generate(prompts, length_sampler=lambda: 4, batch_size=3)
-    assert [len(row) for row in rows] == [4] * 8
-    stop = trainer.generate(prompts, do_sample=False)[0][1].item()
-    rows = trainer.generate(prompts, do_sample=False, eos_token_id=stop)
-    assert rows[0].tolist()[-1] == stop and len(rows[0]) == 2
-    assert all(stop not in row.tolist()[:-1] for row in rows)
-    usual = dict(min_length=-1, top_k=0.0, top_p=1.0, do_sample=True, pad_token_id=0)
+    first = trainer.generate(QUERIES, do_sample=False, length_sampler=lambda: 4, batch_size=3)
+    assert first == trainer.generate(QUERIES, top_k=1, max_new_tokens=4)
+    assert len(set(first[:4])) > 1 and first[:4] == first[4:]
     trainer.generated = 0
-    first = trainer.generate(QUERIES, **usual)
-    trainer.generated = 0
-    assert trainer.generate(QUERIES) == first
-    assert not set(first) & set(make_trainer({"prompts": QUERIES}).rollout_phase().texts)
+    texts = trainer.generate(QUERIES)
+    assert not set(texts) & set(make_trainer({"prompts": QUERIES}).rollout_phase().texts)
 
 
 def test_finish_saves_and_ends_a_run_of_steps(make_trainer):

@@ -1,7 +1,6 @@
 """The captured learning step and the eager one agree, on the CPU by a replayed tape."""
 
 import sys
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -133,27 +132,17 @@ def test_changed_step_is_captured_again(make_trainer, change):
 
 @pytest.mark.slow
 @pytest.mark.typed
-@pytest.mark.parametrize(
-    ("capture", "message"),
-    [
-        (lambda step: capture_on_tape(lambda: doubled(step())), "differs from autograd's"),
-        (Mock(side_effect=RuntimeError("no memory")), "the capture failed .no memory"),
-    ],
-)
-def test_wrong_or_failed_capture_warns_and_runs_eagerly(make_trainer, capture, message):
+def test_wrong_capture_warns_and_runs_eagerly(make_trainer):
+    def capture(step):
+        terms, gradients = step()
+        return capture_on_tape(lambda: (terms, [2 * x for x in gradients]))
+
     trainer, expected = make_trainer(), make_trainer()
     trainer.step_graph = StepGraph(trainer, capture)
-    with pytest.warns(UserWarning, match=f"cuda_graphs is switched off: .*{message}"):
-        trainer.learning_phase(trainer.rollout_phase())
-    trainer.learning_phase(trainer.rollout_phase())
-    for _ in range(2):
-        expected.learning_phase(expected.rollout_phase())
+    with pytest.warns(UserWarning, match="cuda_graphs is switched off: .*differs from autograd's"):
+        trainer.run_phase()
+    expected.run_phase()
     assert is_equal(copy_weights(trainer.policy), copy_weights(expected.policy))
-
-
-def doubled(outputs):
-    terms, gradients = outputs
-    return terms, [2 * x for x in gradients]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

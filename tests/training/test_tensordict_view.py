@@ -103,16 +103,10 @@ def test_ends_and_exact_kl_match_hand_computed(tensordict):
 
 
 def test_changing_the_view_keeps_the_rollout(make_trainer, tensordict, monkeypatch):
-    trainer = make_trainer(kl_in="reward", kl_estimator="k1", normalize_reward=False)
-    rollout, eos = trainer.rollout_phase(), trainer.tokenizer.eos_token_id
+    rollout = make_trainer().rollout_phase()
     before = rollout.samples.logprobs.clone()
-    view = rollout.to_tensordict(trainer.kl_controller.kl_coef, [eos])
-    assert list(view.batch_size) == [8, 6]
-    total = view["next", "reward_raw"].flatten(1).sum(1)
-    torch.testing.assert_close(total, rollout.rewards)
-    view["sample_log_prob"].zero_()
-    view["action"].zero_()
-    assert torch.equal(rollout.samples.logprobs, before) and rollout.samples.tokens.any()
+    rollout.to_tensordict()["sample_log_prob"].zero_()
+    assert torch.equal(rollout.samples.logprobs, before) and before.any()
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ConfigError, match=r"-e .\.\[tensordict\]"):
         rollout.to_tensordict()

@@ -8,7 +8,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.functional import calc_kl_penalty, get_logprobs
+from rlhf_lab.functional import calc_kl_penalty
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import weights_dir
 from rlhf_lab.organism.sums import SumsGrammar, faithful_fraction
@@ -188,9 +188,6 @@ def test_ratio_warning_names_the_cause(make_trainer):
     ):
         (report,) = trainer.train()
     assert abs(report.ratio_first_minibatch - 1) > 1e-3
-    custom = make_trainer({"logprobs": lambda *a: get_logprobs(*a) - 0.1})
-    with pytest.warns(UserWarning, match="custom logprobs"):
-        custom.run_phase()
 
 
 def test_custom_models_and_true_reward_are_used(make_trainer, tmp_path):
