@@ -201,17 +201,3 @@ def test_loading_waits_for_the_save(make_trainer, gate, load):
     loaded = load(trainer.run.path)
     policy = loaded[0] if load is load_policy else loaded.policy
     assert is_equal(weights(policy), weights(trainer.policy))
-
-
-@pytest.mark.slow
-def test_error_waits_for_the_save(make_trainer, gate, monkeypatch):
-    def fail() -> None:
-        raise KeyboardInterrupt
-
-    trainer = make_trainer(total_phases=4)
-    train_two_phases(trainer, gate)
-    threading.Timer(0.3, gate.set).start()
-    monkeypatch.setattr(trainer, "rollout_phase", fail)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.run_phase()
-    assert read_metadata(trainer.run.checkpoints / "last.safetensors")["phase"] == 2

@@ -176,9 +176,8 @@ def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
 
 def test_invalid_interventions_raise(make_trainer):
     trainer = make_trainer()
-    for site, message in {"blocks.9.hook_mlp_out": "does not have", "logits": "output"}.items():
-        with pytest.raises(ConfigError, match=message):
-            trainer.intervene(site, halve)
+    with pytest.raises(ConfigError, match="does not have"):
+        trainer.intervene("blocks.9.hook_mlp_out", halve)
     trainer.intervene(SITE, halve)
     with pytest.raises(ConfigError, match="name='halve' is taken by another"):
         trainer.intervene(SITE, halve)

@@ -60,7 +60,7 @@ def evaluate_between_phases(make: Make) -> RLHFTrainer:
 
 def go_backward_in_callbacks(make: Make) -> RLHFTrainer:
     """Through the run's graph and a separate one; the gradients are edited as well."""
-    trainer, norms = make(), []
+    trainer = make()
 
     @trainer.on("after_score")
     @trainer.on("after_loss")
@@ -70,14 +70,12 @@ def go_backward_in_callbacks(make: Make) -> RLHFTrainer:
             ctx.terms.objective.backward(retain_graph=True)
         logits, values = ctx.policy(torch.arange(2, 8)[None])
         (logits.square().mean() + values.sum()).backward()
-        norms.append(sum(p.grad.norm().item() for p in ctx.policy.parameters()))
         for parameter in ctx.policy.parameters():
             parameter.grad.mul_(100)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.train()
-    assert len(norms) == trainer.phase * (1 + 2 * 4) and min(norms) > 0
     return trainer
 
 

@@ -1,30 +1,26 @@
-"""Each field of RLHFArgs changes something: the first stage of a phase at which a run differs."""
+"""Fields of RLHFArgs: the first stage of a phase that each changes, and single fields."""
 
 import ast
 import dataclasses
-import shutil
 from collections.abc import Iterator
 from copy import copy
 from functools import cache
 from itertools import tee
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_lab.commands import ResumeSettings, resume, train
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import export_adapter, load_model
-from rlhf_lab.organism.bundled import weights_dir
-from rlhf_lab.rewards import RewardModel
 from rlhf_lab.sampling import SamplingSpec
 from rlhf_lab.training import ReplayMemory, RLHFTrainer, objective_terms
 from rlhf_lab.training.prompts import phase_spec
 from tests.small_runs import SMALL
+from tests.training.recorded_runs import move_weights
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
 
@@ -33,14 +29,13 @@ BASE |= {"prefix": "this movie", "stop_at_eos": False, "top_k": None}
 HOT = {"temperature": 20.0, "gen_len": 28, "batch_size": 16}  # one response in three has a stop
 ENDING = {"stop_at_eos": True, "min_response_length": 20}
 RAW = {"normalize_reward": False}
-LEARNED = RAW | {"reward_fn": "learned", "reward_model": "FILES/reward"}
 LORA, ADAPTIVE = {"lora_rank": 2}, {"kl_controller": "adaptive"}
 
 # field: changed value, first stage that differs, other settings of both runs
+# Fields of rewards, methods and the objective have tests by hand in files of their topic.
 CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "lora_rank": (2, "weights", {}),
     "lora_targets": ("W_O, W_in", "weights", LORA),
-    "weight_precision": ("bf16_stochastic", "weights", {}),
     "base_lr": (1e-3, "rates", {}),
     "head_lr": (1e-3, "rates", {}),
     "weight_decay": (0.5, "rates", {}),
@@ -50,10 +45,6 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "batch_size": (6, "prompts", {}),
     "prefix": ("this film", "prompts", {}),
     "prepend_bos": (False, "prompts", {}),
-    "prompts": ("FILES/prompts.csv", "prompts", {}),
-    "prompts_column": ("right", "prompts", {"prompts": "FILES/prompts.csv"}),
-    "prompt_words": (1, "prompts", {"prompts": "FILES/prompts.csv"}),
-    "base_model": ("FILES/reel-nano", "samples", {}),
     "seed": (2, "samples", {}),
     "precision": ("bf16", "samples", {}),
     "gen_len": (7, "samples", {}),
@@ -65,12 +56,10 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "stop_tokens": ("was", "samples", {}),
     "stop_token_ids": ("27", "samples", {}),
     "reward_fn": ("count:the", "rewards", {}),
-    "reward_model": ("FILES/reel-sentiment", "rewards", {}),
     "positive_label": ("negative", "rewards", {}),
     "direction": ("neg", "rewards", {}),
     "normalize_reward": (False, "rewards", {}),
     "reward_penalty": (-7.0, "rewards", HOT | ENDING | RAW),
-    "reward_per_token": (True, "rewards", LEARNED),
     "gamma": (0.5, "credit", {}),
     "gae_lambda": (0.2, "credit", {}),
     "samples_per_prompt": (4, "credit", {"advantages": "rloo", "samples_per_prompt": 2}),
@@ -84,56 +73,12 @@ CHANGED: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "kl_target": (0.01, "controller", ADAPTIVE),
     "kl_horizon": (10, "controller", ADAPTIVE),
 }
-# tested below, or in a file of their topic
-ELSEWHERE = (
-    "preset method device parallel cpu_tuning optimizer adapter_path answers_column save_every "
-)
-ELSEWHERE += "keep_checkpoints micro_batch_size generation_batch_size activation_checkpointing "
-ELSEWHERE += "optimizer_in_backward reset_reference_every importance_correction loggers log_probes "
-ELSEWHERE += "wandb_mode wandb_project_name wandb_entity wandb_group wandb_tags wandb_notes "
-ELSEWHERE += "cuda_graphs reference_device reference_model critic_path chat system_prompt "
-ELSEWHERE += "dynamic_sampling penalize_no_eos min_response_length overlong_buffer labels_column "
-ELSEWHERE += "whiten_rewards clip_coef_high dual_clip policy_loss loss_aggregation max_log_ratio "
-ELSEWHERE += "kl_estimator target_kl ratio_threshold reward_weights reward_clip reward_scaling "
-ELSEWHERE += "advantages kl_in normalize_advantages clip_coef vf_clip ent_coef kl_coef"
 
 
-def test_every_field_has_a_row_or_another_test():
-    fields = [field.name for field in dataclasses.fields(RLHFArgs)]
-    assert sorted([*CHANGED, *ELSEWHERE.split()]) == sorted(fields)
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Path:
-    """Models whose weights differ from the bundled ones, and prompts."""
-    place = tmp_path_factory.mktemp("files")
-    for name in ("reel-nano", "reel-sentiment"):
-        shutil.copytree(weights_dir(name), place / name)
-        generator = torch.Generator().manual_seed(0)
-        weights = load_file(place / name / "model.safetensors")
-        for key, weight in weights.items():
-            weights[key] = weight + 0.1 * torch.randn(weight.shape, generator=generator)
-        save_file(weights, place / name / "model.safetensors", metadata={"format": "pt"})
-    RewardModel(load_model("reel-nano"), seed=3).save(place / "reward", "reel-nano", {})
-    rows = "prompt,right\nthe film,was good\nthe script was,so bad\n"
-    (place / "prompts.csv").write_text(rows)
-    return place
-
-
-def make_args(files: Path, settings: dict[str, Any]) -> RLHFArgs:
-    paths = {k: v.replace("FILES", str(files)) for k, v in settings.items() if isinstance(v, str)}
-    return RLHFArgs(**BASE | settings | paths)
-
-
-def stages(args: RLHFArgs, has_reference: bool) -> Iterator[tuple[str, Any]]:
+def stages(settings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what each stage of a phase computes, with a reference that is not the policy."""
-    parts: dict[str, Any] = {}
-    if has_reference:
-        parts["reference"] = load_model("reel-nano")
-        with torch.no_grad():
-            for weight in parts["reference"].parameters():
-                weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator())
-    trainer = RLHFTrainer(args, **parts)
+    reference = move_weights(load_model("reel-nano"))
+    trainer = RLHFTrainer(RLHFArgs(**BASE | settings), reference=reference)
     weights = {n: p for n, p in trainer.policy.named_parameters() if p.requires_grad}
     yield "weights", [(name, p.shape, p.dtype) for name, p in weights.items()]
     scales = [trainer.scheduler.lr_lambdas[0](phase) for phase in range(5)]
@@ -155,7 +100,7 @@ def stages(args: RLHFArgs, has_reference: bool) -> Iterator[tuple[str, Any]]:
     yield "objective", [getattr(terms, name) for name in names]
     learned = trainer.learning_phase(rollout)
     yield "step", (learned.unused_minibatches, *map(Tensor.detach, weights.values()))
-    yield "controller", trainer.kl_controller.update(1.0, args.batch_size)
+    yield "controller", trainer.kl_controller.update(1.0, trainer.args.batch_size)
 
 
 def is_equal(a: Any, b: Any) -> bool:
@@ -167,24 +112,17 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def find_stages(files):
+def find_stages():
     """Yields the stages for some settings, each of which is computed once, when it is needed."""
-
-    @cache
-    def compute(settings: str, has_reference: bool) -> Iterator[tuple[str, Any]]:
-        return tee(stages(make_args(files, ast.literal_eval(settings)), has_reference), 1)[0]
-
-    return lambda settings, has_reference: copy(compute(repr(settings), has_reference))
+    compute = cache(lambda settings: tee(stages(ast.literal_eval(settings)), 1)[0])
+    return lambda settings: copy(compute(repr(settings)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", CHANGED)
 def test_field_changes_a_stage_and_none_before_it(find_stages, field):
     value, stage, settings = CHANGED[field]
-    has_reference = not {"base_model", "weight_precision"} & {field, *settings}
-    pair = (
-        find_stages(changed, has_reference) for changed in (settings, settings | {field: value})
-    )
+    pair = (find_stages(changed) for changed in (settings, settings | {field: value}))
     different = (name for (name, a), (_, b) in zip(*pair, strict=True) if not is_equal(a, b))
     assert next(different, None) == stage
 

@@ -1,7 +1,6 @@
 """Learning: minibatches, clipping, micro-batches, checkpointing, and reads from the device."""
 
 import dataclasses
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +70,7 @@ SETTINGS = {
 @pytest.mark.parametrize("part_size", [1, 3])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_split_changes_neither_value_nor_gradient(make_trainer, setting, part_size):
-    """Of 8 responses, the first has no token, and others have fewer than 6."""
+    """The first of 8 responses has no token, and others have fewer than 6."""
     fields = {"num_minibatches": 1, "batches_per_learning_phase": 1, "ent_coef": 0.3}
     learned = []
     for micro_batch_size in (None, part_size):
@@ -80,7 +79,7 @@ def test_split_changes_neither_value_nor_gradient(make_trainer, setting, part_si
         rollout = trainer.rollout_phase()
         rollout.samples.mask[:4] = torch.arange(6) < torch.tensor([[0], [2], [3], [5]])
         move_weights(trainer.policy)
-        trainer.on("after_backward")(lambda ctx, into=gradients: into.update(gradients_of(ctx)))
+        trainer.on("after_backward")(lambda ctx, into=gradients: into.update(copy_gradients(ctx)))
         stats = trainer.learning_phase(rollout)
         learned.append((dataclasses.asdict(stats), gradients))
     (whole, expected), (parts, found) = learned
@@ -91,7 +90,7 @@ def test_split_changes_neither_value_nor_gradient(make_trainer, setting, part_si
         assert (gradient - expected[name]).abs().max() <= 2e-5 * max(largest, 1.0), name
 
 
-def gradients_of(ctx: Context) -> dict[str, Tensor]:
+def copy_gradients(ctx: Context) -> dict[str, Tensor]:
     return {name: weight.grad.clone() for name, weight in ctx.policy.named_parameters()}
 
 
@@ -134,30 +133,13 @@ def test_hooks_in_a_block_raise(make_trainer):
         logits.sum().backward()
 
 
-# operations that return a number to the host, or a shape that depends on numbers
-READS = {
-    "_local_scalar_dense",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "repeat_interleave",
-}
-
-
 class Reads(TorchDispatchMode):
-    """Counts operations for which the host waits for the device, by name."""
+    """Counts the numbers that the host reads one by one."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found = Counter()
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.__name__.split(".")[0]
-        is_index = name in ("index", "index_put", "index_put_")
-        is_mask = is_index and any(x is not None and x.dtype == torch.bool for x in args[1])
-        if name in READS or is_mask:
-            self.found[name] += 1
+        self.count += func is torch.ops.aten._local_scalar_dense.default
         return func(*args, **(kwargs or {}))
 
 
@@ -174,8 +156,8 @@ ONE_READ = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", ONE_READ, ids=str)
-def test_learning_phase_reads_its_numbers_once(make_trainer, fields, monkeypatch):
-    """At its start, whether prompts are padded; at its end, all statistics in one list.
+def test_learning_phase_reads_its_numbers_once(make_trainer, fields):
+    """At its start, whether prompts are padded; at its end, all statistics as one list.
 
     With a limit, the host also decides in each of 4 minibatches whether to step.
     """
@@ -184,13 +166,5 @@ def test_learning_phase_reads_its_numbers_once(make_trainer, fields, monkeypatch
     assert next(ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())).padded
     trainer.learning_phase(rollout)  # on CUDA, captures a graph
     with Reads() as reads:
-        for copy in (Tensor.tolist, Tensor.numpy, Tensor.cpu):  # run no operation on a CPU
-
-            def count(x, *inputs, copy=copy):
-                reads.found[copy.__name__] += 1
-                return copy(x, *inputs)
-
-            monkeypatch.setattr(Tensor, copy.__name__, count)
         trainer.learning_phase(rollout)
-    n_decisions = 4 * bool({"target_kl", "ratio_threshold"} & fields.keys())
-    assert reads.found == Counter({"_local_scalar_dense": 1 + n_decisions, "tolist": 1})
+    assert reads.count == 1 + 4 * bool({"target_kl", "ratio_threshold"} & fields.keys())
