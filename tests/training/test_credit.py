@@ -1,5 +1,6 @@
 """Advantages and returns in the trainer, groups, greedy baselines, and the policy losses."""
 
+import dataclasses
 import inspect
 from typing import get_args
 
@@ -59,32 +60,6 @@ def test_whitened_rewards_include_the_kl_and_exclude_padding(make_trainer):
     torch.testing.assert_close(advantages, to_go, atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("micro_batch_size", [None, 2])
-def test_minibatches_that_mix_groups_keep_their_zeros(make_trainer, micro_batch_size):
-    """A minibatch has part of a group, whose mean is not 0 and would move the others."""
-    seen, used = [], []
-
-    def policy_loss(logprobs, old_logprobs, advantages, mask):
-        used.append(advantages.clone())
-        return logprobs * advantages
-
-    rewards = [0.7, 0.7, 0.7, 0.7, 0.0, 1.0, 2.0, 5.0]
-    reward_fn = lambda texts: torch.tensor(rewards[: len(texts)])
-    fields = GROUPS_OF_TWO | {"samples_per_prompt": 4, "batches_per_learning_phase": 1}
-    fields |= {"advantages": "grpo", "micro_batch_size": micro_batch_size, "stop_at_eos": False}
-    trainer = make_trainer({"reward_fn": reward_fn, "policy_loss": policy_loss}, **fields)
-    trainer.on("before_minibatch")(lambda ctx: seen.append(ctx.minibatch))
-    trainer.learning_phase(trainer.rollout_phase())
-    assert sum(int((~minibatch.teaching).sum()) for minibatch in seen) == 4
-    assert any(1 < m.teaching.sum() < len(m.teaching) for m in seen)
-    for minibatch, advantages in zip(seen, torch.cat(used).split(4), strict=True):
-        teaching = minibatch.teaching
-        assert (advantages[~teaching] == 0).all()
-        alone = F.whiten(minibatch.advantages[teaching], minibatch.mask[teaching])
-        assert torch.equal(advantages[teaching], alone)
-
-
 OLD = [[-1.0, -2.0, -3.0], [-0.5, -1.5, -2.5]]
 NEW = [[-1.5, -1.6, -3.0], [-0.4, -1.0, -9.9]]
 ADVANTAGES = [[1.0, 2.0, -1.0], [-2.0, 0.5, 77.0]]
@@ -121,6 +96,16 @@ def test_policy_loss_matches_hand_computed(reel_args, case):
     assert found.item() == pytest.approx(expected, rel=1e-5)
     parts = surrogate_per_token(logprobs, minibatch, args)
     assert parts.sum().item() == pytest.approx(expected, rel=1e-5) and parts[1, 2].item() == 0.0
+
+
+def test_groups_of_equal_rewards_keep_their_zeros(reel_args):
+    """Informative groups are whitened without the others, whose zeros would move their mean."""
+    minibatch = dataclasses.replace(MINIBATCH, teaching=torch.tensor([True, False]))
+    args = reel_args(policy_loss="policy_gradient", normalize_advantages=True)
+    found = policy_objective(torch.tensor(NEW), minibatch, args, Overrides())
+    whitened = F.whiten(torch.tensor(ADVANTAGES[0]))
+    expected = (torch.tensor(NEW[0]) * whitened).sum() / sum(LENGTHS)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def gradient(args, overrides: Overrides) -> Tensor:

@@ -123,6 +123,3 @@ def test_minibatches_have_the_rows_of_a_new_order_per_pass(make_trainer, num_min
                 assert torch.equal(minibatch.support.kept, samples.support.kept[rows])
             if field.name not in ("padded", "engine_logprobs"):
                 assert torch.equal(found, whole[rows]), field.name
-    plain = make_trainer(num_minibatches=1).rollout_phase()
-    (minibatch,) = ReplayMemory(plain, 1, 1).get_minibatches(torch.Generator())
-    assert not minibatch.padded and minibatch.support is minibatch.ref_logprobs is None

@@ -135,9 +135,6 @@ def test_custom_weights_must_be_in_bf16(make_trainer):
         make_trainer({"policy": policy}, weight_precision="bf16")
     parts = {"policy": in_weight_precision(policy, "bf16")}
     assert isinstance(make_trainer(parts, weight_precision="bf16").optimizer, HalfAdamW)
-    parts["optimizer"] = AdamW(parts["policy"].parameters(), lr=1e-3)
-    with pytest.raises(ConfigError, match="require the optimizer of the settings"):
-        make_trainer(parts, weight_precision="bf16")
 
 
 @pytest.mark.slow
