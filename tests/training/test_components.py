@@ -103,11 +103,6 @@ def halve(activation: Tensor, where: Any) -> Tensor:
     return activation / 2
 
 
-def halve_in_place(activation: Tensor, where: Any) -> None:
-    with torch.no_grad():
-        activation.mul_(0.5)
-
-
 def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     """Also after a callback has called reset_hooks; the reference has none."""
     trainer, seen, watched = make_trainer(), set(), "blocks.0.attn.hook_pattern"
@@ -126,27 +121,18 @@ def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, evaluation)}
 
 
-def test_edit_in_place_equals_a_returned_tensor(make_trainer):
-    reports = []
-    for fn in (halve, halve_in_place):
-        trainer = make_trainer()
-        trainer.intervene(SITE, fn, during="rollout", name="halve")
-        with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
-            reports.append(trainer.run_phase().to_dict() | {"cost": None})
-    assert reports[0] == reports[1]
-
-
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     whole, broken_off = make_trainer(), make_trainer()
     for trainer in (whole, broken_off):
         trainer.intervene("blocks.*.hook_mlp_out", halve, during="rollout")
-    whole.train()
+    with pytest.warns(UserWarning, match="not the policy that sampled.*intervention 'halve'"):
+        whole.train()
     broken_off.run_phase()
     path = broken_off.run.path
     with pytest.raises(ConfigError, match=r"intervention 'halve'.*interventions=\{'halve': fn\}"):
         RLHFTrainer.resume(path)
     with pytest.warns(UserWarning, match="intervention halve has changed since the run started"):
-        RLHFTrainer.resume(path, interventions={"halve": halve_in_place})
+        RLHFTrainer.resume(path, interventions={"halve": lambda activation, where: None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again = RLHFTrainer.resume(path, interventions={"halve": halve})
