@@ -98,14 +98,12 @@ def mean_square_entropy(entropy: Tensor, ent_coef: float, mask: Tensor | None = 
 RESETS = {"reset_reference_every": 2, "total_phases": 5, "base_lr": 3e-3}
 PAIRS = {"samples_per_prompt": 2, "dynamic_sampling": 12, "normalize_reward": False}
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
-HALF = {"weight_precision": "bf16", "value_head": "separate"}
 ROUNDED = IN_BACKWARD | {"weight_precision": "bf16_stochastic", "activation_checkpointing": True}
 RAW = {"normalize_reward": False}
 ADAPTERS = {"lora_rank": 2, "base_lr": 1e-2}
 SCALED = {"reward_scaling": "scale_and_shift", "advantages": "remax", "kl_in": "reward"} | RAW
 ADAPTIVE = {"kl_controller": "adaptive", "kl_target": 1e-3, "kl_horizon": 100}
 ADAPTIVE |= {"kl_estimator": "k3"}
-EIGHT_BIT = {"optimizer": "adamw_8bit", "warmup_steps": 0, "base_lr": 1e-3, "gen_len": 12}
 CHAT = {"base_model": "CHAT", "chat": True, "reward_fn": "count:w5", "prefix": "w1 w2"}
 GOLDEN = {"preset": "reel", "device": "cpu", "total_phases": 3, "batch_size": 16}
 GOLDEN |= {"num_minibatches": 2, "gen_len": 26, "warmup_steps": 2}
@@ -170,12 +168,11 @@ CONFIGURATIONS = {
     ),
     "resets": small(stop_after=2, **RESETS),  # at a reset
     "resets, adapters": small(stop_after=3, **RESETS | ADAPTERS),
-    "bf16": small(warmup_steps=0, **HALF),
+    "bf16": small(warmup_steps=0, weight_precision="bf16", value_head="separate"),
     "teacher": small(method="gkd", reference_model="reel-nano-b", warmup_steps=0),
     "bf16_stochastic": small(warmup_steps=0, base_lr=1e-3, **ROUNDED),
     "chat": small(gen_len=8, **CHAT, **RAW),
-    "8-bit moments": small(**EIGHT_BIT),
-    "8-bit moments, adapters, critic": small(value_head="separate", lora_rank=2, **EIGHT_BIT),
+    "8-bit moments": small(optimizer="adamw_8bit", warmup_steps=0, base_lr=1e-3, gen_len=12),
     "schedule with state": small(
         lambda: make_optimizer(partial(NAdam, lr=1e-4), make_schedules),
         stop_after=2,
