@@ -123,45 +123,6 @@ def test_a_prediction_that_would_ship_filled_in_raises(source: str) -> None:
         builder.with_guesses(source, Path("99_toy.py"), solved=False)
 
 
-STORED = """# %% [markdown]
-# # 99 Toy
-#
-# Allow about {minutes} minutes, with very many more words.
-
-# %%
-from rlhf_lab.functional import policy_ratio  # exercise
-
-# %%
-from rlhf_lab.functional import policy_ratio  # given
-
-# %%
-import torch
-
-SETTINGS = dict(
-    seed=1,
-)
-
-# %%
-# expected
-a = "up"  # predict: "up" or "down"
-show(a)
-"""
-
-
-def test_lessons_longer_than_the_limits_are_reported(root: Path) -> None:
-    master = root / "solutions" / "99_toy.py"
-    master.write_text(STORED.replace("more words", "more words " * 1300) + "# line\n" * 440)
-    for notebook, folder in (
-        (builder.learner_notebook(master), "notebooks"),
-        (builder.solution_notebook(master), "solutions"),
-    ):
-        builder.write(notebook, builder.notebook_path(master, root, folder))
-    problems = gate.lesson_problems(root)
-    assert "99_toy: 462 lines, more than 450" in problems
-    assert "99_toy: 2611 words, more than 2500" in problems
-    assert "99_toy: the first sentence does not begin with 'By the end of this lesson'" in problems
-
-
 def test_build_raises_on_unknown_lesson_or_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
