@@ -73,7 +73,8 @@ def standard_cases(
         "batch of 1": usual | {"batch": 1},
         "one token": usual | dict(one_token),
     }
-    if not axis_names(fn) & one_token.keys():
+    kinds = filter(None, map(array_type, get_type_hints(inspect.unwrap(fn)).values()))
+    if not any(axis in kind.dim_str.split() for kind in kinds for axis in one_token):
         del shapes["one token"]
     cases = {
         name: draw(fn, s, seed, given, optional) for seed, (name, s) in enumerate(shapes.items())
@@ -156,12 +157,6 @@ def draw(
         elif name in optional or parameter.default is inspect.Parameter.empty:
             arguments[name] = _draw_one(name, array_type(hints[name]), sizes, draws)
     return arguments
-
-
-def axis_names(fn: Callable[..., Any]) -> set[str]:
-    """Return the names of all axes in a function's annotations."""
-    kinds = [array_type(hint) for hint in get_type_hints(inspect.unwrap(fn)).values()]
-    return {axis for kind in kinds if kind for axis in kind.dim_str.split()}
 
 
 def array_type(hint: Any) -> Any:

@@ -1,7 +1,6 @@
 """Debugging PPO: dashboards, suspects, and a ladder of easy rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -16,19 +15,17 @@ from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.trainer import RLHFTrainer
 
 # the name of each line, and its field of a report
-COLUMNS = MappingProxyType(
-    {
-        "reward": "mean_reward",
-        "KL per sequence": "kl_per_sequence",
-        "KL penalty": "kl_penalty",
-        "entropy": "entropy_per_token",
-        "explained variance": "explained_variance",
-        "value loss": "value_loss",
-        "first ratio": "ratio_first_minibatch",
-        "clipped": "clip_fraction",
-        "gradient norm": "grad_norm",
-    }
-)
+COLUMNS: Mapping[str, str] = {
+    "reward": "mean_reward",
+    "KL per sequence": "kl_per_sequence",
+    "KL penalty": "kl_penalty",
+    "entropy": "entropy_per_token",
+    "explained variance": "explained_variance",
+    "value loss": "value_loss",
+    "first ratio": "ratio_first_minibatch",
+    "clipped": "clip_fraction",
+    "gradient norm": "grad_norm",
+}
 SUSPECTS = (
     "the learning rate is 0",
     "the log-probabilities are off by one token",
@@ -39,11 +36,15 @@ SUSPECTS = (
     "the KL penalty has the wrong sign",
     "the reference is not a copy: it learns along",
 )
-CULPRITS = MappingProxyType({"A": SUSPECTS[7], "B": SUSPECTS[4], "C": SUSPECTS[6]})  # by run
+CULPRITS: Mapping[str, str] = {"A": SUSPECTS[7], "B": SUSPECTS[4], "C": SUSPECTS[6]}  # by run
 # changes of the lesson's settings for the ladder: short texts, so that a climb takes seconds
-LADDER_FIELDS = MappingProxyType(
-    {"batch_size": 64, "num_minibatches": 2, "base_lr": 6e-4, "total_phases": 12, "gen_len": 10}
-)
+LADDER_FIELDS: Mapping[str, Any] = {
+    "batch_size": 64,
+    "num_minibatches": 2,
+    "base_lr": 6e-4,
+    "total_phases": 12,
+    "gen_len": 10,
+}
 GAMMA, LAM = 1.0, 0.95
 NEAR_ONE, REWARD_TO_REACH = 0.1, 0.75  # distance of a constant's value from 1; other rewards
 
@@ -102,20 +103,16 @@ def credit_for_the_last(values: Tensor, rewards: Tensor, mask: Tensor) -> Tensor
 
 
 # the reward of each rung, and the settings that it changes
-RUNGS: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = MappingProxyType(
-    {
-        "1: value of a constant 1": (constant, {"normalize_reward": False}),
-        "2: last word": (last_word, {}),
-        "3: first word": (first_word, {}),
-    }
-)
-WRONG_CLIMBERS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = MappingProxyType(
-    {
-        "one token late": {"advantages": one_token_late},
-        "shifted log-probs": {"logprobs": shifted_logprobs},
-        "credit for the last": {"advantages": credit_for_the_last},
-    }
-)
+RUNGS: Mapping[str, tuple[Callable[..., Tensor], Mapping[str, Any]]] = {
+    "1: value of a constant 1": (constant, {"normalize_reward": False}),
+    "2: last word": (last_word, {}),
+    "3: first word": (first_word, {}),
+}
+WRONG_CLIMBERS: Mapping[str, Mapping[str, Callable[..., Tensor]]] = {
+    "one token late": {"advantages": one_token_late},
+    "shifted log-probs": {"logprobs": shifted_logprobs},
+    "credit for the last": {"advantages": credit_for_the_last},
+}
 
 
 def climb(

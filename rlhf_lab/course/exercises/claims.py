@@ -147,12 +147,6 @@ def _interval_facts(name: str, found: Any, differences: Float[Tensor, " n"]) -> 
     return facts | {f"{name}'s interval is as wide as it should be": 0.75 < width < 1.35}
 
 
-CLAIM_PARTS = {"claim", "refuted by", "measure", "direction", "treated", "control", "seeds"}
-
-
-CLAIM_PARTS |= {"smallest effect"}
-
-
 DIRECTION = r"\b(higher|lower|larger|smaller|more|less|fewer|earlier|later)\b"
 
 
@@ -212,7 +206,7 @@ def _interval_cases() -> Cases:
 
 def _observe_seed_claim(fn: Answer) -> dict[str, Any]:
     found = fn()
-    if not isinstance(found, dict) or set(found) != CLAIM_PARTS:
+    if not isinstance(found, dict) or found.keys() != seed_claim().keys():
         return {"a dict with exactly the required keys": False}
     claim, refuted = str(found["claim"]).strip(), str(found["refuted by"]).strip()
     treated, control, seeds = found["treated"], found["control"], found["seeds"]

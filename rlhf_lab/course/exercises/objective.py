@@ -128,10 +128,6 @@ def _backup_cases(**given: float) -> Cases:
     }
 
 
-def _observe_backup(fn: Answer, **arguments: Any) -> dict[str, Any]:
-    return dict(zip(("values", "policy"), fn(**arguments), strict=True))
-
-
 def _observe_budget(fn: Answer, reward: float, kl: float) -> dict[str, Any]:
     def solve(beta: float) -> tuple[float, float]:  # of two outcomes, one with the reward
         even = torch.tensor([0.5, 0.5], dtype=torch.float64)
@@ -153,8 +149,8 @@ def _observe_budget(fn: Answer, reward: float, kl: float) -> dict[str, Any]:
 
 
 _budget = make_exercise(best_at_budget, observe=_observe_budget)
-_soft_backup = make_exercise(soft_backup, _backup_cases, _observe_backup)
-_mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4), _observe_backup)
+_soft_backup = make_exercise(soft_backup, _backup_cases)
+_mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4))
 
 
 def _observe_slopes(fn: Answer, **arguments: Any) -> Any:
@@ -185,12 +181,8 @@ def _slope_cases() -> Cases:
     }
 
 
-def _as_tensor(fn: Answer, **arguments: Any) -> Tensor:
-    return torch.tensor(float(fn(**arguments)), dtype=torch.float64)
+_excess = make_exercise(excess_kl)
 
 
-_excess = make_exercise(excess_kl, observe=_as_tensor)
-
-
-_distinct = make_exercise(distinct_n, observe=_as_tensor)
+_distinct = make_exercise(distinct_n)
 _promoted = make_exercise(promoted_mass)

@@ -1,5 +1,6 @@
-"""Exercises on sampling, log-probabilities, the logit lens, heads ablated and patched."""
+"""Exercises on the policy, and on what RLHF changed: sampling, heads, weights, logit shifts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +10,16 @@ from rlhf_lab.course.cases import Arguments, Cases, Draws
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
+from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
+from rlhf_lab.diffing.weights import graft, truncate_delta
+from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
+from rlhf_lab.models import has_hooks
+from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.probes.logit_shift import SITES, attribute_logits
+from rlhf_lab.probes.weight_delta import describe_spectrum, unchanged_fraction
 from rlhf_lab.sampling import draw_token, sample_without_cache
+from rlhf_lab.training.capture import capture_activations
 
 
 @exercise(draw_token)
@@ -148,3 +157,155 @@ def _in_words(width: float) -> str:
 
 
 _patch_heads = make_exercise(patch_heads, lambda: _head_cases("z", "donor"))
+
+
+@exercise(unchanged_fraction)
+def _weight_cases() -> Cases:
+    draws = Draws(0)
+    before = draws.normal(5, 4)
+    some = torch.where(draws.normal(5, 4) > 0, before + 1, before)
+    mixed = torch.where(draws.normal(5, 4) > 0, before * (1 + 1e-3), before)
+    return {
+        "some changed": {"before": before, "after": some},
+        "all changed a little": {"before": before, "after": before * (1 + 1e-3)},
+        "all changed by 1e-7": {"before": before, "after": before * (1 + 2e-7)},
+        "some changed a little": {"before": before, "after": mixed},
+        "nothing changed": {"before": before, "after": before.clone()},
+        "a vector": {"before": before[0], "after": some[0]},
+        "large numbers": {"before": 1e6 * before, "after": 1e6 * mixed},
+    }
+
+
+def _observe_attribution(
+    fn: Answer, tokens: Tensor, word: int, other: int, norm: str = "LN", hook: str = ""
+) -> dict[str, Any]:
+    model = toy_transformer(normalization_type=norm)
+    acts = capture_activations(model, tokens, SITES, pos=-1)
+    if hook:  # rows do not sum to these logits, so the difference must not be their sum
+        acts["logits"] = acts["logits"] + torch.arange(TOY_VOCABULARY)
+    found = fn(model, acts, word, other)
+    return {
+        "components": list(found.components),
+        "rows": found.rows.float(),
+        "logit_difference": found.logit_difference.float(),
+    }
+
+
+@exercise(attribute_logits, _observe_attribution)
+def _attribution_cases() -> Cases:
+    def case(batch: int, seq: int, word: int, **more: Any) -> Arguments:
+        tokens = Draws(word).integers(TOY_VOCABULARY, batch, seq)
+        return {"tokens": tokens, "word": word, "other": 3} | more
+
+    return {
+        "ordinary": case(3, 5, 7),
+        "other words": case(4, 6, 10),
+        "batch of 1": case(1, 5, 7),
+        "one token": case(3, 1, 7),
+        "RMSNorm": case(3, 5, 7, norm="RMS"),
+        "logits that a hook has changed": case(3, 5, 7, hook="word number w has its number added"),
+    }
+
+
+def _model_end(seed: int, components: int = 4, batch: int = 3, d_model: int = 5) -> ModelEnd:
+    draws = Draws(seed, torch.float64)
+    parts = draws.normal(components, batch, d_model)
+    fed = parts + draws.normal(components, batch, d_model)
+    scale = 0.5 + draws.normal(batch).abs()
+    return ModelEnd(parts, fed, scale, draws.normal(d_model), draws.normal(2))
+
+
+def _observe_shift(fn: Answer, **arguments: Any) -> dict[str, Any]:
+    return {name: cause.float() for name, cause in fn(**arguments)._asdict().items()}
+
+
+_describe_spectrum = make_exercise(describe_spectrum)
+
+
+@exercise(split_shift, _observe_shift)
+def _shift_cases() -> Cases:
+    before, after = _model_end(0), _model_end(1)
+    read = before._replace(reader=after.reader, constants=after.constants)
+    scaled = before._replace(inverse_scale=after.inverse_scale)
+    case = lambda one, other, centered=True: {"before": one, "after": other, "centered": centered}
+    return {
+        "LayerNorm": case(before, after),
+        "RMSNorm": case(before, after, centered=False),
+        "one row, other sizes": case(_model_end(2, 6, 1, 7), _model_end(3, 6, 1, 7)),
+        "only the unembedding changed": case(before, read),
+        "only the scale changed": case(before, scaled),
+        "nothing changed": case(before, before),
+    }
+
+
+def _observe_graft(fn: Answer, belongs: str) -> dict[str, Any]:
+    base, tuned = toy_transformer(0), toy_transformer(1)
+    if belongs == "ln_final":
+        base.add_perma_hook("hook_embed", lambda activation, hook: 2 * activation)
+    weights = [_get_weights(model) for model in (base, tuned)]
+    try:
+        made = fn(base, tuned, lambda name: belongs in name)
+    except ConfigError:
+        return {"the result": "a ConfigError"}
+    if not isinstance(made, HookedModel):
+        return {"the result": f"a {type(made).__name__}"}
+    data = {w.data_ptr() for w in made.parameters()}
+    given = {w.data_ptr() for model in (base, tuned) for w in model.parameters()}
+    origins = {name: _origin(name, w, *weights) for name, w in made.named_parameters()}
+    return {
+        "the result": "a HookedTransformer",
+        "weights from the tuned model": [n for n, where in origins.items() if where == "tuned"],
+        "weights from neither": [n for n, where in origins.items() if where == "neither"],
+        "the base is unchanged": _same(weights[0], _get_weights(base)),
+        "the tuned model is unchanged": _same(weights[1], _get_weights(tuned)),
+        "the graft shares weights with a model": bool(data & given),
+        "the graft has hooks": has_hooks(made),
+        "the graft's weights can be trained": any(w.requires_grad for w in made.parameters()),
+    }
+
+
+def _get_weights(model: HookedModel) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+def _origin(
+    name: str, weight: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
+) -> str:
+    if torch.equal(weight, tuned[name]):
+        return "tuned"
+    return "base" if torch.equal(weight, base[name]) else "neither"
+
+
+def _observe_delta(fn: Answer, **arguments: Any) -> Any:
+    try:
+        return fn(**arguments)
+    except ConfigError:
+        return {"this rank": "raises ConfigError"}
+
+
+@exercise(truncate_delta, _observe_delta)
+def _delta_cases() -> Cases:
+    draws = Draws(0, torch.float64)
+
+    def case(rows: int, cols: int, rank: int, dtype: torch.dtype = torch.float32) -> Arguments:
+        before = 3 * draws.normal(rows, cols)
+        after = before + draws.normal(rows, cols)
+        return {"before": before.to(dtype), "after": after.to(dtype), "rank": rank}
+
+    return {
+        "tall, rank 2": case(6, 4, 2),
+        "wide, rank 1": case(3, 7, 1),
+        "square, rank 3": case(5, 5, 3),
+        "rank 0": case(4, 3, 0),
+        "full rank": case(4, 3, 3),
+        "a rank above the full rank": case(4, 3, 9),
+        "float64": case(4, 5, 2, torch.float64),
+        "rank below 0": case(4, 3, -1),
+    }
+
+
+_graft = make_exercise(graft, observe=_observe_graft)
