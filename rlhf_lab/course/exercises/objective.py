@@ -155,8 +155,6 @@ _mean_backup = make_exercise(mean_backup, lambda: _backup_cases(beta=0.4))
 
 def _observe_slopes(fn: Answer, **arguments: Any) -> Any:
     found = fn(**arguments)
-    if not isinstance(found, tuple) or len(found) != 2:
-        return found
     in_float32 = [x == torch.tensor(x, dtype=torch.float32).item() for x in found if x]
     slopes = {"slope of reward": found[0], "slope of measured": found[1]}
     return slopes | {"rounded to float32": bool(in_float32) and all(in_float32)}
