@@ -11,7 +11,7 @@ from rlhf_lab.probes.store import FOLDER, records_file
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
-from rlhf_lab.views.pictures import in_grids, paragraph, plain
+from rlhf_lab.views.pictures import paragraph
 from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
 from rlhf_lab.views.records import masked, read_snapshots
 
@@ -62,10 +62,10 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
                 for check in failed
                 if check.phase == at["phase"]
             ]
-            pictures = plain(in_grids([*tags, *record_pictures(at)]))
+            parts = "".join(part.__html__() for part in [*tags, *record_pictures(at)])
             phase = at["phase"]
-            by_phase[phase] = by_phase.get(phase, "") + pictures  # several events of a phase
-        over = plain(in_grids(phase_pictures(kind, records)))
+            by_phase[phase] = by_phase.get(phase, "") + parts  # several events of a phase
+        over = "".join(part.__html__() for part in phase_pictures(kind, records))
     return over, by_phase if any(by_phase.values()) else {}
 
 

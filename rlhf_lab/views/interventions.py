@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError, LabError
 from rlhf_lab.organism.language import default_contrast
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
-from rlhf_lab.views.pictures import Drawn, Html, in_grids, paragraph
+from rlhf_lab.views.pictures import Drawn, Html, paragraph
 from rlhf_lab.views.plots import bars
 
 INTERVENTIONS = "interventions"  # folder of a run
@@ -166,12 +166,12 @@ class Jobs:
 
 def interventions(run: Run) -> dict[str, Any]:
     """Return the stored interventions as pictures, the checkpoints, and a command for others."""
-    found = in_grids(part for result in stored_interventions(run) for part in _drawn(result))
+    parts = [part.fragment for result in stored_interventions(run) for part in _drawn(result)]
     names, command = checkpoint_names(run), []
     if names:
         command = PatchRequest(names[0], names[-1], *default_words(run)).command(run.path)
     command = shlex.join(["python", "-m", "rlhf_lab", *command])
-    return {"interventions": Html(found), "checkpoints": names, "command": command}
+    return {"interventions": Html("".join(parts)), "checkpoints": names, "command": command}
 
 
 def default_words(run: Run) -> tuple[str, str]:

@@ -79,17 +79,10 @@ def text(x: Number, y: Number, words: str, kind: str = "", anchor: str = "", tur
     return tag("text", words, **place, class_=kind, text_anchor=anchor)
 
 
-def titled(
-    mark: str,
-    label: str,
-    value: Number,
-    low: Number | None = None,
-    high: Number | None = None,
-    more: str = "",
-) -> Markup:
+def titled(mark: str, label: str, value: Number, *ends: Number | None, more: str = "") -> Markup:
     """Return a mark whose tooltip is its label, the stored number and the interval."""
-    ends = "" if low is None or high is None else f" [{low:.9g}, {high:.9g}]"
-    return tag("g", tag("title", f"{label}: {value:.9g}{ends}{more}"), mark)
+    interval = "" if None in ends or not ends else " [{:.9g}, {:.9g}]".format(*ends)
+    return tag("g", tag("title", f"{label}: {value:.9g}{interval}{more}"), mark)
 
 
 def marker(i: int, x: Number, y: Number, color: int, r: Number) -> Markup:

@@ -1,10 +1,9 @@
 """HTML fragments, tables and SVG drawings, for notebooks and for the page about a run."""
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
 
 from markupsafe import Markup
 
@@ -29,8 +28,8 @@ class Drawn:
         return visible(self.fragment)
 
     def __html__(self) -> str:
-        """Return the content for a template, which escapes everything without this method."""
-        return plain(self.fragment)
+        """Return the content for a page, whose script sets the styles."""
+        return visible(self.fragment).replace(' style="', ' data-style="')
 
 
 @dataclass(frozen=True)
@@ -113,23 +112,8 @@ class Picture(Drawn):
         return f"<figure{wide}>{self._draw()}{caption}</figure>"
 
 
-def in_grids(pictures: Iterable[Drawn]) -> str:
-    """Join pictures as HTML; neighboring drawings share a grid."""
-    parts = []
-    fragments = (picture.fragment for picture in pictures)
-    for is_drawn, group in groupby(fragments, key=lambda x: x.startswith("<figure")):
-        part = "".join(group)
-        parts.append(f'<div class="figures">{part}</div>' if is_drawn else part)
-    return "".join(parts)
-
-
 def _is_word(x: object) -> bool:
     return isinstance(x, str) and not x[:1].isdigit() and x[:1] not in "-–−"
-
-
-def plain(fragment: str) -> str:
-    """Return a fragment for the page, whose script sets the styles."""
-    return visible(fragment).replace(' style="', ' data-style="')
 
 
 def paragraph(text: str, kind: str = "") -> Html:

@@ -246,7 +246,7 @@ def _grid(
             mark = m.tag("rect", **look, x=x, y=y, width=wide - 1, height=tall - 1)
             ab = [end[at][i] if at < len(end) else None for end in (low, high)]
             beyond = ", beyond the scale" * is_far
-            parts.append(m.titled(mark, f"{rows[at]}, {cols[i]}", value, *ab, beyond))
+            parts.append(m.titled(mark, f"{rows[at]}, {cols[i]}", value, *ab, more=beyond))
     parts += [m.tag("path", class_=c, fill_opacity=o, d=d) for (c, o), d in paths.items()]
     parts.append(m.moved(labels, left, bottom))
     return left + wide * len(cols) + 10, bottom + below, parts
