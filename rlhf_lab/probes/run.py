@@ -3,8 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import Tensor
 
@@ -48,11 +47,7 @@ class Run:
         self.store = ProbeStore(self.directory)
 
     __fspath__ = lambda self: str(self.path)
-
-    @property
-    def path(self) -> Path:
-        """The run's directory."""
-        return self.directory.path
+    path = property(lambda self: self.directory.path)  # the run's directory
 
     @property
     def info(self) -> dict[str, Any]:
@@ -152,7 +147,9 @@ class Run:
         return self.directory.read(f"{RETURNED}/{function}.jsonl")
 
     def policy(
-        self, which: str | int = "last", interventions: Mapping[str, InterventionFn] | None = None
+        self,
+        which: str | SupportsIndex = "last",
+        interventions: Mapping[str, InterventionFn] | None = None,
     ) -> TransformerWithValueHead:
         """Load the saved policy "last", "best", or that after a number of learning phases.
 

@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -203,7 +203,7 @@ def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: P
 
 def load_policy(
     path: str | os.PathLike,
-    which: str | int = "last",
+    which: str | SupportsIndex = "last",
     device: str | torch.device = "cpu",
     interventions: Mapping[str, InterventionFn] | None = None,
 ) -> tuple[TransformerWithValueHead, RLHFArgs]:
@@ -234,10 +234,10 @@ def load_policy(
     return policy, args
 
 
-def checkpoint_name(which: str | int) -> str:
+def checkpoint_name(which: str | SupportsIndex) -> str:
     """Return the name of a checkpoint's file, from its own name or a number of learning phases."""
     if isinstance(which, str) and re.fullmatch(r"[A-Za-z]\w{0,63}", which, re.ASCII):
         return which
-    if isinstance(which, int) and 0 <= which < 10**18:
-        return f"phase_{which:06d}"
+    if isinstance(which, SupportsIndex) and 0 <= which < 10**18:
+        return f"phase_{int(which):06d}"
     raise RunError(f"checkpoint={which!r:.40} is not a checkpoint. Choose last, best or a number.")

@@ -295,7 +295,7 @@ def test_a_run_is_read_back_without_its_trainer(finished, model):
     assert finished.args.total_phases == 3
     assert {s["phase"] for s in finished.samples()} == {0, 1, 2, 3}
     assert len(finished.samples(1)) == 8
-    assert torch.equal(finished.policy(0).base_model.embed.W_E, model.embed.W_E)
+    assert torch.equal(finished.policy(torch.tensor(0)).base_model.embed.W_E, model.embed.W_E)
     assert not torch.equal(finished.policy("last").base_model.embed.W_E, model.embed.W_E)
     with pytest.raises(RunError, match="no records of probe 'dream'"):
         finished.records("dream")
