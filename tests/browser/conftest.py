@@ -1,10 +1,8 @@
 """A headless Chromium, and the contrast of the texts that it shows (`make test-browser`)."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -69,12 +67,3 @@ def chromium() -> Iterator:
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         yield browser
         browser.close()
-
-
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> Path:
-    """Return the directory of screenshots: the one in RLHF_LAB_PICTURES, or a temporary one."""
-    named = os.environ.get("RLHF_LAB_PICTURES")
-    place = Path(named) if named else tmp_path_factory.mktemp("pictures")
-    place.mkdir(parents=True, exist_ok=True)
-    return place

@@ -108,9 +108,7 @@ def is_used_by_keyboard(page, run):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["plain", "probed"])
-def test_a_report_is_whole_and_legible_without_a_network(
-    chromium, reports, legible, pictures, name, scheme
-):
+def test_a_report_is_whole_and_legible_without_a_network(chromium, reports, legible, name, scheme):
     context = chromium.new_context(
         offline=True, color_scheme=scheme, viewport={"width": 1280, "height": 900}
     )
@@ -137,7 +135,6 @@ def test_a_report_is_whole_and_legible_without_a_network(
     legible(page, "body")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
-    page.screenshot(path=pictures / f"report_{name}_{scheme}.png", full_page=True)
     context.close()
 
 

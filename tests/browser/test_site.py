@@ -19,7 +19,7 @@ from tools.prose import DOCS, ROOT, page, quoted, rows
 from tools.site.public import rooms
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly]
-SIZES = {"width": 1280, "height": 900}, {"width": 400, "height": 900}
+SCREEN, TELEPHONE = {"width": 1280, "height": 900}, {"width": 400, "height": 900}
 OVERFULL = """() => [...document.querySelectorAll('article *')].filter(el => {
   for (let box = el; box && box.tagName !== 'ARTICLE'; box = box.parentElement)
     if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(box).overflowX)) return false;
@@ -112,10 +112,12 @@ def test_every_page_is_whole_and_legible(chromium, site, legible, scheme):
             if name == "search.html":
                 view.goto(f"{address}/search.html?q=ratio")
                 view.wait_for_selector("#search-results ul.search li")
-            for size in SIZES:
+            for size in (TELEPHONE, SCREEN):
                 view.set_viewport_size(size)
-                found = view.evaluate(BROKEN) + view.evaluate(OVERFULL)
-                problems += [f"{name} at {size}: {problem}" for problem in found]
+                if view.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+                    problems.append(f"{name} scrolls sideways at {size}")
+            found = view.evaluate(BROKEN) + view.evaluate(OVERFULL)
+            problems += [f"{name}: {problem}" for problem in found]
             legible(view, "article")
         server.shutdown()
     view.close()

@@ -49,13 +49,6 @@ def test_split_matches_hand_computed():
     assert found.read_out[:, 0].tolist() == pytest.approx([28 / 6, -0.5, 3])
 
 
-def test_a_changed_unembedding_is_read_out_only(base, make_tuned, reviews):
-    tuned = make_tuned(base, lambda name: name == "unembed.W_U")
-    found = split(base, tuned, reviews)
-    assert not found.own_weights.any() and not found.inherited.any() and not found.scale.any()
-    assert found.read_out.sum(0).abs().max() > 0.1
-
-
 def test_later_components_inherit_a_changed_mlp(base, make_tuned, reviews):
     found = split(base, make_tuned(base, lambda name: "blocks.0.mlp" in name), reviews)
     acts = capture_activations(base, reviews, SITES, POS)

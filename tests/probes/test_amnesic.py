@@ -6,8 +6,7 @@ import torch
 from rlhf_lab.course.exercises.toys import toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.amnesic import Decided, decide_without, erasing, forgotten
-from rlhf_lab.probes.direction import fit_direction
-from rlhf_lab.probes.erasure import Eraser, fit_leace, orthogonal_eraser
+from rlhf_lab.probes.erasure import Eraser, fit_leace
 from rlhf_lab.training.capture import Where, capture_activations
 
 SITE = "blocks.0.hook_resid_mid"
@@ -67,14 +66,6 @@ def test_the_share_that_is_left_and_the_flips_by_hand():
     # (0.5 - -0.25) / (2 - -1), and two of four change sides
     assert left.gap.value.item() == pytest.approx(0.25)
     assert left.flipped.value == 0.5 and left.read_there.value == 0.75
-
-
-def test_an_ablation_is_an_orthogonal_eraser(text):
-    x = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1)).double()
-    direction = fit_direction(x, torch.arange(5) > 2).direction
-    gone = orthogonal_eraser(direction).erase(x)
-    assert (gone @ direction[..., None]).abs().max() < 1e-12
-    assert torch.allclose(x - gone, (x @ direction[..., None]) * direction[:, None])
 
 
 def test_the_intervention_erases_single_states_at_the_position_they_come_at():

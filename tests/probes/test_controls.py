@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import strategies as st
 
 from rlhf_lab.probes import control_labels
-
-tokens = st.lists(st.integers(0, 30), max_size=40)
 
 
 def seeded(seed):

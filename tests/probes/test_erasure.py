@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, project
-from rlhf_lab.probes.erasure import fit_leace
+from rlhf_lab.probes.erasure import fit_leace, orthogonal_eraser
 
 
 def sheared(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,6 +43,7 @@ def test_it_takes_what_is_read_and_ablation_what_lies_along_the_axis():
     assert direction[1] / direction[0] == pytest.approx(-1, abs=0.02)
     assert abs(eraser.axis[1]) < 0.1 < 1.9 < eraser.axis[0]
     along = fit_direction(x, labels).direction
+    torch.testing.assert_close(orthogonal_eraser(along).erase(x), ablate(x, along))
     assert read(x, labels) > 0.99
     assert abs(read(ablate(x, along), labels) - 0.5) < 0.05
     assert abs(read(eraser.erase(x), labels) - 0.5) < 0.05

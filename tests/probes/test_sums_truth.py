@@ -83,11 +83,8 @@ def test_answer_key_has_the_published_optima():
     key = {row["beta"]: row for row in TRUTH.answer_key()}
     assert key[None]["true_reward"] == pytest.approx(0.315, abs=0.005)
     assert key[None]["kl_per_sequence"] == 0 and key[None]["blurt"] == pytest.approx(0.6)
-    assert key[0.3]["reward"] == pytest.approx(0.898, abs=0.003)
     assert key[0.001]["hasty"] == pytest.approx(0.311, abs=0.005)
     of_format = SumsTruth(SUMS_REWARDS["sums:format"])
-    steps = of_format.answer_key()[-1]
-    assert steps["reward"] == 1 and steps["true_reward"] == pytest.approx(0.601, abs=0.01)
     assert TRUTH.best_at_kl(key[0.3]["kl_per_sequence"]).beta == pytest.approx(0.3, rel=1e-3)
     assert of_format.best_at_kl(50.0).reward == pytest.approx(1.0)
 

@@ -176,47 +176,6 @@ def test_under_a_debugger_lines_are_printed(trainer, monkeypatch):
     assert view._live is None and "samples of phase 0" in out.file.getvalue()
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 40)])
-def test_the_panel_fits_into_the_height_and_keeps_diagnostics(width, height):
-    found = "the policy is far from the [red]reference[/red] " * 2
-    lines = panel(width, height, (found,), **{label: [0.5] for label in "abcdefgh"}).splitlines()
-    assert len(lines) <= height and {cell_len(line) for line in lines} == {width}
-    unwrapped = re.sub(r"[\s│]+", " ", "".join(lines))
-    assert f"since phase 1: {found.strip()}" in unwrapped and "0.000 this movie" in unwrapped
-
-
-@pytest.mark.parametrize("width", [20, 40, 50, 80])
-def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
-    explained = [n / 40 for n in range(40)] + [-164208.4]
-    picture = panel(width, 24, explained_variance=explained, value_loss=[0.000123, 0.0000456])
-    assert {cell_len(line) for line in picture.splitlines()} == {width}
-    assert re.search(r"reward .*0\.375", picture) or width == 20
-    assert ("0.125 to 0.375" in picture) == (width >= 50)
-    if width >= 80:
-        assert re.search(r"explained variance +0.000 to -1.64e\+05 +[▁▇█]{31,}", picture)
-        assert re.search(r"value loss +0.000123 to 4.56e-05 +[█▁]+ ", picture)
-        assert "…" not in picture
-
-
-@pytest.mark.parametrize(
-    ("values", "row"),
-    [
-        ([0.25, float("nan"), 0.5], "0.250 to 0.500  ▁█ "),
-        ([0.25, 0.5, float("nan")], "0.250 to nan  "),
-        ([0.25, 0.25, None], "0.250 to –  ▁▁ "),
-        ([-0.0001] * 3, "0.000 to 0.000  ▁▁▁ "),
-        ([1e38, 0.0, -1e38], "1e+38 to -1e+38  █▅▁ "),
-        ([None] * 3, None),
-    ],
-)
-def test_numbers_that_are_not_known_or_not_finite(values, row):
-    picture = panel(100, 24, true_reward=values)
-    if row is None:
-        assert "true reward" not in picture
-    else:
-        assert re.search(rf"true reward +{re.escape(row)}", picture)
-
-
 @pytest.mark.parametrize(
     ("values", "width", "bars"),
     [
@@ -232,33 +191,34 @@ def test_sparkline_matches_hand_drawn(values, width, bars):
     assert sparkline(values, width) == bars
 
 
-@pytest.mark.parametrize(
-    ("value", "low", "high", "color"),
-    [
-        (5.0, 0.0, 1.0, BLUE),
-        (0.5, 0.0, 1.0, MIDDLE),
-        (0.7, 0.7, 0.7, MIDDLE),
-        (0.9996, 0.9996, 0.9999, MIDDLE),  # both print as 1.000
-        (0.999, 0.999, 1.0, ORANGE),
-    ],
-)
-def test_reward_color_matches_hand_computed(value, low, high, color):
-    assert reward_color(value, low, high) == color
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 40)])
+def test_the_panel_fits_into_the_height_and_keeps_diagnostics(width, height):
+    found = "the policy is far from the [red]reference[/red] " * 2
+    lines = panel(width, height, (found,), **{label: [0.5] for label in "abcdefgh"}).splitlines()
+    assert len(lines) <= height and {cell_len(line) for line in lines} == {width}
+    unwrapped = re.sub(r"[\s│]+", " ", "".join(lines))
+    assert f"since phase 1: {found.strip()}" in unwrapped and "0.000 this movie" in unwrapped
 
 
-def cells(table):
-    return [list(column.cells) for column in table.columns]
+@pytest.mark.parametrize("width", [20, 50, 80])
+def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
+    explained = [None, *(n / 40 for n in range(40)), -164208.4]
+    picture = panel(width, 24, value_loss=explained, loss=[0.25, float("nan"), 0.5], KL=[None])
+    assert {cell_len(line) for line in picture.splitlines()} == {width}
+    assert ("0.125 to 0.375" in picture) == (width >= 50) and "KL" not in picture
+    if width >= 80:
+        assert re.search(r"value loss +– to -1.64e\+05 +[▁▇█]{31,}", picture)
+        assert re.search(r" loss +0.250 to 0.500 +▁+ ", picture) and "…" not in picture
 
 
 def test_rewards_are_colored_and_only_the_prompt_is_dimmed():
-    rewards, samples = cells(sample_table(["this movie is", "bad"], [0.25, 0.75], "this movie"))
+    texts, numbers = ["this movie is", "bad"], [[0, 7], [12]]
+    table = sample_table(texts, [0.25, 0.75], "this movie", tokens=numbers)
+    rewards, samples, ids = ([*column.cells] for column in table.columns)
     assert [text.plain for text in rewards] == ["0.250", "0.750"]
     assert [text.style for text in rewards] == [f"bold {ORANGE}", f"bold {BLUE}"]
-    assert [text.plain for text in samples] == ["this movie is", "bad"]
+    assert [text.plain for text in samples] == texts and samples[1].spans == []
     assert [(span.start, span.end, span.style) for span in samples[0].spans] == [(0, 10, "dim")]
-    assert samples[1].spans == [] and sample_table([], []).row_count == 0
-
-
-def test_token_ids_have_a_column_of_their_own():
-    _, _, ids = cells(sample_table(["bad", "good"], [0.25, 0.75], tokens=[[0, 7], [0, 12]]))
-    assert [text.plain for text in ids] == ["0 7", "0 12"]
+    assert [text.plain for text in ids] == ["0 7", "12"] and sample_table([], []).row_count == 0
+    assert reward_color(5.0, 0.0, 1.0) == BLUE and reward_color(0.5, 0.0, 1.0) == MIDDLE
+    assert reward_color(0.9996, 0.9996, 0.9999) == MIDDLE  # both print as 1.000

@@ -93,19 +93,14 @@ EXTRA = {
 # with the ends of its interval
 TITLES = """
 RunHealth | reward > optimal reward, phase 3 | optimal_reward
-RunHealth | KL from the reference > kl per sequence, phase 3 | kl_per_sequence
 RunHealth | # explained variance | explained_variance *
 KLByPosition | phase 3, B | kl 1
-KLByPosition | k1, n = 7 and 5 > A, exact | kl 0 *
 KLByPosition | A, k1 | k1_mean 0 k1_low k1_high
 KLByPosition | # k3 | k3_mean 1 k3_low k3_high
-KLByPosition | # information about the reward | information 1
 AttentionDrift | L0H1, pattern (QK) | qk 1 *
-AttentionDrift | L0H0, values (OV) | ov 0 *
 AttentionDrift | L0H1, W_O | wo 1 *
 AttentionDrift | # total variation | tv_here 1 *
 StepInfluence | step 3 on the logit difference by cause > decay | T.decay sum
-StepInfluence | momentum | T.momentum sum
 StepInfluence | kl | T.terms 1,0 sum
 StepInfluence | g1, B | T.rows 1,0,1
 StepInfluence | # kappa | kappa
@@ -116,8 +111,6 @@ HackWatch | different n-grams > policy, n = | distinct_texts 0
 HackWatch | had before > policy, n = | repeated_texts 0
 HackWatch | another text has > reference, n = | overlap_reference 0
 HackWatch | # reference count | taken_up 0,reference_count
-HackWatch | # won | promoted 0,won
-HackWatch | # tokens | T.counts 1 sum
 ValueLens | s0, A | r2 0,0 *
 ValueLens | B | head_correlation 1 *
 ValueLens | tuned lens > s1, A | T.lens_tuned 1,0,0
@@ -126,30 +119,23 @@ ValueLens | # tuned lens | tuned_r2 1 *
 Direction | s1, A | accuracy 1,0 *
 Direction | Bayes' rule, B * | bayes_accuracy 1
 Direction | accuracy of the direction > accuracy, phase 3 | accuracy 1,1 *
-Direction | # negative projection | negative_projection 1,1 *
 FrozenProbe | frozen in phase 0, phase 3 | accuracy_frozen 1 *
 FrozenProbe | Bayes' rule, phase 3 | bayes_accuracy 0 *
 FrozenProbe | of both directions, phase 3 | cosine 1 *
-FrozenProbe | of two halves, phase 3 | split_half 1 *
 FrozenProbe | # gap | gap 1 *
-FrozenProbe | # shift | shift 0 *
 LogitShift | phase 3: shift of logit(good - bad) by component > c1, shift | T.shift 1,0
-LogitShift | c0, own weights | T.own_weights 0,0
 LogitShift | c1, inherited from earlier components | T.inherited 1,0
 LogitShift | c1, the scale of the norm | T.scale 1,0
 LogitShift | c1, unembedding | T.read_out 1,0
-LogitShift | # logits | T.read_out sum
 LogitShift | shift, phase 3 | T.measured 0
 NeuronRank | L0N2, contribution | contribution 1 *
 NeuronRank | L0N1, by activation | by_activation 0
 NeuronRank | L1 mlp, b_out | b_out 1
-NeuronRank | L0 mlp, both | mlp 0
 NeuronRank | L1 mlp, its neurons | T.neuron_contribution 1 sum
 WeightDelta | W, direction, from 0 1 | rows 0,s,1
 WeightDelta | # stable rank | rows 0,stable_rank
 WordsMoved | c1 | parts 1 *
 WordsMoved | moved mass, phase 3 | moved_mass
-WordsMoved | # mass | contrasts 0,mass
 WordsMoved | # shift | contrasts 0,shift shift_low shift_high
 WordsMoved | # won | word_table 0,won won_low won_high
 """
@@ -200,13 +186,6 @@ def drawn(kind, without=()):
         for at in found:
             del at[name]
     return [*phase_pictures(kind, found), *record_pictures(found[-1])], found[-1]
-
-
-@pytest.mark.parametrize("kind", ["KLByPosition", "ValueLens", "Direction"])
-def test_slots_of_a_text_without_names_are_positions(kind):
-    named, positions = (drawn(kind, without)[0] for without in ((), ("slots",)))
-    assert len(titles(positions)) == len(titles(named))
-    assert not [x for x in titles(positions) if re.search(r"[:,>] [AB]( \*)?[,:]", x)]
 
 
 def titles(pictures):

@@ -27,12 +27,10 @@ TRAIN = dict(preset="reel", reward_fn="zero", batch_size=8, num_minibatches=2, w
 HOST = "127.0.0.1:PORT"
 HOSTILE = {  # request line and headers; PORT and TOKEN are filled in
     "no token": ("GET / HTTP/1.1", [HOST]),
-    "half a token": ("GET /TOKEN HTTP/1.1"[:12] + " HTTP/1.1", [HOST]),
     "longer token": ("GET /TOKENx/ HTTP/1.1", [HOST]),
     "token of letters beyond ASCII": ("GET /t\xf6ken/ HTTP/1.1", [HOST]),
     "file of the run": ("GET /TOKEN/run.json HTTP/1.1", [HOST]),
     "parent directory": ("GET /TOKEN/../../etc/passwd HTTP/1.1", [HOST]),
-    "query": ("GET /TOKEN/?file=/etc/passwd HTTP/1.1", [HOST]),
     "absolute address": ("GET http://evil.example/TOKEN/ HTTP/1.1", [HOST]),
     "null byte": ("GET /TOKEN/\0 HTTP/1.1", [HOST]),
     "other host": ("GET /TOKEN/ HTTP/1.1", ["evil.example"]),
@@ -42,7 +40,6 @@ HOSTILE = {  # request line and headers; PORT and TOKEN are filled in
     "other site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: cross-site"]),
     "same site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: same-site"]),
     "POST": ("POST /TOKEN/ HTTP/1.1", [HOST, "Content-Length: 2"]),
-    "PUT": ("PUT /TOKEN/ HTTP/1.1", [HOST]),
     "OPTIONS": ("OPTIONS /TOKEN/ HTTP/1.1", [HOST, "Origin: https://evil.example"]),
     "long line": ("GET /TOKEN/" + "a" * 70_000 + " HTTP/1.1", [HOST]),
 }
@@ -52,14 +49,11 @@ PATCH = {"base": "0", "tuned": "last", "up": "loved", "down": "hated"}
 BAD_POSTS = {  # the body is PATCH or a changed one
     "no origin": ([HOST, JSON_TYPE], PATCH),
     "other origin": ([HOST, JSON_TYPE, "Origin: https://evil.example"], PATCH),
-    "null origin": ([HOST, JSON_TYPE, "Origin: null"], PATCH),
     "type of a form": ([HOST, ORIGIN, "Content-Type: text/plain"], PATCH),
-    "no type": ([HOST, ORIGIN], PATCH),
     "too long": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "x" * 5000}),
     "unknown field": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"out": "/etc/passwd"}),
     "missing field": ([HOST, ORIGIN, JSON_TYPE], {"base": "0"}),
     "unknown checkpoint": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"base": "../../x"}),
-    "number as checkpoint": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"base": 0}),
     "option as word": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "--out"}),
     "control character": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "a\0"}),
     "length that is true": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"length": True}),
