@@ -51,9 +51,7 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, where: str) -> li
         words = str(text).split()
         for word in words if len(words) > 1 else ():
             encode_text(tokenizer, word, where)
-        problem = (
-            f"{where} has the word {text!r}, which is outside the model's vocabulary ({error})"
-        )
+        problem = f"{where} has the word {text!r}, outside the model's vocabulary ({error})"
         raise ConfigError(f"{problem}. Use other words, or another model.") from None
 
 

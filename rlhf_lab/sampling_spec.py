@@ -44,6 +44,8 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         check_range(AT_LEAST_1, gen_len=self.gen_len, top_k=self.top_k)
+        if isinstance(self.stop_tokens, int) or any(isinstance(x, str) for x in self.stop_tokens):
+            raise ConfigError(f"stop_tokens={self.stop_tokens!r} must be a tuple of token ids.")
         check_range(TEMPERATURE, temperature=self.temperature)
         check_range(TOP_P, top_p=self.top_p)
 

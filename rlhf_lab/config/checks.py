@@ -1,5 +1,6 @@
 """Validation of settings: types, one table of ranges and choices, and combinations."""
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -102,9 +103,11 @@ _NEXT_REWARD = re.compile(rf",\s*(?=(?:{'|'.join((*PLAIN_REWARDS, *EXAMPLES))})(
 def check_range(of: Range, **values: Any) -> None:
     """Raise ConfigError if a value is out of range. None is valid."""
     for name, value in values.items():
-        if value is not None and not of.holds(value):
-            finite = "finite and " if value in (math.inf, -math.inf) else ""
-            raise ConfigError(f"{name}={value!r} is out of range. It must be {finite}{of.remedy}.")
+        with contextlib.suppress(TypeError):  # of a text
+            if value is None or of.holds(value):
+                continue
+        finite = "finite and " if value in (math.inf, -math.inf) else ""
+        raise ConfigError(f"{name}={value!r} is out of range. It must be {finite}{of.remedy}.")
 
 
 def check_args(args: AllFields) -> None:
@@ -195,10 +198,7 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
         if names.count(name) > 1:
             yield "reward_fn", f"has {name!r} twice. Remove one."
         if colon and not value and kind in EXAMPLES:
-            yield (
-                "reward_fn",
-                f"has no value after {name!r}. Use for example {kind}:{EXAMPLES[kind]}.",
-            )
+            yield "reward_fn", f"has no value after {name!r}. Use {kind}:{EXAMPLES[kind]}."
         if kind == "diversity":
             validate_whole_batch(a, f"reward_fn={name!r}")
         if kind == "exact_match" and a.answers_column is None:

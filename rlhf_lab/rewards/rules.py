@@ -34,7 +34,7 @@ class CountReward:
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Count the occurrences in each text."""
-        if isinstance(texts, str) or not self.needle:
+        if isinstance(texts, str) or not isinstance(self.needle, str) or not self.needle:
             raise ConfigError("CountReward has no text to count, or no list of texts. Pass both.")
         return torch.tensor([float(text.count(self.needle)) for text in texts])
 

@@ -20,6 +20,7 @@ from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from rlhf_lab.probes.erasure import fit_leace
 from rlhf_lab.rewards import CountReward, SentimentReward
+from rlhf_lab.sampling import SamplingSpec
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
 from tests.training.recorded_runs import copy_weights, is_equal
@@ -111,6 +112,9 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "one review": (lambda t: true_reward("this movie"), ["'this movie' is a single text"]),
     "one text to count in": (lambda t: CountReward("o")("good"), ["no list of texts"]),
     "nothing to count": (lambda t: CountReward("")(["good"]), ["no text to count"]),
+    "two texts to count": (lambda t: CountReward(["a", "b"])(["good"]), ["no text to count"]),
+    "a stop token alone": (lambda t: SamplingSpec(4, stop_tokens=1), ["stop_tokens=1 must be a"]),
+    "a stop text": (lambda t: SamplingSpec(4, stop_tokens=("so",)), ["('so',) must be a tuple"]),
     "settings to resume": (lambda t: RLHFTrainer.resume("RUN", t.args), ["changes=RLHFArgs"]),
     "a callback that is a number": (lambda t: t.on("after_phase")(5), ["5 at after_phase"]),
     "an unknown word": (

@@ -264,9 +264,10 @@ def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
     examples = LabeledExamples([""] * 3, texts, np.array([True, True, False]), np.arange(3))
     with pytest.raises(ConfigError, match="batch_size=1 with 2 texts .* too small"):
         train_on_labels(nano, examples, fitting(1, 1))
-    with pytest.raises(ConfigError, match="is_good has int64 entries"):
-        numbers = LabeledExamples([""] * 3, texts, np.array([1, 0, 1]), np.arange(3))
-        train_on_labels(nano, numbers, fitting(1, 2))
+    for labels, kind in ((np.array([1, 0, 1]), "int64"), (["good", "bad", "good"], "str")):
+        with pytest.raises(ConfigError, match=f"is_good has {kind}.* entries"):
+            other = LabeledExamples([""] * 3, texts, labels, np.arange(3))
+            train_on_labels(nano, other, fitting(1, 2))
     values = train_on_labels(nano, examples, fitting(1, 2, seed=0)).values
     assert values["held_out_good"] + values["held_out_bad"] == 1
     assert values["accuracy"] is values["good_reward"] is values["bad_reward"] is None
@@ -307,7 +308,7 @@ def test_reward_loss_matches_hand_computed():
         assert abs(score) > 0.05 and fit.values["first_loss"] == pytest.approx(expected, rel=1e-4)
         assert fit.values["mean_score"] == pytest.approx(score, abs=1e-4)
     assert fit.to_dict()["centering"] == 2.5 and fit.values["bayes_accuracy"] is None
-    with pytest.raises(ConfigError, match="margin=1.0 requires pairs with a column margin"):
+    with pytest.raises(ConfigError, match="margin=1.0 requires a column margin"):
         train_reward_model(model, Pairs(["this", "the"], ["it", "i"]), loss=RewardLoss(1.0))
 
 
@@ -347,6 +348,7 @@ def test_seed_decides_all_and_random_state_is_unchanged():
         (train_on_pairs, (None, PAIRS, FitConfig(), KTOLoss()), "KTOLoss. Pass DPOLoss or ORPO"),
         (train_on_labels, (None, PAIRS, FitConfig()), "is a Pairs. Pass LabeledExamples"),
         (train_reward_model, (None, PAIRS), "model is a NoneType. Pass RewardModel"),
+        (FitConfig, (1, 1, "1e-3"), "learning_rate=.1e-3. is out of range"),
     ],
 )
 @pytest.mark.usefixtures("no_type_checks")
