@@ -96,6 +96,7 @@ RunHealth | reward > optimal reward, phase 3 | optimal_reward
 RunHealth | # explained variance | explained_variance *
 KLByPosition | phase 3, B | kl 1
 KLByPosition | A, k1 | k1_mean 0 k1_low k1_high
+KLByPosition | # k2 | k2_mean 1 k2_low k2_high
 KLByPosition | # k3 | k3_mean 1 k3_low k3_high
 AttentionDrift | L0H1, pattern (QK) | qk 1 *
 AttentionDrift | L0H1, W_O | wo 1 *
@@ -124,6 +125,7 @@ FrozenProbe | Bayes' rule, phase 3 | bayes_accuracy 0 *
 FrozenProbe | of both directions, phase 3 | cosine 1 *
 FrozenProbe | # gap | gap 1 *
 LogitShift | phase 3: shift of logit(good - bad) by component > c1, shift | T.shift 1,0
+LogitShift | c0, own weights | T.own_weights 0,0
 LogitShift | c1, inherited from earlier components | T.inherited 1,0
 LogitShift | c1, the scale of the norm | T.scale 1,0
 LogitShift | c1, unembedding | T.read_out 1,0
@@ -331,3 +333,10 @@ def test_pictures_keep_the_largest_and_say_so():
     assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
     table = draw("rows", "rows", "n")
     assert table.rows[0] == [-30.0] and table.note == "The 24 largest of 33."
+
+
+def test_large_values_do_not_set_the_color_scale():
+    strip = Strip([("text", ["a"] * 201, [1.0] * 200 + [50.0])], "t", "kl", "sequential")
+    page = strip.fragment
+    assert "kl 50, beyond the scale" in page and page.count("beyond") == 1
+    assert page.count("underline") == 1 and 'title="kl 1"' in page
