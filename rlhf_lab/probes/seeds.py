@@ -26,7 +26,6 @@ from rlhf_lab.training.run_dir import read_object, replacing
 
 COMMON = "seeds.json"  # settings that all runs of a directory share
 OF_ONE_RUN = ("policy", "reference", "optimizer", "scheduler", "kl_controller")  # have state
-BLOCK, N_BLOCKS = 4096, 1024  # bytes, and blocks of a file of weights that are compared
 Probes = Sequence[Probe] | Suite | Callable[[RLHFTrainer], Suite]
 
 
@@ -105,18 +104,7 @@ def _file_digests(args: RLHFArgs) -> dict[str, str]:
     names += [x.partition(":")[2] for x in reward_names(args.reward_fn) if "json_schema:" in x]
     paths = [expand_home(name) for name in names if name]
     files = [x for path in paths for x in (path, *path.glob("*.safetensors")) if x.is_file()]
-    return {str(file): _digest_file(file) for file in files}
-
-
-def _digest_file(file: Path) -> str:
-    """Return a digest of a file, of weights by blocks: a gigabyte takes seconds to hash."""
-    hashed, size = hashlib.sha256(), file.stat().st_size
-    step = max(BLOCK, size // N_BLOCKS) if file.suffix == ".safetensors" else BLOCK
-    with open(file, "rb") as content:
-        for start in range(0, size, step):
-            content.seek(start)
-            hashed.update(content.read(BLOCK))
-    return hashed.hexdigest()[:12]
+    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
 
 
 def _digest(value: Any) -> str | None:
