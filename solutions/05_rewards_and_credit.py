@@ -49,7 +49,7 @@ from rlhf_lab.organism import Grammar, build_graph, grammar_policy, state_values
 from rlhf_lab.organism import token_information, true_reward
 from rlhf_lab.rewards import SentimentReward
 from rlhf_lab.sampling import SamplingSpec, sample
-from rlhf_lab.views import bars, curves, tokens_html
+from rlhf_lab.views import bars, curves, gae_diagram, tokens_html
 
 SETTINGS = dict(preset="reel", gen_len=26, top_k=None, seed=1)
 args = RLHFArgs(**SETTINGS)
@@ -274,12 +274,11 @@ curves(gradients, title, "probability of a right response", y_label)
 # $$\hat A_t = \sum_l (\gamma \lambda)^l\, \delta_{t+l} = \delta_t + \gamma \lambda\, \hat A_{t+1}$$
 #
 # With $\lambda = 0$ this is the one-step error, and with $\lambda = \gamma = 1$ it is $R - \hat V(s_t)$. GAE is computed
-# backward, from the last token. With values 0.5, 0.4, 0.9, 0.8, a reward of 1, $\gamma = 1$ and $\lambda = 0.95$:
-#
-# | token | 0 | 1 | 2 | 3 |
-# |---|---|---|---|---|
-# | $\delta_t$ | 0 + 0.4 − 0.5 = −0.1 | 0 + 0.9 − 0.4 = 0.5 | 0 + 0.8 − 0.9 = −0.1 | 1 + 0 − 0.8 = 0.2 |
-# | $\hat A_t$ | −0.1 + 0.95 × 0.59 = 0.46 | 0.5 + 0.95 × 0.09 = 0.59 | −0.1 + 0.95 × 0.2 = 0.09 | 0.2 |
+# backward, from the last token to the first. Here is an example with values 0.5, 0.4, 0.9, 0.8, a reward of 1 at the end,
+# $\gamma = 1$ and $\lambda = 0.95$. Read the diagram from right to left:
+
+# %%
+gae_diagram([0, 0, 0, 1], [0.5, 0.4, 0.9, 0.8], 0.95)
 
 # %%
 from rlhf_lab.functional import compute_gae  # exercise

@@ -61,7 +61,7 @@ from rlhf_lab.probes.logit_shift import SITES, single_token
 from rlhf_lab.probes.text_heatmap import spell_tokens
 from rlhf_lab.sampling import sample
 from rlhf_lab.training.capture import capture_activations
-from rlhf_lab.views import Html, bars, color_key, heatmap, short_site, tokens_html
+from rlhf_lab.views import Html, bars, color_key, heatmap, patch_diagram, short_site, tokens_html
 
 SETTINGS = dict(
     preset="reel",
@@ -235,15 +235,14 @@ bars(
 #
 # ## Patching: what causes the rise
 #
-# To find causes, you run one model and replace one of its activations with the other model's. Here the output of the
-# tuned model's MLP in block 0 replaces that of the base model:
-#
-# ```
-# tuned model   text → block 0 heads → block 0 MLP → block 1 heads → block 1 MLP → logits
-#                                           ↓
-# base model    text → block 0 heads → block 0 MLP → block 1 heads → block 1 MLP → changed logits
-# ```
-#
+# To find causes, you run one model and replace one of its activations with the other model's:
+
+# %%
+steps = [(f"block {i}", part) for i in (0, 1) for part in ("heads", "MLP")]
+steps = [("text", "up to “i”"), *steps, ("logits", "loved − hated")]
+patch_diagram(("tuned model", "base model"), steps, patched=2)
+
+# %% [markdown]
 # Three rules help (Heimersheim and Nanda 2024, [2404.15255](https://arxiv.org/abs/2404.15255)). First, measure a logit
 # difference, because probabilities saturate. Second, patch in both directions: patching into the base model shows what
 # is *sufficient*, and patching into the tuned model shows what is *necessary*. Third, say which positions you patched,

@@ -12,11 +12,6 @@ from rlhf_lab.views.marks import SVG_STYLE, Number, Size, tag
 from rlhf_lab.views.templates import read_web, render
 
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
-LOOP_ALT = (
-    "The loop of RLHF: the policy continues a prompt; the reward scores the text; the value head "
-    "turns the score into an advantage per token; the objective weighs the advantages, minus the "
-    "KL from the frozen reference; a gradient step changes the policy."
-)
 
 
 class Drawn:
@@ -119,8 +114,3 @@ def _is_word(x: object) -> bool:
 def paragraph(text: str, kind: str = "") -> Html:
     attribute = f' class="{kind}"' * bool(kind)
     return Html(f"<p{attribute}>{escape(text)}</p>")
-
-
-def loop_diagram() -> Picture:
-    """Draw the loop of RLHF, with the lesson of each component."""
-    return Picture((880, 380), [Markup(render("loop.html").replace("\n", ""))], LOOP_ALT)
