@@ -6,11 +6,19 @@ import pytest
 import torch
 
 from rlhf_lab.functional import get_logprobs
+from rlhf_lab.models import decode
+from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.ppo import objective_terms
 from rlhf_lab.training.rollout import ReplayMemory
 from rlhf_lab.training.step_graph import StepGraph
 from tests.tape import capture_on_tape
-from tests.training.recorded_runs import IN_BACKWARD, copy_weights, is_equal
+from tests.training.recorded_runs import (
+    IN_BACKWARD,
+    assert_same_run,
+    copy_weights,
+    is_equal,
+    train_partly,
+)
 
 DAILY = ("unequal prompts, drawn lengths", "adaptive KL", "ratio_threshold skips", "bf16")
 DAILY += ("separate critic, bf16",)
@@ -29,6 +37,24 @@ def test_replayed_run_matches_eager_run(make_configured, runs, name):
     assert graph.reason is None and 1 <= graph.n_captures <= (2 if "lengths" in name else 1)
     expected, _ = runs(name).after(2)
     torch.testing.assert_close(copy_weights(trainer.policy), expected, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_run_resumed_by_tape_matches_uninterrupted_run(make_trainer, monkeypatch):
+    monkeypatch.setattr(decode, "capture", capture_on_tape)
+    monkeypatch.setattr(decode, "can_capture", lambda *inputs: True)
+
+    def on_tape(trainer):
+        trainer.step_graph = StepGraph(trainer, capture_on_tape)
+        return trainer
+
+    whole, interrupted = (on_tape(make_trainer(base_lr=1e-3)) for _ in range(2))
+    whole.train()
+    resumed = on_tape(RLHFTrainer.resume(train_partly(interrupted, 1)))
+    resumed.train()
+    for trainer in (whole, resumed):
+        assert trainer.step_graph.n_captures == 1 and trainer.forward.sampler is not None
+    assert_same_run(resumed.run.path, whole.run.path)
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import json
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from rlhf_lab.__main__ import main, parse
 from rlhf_lab.config import RLHFArgs
@@ -16,6 +19,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.probes import Run, RunHealth, WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import choose_wandb_mode, to_values
+from rlhf_lab.views.terminal import train_on_terminal
 from tests.training.recorded_runs import train_partly
 from tests.wandb_file import WandbFile, items
 
@@ -205,6 +209,22 @@ def test_killed_run_resumes_under_its_id_and_names(make_trainer, monkeypatch, ca
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line]
     paths = [str(file.directory) for file in (first, second)]
     assert line.partition("send it with: ")[2].split() == ["wandb", "sync", *paths]
+
+
+@pytest.mark.slow
+def test_url_of_an_online_run_is_printed_once(make_trainer, monkeypatch):
+    import wandb
+
+    url = "https://wandb.test/a-team/reviews/runs/abc"
+    online = SimpleNamespace(id="abc", url=url, step=0, summary={})
+    online.log = online.finish = lambda *values, **options: None
+    monkeypatch.setattr(wandb, "login", lambda **options: True)
+    monkeypatch.setattr(wandb, "init", lambda **options: online)
+    trainer, shown = make_trainer(total_phases=2, wandb_mode="online"), StringIO()
+    console = Console(file=shown, force_terminal=False, width=100)
+    assert train_on_terminal(trainer, console) == 0
+    assert shown.getvalue().count(url) == 1 and "wandb sync" not in shown.getvalue()
+    assert trainer.run.read_info()["wandb_url"] == url
 
 
 def test_sweep_file_has_settings_and_a_logged_metric(runs):
