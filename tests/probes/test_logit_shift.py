@@ -85,7 +85,7 @@ def test_effect_of_an_intervention_is_a_component(make_trainer, site):
     trainer = make_trainer()
     trainer.intervene(f"blocks.1.{site}", lambda activation, where: activation * 0.5, name="half")
     suite = default_suite(trainer)
-    suite.probes += [LogitShift(n=16), AttentionDrift(every=1)]
+    suite.probes += [LogitShift(n=16), AttentionDrift(every=1, n=16)]
     attach(trainer, suite)
     run = train_soundly(trainer)
     assert set(run.probes()) == {probe.name for probe in suite.probes}
