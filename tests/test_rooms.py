@@ -23,12 +23,12 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4896),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, 2418),
-    "rlhf_lab/probes": (4800, 5025),  # 107 for false steps of sums, 23 for exact values
-    "rlhf_lab/views": (1700, 2774),
+    "rlhf_lab/probes": (4800, 5026),  # 107 for false steps of sums, 23 for exact values
+    "rlhf_lab/views": (1700, 2792),
     "rlhf_lab/course": (3600, 3984),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
     "rlhf_lab": (1900, 2577),  # the root and the commands
-    "tests": (28000, 28499),  # 1,150 for sums, pass@k, distillation and lesson 12
+    "tests": (28000, 28504),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),
     "tools": (2500, None),  # with the figure of the README, the lint of prose, links, sums-nano

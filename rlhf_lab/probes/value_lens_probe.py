@@ -123,7 +123,8 @@ def _target(seen: Observation) -> ValueTarget | None:
     tokens = seen.text.tokens
     values, mask = seen.truth.values(tokens)
     names = seen.truth.slot_names(tokens.shape[1])
-    return ValueTarget(values, mask & seen.text.attention_mask, names, "V of the grammar")
+    against = "exact values of the reference"
+    return ValueTarget(values, mask & seen.text.attention_mask, names, against)
 
 
 def _returns(seen: Observation) -> ValueTarget:

@@ -1,6 +1,8 @@
 """Ten questions about a run, each answered by one sentence computed from its files."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rlhf_lab.probes import Run
@@ -28,8 +30,8 @@ HACKED_GAP = 0.5  # reward minus true reward of a sample
 def answer_questions(run: Run) -> list[tuple[str, str, str]]:
     """Return question, answer and section; an answer without data names the command for it."""
     lines, args = run.metrics(), run.info["args"]  # also of other versions, with other settings
-    names = map(run.find_probe, ("WordsMoved", "RunHealth", "KLByPosition"))
-    words, health, kl = (run.records(name) if name else [] for name in names)
+    names = map(run.find_probe, ("WordsMoved", "RunHealth", "KLByPosition", "ValueLens"))
+    words, health, kl, lens = (run.records(name) if name else [] for name in names)
     best = _known(health, "optimal_reward") or _known(health, "best_reward_at_kl")
     places = {} if best else {"run_health": "curve-kl_per_sequence"}
     missing = "Not recorded: train with --probes."
@@ -47,7 +49,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             *(answer_words(words) if words else [missing] * 2),
             answer_causes(stored_interventions(run)),
             answer_hacking(run.samples()),
-            answer_critic(lines[-1], args, health),
+            answer_critic(lines[-1], args, health, lens),
             answer_optimizer(lines),
             "One run is open. Train with another seed: python -m rlhf_lab train --seed "
             f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
@@ -115,7 +117,7 @@ def answer_kl(records: Sequence[Line]) -> str:
 
 
 def answer_words(records: Sequence[Line]) -> tuple[str, str]:
-    """Return the two largest contrasts of words with their component, and the phase of half."""
+    """Return the two largest contrasts of words with their component, and when words moved."""
     moved = [record for record in records if record["contrasts"]]
     recorded = f"; recorded in phases {', '.join(str(record['phase']) for record in records)}."
     if not moved:
@@ -124,7 +126,12 @@ def answer_words(records: Sequence[Line]) -> tuple[str, str]:
     largest = sorted(last["contrasts"], key=lambda contrast: -contrast["fraction"])[:2]
     which = f"{'; '.join(map(_contrast, largest))}; in phase {last['phase']}."
     half = next(r["phase"] for r in moved if r["moved_mass"] >= last["moved_mass"] / 2)
-    return which, f"Half of the moved probability by phase {half}{recorded}"
+    rate = lambda a, b: (b["moved_mass"] - a["moved_mass"]) / (b["phase"] - a["phase"])
+    when = f"Half of the moved probability by phase {half}"
+    if len(records) > 1:
+        start, end = max(pairwise(records), key=lambda pair: rate(*pair))
+        when += f", fastest from phase {start['phase']} to {end['phase']}"
+    return which, when + recorded
 
 
 def _contrast(contrast: Line) -> str:
@@ -143,7 +150,7 @@ def _contrast(contrast: Line) -> str:
 def answer_causes(interventions: Sequence[Line]) -> str:
     """Return the intervention with the largest shift."""
     if not interventions:
-        return "Not computed: patch between two checkpoints with python -m rlhf_lab view."
+        return "Not computed: press Patch under Interventions in python -m rlhf_lab view RUN."
     largest = max(interventions, key=lambda result: abs(result["shift"][0]))
     return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
 
@@ -159,16 +166,21 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     hacked = [x for x in true if x["reward"] - x["true_reward"] > HACKED_GAP]
     now = [x for x in hacked if x["phase"] == phase]
     zeros = sum(x["true_reward"] == 0 for x in now)
-    more = f" ({zeros} with a true reward of 0, as for non-reviews and wrong sums)" * bool(zeros)
-    more += f"; the first such sample of the run is in phase {hacked[0]['phase']}" if hacked else ""
+    why = "with a true reward of 0, as for ungrammatical reviews and wrong sums"
+    more = f" ({zeros} {why})" * bool(zeros)
+    if hacked:
+        worst, n = Counter(x["phase"] for x in hacked).most_common(1)[0]
+        more += f"; {len(hacked)} of {len(true)} of all phases, most in phase {worst} ({n})"
     return (
         f"{len(now)} of {sum(x['phase'] == phase for x in samples)} samples of phase {phase} have "
         f"a reward more than {HACKED_GAP:g} above the true reward{more}."
     )
 
 
-def answer_critic(line: Line, args: Line, health: Sequence[Line] = ()) -> str:
-    """Return the explained variance of the last phase, and whether values are trained and used."""
+def answer_critic(
+    line: Line, args: Line, health: Sequence[Line] = (), lens: Sequence[Line] = ()
+) -> str:
+    """Return the explained variance, correlations with exact values, and if values are used."""
     value, name = line.get("explained_variance"), args.get("advantages", "gae")
     if args.get("vf_coef") == 0 or value is None:
         unknown = f"The explained variance of phase {line['phase']} is not known."
@@ -177,9 +189,15 @@ def answer_critic(line: Line, args: Line, health: Sequence[Line] = ()) -> str:
     same = health[-1] if health and health[-1]["phase"] == line["phase"] else {}
     ends = [same.get(f"explained_variance_{end}") for end in ("low", "high")]
     interval = "" if None in ends else f" [{ends[0]:.0%}, {ends[1]:.0%}]"
+    exact = ""
+    if lens and any(known := lens[-1].get("head_correlation") or ()):
+        pairs = [pair for pair in zip(known, lens[-1]["slots"], strict=True) if None not in pair]
+        (low, first), (high, last) = min(pairs), max(pairs)
+        exact = f" In phase {lens[-1]['phase']} they correlate with {lens[-1]['r2_against']} by "
+        exact += f"{low:.2f} ({first}) to {high:.2f} ({last})."
     return (
         f"Values explain {value:.0%}{interval} of the variance of the returns in phase "
-        f"{line['phase']}{unused}."
+        f"{line['phase']}{unused}.{exact}"
     )
 
 

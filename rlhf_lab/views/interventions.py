@@ -21,7 +21,7 @@ from rlhf_lab.views.pictures import Drawn, Html, paragraph
 from rlhf_lab.views.plots import bars
 
 INTERVENTIONS = "interventions"  # folder of a run
-SECONDS_PER_JOB = 120
+SECONDS_PER_JOB = 600  # about 6 on an idle machine; training goes first on a busy one
 N_TEXTS = 32
 LONGEST_WORD, LONGEST_TEXT = 40, 100_000
 METHODS = ("own weights", "patched in", "patched out")
@@ -143,7 +143,7 @@ class Jobs:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-            errors = [f"The job took more than {self.seconds} s."]
+            errors = [f"The job took more than {self.seconds} s. Wait until training has ended."]
         state = {"status": "failed", "error": errors}
         try:
             if draft.is_file() and process.returncode in (0, 1):  # 1: a check failed

@@ -169,13 +169,17 @@ def test_answers_about_metrics_match_hand_computed():
     health = [{"phase": 1, "explained_variance_low": 0.25, "explained_variance_high": 0.75}]
     assert "explain 50% [25%, 75%] of" in answers.answer_critic(line, {}, health)
     assert answers.answer_critic(line | {"phase": 2}, {}, health) == f"{values[:-1]}2."
+    lens = {"phase": 2, "slots": ["A", "B", "C"], "head_correlation": [0.9, None, -0.3]}
+    lens |= {"r2_against": "exact values"}
+    exact = " In phase 2 they correlate with exact values by -0.30 (C) to 0.90 (A)."
+    assert answers.answer_critic(line, {}, (), [lens]) == f"{values}.{exact}"
     pairs = ((0, 0.9), (1, 0.8), (1, 0.3))
     samples = [{"phase": p, "reward": r, "true_reward": 0.2} for p, r in pairs]
     hacked = answers.answer_hacking(samples)
     assert hacked.startswith("1 of 2 samples of phase 1")
-    assert "the first such sample of the run is in phase 0" in hacked
+    assert hacked.endswith("; 2 of 3 of all phases, most in phase 0 (1).")
     none = [samples[0], samples[1] | {"true_reward": 0.0}]
-    assert "(1 with a true reward of 0, as for non-reviews" in answers.answer_hacking(none)
+    assert "(1 with a true reward of 0, as for ungrammatical" in answers.answer_hacking(none)
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
@@ -199,7 +203,8 @@ def test_answers_about_records_match_hand_computed():
         "+3.000 logits; great, fun, fine, ... instead of bad at ADJ 2, 10% of the moved "
         "probability, unembedding +2.400 of +1.000 logits; in phase 5."
     )
-    assert when == "Half of the moved probability by phase 2; recorded in phases 0, 1, 2, 5."
+    by = "Half of the moved probability by phase 2, fastest from phase 0 to 1"
+    assert when == f"{by}; recorded in phases 0, 1, 2, 5."
     none = "No word has moved beyond noise; recorded in phases 0."
     assert answers.answer_words(records[:1]) == (none, none)
 
