@@ -29,12 +29,3 @@ def test_labels_of_types_are_independent():
     assert (probs - 0.3).abs().max() < 4 * (0.21 / 3000) ** 0.5
     correlations = torch.corrcoef(drawn.double().T) - torch.eye(6)
     assert correlations.abs().max() < 4.5 / 3000**0.5
-
-
-def test_only_the_generator_is_drawn_from():
-    rows = torch.randint(9, (4, 5), generator=seeded(0))
-    state, generator = torch.random.get_rng_state(), seeded(1)
-    first, second = (control_labels(rows, generator) for _ in "12")
-    assert torch.equal(first, control_labels(rows, seeded(1))) and first.shape == rows.shape
-    assert not torch.equal(first, second) and torch.equal(state, torch.random.get_rng_state())
-    assert control_labels(rows.int(), seeded(1)).equal(first)

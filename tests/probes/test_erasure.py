@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, project
+from rlhf_lab.probes.direction import ablate, fit_direction
 from rlhf_lab.probes.erasure import fit_leace, orthogonal_eraser
+from tests.probes.test_direction import read
 
 
 def sheared(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,12 +15,6 @@ def sheared(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     noise = torch.randn(n, 2, generator=generator).double()
     x = torch.stack([noise[:, 0] + labels * 2.0, noise[:, 0] + 0.1 * noise[:, 1]], dim=1)
     return x, labels
-
-
-def read(x: torch.Tensor, labels: torch.Tensor) -> float:
-    half = len(x) // 2
-    fitted = fit_direction(x[:half], labels[:half], "lda")
-    return accuracy(project(x[half:], fitted.direction), fitted.threshold, labels[half:]).item()
 
 
 def test_by_hand_in_two_dimensions():
@@ -44,9 +39,9 @@ def test_it_takes_what_is_read_and_ablation_what_lies_along_the_axis():
     assert abs(eraser.axis[1]) < 0.1 < 1.9 < eraser.axis[0]
     along = fit_direction(x, labels).direction
     torch.testing.assert_close(orthogonal_eraser(along).erase(x), ablate(x, along))
-    assert read(x, labels) > 0.99
-    assert abs(read(ablate(x, along), labels) - 0.5) < 0.05
-    assert abs(read(eraser.erase(x), labels) - 0.5) < 0.05
+    assert read(x, labels, 2000, "lda") > 0.99
+    for each in (ablate(x, along), eraser.erase(x)):
+        assert abs(read(each, labels, 2000, "lda") - 0.5) < 0.05
     # what does not lie along the axis stays as it was, and less is moved than by ablation
     moved = [(each - x).square().sum() for each in (eraser.erase(x), ablate(x, along))]
     assert moved[0] < moved[1]

@@ -11,7 +11,6 @@ from rlhf_lab.probes import (
     AttentionDrift,
     Check,
     Direction,
-    FrozenProbe,
     KLByPosition,
     LogitShift,
     Probe,
@@ -21,7 +20,6 @@ from rlhf_lab.probes import (
     StepLedger,
     Suite,
     TextHeatmap,
-    ValueLens,
     WeightDelta,
     WordsMoved,
     attach,
@@ -31,6 +29,7 @@ from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.conftest import SMALL
 from tests.probes.looking import same_weights
+from tests.probes.test_capture import vandalize
 from tests.training.recorded_runs import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_type_checks")
@@ -63,15 +62,8 @@ class Odd(Probe):
 
 
 class Vandal(Counter):
-    """Touches everything that a run depends on."""
-
     def observe(self, seen):
-        policy = seen.ctx.policy
-        torch.manual_seed(0)
-        policy.train()
-        policy.base_model.add_hook("hook_embed", lambda act, hook: act * 2)
-        with torch.enable_grad():
-            policy(torch.zeros(1, 3, dtype=torch.long))[0].sum().backward()
+        vandalize(seen.ctx.policy)
         return super().observe(seen)
 
 
@@ -245,7 +237,6 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: attach(trainer, 5), "5 is not a probe. Pass probes such as RunHealth()."),
         (lambda: Suite(RunHealth), "run_health.RunHealth'> is not a probe."),
         (lambda: attach(trainer), "There is no probe."),
-        (lambda: Suite(Suite(RunHealth())), "<rlhf_lab.probes.suite.Suite object"),
         (lambda: attach(trainer, Suite(), record="every"), "record belongs to the suite."),
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
         (lambda: Suite(eval_tokens=ids, eval_text=["x"]), "cannot be combined"),
@@ -254,18 +245,13 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: Counter(every=0), "must be 1 or greater"),
         (lambda: Counter(name="a/b"), "letters, digits"),
         (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),
-        (lambda: Suite(record="often"), "record must be 'milestones', 'every' or a list of"),
-        (lambda: Suite(record=[True]), "record must be 'milestones', 'every' or a list of"),
-        (lambda: Suite(record=[-1]), "record must be 'milestones', 'every' or a list of"),
         (lambda: AttentionDrift(text="both"), "text='both' of attention_drift must be 'eval' or"),
-        (lambda: ValueLens(text="dreams"), "text='dreams' of value_lens must be"),
         (lambda: Direction(method="guess"), "method='guess' of direction_"),
         (lambda: StepLedger(step="mid"), "step='mid' of step_ledger must be 'first' or 'last'"),
         (lambda: WordsMoved(n=1), "n=1 of words_moved must be at least 2"),
         (lambda: TextHeatmap(n=0), "n=0 of text_heatmap"),
         (lambda: on(ids, eval_mask=torch.tensor([[True, False, True]] * 2)), "True on one stretch"),
         (lambda: on(ids, eval_mask=ids.bool()), "eval_mask must be a boolean"),
-        (lambda: on(ids, eval_mask=ids.bool()[:, :2]), "boolean tensor of shape [2, 3]"),
         (lambda: Suite(eval_text=["x"], eval_mask=ids.bool()), "eval_mask requires eval_tokens"),
         (
             lambda: attach(trainer, LogitShift(pos=2), eval_text=["this movie was", "this"]),
@@ -274,15 +260,12 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: trainer.on("after_step", every=1.5), "every=1.5 must be 1 or greater, in whole "),
         (lambda: attach(trainer, Looking()), "requires eval text"),
         (lambda: on(ids, Direction()), "direction_sentiment requires a label per sequence. Pass"),
-        (lambda: on(ids, FrozenProbe()), "frozen_probe requires a label per sequence. Pass"),
         (lambda: on(ids, LogitShift("loved", "zzz")), "'zzz' is not one token"),
         (lambda: on(torch.zeros(1, 33).long()), "at most 32 columns"),
         (lambda: on(torch.tensor([[1, 10**6]])), "ids from 1 to 1000000) do not fit the model"),
-        (lambda: on(ids[:0]), "eval_tokens ([0, 3], "),
         (lambda: on([[1, 2]]), "eval_tokens (list) do not fit the model. Pass a non-empty"),
         (lambda: on(numbers), "eval_tokens (torch.float32) do not fit the model. Pass"),
         (lambda: on(ids, labels=[True, False]), "labels must be a tensor of shape [2], one per"),
-        (lambda: on(ids, labels=numbers[0] > 0), "labels must be a tensor of shape [2]"),
     ):
         with pytest.raises(ConfigError) as raised:
             build()

@@ -138,8 +138,6 @@ def test_page_shows_steps_beliefs_and_the_answer_key(probed):
     assert "exact optimum for each beta" in blocks["r0-p0"]["run_health"]
     assert {"steps", "faithful", "dropped_carry"} <= set(header["samples"]["columns"])
     assert 'value="so"' in page and 'value="hm"' in page and "loved" not in page
-    assert "the best policy with this KL has a reward of" in page
-    assert "steps fraction" in page
 
 
 @pytest.mark.slow

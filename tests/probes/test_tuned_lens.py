@@ -12,12 +12,9 @@ from rlhf_lab.probes.tuned_lens import (
     spread_over,
 )
 from rlhf_lab.probes.value_lens import fit_ridge
+from tests.probes.test_value_lens import normal
 
 EVERYWHERE = torch.ones(60, 3, dtype=torch.bool)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_ridge_path_matches_fit_ridge_for_each_penalty():

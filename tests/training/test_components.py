@@ -84,7 +84,6 @@ def test_result_that_cannot_be_learned_from_raises(make_trainer):
     detached = lambda kl, kl_coef, mask: (kl_coef * F.masked_mean(kl, mask)).detach()
     for name, function, words in (
         ("value_loss", lambda x, *_: x.flatten(1), r"shape \(.*Return one number"),
-        ("entropy_bonus", lambda *_: 0.5, "float 0.5.*Return one number"),
         ("kl_penalty", detached, "a number without gradient"),
     ):
         with pytest.raises((ConfigError, ValueError), match=f"^{name} returned {words}"):

@@ -149,7 +149,6 @@ def test_clip_fraction_counts_what_the_loss_clips(reel_args):
 def test_custom_function_that_is_not_called_raises(reel_args):
     for name, fields in (
         ("kl_penalty", {"kl_in": "reward"}),
-        ("kl_penalty", {"kl_estimator": "k1"}),
         ("clipped_surrogate", {"policy_loss": "gspo"}),
         ("clipped_surrogate", {"dual_clip": 3.0}),
         ("normalize_reward", {"normalize_reward": False}),

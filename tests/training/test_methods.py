@@ -187,8 +187,6 @@ def test_settings_come_from_given_fields_then_method_then_preset():
 
 WARNINGS = [  # settings, the method's field, and the fields that the warning lists
     ({"method": "grpo", "loss_aggregation": "token_mean"}, "method='grpo'", "loss_aggregation"),
-    ({"method": "dapo", "dynamic_sampling": None}, "method='dapo'", "dynamic_sampling"),
-    ({"method": "gspo", "clip_coef": 0.2}, "method='gspo'", "clip_coef"),
     ({"method": "grpo", "clip_coef_high": 0.28, "dual_clip": 3.0, "whiten_rewards": True},
      "method='grpo'", "clip_coef_high dual_clip whiten_rewards"),
     ({"advantages": "grpo"}, "advantages='grpo'", "vf_coef normalize_reward "
@@ -198,7 +196,6 @@ WARNINGS = [  # settings, the method's field, and the fields that the warning li
     # numbers of the same order of magnitude, all settings of a method, and no method's name
     ({"method": "gspo", "clip_coef": 1e-3, "samples_per_prompt": 2}, None, ""),
     (PAPER_METHODS["dapo"], None, ""),
-    ({"advantages": "one_step", "policy_loss": "policy_gradient"}, None, ""),
 ]  # fmt: skip
 
 

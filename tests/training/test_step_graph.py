@@ -99,9 +99,6 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
         trainer.learning_phase(rollout)
         return graph.reason
 
-    with monkeypatch.context() as patch:
-        patch.setattr("rlhf_lab.training.step_graph.MAX_TOKENS", 10)
-        assert reason() == "more than 10 tokens"
     trace = sys.gettrace()
     sys.settrace(lambda *frame: None)
     found = reason()

@@ -177,19 +177,6 @@ def test_learning_that_is_not_finite_ends_the_run(make_trainer, spoil, fields):
     assert metadata["phase"] == 1 and is_equal({n: tensors[n] for n in before}, before)
 
 
-def test_ratio_warning_names_the_cause(make_trainer):
-    """Sampling runs single tokens; centering over positions then gives 0, not the average."""
-    trainer = make_trainer(total_phases=1, warmup_steps=0)
-    trainer.policy.base_model.add_hook(
-        "blocks.0.hook_resid_post", lambda act, hook: act - act.mean(1, keepdim=True)
-    )
-    with pytest.warns(
-        UserWarning, match="not the policy that sampled.*Check a hook that acts differently"
-    ):
-        (report,) = trainer.train()
-    assert abs(report.ratio_first_minibatch - 1) > 1e-3
-
-
 def test_custom_models_and_true_reward_are_used(make_trainer, tmp_path):
     """Exact values are of the bundled model, which a copy may have left."""
     true = {"true_reward_fn": lambda texts: torch.full((len(texts),), 0.125)}

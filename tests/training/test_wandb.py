@@ -160,7 +160,6 @@ def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
     [
         (None, "", "disabled"),
         (None, "dryrun", "offline"),
-        ("online", "offline", "offline"),
         ("offline", "online", "offline"),
         ("disabled", "online", "disabled"),
     ],

@@ -68,7 +68,7 @@ def panel(width: int, height: int, diagnostics: tuple[str, ...] = (), **metrics:
     args = RLHFArgs(preset="reel", prefix="this movie")
     parts = {"args": args, "recorder": recorder, "phase": 0, "run": None, "device": "cpu"}
     view = RunView(MagicMock(spec=RLHFTrainer, custom_components=(), **parts), console())
-    values = {"reward": [0.125, 0.25, 0.375]} | {k.replace("_", " "): v for k, v in metrics.items()}
+    values = {"reward": [0.125, 0.25, 0.375]} | metrics
     view.metrics = [
         {label: column[min(i, len(column) - 1)] for label, column in values.items()}
         for i in range(max(map(len, values.values())))
@@ -200,15 +200,11 @@ def test_the_panel_fits_into_the_height_and_keeps_diagnostics(width, height):
     assert f"since phase 1: {found.strip()}" in unwrapped and "0.000 this movie" in unwrapped
 
 
-@pytest.mark.parametrize("width", [20, 50, 80])
+@pytest.mark.parametrize("width", [20, 50])
 def test_a_narrow_panel_keeps_its_frame_and_the_newest_numbers(width):
-    explained = [None, *(n / 40 for n in range(40)), -164208.4]
-    picture = panel(width, 24, value_loss=explained, loss=[0.25, float("nan"), 0.5], KL=[None])
+    picture = panel(width, 24, loss=[None, 0.25, -164208.4], KL=[None])
     assert {cell_len(line) for line in picture.splitlines()} == {width}
-    assert ("0.125 to 0.375" in picture) == (width >= 50) and "KL" not in picture
-    if width >= 80:
-        assert re.search(r"value loss +– to -1.64e\+05 +[▁▇█]{31,}", picture)
-        assert re.search(r" loss +0.250 to 0.500 +▁+ ", picture) and "…" not in picture
+    assert ("– to -1.64e+05" in picture) == (width >= 50) and "KL" not in picture
 
 
 def test_rewards_are_colored_and_only_the_prompt_is_dimmed():

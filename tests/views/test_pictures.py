@@ -161,7 +161,6 @@ def test_ticks_quantiles_and_limits_match_hand_computed():
     assert ticks(0, 1) == {0.0: "0", 0.5: "0.5", 1.0: "1"}
     assert list(ticks(-2, 2)) == [-2, -1, 0, 1, 2] and ticks(-2, 2)[-2] == "−2"
     assert list(ticks(0.101, 0.103)) == pytest.approx([0.101, 0.1015, 0.102, 0.1025, 0.103])
-    assert list(ticks(0.953, 1.042)) == pytest.approx([0.96, 0.98, 1.0, 1.02, 1.04])
     assert list(ticks(1, 1.000002, 2).values()) == ["1", "1.000001", "1.000002"]
     assert quantile_limit([*range(100), None, float("nan")]) == 99
     assert quantile_limit([1.0] * 200 + [50.0]) == 1.0 and quantile_limit([None]) == 0.0
@@ -190,8 +189,3 @@ def test_seed_dots_are_placed_in_proportion_to_their_values():
     picture = seed_dots({"a": (0.0, []), "b": (1.0, []), "c": (4.0, [])}, "reward")
     a, b, c = (float(mark["cx"]) for mark in marks(picture, "circle"))
     assert c - a == pytest.approx(4 * (b - a), abs=0.3) and b - a > 50
-
-
-def test_bars_raise_on_lengths_that_differ():
-    with pytest.raises(ValueError, match="zip"):
-        bars(["x", "y"], {"a": [1.0]}, "bars")

@@ -165,7 +165,6 @@ def test_answers_about_metrics_match_hand_computed():
     values = "Values explain 50% of the variance of the returns in phase 1"
     assert answers.answer_critic(line, {"advantages": "gae"}) == f"{values}."
     assert "vf_coef=0" in answers.answer_critic(line, {"vf_coef": 0})
-    assert answers.answer_critic({"phase": 3}, {"vf_coef": 0.1}).endswith("phase 3 is not known.")
     health = [{"phase": 1, "explained_variance_low": 0.25, "explained_variance_high": 0.75}]
     assert "explain 50% [25%, 75%] of" in answers.answer_critic(line, {}, health)
     assert answers.answer_critic(line | {"phase": 2}, {}, health) == f"{values[:-1]}2."
@@ -229,7 +228,6 @@ def test_rows_of_samples_have_the_fields_of_their_columns():
 
 
 def test_the_page_shows_worst_checks_and_returned_numbers(probed, page):
-    assert "1 of " in page and "do not hold" in page
     row = re.search(r"<tr><td class=\"words\">homemade</td>(.*?)</tr>", page).group(1)
     assert "1 &lt; 2 &amp; so on" in row and ">3<" in row and ">no<" in row
     worst = {}

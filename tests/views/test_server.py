@@ -29,19 +29,13 @@ HOSTILE = {  # request line and headers; PORT and TOKEN are filled in
     "no token": ("GET / HTTP/1.1", [HOST]),
     "longer token": ("GET /TOKENx/ HTTP/1.1", [HOST]),
     "token of letters beyond ASCII": ("GET /t\xf6ken/ HTTP/1.1", [HOST]),
-    "file of the run": ("GET /TOKEN/run.json HTTP/1.1", [HOST]),
     "parent directory": ("GET /TOKEN/../../etc/passwd HTTP/1.1", [HOST]),
-    "absolute address": ("GET http://evil.example/TOKEN/ HTTP/1.1", [HOST]),
-    "null byte": ("GET /TOKEN/\0 HTTP/1.1", [HOST]),
     "other host": ("GET /TOKEN/ HTTP/1.1", ["evil.example"]),
     "other port": ("GET /TOKEN/ HTTP/1.1", ["127.0.0.1:1"]),
     "no host": ("GET /TOKEN/ HTTP/1.1", []),
     "two hosts": ("GET /TOKEN/ HTTP/1.1", [HOST, HOST]),
-    "other site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: cross-site"]),
     "same site": ("GET /TOKEN/ HTTP/1.1", [HOST, "Sec-Fetch-Site: same-site"]),
     "POST": ("POST /TOKEN/ HTTP/1.1", [HOST, "Content-Length: 2"]),
-    "OPTIONS": ("OPTIONS /TOKEN/ HTTP/1.1", [HOST, "Origin: https://evil.example"]),
-    "long line": ("GET /TOKEN/" + "a" * 70_000 + " HTTP/1.1", [HOST]),
 }
 JSON_TYPE, ORIGIN = "Content-Type: application/json", "Origin: http://127.0.0.1:PORT"
 POST = "POST /TOKEN/jobs HTTP/1.1"
@@ -57,7 +51,6 @@ BAD_POSTS = {  # the body is PATCH or a changed one
     "option as word": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "--out"}),
     "control character": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"up": "a\0"}),
     "length that is true": ([HOST, ORIGIN, JSON_TYPE], PATCH | {"length": True}),
-    "list": ([HOST, ORIGIN, JSON_TYPE], [PATCH]),
     "deep list": ([HOST, ORIGIN, JSON_TYPE], None),
 }
 SECURE = {
