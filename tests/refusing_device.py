@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,18 +72,8 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run_kernel(func, args, kwargs or {})
 
-    def __repr__(self) -> str:
-        return f"DeviceTensor({self.held})"
 
-
-class _AnyGenerator(type(torch.Generator)):
-    """A metaclass: a type check against the class accepts torch's generators."""
-
-    def __instancecheck__(cls, x: object) -> bool:
-        return isinstance(x, torch._C.Generator)
-
-
-class DeviceGenerator(torch.Generator, metaclass=_AnyGenerator):
+class DeviceGenerator(torch.Generator):
     """Replacement of torch.Generator; on the device it has the numbers of the CPU's."""
 
     def __new__(cls, device: str | torch.device = HOST) -> torch.Generator:
@@ -111,7 +101,8 @@ class RefusingDevice:
         enter(mock.patch.object(torch.backends.mps, "is_macos_or_newer", lambda *version: True))
         enter(mock.patch.object(torch.mps, "driver_allocated_memory", lambda: 0))
         enter(mock.patch.object(torch.autograd, "_engine_run_backward", _run_backward))
-        enter(_swapped_parameters())
+        # `module.to` keeps the parameter object and replaces its contents
+        enter(mock.patch.object(torch.__future__, "_swap_module_params_on_conversion", True))
         enter(_Placing())
         return self
 
@@ -124,17 +115,6 @@ class _Placing(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return _call(func, args, kwargs or {})
-
-
-@contextlib.contextmanager
-def _swapped_parameters() -> Iterator[None]:
-    """Make `module.to` keep the parameter object and replace its contents."""
-    before = torch.__future__.get_swap_module_params_on_conversion()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        yield
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def on_device(x: Tensor) -> DeviceTensor:

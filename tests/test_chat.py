@@ -69,7 +69,6 @@ def test_read_turns_keeps_role_and_content_only():
         ([SAY | {"tool_calls": [{"id": 1}]}, ASK], "user", "message 1, calls a tool"),
         ([ASK, SAY | {"content": None, "function_call": {"n": 1}}], "assistant", "calls a tool"),
         ([ASK | {"content": " \n"}], "user", "a text as content"),
-        ([ASK | {"content": [{"type": "text", "text": "w1"}]}], "user", "a text as content"),
         ([ASK, RULE], "user", "a system message after the first. Put it first"),
         ([ASK, SAY], "user", "ends with a message of 'assistant', not of 'user'"),
     ],

@@ -1,13 +1,9 @@
 """Rows of data sources: what each kind of source contains, and the error for what is broken."""
 
-import json
-
 import pytest
 
 from rlhf_lab.data_sources import read_rows
 from rlhf_lab.errors import LoadError
-from rlhf_lab.rewards import load_pairs
-from rlhf_lab.tuning import load_examples, load_labeled_examples
 
 LINES = [{"text": 'a "b"', "n": 1}, {"text": "d\ne", "n": 2.5}]
 TWO = ["a, b\tc", "d"]
@@ -33,7 +29,6 @@ BROKEN = {
     "deep.jsonl": (b"[" * 100_000, "line 1: .*recursion"),
     "number.json": (b"3", "not a list"),
     "item.json": (b'[{"text": "a"}, {"text": 3}]', "line 2 has 3 under 'text'"),
-    "object.json": (b'{"text": "a"}', "not a list"),
     "lines.json": (b'{"text": "a"}\n{"text": "b"}\n', "Extra data"),
     "cells.csv": (b"text,n\na, b,1\n", "line 2 has too many cells"),
     "twice.csv": (b"text,text\na,b\n", "repeated: text, text"),
@@ -125,16 +120,3 @@ def test_datasets_reads_parquet_and_directories(tmp_path, monkeypatch, no_networ
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "test.csv").write_text("text,n\na,1\nb,2\n")
     assert texts(f"hub:{tmp_path / 'data'}:test") == ["a", "b"]
-
-
-def test_a_prompt_column_is_used_by_default(tmp_path):
-    """TRL's rows with an explicit prompt: without it, chosen and rejected mean nothing."""
-    first = {"prompt": "Q: ", "chosen": "yes", "rejected": "Q: no", "text": "yes"}
-    second = {"prompt": "R: ", "chosen": "on", "rejected": "off", "text": "on"}
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
-    file = str(tmp_path / "x.jsonl")
-    pairs, examples = load_pairs(file, 1, 0), load_examples(file, 1, 0)
-    assert (pairs.chosen, pairs.rejected) == (["Q: yes", "R: on"], ["Q: no", "R: off"])
-    assert pairs.prompts == examples.prompts == ["Q: ", "R: "] and examples.texts == ["yes", "on"]
-    assert load_pairs(file, 1, 0, "text").prompts == ["yes", "on"]
-    assert load_labeled_examples(file, 1, 0).prompts == ["Q: ", "R: "] * 2

@@ -215,7 +215,6 @@ def test_stand_in_rejects_what_mps_rejects(run, error, words):
 FEW = "--steps 2 --batch-size 4 --held-out 0.2 --no-show-progress"
 SAMPLED = f"{FEW} --samples 4 --gen-len 5"
 TUNING = {
-    "sft": f"sft --texts reel --n-texts 20 {SAMPLED}",
     "dpo of adapters": f"dpo --pairs reel --n-pairs 20 {SAMPLED} --lora-rank 2",
     "train-reward": f"train-reward --pairs reel --n-pairs 20 {FEW}",
 }

@@ -70,13 +70,6 @@ def test_a_recipe_runs_and_prints_what_its_page_shows(name, tmp_path, warm_pytho
             assert without_numbers(done.stdout) == without_numbers(step.shown)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_imports_of_a_recipe_exist(name):
-    text = (RECIPES / f"{name}.md").read_text(encoding="utf-8")
-    for line in re.findall(r"^from rlhf_lab.* import .*$", text, re.MULTILINE):
-        exec(line, {})
-
-
 def functions(name: str) -> dict[str, Any]:
     source = dict(BLOCK.findall((RECIPES / f"{name}.md").read_text(encoding="utf-8")))["python"]
     namespace = {"__name__": name}

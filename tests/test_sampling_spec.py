@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import generated_logits, get_logprobs, log_probs, masked_mean
+from rlhf_lab.functional import log_probs, masked_mean
 from rlhf_lab.sampling import (
     Samples,
     SamplingSpec,
@@ -23,29 +23,6 @@ from rlhf_lab.sampling import (
     tokenize_prompts,
 )
 from tests.test_sampling import INF, UNEQUAL, seeded
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [{"top_k": 3}, {"top_p": 0.6}, {"top_k": 6, "top_p": 0.7, "temperature": 1.7}],
-    ids=str,
-)
-def test_scoring_on_the_support_matches_the_sampler(policy, values):
-    """Sampler and scorer are one distribution: the ratio of an untrained policy is 1."""
-    spec = SamplingSpec(8, **values)
-    found = sample(policy, UNEQUAL, spec, seeded())
-    logits, value = policy(found.tokens, attention_mask=found.attention_mask)
-    plain = get_logprobs(logits, found.tokens, found.prefix_len)
-    restricted = found.support.restrict(logits / spec.temperature, found.prefix_len)
-    every = log_probs(generated_logits(logits, found.prefix_len), spec.temperature)
-    for logprobs in (
-        get_logprobs(restricted, found.tokens, found.prefix_len),
-        found.support.token_logprobs(every, found.tokens[:, found.prefix_len :]),
-    ):
-        torch.testing.assert_close(logprobs, found.logprobs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(value[:, 4:-1], found.values, atol=1e-5, rtol=0)
-    assert (plain - found.logprobs).abs().max() > 0.1  # truncation matters here
 
 
 def test_restrict_removes_what_is_outside_the_support():

@@ -1,8 +1,5 @@
 """`check_shapes()` and RLHF_LAB_CHECK_SHAPES=1: checks of shapes and types for users."""
 
-import subprocess
-import sys
-
 import pytest
 
 CHECKED = "import rlhf_lab; rlhf_lab.check_shapes()"
@@ -43,19 +40,6 @@ print("policy:", type(trainer.policy).__name__)
 """
 
 
-def run(source, surroundings, **more):
-    """Return what a new Python process prints."""
-    return subprocess.run(
-        [sys.executable, "-c", source],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=surroundings | more,
-        timeout=300,
-    ).stdout.strip()
-
-
-@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "more", "last"),
@@ -65,8 +49,8 @@ def run(source, surroundings, **more):
     ],
     ids=["call", "variable"],
 )  # fmt: skip
-def test_wrong_shape_is_named_with_function_and_argument(surroundings, source, more, last):
-    valid, text, shape, *rest = run(source, surroundings, **more).splitlines()
+def test_wrong_shape_is_named_with_function_and_argument(cold_python, source, more, last):
+    valid, text, shape, *rest = cold_python(["-c", source], more).stdout.splitlines()
     assert valid == "[[2.0, 1.0]]" and rest[-1:] == last
     for line in (text, shape):
         assert line.startswith("TypeCheckError None Type-check error whilst checking the parameter")
@@ -74,13 +58,12 @@ def test_wrong_shape_is_named_with_function_and_argument(surroundings, source, m
     assert "'logprobs'" in shape and "f32[2,3]" in shape and "batch gen d_vocab" in shape
 
 
-@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_late_call_raises_and_without_calls_nothing_is_checked(surroundings):
+def test_late_call_raises_and_without_calls_nothing_is_checked(cold_python):
     late = CALLS + "import rlhf_lab\nrlhf_lab.check_shapes()"
-    output = run(late, surroundings, RLHF_LAB_CHECK_SHAPES="0")
-    *_, error = output.splitlines()
-    assert output.startswith("[[2.0, 1.0]]") and "TypeCheckError" not in output
+    done = cold_python(["-c", late], {"RLHF_LAB_CHECK_SHAPES": "0"})
+    *_, error = done.stderr.splitlines()
+    assert done.stdout.startswith("[[2.0, 1.0]]") and "TypeCheckError" not in done.stdout
     assert error.startswith("rlhf_lab.errors.ConfigError: check_shapes() comes too late for ")
     assert error.endswith("call it before any other import from rlhf_lab.")

@@ -60,6 +60,9 @@ YARN_SET = YARN | dict(attention_factor=1.3, beta_fast=4.0, beta_slow=0.5, trunc
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.0], long_factor=[2.0, 3.0])
 LONGROPE |= dict(original_max_position_embeddings=16, partial_rotary_factor=1.0)
 GEMMA3_YARN = YARN | dict(rope_theta=100.0, attention_factor=1.3)
+GEMMA3_LLAMA3 = GEMMA3_BASES | {"full_attention": LLAMA3 | dict(rope_theta=100.0)}
+GEMMA3_LONGROPE = dict(full_attention=LONGROPE | dict(rope_theta=100.0))
+GEMMA3_LONGROPE |= dict(sliding_attention=dict(rope_type="dynamic", factor=3.0, rope_theta=50.0))
 PLAIN = dict(tie_word_embeddings=True, num_key_value_heads=4, attention_bias=False)
 NO_CAPS = dict(attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=False)
 HEAD = dict(head_dim=8)
@@ -84,10 +87,8 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama, yarn by mscale": ("Llama", HEAD | rope(100.0, **YARN, mscale=0.7, mscale_all_dim=0.4)),
     "Llama, dynamic": ("Llama", rope(100.0, rope_type="dynamic", factor=4.0)),
     "Mistral without a window": ("Mistral", dict(sliding_window=None)),
-    "Mistral, a window of all but one": ("Mistral", dict(sliding_window=CONTEXT - 1)),
     "Mistral, a window of all": ("Mistral", dict(sliding_window=CONTEXT)),
     "Mistral, yarn and a window": ("Mistral", HEAD | rope(100.0, **YARN)),
-    "Mistral, a window of 1": ("Mistral", dict(sliding_window=1)),
     "Qwen 2 without windows": ("Qwen2", dict(use_sliding_window=False)),
     "Qwen 2, layers named": ("Qwen2", dict(layer_types=MIXED)),
     "Qwen 3 without windows, tied": (
@@ -112,8 +113,9 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma3",
         HEAD | dict(rope_parameters=GEMMA3_BASES | {"full_attention": GEMMA3_YARN}),
     ),
-    "Gemma 3, windows of all": ("Gemma3", dict(sliding_window=CONTEXT)),
-    "OLMo 2 tied, as many keys as queries": ("Olmo2", PLAIN),
+    "Gemma 3, llama3": ("Gemma3", HEAD | dict(rope_parameters=GEMMA3_LLAMA3)),
+    "Gemma 3, longrope": ("Gemma3", dict(head_dim=4, rope_parameters=GEMMA3_LONGROPE)),
+    "OLMo 2 with other heads": ("Olmo2", HEAD),
 }
 CLASSES = {name.removesuffix("LMHeadModel").removesuffix("ForCausalLM"): name for name in TINY}
 VARIANTS = {name: (CLASSES[family], x) for name, (family, x) in _VARIANTS.items()}

@@ -53,20 +53,16 @@ class WarmPython:
     def run(
         self,
         arguments: list[str],
-        text: str | None = None,
-        timeout: float = PATIENCE,
         **options: Any,
     ) -> subprocess.CompletedProcess:
         """Run `python ARGUMENTS` with captured output, as `subprocess.run` does."""
         with (
-            tempfile.TemporaryFile() as given,
+            open(os.devnull) as nothing,
             tempfile.TemporaryFile() as out,
             tempfile.TemporaryFile() as err,
         ):
-            given.write((text or "").encode())
-            given.seek(0)
-            files = (given.fileno(), out.fileno(), err.fileno())
-            status = self.start(arguments, files, **options).wait(timeout)
+            files = (nothing.fileno(), out.fileno(), err.fileno())
+            status = self.start(arguments, files, **options).wait()
             outputs = []
             for file in (out, err):
                 file.seek(0)

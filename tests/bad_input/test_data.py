@@ -32,19 +32,11 @@ BROKEN = [  # commands, file, content, words of the message
     (PAIRS, "x.jsonl", '{"chosen": [{}], "rejected": ""}\n', ["[{}] under", "Write one text"]),
     (tuple(COMMANDS), "x.csv", "good\na\nb\n", ["line 2", "'good'"]),
     (("train", "sft"), "x.txt", "quantum\nthis\n", ["vocabulary"]),
-    (
-        ("train", "sft"),
-        "x.jsonl",
-        '{"prompt": "a", "text": "a"}\n{"prompt": 5, "text": 5}\n',
-        ["has 5"],
-    ),
     (("train",), "x.txt", "this\n" + "this movie was good . " * 30, ["context", "prompt 2"]),
     (("sft",), "x.txt", "\n \n", ["texts must have at least 2 rows", "got 0"]),
-    (PAIRS, "x.txt", "a\nb\n", ["x.txt", "no columns"]),
     (PAIRS, "x.jsonl", PAIR, ["pairs must have at least 2 rows", "got 1"]),
     (PAIRS, "x.jsonl", UNKNOWN * 2, ["the word 'a'", "(number ", "vocabulary"]),
     (PAIRS, "x.jsonl", PAIR.replace("good", "\\ud800") * 2, ["ud800"]),
-    (("kto",), "x.csv", "response,label\na,good\nb,1\n", ["2 good texts and 0 bad"]),
 ]
 
 
@@ -71,14 +63,6 @@ def test_command_rejects_a_missing_source(there, command) -> None:
     with untouched(there):
         for name in ("", "missing.jsonl", "directory", "pipe", "hub:", "x" * 300):
             rejected([*COMMANDS[command], name])
-
-
-@pytest.mark.parametrize(
-    ("options", "word"), [("dpo --prompt-column q", "'q'"), ("train-reward --margin 1", "'margin'")]
-)
-def test_missing_column_is_named(there, options, word) -> None:
-    Path("x.jsonl").write_text(PAIR * 2)
-    rejected([*options.split(), "--pairs", "x.jsonl", "--out", "made"], "line 1", word, "chosen")
 
 
 STDIN = {

@@ -40,14 +40,10 @@ REPORT, EXPORT, SFT = "report RUN --out", "export RUN", f"sft --texts reel --n-t
 TRAINING = " ".join([*TRAIN, "--out"])
 REJECTED = {
     f"{REPORT} RUN/checkpoints/last.safetensors": "Use a new file",
-    f"{REPORT} RUN": "is a directory",
     f"{REPORT} /dev/null": "is a device",
     f"{REPORT} /proc/page.html": "/proc/page.html",
     f"{REPORT} nowhere/page.html": "cannot write nowhere/page.html",
-    f"{EXPORT} RUN": "already exists",
-    f"{EXPORT} /dev/null": "/dev/null already exists",
     f"{EXPORT} /proc/made": "Cannot write /proc/made",
-    f"{SFT} /proc/made --base-model nowhere": "Cannot write /proc/made",
     f"train-reward --pairs reel {FEW} --out thesis.tex/a/b --base-model no": "Cannot write thesis",
     f"{TRAINING} RUN": "already holds a run",
     f"{TRAINING} /dev/null": "/dev/null is",

@@ -1,9 +1,6 @@
 """The report of a run in a real browser without a network, on light and dark pages."""
 
-import os
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -29,11 +26,10 @@ for name in ("plain", "probed"):
 
 
 @pytest.fixture(scope="module")
-def reports(chromium, tmp_path_factory):
+def reports(chromium, tmp_path_factory, cold_python):
     """The reports of a plain run and of one with the default probes, by name."""
     place = tmp_path_factory.mktemp("runs")
-    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", RUNS], cwd=place, env=env, check=True)
+    cold_python(["-c", RUNS], cwd=place).check_returncode()
     return {name: place / name / "report.html" for name in ("plain", "probed")}
 
 

@@ -1,7 +1,6 @@
 """Shares runs that the tests of commands read, each made when a test first uses it."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,3 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """A finished run of two phases, and what the command printed."""
     out = tmp_path_factory.mktemp("cli") / "demo"
     return accepted(["train", *SMALL, "--seed", "1", "--out", out]), out
-
-
-@pytest.fixture(scope="session")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A finished run of one phase with the default probes."""
-    out = tmp_path_factory.mktemp("probed") / "probed"
-    done = accepted(["train", *SMALL, "--total-phases", "1", "--warmup-steps", "0", "--probes",
-                     "--batch-size", "64", "--out", out])  # fmt: skip
-    assert "8 probes recorded" in done.out
-    return out

@@ -16,6 +16,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.probes import Run
 from rlhf_lab.sampling import SamplingSpec, sample, tokenize_prompts
 from tests.bad_input.command_outcome import accepted, rejected
+from tests.cli.conftest import SMALL
 from tools.prose import page, quoted
 
 
@@ -120,14 +121,6 @@ def test_score_prints_reward_tab_text():
     assert accepted(["score", "--reward-fn", "count:a", "--prompt", "aa", "ab"]).out[:2] == "3."
 
 
-def test_probes_of_a_run_are_resumed(probed, tmp_path):
-    run = shutil.copytree(probed, tmp_path / "run")
-    done = accepted(["resume", run, "--total-phases", "2"])
-    n = len(Run(run).checks())
-    assert f"8 probes recorded; {n} of {n} identity checks hold" in done.out
-    assert all(2 in Run(run).phases(name) for name in ("value_lens", "direction_sentiment"))
-
-
 DAMAGE = {
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
     "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "checks.jsonl has unexpected contents"),
@@ -136,13 +129,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("file", DAMAGE)
-def test_report_of_a_damaged_run_names_the_file(probed, tmp_path, file):
-    text, words = DAMAGE[file]
-    path = tmp_path / "run"
-    shutil.copytree(probed, path, ignore=shutil.ignore_patterns("checkpoints"))
-    (path / file).write_text(text)
-    rejected(["report", path], f"run/{file}", words)
+@pytest.mark.slow
+def test_probes_are_recorded_resumed_and_read(tmp_path):
+    run, few = tmp_path / "run", "--total-phases 1 --warmup-steps 0 --batch-size 64".split()
+    assert "8 probes recorded" in accepted(["train", *SMALL, *few, "--probes", "--out", run]).out
+    done = accepted(["resume", run, "--total-phases", "2"])
+    n = len(Run(run).checks())
+    assert f"8 probes recorded; {n} of {n} identity checks hold" in done.out
+    assert all(2 in Run(run).phases(name) for name in ("value_lens", "direction_sentiment"))
+    for file, (text, words) in DAMAGE.items():
+        whole = (run / file).read_text() if (run / file).exists() else ""
+        (run / file).write_text(text)
+        rejected(["report", run], f"run/{file}", words)
+        (run / file).write_text(whole)
 
 
 def test_a_closed_pipe_ends_quietly(warm_python):

@@ -80,9 +80,7 @@ def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
         (("loved it", "hated"), "not one token"),
         (("loved", "loved"), "not different tokens"),
         ({"loved": float("nan"), "hated": -1}, "finite weights"),
-        ({"loved": 0}, "not different tokens"),
         ({}, "not different tokens"),
-        ((5, 10**6), "not different tokens"),
         ((5,), r"words=\(5,\) are not different tokens"),
         ("loved", "words='loved' are not different tokens"),
     ):

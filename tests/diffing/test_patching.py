@@ -185,10 +185,6 @@ def test_models_words_and_places_have_shorter_forms(sides):
     places = {"mlp": at, "last": PatchPlace(at, positions=-1)}
     short = patch_activations(*of_policy, places, -1, ("loved", "hated"))
     assert torch.equal(short.patched, long.patched) and not torch.equal(*short.patched)
-    through = [PatchPlace("blocks.1.hook_mlp_out")]
-    long = patch_path(*sides, PatchPlace(at), through, -1, tuple(ids))
-    short = patch_path(*of_policy, PatchPlace(at), through, -1, ("loved", "hated"))
-    assert torch.equal(short.patched, long.patched)
 
 
 def test_patching_raises_on_invalid_places_and_texts(sides, base, reviews, llama_tokenizer):

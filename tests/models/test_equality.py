@@ -1,6 +1,6 @@
 """Our model against transformers and against TransformerLens's HookedTransformer.
 
-All 39 models are compared nightly, one per family in every run.
+All 38 models are compared nightly, one per family in every run.
 """
 
 import copy
@@ -16,7 +16,7 @@ from rlhf_lab.models.conversion import from_hugging_face
 from rlhf_lab.models.hooked_transformer import HookedTransformer
 from rlhf_lab.models.kv_cache import KVCache
 from rlhf_lab.models.load import load_pretrained_model
-from tests.tiny_families import LLAMA3, LONGROPE, TINY, VARIANTS, WINDOW, YARN, tiny_of
+from tests.tiny_families import TINY, VARIANTS, WINDOW, tiny_of
 from tests.tiny_models import llama_tokenizer
 from tests.transformer_lens_model import to_transformer_lens
 
@@ -31,26 +31,11 @@ HAS_TRANSFORMER_LENS_MODEL = int(importlib.metadata.version("transformer_lens").
 ONLY_THEIRS = ("hook_in", "hook_out")  # hook points of TransformerLens that we lack
 
 
-def gemma3(head_dim: int, full: dict, sliding: dict) -> tuple[str, dict]:
-    ropes = {"full_attention": full, "sliding_attention": sliding}
-    ropes = {name: {"rope_theta": 100.0} | rope for name, rope in ropes.items()}
-    return "Gemma3ForCausalLM", {"head_dim": head_dim, "rope_parameters": ropes}
-
-
-LINEAR, DYNAMIC = ({"rope_type": name, "factor": 3.0} for name in ("linear", "dynamic"))
-NEW = {
-    "OLMo 2 with its own head_dim": ("Olmo2ForCausalLM", {"head_dim": 8}),
-    "Gemma 3, llama3 and linear": gemma3(8, LLAMA3, LINEAR),
-    "Gemma 3, longrope and yarn": gemma3(4, LONGROPE, YARN),
-    "Gemma 3, dynamic": gemma3(8, DYNAMIC, DYNAMIC),
-}  # rejected before we had our own model
-
-
 def make_pair(name: str) -> tuple[PreTrainedModel, HookedTransformer]:
     if name == "reel-nano":
         hf_model = load_pretrained_model(AutoModelForCausalLM, name, "language model")
     else:
-        architecture, changes = (name, {}) if name in TINY else (VARIANTS | NEW)[name]
+        architecture, changes = (name, {}) if name in TINY else VARIANTS[name]
         hf_model = tiny_of(architecture, **changes)
     return hf_model.eval(), from_hugging_face(hf_model, llama_tokenizer(), torch.float32)
 
@@ -64,6 +49,8 @@ def pair(request) -> tuple[PreTrainedModel, HookedTransformer]:
 def theirs(pair) -> torch.nn.Module:
     if not HAS_TRANSFORMER_LENS_MODEL:
         pytest.skip("TransformerLens 4 has no HookedTransformer")
+    if pair[1].cfg.qk_norm == "all" and pair[1].cfg.d_head == 8:
+        pytest.skip("TransformerLens's norm of OLMo 2 has d_model entries")
     return to_transformer_lens(pair[1])
 
 
@@ -96,14 +83,6 @@ def test_logits_match_transformers(pair, padded):
     assert expected.std() > 0.1  # constant logits would be equal by accident
     logits = model(tokens, attention_mask=mask if padded else None)
     assert_close(logits[mask], expected[mask], LOGITS, "logits")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", NEW)
-def test_newly_supported_settings_match_transformers(name):
-    hf_model, model = make_pair(name)
-    tokens, _ = make_tokens(model)
-    assert_close(model(tokens), hf_model(tokens).logits, LOGITS, "logits")
 
 
 @torch.no_grad()

@@ -43,8 +43,6 @@ def test_trainable_weights_have_gradients_and_convert_back(pair):
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     keys = ("attn.b_K", "attn._b_K")  # without rotation, the softmax does not depend on b_K
     still = [n for n, p in trainable.items() if not n.endswith(keys) and not p.grad.any()]
-    if model.cfg.window_size == 1:
-        still = [n for n in still if "W_Q" not in n and "W_K" not in n]
     assert still == [] and not any(p.any() for p in model.parameters() if not p.requires_grad)
     n_folded = 24 if "GPT2" in type(hf_model).__name__ else 0  # the unembedding bias
     for parameter in trainable.values():

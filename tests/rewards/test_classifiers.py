@@ -114,7 +114,6 @@ def test_long_text_is_cut_to_what_the_classifier_reads(make_classifier, kind):
     ("labels", "label", "positive"),
     [
         (("NEGATIVE", "POSITIVE"), None, 1),
-        (("LABEL_0", "LABEL_1"), None, 1),
         (("LABEL_1", "LABEL_0"), None, 0),
         (("Positive sentiment", "Negative sentiment"), None, 0),
         (("NEG", "POS_CLASS"), None, 1),
@@ -122,7 +121,6 @@ def test_long_text_is_cut_to_what_the_classifier_reads(make_classifier, kind):
         (("bad", "Good "), " gOOD", 1),
         (("positive", "negative"), "negative", 1),
         (("good", "bad"), None, None),
-        (("very negative", "negative"), None, None),
         (("negation", "position"), None, None),
         (("good", "bad"), "goods", None),
         (("positive", "negative"), "LABEL_1", None),
@@ -206,15 +204,6 @@ def test_run_names_its_rewarded_class_and_notices_changed_names(
     )
     change_config(make_classifier(), **names)
     assert unnamed and rejected(["resume", f"{out}2", "--total-phases", "2"], "--positive-label")
-
-
-def test_minilm_scores_good_and_bad_reviews(real_models, no_network):
-    good = "This movie was absolutely wonderful, I loved every minute of it."
-    bad = "This movie was terrible, a boring and stupid waste of time."
-    reward = SentimentReward(str(real_models / "minilm-sentiment"))
-    scores = reward([good, bad, "I liked the story, and the actors were fine. " * 20])
-    assert scores[0] > 0.9 and scores[1] < 0.1
-    torch.testing.assert_close(scores[:1], reward([good]), atol=1e-4, rtol=0)
 
 
 def dialog(*texts):
