@@ -113,7 +113,6 @@ def test_texts_of_a_file_make_a_model_to_train(tmp_path, method):
     ("command", "option", "loader"),
     [
         ("dpo", "--pairs", "rewards.load_pairs"),
-        ("orpo", "--pairs", "rewards.load_pairs"),
         ("train-reward", "--pairs", "rewards.load_pairs"),
         ("kto", "--examples", "tuning.load_labeled_examples"),
         ("sft", "--texts", "tuning.load_examples"),
