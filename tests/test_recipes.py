@@ -189,22 +189,6 @@ def test_probes_of_the_carry_find_a_written_label():
     assert all(shuffled < 0.7 for _, shuffled in found)
 
 
-@pytest.mark.slow
-def test_pairs_of_sums_differ_in_one_carry_only():
-    recipe, model = functions("sums_carry"), load_model("sums-nano")
-    ones, zeros = recipe["carry_pairs"](40, np.random.default_rng(1))
-    assert (ones.a == zeros.a).all() and len(ones) == len(zeros) == 40
-    assert (ones.carry_in - zeros.carry_in == [0, 1, 0, 0]).all()
-    assert (ones.b_digits - zeros.b_digits)[:, 1:].any() == 0
-    fractions = recipe["patch_carry"](model, (ones, zeros), "b1")
-    heads = {name: x.value.item() for name, x in fractions.items() if "H" in name}
-    assert max(heads, key=heads.get) == "L0H0" and heads["L0H0"] == pytest.approx(1, abs=0.05)
-    assert sorted(heads.values())[-2] < 0.05
-    query, key = (recipe["START"] + recipe["DIGITS"].index(name) for name in ("b1", "t0"))
-    attention = recipe["mean_attention"](model, ones, query, key)
-    assert max(attention, key=attention.get) == "L0H0" and attention["L0H0"] > 0.95
-
-
 def test_effects_of_tokens_are_summed_by_kind():
     """Four responses to 66 + 39: right, a lost carry, a wrong answer, and no steps."""
     responses = (

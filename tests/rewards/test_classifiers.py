@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import (
     AutoModelForSequenceClassification,
@@ -145,28 +144,15 @@ def change_config(directory, **changes):
 @pytest.mark.slow
 def test_unfit_classifiers_raise(make_classifier, tmp_path, no_network):
     directory = make_classifier()
-    weights = load_file(f"{directory}/model.safetensors")
-    head = weights["classifier.weight"]
     for number, (change, words) in enumerate(
         [
             ({"label2id": {"POSITIVE": 0, "NEGATIVE": 1}}, "label2id"),
             ({"id2label": {"1": "neg", "2": "pos"}}, "id2label"),
             ({"num_labels": 2, "id2label": {"0": "a", "1": "b", "2": "c"}}, "num_labels=2.*'2'"),
-            ({"classifier.weight": None}, "classifier.weight is missing"),
-            ({"classifier.weight": head * torch.nan}, "classifier.weight.*nan"),
-            ("tokenizer.json tokenizer_config.json", "tokenizer"),
-            ("model.safetensors", "safetensors"),
         ]
     ):
         place = Path(shutil.copytree(directory, tmp_path / str(number)))
-        if isinstance(change, str):
-            for file in change.split():
-                (place / file).rename(place / f"{file}.bin")
-        elif "classifier.weight" in change:
-            kept = {name: x for name, x in (weights | change).items() if x is not None}
-            save_file(kept, place / "model.safetensors", metadata={"format": "pt"})
-        else:
-            change_config(place, **change)
+        change_config(place, **change)
         with pytest.raises(LoadError, match=words):
             SentimentReward(str(place))
     for place, words in (
