@@ -15,8 +15,7 @@ from rlhf_lab.views.probe_pictures import probe_pictures
 class ProbeLogger:
     """Callback that sends numbers after each phase, and pictures in phases 0, 1, 2, 3, 5, 8, ...
 
-    The records and pictures of the last weights follow at the end of the run. Pictures are SVG,
-    which wandb shows and other loggers skip.
+    Those of the last weights follow at the end. Pictures are SVG, which only wandb shows.
     """
 
     def __init__(self, sinks: list[Sink], probes: Sequence[str]) -> None:
@@ -37,6 +36,7 @@ class ProbeLogger:
             records = run.records(name)
             if ctx.event == "run_start":
                 self._sent[name] = sum(record["phase"] < ctx.phase for record in records)
+                self._drawn[name] = self._sent[name]
                 continue
             for record in records[self._sent[name] :]:
                 numbers = {k: x for k, x in record.items() if type(x) in (int, float)}

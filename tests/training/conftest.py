@@ -1,6 +1,6 @@
 """Small Reel runs for the tests of training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,14 @@ from tests.training.recorded_runs import (
     record,
     train_partly,
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trackio_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Set the folder of trackio, which reads it on import, before any test imports it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))
+        yield
 
 
 @pytest.fixture(scope="session")

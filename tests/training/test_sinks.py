@@ -1,15 +1,16 @@
 """TensorBoard and trackio, read back with their own readers, and custom sinks."""
 
 import json
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 
+from rlhf_lab.probes import WeightDelta, attach
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.sinks import Sink
+from rlhf_lab.views.probe_logger import ProbeLogger
 from tests.training.recorded_runs import tensorboard_events
 
 
@@ -21,20 +22,10 @@ def to_curves(line: dict) -> dict[str, float]:
     }
 
 
-@pytest.fixture(scope="session")
-def trackio_home(tmp_path_factory) -> Path:
-    """Trackio reads its folder's name on import: one folder per session."""
-    home = tmp_path_factory.mktemp("trackio")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRACKIO_DIR", str(home))
-        pytest.importorskip("trackio")
-    return home
-
-
 @pytest.mark.slow
-def test_loggers_match_the_files_of_a_resumed_run(make_trainer, trackio_home):
+def test_loggers_match_the_files_of_a_resumed_run(make_trainer):
     """Saved after 2 phases, killed after 3: the third runs twice."""
-    import trackio
+    trackio = pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
     pytest.importorskip("tensorboard")
@@ -116,6 +107,19 @@ def test_sink_is_reopened_when_a_stopped_run_continues(make_trainer):
     assert sink.calls[:3] == ["open 0", "send 0", "close 130"]
     assert sink.calls[3:] == ["open 1", "send 1", "send 2", "final 3", "close 0"]
     assert failing[0].calls == ["open 0"] and failing[1].calls[-1] == "close 0"
+
+
+@pytest.mark.slow
+def test_probe_logger_sends_earlier_records_only_once(make_trainer):
+    trainer, sink = make_trainer(), Journal()
+    attach(trainer, WeightDelta(every=9))
+    trainer.run_phase()
+    resumed = RLHFTrainer.resume(trainer.run.path)
+    attach(resumed, WeightDelta(every=9))
+    sink.attach(resumed.callbacks)
+    ProbeLogger([sink], ["weight_delta"]).attach(resumed)
+    resumed.run_phase()
+    assert sink.calls == ["open 1", "send 1"]  # the metrics only
 
 
 @pytest.mark.slow
