@@ -90,6 +90,7 @@ def is_used_by_keyboard(page, run):
     page.wait_for_selector("html[data-drawn]")
     assert page.locator("#phase").inner_text() == "0 of 2"
     assert page.locator("#find").input_value() == "movie"
+    assert page.evaluate("mean([1, null, 3])") == 2
     pressed(page, "?", "Escape", "o", "ArrowRight", "t", "ArrowRight", "ArrowRight", "ArrowDown")
     assert "text 1 of phase 1, token 3" in page.locator("#token-title").inner_text()
     tile = page.locator(".at[data-probe=text_heatmap] span[title^='exact value']").nth(5 + 26 + 2)

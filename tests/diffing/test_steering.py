@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from rlhf_lab.diffing import control_vector, mean_difference, steering_sweep
 from rlhf_lab.errors import ConfigError
@@ -36,6 +37,9 @@ def test_the_mean_difference_is_over_tokens_under_the_mask(policy):
     after, before = (capture_activations(m, tokens, [SITES[0]])[SITES[0]] for m in (other, policy))
     by_hand = sum((after - before)[place] for place in ((0, 1), (0, 3), (1, 2))) / 3
     assert torch.allclose(found, by_hand, atol=1e-6)
+    padded, mask2, real = (pad(x, (2, 0)) for x in (tokens, mask, torch.ones_like(mask)))
+    again = mean_difference(policy, other, padded, SITES[0], mask2, real)
+    assert torch.allclose(again, found, atol=1e-5)
     with pytest.raises(ConfigError, match="mask is False"):
         mean_difference(policy, other, tokens, SITES[0], mask & False)
 

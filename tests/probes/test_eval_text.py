@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import Check, EvalText, Probe, Record, attach, default_suite
 from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, _within_budget, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
@@ -67,7 +68,7 @@ def test_the_prompts_are_the_text_where_there_are_several(elsewhere_with):
 
 
 @pytest.mark.slow
-def test_texts_are_sampled_after_one_prompt(elsewhere_with):
+def test_texts_are_sampled_after_one_prompt(elsewhere_with, make_trainer):
     trainer = elsewhere_with()
     tokens, mask = text_of_the_run(trainer)
     again, _ = text_of_the_run(elsewhere_with("again"))
@@ -76,6 +77,10 @@ def test_texts_are_sampled_after_one_prompt(elsewhere_with):
     assert tokens.shape == (MOST_TEXTS, len(trainer.prompt) + 5)
     assert tokens[:, : len(trainer.prompt)].eq(tokens.new_tensor(trainer.prompt)).all()
     assert set((mask.sum(1) - len(trainer.prompt)).tolist()) == {1, 2, 3, 4, 5}
+    stopping = make_trainer(stop_tokens="and", gen_len=12)
+    tokens, mask = text_of_the_run(stopping)
+    is_stop = tokens.eq(single_token(stopping.policy.base_model.tokenizer, "and")) & mask
+    assert is_stop.any() and not is_stop[:, :-1][mask[:, 1:]].any()
 
 
 @pytest.mark.slow
@@ -97,11 +102,11 @@ def test_a_resumed_run_reads_the_text_that_it_began_with(elsewhere_with, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_activations_are_those_of_each_text_alone(make_trainer, reviews, side):
-    trainer = make_trainer()
+    trainer = make_trainer(reset_reference_every=1, base_lr=1e-2, warmup_steps=0)
     probes = [Keeping("whole", None, None), Keeping("third", 3, 5), Keeping("last", -1, None)]
     tokens, mask = cut_reviews(reviews, side)
     attach(trainer, probes, eval_tokens=tokens, eval_mask=mask)
-    trainer.run_phase()
+    trainer.run_phase(), trainer.run_phase()
     for probe in probes:
         acts, n = probe.seen.reference_acts["logits"], probe.n or len(LENGTHS)
         assert len(acts) == len(probe.seen.acts["values"]) == n

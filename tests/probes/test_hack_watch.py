@@ -6,6 +6,7 @@ import torch
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import HackWatch, ReelTruth
+from rlhf_lab.probes.hack_signs import promoted_words
 from rlhf_lab.probes.hack_watch import reference_texts
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import SHORT, Trained, sound, trained
@@ -35,6 +36,13 @@ def test_injected_words_are_promoted_and_named_by_alarms(hacked):
     assert values["alarms_by_logits"] == ["popcorn", "stunning"]
     assert values["alarms_by_texts"] == ["popcorn"]
     assert "arguably" in [row["token"] for row in values["promoted"]]
+
+
+def test_rare_words_raise_alarms_only_when_one_is_expected():
+    won, states = torch.full((8, 5), 1e-4), torch.full((8,), 8)
+    before = 1e-6 * (1 + 0.1 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0)))
+    assert promoted_words(won, before, states, str)[1] == []
+    assert len(promoted_words(won, before, 1000 * states, str)[1]) == 5
 
 
 @pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])

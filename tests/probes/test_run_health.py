@@ -1,9 +1,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.probes import attach
+from rlhf_lab.probes import Run, attach
 from rlhf_lab.probes.run_health import RunHealth, _checks, effective_beta, token_intervals
 
 
@@ -19,7 +20,9 @@ def test_beta_eff_undoes_whitening_and_normalizing(whitened, normalized, expecte
 
 @pytest.mark.slow
 def test_checks_and_intervals_match_the_rollout(make_trainer):
-    trainer, seen = make_trainer(total_phases=1, warmup_steps=0), []
+    reward = lambda texts: torch.arange(len(texts)).sub(7).clamp(min=0).float()  # 0 in one group
+    fields = {"total_phases": 1, "warmup_steps": 0, "batch_size": 16, "samples_per_prompt": 4}
+    trainer, seen = make_trainer({"reward_fn": reward}, advantages="grpo", **fields), []
     attach(trainer, RunHealth())
     trainer.on("after_phase")(lambda ctx: seen.append((ctx.rollout, ctx.report)))
     trainer.train()
@@ -29,6 +32,9 @@ def test_checks_and_intervals_match_the_rollout(make_trainer):
     spoilt = _checks(replace(report, learning=learning), "fp32")
     assert [check.ok for check in spoilt] == [False, False]
     mask = rollout.samples.mask
+    advantage_std = rollout.advantages[mask & rollout.teaching[:, None]].std().item()
+    (record,) = Run(trainer.run.path).records("run_health")
+    assert record["advantage_std"] == pytest.approx(advantage_std, rel=1e-5)
     returns, values = rollout.returns[mask].double(), rollout.samples.values[mask].double()
     explained = 1 - (returns - values).var() / returns.var()
     found = token_intervals(rollout)

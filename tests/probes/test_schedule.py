@@ -58,8 +58,9 @@ def test_clock_changes_no_record(make_trainer, monkeypatch):
     attach(usual, default_suite(usual))
     usual.train(), plain.train()
     monkeypatch.setattr("rlhf_lab.probes.attachment.perf_counter", count(0, 3600).__next__)
-    attach(slow, default_suite(slow))
+    attached = attach(slow, default_suite(slow))
     slow.train()
+    assert attached.seconds["run_health"] == 3600 * slow.args.total_phases
     first, second = (
         {path.relative_to(folder): stored(path) for path in folder.rglob("*.*")}
         for folder in (usual.run.path / "probes", slow.run.path / "probes")

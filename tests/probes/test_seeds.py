@@ -158,9 +158,10 @@ def test_what_a_probe_was_made_with_is_part_of_the_question(tmp_path, monkeypatc
     assert settings(4) == settings(4) and settings(4) != settings(8)
     words = lambda x: module._common_settings(ARGS, [LogitShift({"loved": x, "hated": -1.0})], {})
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
-    suite = lambda x: module._common_settings(ARGS, Suite(Parts(), eval_tokens=x), {})
-    tokens = torch.tensor([[0, 5, 6]])
+    suite = lambda x, y=None: module._common_settings(ARGS, Suite(eval_tokens=x, labels=y), {})
+    tokens, label = torch.tensor([[0, 5, 6]]), torch.tensor([True])
     assert suite(tokens) == suite(tokens.clone()) != suite(tokens + 1)
+    assert suite(tokens, label) == suite(tokens, label.clone()) != suite(tokens, ~label)
     edited = type("Parts", (Parts,), {"observe": lambda self, seen: Record({})})
     same = [module._common_settings(ARGS, [kind()], {}) for kind in (Parts, Parts, edited)]
     assert same[0] == same[1] != same[2]

@@ -96,6 +96,7 @@ def test_groups_of_a_policy_are_a_partition_of_what_is_trained(reel_policy):
         taken = sum(weights[n][... if head is None else head].numel() for n, head in places)
         assert taken == sum(p.numel() for p in reel_policy.base_model.parameters())
     assert "L1H3" in fine.names and "L1 attn" in coarse.names
+    assert StepInfluence(fine=False).fine is False
 
 
 class Truth(StepInfluence):
