@@ -112,11 +112,7 @@ class Callbacks:
     def on(
         self, event: Event, every: int = 1, last: bool = False
     ) -> Callable[[Callback], Callback]:
-        """Register the decorated callable for an event of every `every`-th phase.
-
-        Raises:
-            ConfigError: If the event is unknown, or `every` is not an integer >= 1.
-        """
+        """Register the decorated callable for an event of every `every`-th phase."""
         if event not in get_args(Event):
             known = ", ".join(get_args(Event))
             raise ConfigError(f"Unknown event {event!r}. Choose one of: {known}.")

@@ -1,5 +1,6 @@
 """Activations of the policy: reading them, and changing them for a whole run."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import filter as match_names
 from functools import partial
@@ -53,10 +54,8 @@ def capture_activations(
 ) -> dict[str, Tensor]:
     """Run a model on finished sequences and return activations by name.
 
-    1. Expand the names.
-    2. Run the model on some rows at a time, with a hook at every site that keeps its activation.
-    3. Keep all positions `[batch seq ...]`, or those at `pos` `[batch ...]`; attention patterns and
-       scores are `[batch head query key]`, and 0 where the query is padding.
+    They have all positions `[batch seq ...]`, or those at `pos` `[batch ...]`; attention patterns
+    and scores are `[batch head query key]`, and 0 where the query is padding.
 
     Args:
         policy: the policy, or a bare HookedModel (which has no "values").
@@ -246,10 +245,14 @@ class Interventions:
         if not set(sites) <= points.keys():
             raise ConfigError(f"site={site!r} is an output. Choose a hook point of the model.")
 
+        is_first = True
+
         def intervene(activation: Tensor, hook: HookPoint) -> Tensor | None:
+            nonlocal is_first
             if self.stage not in during:
                 return None
             shape, dtype = activation.shape, activation.dtype
+            version = -1 if activation.is_inference() else activation._version
             result = fn(activation, Where(self.count_phases(), self.stage, hook.name))
             new = activation if result is None else result
             fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (shape, dtype)
@@ -258,6 +261,11 @@ class Interventions:
                     f"The intervention {name!r} must return an activation of shape "
                     f"{tuple(shape)} and {dtype} without nan."
                 )
+            if is_first and result is None and 0 <= version == activation._version:
+                problem = f"The intervention {name!r} returned None and changed nothing at first"
+                remedy = "Return the new activation, or change it in place"
+                warnings.warn(f"{problem}. {remedy}.", stacklevel=2)
+            is_first = False
             return result
 
         for each in sites:

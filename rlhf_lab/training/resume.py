@@ -48,13 +48,11 @@ def resume_trainer(
     """Return a trainer that continues where a run was last saved.
 
     Args:
-        path: the run's directory.
         changes: new values of settings, of those in `CHANGEABLE`.
         parts: the run's custom components and `interventions={name: fn}`, which are not stored.
 
     Raises:
         RunError: If a file is missing or damaged, or the run had other components.
-        ConfigError: If a change is not possible.
     """
     if not isinstance(changes or {}, Mapping):
         raise ConfigError(f"changes={changes!r:.50} is not a dict. Pass {{'total_phases': 25}}.")
@@ -210,10 +208,8 @@ def load_policy(
     """Load the policy that a run saved, and the run's arguments.
 
     Args:
-        path: The run's directory.
         which: "last", "best", or the number of learning phases before the checkpoint (0, 1, 2, 3,
             5, 8, ..., as far as `keep_checkpoints` keeps them).
-        interventions: The functions of the run's interventions by name, if it had any.
 
     Raises:
         RunError: If there is no run or no such checkpoint, or the file is corrupt.

@@ -1,8 +1,4 @@
-"""Runs whose files were damaged, lost or replaced: rejected in one message, or resumed bitwise.
-
-The readers are tested one by one in tests/training (test_run_dir, test_checkpoint,
-test_resume). Here each command meets one kind of damage for each reader.
-"""
+"""Runs whose files were damaged, lost or replaced: rejected in one message, or resumed bitwise."""
 
 import json
 import os
