@@ -541,10 +541,7 @@ def causal_mask(n_query: int, n_key: int, device: torch.device) -> Mask:
 def attention_mask(
     n_query: int, past: int, padding: Padding | None, window: int | None, device: torch.device
 ) -> Mask | None:
-    """Return the mask of a layer: a token attends to itself and to earlier tokens in the window.
-
-    None stands for the causal mask, which torch's fused attention does not need as a tensor.
-    """
+    """Return the mask of a layer, whose window has `window` tokens; None if it is only causal."""
     is_short = window is None or past + n_query <= window
     if padding is None and is_short and (past == 0 or n_query == 1):
         return None

@@ -164,9 +164,14 @@ def adapter_config(modules: Mapping[str, Factors], base_model: str) -> dict[str,
 
 def read_scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     """Return alpha / rank, or alpha / sqrt(rank) for rsLoRA (Kalajdzievski 2023)."""
-    patterns = (config.get("alpha_pattern") or {}).items()
-    alphas = (x for pattern, x in patterns if re.match(rf"(.*\.)?({pattern})$", module))
-    alpha = next(alphas, config.get("lora_alpha", 8))
+
+    def read(patterns: str, default: Any) -> Any:
+        values = (config.get(patterns) or {}).items()
+        return next((x for key, x in values if re.match(rf"(.*\.)?({key})$", module)), default)
+
+    alpha, stored = read("alpha_pattern", config.get("lora_alpha", 8)), config.get("r", rank)
+    if (stored := read("rank_pattern", stored)) != rank:
+        raise ValueError(f"{ADAPTER_CONFIG} has rank {stored}, {ADAPTER_WEIGHTS} has rank {rank}")
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -14,11 +14,7 @@ SITES = (*PART_SITES, "ln_final.hook_scale", "logits")
 def residual_components(
     model: HookedModel, acts: dict[str, Tensor]
 ) -> tuple[list[str], Float[Tensor, "component batch d_model"]]:
-    """Return the names and vectors of all components of the residual stream at one position.
-
-    They are the embeddings and, for each block, z W_O of every head, the bias b_O and the MLP's
-    output. Their sum is the residual after the last block.
-    """
+    """Return the names and vectors at one position of all parts of the last residual stream."""
     validate_additive(model)
     names, parts = ["embed"], [acts["hook_embed"].double()]
     if "hook_pos_embed" in acts:

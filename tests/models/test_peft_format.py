@@ -145,6 +145,7 @@ def test_unsupported_settings_and_damaged_files_raise(base, tmp_path):
     for settings in SETTINGS:
         name, value = next(iter(settings.items()))
         assert f"has {name}={value!r}, which is not supported" in message(settings)
+    assert "config.json has rank 9, adapter_model.safetensors has rank" in message({"r": 9})
     for bad in ({key: tensors[key] * torch.nan}, {"base_model.model.x.bias": torch.ones(2)}):
         assert "not a finite LoRA matrix" in message({}, **bad)
     pair = {f"base_model.model.lm_head.lora_{x}.weight": torch.ones(1, 1) for x in "AB"}
