@@ -158,6 +158,8 @@ def encode_examples(
             leaves no room for its text.
     """
     check_range(AT_LEAST_2, max_tokens=max_tokens)
+    if texts and not any(text.strip() for text in texts):
+        raise ConfigError("All texts are empty. Pass the texts to learn, without their prompts.")
     if not isinstance(model, HookedModel):
         kind = type(model).__name__
         raise ConfigError(f"model is a {kind}. Pass a language model, such as policy.base_model.")

@@ -340,6 +340,7 @@ def test_seed_decides_all_and_random_state_is_unchanged():
         (FitConfig, (1, 1, 1e-3, 1.0), "held_out=1.0"),
         (DriftEvalConfig, (-1,), "samples=-1"),
         (encode_examples, (torch.nn.Identity(), [], []), "Pass a language model, such as policy"),
+        (encode_examples, (None, ["this movie"], [" "]), "All texts are empty"),
         (fine_tune, (None, ["a"], FitConfig()), "examples is a list. Pass Examples"),
         (train_on_pairs, (None, [("a", "b")], FitConfig()), "pairs is a list. Pass Pairs"),
         (train_on_pairs, (None, PAIRS, FitConfig(), KTOLoss()), "KTOLoss. Pass DPOLoss or ORPO"),
