@@ -51,9 +51,10 @@ def load_pretrained(loader: Any, name: str, kind: str, **options: Any) -> Any:
         with LOADING, hidden_progress(on_disk):
             return loader.from_pretrained(place, **options)
     except Exception as error:  # an invalid configuration can raise any exception
+        hint = "" if on_disk else f"no directory {Path(place).absolute()}; "
         raise LoadError(
-            f"Cannot load the {kind} {name!r} from {place!r} ({_error_line(error)}). Choose a "
-            f"directory with safetensors, a hub id, or a bundled name ({', '.join(BUNDLED)})."
+            f"Cannot load the {kind} {name!r} from {place!r} ({hint}{_error_line(error)}). Choose "
+            f"a directory with safetensors, a hub id, or a bundled name ({', '.join(BUNDLED)})."
         ) from error
 
 

@@ -133,7 +133,7 @@ class RewardModel(nn.Module):
         """Load a reward model that `save` wrote, without gradients. Raise LoadError otherwise."""
         path = expand_home(directory) / HEAD_FILE
         if not path.is_file():
-            problem = f"{str(directory)!r} is not a reward model: it has no {HEAD_FILE}"
+            problem = f"{str(directory)!r} is not a reward model: there is no {path.absolute()}"
             raise LoadError(f"{problem}. Train one with `train-reward`.")
         model = cls(load_model(str(directory), device=device))
         try:

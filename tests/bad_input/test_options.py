@@ -32,7 +32,7 @@ REJECTED = {
     f"{COMPARE} --text RUN/none.txt": ("No such file",),
     f"{COMPARE} --length 99": ("length=99", "between 1 and"),
     f"{COMPARE} --out RUN/run.json": ("Use a new file",),
-    "compare none reel-nano": ("Cannot load the language model 'none'",),
+    "compare none reel-nano": ("language model 'none'", "(no directory /", "/none; "),
     # options without effect
     f"{COMPARE} --column foo": ("column='foo'", "--text"),
     f"{COMPARE} --base-checkpoint 3": ("checkpoint=3", "'reel-nano'"),

@@ -102,7 +102,7 @@ def test_unfit_directories_raise(nano, gpt2_dir, tmp_path):
         nano.save(tmp_path, "reel-nano", {})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     for place in (gpt2_dir, tmp_path / "nowhere"):
-        with pytest.raises(LoadError, match="is not a reward model.*train-reward"):
+        with pytest.raises(LoadError, match=f"is not a reward.*{place}/.*train-reward"):
             LearnedReward(str(place))
     nano.save(tmp_path / "rm", "reel-nano", {})
     (tmp_path / "rm" / "reward_model.json").unlink()
