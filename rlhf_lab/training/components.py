@@ -184,6 +184,8 @@ def make_optimizer(
 def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:
     """Raise ConfigError if the vocabularies differ; warn if the models share trained weights."""
     trained = {id(weight) for weight in policy.parameters() if weight.requires_grad}
+    if not trained:
+        raise ConfigError("No weight of the policy is trainable. Call policy.requires_grad_().")
     if isinstance(reference, nn.Module) and trained & set(map(id, reference.parameters())):
         warnings.warn(
             "the reference shares trained weights with the policy, so the KL between them is "

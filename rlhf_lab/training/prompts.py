@@ -85,10 +85,7 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
 
 
 def deal(n_prompts: int, start: int, count: int, seed: int) -> list[int]:
-    """Return the prompts at positions `start` to `start + count` of a run's endless order.
-
-    In each round, all prompts come once, in a random order of that round.
-    """
+    """Return `count` prompts from position `start` on, of rounds that each shuffle all prompts."""
     first, skipped = divmod(start, n_prompts)
     rounds = range(first, (start + count - 1) // n_prompts + 1)
     generators = [phase_generator(seed, turn, "prompts") for turn in rounds]

@@ -96,7 +96,11 @@ def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> 
         is_path = path not in (*BUNDLED, "sums", info["args"]["device"])
         if is_path and os.path.exists(os.path.join(start, path)) and not os.path.exists(path):
             raise RunError(f"{name}={path!r} is relative to {start}. Use the run from there.")
-    return RLHFArgs(**info["args"])
+    try:
+        return RLHFArgs(**info["args"])
+    except ConfigError as error:
+        version = info.get("versions", {}).get("rlhf_lab", "unknown")
+        raise RunError(f"run.json, written by rlhf_lab {version}: {error}") from error
 
 
 def validate_components(custom: list[str], parts: Mapping[str, Any], path: Path) -> None:

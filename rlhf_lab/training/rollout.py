@@ -46,10 +46,7 @@ class Rollout(Scores):
 
     @cached_property
     def teaching(self) -> Bool[Tensor, " batch"] | None:
-        """False if the advantages of all responses to a prompt are 0; see `teaching_groups`.
-
-        None if responses to a prompt are not compared.
-        """
+        """False if the advantages of all responses to a prompt are 0; None without groups."""
         if self.group is None or not self.compared:
             return None
         return F.teaching_groups(self.advantages, self.group)

@@ -91,6 +91,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "settings as a dict": (build({"preset": "reel"}), ["args={'preset'", "RLHFArgs(preset="]),
     "a method that does not exist": (lambda t: settings(method="grpoo"), ["Choose one of: 'ppo'"]),
     "no head": (lambda t: build(policy=t.policy.base_model)(t), ["policy", "WithValueHead(model)"]),
+    "a frozen policy": (lambda t: build(policy=t.policy.requires_grad_(False))(t), ["trainable"]),
     "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
     "a policy of GPT-2": (lambda t: build(policy=GPT2())(t), ["policy=GPT2LM", "load_model"]),
     "a model without tokenizer": (lambda t: load_model(GPT2()), ["source=GPT2", "tokenizer="]),
@@ -275,7 +276,6 @@ def test_intervention_must_return_an_activation(trainer, name: str) -> None:
 
 
 def test_tensors_of_a_probe_are_stored(trainer, monkeypatch) -> None:
-    """With shared memory, not contiguous, and with a gradient."""
     table = torch.arange(6.0).reshape(2, 3)
     learned = table.clone().requires_grad_() * 2
     tensors = {"a": table, "b": table, "transposed": table.T, "learned": learned}

@@ -91,7 +91,7 @@ ANOTHER = checkpoint(lambda t, m: m.update(run="another"))
 ALL, LOADING = ("resume", "report", "sample", "export"), ("resume", "sample", "export")
 REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     (ALL, info("format", 1), "another version"),
-    (LOADING, info("args", "warp_factor", 9), "warp_factor"),
+    (LOADING, info("args", "warp_factor", 9), "run.json, written by rlhf_lab"),
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
     (("resume",), CUT, "`export RUN OUT --checkpoint best`"),
