@@ -108,9 +108,12 @@ class Run:
         """Return the tensors of one probe in one phase.
 
         Raises:
-            RunError: If there are no records, or the file is corrupt.
+            RunError: If the file is missing or corrupt.
         """
-        return load_checkpoint(self.store.tensor_path(probe, phase))[0]
+        path = self.store.tensor_path(probe, phase)
+        if not path.is_file():
+            raise RunError(f"{path}, the tensors of a record, is missing. Restore it.")
+        return load_checkpoint(path)[0]
 
     def checks(self) -> list[StoredCheck]:
         """Return the checks of all probes and phases, in the order in which they ran."""

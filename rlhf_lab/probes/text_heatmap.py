@@ -1,5 +1,7 @@
 """TextHeatmap: advantage, value and KL of every token of a few samples."""
 
+from os.path import commonprefix
+
 from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -55,12 +57,12 @@ class TextHeatmap(Probe):
 
 
 def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
-    """Return what each token adds to the decoded text; joined, the pieces are the text."""
+    """Return the decoded text that each token adds, U+FFFD for an unfinished character."""
     ids = tokens.tolist()
     prefixes = [ids[:end] for end in range(1, len(ids) + 1)]
     texts = ["", *tokenizer.batch_decode(prefixes, skip_special_tokens=False)]
     return [
-        text[len(before) :] if text.startswith(before) else text.rsplit(" ", 1)[-1]
+        text[len(commonprefix([before, text])) :]
         for before, text in zip(texts, texts[1:], strict=False)
     ]
 

@@ -51,7 +51,7 @@ def answer_questions(run: Run) -> list[tuple[str, str, str]]:
             answer_hacking(run.samples()),
             answer_critic(lines[-1], args, health, lens),
             answer_optimizer(lines),
-            "One run is open. Train with another seed: python -m rlhf_lab train --seed "
+            "One run is open. Train the same settings with another seed: --seed "
             f"{args['seed'] + 1 if isinstance(args.get('seed'), int) else 2}.",
         ]
     pairs = zip(QUESTIONS, answers, strict=True)

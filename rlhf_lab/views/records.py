@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Run
-from rlhf_lab.training.checkpoint import load_checkpoint
 from rlhf_lab.views.intervals import bracketed, mean_with_ends, sample_ends
 from rlhf_lab.views.pictures import Drawn, Picture, Table
 from rlhf_lab.views.plots import bars, curves, heatmap
@@ -27,6 +26,10 @@ SCALES = {  # kind and ends of the scale of a matrix
     "accuracy": ("sequential", (0.5, 1.0)),
     "diverging": ("diverging", None),
 }
+STORE_TENSORS = (  # classes of probes whose every record has tensors
+    *("AttentionDrift", "Direction", "HackWatch", "LogitShift", "NeuronRank", "StepInfluence"),
+    *("StepLedger", "TextHeatmap", "ValueLens", "WordsMoved"),
+)
 SHIFTS = {  # labels of the shift and of its causes
     "shift": "shift",
     "own_weights": "own weights",
@@ -81,9 +84,9 @@ def read_snapshots(run: Run, name: str | None) -> list[Snapshot]:
         for record in records:
             found = ends.get(record["phase"], {})
             record |= {k: x for k, x in found.items() if k.rpartition("_")[0] in record}
-    paths = [run.store.tensor_path(name, record["phase"]) for record in records]
-    tensors = [load_checkpoint(path)[0] if path.is_file() else {} for path in paths]
-    return [Snapshot(*pair, settings) for pair in zip(records, tensors, strict=True)]
+    stored = settings.get("kind") in STORE_TENSORS
+    read = lambda record: run.tensors(name, record["phase"]) if stored else EMPTY
+    return [Snapshot(record, read(record), settings) for record in records]
 
 
 def short_site(site: str) -> str:

@@ -104,9 +104,10 @@ def _summary(directory: RunDir) -> str:
     metrics = [f"{name} {value:.3f}" for name, value in final.items() if isinstance(value, float)]
     lines = [f"final, over {final['samples']} fresh samples: {', '.join(metrics)}"]
     if checks := run.checks():
+        command = ["python", "-m", "rlhf_lab", "report", str(run.path)]
         n = sum(check.ok for check in checks)
         lines.append(
             f"{len(run.probes())} probes recorded; {n} of {len(checks)} identity checks hold; "
-            f"see python -m rlhf_lab report {run.path}"
+            f"see {shlex.join(command)}"
         )
     return "\n".join([*lines, f"written to {run.path}"])

@@ -1,12 +1,14 @@
 import base64
 import hashlib
 import re
+import shutil
 from html import unescape
 
 import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.errors import RunError
 from rlhf_lab.probes import (
     Check,
     KLByPosition,
@@ -216,7 +218,20 @@ def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
     found = {question: answer for question, answer, _ in answer_questions(Run(trainer.run.path))}
     assert "nats per sequence in phase 1." in found["Where is the KL?"]
     assert found["When did it change?"] == "This run's probes do not record this."
-    assert "--seed 8." in found["Does another seed agree?"]
+    assert found["Does another seed agree?"].endswith(
+        "the same settings with another seed: --seed 8."
+    )
+
+
+@pytest.mark.slow
+def test_report_names_the_missing_file_of_a_record(probed, tmp_path):
+    run = shutil.copytree(probed, tmp_path / "run")
+    for name in ("text_heatmap", "step_ledger"):
+        missing = min(run.glob(f"probes/tensors/{name}/*"))
+        missing.rename(tmp_path / "kept")
+        with pytest.raises(RunError, match=f"^{re.escape(str(missing))}.* is missing"):
+            write_report(run)
+        (tmp_path / "kept").rename(missing)
 
 
 def test_rows_of_samples_have_the_fields_of_their_columns():

@@ -12,7 +12,7 @@ async function poll() {
     $("#live").textContent = "live";
   } catch {
     wait = Math.min(LONGEST_WAIT, 2 * wait);
-    $("#live").textContent = `no answer; next try in ${wait / 1000} s`;
+    $("#live").textContent = `no answer; next try in ${Math.round(wait / 1000)} s`;
   }
   setTimeout(poll, wait);
 }

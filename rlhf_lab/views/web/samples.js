@@ -47,7 +47,9 @@ async function drawSamples() {
     cell.append(button);
     head.append(cell);
   }
+  const { sort } = document.activeElement.dataset;
   $("thead", table).replaceChildren(head);
+  if (sort) $$("button", head)[columns.indexOf(sort)].focus({ preventScroll: true });
   $("tbody", table).replaceChildren(...rows.slice(0, shownRows).map(sampleRow));
   const there = samples.filter((row) => state.every || row[0] === state.phase).length;
   const where = state.every ? "all phases" : "phase " + state.phase;
