@@ -21,9 +21,9 @@ def test_clip_fractions_match_hand_computed():
     assert F.clip_fraction_high(LOGPROBS, ZEROS, 0.75, MASK).item() == pytest.approx(1 / 5)
     # negative at 0.5 and 2, positive at 0.75 and 1.5
     advantages = tensor([[-1.0, -1.0, 1.0, NAN], [1.0, -1.0, 0.0, 0.0]])
-    low = F.clip_fraction_low(LOGPROBS, ZEROS, 0.2, MASK, advantages)
-    high = F.clip_fraction_high(LOGPROBS, ZEROS, 0.2, MASK, advantages)
-    assert [low.item(), high.item()] == pytest.approx([1 / 5, 1 / 5])
+    for x, expected in ((advantages, 1 / 5), (ZEROS, 0.0)):
+        assert F.clip_fraction_low(LOGPROBS, ZEROS, 0.2, MASK, x).item() == pytest.approx(expected)
+        assert F.clip_fraction_high(LOGPROBS, ZEROS, 0.2, MASK, x).item() == pytest.approx(expected)
 
 
 def test_value_clip_fraction_matches_hand_computed():

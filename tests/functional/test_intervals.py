@@ -146,6 +146,8 @@ def test_recovered_fraction_matches_hand_computed():
     found = recovered_fraction(clean, corrupted, tensor([1.5, 2.5]))
     assert [x.item() for x in ends(found)] == pytest.approx([1 / 4.5, 0.25, 1 / 3.5])
     assert found.n == 2
+    narrow = recovered_fraction(clean, corrupted, tensor([1.5, 2.5]), level=0.4)
+    assert [x.item() for x in ends(narrow)] == pytest.approx([0.25] * 3)  # draws of both
     values = [recovered_fraction(clean, corrupted, x).value.item() for x in (clean, corrupted)]
     assert values == [1, 0]
     # a ratio of means: a mean of ratios would be infinite

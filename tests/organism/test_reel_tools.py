@@ -38,7 +38,7 @@ def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, wo
     assert read_language(tokenizer) is language
     path = weights_dir(name)
     assert default_contrast(str(path)) == default_contrast(name) == language.contrast
-    assert default_contrast(path.name, str(path.parent)) == language.contrast
+    assert default_contrast(f"weights/{path.name}", str(path.parents[1])) == language.contrast
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(texts.tokens, skip_special_tokens=True) == texts.texts()

@@ -113,7 +113,9 @@ def test_returned_dicts_are_stored_and_others_warn(make_trainer, recwarn):
         "numpy": ([np.array([1, 2]), np.float32(0.5)], [[1, 2], 0.5]),
         "containers": ({"a": (1, torch.tensor([True])), "b": None}, {"a": [1, [True]], "b": None}),
     }
-    trainer.on("after_score", every=2)(partial(record_sums))
+    record = partial(record_sums)
+    trainer.on("after_score", every=2)(record)
+    trainer.on("run_end", every=3)(record)  # `every` does not apply
     trainer.on("run_start")(lambda ctx: {name: value for name, (value, _) in values.items()})
     for value in (None, 3, [1]):
         trainer.on("after_phase")(lambda ctx, value=value: value)
@@ -126,7 +128,7 @@ def test_returned_dicts_are_stored_and_others_warn(make_trainer, recwarn):
     assert sorted(run.functions()) == ["lambda", "record_sums"]
     (found,) = run.returned("lambda")
     assert {name: found[name] for name in values} == {name: x for name, (_, x) in values.items()}
-    assert [record["phase"] for record in run.returned("record_sums")] == [0, 2]
+    assert [record["phase"] for record in run.returned("record_sums")] == [0, 2, 4]
     with pytest.raises(RunError, match="no dicts of a function 'kl'. Available: .*record_sums"):
         run.returned("kl")
     with pytest.raises(RunError, match=r"Use returned\('record_sums'\) for the dicts"):

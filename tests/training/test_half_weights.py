@@ -180,3 +180,5 @@ def test_run_steps_the_schedule_once_per_phase(runs):
     assert run.rates == [pytest.approx(e) for e in rates for _ in range(4)]
     run = runs("critic")  # whose weights have the rate of the transformer
     assert run.reports[-1].head_lr == run.trainer.args.head_lr != run.reports[-1].base_lr
+    trunk = run.trainer.optimizer.param_groups[0]["params"]
+    assert set(trunk) >= set(run.trainer.policy.critic.parameters())

@@ -253,6 +253,9 @@ def test_each_gain_is_a_difference_of_two_scores(model):
     assert gains[1].tolist() == pytest.approx([*expected, 0, 0, 0], abs=1e-5)
     ended = ScoreGains(model)(torch.tensor([[*row, eos]]), torch.ones(1, 7).bool())
     assert ended.sum().item() == pytest.approx(sum(expected), abs=1e-5)
+    full = torch.full((1, model.base_model.cfg.n_ctx), row[1])  # no room for a BOS
+    gains = ScoreGains(model)(full, full >= 0)
+    assert gains.sum().item() == pytest.approx((model(full).item() - 0.5) / 2, abs=1e-5)
     without_bos = ScoreGains(model)(torch.tensor([row[1:]]), torch.ones(1, 5).bool())
     first = scores[1]  # the model still reads BOS, whose own score nobody gets
     assert without_bos[0].tolist() == pytest.approx([first, *expected[2:]], abs=1e-5)

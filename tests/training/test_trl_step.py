@@ -51,7 +51,7 @@ def directories(gpt2_tokenizer, tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture
-def trainer(directories, tmp_path) -> RLHFTrainer:
+def trainer(directories, tmp_path, request) -> RLHFTrainer:
     """A trainer with TRL's settings; weights that GPT-2 lacks and the final norm are frozen."""
     settings = GIVEN["settings"]
     base, reference = (load_model(name) for name in directories)
@@ -70,6 +70,7 @@ def trainer(directories, tmp_path) -> RLHFTrainer:
         **texts | phases | steps | rewards,
         batches_per_learning_phase=settings["ppo_epochs"],
         clip_coef=settings["cliprange"],
+        clip_coef_high=getattr(request, "param", None),
         vf_clip=settings["cliprange_value"],
         vf_coef=settings["vf_coef"],
         ent_coef=1e-7,
@@ -111,6 +112,7 @@ def test_three_steps_match_trl(trainer):
     assert stats["objective/logprobs"].shape == stats["objective/ref_logprobs"].shape == (4, 5)
 
 
+@pytest.mark.parametrize("trainer", [3.0], indirect=True)  # clip_coef_high
 def test_masked_tokens_do_not_count_as_in_trl(trainer):
     """They are context and part of the text. Returns differ, since TRL has them as states."""
     seen = []
@@ -120,6 +122,7 @@ def test_masked_tokens_do_not_count_as_in_trl(trainer):
     for name in (*names, "ppo/val/mean", "ppo/val/var", "ppo/mean_scores"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
     assert ours["ppo/policy/ratio"].shape == (2 * 8,)
+    assert ours["ppo/policy/clipfrac"] == 1 / 16  # 4 / 16 without clip_coef_high: 1.07, 2.7 and 2.8
     row = GIVEN["queries"][0] + GIVEN["responses"][0]
     assert seen[0].texts[0] == trainer.tokenizer.decode(row)
     for i, row in enumerate(GIVEN["masks"]):

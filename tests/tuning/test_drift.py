@@ -6,7 +6,7 @@ import torch
 from rlhf_lab.models import load_model, make_reference
 from rlhf_lab.tuning import DriftEvalConfig, render_examples
 from rlhf_lab.tuning.drift import measure_drift
-from tests.tiny_models import tiny_chat
+from tests.tiny_models import CHAT_TEMPLATE, tiny_chat
 
 
 @pytest.fixture
@@ -65,7 +65,8 @@ def test_prompts_repeat_in_turn_without_those_that_leave_no_room(nano, drawn):
 
 
 def test_samples_of_rendered_prompts_end_with_the_turn(tmp_path, drawn):
-    model = load_model(str(tiny_chat(tmp_path / "model")))
+    template = CHAT_TEMPLATE.removeprefix("{{ bos_token }} ")
+    model = load_model(str(tiny_chat(tmp_path / "model", template)))
     turns = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
     prompts = render_examples(model.tokenizer, [turns]).prompts
     few = DriftEvalConfig(samples=32, gen_len=16)

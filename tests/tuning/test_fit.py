@@ -225,6 +225,10 @@ def test_kto_matches_hand_computed(model_dir, monkeypatch):
     expected = weight * (1 - np.exp(log_sigmoid(sign * 0.4 * (ratios - max(0.0, mean)))))
     assert loss.item() == pytest.approx(expected.mean(), abs=1e-4)
     assert method.rewards(order).tolist() == pytest.approx(0.4 * ratios, abs=1e-4)
+    rooms = []
+    monkeypatch.setattr(losses, "mismatch_responses", lambda x, room: rooms.append(room) or x)
+    losses.kto_method(policy, KTO, KTOLoss(), max_tokens=9).loss(order)
+    assert rooms == [9]
 
 
 @pytest.mark.slow
