@@ -265,7 +265,7 @@ def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str,
     facts = {"A": adapter.A.detach().clone(), "B": adapter.B.detach().clone()}
     if facts["B"].shape[-1] != weight.shape[-1]:
         return facts
-    if not facts["A"].any() and facts["B"].any():  # one mistake, whatever the noise is
+    if not facts["A"].any() and facts["B"].any():  # one mistake, with any noise
         return facts | {"B": "not 0"}
     facts["the initial weight"] = adapter(weight.clone()).detach()
     with torch.no_grad():
