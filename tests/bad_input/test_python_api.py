@@ -59,6 +59,10 @@ class Elsewhere(Mine):
     text = "rollout"
 
 
+def frozen(trainer: RLHFTrainer) -> Any:
+    return copy.deepcopy(trainer.policy).requires_grad_(False)
+
+
 def build(args: Any = None, **parts: Any) -> Callable[[RLHFTrainer], Any]:
     return lambda t: RLHFTrainer(args or settings(), **parts)
 
@@ -91,7 +95,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "settings as a dict": (build({"preset": "reel"}), ["args={'preset'", "RLHFArgs(preset="]),
     "a method that does not exist": (lambda t: settings(method="grpoo"), ["Choose one of: 'ppo'"]),
     "no head": (lambda t: build(policy=t.policy.base_model)(t), ["policy", "WithValueHead(model)"]),
-    "a frozen policy": (lambda t: build(policy=t.policy.requires_grad_(False))(t), ["trainable"]),
+    "a frozen policy": (lambda t: build(policy=frozen(t))(t), ["trainable"]),
     "a reference by name": (build(reference="reel-nano"), ["reference='reel-nano'", "load_model"]),
     "a policy of GPT-2": (lambda t: build(policy=GPT2())(t), ["policy=GPT2LM", "load_model"]),
     "a model without tokenizer": (lambda t: load_model(GPT2()), ["source=GPT2", "tokenizer="]),

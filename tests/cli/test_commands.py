@@ -125,7 +125,6 @@ DAMAGE = {
     "probes/suite.json": ("{bad", "suite.json is unreadable"),
     "probes/checks.jsonl": ('{"phase": 0, "probe": "x"}\n', "checks.jsonl has unexpected contents"),
     "probes/notes.jsonl": ('{"phase": 0}\n', "notes.jsonl has unexpected contents"),
-    "probes/records/direction_sentiment.jsonl": ('{"phase": 0}\n', "'accuracy'"),
 }
 
 

@@ -68,7 +68,7 @@ EXTRA = {
         "alarms_by_logits": ["fine"], "alarms_by_texts": ["dull"],
     },
     "ValueLens": {"defined": [[True, False], [True, True]], "tuned_sites": ["s0", "s1"],
-                  "r2_against": "exact values of the reference"},
+                  "r2_against": "V of the grammar"},
     "Direction": {"sequences": {"fitted": 8, "held": 4}, "informed": [False, True]},
     "FrozenProbe": {"sequences": {"fitted": 8, "held": 4}, "slot": "B"},
     "NeuronRank": {"neurons": ["L0N1", "L0N2"], "tokens": [["a"], ["b"]],

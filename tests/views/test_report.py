@@ -135,7 +135,7 @@ def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert len(found) == 10 == page.split("Ten questions")[1].split("</ol>")[0].count("<li id")
     first, last = (Run(probed).metrics()[i]["mean_reward"] for i in (0, -1))
     assert f"from {first:.3f} to {last:.3f}" in found[QUESTIONS[0][0]]
-    assert "patch between two checkpoints" in found["Is it causal?"]
+    assert "press Patch" in found["Is it causal?"]
     assert "rlhf_lab compare " in page.split('id="interventions"')[1].split("</section>")[0]
 
 
