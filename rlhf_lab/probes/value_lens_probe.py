@@ -123,8 +123,7 @@ def _target(seen: Observation) -> ValueTarget | None:
     tokens = seen.text.tokens
     values, mask = seen.truth.values(tokens)
     names = seen.truth.slot_names(tokens.shape[1])
-    against = "V of the grammar"
-    return ValueTarget(values, mask & seen.text.attention_mask, names, against)
+    return ValueTarget(values, mask & seen.text.attention_mask, names, "V of the grammar")
 
 
 def _returns(seen: Observation) -> ValueTarget:

@@ -52,7 +52,7 @@ def resume_trainer(
         parts: the run's custom components and `interventions={name: fn}`, which are not stored.
 
     Raises:
-        RunError: If a file is missing or damaged, or the run had other components.
+        RunError, ConfigError: If a file is damaged, components differ, or a change is impossible.
     """
     if not isinstance(changes or {}, Mapping):
         raise ConfigError(f"changes={changes!r:.50} is not a dict. Pass {{'total_phases': 25}}.")

@@ -138,7 +138,7 @@ class RLHFTrainer(RunLoop):
     resume = classmethod(resume_trainer)
 
     def on(self, event: Event, every: int = 1) -> Callable[[Callback], Callback]:
-        """Register the decorated callable for an event of every `every`-th phase."""
+        """Register a callable for each `every`-th phase of an event; ConfigError if one is bad."""
         return self.callbacks.on(event, every)
 
     def intervene(

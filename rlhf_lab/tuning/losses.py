@@ -39,7 +39,7 @@ def sft_method(model: HookedModel, rows: list[TokenRow]) -> TuningMethod:
 
 
 def reward_method(model: RewardModel, pairs: Pairs, loss: RewardLoss) -> TuningMethod:
-    """Bradley-Terry loss of the scores of both texts."""
+    """Bradley-Terry loss of the scores of both texts; ConfigError for a margin without a column."""
     if loss.margin and pairs.margins is None:
         raise ConfigError(f"margin={loss.margin} requires a column margin. Or set margin=0.")
     leads = np.zeros(len(pairs)) if pairs.margins is None else pairs.margins

@@ -299,7 +299,7 @@ def reward(texts):
 """
 
 
-def of_module(scale, factor):
+def make_module_reward(scale, factor):
     """Return a reward that reads values and functions of a module, and counts its calls there."""
     helpers = ModuleType("helpers")
     vars(helpers).update(scale=scale, f=on_line(factor), n=0, __file__="helpers.py")
@@ -315,8 +315,8 @@ MAKERS = (
     lambda x: default({"a": [x]}),
     lambda x: default(nn.Embedding.from_pretrained(torch.full((1, 1), x))),
     lambda x: eval("lambda texts: [SCALE for _ in texts]", {"SCALE": x}),
-    lambda x: of_module(x, 4),
-    lambda x: of_module(4, x),
+    lambda x: make_module_reward(x, 4),
+    lambda x: make_module_reward(4, x),
 )
 
 
