@@ -89,8 +89,7 @@ report(statuses=[*statuses, main([*{train.split()!r}, "--seed", str(rank)])])
 """
     first, second = launch(tmp_path, 2, code)
     assert first.values["statuses"] == second.values["statuses"] == [2, 2, 2]
-    lines = [x for x in first.error.splitlines() if ": warning: " not in x]
-    size, device, unequal = lines
+    size, device, unequal = (x for x in first.error.splitlines() if ": warning: " not in x)
     assert size.startswith("rlhf_lab: batch_size=6 and its minibatches of 3 sequences must be")
     assert device.startswith("rlhf_lab: device='cuda:0' names one device for 2 processes.")
     assert unequal.startswith("rlhf_lab: process 1 failed while comparing itself with process 0")

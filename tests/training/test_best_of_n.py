@@ -49,6 +49,7 @@ def test_chosen_is_the_best_of_the_first_n_that_ended():
         CANDIDATES.chosen(3)
 
 
+@pytest.mark.slow
 def test_candidates_have_their_prompts_and_rewards(tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf_lab.training.best_of_n.RESPONSES_AT_ONCE", 3)  # one prompt at a time
     (tmp_path / "p.txt").write_text("the film\nthis movie was\n")
