@@ -23,7 +23,10 @@ right = inspect.unwrap(masked_mean)
 ANSWER = "def masked_mean(*args, **kwargs):\n"
 TIMER = pytest.mark.skipif(not hasattr(os, "fork"), reason="no timer on this system")
 DIFFERS = {
-    "endless loop": ("while True: pass", "is there an endless loop"),
+    "endless loop": (
+        "while kwargs.get('mask') is not None: pass\nreturn right(*args, **kwargs)",
+        "case: masked: ",
+    ),
     "sys.exit": ("sys.exit(3)", "end the program"),
     "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rlhf_lab import RLHFArgs
 from rlhf_lab.course.debugging import (
     SUSPECTS,
     WRONG_CLIMBERS,
@@ -14,7 +13,6 @@ from rlhf_lab.course.debugging import (
 )
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-from tools.course.runs import BROKEN_KINDS, HEALTHY_OTHERS
 
 
 @pytest.mark.parametrize(
@@ -67,11 +65,3 @@ def test_each_wrong_trainer_fails_at_another_rung():
     assert list(falls.values()) == [[4] * 3, [1] * 3, [2] * 3, [3] * 3]
     credit, healthy = (stored_hunt("climbs")[name] for name in ("credit for the last", "healthy"))
     assert all(a["2: last word"] > b["2: last word"] for a, b in zip(credit, healthy, strict=True))
-
-
-def test_records_have_three_runs_of_each_kind():
-    half = HEALTHY_OTHERS["half the learning rate"]["base_lr"]
-    assert half * 2 == RLHFArgs(preset="reel").base_lr
-    others, runs = stored_hunt("others"), stored_dashboards()
-    assert others.keys() == HEALTHY_OTHERS.keys() and runs.keys() == BROKEN_KINDS.keys()
-    assert all(len(kind) == 3 for kind in (*others.values(), *runs.values()))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections import Counter
 
 import pytest
 
@@ -31,11 +30,6 @@ def test_reference_passes_and_wrong_answers_are_named(exercise: Exercise) -> Non
         verdict = judge.verdict(mutant(exercise, slip))
         assert (verdict.state, verdict.slip) == ("differs", slip.says)
         assert (verdict.difference.kind == "error") == slip.raises
-
-
-def test_no_two_exercises_have_one_name_in_any_lesson() -> None:
-    counts = Counter(exercise.name for exercise in all_exercises())
-    assert [name for name, count in counts.items() if count > 1] == []
 
 
 def test_slip_without_its_edit_raises_outside_of_checks() -> None:

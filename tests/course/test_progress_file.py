@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_lab.__main__ import main as lab
-from rlhf_lab.course.exercise import all_exercises
 from rlhf_lab.course.progress_file import (
     ExerciseRecord,
     note_attempt,
@@ -91,17 +89,6 @@ def test_each_clone_or_copy_has_its_own_file(monkeypatch, tmp_path: Path, files)
     assert progress_path() == tmp_path / "one" / ".progress.json"
     monkeypatch.chdir(tmp_path / "two")
     assert read_records() == {}
-
-
-def test_progress_shows_the_table_and_where_it_is_kept(
-    capsys: pytest.CaptureFixture, progress_file: Path
-) -> None:
-    note_attempt("compute_gae", "passed")
-    assert lab(["progress"]) == 0
-    output = capsys.readouterr().out
-    row = next(line for line in output.splitlines() if line.strip().startswith("compute_gae"))
-    assert "✓ passed" in row and "●●●●○" in row
-    assert f"1 of {len(all_exercises())} passed" in output and str(progress_file) in output
 
 
 NEW_RUN = """

@@ -48,16 +48,6 @@ def test_the_sample_depends_on_the_seed_and_not_on_batches():
     assert not torch.equal(kept(1, 600), kept(2, 600))
 
 
-@pytest.mark.slow
-def test_every_token_is_kept_equally_often():
-    """4 of 12 tokens, 1,000 times: a third each, with standard deviation .0149."""
-    often = torch.zeros(12)
-    for seed in range(1000):
-        store = offer(offer(ActivationStore(mb=4 * TOKEN, seed=seed), 0, 5), 5, 7)
-        often[store.places.ids] += 1
-    assert (often / 1000 - 1 / 3).abs().max() < 4.5 * 0.0149
-
-
 @pytest.mark.parametrize("n", [0, 1, 300])
 def test_a_file_continues_the_sample(store, tmp_path, n):
     if n:

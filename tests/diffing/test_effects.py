@@ -78,7 +78,7 @@ def test_compare_raises_on_bad_input(base, reviews, no_type_checks):
         compare(base, base, reviews[:1])
     for words, error in (
         (("loved it", "hated"), "not one token"),
-        (("loved", "loved"), "not different tokens"),
+        (("loved", base.to_single_token("loved")), "not different tokens"),
         ({"loved": float("nan"), "hated": -1}, "finite weights"),
         ({}, "not different tokens"),
         ((5,), r"words=\(5,\) are not different tokens"),

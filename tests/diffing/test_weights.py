@@ -46,7 +46,9 @@ def test_a_graft_has_the_chosen_weights_and_no_others(base, tuned, reviews):
 
 
 def test_a_head_is_grafted_alone(base, tuned):
+    before = copied(base)
     grafted = graft_groups(base, tuned, fine_groups(base), ["L1H2"])
+    assert unchanged(base, before)
     for name, weight in grafted.named_parameters():
         own, other = base.get_parameter(name), tuned.get_parameter(name)
         by_head = name.startswith("blocks.1.attn") and not name.endswith("b_O")

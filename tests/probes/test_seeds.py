@@ -21,6 +21,7 @@ from rlhf_lab.probes import (
     Spread,
     Suite,
     runs,
+    spread,
 )
 from rlhf_lab.probes import seeds as module
 from rlhf_lab.training import RLHFTrainer
@@ -61,10 +62,10 @@ def ask(out, probes=(), seeds=2, args=ARGS, **more):
 
 
 def test_mean_and_range_by_hand():
-    spread = Spread((0.5, 0.25, 0.75))
-    assert (spread.mean, spread.low, spread.high) == (0.5, 0.25, 0.75)
-    assert str(spread) == "0.5 (0.25 to 0.75, 3 seeds)" and str(Spread((2.0,))).endswith("1 seed)")
-    missing = Spread((0.5, math.nan))
+    found = Spread((0.5, 0.25, 0.75))
+    assert (found.mean, found.low, found.high) == (0.5, 0.25, 0.75)
+    assert str(found) == "0.5 (0.25 to 0.75, 3 seeds)" and str(Spread((2.0,))).endswith("1 seed)")
+    missing = spread._spreads([{"a": 0.5}, {"a": None}])["a"]
     assert all(math.isnan(x) for x in (missing.mean, missing.low, missing.high))
 
 
@@ -160,6 +161,9 @@ def test_what_a_probe_was_made_with_is_part_of_the_question(tmp_path, monkeypatc
     assert words(1.0) == words(1.0) and words(1.0) != words(0.5)
     suite = lambda x, y=None: module._common_settings(ARGS, Suite(eval_tokens=x, labels=y), {})
     tokens, label = torch.tensor([[0, 5, 6]]), torch.tensor([True])
+    options = [{}, {"record": "every"}, {"eval_text": ["a"]}, {"eval_tokens": tokens}]
+    options += [{"eval_tokens": tokens, "eval_mask": tokens > 0}]
+    assert len({str(module._common_settings(ARGS, Suite(**x), {})) for x in options}) == 5
     assert suite(tokens) == suite(tokens.clone()) != suite(tokens + 1)
     assert suite(tokens, label) == suite(tokens, label.clone()) != suite(tokens, ~label)
     edited = type("Parts", (Parts,), {"observe": lambda self, seen: Record({})})

@@ -235,23 +235,19 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
 
     for build, words in (
         (lambda: attach(trainer, 5), "5 is not a probe. Pass probes such as RunHealth()."),
-        (lambda: Suite(RunHealth), "run_health.RunHealth'> is not a probe."),
         (lambda: attach(trainer), "There is no probe."),
         (lambda: attach(trainer, Suite(), record="every"), "record belongs to the suite."),
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
         (lambda: Suite(eval_tokens=ids, eval_text=["x"]), "cannot be combined"),
         *((lambda x=x: Suite(record=x), "record must be 'milestones', 'e") for x in schedules),
         (lambda: tokenize_eval_text(trainer, ["this", "this film"]), "texts of [2, 3] tokens"),
-        (lambda: Counter(every=0), "must be 1 or greater"),
         (lambda: Counter(name="a/b"), "letters, digits"),
         (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),
         (lambda: AttentionDrift(text="both"), "text='both' of attention_drift must be 'eval' or"),
         (lambda: Direction(method="guess"), "method='guess' of direction_"),
         (lambda: StepLedger(step="mid"), "step='mid' of step_ledger must be 'first' or 'last'"),
         (lambda: WordsMoved(n=1), "n=1 of words_moved must be at least 2"),
-        (lambda: TextHeatmap(n=0), "n=0 of text_heatmap"),
         (lambda: on(ids, eval_mask=torch.tensor([[True, False, True]] * 2)), "True on one stretch"),
-        (lambda: on(ids, eval_mask=ids.bool()), "eval_mask must be a boolean"),
         (lambda: Suite(eval_text=["x"], eval_mask=ids.bool()), "eval_mask requires eval_tokens"),
         (
             lambda: attach(trainer, LogitShift(pos=2), eval_text=["this movie was", "this"]),
@@ -263,7 +259,6 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: on(ids, LogitShift("loved", "zzz")), "'zzz' is not one token"),
         (lambda: on(torch.zeros(1, 33).long()), "at most 32 columns"),
         (lambda: on(torch.tensor([[1, 10**6]])), "ids from 1 to 1000000) do not fit the model"),
-        (lambda: on([[1, 2]]), "eval_tokens (list) do not fit the model. Pass a non-empty"),
         (lambda: on(numbers), "eval_tokens (torch.float32) do not fit the model. Pass"),
         (lambda: on(ids, labels=[True, False]), "labels must be a tensor of shape [2], one per"),
     ):

@@ -1,6 +1,5 @@
 """Translators of the tuned lens, and ridge penalties chosen on held-out texts."""
 
-import pytest
 import torch
 
 from rlhf_lab.probes.tuned_lens import (
@@ -47,13 +46,6 @@ def test_errors_are_fractions_of_the_variance_of_later_texts():
     assert errors[2].isnan().all()  # this target does not vary
     pooled = ridge_errors(x[:, :1].repeat(1, 3, 1), y[:, :1].repeat(1, 3, 1), EVERYWHERE, True)
     torch.testing.assert_close(pooled[0], errors[0])
-
-
-@pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 0, 1e-4), (30.0, 1.0, 100.0)])
-def test_best_penalty_is_large_for_noise_only(noise, low, high):
-    x = normal(60, 3, 40)
-    y = x[..., :2].sum(-1, keepdim=True) + noise * normal(60, 3, 1, seed=1)
-    assert low <= best_ridge(ridge_errors(x, y, EVERYWHERE)) <= high
 
 
 def test_best_penalty_ignores_undefined_cells():

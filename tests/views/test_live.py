@@ -2,6 +2,7 @@
 
 import io
 import re
+import signal
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -15,6 +16,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import RunView, live, sample_table, sparkline
 from rlhf_lab.views.live import CURVES, format_duration, format_metric, reward_color
+from rlhf_lab.views.terminal import train_on_terminal
 
 LONG = "this movie anyway , " + "the plot was so good and the music was rather charming but " * 2
 ORANGE, MIDDLE, BLUE = "rgb(213,94,0)", "rgb(106,104,89)", "rgb(0,114,178)"
@@ -87,9 +89,9 @@ def test_durations_read_like_a_clock(seconds, text):
 
 @pytest.mark.slow
 def test_without_a_terminal_there_is_a_line_per_phase_and_samples_at_both_ends(trainer):
-    out = console(200)
-    with RunView(trainer, out):
-        reports = trainer.train()
+    out, reports, before = console(200), [], signal.getsignal(signal.SIGTERM)
+    trainer.on("after_phase")(lambda ctx: reports.append(ctx.report))
+    assert train_on_terminal(trainer, out) == 0 and signal.getsignal(signal.SIGTERM) is before
     lines = out.file.getvalue().splitlines()
     assert "4 phases, numbered 0 to 3; KL in nats per sequence, entropy in nats per token" in lines
     phases = [line for line in lines if line.startswith("phase ")]

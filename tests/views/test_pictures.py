@@ -180,11 +180,17 @@ def test_hostile_numbers_and_names_give_valid_svg():
         assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
 
 
+def test_gae_diagram_matches_hand_computed():
+    picture = views.gae_diagram([0, 0, 1], [0.5, 0.4, 0.9], 0.5)
+    numbers = re.findall(r"(?:δ =|advantage) (-?[\d.]+)", picture.svg)
+    assert numbers == ["0.10", "0.100", "0.50", "0.550", "-0.10", "0.175"]
+
+
 def test_seed_dots_are_placed_in_proportion_to_their_values():
-    picture = seed_dots({"first": (0.25, [0.2, 0.5]), "second": (-1.0, [])}, "reward", 2)
-    other = "first, 2 runs with other seeds"
+    picture = seed_dots({"first": (0.25, [0.3, 0.5, 0.2]), "second": (-1.0, [])}, "reward", 2)
+    other = "first, 3 runs with other seeds"
     of_run = ["first, this run: 0.25", "second, this run: -1"]
-    assert titles(picture) == [f"{other}: 0.2", f"{other}: 0.5", *of_run]
+    assert titles(picture) == [*(f"{other}: {x}" for x in (0.3, 0.5, 0.2)), *of_run]
     assert picture.alt == "reward: first 0.25 (others 0.20 to 0.50); second -1.00"
     picture = seed_dots({"a": (0.0, []), "b": (1.0, []), "c": (4.0, [])}, "reward")
     a, b, c = (float(mark["cx"]) for mark in marks(picture, "circle"))

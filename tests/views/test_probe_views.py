@@ -3,12 +3,14 @@
 import re
 from html import unescape
 from itertools import count
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from rlhf_lab.views import records
-from rlhf_lab.views.pictures import Picture, Table
+from rlhf_lab.probes import Run
+from rlhf_lab.views import collect, records
+from rlhf_lab.views.pictures import Html, Picture, Table
 from rlhf_lab.views.probe_pictures import (
     OF_RECORD,
     OVER_PHASES,
@@ -175,7 +177,7 @@ def made(kind):
         if "step" in record:
             record |= {"step": phase, "steps": 9}
         tensors = {k: torch.tensor(v) for k, v in stored.items()} | {"states": torch.ones(1, 2)}
-        tensors |= dict.fromkeys(("mask", "truth_mask"), torch.ones(1, 2, dtype=torch.bool))
+        tensors |= {"mask": torch.ones(1, 2).bool(), "truth_mask": torch.tensor([[True, False]])}
         tensors |= {"clipped": torch.tensor([[0, 1]])} if kind == "StepLedger" else {}
         found.append(Snapshot(record, tensors, settings))
     return found
@@ -267,10 +269,15 @@ def test_derived_numbers_match_hand_computed():
     pictures, at = drawn("FrozenProbe")
     refitted = at["accuracy_frozen"][1] - at["gap"][1]
     assert any(f"refitted, phase 3: {refitted:.9g}" in title for title in titles(pictures))
+    at["size"][1] = 0.0  # without a direction, its accuracy is ignored
+    found = [x.fragment for x in phase_pictures("FrozenProbe", [at]) if isinstance(x, Html)]
+    assert "At s0, B, the most accurate of 2 sites" in found[0]
 
 
-def test_tokens_have_their_own_values_and_prompts_none():
+def test_tokens_have_their_own_values_and_prompts_none(monkeypatch):
     pictures, at = drawn("TextHeatmap")
+    monkeypatch.setattr(collect, "read_snapshots", lambda run, name: [at])
+    columns = collect.collect_tokens(MagicMock(spec=Run))[3]["columns"]
     strips = {p.unit: p for p in pictures if isinstance(p, Strip)}
     assert len(strips) == 5 and strips["kl"].title == "phase 3: kl in nats"
     assert strips["exact value"].title == "phase 3: exact value in units of the reward"
@@ -278,7 +285,9 @@ def test_tokens_have_their_own_values_and_prompts_none():
         label = field.replace("true_", "exact ").replace("_", " ")
         (row,) = strips[label].rows
         assert row[0] == f"text 0, reward {at['rewards'][0]:.4g}" and row[1] == ["<p>", "A", "B"]
-        assert row[2] == [None, *at.tensors[field][0].tolist()]
+        values = at.tensors[field][0].tolist()
+        values = [values[0], None] if field.startswith("true_") else values
+        assert row[2] == [None, *values] and columns[label] == [values]
         assert strips[label].title.startswith(f"phase 3: {label}")
     (row,) = next(p for p in drawn("StepLedger")[0] if isinstance(p, Strip)).rows
     assert row[2] == [None, *drawn("StepLedger")[1].tensors["share"][0].tolist()]
@@ -289,14 +298,20 @@ def test_tokens_have_their_own_values_and_prompts_none():
 
 
 def test_ledger_has_the_numbers_of_each_token():
-    pictures, at = drawn("StepLedger")
-    (table,) = (p for p in pictures if isinstance(p, Table) and p.columns[0] == "token")
+    at = made("StepLedger")[1]
+    at["tokens"] = [["<p>", "C", "D"], *at["tokens"]]
+    # the second sequence has the larger numbers, which are negative
+    at.tensors |= {
+        name: torch.cat([0 * x, -x if x.is_floating_point() else x])
+        for name, x in at.tensors.items()
+    }
+    (table,) = OF_RECORD["StepLedger"](at)
     assert [row[0] for row in table.rows] == ["A", "B"] and len(table.columns) == 14
     for column in set(table.columns) - {"token", "clip binds"}:
-        values = at.tensors[column.replace(" ", "_")][0].tolist()
+        values = at.tensors[column.replace(" ", "_")][1].tolist()
         cells = [float(row[table.columns.index(column)]) for row in table.rows]
         assert cells == pytest.approx(values, abs=1e-3), column
-    binds = at.tensors["clipped"][0].bool().tolist()
+    binds = at.tensors["clipped"][1].bool().tolist()
     assert [row[1] for row in table.rows] == ["yes" if x else "no" for x in binds]
 
 
@@ -319,8 +334,9 @@ def test_matrix_notes_its_largest_cell_and_their_number():
 
 def test_pictures_keep_the_largest_and_say_so():
     at = made("Direction")[1]
-    record = {"phase": 3, "tokens": [["p", "a"], ["p", "b"]], "mask": [[True], [False]]}
-    record |= {"x": [1.0, *[-2.0] * 23, -3.0], "moved": [[1.0], [-5.0]], "rewards": [7.0, 9.0]}
+    record = {"phase": 3, "tokens": [["p", "a", "b"]] * 2, "mask": [[True, True], [True, False]]}
+    record |= {"x": [1.0, *[-2.0] * 23, -3.0], "moved": [[1.0, 2.0], [-5.0, 9.0]]}
+    record |= {"rewards": [7.0, 9.0]}
     record |= {"rows": [{"n": 1.0 * i} for i in range(-30, 3)]}
     at = Snapshot(record, at.tensors)
     draw = lambda kind, field, *labels: records.PictureRow(
@@ -330,7 +346,7 @@ def test_pictures_keep_the_largest_and_say_so():
     assert [x.split("> ")[1] for x in titles([picture])][22:] == ["23: -2", "24: -3"]
     assert "1 others sum to x +1." in picture.note and len(titles([picture])) == 24
     (row,) = draw("strip", "moved", "diverging", "mask", "1").rows
-    assert row[0] == "text 0, reward 7" and row[2] == [None, 1.0]
+    assert row[0] == "text 1, reward 9" and row[2] == [None, -5.0, None]
     table = draw("rows", "rows", "n")
     assert table.rows[0] == [-30.0] and table.note == "The 24 largest of 33."
 

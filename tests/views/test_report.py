@@ -208,6 +208,12 @@ def test_answers_about_records_match_hand_computed():
     assert when == f"{by}; recorded in phases 0, 1, 2, 5."
     none = "No word has moved beyond noise; recorded in phases 0."
     assert answers.answer_words(records[:1]) == (none, none)
+    large = {"words": ["was", "is"], "shift": [-0.5], "parts": ["L0 mlp", "embed"]}
+    large |= {"effects": {"own weights": [[0.2], [-0.3]], "patched in": [[0.1], [-0.4]]}}
+    assert answers.answer_causes([large | {"shift": [0.3]}, large]) == (
+        "was - is: embed patched in brings -0.400 of -0.500 logits. It is also the largest by own "
+        "weights."
+    )
 
 
 @pytest.mark.slow
@@ -261,7 +267,9 @@ def test_the_page_shows_worst_checks_and_returned_numbers(probed, page):
 
 
 def test_long_records_are_cut_and_the_page_says_so():
-    text = number_table([{"phase": phase} for phase in range(30)]).fragment
+    rows = [{"phase": phase, "counts": {"a": 1}, "slots": ["A"]} for phase in range(30)]
+    text = number_table(rows).fragment
+    assert "counts" not in text and "slots" not in text
     assert "<p>The last 20 of 30.</p>" in text and text.count("<tr>") == 21
     assert ">10<" in text and ">9<" not in text
     assert "recorded nothing" in number_table([]).fragment
@@ -283,7 +291,10 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     trainer.train()
     (trainer.run.path / NOTES).parent.mkdir(exist_ok=True)
     (trainer.run.path / NOTES).write_text('{"phase": 0, "probe": "lens", "note": "is slow"}\n')
+    for path in trainer.run.path.glob("checkpoints/*[!0].safetensors"):
+        path.unlink()
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
+    assert "<p>The run has fewer than two checkpoints.</p>" in page
     assert "switched off</h3><ul><li>phase 0: lens: is slow</li></ul>" in page
     assert "This run had no probes. Train with <code>--probes</code>" in page
     assert "None ran." in page and "Returned by" not in page

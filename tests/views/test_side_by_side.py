@@ -6,6 +6,7 @@ import pytest
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.probes import KLByPosition, Run, attach
+from rlhf_lab.probes.store import NOTES
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views.collect import label_runs
 from rlhf_lab.views.report import runs_page
@@ -26,6 +27,7 @@ def paths(tmp_path_factory):
         if "seed" in changes:
             attach(trainer, KLByPosition())
         trainer.train()
+        trainer.run.append(NOTES, [{"phase": i, "probe": "lens", "note": "is slow"}])
         info = json.loads((place / str(i) / "run.json").read_text())
         info["final"]["mean_reward"] = 0.2 + 0.2 * i  # so that the mean is known by hand
         (place / str(i) / "run.json").write_text(json.dumps(info))
@@ -68,6 +70,7 @@ def test_page_has_samples_and_pictures_of_each_run(paths):
     assert [(row[column], row[-1]) for row in blocks["s"]] == texts
     assert blocks["r1-p1"] != blocks["r2-p1"] and "r0-p1" not in blocks
     assert re.findall('data-side="(.)"', page) == ["a", "b"]
+    assert re.findall("<li>phase (.): lens: is slow</li>", page) == ["2", "0", "1"]
 
 
 def test_too_many_runs_are_rejected(paths):
