@@ -151,6 +151,7 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
         page.wait_for_selector("html[data-drawn]")
         assert page.locator("#phase").inner_text() == "0 of 0"
         assert page.locator("#job-base option").all_inner_texts()[-1] == "last"
+        page.locator("#arguments summary").click()
         page.locator("#job-up").fill("liked")
         page.locator("#job-up").blur()
         pressed(page, "/", *"movi")
@@ -160,6 +161,7 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
         pressed(page, "e")
         assert page.locator("#find").input_value() == "movie"
         assert page.locator("#count").inner_text() == "16 of 16 samples of phase 2"
+        assert page.locator("#arguments details").get_attribute("open") is not None
         assert page.locator("#job-up").input_value() == "liked"
         page.route("**/jobs", lambda route: route.fulfill(json={"status": "idle"}))
         page.locator("#job-length").fill("7")

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from rlhf_lab.diffing import Side, compare, graft, patch_activations, truncate
 from rlhf_lab.diffing.compare import load_end
 from rlhf_lab.diffing.effects import effects_of_parts, layer_groups
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead
 
 WORDS, POS, HEAD = (5, 9), -3, "L0H2"
@@ -98,6 +100,8 @@ def test_compare_weighs_groups_of_words(base, far, reviews, no_type_checks):
     weights = {"loved": 0.5, "so": 0.5, "hated": -1.0}
     found = compare(base, far, reviews[:3], weights, methods=("split",), ranks=(), alphas=())
     assert found.words == ("loved, so", "hated")
+    failed = replace(found, checks=[Check.at_most("small", 2.0, 1.0)])
+    assert failed.to_dict()["checks"] == {"small": False}
     ids = [base.to_single_token(word) for word in weights]
     moved = (far(reviews[:3]) - base(reviews[:3]))[:, -1, ids].double().mean(0)
     expected = moved @ torch.tensor([*weights.values()]).double()

@@ -1,7 +1,5 @@
 """Every probe at once: a run is left as it is, bit for bit, in each kind of run."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -88,7 +86,3 @@ def test_probes_of_components_reject_models_without_sums(kind, llama_tokenizer):
     model = load_model(tiny_of("Olmo2ForCausalLM"), llama_tokenizer)
     with pytest.raises(ConfigError, match=f"Remove {kind.name}, and look at the residual"):
         kind().check_model(model)
-
-
-def test_signature_has_the_options_of_a_probe():
-    assert str(inspect.signature(probes.HackWatch)) == "(n=128, every=5, name='hack_watch')"

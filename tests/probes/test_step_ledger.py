@@ -30,7 +30,7 @@ def run_with_ledger(trainer, **options):
         ("last", 3, {}),
         ("last", 3, {"policy_loss": "gspo", "loss_aggregation": "sequence_mean"}),
         ("last", 3, {"kl_in": "reward", "dual_clip": 3.0, "loss_aggregation": "constant"}),
-        ("last", 3, {"max_log_ratio": 0.01, "clip_coef_high": 0.3} | ADAPTIVE),
+        ("last", 3, {"max_log_ratio": 0.01, "clip_coef_high": 0.3, "vf_clip": 0.01} | ADAPTIVE),
     ],
 )
 def test_the_terms_and_the_shares_are_those_of_the_step(make_trainer, step, number, fields):

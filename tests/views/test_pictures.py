@@ -1,5 +1,6 @@
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 
 import pytest
 import torch
@@ -144,6 +145,15 @@ def test_labels_stay_on_the_drawing_and_are_whole():
             assert x + 0.9 * text_width(words) <= float(root.attrib["width"]) + 1, words
         whole = " ".join("".join(node.itertext()) for _, node in nodes)
         assert all(word in whole for word in title.split())
+
+
+def test_labels_next_to_each_other_do_not_overlap():
+    svg = curves({"a": (range(123456789, 123456796), [1.0] * 7)}, "t").svg
+    found = re.findall(r'<text x="([\d.]+)"[^>]*"middle">(\d+)<', svg)
+    ends = [[float(x) + side * text_width(words) / 2 for side in (-1, 1)] for x, words in found]
+    assert len(ends) > 2 and all(a[1] < b[0] for a, b in pairwise(ends))
+    turned = [bars([name] * 9, {"a": [1.0] * 9}, "t").svg.count("-60)") for name in ("x", LONG[:9])]
+    assert turned == [0, 9]
 
 
 def test_known_quantities_keep_their_color_and_series_differ():

@@ -132,8 +132,7 @@ def test_job_is_stored_once_and_shown(run):
     models = [run.policy(which) for which in (0, "last")]
     expected = compare(*models, tokens, ("loved", "hated"), -1, ("split", "patching"), (), ())
     assert result["shift"] == pytest.approx(expected.to_dict()["shift"], abs=1e-6)
-    expected = expected.to_dict()["effects"]["patched in"]
-    torch.testing.assert_close(result["effects"]["patched in"], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(result["effects"], expected.to_dict()["effects"], atol=1e-6, rtol=0)
     page = runs_page([run])
     assert f"patched in: {result['effects']['patched in'][2][0]:.9g} [" in page
     assert "loved - hated: " in page and jobs.post(request)["status"] == "done"
