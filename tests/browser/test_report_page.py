@@ -73,6 +73,8 @@ def is_used_by_keyboard(page, run):
     assert page.locator("#count").inner_text() == "48 of 48 samples of all phases"
     column = page.locator("#samples-table td[data-label=KL]").all_inner_texts()
     assert len(column) == 40 and sorted(map(float, column), reverse=True) == [*map(float, column)]
+    page.locator("#more").click()
+    page.locator("#samples-table tbody tr").nth(47).wait_for()
     for i in range(1, 11):
         link = page.locator(f"#q{i} a")
         if link.count():
@@ -93,12 +95,17 @@ def is_used_by_keyboard(page, run):
     assert page.evaluate("mean([0, null, 4])") == 2
     pressed(page, "?", "Escape", "o", "ArrowRight", "t", "ArrowRight", "ArrowRight", "ArrowDown")
     assert "text 1 of phase 1, token 3" in page.locator("#token-title").inner_text()
-    tile = page.locator(".at[data-probe=text_heatmap] span[title^='exact value']").nth(5 + 26 + 2)
-    value = page.locator("#token-rows tr", has_text="exact value").locator("td").nth(1).inner_text()
-    assert abs(float(value) - float(tile.get_attribute("title").split()[2])) < 0.005
+    for name in ("exact value", "advantage"):
+        tiles = page.locator(f".at[data-probe=text_heatmap] span[title^='{name}']")
+        tile = tiles.nth(5 + 26 + 2)  # after the color key and the first text
+        value = page.locator("#token-rows tr", has_text=name).locator("td").nth(1).inner_text()
+        assert abs(float(value) - float(tile.get_attribute("title").split()[-1])) < 0.005
+        assert "background" in tile.get_attribute("style")
     assert "token=1.2" in page.url
     tile.click()
     assert "text 1 of phase 1, token 3" in page.locator("#token-title").inner_text()
+    page.evaluate("moveToken([99, 99])")
+    assert "text 3 of phase 1, token 26" in page.locator("#token-title").inner_text()
     pressed(page, "Escape")
     assert page.locator("#token").is_hidden() and "token" not in page.url
 
@@ -169,6 +176,8 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
             page.locator("#job-start").click()
         expected = {"base": "0", "tuned": "last", "up": "liked", "down": "hated", "length": 7}
         assert sent.value.post_data_json == expected
+        buttons = "[$('#job-start').disabled, $('#job-cancel').hidden]"
+        assert page.evaluate(f"showJob({{ status: 'running' }}), {buttons}") == [True, False]
         server.shutdown()
     page.locator("#live", has_text="no answer").wait_for()
     assert not [text for text in messages if "ERR_CONNECTION_" not in text]

@@ -6,7 +6,6 @@ from rlhf_lab.organism.beliefs import sentiment_belief
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.organism.rewards import REWARDS
 from rlhf_lab.probes import ReelTruth
-from tests.organism.oracles import optimum_by_programming
 
 
 @pytest.mark.slow
@@ -22,18 +21,6 @@ def test_values_and_beliefs_are_the_organism_s(truth, reviews):
     index, _ = truth.graph.walk(tokens)
     rows = [[sentiment_belief(truth.graph.states[t][i])[1] for t, i in enumerate(r)] for r in index]
     torch.testing.assert_close(beliefs[mask], torch.tensor(rows)[mask])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reward", ["true_reward", "smoothed_popcorn"])
-def test_optimum_matches_dynamic_programming(reward):
-    truth = ReelTruth.of_reward(reward)
-    expected = optimum_by_programming(truth.policy, REWARDS[reward], 0.3)
-    found = truth.optimum(0.3)
-    assert found.reward == pytest.approx(expected.proxy, abs=1e-9)
-    assert found.kl_per_sequence == pytest.approx(expected.kl_per_sequence, abs=1e-9)
-    with pytest.raises(ValueError, match="beta must .*got 0"):
-        truth.optimum(0.0)
 
 
 def test_information_sums_to_the_variance_of_the_reward(truth):

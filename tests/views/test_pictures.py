@@ -190,10 +190,12 @@ def test_hostile_numbers_and_names_give_valid_svg():
         assert "<script" not in picture.svg and not re.search('="[^"]*(nan|inf)', picture.svg)
 
 
-def test_gae_diagram_matches_hand_computed():
+def test_diagrams_match_hand_computed():
     picture = views.gae_diagram([0, 0, 1], [0.5, 0.4, 0.9], 0.5)
     numbers = re.findall(r"(?:δ =|advantage) (-?[\d.]+)", picture.svg)
     assert numbers == ["0.10", "0.100", "0.50", "0.550", "-0.10", "0.175"]
+    patch = views.patch_diagram(["one", "other"], [("x", "y")] * 3, 1).svg
+    assert patch.count('class="paper s1"') == 1  # of the step after the patched one
 
 
 def test_seed_dots_are_placed_in_proportion_to_their_values():

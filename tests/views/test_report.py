@@ -125,6 +125,8 @@ def test_token_blocks_have_the_numbers_of_the_records(probed, page):
 
 def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
+    assert f'<p class="note">Caveat: {KLByPosition.caveat}</p>' in page
+    assert f"{len(Run(probed).info['args'])} arguments</summary>" in page
     held = [check.ok for check in Run(probed).checks()]
     assert f'href="#failed">{sum(held)} of {len(held)} checks hold</a>' in page and not all(held)
     failed = page.split('id="failed"')[1].split("</section>")[0]
@@ -157,6 +159,8 @@ def test_answers_about_metrics_match_hand_computed():
     cost = answers.answer_cost(health, stalled)
     assert cost.startswith("0.001 nats of KL per sequence in phase 3; in phase 1 the best policy")
     assert cost.endswith("a reward of 0.900 for 2.500 nats.")
+    cost = answers.answer_cost([{"phase": 1, "best_reward_at_kl": 0.7}], stalled)
+    assert cost.endswith("; in phase 1 the best policy with this KL has a reward of 0.700.")
     fields = {"clip_fraction": [0.1, 0.3, 0.2], "ratio_first_minibatch": [1.0, 0.99999, 1.0]}
     lines = metric_lines(**fields, grad_norm=[2.0, 0.5, 1.0])
     assert answers.answer_optimizer(lines) == (
