@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, make_dataclass
 from functools import cache
 from itertools import pairwise
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -131,9 +132,8 @@ def _console() -> Any:
 
 def _print_rewarded_class(reward_fn: Any, console: Any, texts: tuple[str, ...] = ()) -> None:
     """Print the class or logit that a classifier's reward is, and how much of texts it reads."""
-    kinds = rlhf_lab.rewards.SentimentReward, rlhf_lab.rewards.LogitReward
     for reward in rlhf_lab.rewards.split_rewards(reward_fn).values():
-        if isinstance(reward, kinds):
+        if isinstance(reward, rlhf_lab.rewards.SentimentReward | rlhf_lab.rewards.LogitReward):
             print_line(reward.summary(), console)
             rows = [reward.tokenizer.encode(text, verbose=False) for text in texts]
             if n := sum(row.count(reward.tokenizer.unk_token_id) for row in rows):
@@ -157,6 +157,8 @@ def score(
     """
     from rich.console import Console
 
+    for text in filter(isfile, texts):
+        raise ConfigError(f"{text!r} is a file. To score its lines, use `score < {text}`.")
     lines = list(texts) or _stdin_lines()
     if not lines:
         raise ConfigError("There is no text to score. Pass texts, or one per line on stdin.")

@@ -82,13 +82,11 @@ def training_gaps(device: str) -> Iterator[Gap]:
         gradients = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
         results.append((terms.objective.detach(), torch.cat(gradients).cpu()))
         policy.zero_grad()
-    with torch.no_grad():
-        out = run_policy(policy, batch.tokens, batch.prefix_len, support=batch.support)
+    out = run_policy(policy, batch.tokens, batch.prefix_len, support=batch.support)
     gap = _largest_gap((batch.logprobs, out.logprobs), (batch.values, out.values))
     yield "log-probs and values of its samples", gap, 1e-3
     (objective, gradient), (expected, expected_gradient) = results
-    scale = expected_gradient.abs().max()
-    gradients = (gradient / scale, expected_gradient / scale)
+    gradients = [x / expected_gradient.abs().max() for x in (gradient, expected_gradient)]
     yield "objective and gradient", _largest_gap((objective, expected), gradients), 1e-3
 
 

@@ -62,9 +62,9 @@ def real_entries(x: Tensor, mask: Tensor | None) -> Tensor:
     return mask
 
 
-def _is_stop(
-    tokens: Int[Tensor, "batch gen"], stop_tokens: Sequence[int]
-) -> Bool[Tensor, "batch gen"]:
+def _is_stop(tokens: Tensor, stop_tokens: Sequence[int]) -> Tensor:
+    if isinstance(stop_tokens, int | str | None) or getattr(stop_tokens, "ndim", 1) != 1:
+        raise ValueError(f"stop_tokens={stop_tokens!r} must be a list of token ids, such as [2].")
     stops = torch.tensor(list(stop_tokens), dtype=tokens.dtype)
     return torch.isin(tokens, stops.to(tokens.device, non_blocking=tokens.is_cuda))
 

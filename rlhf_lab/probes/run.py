@@ -108,12 +108,16 @@ class Run:
         """Return the tensors of one probe in one phase.
 
         Raises:
-            RunError: If the file is missing or corrupt.
+            RunError: If the file is missing, corrupt, or of another run or record.
         """
         path = self.store.tensor_path(probe, phase)
         if not path.is_file():
             raise RunError(f"{path}, the tensors of a record, is missing. Restore it.")
-        return load_checkpoint(path)[0]
+        tensors, saved = load_checkpoint(path)
+        record = {"run": self.info["id"], "probe": probe, "phase": phase}
+        if record | saved != record:  # without a run in records of older versions
+            raise RunError(f"{path} has the tensors of {saved}. Restore the file of this record.")
+        return tensors
 
     def checks(self) -> list[StoredCheck]:
         """Return the checks of all probes and phases, in the order in which they ran."""

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -82,11 +81,8 @@ class ProbeStore:
         if record.tensors:
             path.parent.mkdir(parents=True, exist_ok=True)
             # safetensors takes neither views of one memory nor transposed tensors
-            tensors = {
-                name: t.detach().clone(memory_format=torch.contiguous_format)
-                for name, t in record.tensors.items()
-            }
-            metadata = {"probe": probe, "phase": phase}
+            tensors = {name: t.clone() for name, t in record.tensors.items()}
+            metadata = {"run": self.run.read_info()["id"], "probe": probe, "phase": phase}
             save_checkpoint(path, tensors, metadata, flush=False)  # 5 ms, more than the rest
         self.run.append(records_file(probe), [{"phase": phase, **record.values}])
         checks = [

@@ -124,8 +124,8 @@ class RunDir:
         info = read_object(self.info_path)
         if info.get("format") != FORMAT:
             raise RunError(
-                f"{self.info_path} was written by another version of rlhf_lab. Use that version, "
-                "or start a new run."
+                f"{self.info_path} has format {info.get('format')!r}, expected {FORMAT}: it is of "
+                "another version of rlhf_lab. Use that version, or start a new run."
             )
         with reading(self.info_path):
             return info | {"id": info["id"], "args": dict(info["args"])}

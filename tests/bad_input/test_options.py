@@ -26,6 +26,7 @@ UNPARSED = {  # tyro shows a panel
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
 }
 REJECTED = {
+    "score RUN/run.json": ("'RUN/run.json' is a file", "`score < RUN/run.json`"),
     "sample RUN --system-prompt x": ("system_prompt", "chat=False"),
     f"{SFT} --system-prompt x": ("system_prompt='x' has no effect with chat=False",),
     f"{COMPARE} --text RUN/run.json": ("not a list of objects",),

@@ -176,6 +176,19 @@ def test_masks_and_labels_of_0_and_1_are_no_indices() -> None:
     assert all(map(torch.equal, fit_leace(x, labels), fit_leace(x, labels.bool())))
 
 
+def test_one_stop_token_is_no_list() -> None:
+    with pytest.raises(ValueError, match="stop_tokens=2 must be a list of token ids"):
+        F.response_mask(torch.zeros(1, 2, dtype=torch.long), 2)
+
+
+def test_tensors_of_another_record_are_rejected(here: Path) -> None:
+    store = Run("RUN").store
+    store.write("mine", 0, Record(tensors={"x": torch.zeros(2)}))
+    assert Run("RUN").tensors("mine", 0)["x"].tolist() == [0, 0]
+    store.tensor_path("mine", 0).rename(store.tensor_path("mine", 1))
+    refuses(lambda: Run("RUN").tensors("mine", 1), "has the tensors of", "'phase': 0")
+
+
 def test_a_run_stands_for_its_directory(here: Path) -> None:
     run, tokens = Run("RUN"), torch.tensor([[0, 2, 8], [0, 2, 9]])
     found = D.compare(run, run.directory, tokens, methods=(), ranks=(), alphas=())

@@ -90,7 +90,7 @@ NAN = checkpoint(lambda t, m: [t[k].fill_(torch.nan) for k in t if k[:9] != "opt
 ANOTHER = checkpoint(lambda t, m: m.update(run="another"))
 ALL, LOADING = ("resume", "report", "sample", "export"), ("resume", "sample", "export")
 REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
-    (ALL, info("format", 1), "another version"),
+    (ALL, info("format", 1), "has format 1, expected 2"),
     (LOADING, info("args", "warp_factor", 9), "run.json, written by rlhf_lab"),
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
