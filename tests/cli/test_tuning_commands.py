@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from rlhf_lab import tuning
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.model_commands import load_run_or_model
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import LearnedReward
 from rlhf_lab.training.resume import load_policy
@@ -64,6 +65,9 @@ def test_export_writes_a_checkpoint_to_sample_from(finished, tmp_path):
     name = "transformer.wte.weight"
     assert torch.equal(stored[0][name], stored[1][name])
     assert not torch.equal(stored[0][name], stored[2][name])
+    (first, _), (again, _) = load_policy(run, 0), load_run_or_model(run, 0, "cpu")
+    assert torch.equal(first.value_head[2].weight, again.value_head[2].weight)
+    assert not torch.equal(first.value_head[2].weight, head["2.weight"])
 
 
 def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
