@@ -100,7 +100,7 @@ class ShardedWorld(World):
                 "learning_phase outside of callbacks, or set parallel='ddp'."
             )
         callbacks = self.trainer.callbacks
-        events = [event for event in callbacks.registered if callbacks.has_callbacks(event)]
+        events = [event for event, entries in callbacks.registered.items() if entries]
         self._learning_events = self.broadcast(events)
         whole = dict(self.trainer.policy.named_parameters())
         for name, shard in self.shards.items():  # a checkpoint may have been loaded

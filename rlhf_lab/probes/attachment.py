@@ -1,5 +1,6 @@
 """Attachment of probes to a trainer: the callbacks that call them and store their records."""
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -34,11 +35,7 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        probes: Sequence[Probe],
-        text: EvalText | None,
-        record: Schedule,
-        trainer: RLHFTrainer,
+        self, probes: Sequence[Probe], text: EvalText | None, record: Schedule, trainer: RLHFTrainer
     ) -> None:
         _reject_taken_names(probes, trainer)
         self.probes = {probe.name: probe for probe in probes}
@@ -54,13 +51,14 @@ class Attachment:
         self._remark = trainer.recorder.remark
         self._optimizer = trainer.optimizer
         self._prepared: dict[str, object] = {}
-        events = dict.fromkeys(("run_start", "run_end"))
+        events = {"run_start": 1, "run_end": 1}  # and the phases at which a probe may record
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
             probe.check_model(trainer.policy.base_model)
             probe.check_run(trainer)
-            events |= dict.fromkeys((*probe.events, *probe.prepares))
-        registers = [trainer.on(event) for event in events]
+            for event in (*probe.events, *probe.prepares):
+                events[event] = math.gcd(events.get(event, 0), probe.every or 1)
+        registers = [trainer.on(event, every) for event, every in events.items()]
         for register in registers:  # all, or none if an event is rejected
             register(self._at)
 

@@ -140,7 +140,7 @@ class Recorder:
             self.best = {"phase": ctx.phase, "mean_reward": mean_reward}
             tensors = copied_to_host(weights(self.trainer.policy))
             self._waiting = [(make_metadata(self.trainer, "best", ctx.phase), tensors)]
-            if self.trainer.callbacks.has_callbacks("checkpoint"):
+            if self.trainer.callbacks.registered.get("checkpoint"):
                 self._write()
 
     def maybe_save(self, ctx: Context) -> None:
@@ -178,7 +178,7 @@ class Recorder:
     def _write(self) -> None:
         files, self._waiting = self._waiting, []
         run = RunDir(self.run.path.absolute())  # the working directory may change meanwhile
-        is_awaited = self.trainer.callbacks.has_callbacks("checkpoint")
+        is_awaited = self.trainer.callbacks.registered.get("checkpoint")
 
         def write() -> None:
             for metadata, tensors in files:

@@ -81,11 +81,11 @@ class StepGraph:
 
     def obstacle(self, minibatch: ReplayMinibatch) -> str | None:
         trainer, policy, callbacks = self.trainer, self.trainer.policy, self.trainer.callbacks
-        if any(map(callbacks.has_callbacks, MINIBATCH_EVENTS)):  # which can change anything
+        if any(map(callbacks.registered.get, MINIBATCH_EVENTS)):  # which can change anything
             self._snapshot = self.snapshot()
         obstacles = {
             "a debugger": sys.gettrace() is not None,
-            "a callback of after_loss": callbacks.has_callbacks("after_loss"),
+            "a callback of after_loss": bool(callbacks.registered.get("after_loss")),
             "hooks": has_hooks(policy) or has_hooks(trainer.reference),
             "hooks on parameters": any(
                 p._backward_hooks or p._post_accumulate_grad_hooks for p in policy.parameters()
@@ -149,7 +149,7 @@ class StepGraph:
         if objective is not self._objective:
             objective.backward()
             return
-        is_read = self.trainer.callbacks.has_callbacks("after_step")  # which may keep gradients
+        is_read = self.trainer.callbacks.registered.get("after_step")  # which may keep gradients
         for parameter, gradient in zip(self._learned, self._gradients, strict=True):
             parameter.grad = gradient.clone() if is_read and gradient is not None else gradient
 

@@ -164,14 +164,14 @@ class RLHFTrainer(RunLoop):
         if self.world is not None and not self.world.is_apart:
             self.world.emit(self, event, phase, **fields)
             return
-        if not self.callbacks.registered.get(event):
+        phase = self.phase if phase is None else phase
+        if not (self.callbacks.registered.get(event) and self.callbacks.due(event, phase)):
             return
         if "grad_norm" in fields:
             fields["grad_norm"] = fields["grad_norm"].item()
         fields |= {"args": self.args, "policy": self.policy, "reference": self.reference}
         run, kl_coef = self.run if self._recording else None, self.kl_controller.kl_coef
         with preserve_gradients(self.policy, event):
-            phase = self.phase if phase is None else phase
             self.callbacks.emit(event, phase, kl_coef=kl_coef, run=run, **fields)
 
     def next_prompts(self) -> list[list[int]]:
