@@ -150,9 +150,10 @@ def _contrast(contrast: Line) -> str:
 def answer_causes(interventions: Sequence[Line]) -> str:
     """Return the intervention with the largest shift."""
     if not interventions:
-        return "Not computed: press Patch under Interventions in python -m rlhf_lab view RUN."
+        return "Not computed: press Patch below (a saved page has no button; use `view RUN`)."
     largest = max(interventions, key=lambda result: abs(result["shift"][0]))
-    return f"{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
+    of_several = f"largest of {len(interventions)}: " * (len(interventions) > 1)
+    return f"{of_several}{' - '.join(largest['words'])}: {summarize_intervention(largest)}"
 
 
 def answer_hacking(samples: Sequence[Line]) -> str:
@@ -166,8 +167,7 @@ def answer_hacking(samples: Sequence[Line]) -> str:
     hacked = [x for x in true if x["reward"] - x["true_reward"] > HACKED_GAP]
     now = [x for x in hacked if x["phase"] == phase]
     zeros = sum(x["true_reward"] == 0 for x in now)
-    why = "with a true reward of 0, as for ungrammatical reviews and wrong sums"
-    more = f" ({zeros} {why})" * bool(zeros)
+    more = f" ({zeros} with a true reward of 0: ungrammatical or wrong)" * bool(zeros)
     if hacked:
         worst, n = Counter(x["phase"] for x in hacked).most_common(1)[0]
         more += f"; {len(hacked)} of {len(true)} of all phases, most in phase {worst} ({n})"

@@ -184,7 +184,7 @@ def test_answers_about_metrics_match_hand_computed():
     assert hacked.startswith("1 of 2 samples of phase 1")
     assert hacked.endswith("; 2 of 3 of all phases, most in phase 0 (1).")
     none = [samples[0], samples[1] | {"true_reward": 0.0}]
-    assert "(1 with a true reward of 0, as for ungrammatical" in answers.answer_hacking(none)
+    assert "(1 with a true reward of 0: ungrammatical or wrong" in answers.answer_hacking(none)
     mixed = [{"phase": 0, "reward": 1.0, "true_reward": None}, *samples[1:]]
     assert "1 of 2 samples of phase 1" in answers.answer_hacking(mixed)
     assert "not known" in answers.answer_hacking(mixed[:1])
@@ -215,8 +215,8 @@ def test_answers_about_records_match_hand_computed():
     large = {"words": ["was", "is"], "shift": [-0.5], "parts": ["L0 mlp", "embed"]}
     large |= {"effects": {"own weights": [[0.2], [-0.3]], "patched in": [[0.1], [-0.4]]}}
     assert answers.answer_causes([large | {"shift": [0.3]}, large]) == (
-        "was - is: embed patched in brings -0.400 of -0.500 logits. It is also the largest by own "
-        "weights."
+        "largest of 2: was - is: embed patched in brings -0.400 of -0.500 logits. It is also the "
+        "largest by own weights."
     )
 
 
