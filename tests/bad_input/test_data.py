@@ -4,7 +4,6 @@ The readers are tested in test_data_sources.py, rewards/test_pairs.py, tuning/te
 """
 
 import io
-import os
 import sys
 from pathlib import Path
 
@@ -54,15 +53,6 @@ def test_command_rejects_a_broken_file(there, case) -> None:
     for command in commands:
         with untouched(there):
             rejected([*COMMANDS[command], file], *words)
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_rejects_a_missing_source(there, command) -> None:
-    Path("directory").mkdir()
-    os.mkfifo("pipe")
-    with untouched(there):
-        for name in ("", "missing.jsonl", "directory", "pipe", "hub:", "x" * 300):
-            rejected([*COMMANDS[command], name])
 
 
 STDIN = {

@@ -77,22 +77,6 @@ def test_file_size_limit_is_reported(warm: Callable) -> None:
     assert all("File too large" in line for line in lines)
 
 
-@pytest.mark.nightly
-def test_warnings_as_errors_change_nothing(cold_python: Callable, here: Path) -> None:
-    (here / "random.py").write_text("raise SystemExit('mine was imported')\n")
-    done = cold_python(["-P", *SCORE], {"PYTHONWARNINGS": "error"}, cwd=here)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("1.0000")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "LANG": "C"}])
-def test_name_beyond_ascii_works_with(locale: dict, cold_python: Callable, here: Path) -> None:
-    command = ["-m", "rlhf_lab", "report", "RUN", "--out", "größe 🎬.html"]
-    done = cold_python(command, locale, cwd=here)
-    assert done.returncode == 0 and done.stderr == ""
-    assert (here / "größe 🎬.html").is_file()
-
-
 def test_unknown_option_is_named_on_any_terminal(cold_python: Callable) -> None:
     ascii_only = {"PYTHONIOENCODING": "ascii"}
     done = cold_python(["-m", "rlhf_lab", "train", "--größe", "3"], ascii_only)

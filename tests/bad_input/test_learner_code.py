@@ -28,7 +28,6 @@ DIFFERS = {
         "case: masked: ",
     ),
     "sys.exit": ("sys.exit(3)", "end the program"),
-    "recursion": ("return masked_mean(*args, **kwargs)", "RecursionError"),
     "a generator": ("yield right(*args, **kwargs)", "generator"),
     "grad switched off": (
         "import torch\ntorch.set_grad_enabled(False)\nreturn right(*args, **kwargs)",
@@ -39,11 +38,7 @@ DIFFERS = {
         "",
     ),
     "error with markup": ("raise ValueError('[/red] <b> [link=x]')", "[/red] <b> [link=x]"),
-    "memory": ("return bytearray(2**62)", "MemoryError"),
 }
-SIDE_EFFECTS = """
-threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
-return right(*args, **kwargs)"""
 
 
 @pytest.fixture
@@ -87,13 +82,6 @@ def test_wrong_function_gets_a_verdict_and_progress_is_kept(
         "masked_mean": ExerciseRecord("differs", 1),
     }
     assert read_records() == kept
-
-
-@TIMER
-def test_right_function_with_side_effects_passes(learner, tmp_path, capsys) -> None:
-    check(make(SIDE_EFFECTS, tmp_path))
-    assert "✓ masked_mean" in capsys.readouterr().out
-    assert read_records()["masked_mean"] == ExerciseRecord("passed", 1)
 
 
 @TIMER

@@ -149,12 +149,3 @@ def test_losses_of_pairs_raise_on_numbers_per_token():
             ValueError, match=rf"Each {what} must have one number, got shape \(3, 3"
         ):
             call()
-
-
-def test_error_names_both_tensors_and_shapes():
-    with pytest.raises(ValueError) as caught:
-        F.calc_value_function_loss(torch.zeros(2, 3), torch.zeros(3), 0.5)
-    assert str(caught.value) == (
-        "returns has shape (3,), expected (2, 3) to match values. Pass tensors of the same shape, "
-        "which are never broadcast here."
-    )

@@ -175,6 +175,13 @@ def test_unfit_tokenizer_raises(copied):
     assert "no tokenizer files" in error_message(str(copied))
 
 
+def test_tokenizer_without_configuration_warns(copied):
+    """Transformers would make GPT-2's tokenizer, which puts no space between words."""
+    (copied / "tokenizer_config.json").unlink()
+    with pytest.warns(UserWarning, match="has no tokenizer_config.json"):
+        load_model(str(copied))
+
+
 def test_unsupported_architecture_raises(gpt2_tokenizer):
     model = BloomForCausalLM(BloomConfig(vocab_size=21, hidden_size=16, n_layer=1, n_head=2))
     message = error_message(model, tokenizer=gpt2_tokenizer)

@@ -52,7 +52,7 @@ with world.main_only():
     values["apart"] += [world.local_slice(9).stop, world.broadcast(rank)]
 try:
     with world.barrier("scoring its samples"):
-        if rank == 1:
+        if rank != 0:
             raise ConfigError("The reward is nan. Return numbers.")
 except LabError as error:
     values["error"] = [type(error).__name__, str(error)]
@@ -75,7 +75,7 @@ except LostRankError as error:
 
 @pytest.mark.process
 def test_messages_match_hand_computed(launch, tmp_path):
-    """Rank r has rows (r, -r) and gradients 2^r and r; rank 1 fails, then 0; rank 2 is killed."""
+    """Rank r has rows (r, -r), gradients 2^r and r; 1 and 2 fail, then 0; 2 is killed."""
     ended = launch(tmp_path, 3, CODE)
     assert [rank.status for rank in ended] == [3, 3, -9], ended[0].error
     for rank, (_, values, _) in enumerate(ended):
@@ -86,8 +86,8 @@ def test_messages_match_hand_computed(launch, tmp_path):
         assert values["largest"] == 12 and values["from_main"] == {"rank": 1, "ü": None}
         assert values["apart"] == [rank, rank, 9, rank]
         failed = ["RunError", "process 1 failed while scoring its samples; see its error message."]
-        of_rank_1 = ["RankError", "process 1: The reward is nan. Return numbers."]
-        assert values["error"] == (of_rank_1 if rank == 1 else failed)
+        raised = ["RankError", f"process {rank}: The reward is nan. Return numbers."]
+        assert values["error"] == (raised if rank else failed)
         assert values["error_of_main"] == ("RunError" if rank else "ConfigError")
         if rank != 2:
             assert values["lost"] == f"process {rank} lost another process"

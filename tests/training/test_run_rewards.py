@@ -168,13 +168,19 @@ def test_scaling_comes_before_the_clip(reel_args):
 
 @pytest.mark.parametrize("scaling", ["scale", "scale_and_shift", None])
 def test_remax_shapes_greedy_rewards_as_those_of_samples(make_trainer, scaling):
-    """With their moments, shift and all, only the difference is divided; or clipped to 2."""
+    """With their moments, shift and all, only the difference is divided; or clipped to 2.
+
+    Each row gets the greedy reward of its prompt.
+    """
     length = lambda texts: torch.tensor([float(len(text)) for text in texts])
     fields = {"reward_scaling": scaling} if scaling else {"reward_clip": 2.0}
-    fields |= {"advantages": "remax", "stop_at_eos": False} | RAW
-    trainer = make_trainer({"reward_fn": length}, **fields)
+    fields |= {"advantages": "remax", "stop_at_eos": False, "samples_per_prompt": 2} | RAW
+    parts = {"reward_fn": length, "prompts": ["this movie", "this movie honestly ,"]}
+    trainer = make_trainer(parts, **fields)
     rollout = trainer.rollout_phase()
-    greedy = length(trainer.sample_greedily([trainer.prompt]).texts(trainer.tokenizer))
+    prompts = rollout.samples.prompts()
+    greedy = length(trainer.sample_greedily(prompts).texts(trainer.tokenizer))
+    assert len(greedy.unique()) == 2
     difference = rollout.raw_rewards - greedy.to(DEVICE)
     assert difference.abs().max() > 0.1
     expected = difference / rollout.reward_moments.std if scaling else 0 * difference

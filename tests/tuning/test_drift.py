@@ -39,19 +39,23 @@ def test_unchanged_model_has_kl_zero(nano, drawn):
 
 
 def test_kl_and_true_rewards_match_both_models(nano, drawn):
-    """No text of 3 tokens ends early, so a sequence has three times the KL of a token."""
+    """A review has 28 words with its end, so 3 of 31 tokens are padding."""
     start, reward_fn = load_model("reel-nano"), lambda texts: torch.tensor([*map(len, texts)]) * 1.0
     nano.unembed.b_U.data += 0.5 * torch.randn(72, generator=torch.Generator().manual_seed(0))
-    drift = measure_drift(nano, start, [""], DriftEvalConfig(6, 3), reward_fn, 2, 4)
+    few = DriftEvalConfig(6, 31)
+    drift = measure_drift(nano, start, [""], few, reward_fn, 2, 4)
     after, before = (samples for _, samples in drawn)
     logprobs = (model(after.tokens).double().log_softmax(-1)[:, :-1] for model in (nano, start))
     now, then = logprobs
-    expected = (now.exp() * (now - then)).sum(-1).mean().item()
+    per_token, mask = (now.exp() * (now - then)).sum(-1), after.mask
+    assert not mask.all()
+    expected = per_token[mask].mean().item()
     assert expected > 0.01 and drift.kl_per_token == pytest.approx(expected, rel=1e-4)
-    assert drift.kl_per_sequence == pytest.approx(3 * expected, rel=1e-4)
+    per_sequence = (per_token * mask).sum(1).mean().item()
+    assert drift.kl_per_sequence == pytest.approx(per_sequence, rel=1e-4)
     means = [reward_fn(samples.texts(nano.tokenizer)).mean() for samples in (before, after)]
     assert means[0] != means[1] and means == [drift.true_reward_before, drift.true_reward_after]
-    measure_drift(start, start, [""], DriftEvalConfig(6, 3), seed=2)
+    measure_drift(start, start, [""], few, seed=2)
     assert torch.equal(drawn[-1][1].tokens, before.tokens)  # the same noise
 
 

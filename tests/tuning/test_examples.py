@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -194,7 +195,9 @@ def test_split_pairs_removes_prompts_and_groups_both_texts():
 
 
 def test_groups_are_held_out_as_a_whole():
+    """Numbers of groups need not be 0, 1, ..."""
     examples = split_pairs(reel_pairs(20, 0))
+    examples = replace(examples, groups=50 - 2 * examples.groups)
     held_out, train = examples.hold_out(0.3, np.random.default_rng(0))
     assert len(held_out) == 12 and sorted([*held_out, *train]) == list(range(40))
     assert not set(examples.groups[held_out]) & set(examples.groups[train])
