@@ -1,7 +1,5 @@
 """Masked sums, means and variances, loss aggregation and running moments."""
 
-import dataclasses
-import json
 import math
 
 import pytest
@@ -134,9 +132,7 @@ def test_running_moments_match_hand_computed():
     assert seen([5.0]).std == 0.0
 
 
-def test_running_moments_are_exact_in_json_and_in_float64():
-    moments = seen([0.1, 0.2], [0.7])
-    assert RunningMoments(**json.loads(json.dumps(dataclasses.asdict(moments)))) == moments
+def test_running_moments_are_exact_in_float64():
     assert RunningMoments.of(tensor([1e38, -1e38])).std == pytest.approx(1e38 * ROOT2)
     # 200 * 1000 and 1000^2 exceed float16
     half = RunningMoments.of(torch.full((200,), 1000.0, dtype=torch.float16))

@@ -81,11 +81,6 @@ def test_examples_come_from_columns(stored, row, columns, prompt, text):
         load_examples(stored(row), 1, 0, "nothing")
 
 
-def test_examples_come_from_the_lines_of_a_file(tmp_path):
-    (tmp_path / "x.txt").write_text("this movie\n\nthe plot\n")
-    assert load_examples(str(tmp_path / "x.txt"), 1, 0).texts == ["this movie", "the plot"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "text", "options", "ids", "prefix_len"),
     [

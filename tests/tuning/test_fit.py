@@ -172,15 +172,6 @@ def test_adapters_have_base_model_as_reference(nano):
     assert all(torch.equal(p, below[n]) for n, p in nano.named_parameters() if n in below)
 
 
-@pytest.mark.slow
-def test_drift_continues_prompts_of_held_out_pairs(nano):
-    prompts = ["this movie wow , the plot", "this film"] * 2
-    pairs = Pairs([p + " was" for p in prompts], [p + " it" for p in prompts], None, prompts)
-    assert (
-        train_on_pairs(nano, pairs, fitting(), drift_eval=DriftEvalConfig(3, 2)).drift.samples == 3
-    )
-
-
 def test_pairs_that_are_equal_after_the_cut_raise(nano):
     pairs = Pairs(["the " * 40 + "plot"] * 4, ["the " * 40 + "movie"] * 4)
     with (
