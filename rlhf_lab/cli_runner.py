@@ -1,6 +1,8 @@
 """Runner of every program: tyro parses typed functions, and an error of the user is one line."""
 
+import atexit
 import functools
+import gc
 import os
 import re
 import sys
@@ -22,7 +24,6 @@ from rlhf_lab.files import expand_home
 from rlhf_lab.parallel.launcher import is_main_process, process_rank
 
 Function = Callable[..., int]
-OF_INPUT = (OSError, ImportError, UnicodeError, RecursionError, MemoryError)  # Python's own
 
 
 def run_program(
@@ -65,8 +66,7 @@ def parse_call(
         for name in {name for name in names if names.count(name) > 1}:
             warnings.warn(f"option {name} is repeated; only the last one counts.", stacklevel=2)
         return call
-    functions = {name: _bind(function) for name, function in program.items()}
-    return subcommand_cli_from_dict(functions, **options)
+    return subcommand_cli_from_dict({k: _bind(call) for k, call in program.items()}, **options)
 
 
 def option_name(option: str) -> str:
@@ -115,14 +115,14 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("WANDB_SILENT", "true")  # the programs print where a run is
     escape_unencodable()
+    atexit.register(gc.freeze)  # without it, Python searches all objects for garbage at its exit
     warnings.showwarning = functools.partial(_show_warning, prog)
     try:
         status = run()
         sys.stdout.flush()  # raise BrokenPipeError here instead of at interpreter exit
         return status
     except LabError as error:
-        is_first = process_rank("LOCAL_RANK") == 0  # on its machine
-        if is_first or isinstance(error, RankError):
+        if process_rank("LOCAL_RANK") == 0 or isinstance(error, RankError):  # one per machine
             _print_error(f"{prog}: {error}")
         return 75 if isinstance(error, LostRankError) else 2
     except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def run_guarded(prog: str, run: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return 0
-    except OF_INPUT as error:
+    except (OSError, ImportError, UnicodeError, RecursionError, MemoryError) as error:
         _discard_output()
         _print_error(f"{prog}: {type(error).__name__}: {error}.")
         return 2
