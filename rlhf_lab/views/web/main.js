@@ -134,8 +134,9 @@ const KEYS = {
 };
 
 function onKey(event) {
-  const isTyping = event.target.matches?.("input:not([type=range], [type=checkbox]), select");
-  if (event.ctrlKey || event.metaKey || event.altKey || isTyping || $("dialog[open]")) return;
+  const readers = "input:not([type=range], [type=checkbox]), select, .scroll";
+  const isRead = event.target.matches?.(readers);  // text, or arrows that scroll a table
+  if (event.ctrlKey || event.metaKey || event.altKey || isRead || $("dialog[open]")) return;
   const isToken = event.target.closest?.("#token") && Object.hasOwn(TOKEN_KEYS, event.key);
   if (isToken) {
     event.preventDefault();
