@@ -212,6 +212,7 @@ VALID = [  # next to a conflict
     dict(kl_controller="adaptive", kl_horizon=32),
     dict(gen_len_min=50, min_response_length=50, stop_tokens="."),
     dict(overlong_buffer=4, stop_token_ids="5"),
+    dict(overlong_buffer=4, chat=True),
     dict(clip_coef_high=0.3, policy_loss="cispo"),
     dict(max_log_ratio=3.0, policy_loss="gspo"),
     dict(warmup_steps=199, reset_reference_every=199),

@@ -104,6 +104,7 @@ def test_stops_include_eos_and_stop_tokens(llama_tokenizer):
     assert SamplingSpec.from_args(RLHFArgs(**values)) == SamplingSpec(**values)
     assert set(SamplingSpec(3, stop_at_eos=True, stop_tokens=(8,)).stops(llama_tokenizer)) == {8, 2}
     assert SamplingSpec(3, stop_tokens=(8,)).stops(None) == (8,)
+    assert SamplingSpec.from_args(RLHFArgs(stop_token_ids="5,8")).stop_tokens == (5, 8)
 
 
 @pytest.mark.parametrize(

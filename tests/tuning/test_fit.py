@@ -300,6 +300,8 @@ def test_reward_loss_matches_hand_computed():
         assert abs(score) > 0.05 and fit.values["first_loss"] == pytest.approx(expected, rel=1e-4)
         assert fit.values["mean_score"] == pytest.approx(score, abs=1e-4)
     assert fit.to_dict()["centering"] == 2.5 and fit.values["bayes_accuracy"] is None
+    with pytest.raises(ConfigError, match="label_smoothing=0.1"):
+        DPOLoss(0.2, 0.1, "ipo")
     with pytest.raises(ConfigError, match="margin=1.0 requires a column margin"):
         train_reward_model(model, Pairs(["this", "the"], ["it", "i"]), loss=RewardLoss(1.0))
 
