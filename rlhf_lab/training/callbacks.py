@@ -152,13 +152,13 @@ class Callbacks:
     def listeners(self) -> list[Callback]:
         return [entry.callback for entries in self.registered.values() for entry in entries]
 
-    def due(self, event: Event, phase: int) -> list[Registration]:
+    def entries(self, event: Event, phase: int) -> list[Registration]:
         """Return the callbacks of an event that a phase calls; at the ends of a run, all."""
         is_end = event in ("run_start", "run_end")
         return [x for x in self.registered.get(event, ()) if is_end or phase % x.every == 0]
 
     def emit(self, event: Event, phase: int, **fields: Any) -> None:
-        for entry in self.due(event, phase):
+        for entry in self.entries(event, phase):
             ctx = Context(event, phase, **fields)
             if entry.name is None:
                 entry.callback(ctx)

@@ -165,7 +165,7 @@ class RLHFTrainer(RunLoop):
             self.world.emit(self, event, phase, **fields)
             return
         phase = self.phase if phase is None else phase
-        if not (self.callbacks.registered.get(event) and self.callbacks.due(event, phase)):
+        if not (self.callbacks.registered.get(event) and self.callbacks.entries(event, phase)):
             return
         if "grad_norm" in fields:
             fields["grad_norm"] = fields["grad_norm"].item()
