@@ -20,6 +20,7 @@ UNPARSED = {  # tyro shows a panel
     "resume RUN --seed 3": ("--seed", "resume --help"),
     "score good --direction up": ("up", "pos"),
     "train --normalize-reward maybe": ("got 'maybe'", "--no-normalize-reward"),
+    "train --prepend-bos=no": ("got 'no'. Use --prepend-bos or --no-prepend-bos.",),
     "train -gen-len 4": ("-gen-len has one dash. Use --gen-len.",),
     "train --learning-rate 1": ("--learning-rate is the name elsewhere", "base_lr and head_lr."),
     "train --batch-size 16.0": ("--batch-size", "16.0"),
