@@ -3,6 +3,7 @@
 import json
 import secrets
 import threading
+import warnings
 from collections.abc import Sequence
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +23,6 @@ HEADERS = {
 }
 WATCHED = ("run.json", "*.jsonl", "probes/*.json*", "probes/records/*.jsonl", "returned/*.jsonl")
 WATCHED += ("interventions/*.json",)
-SECONDS = 10  # of a request
 LONGEST_POST = 4096  # bytes
 Response = tuple[str, str]  # type and content
 JSON = "application/json"
@@ -47,9 +47,10 @@ class PageCache:
             if version != self.version:
                 try:
                     self.text, self.version = runs_page(self.runs, version), version
-                except LabError:
+                except LabError as error:
                     if not self.text:
                         raise
+                    warnings.warn(f"The page is not updated: {error}", stacklevel=2)
             return "text/html; charset=utf-8", self.text
 
     def state(self) -> Response:
@@ -89,7 +90,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = SECONDS
+    timeout = 10  # seconds of a request
     server_version, sys_version = "rlhf_lab", ""
     error_message_format, error_content_type = "%(code)d", "text/plain"
     server: PageServer
@@ -99,10 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
         if page is None:
             return self.send_error(404)
         try:
-            kind, text = page()
+            self._send(200, *page())
         except LabError:
-            return self.send_error(500)
-        self._send(200, kind, text)
+            self.send_error(500)
 
     def do_POST(self) -> None:
         jobs = self.server.jobs.get(self._name())
