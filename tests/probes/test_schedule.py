@@ -48,6 +48,7 @@ def stored(path):
     if path.suffix != ".safetensors":
         return path.read_bytes()
     tensors, metadata = load_checkpoint(path)
+    metadata.pop("run", None)  # of each run
     return metadata, {name: str(tensor.tolist()) for name, tensor in tensors.items()}
 
 
