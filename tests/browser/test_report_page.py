@@ -93,6 +93,7 @@ def is_used_by_keyboard(page, run):
     assert page.locator("#phase").inner_text() == "0 of 2"
     assert page.locator("#find").input_value() == "movie"
     assert page.evaluate("mean([0, null, 4])") == 2
+    page.locator("#samples .scroll").focus()
     pressed(page, "?", "Escape", "o", "ArrowRight", "t", "ArrowRight", "ArrowRight", "ArrowDown")
     assert "text 1 of phase 1, token 3" in page.locator("#token-title").inner_text()
     for name in ("exact value", "advantage"):

@@ -134,9 +134,11 @@ const KEYS = {
 };
 
 function onKey(event) {
-  const readers = "input:not([type=range], [type=checkbox]), select, .scroll";
-  const isRead = event.target.matches?.(readers);  // text, or arrows that scroll a table
-  if (event.ctrlKey || event.metaKey || event.altKey || isRead || $("dialog[open]")) return;
+  const { target, key } = event;
+  const isTyping = target.matches?.("input:not([type=range], [type=checkbox]), select");
+  const isWide = target.matches?.(".scroll") && target.scrollWidth > target.clientWidth;
+  const isUsed = isTyping || (isWide && key.startsWith("Arrow"));  // by the browser
+  if (event.ctrlKey || event.metaKey || event.altKey || isUsed || $("dialog[open]")) return;
   const isToken = event.target.closest?.("#token") && Object.hasOwn(TOKEN_KEYS, event.key);
   if (isToken) {
     event.preventDefault();
