@@ -56,7 +56,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if int(header.get("crc32", -1)) != checksum(tensors, header["metadata"]):
+        if int(header["crc32"]) != checksum(tensors, header["metadata"]):
             raise ValueError("checksum differs")
         return tensors, json.loads(header["metadata"])
     except UNREADABLE as error:
