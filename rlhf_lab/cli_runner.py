@@ -77,7 +77,8 @@ def option_name(option: str) -> str:
 def _explain_options(prog: str, arguments: Sequence[str]) -> None:
     """Print how to set a switch with a value, an option with one dash, or another system's name."""
     switches = [name for name, hint in get_type_hints(RLHFArgs).items() if hint is bool]
-    for option, value in pairwise(re.split("[=\n]", "\n".join((*arguments, "-")))):
+    parts = [part for argument in arguments for part in argument.split("=", 1)]
+    for option, value in pairwise((*parts, "-")):
         name, is_option = option_name(option), option.startswith("--")
         if re.match("-[a-z]{2}", option):
             _print_error(f"{prog}: {option} has one dash. Use -{option}.")

@@ -19,8 +19,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import rlhf_lab
-from rlhf_lab.config import RLHFArgs, algorithm_fields
-from rlhf_lab.config import fields as config_fields
+from rlhf_lab.config import RLHFArgs, algorithm_fields, fields
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.parallel.launcher import is_main_process
@@ -36,7 +35,7 @@ RunDirectory = Annotated[Positional[Path], arg(help="The run's directory.")]
 @cache
 def read_help() -> dict[str, str]:
     """Return the help of each setting: the string below its field, on one line."""
-    sources = map(inspect.getsource, (algorithm_fields, config_fields))
+    sources = map(inspect.getsource, (algorithm_fields, fields))
     groups = [group for source in sources for group in ast.parse(source).body]
     return {
         field.target.id: " ".join(below.value.value.split())

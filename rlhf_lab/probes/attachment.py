@@ -51,7 +51,7 @@ class Attachment:
         self._remark = trainer.recorder.remark
         self._optimizer = trainer.optimizer
         self._prepared: dict[str, object] = {}
-        events = {"run_start": 1, "run_end": 1}  # and the phases at which a probe may record
+        events = {"run_start": 1, "run_end": 1}  # and the interval that suits all probes
         for probe in probes:
             resolve_sites(trainer.policy.base_model, probe.sites)
             probe.check_model(trainer.policy.base_model)
