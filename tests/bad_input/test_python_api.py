@@ -176,7 +176,7 @@ def test_masks_and_labels_of_0_and_1_are_no_indices() -> None:
     assert all(map(torch.equal, fit_leace(x, labels), fit_leace(x, labels.bool())))
 
 
-def test_one_stop_token_is_no_list() -> None:
+def test_single_stop_token_raises() -> None:
     with pytest.raises(ValueError, match="stop_tokens=2 must be a list of token ids"):
         F.response_mask(torch.zeros(1, 2, dtype=torch.long), 2)
 

@@ -87,3 +87,8 @@ def test_correlations_match_numpy_where_the_mask_is_true():
         assert found.value[column].item() == pytest.approx(expected, abs=1e-12)
         assert found.low[column] < expected < found.high[column]
     assert found.value[2].isnan() and found.low[2].isnan()
+
+
+def test_too_few_sequences_raise():
+    with pytest.raises(ValueError, match="batch is 5"):
+        held_out_fits(torch.zeros(1, 5, 2, 3), torch.zeros(5, 2), torch.ones(5, 2).bool())
