@@ -38,6 +38,7 @@ def test_unchanged_model_has_kl_zero(nano, drawn):
     assert torch.equal(nano.W_E, before) and torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_kl_and_true_rewards_match_both_models(nano, drawn):
     """A review has 28 words with its end, so 3 of 31 tokens are padding."""
     start, reward_fn = load_model("reel-nano"), lambda texts: torch.tensor([*map(len, texts)]) * 1.0
