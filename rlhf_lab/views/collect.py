@@ -62,11 +62,11 @@ def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str
                 for check in failed
                 if check.phase == at["phase"]
             ]
-            parts = "".join(part.__html__() for part in [*tags, *record_pictures(at)])
+            parts = "".join(part.fragment for part in [*tags, *record_pictures(at)])
             phase = at["phase"]
-            by_phase[phase] = by_phase.get(phase, "") + parts  # several events of a phase
-        over = "".join(part.__html__() for part in phase_pictures(kind, records))
-    return over, by_phase if any(by_phase.values()) else {}
+            by_phase[phase] = by_phase.get(phase, "") + visible(parts)  # several events of a phase
+        over = "".join(part.fragment for part in phase_pictures(kind, records))
+    return visible(over), by_phase if any(by_phase.values()) else {}
 
 
 def sample_rows(runs: LabeledRuns) -> tuple[list[str], list[list[Any]]]:

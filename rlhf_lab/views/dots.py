@@ -20,8 +20,8 @@ def seed_dots(rows: SeedRows, title: str, digits: int = 3, this: str = "this run
     n = max(len(others) for _, others in rows.values())
     names = [this, f"{n} runs with other seeds"][: 1 + bool(n)]
     texts = {name: _range(*row, digits) for name, row in rows.items()}
-    labels, pad = m.shortened(list(rows)), 0.04 * (max(values) - min(values)) or 0.5
-    low, high, left = min(values) - pad, max(values) + pad, m.text_width(*labels) + 14
+    pad = 0.04 * (max(values) - min(values)) or 0.5
+    low, high, left = min(values) - pad, max(values) + pad, m.text_width(*rows) + 14
     whole = left + PLOT_WIDTH + m.text_width(*texts.values()) + 18
     parts, top = m.header(title, "", names, whole)
     bottom = top + 6 + ROW * len(rows)
@@ -35,7 +35,7 @@ def seed_dots(rows: SeedRows, title: str, digits: int = 3, this: str = "this run
         parts.append(m.text(x, bottom + 13, label, "soft", "middle"))
     for i, (name, (value, others)) in enumerate(rows.items()):
         y = top + 6 + ROW * (i + 0.5)
-        parts.append(m.text(left - 8, y + 4, labels[i], "", "end"))
+        parts.append(m.text(left - 8, y + 4, name, "", "end"))
         for kind, x in [*((1, x) for x in others), (0, value)]:
             mark = m.marker(kind, across(x), y, kind, 2.6 + 1.6 * (kind == 0))
             parts.append(m.titled(mark, f"{name}, {names[kind]}", x))

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 from unicodedata import east_asian_width
 
@@ -25,7 +25,6 @@ COLOR_OF_NAME = {  # one color per quantity on the whole page
 }
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
 SVG_STYLE = read_web("picture.css").replace("\n", "")
-LONGEST_LABEL = 44  # letters; a longer one is cut in its middle, and is whole in the title
 
 
 def blend(low: ColorTriplet, high: ColorTriplet, fraction: Number) -> ColorTriplet:
@@ -105,27 +104,17 @@ def text_width(*texts: str) -> Number:
     return max((sum(map(letter, text)) for text in texts), default=0.0)
 
 
-def shortened(names: Names) -> list[str]:
-    half = LONGEST_LABEL // 2
-    return [x if len(x) <= LONGEST_LABEL else f"{x[:half]}…{x[-half:]}" for x in names]
-
-
 def labels_below(names: Names, wide: Number) -> tuple[Number, Number, list[Markup]]:
     """Return overhang at the left, height and labels below columns that start at 0.
 
     Labels are turned if one is wider than a column.
     """
-    labels = [((i + 0.5) * wide, label) for i, label in enumerate(shortened(names))]
-    width = text_width(*(label for _, label in labels))
+    labels, width = [((i + 0.5) * wide, label) for i, label in enumerate(names)], text_width(*names)
     if width <= wide - 3:
         return 0.0, 22.0, [text(x, 13, label, "", "middle") for x, label in labels]
     overhang = max([0.0, *(0.55 * text_width(label) - x for x, label in labels)])
     turned = [text(x + 4, 8, label, "", "end", -60) for x, label in labels]
     return overhang, 0.87 * width + 18, turned
-
-
-def moved(marks: Iterable[Markup], x: Number, y: Number) -> Markup:
-    return tag("g", *marks, transform=f"translate({x:.1f} {y:.1f})")
 
 
 def ticks(low: Number, high: Number, n: int = 4) -> dict[Number, str]:

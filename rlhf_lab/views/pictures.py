@@ -11,6 +11,7 @@ from rlhf_lab.console import visible
 from rlhf_lab.views.marks import SVG_STYLE, Number, Size, tag
 from rlhf_lab.views.templates import read_web, render
 
+STYLE_ELEMENT = Markup(f"<style>{SVG_STYLE}</style>")
 WIDE_PIXELS = 520  # pixels from which a drawing takes a whole row, and is not made smaller
 
 
@@ -23,8 +24,7 @@ class Drawn:
         return visible(self.fragment)
 
     def __html__(self) -> str:
-        """Return the content for a page, whose script sets the styles."""
-        return visible(self.fragment).replace(' style="', ' data-style="')
+        return self.fragment
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,12 @@ class Picture(Drawn):
     @property
     def svg(self) -> str:
         """The whole document."""
-        return self._draw(SVG_STYLE)
-
-    def _draw(self, style: str = "") -> str:
-        """Return the document with a style, or an element of a page that has `SVG_STYLE`."""
         width, height = (f"{x:.0f}" for x in self.size)
         place = {"width": width, "height": height, "viewBox": f"0 0 {width} {height}"}
         names = {"class": "lab", "role": "img", "aria-label": self.alt.replace("\n", "↵")}
-        space = {"xmlns": "http://www.w3.org/2000/svg"} if style else {}
         paper = tag("rect", class_="paper", width="100%", height="100%")
-        styles = [tag("style", Markup(style))] if style else []
-        return visible(tag("svg", *styles, paper, *self.parts, **space, **names, **place))
+        marks = STYLE_ELEMENT, paper, *self.parts
+        return visible(tag("svg", *marks, xmlns="http://www.w3.org/2000/svg", **names, **place))
 
     def _repr_mimebundle_(self, **selection: object) -> dict[str, str]:
         return {"image/svg+xml": self.svg, "text/html": self._repr_html_(), "text/plain": self.alt}
@@ -104,7 +99,7 @@ class Picture(Drawn):
             return f"<p>{escape(self.title)}: {'0 everywhere' if known else 'not defined'}.</p>"
         wide = ' class="wide"' * (round(self.size[0]) > WIDE_PIXELS)
         caption = f"<figcaption>{escape(self.note)}</figcaption>" * bool(self.note)
-        return f"<figure{wide}>{self._draw()}{caption}</figure>"
+        return f"<figure{wide}>{self.svg.replace(STYLE_ELEMENT, '')}{caption}</figure>"
 
 
 def _is_word(x: object) -> bool:

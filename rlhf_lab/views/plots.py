@@ -40,11 +40,10 @@ def curves(
     Args:
         bands: intervals of some of the curves, by name.
     """
-    rows = _points({name: y for name, (_, y) in series.items()}, bands)
     all_x = {name: _numbers(x) for name, (x, _) in series.items()}
     places = sorted({x for xs in all_x.values() for x in xs})
     low, high = places[0], places[-1]
-    axes = _Axes(title, y_label, rows, 0.0, 370.0)
+    axes = _Axes(title, y_label, {name: y for name, (_, y) in series.items()}, bands, 0.0, 370.0)
     middle = axes.left + axes.width / 2
 
     def across(x: Number) -> Number:
@@ -61,7 +60,7 @@ def curves(
         axes.parts.append(m.text(across(x), axes.bottom + 13, words, "soft", "middle"))
     axes.parts.append(m.text(middle, axes.bottom + 27, x_label, "soft", "middle"))
     for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
-        pairs = zip(all_x[name], rows[name], strict=True)
+        pairs = zip(all_x[name], axes.rows[name], strict=True)
         points = _reduced([(x, *point) for x, point in pairs])
         band = [(across(x), *map(axes.y, ab)) for x, _, *ab in points if None not in ab]
         if len(band) > 1:
@@ -94,13 +93,13 @@ def bars(
     Args:
         whiskers: intervals of some of the series, by name.
     """
-    rows = _points(series, whiskers)
     bar = 7.0 if len(series) > 1 else 12.0
     slot = max(bar * len(series) + 6, min(64.0, 320 / max(1, len(names))))
     overhang, below, labels = m.labels_below(names, slot)
-    axes = _Axes(title, y_label, rows, overhang + 4, slot * len(names), has_zero=True)
+    left, width = overhang + 4, slot * len(names)
+    axes = _Axes(title, y_label, series, whiskers, left, width, has_zero=True)
     for i, (name, color) in enumerate(zip(series, m.series_colors(list(series)), strict=True)):
-        for at, (group, (value, *ab)) in enumerate(zip(names, rows[name], strict=True)):
+        for at, (group, (value, *ab)) in enumerate(zip(names, axes.rows[name], strict=True)):
             if value is None:
                 continue
             x = axes.left + (at + 0.5) * slot + (i - len(series) / 2) * bar
@@ -112,7 +111,8 @@ def bars(
                 mark += m.tag("line", class_="end", x1=middle, x2=middle, y1=y1, y2=y2)
             label = group + (f", {name}" if len(series) > 1 else "")
             axes.parts.append(m.titled(mark, label, value, *ab))
-    axes.parts.append(m.moved(labels, axes.left, axes.bottom))
+    place = f"translate({axes.left:.1f} {axes.bottom:.1f})"
+    axes.parts.append(m.tag("g", *labels, transform=place))
     alt, size = f"{title}: {', '.join(series)}", (axes.whole, axes.bottom + below)
     return Picture(size, axes.parts, alt, title, y_label, note, axes.values)
 
@@ -147,7 +147,7 @@ def heatmap(
     legend = "; ".join([unit] * bool(unit) + beyond)
     width, alt = max(width, SCALE_WIDTH), f"{title}: {len(rows)} rows, {n} columns"
     parts, top = _header_with_scale(title, legend, limits, kind, width)
-    parts.append(m.moved(marks, 0, top))
+    parts.append(m.tag("g", *marks, transform=f"translate(0.0 {top:.1f})"))
     return Picture((width, top + height), parts, alt, title, unit, note, numbers)
 
 
@@ -174,30 +174,38 @@ def heatmaps(
     for i, (name, (_, _, marks)) in enumerate(zip(grids, drawn, strict=True)):
         x, y = i % across * wide, top + i // across * tall
         parts.append(m.text(x + 8, y + 10, name))
-        parts.append(m.moved(marks, x, y + 16))
+        parts.append(m.tag("g", *marks, transform=f"translate({x:.1f} {y + 16:.1f})"))
     height = top - (-len(grids) // across) * tall
     return Picture((whole, height), parts, f"{title}: {', '.join(grids)}", title)
 
 
 class _Axes:
-    """A plot area with horizontal grid lines at round numbers, below a header."""
+    """A plot area with horizontal grid lines at round numbers, below a header.
+
+    `rows` has the values of each series, with the ends of their intervals.
+    """
 
     def __init__(
         self,
         title: str,
         unit: str,
-        rows: Mapping[str, list],
+        series: Mapping[str, Optionals],
+        intervals: Mapping[str, Ends],
         left: Number,
         width: Number,
         has_zero: bool = False,
     ) -> None:
-        self.width = width
-        self.values = [x for row in rows.values() for point in row for x in point if x is not None]
+        self.width, self.rows = width, {}
+        for name, values in series.items():
+            ends = intervals.get(name, ([None] * len(values),) * 2)
+            self.rows[name] = list(zip(*map(_numbers, (values, *ends)), strict=True))
+        points = [point for row in self.rows.values() for point in row]
+        self.values = [x for point in points for x in point if x is not None]
         values = [0.0, *self.values] if has_zero or not self.values else self.values
         low, high = min(values), max(values)
         pad = 0.0 if has_zero else 0.06 * (high - low) or abs(high) / 2 or 0.5
         self.low, self.high = low - pad, high + pad + (has_zero and low == high)
-        ticks, names = m.ticks(self.low, self.high), list(rows) if len(rows) > 1 else []
+        ticks, names = m.ticks(self.low, self.high), list(series) if len(series) > 1 else []
         self.left = max(left, m.text_width(*ticks.values()) + 12)
         end = self.left + self.width
         self.whole = max(end + 10, 200.0, m.text_width(*names) + 34 if names else 0.0)
@@ -225,15 +233,14 @@ def _grid(
 
     More than `MOST_MARKS` cells are one mark per color, without titles, as a page has many.
     """
-    left_labels = m.shortened(rows)
     wide, tall = cell or max(16.0, min(44.0, 420 / max(1, len(cols)))), cell or 17.0
     overhang, below, labels = m.labels_below(cols, wide)
-    left, bottom = max(m.text_width(*left_labels) + 12, overhang), tall * len(rows)
+    left, bottom = max(m.text_width(*rows) + 12, overhang), tall * len(rows)
     low, high = (list(map(_numbers, end)) for end in ends)
     is_large, paths, parts = len(rows) * len(cols) > MOST_MARKS, defaultdict(str), []
     for at, row in enumerate(values):
         y = at * tall
-        parts.append(m.text(left - 5, y + tall / 2 + 4, left_labels[at], "", "end"))
+        parts.append(m.text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
         for i, value in enumerate(row):
             if value is None:
                 continue
@@ -248,7 +255,7 @@ def _grid(
             beyond = ", beyond the scale" * is_far
             parts.append(m.titled(mark, f"{rows[at]}, {cols[i]}", value, *ab, more=beyond))
     parts += [m.tag("path", class_=c, fill_opacity=o, d=d) for (c, o), d in paths.items()]
-    parts.append(m.moved(labels, left, bottom))
+    parts.append(m.tag("g", *labels, transform=f"translate({left:.1f} {bottom:.1f})"))
     return left + wide * len(cols) + 10, bottom + below, parts
 
 
@@ -287,15 +294,6 @@ def _numbers(values: Iterable[Any]) -> list[Number | None]:
     """Return numbers, None for a missing or infinite one."""
     plain = (x.item() if hasattr(x, "item") else x for x in values)
     return [x if x is not None and math.isfinite(x) else None for x in plain]
-
-
-def _points(series: Mapping[str, Optionals], intervals: Mapping[str, Ends]) -> dict[str, list]:
-    """Return values with the ends of their intervals, by series."""
-    found = {}
-    for name, values in series.items():
-        ends = intervals.get(name, ([None] * len(values),) * 2)
-        found[name] = list(zip(*map(_numbers, (values, *ends)), strict=True))
-    return found
 
 
 def _reduced(points: list[tuple]) -> list[tuple]:

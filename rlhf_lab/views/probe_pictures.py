@@ -182,7 +182,7 @@ def _patterns(at: Snapshot) -> Pictures:
     chosen = sorted(range(len(at["heads"])), key=lambda i: -at["tv_here"][i])[:16]
     tv = at.tensors["tv"].flatten(0, 1)
     grids = {f"{at['heads'][i]}: {at['tv_here'][i]:.2f}": tv[i].tolist() for i in sorted(chosen)}
-    title = at.title("half the mean difference of patterns, queries by keys")
+    title = f"phase {at['phase']}: half the mean difference of patterns, queries by keys"
     yield heatmaps(grids, at["queries"], at["keys"], title)
 
 
@@ -206,7 +206,7 @@ def _ledger(at: Snapshot) -> Pictures:
 def _singular_values(at: Snapshot) -> Pictures:
     rows = sorted(at["rows"], key=lambda row: -row["norm"])[:6]
     series = {row["name"]: (list(range(len(row["s"]))), row["s"]) for row in rows}
-    title = at.title("singular values of the largest changes")
+    title = f"phase {at['phase']}: singular values of the largest changes"
     yield curves(series, title, "direction, from 0", "singular value") if rows else None
 
 

@@ -68,10 +68,6 @@ class Snapshot(dict[str, Any]):
     def slots(self, n: int) -> list[str]:
         return self.get("slots") or [str(i) for i in range(n)]
 
-    def title(self, text: str) -> str:
-        """Return a title with the fields or settings in braces."""
-        return f"phase {self['phase']}: {text.format_map({**self.settings, **self})}"
-
 
 def read_snapshots(run: Run, name: str | None) -> list[Snapshot]:
     """Return the records of a probe; metrics of RunHealth get intervals over the samples."""
@@ -169,7 +165,7 @@ class PictureRow:
 
     probe: str
     kind: str
-    title: str
+    title: str  # with names of fields or settings in braces
     labels: Sequence[str]  # of rows and columns; of a strip: scale, mask and number of texts
     columns: Mapping[str, Column]
     unit: str
@@ -178,13 +174,14 @@ class PictureRow:
         found = {label: at.read(column) for label, column in self.columns.items()}
         known = {label: column for label, column in found.items() if column[0] is not None}
         draw = {"table": draw_table, "rows": draw_rows, "strip": draw_strip, "bars": draw_bars}
-        return draw.get(self.kind, draw_matrix)(self, at, known) if known else None
+        title = f"phase {at['phase']}: {self.title.format_map({**at.settings, **at})}"
+        return draw.get(self.kind, draw_matrix)(self, at, known, title) if known else None
 
 
 Known = Mapping[str, tuple[Any, Any, Any]]  # values and ends of the columns of a record, by label
 
 
-def draw_bars(row: PictureRow, at: Snapshot, known: Known) -> Picture:
+def draw_bars(row: PictureRow, at: Snapshot, known: Known, title: str) -> Picture:
     """Return bars of a record, of many those of the largest sizes."""
     n, note = len(next(iter(known.values()))[0]), ""
     labels = at.read(row.labels[0])[0] or range(n)
@@ -199,10 +196,10 @@ def draw_bars(row: PictureRow, at: Snapshot, known: Known) -> Picture:
         sums = [f"{k} {sum(x[i] or 0.0 for i in rest):+.3g}" for k, (x, *_) in known.items()]
         note += f"{len(rest)} others sum to {', '.join(sums)}."
     series = {name: pick(x) for name, (x, *_) in known.items()}
-    return bars(list(map(str, pick(labels))), series, at.title(row.title), row.unit, ends, note)
+    return bars(list(map(str, pick(labels))), series, title, row.unit, ends, note)
 
 
-def draw_matrix(row: PictureRow, at: Snapshot, known: Known) -> Picture:
+def draw_matrix(row: PictureRow, at: Snapshot, known: Known, title: str) -> Picture:
     """Return a grid of a record; of values with intervals, a note names the largest of all cells.
 
     None in the grid stays blank.
@@ -215,27 +212,27 @@ def draw_matrix(row: PictureRow, at: Snapshot, known: Known) -> Picture:
         col = cols[j] if cols else j
         note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
         note += f"at {rows[i]}, {col} (95 % interval of this cell alone)."
-    title, ends = at.title(row.title), (low or (), high or ())
+    ends = low or (), high or ()
     return heatmap(grid, rows, cols, title, *SCALES[row.kind], row.unit, ends, note)
 
 
-def draw_table(row: PictureRow, at: Snapshot, known: Known) -> Table | None:
+def draw_table(row: PictureRow, at: Snapshot, known: Known, title: str) -> Table | None:
     """Return columns of a record as a table with intervals in brackets."""
     cells = [
         x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
         for x, low, high in known.values()
     ]
     rows = list(zip(*cells, strict=True))
-    return Table(list(known), rows, at.title(row.title)) if rows else None
+    return Table(list(known), rows, title) if rows else None
 
 
-def draw_rows(row: PictureRow, at: Snapshot, known: Known) -> Table | None:
+def draw_rows(row: PictureRow, at: Snapshot, known: Known, title: str) -> Table | None:
     """Return a list of dicts as a table, by the size of a field if the labels name one."""
     ((dicts, *_),) = known.values()
     for order in row.labels:
         dicts = sorted(dicts, key=lambda each: -abs(each[order]))
     note = f"The {MOST_ROWS} largest of {len(dicts)}." if len(dicts) > MOST_ROWS else ""
-    return dict_table(dicts[:MOST_ROWS], at.title(row.title), note) if dicts else None
+    return dict_table(dicts[:MOST_ROWS], title, note) if dicts else None
 
 
 def dict_table(dicts: Sequence[Fields], title: str = "", note: str = "") -> Table:
@@ -251,7 +248,7 @@ def dict_table(dicts: Sequence[Fields], title: str = "", note: str = "") -> Tabl
     return Table([name.replace("_", " ") for name in names], rows, title, note)
 
 
-def draw_strip(row: PictureRow, at: Snapshot, known: Known) -> Strip:
+def draw_strip(row: PictureRow, at: Snapshot, known: Known, title: str) -> Strip:
     """Return generated tokens with their values, of all or the largest texts."""
     ((unit, (found, *_)),), (kind, mask, *top) = known.items(), row.labels
     rewards, lines = at.get("rewards"), []
@@ -261,7 +258,7 @@ def draw_strip(row: PictureRow, at: Snapshot, known: Known) -> Strip:
         lines.append((label, at["tokens"][i], prompt + values))
     if top:
         lines.sort(key=lambda line: -sum(abs(x or 0.0) for x in line[2]))
-    return Strip(lines[: int(*top) or None], at.title(row.title), unit, kind)
+    return Strip(lines[: int(*top) or None], title, unit, kind)
 
 
 def masked(rows: Sequence[Sequence[Any]], mask: Sequence[Sequence[bool]]) -> list[list[Any]]:

@@ -77,7 +77,7 @@ class Strip(Drawn):
 
     @property
     def fragment(self) -> str:
-        """The texts as HTML below the key of their colors, which end at the 99 % quantile."""
+        """The texts below the key of their colors; the script of a page sets the styles."""
         limit = quantile_limit([x for _, _, row in self.rows for x in row])
         lines = []
         for label, tokens, row in self.rows:
@@ -85,7 +85,8 @@ class Strip(Drawn):
             tiles = tokens_html(tokens, numbers, self.unit, known, limit, self.kind)
             lines.append((label, tiles.fragment))
         key = color_key(self.unit, limit, self.kind).fragment
-        return render("strip.html", strip=self, lines=lines, key=key, limit=limit)
+        strip = render("strip.html", strip=self, lines=lines, key=key, limit=limit)
+        return strip.replace(' style="', ' data-style="')
 
 
 def quantile_limit(values: Optionals, quantile: float = 0.99) -> float:

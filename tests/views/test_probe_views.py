@@ -20,6 +20,7 @@ from rlhf_lab.views.probe_pictures import (
 )
 from rlhf_lab.views.records import Snapshot
 from rlhf_lab.views.tokens import Strip
+from tests.test_what_runs import count_opened
 
 KINDS = {row.probe for row in PICTURE_ROWS} | OVER_PHASES.keys() | OF_RECORD.keys()
 ENDS = ("", "_low", "_high")
@@ -249,6 +250,13 @@ def is_cell(cell, value, ends):
     if isinstance(cell, float | int):
         return cell == pytest.approx(value) and not ends
     return cell == (f"{value:.4g} [{ends[0]:.3g}, {ends[1]:.3g}]" if ends else f"{value:.4g}")
+
+
+def test_path_of_a_drawn_number_is_short():
+    (row,) = (x for x in PICTURE_ROWS if x.probe == "WordsMoved" and x.kind == "bars")
+    at = made("WordsMoved")[1]
+    functions, files = count_opened(lambda: row.draw(at).fragment)
+    assert functions <= 18 and files <= 5
 
 
 def test_derived_numbers_match_hand_computed():
