@@ -381,7 +381,7 @@ if on_reel:
 strengths, sampling = (1, 2, 4, 8), dict(spec=trainer.sampling_spec, figures=figures)
 few, many = ([trainer.prompt] * n for n in ((96, 128) if on_reel else (8, 8)))
 sweep = steering_sweep(base, vectors, strengths, few, controls=0, seed=5, **sampling)
-means = {(r.site, r.alpha): {k: v.mean().item() for k, v in r.figures.items()} for r in sweep.rows}
+means = {(r.site, r.alpha): {k: v.mean().item() for k, v in r.figures.items()} for r in sweep}
 best_site, best_alpha = max(means, key=lambda place: means[place]["true_reward"])
 strongest = {name: f"{value:.2f}" for name, value in means[best_site, 8].items()}
 print(f"best: {short_site(best_site)}, alpha {best_alpha}; the same with alpha 8: {strongest}")
@@ -407,7 +407,7 @@ def steered(policy, alpha: float | int, controls: int = 0) -> list[Float[Tensor,
     one = {best_site: vectors[best_site]}
     options = sampling | {"figures": {"true_reward": score}}
     found = steering_sweep(policy, one, [alpha], many, controls=controls, seed=6, **options)
-    return [row.figures["true_reward"] for row in found.rows]
+    return [row.figures["true_reward"] for row in found]
 
 
 (start,), (end,) = steered(base, 0), steered(tuned, 0)

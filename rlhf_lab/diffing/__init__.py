@@ -4,14 +4,7 @@ from rlhf_lab.diffing.activation_store import ActivationStore, collect_activatio
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split
 from rlhf_lab.diffing.compare import Comparison, compare
 from rlhf_lab.diffing.contrast import Contrast, make_contrast
-from rlhf_lab.diffing.crosscoder import (
-    Crosscoder,
-    LatentFiring,
-    find_latents,
-    fit_crosscoder,
-    latent_scaling,
-    relative_norms,
-)
+from rlhf_lab.diffing.crosscoder import Crosscoder, fit_crosscoder, latent_scaling
 from rlhf_lab.diffing.groups import Groups, coarse_groups, fine_groups, restrict
 from rlhf_lab.diffing.heads import ablate_heads, patch_heads
 from rlhf_lab.diffing.kl_attribution import kl_by_output, kl_by_weights
@@ -26,13 +19,11 @@ from rlhf_lab.diffing.patching import (
     patch_hook,
 )
 from rlhf_lab.diffing.path_patching import patch_path
-from rlhf_lab.diffing.sae import SAEDictionary, load_sae
+from rlhf_lab.diffing.sae import load_sae
 from rlhf_lab.diffing.steering import (
     Steered,
-    SteeringSweep,
     control_vector,
     mean_difference,
-    steering_hooks,
     steering_sweep,
 )
 from rlhf_lab.diffing.transplant import Transplant, transplant

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.files import expand_home
 from rlhf_lab.functional.masks import real_entries
 from rlhf_lab.models import TransformerWithValueHead
@@ -101,8 +101,10 @@ class ActivationStore:
 
     @classmethod
     def load(cls, path: str | Path) -> "ActivationStore":
-        """Read a file of `save`; raises RunError if it is missing."""
+        """Read a file of `save`; raises RunError for any other path."""
         tensors, metadata = load_checkpoint(expand_home(path))
+        if "activation_store" not in metadata:
+            raise RunError(f"{path} is a checkpoint. Use a file that ActivationStore.save wrote.")
         values, kept = {"site": None} | metadata["activation_store"], tensors["activations"]
         store = cls(values["mb"], values["models"], kept.dtype)
         if kept.shape[-1]:

@@ -1,12 +1,10 @@
 """Crosscoder: one sparse dictionary for two models by BatchTopK, and measures of its latents."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rlhf_lab.diffing.activation_store import ActivationStore, TokenPlaces
+from rlhf_lab.diffing.activation_store import ActivationStore
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.supervised import fit
 
@@ -42,7 +40,7 @@ class Crosscoder(nn.Module):
         return x.float() / self.scale[:, None]
 
     def norms(self) -> Float[Tensor, "latent model"]:
-        """Return the length of each decoder."""
+        """Return the length of each decoder, which is 0 for a model that lacks the latent."""
         return self.W_dec.norm(dim=-1)
 
     def encode(self, x: Float[Tensor, "n model d_model"]) -> Float[Tensor, "n latent"]:
@@ -123,38 +121,6 @@ def _initialize(
     coder.W_enc.copy_(coder.W_dec.permute(1, 2, 0) / len(coder.scale))
     scaled = vectors * (mean / (values.clamp(min=0) + RIDGE * mean)).sqrt()
     return (scaled @ vectors.T).float(), float(values.sum())
-
-
-class LatentFiring(NamedTuple):
-    """Fraction of tokens at which each latent fires, and its top tokens `[latent top]`."""
-
-    freq: Float[Tensor, " latent"]
-    top: TokenPlaces
-    top_values: Float[Tensor, "latent top"]
-
-
-@torch.no_grad()
-def find_latents(coder: Crosscoder, store: ActivationStore, top: int = 8) -> LatentFiring:
-    """Return how often each latent of a crosscoder fires on a store, and its top tokens."""
-    fires = torch.zeros(len(coder.b_enc))
-    best, of = fires[None][:0], fires[None][:0].long()
-    for rows in torch.arange(len(store)).split(ROWS):
-        f = coder.encode(store.activations[rows])
-        fires += (f > 0).sum(0)
-        values, tokens = torch.cat([best, f]), torch.cat([of, rows[:, None].expand_as(f)])
-        best, indices = values.topk(min(top, len(values)), dim=0)
-        of = tokens.gather(0, indices)
-    places = TokenPlaces(*(column[of].T for column in store.places))
-    return LatentFiring(fires / len(store), places, best.T)
-
-
-def relative_norms(coder: Crosscoder) -> Float[Tensor, " latent"]:
-    """Compute each latent's fraction of decoder length in the second model; 1/2 if in both.
-
-    |d_tuned| / (|d_base| + |d_tuned|)  (Lindsey et al. 2024, "Sparse Crosscoders")
-    """
-    norms = coder.norms().double()
-    return (norms[:, 1] / norms.sum(1)).float()
 
 
 @torch.no_grad()

@@ -3,39 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.files import expand_home
 
 
-class SAEDictionary:
-    """A SAELens dictionary of activations `[... d_model]` of one `site`."""
+def load_sae(directory: str | Path) -> Any:
+    """Load a frozen `sae_lens.SAE` from cfg.json and sae_weights.safetensors.
 
-    def __init__(self, sae: Any) -> None:
-        self.sae = sae.requires_grad_(False)
-        self.site: str | None = getattr(sae.cfg.metadata, "hook_name", None)
-
-    @torch.no_grad()
-    def encode(self, x: Float[Tensor, "*n d_model"]) -> Float[Tensor, "*n latent"]:
-        """Return the latents of activations."""
-        return self.sae.encode(x.to(self.sae.dtype))
-
-    @torch.no_grad()
-    def decode(self, f: Float[Tensor, "*n latent"]) -> Float[Tensor, "*n d_model"]:
-        """Return activations from latents, after an `encode` whose scaling the SAE reverts."""
-        return self.sae.decode(f.to(self.sae.dtype))
-
-    @property
-    def decoder(self) -> Float[Tensor, "latent d_model"]:
-        """Direction of each latent."""
-        return self.sae.W_dec.detach()
-
-
-def load_sae(directory: str | Path) -> SAEDictionary:
-    """Load a dictionary that SAELens saved (cfg.json and sae_weights.safetensors).
+    Its hook point is `cfg.metadata.hook_name`.
 
     Raises:
         ConfigError: If SAELens is not installed.
@@ -46,6 +21,6 @@ def load_sae(directory: str | Path) -> SAEDictionary:
     except ImportError:
         raise ConfigError("SAELens is not installed. Run `pip install sae-lens`.") from None
     try:
-        return SAEDictionary(SAE.load_from_disk(str(expand_home(directory)), device="cpu"))
+        return SAE.load_from_disk(str(expand_home(directory)), device="cpu").requires_grad_(False)
     except Exception as error:  # its readers raise errors of many kinds
         raise LoadError(f"{directory} is not a dictionary of SAELens ({error}).") from error

@@ -1,9 +1,9 @@
 """Weight transplants: the reward of groups of weights, added, removed, and by Shapley value."""
 
-import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import permutations
 
 import torch
 from jaxtyping import Bool, Float
@@ -126,38 +126,29 @@ def transplant_plan(
     n_groups: int, seed: int
 ) -> tuple[Bool[Tensor, "coalition group"], list[CoalitionPairs]]:
     """Return the coalitions to try, and the pairs of them for each group's Shapley value."""
-    every, pairs = range(n_groups), [[] for _ in range(n_groups)]
-    if n_groups <= MOST_EXACT:
-        sets = [frozenset(s) for size in range(n_groups + 1) for s in combinations(every, size)]
-        for chosen in sets:
-            n = len(chosen) - 1
-            for g in chosen:
-                weight = math.factorial(n) * math.factorial(n_groups - n - 1)
-                pairs[g].append((chosen, weight / math.factorial(n_groups)))
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        half = [
-            torch.randperm(n_groups, generator=generator).tolist() for _ in range(PERMUTATIONS // 2)
-        ]
-        drawn = [*half, *(order[::-1] for order in half)]  # antithetic
-        sets = [frozenset(), frozenset(every)]
-        sets += [frozenset(s) for g in every for s in ([g], set(every) - {g})]
-        for order in drawn:
-            for k, g in enumerate(order):
-                chosen = frozenset(order[: k + 1])
-                sets += [chosen - {g}, chosen]
-                pairs[g].append((chosen, 1 / PERMUTATIONS))
-    rows = {chosen: row for row, chosen in enumerate(dict.fromkeys(sets))}
+    every, rows = range(n_groups), {}
+    row = lambda groups: rows.setdefault(frozenset(groups), len(rows))
+    times: list[Counter] = [Counter() for _ in every]  # of each pair of rows, by group
+    orders = [*permutations(every)] if n_groups <= MOST_EXACT else _random_orders(n_groups, seed)
+    for order in orders:
+        for k, g in enumerate(order):
+            times[g][row(order[: k + 1]), row(order[:k])] += 1
+    for g in every:  # for `put_in` and `taken_out`
+        row([g]), row({*every} - {g})
     members = torch.tensor([[g in chosen for g in every] for chosen in rows])
-    find = lambda chosen: torch.tensor([rows[each] for each in chosen])
     return members, [
         (
-            find([chosen for chosen, _ in each]),
-            find([chosen - {g} for chosen, _ in each]),
-            torch.tensor([weight for _, weight in each], dtype=torch.float64),
+            *torch.tensor([*counts]).unbind(1),
+            torch.tensor([*counts.values()], dtype=torch.float64) / len(orders),
         )
-        for g, each in enumerate(pairs)
+        for counts in times
     ]
+
+
+def _random_orders(n_groups: int, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    half = [torch.randperm(n_groups, generator=generator) for _ in range(PERMUTATIONS // 2)]
+    return [order.tolist() for order in (*half, *(order.flip(0) for order in half))]  # antithetic
 
 
 def prompt_ids(

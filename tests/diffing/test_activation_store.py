@@ -7,6 +7,7 @@ from rlhf_lab.diffing import ActivationStore, collect_activations
 from rlhf_lab.diffing.activation_store import TokenPlaces
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import load_model
+from rlhf_lab.training.checkpoint import save_checkpoint
 
 TOKEN = 28 / 2**20  # megabytes: 2 models of width 4 in 2 bytes, and 12 bytes for the place
 
@@ -61,6 +62,9 @@ def test_a_file_continues_the_sample(store, tmp_path, n):
     assert torch.equal(store.places.ids, loaded.places.ids)
     with pytest.raises(RunError, match="No checkpoint"):
         ActivationStore.load(tmp_path / "none.safetensors")
+    save_checkpoint(tmp_path / "last.safetensors", {"x": torch.zeros(1)}, {"phase": 0})
+    with pytest.raises(RunError, match="last.safetensors is a checkpoint. Use a file that Act"):
+        ActivationStore.load(tmp_path / "last.safetensors")
 
 
 def test_add_raises_on_overflow_and_too_little_memory(store):

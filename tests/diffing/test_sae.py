@@ -45,8 +45,8 @@ def test_a_dictionary_reads_and_writes_by_hand(directory):
     # less the bias of the decoder: [2, 4, 9] and [-1, .5, 0]
     assert found.encode(x).tolist() == [[2.0, 3.0], [0.0, 0.0]]
     assert found.decode(found.encode(x)).tolist() == [[3.0, 3.0, 6.0], [1.0, 0.0, 0.0]]
-    assert found.site == "blocks.1.hook_resid_post"
-    assert torch.equal(found.decoder, WEIGHTS["W_dec"])
+    assert found.cfg.metadata.hook_name == "blocks.1.hook_resid_post"
+    assert torch.equal(found.W_dec, WEIGHTS["W_dec"]) and not found.W_dec.requires_grad
 
 
 @pytest.mark.process  # importing it starts one
