@@ -47,7 +47,7 @@ from rlhf_lab.functional.direct_preference import (
     orpo_loss,
     sft_loss,
 )
-from rlhf_lab.functional.dispatch import call_by_name, check_order, check_result, look_up
+from rlhf_lab.functional.dispatch import call_by_name, check_result, look_up
 from rlhf_lab.functional.diversity import (
     WordLogOdds,
     distinct_n,

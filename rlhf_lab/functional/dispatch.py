@@ -65,27 +65,5 @@ def check_result(field: str, result: Any, shape: Sequence[int], per: str = "toke
     raise ValueError(f"{field} returned {got}. Return {wanted}.")
 
 
-def check_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
-    """Raise ValueError if a function cannot be called with these positional arguments, in order.
-
-    A parameter with one of these names must receive it. torch's own functions always pass.
-    """
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return
-    parameters = signature.parameters
-    try:
-        pairs = signature.bind(*names).arguments.items()
-        is_valid = all(p == n or (p not in names and n not in parameters) for p, n in pairs)
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        raise ValueError(
-            f"{field} is called with ({', '.join(names)}), but the function is {_name(function)}("
-            f"{', '.join(parameters)}). Pass a function of these arguments, in this order."
-        )
-
-
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", str(function))

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dis import get_instructions
 from pathlib import Path
@@ -90,10 +90,7 @@ class Overrides:
                 remedy = remedy or f"Choose one of: {', '.join(names)}"
                 raise ConfigError(f"RLHFTrainer has no component {name!r}. {remedy}.")
             if name in CALLED_WITH and function is not None:
-                try:
-                    F.check_order(function, CALLED_WITH[name].split(), name)
-                except ValueError as error:
-                    raise ConfigError(str(error)) from error
+                validate_order(function, CALLED_WITH[name].split(), name)
         return cls(**{name: fn for name, fn in given.items() if fn is not None})
 
     def estimate_advantages(
@@ -134,6 +131,29 @@ class Overrides:
     def estimator_parameters(self, args: RLHFArgs) -> Mapping[str, inspect.Parameter]:
         """Return the parameters of the advantage estimator by name, such as greedy_rewards."""
         return inspect.signature(self._estimator(args)).parameters
+
+
+def validate_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
+    """Raise ConfigError if a function cannot be called with these positional arguments, in order.
+
+    A parameter with one of these names must receive it. torch's own functions always pass.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return
+    parameters = signature.parameters
+    try:
+        pairs = signature.bind(*names).arguments.items()
+        is_valid = all(p == n or (p not in names and n not in parameters) for p, n in pairs)
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f"{field} is called with ({', '.join(names)}), but the function is "
+            f"{getattr(function, '__name__', function)}({', '.join(parameters)}). Pass a function "
+            "of these arguments, in this order."
+        )
 
 
 def validate_terms(*terms: Any) -> None:

@@ -106,22 +106,3 @@ def test_kl_estimator_of_ones_own_replaces_a_named_one():
     assert F.kl_estimate(two, half, lambda *both: both[0] - 2 * both[1]).item() == 1.0
     with pytest.raises(ValueError, match="Unknown kl_estimator 'k4'. Choose one of: k1, k2, k3"):
         F.kl_estimate(two, half, "k4")
-
-
-def test_check_order_accepts_functions_of_the_same_order_only():
-    message = r"advantages is called with \(values, rewards, mask\)"
-    names = ("values", "rewards", "mask")
-    for function in (
-        lambda values, rewards, mask: values,
-        lambda v, r, mask=None: v,
-        lambda *all: all,
-        torch.where,
-    ):
-        F.check_order(function, names, "advantages")
-    for function in (
-        lambda rewards, values, mask: values,
-        lambda values, rewards: values,
-        lambda values, rewards, mask, gamma: values,
-    ):
-        with pytest.raises(ValueError, match=message):
-            F.check_order(function, names, "advantages")

@@ -15,6 +15,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead, has_hooks, load_model, value_head
 from rlhf_lab.probes import Run
 from rlhf_lab.training import Overrides, RLHFTrainer, ppo
+from rlhf_lab.training.overrides import validate_order
 from tests.small_runs import DEVICE
 from tests.training.recorded_runs import assert_same_run, copy_weights, is_equal
 
@@ -93,6 +94,25 @@ def test_result_that_cannot_be_learned_from_raises(make_trainer):
     trainer = make_trainer({"advantages": lambda values, mask: values * float("nan")})
     with pytest.raises(RunError, match="became nan in phase 0. Check the custom advantages"):
         trainer.train()
+
+
+def test_validate_order_accepts_functions_of_the_same_order_only():
+    message = r"advantages is called with \(values, rewards, mask\)"
+    names = ("values", "rewards", "mask")
+    for function in (
+        lambda values, rewards, mask: values,
+        lambda v, r, mask=None: v,
+        lambda *all: all,
+        torch.where,
+    ):
+        validate_order(function, names, "advantages")
+    for function in (
+        lambda rewards, values, mask: values,
+        lambda values, rewards: values,
+        lambda values, rewards, mask, gamma: values,
+    ):
+        with pytest.raises(ConfigError, match=message):
+            validate_order(function, names, "advantages")
 
 
 SITE = "blocks.0.hook_attn_out"
