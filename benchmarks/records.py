@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.training.run_dir import partial_file
+from rlhf_lab.files import partial_file
 
 Record = Mapping[str, Any]
 RESULTS = Path("benchmarks/results")  # seen from the root of the repository

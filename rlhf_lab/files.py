@@ -18,6 +18,18 @@ def expand_home(path: AnyPath) -> Path:
 
 
 @contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise a RunError that names the file if a write fails."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}. Make room or choose another path "
+            "(what was saved before is intact)."
+        ) from error
+
+
+@contextlib.contextmanager
 def partial_file(
     path: Path, is_ours: Callable[[Path], bool] | None = None, flush: bool = True
 ) -> Iterator[Path]:
@@ -28,18 +40,19 @@ def partial_file(
     """
     validate_replaceable(path, is_ours)
     partial = path.with_name(f".{path.name}.partial")
-    clear_draft(partial)
-    try:
-        partial.touch()
-        mode = stat.S_IMODE(partial.stat().st_mode)
-        yield partial
-        if flush:
-            with open(partial, "rb+") as file:
-                os.fsync(file.fileno())
-        partial.chmod(mode)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path):
+        clear_draft(partial)
+        try:
+            partial.touch()
+            mode = stat.S_IMODE(partial.stat().st_mode)
+            yield partial
+            if flush:
+                with open(partial, "rb+") as file:
+                    os.fsync(file.fileno())
+            partial.chmod(mode)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def clear_draft(partial: Path) -> None:
@@ -62,12 +75,8 @@ def validate_replaceable(path: Path, is_ours: Callable[[Path], bool] | None = No
 
 def write_marked(path: Path, text: str) -> None:
     """Write a page or a picture that ends with `PAGE_MARK`, replacing only one of those."""
-    try:
-        with partial_file(path, is_marked) as partial:
-            partial.write_text(text + PAGE_MARK, encoding="utf-8")
-    except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"cannot write {path}: {reason}. Choose another place.") from error
+    with partial_file(path, is_marked) as partial:
+        partial.write_text(text + PAGE_MARK, encoding="utf-8")
 
 
 def is_marked(path: Path) -> bool:

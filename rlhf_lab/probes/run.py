@@ -113,10 +113,7 @@ class Run:
         path = self.store.tensor_path(probe, phase)
         if not path.is_file():
             raise RunError(f"{path}, the tensors of a record, is missing. Restore it.")
-        tensors, saved = load_checkpoint(path)
-        record = {"run": self.info["id"], "probe": probe, "phase": phase}
-        if record | saved != record:  # without a run in records of older versions
-            raise RunError(f"{path} has the tensors of {saved}. Restore the file of this record.")
+        tensors, _ = load_checkpoint(path, run=self.info["id"], probe=probe, phase=phase)
         return tensors
 
     def checks(self) -> list[StoredCheck]:

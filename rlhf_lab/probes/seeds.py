@@ -14,7 +14,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.checks import AT_LEAST_1, check_range, reward_names
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.files import expand_home
+from rlhf_lab.files import expand_home, partial_file
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.probes.run import Run
 from rlhf_lab.probes.spread import Runs, named_leaves
@@ -22,7 +22,7 @@ from rlhf_lab.probes.suite import Suite
 from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.resume import LOCATIONS
-from rlhf_lab.training.run_dir import read_object, replacing
+from rlhf_lab.training.run_dir import read_object
 
 COMMON = "seeds.json"  # settings that all runs of a directory share
 OF_ONE_RUN = ("policy", "reference", "optimizer", "scheduler", "kl_controller")  # have state
@@ -120,7 +120,7 @@ def _store_common_settings(folder: Path, common: dict[str, Any]) -> None:
         if (folder / "run.json").exists():
             raise ConfigError(f"out={str(folder)!r} holds a run. Choose a directory for several.")
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:
+        with partial_file(path) as partial:
             partial.write_text(json.dumps(common, indent=1), encoding="utf-8")
         return
     before, now = named_leaves(read_object(path)), named_leaves(common)

@@ -9,11 +9,12 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from rlhf_lab.files import partial_file
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.probe import Record
 from rlhf_lab.training import RunDir
 from rlhf_lab.training.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_lab.training.run_dir import read_object, reading, replacing
+from rlhf_lab.training.run_dir import read_object, reading
 
 FOLDER = "probes"
 CHECKS = f"{FOLDER}/checks.jsonl"
@@ -47,7 +48,7 @@ class ProbeStore:
         settings = settings | {"probes": others + settings["probes"]}
         (self.path / "records").mkdir(parents=True, exist_ok=True)
         (self.path / "tensors").mkdir(exist_ok=True)
-        with replacing(self.path / SUITE) as partial:
+        with partial_file(self.path / SUITE) as partial:
             partial.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     def keep_text(self, text: EvalText) -> None:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlhf_lab.errors import ConfigError, RunError
-from rlhf_lab.training.run_dir import replacing
+from rlhf_lab.files import partial_file
 
 if TYPE_CHECKING:
     from rlhf_lab.training.trainer import RLHFTrainer
@@ -39,15 +39,20 @@ def save_checkpoint(
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(metadata)
     header = {"metadata": text, "crc32": str(checksum(tensors, text))}
-    with replacing(path, flush) as partial:
+    with partial_file(path, flush=flush) as partial:
         try:
             save_file(tensors, partial, metadata=header)
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the metadata that `save_checkpoint` wrote, and check their checksum."""
+def load_checkpoint(path: Path, **origin: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the metadata that `save_checkpoint` wrote, after a save in progress.
+
+    Raises:
+        RunError: If the file is missing or corrupt, or its metadata differ from `origin`.
+    """
+    wait_for_writers(path.parent)
     if not path.is_file():
         names = sorted(f.stem for f in path.parent.glob("*.safetensors") if f.is_file())
         available = f"Available: {', '.join(names)} (see `export`)." if names else "None was saved."
@@ -58,13 +63,17 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if int(header["crc32"]) != checksum(tensors, header["metadata"]):
             raise ValueError("checksum differs")
-        return tensors, json.loads(header["metadata"])
+        metadata = json.loads(header["metadata"])
     except UNREADABLE as error:
         other = "last" if path.stem == "best" else "best"
         raise RunError(
             f"{path} is corrupt ({error}). Restore the file, or use another one: a new run can "
             f"start from `export RUN OUT --checkpoint {other}`."
         ) from None
+    found = {name: metadata.get(name) for name in origin}
+    if found != origin:
+        raise RunError(f"{path} is of {found}, expected {origin}. Restore the file.")
+    return tensors, metadata
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

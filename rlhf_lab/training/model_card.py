@@ -8,9 +8,10 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from rlhf_lab.files import partial_file
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.training.checkpoint import read_metadata
-from rlhf_lab.training.run_dir import INFO, METRICS, RunDir, replacing
+from rlhf_lab.training.run_dir import INFO, METRICS, RunDir
 
 SIGNATURE = "Written by rlhf_lab"
 RUN_LOADER = "rlhf_lab.training.resume.load_policy"
@@ -52,5 +53,5 @@ def write_card(directory: Path, settings: Mapping[str, Any], results: Sequence[s
     lines = [f"---\n{data}\n---\n# {directory.name}\n", *(f"- {line}" for line in results)]
     lines += ["\nSettings:\n```json", json.dumps(public, indent=2), "```\n"]
     lines += [f"Load with `{loader}`. The license of the base model applies. {SIGNATURE}.\n"]
-    with replacing(path) as partial:
+    with partial_file(path) as partial:
         partial.write_text("\n".join(lines), encoding="utf-8")

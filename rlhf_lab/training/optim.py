@@ -58,8 +58,8 @@ def get_optimizer_and_scheduler(
     """Return the optimizer and its schedule, which is stepped once per phase.
 
     1. Make AdamW with the peak learning rates, with 8-bit moments if `args.optimizer` has them.
-    2. If the weights are stored in half precision, adapt the optimizer (`for_half_weights`). Only
-       "bf16" keeps a float32 copy of the weights.
+    2. If the weights are stored in half precision, use `HalfAdamW` with these groups. Only "bf16"
+       keeps a float32 copy of the weights.
     3. Multiply both learning rates by `lr_scale` in each phase.
     """
     optimizer = get_optimizer(policy, args.base_lr, args.head_lr, args.weight_decay)
@@ -67,7 +67,7 @@ def get_optimizer_and_scheduler(
         optimizer = with_8bit_moments(optimizer)
     if args.weight_precision != "fp32":
         has_copy = args.weight_precision == "bf16"
-        optimizer = for_half_weights(optimizer, policy, has_copy, args.seed)
+        optimizer = HalfAdamW(optimizer.param_groups, policy, has_copy, args.seed)
     scale = lambda phase: lr_scale(phase, args.warmup_steps, args.total_phases, args.final_scale)
     return optimizer, LambdaLR(optimizer, lr_lambda=scale)
 
@@ -237,10 +237,3 @@ class HalfAdamW(Optimizer):
             weight = weights[index]
             for name, dtype in self.state_dtypes(weight).items():
                 self.state[weight][name] = saved[name].to(weight.device, dtype, copy=True)
-
-
-def for_half_weights(optimizer: AdamW, policy: nn.Module, has_copy: bool, seed: int) -> HalfAdamW:
-    """Build a `HalfAdamW` with the parameters and settings of an AdamW."""
-    taken = ("params", "lr", "weight_decay", "betas", "eps", "maximize")
-    groups = [{name: group[name] for name in taken} for group in optimizer.param_groups]
-    return HalfAdamW(groups, policy, has_copy, seed)

@@ -136,7 +136,7 @@ def restore(trainer: "RLHFTrainer", run: RunDir, info: Mapping[str, Any]) -> Non
     wait_for_writers(run.checkpoints)
     if not path.exists() and info.get("last_saved_phase") is None:
         return
-    tensors, metadata = load_run_checkpoint(path, info)
+    tensors, metadata = load_checkpoint(path, run=info["id"], name="last")
     with reading(path):
         validate_settings(metadata["args"], info, path)
         load_weights(trainer.policy, tensors, path)
@@ -181,17 +181,6 @@ def set_rates(trainer: "RLHFTrainer", peaks: list[float]) -> None:
         scheduler._last_lr.append(group["lr"])
 
 
-def load_run_checkpoint(path: Path, info: Mapping[str, Any]) -> tuple[dict[str, Tensor], Any]:
-    """Load a checkpoint; raise RunError if it is of another run, or was copied to another name."""
-    wait_for_writers(path.parent)
-    tensors, metadata = load_checkpoint(path)
-    if metadata.get("run") != info["id"]:
-        raise RunError(f"{path} is a checkpoint of another run. Restore this run's file.")
-    if metadata.get("name") != path.stem:
-        raise RunError(f"{path} is a copy of this run's {metadata.get('name')}. Restore the file.")
-    return tensors, metadata
-
-
 def validate_settings(saved: Mapping[str, Any], info: Mapping[str, Any], path: Path) -> None:
     """Raise RunError if run.json was edited since the checkpoint, except for locations."""
     changed = {change["field"] for change in info.get("changes", [])}
@@ -225,7 +214,7 @@ def load_policy(
         raise RunError(f"{run.path} has a custom policy. Build that model and call load_weights.")
     args = read_args(info, OF_POLICY)
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
-    tensors, metadata = load_run_checkpoint(file, info)
+    tensors, metadata = load_checkpoint(file, run=info["id"], name=file.stem)
     policy, sources = load_policy_and_critic(args, device), info.get("sources", {})
     warn_about_changes(sources, sources | {FROZEN: checksum_model(policy)})
     load_weights(policy, tensors, file)

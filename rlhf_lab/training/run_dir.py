@@ -10,30 +10,18 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rlhf_lab.errors import RunError
-from rlhf_lab.files import AnyPath, clear_draft, expand_home, partial_file, validate_replaceable
+from rlhf_lab.files import (
+    AnyPath,
+    clear_draft,
+    expand_home,
+    partial_file,
+    validate_replaceable,
+    writing,
+)
 
 INFO, METRICS, SAMPLES, LOCK = "run.json", "metrics.jsonl", "samples.jsonl", "run.lock"
 RETURNED = "returned"
 FORMAT = 2  # of run.json and the checkpoints; other versions of a run are not read
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Raise a RunError that names the file if a write fails."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}. Make room or choose another --out, "
-            "then continue with `resume` (what was saved before is intact)."
-        ) from error
-
-
-@contextlib.contextmanager
-def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Yield a draft that replaces the file; see `partial_file`."""
-    with writing(path), partial_file(path, flush=flush) as partial:
-        yield partial
 
 
 @contextlib.contextmanager
@@ -79,11 +67,8 @@ class RunDir:
         """Make a new run directory; raise RunError if it contains a run."""
         run = cls(Path(path))
         run.validate_empty()
-        try:
+        with writing(run.path):
             run.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            reason = error.strerror or error
-            raise RunError(f"cannot write {path}: {reason}. Choose another --out.") from error
         return run
 
     @classmethod
@@ -131,7 +116,7 @@ class RunDir:
             return info | {"id": info["id"], "args": dict(info["args"])}
 
     def write_info(self, info: dict[str, Any]) -> None:
-        with replacing(self.info_path) as partial:
+        with partial_file(self.info_path) as partial:
             text = json.dumps(finite({"format": FORMAT} | info), indent=2, allow_nan=False)
             partial.write_text(text + "\n", encoding="utf-8")
 
@@ -203,7 +188,7 @@ class RunDir:
         validate_replaceable(path)
         if path.exists():
             kept = [record for record in self._read_lines(file) if stays(record)]
-            with replacing(path) as partial:
+            with partial_file(path) as partial:
                 partial.write_text(json_lines(kept), encoding="utf-8")
 
 

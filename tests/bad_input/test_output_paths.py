@@ -50,7 +50,7 @@ REJECTED = {
     f"{TRAINING} model": "model/config.json exists without a run",
     f"{TRAINING} made --reference-model model": "'model' is a reward model",
     f"{SFT} made --base-model model": "'model' is a reward model",
-    f"{TRAINING} /proc/run": "No such file or directory. Choose another --out.",
+    f"{TRAINING} /proc/run": "No such file or directory. Make room or choose another path",
     # inputs
     "resume pipe": "pipe has no run.json",
     "report empty": "of a run (an adapter is for `train --adapter-path`)",
@@ -91,7 +91,7 @@ def test_nothing_foreign_is_replaced(place: Path, occupant: str) -> None:
         if occupant != "an empty directory":
             rejected([*EXPORT.split(), "made"], "made ", "Choose a new directory")
         if not is_directory:
-            rejected([*TRAINING.split(), "made"], "made", "hoose another --out")
+            rejected([*TRAINING.split(), "made"], "made", "hoose another")
     if is_directory:
         accepted([*TRAINING.split(), "made"])
         assert (place / "made" / "run.json").is_file()

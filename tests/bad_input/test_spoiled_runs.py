@@ -103,8 +103,8 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
         for name in ("args", "phase", "best", "reward_moments", "reference_phase")
     ),
     (("resume",), NAN, "nan or inf"),
-    (LOADING, ANOTHER, "another run"),
-    (LOADING, copy(ONE, LAST), "copy of this run's"),
+    (LOADING, ANOTHER, "is of {'run': 'another'"),
+    (LOADING, copy(ONE, LAST), "'name': 'phase_"),
     *((LOADING, instead(LAST, kind), "last.safetensors") for kind in ("device", "nothing")),
     (LOADING, instead("checkpoints", "file"), "last.safetensors"),
     *((("resume", "report"), second_line(file, b"hello\n"), f"{file}, line 2") for file in LOGS),

@@ -13,7 +13,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, export_policy, load_model
 from rlhf_lab.models.build import in_weight_precision
 from rlhf_lab.training import get_optimizer, lr_scale, optim
-from rlhf_lab.training.optim import HalfAdamW, for_half_weights, round_stochastically
+from rlhf_lab.training.optim import HalfAdamW, round_stochastically
 from tests.training.recorded_runs import copy_weights, needs_bitsandbytes
 
 BF16_MAX = torch.finfo(torch.bfloat16).max
@@ -78,7 +78,7 @@ def test_steps_below_the_resolution_add_up():
     exact, plain, copied, rounded = Toy().float(), Toy(), Toy(), Toy()
     optimizers = [adamw(exact, 1e-5), adamw(plain, 1e-5)]
     for policy, has_copy in ((copied, True), (rounded, False)):
-        optimizers.append(for_half_weights(adamw(policy, 1e-5), policy, has_copy, 1))
+        optimizers.append(HalfAdamW(adamw(policy, 1e-5).param_groups, policy, has_copy, 1))
     for policy, optimizer in zip((exact, plain, copied, rounded), optimizers, strict=True):
         climb(policy, optimizer, range(100))
     moved = exact.low.mean().item() - 1
@@ -98,7 +98,7 @@ def test_steps_below_the_resolution_add_up():
 def test_second_moment_falls_with_the_gradients():
     """By 0.999 a step, to 0.905 in 100; rounded to the nearest it would stay."""
     policy = Toy()
-    optimizer = for_half_weights(adamw(policy, 1e-5), policy, False, 1)
+    optimizer = HalfAdamW(adamw(policy, 1e-5).param_groups, policy, False, 1)
     climb(policy, optimizer, range(1))
     moment = optimizer.state[policy.low]["exp_avg_sq"]
     assert moment.dtype == torch.bfloat16

@@ -8,8 +8,9 @@ import pytest
 from filelock import FileLock
 
 from rlhf_lab.errors import RunError
+from rlhf_lab.files import partial_file
 from rlhf_lab.training import RunDir
-from rlhf_lab.training.run_dir import FORMAT, LOCK, RunLock, replacing
+from rlhf_lab.training.run_dir import FORMAT, LOCK, RunLock
 
 INFO = {"format": FORMAT, "id": "1", "args": {"prefix": "schön"}, "best": None, "x": 0.1 + 0.2}
 
@@ -26,7 +27,7 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
     assert RunDir.create(tmp_path / "empty").checkpoints.is_dir()
     (tmp_path / "file").write_text("x")
     for path in (run.path, tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(RunError, match="hoose another --out"):
+        with pytest.raises(RunError, match="hoose another"):
             RunDir.create(path)
     assert RunDir.open(run.path).read_info() == INFO
     for content in ("[" * 100_000, "[]"):
@@ -108,16 +109,16 @@ def test_rewind_drops_the_phases_that_are_done_again(run):
     assert run.read("metrics.jsonl") == run.read("returned/f.jsonl") == []
 
 
-def test_replacing_shows_the_old_file_until_the_end(tmp_path):
+def test_partial_file_shows_the_old_file_until_the_end(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     full = OSError(errno.ENOSPC, "No space left")
     for failure, raised in ((full, RunError), (TypeError(), TypeError)):
-        with pytest.raises(raised), replacing(path) as partial:
+        with pytest.raises(raised), partial_file(path) as partial:
             partial.write_text("new")
             raise failure
         assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
-    with replacing(path) as partial:
+    with partial_file(path) as partial:
         partial.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and [p.name for p in tmp_path.iterdir()] == ["file"]
