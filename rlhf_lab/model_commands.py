@@ -80,7 +80,10 @@ def sample_command(
     policy, args = load_run_or_model(model, checkpoint, place)
     model, tokenizer = policy.base_model, policy.base_model.tokenizer
     changes = given(settings) | ({} if prompt is None else {"prefix": prompt})
-    prompts, spec = prompt_and_spec(model, args, **changes)
+    of_run = OF_MODELS if args is None else {name: getattr(args, name) for name in OF_RUNS}
+    changed = RLHFArgs(**of_run | changes)
+    spec = rlhf_lab.sampling.SamplingSpec.from_args(changed, tokenizer)
+    prompts = rlhf_lab.training.prompts.Prompts(changed, None, model)
     noise = torch.Generator().manual_seed(seed)
     samples = rlhf_lab.sampling.sample(policy, prompts.tokens * n, spec, noise)
     texts = samples.texts(tokenizer)
@@ -96,14 +99,6 @@ def sample_command(
     scores = scorer.read(reward_fn, samples, texts).rewards.tolist()
     Console().print(rlhf_lab.views.sample_table(texts, scores, prompts.texts[0]))
     return 0
-
-
-def prompt_and_spec(model: Any, args: RLHFArgs | None, **changes: Any) -> tuple[Any, Any]:
-    """Return a prompt and the sampling spec of a run, or of a model, with changed settings."""
-    settings = OF_MODELS if args is None else {name: getattr(args, name) for name in OF_RUNS}
-    settings = RLHFArgs(**settings | changes)
-    spec = rlhf_lab.sampling.SamplingSpec.from_args(settings, model.tokenizer)
-    return rlhf_lab.training.prompts.Prompts(settings, None, model), spec
 
 
 def export(

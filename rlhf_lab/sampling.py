@@ -70,16 +70,9 @@ def read_token_ids(
             )
         if found[i][:2] == [pad, pad] or found[i][1:][-1:] == [pad]:  # a first one may be the BOS
             raise ConfigError(f"{field}[{i}] has padding. Pass its token ids without it.")
+    if not found:
+        raise ConfigError(f"{field} is empty. Pass at least one list of token ids.")
     return found
-
-
-def pad_prompts(
-    prompts: Sequence[Sequence[int]], pad_token: int, device: torch.device
-) -> tuple[Int[Tensor, "batch prefix"], Bool[Tensor, "batch prefix"]]:
-    """Return prompts as one tensor, padded on the left, and a mask that is False on padding."""
-    if not len(prompts) or not all(map(len, prompts)):
-        raise ConfigError("There is no prompt, or one is empty. Add text, or set prepend_bos=True.")
-    return pad_rows(prompts, device, pad_token, "left")
 
 
 def sampling_noise(
@@ -192,7 +185,7 @@ def _sample(
 ) -> Samples:
     model, pad_token = policy.base_model, _pad_token(policy, spec)
     stops = spec.stops(model.tokenizer)
-    prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, torch.device("cpu"))
+    prompt_tokens, prompt_mask = pad_rows(prompts, torch.device("cpu"), pad_token, "left")
     check_context(model, prompt_tokens.shape[1], spec.gen_len)
 
     noise, stop_ids = (move_to(policy.device, x) for x in (noise, prompt_tokens.new_tensor(stops)))

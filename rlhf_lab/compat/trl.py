@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.padding import pad_rows
-from rlhf_lab.sampling import pad_prompts, read_token_ids, tokenize_prompts
+from rlhf_lab.sampling import read_token_ids, tokenize_prompts
 from rlhf_lab.sampling_spec import SamplingSpec, check_context
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.prompts import phase_spec
@@ -165,7 +165,7 @@ def step(
     def rollout_phase() -> Rollout:
         if trainer.is_main:
             trainer.recorder.write_info(scores="given")
-        tokens, prompt_mask = pad_prompts(prompts, 0, trainer.policy.device)
+        tokens, prompt_mask = pad_rows(prompts, trainer.policy.device, side="left")
         tokens = torch.cat([tokens, pad_rows(written, tokens.device)[0]], dim=1)
         mask = pad_rows(learned, tokens.device)[0].bool()
         samples = score_tokens(trainer, tokens, prompt_mask, mask)

@@ -145,11 +145,11 @@ def clipped_fraction(
 
 
 def diagnose_batch(
-    stats: RolloutStats, rollout: Rollout, args: RLHFArgs | None = None, phase: int = 0
+    stats: RolloutStats, rollout: Rollout, args: RLHFArgs, phase: int = 0
 ) -> dict[str, str]:
     """Return a sentence for each sign of a batch, by name; most batches have none."""
     signs, several = {}, len(rollout.texts) > 1
-    learns = several and not (args is not None and args.reward_fn == "zero" and args.kl_coef)
+    learns = several and not (args.reward_fn == "zero" and args.kl_coef)
     if several and not math.isfinite(stats.reward_std):
         signs["reward_spread"] = (
             f"the rewards are so large that their spread is {stats.reward_std} in single "
@@ -184,16 +184,16 @@ def diagnose_batch(
             f"({stats.kl_per_sequence:.3g} per sequence), above {MOST_KL_PER_TOKEN:g}: the policy "
             "is far from it; lower the learning rates or raise kl_coef."
         )
-    stops = args is not None and (args.stop_tokens or args.stop_token_ids)
+    stops = args.stop_tokens or args.stop_token_ids
     is_full = stops and stats.response_length >= rollout.samples.mask.shape[1]
     if is_full and not args.stop_at_eos and len(rollout.samples.tokens[:, -1].unique()) > 1:
         signs["unended"] = (
             f"no response ended at {stops!r}, and the end-of-sequence token is not a stop token; "
             "set stop_at_eos=True or choose other stop tokens."
         )
-    if args is not None and not args.base_lr and not args.head_lr:
+    if not args.base_lr and not args.head_lr:
         signs["rates"] = "base_lr and head_lr are 0: nothing learns; raise one of them."
-    is_late = args is not None and args.base_lr and phase > max(3, args.warmup_steps) and not signs
+    is_late = args.base_lr and phase > max(3, args.warmup_steps) and not signs
     if is_late and not args.reset_reference_every and stats.kl_per_token < LEAST_KL_PER_TOKEN:
         signs["unmoved"] = (
             f"after {phase} phases the KL from the reference is {stats.kl_per_sequence:.2g} nats "

@@ -211,7 +211,7 @@ class Recorder:
         elif info["status"] != "finished":
             rollouts = list(trainer.fresh_rollouts())
             self._log_samples(rollouts[0])
-            self.write_info(status="finished", final=trainer.summarize_evaluation(rollouts))
+            self.write_info(status="finished", final=trainer.evaluate(rollouts))
         _write_card(self.run)
         self.lock.release()
 

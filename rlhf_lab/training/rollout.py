@@ -1,7 +1,7 @@
 """A rollout: a batch of samples with all that was computed about it, and its minibatches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -203,23 +203,12 @@ class ReplayMemory:
             yield self._take(rows, padded)
 
     def _take(self, rows: Int[Tensor, " rows"], padded: bool) -> ReplayMinibatch:
-        samples, ref_logprobs = self.rollout.samples, self.rollout.ref_logprobs
-        teaching, engine = self.rollout.teaching, samples.engine_logprobs
-        return ReplayMinibatch(
-            tokens=samples.tokens[rows],
-            attention_mask=samples.attention_mask[rows],
-            mask=samples.mask[rows],
-            logprobs=samples.logprobs[rows],
-            values=samples.values[rows],
-            advantages=self.rollout.advantages[rows],
-            returns=self.rollout.returns[rows],
-            ref_residuals=self.rollout.ref_residuals[rows],
-            support=None if samples.support is None else samples.support[rows],
-            ref_logprobs=None if ref_logprobs is None else ref_logprobs[rows],
-            padded=padded,
-            teaching=None if teaching is None else teaching[rows],
-            engine_logprobs=None if engine is None else engine[rows],
-        )
+        samples, teaching = self.rollout.samples, self.rollout.teaching
+        columns = vars(self.rollout) | vars(samples)
+        columns |= {"attention_mask": samples.attention_mask, "teaching": teaching}
+        names = [field.name for field in fields(ReplayMinibatch) if field.name != "padded"]
+        taken = {name: None if columns[name] is None else columns[name][rows] for name in names}
+        return ReplayMinibatch(**taken, padded=padded)
 
 
 @torch.no_grad()

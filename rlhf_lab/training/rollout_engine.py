@@ -16,8 +16,9 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.export import to_hugging_face
 from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.models.load import load_pretrained_model
+from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.samples import Samples
-from rlhf_lab.sampling import SamplingSpec, pad_prompts
+from rlhf_lab.sampling_spec import SamplingSpec
 from rlhf_lab.training.rollout import score_tokens
 
 
@@ -80,7 +81,7 @@ class EngineSampler:
             rows = [[*r[:n], *[value] * (gen_len - n)] for r, n in zip(rows, ends, strict=True)]
             return torch.tensor(rows, device=policy.device)
 
-        prompt_tokens, prompt_mask = pad_prompts(prompts, pad_token, policy.device)
+        prompt_tokens, prompt_mask = pad_rows(prompts, policy.device, pad_token, "left")
         tokens = torch.cat([prompt_tokens, pad(output.tokens, pad_token)], 1)
         mask = pad([[True] * end for end in ends], False)
         logprobs = None if output.logprobs is None else pad(output.logprobs, 0.0)

@@ -130,10 +130,6 @@ class RunLoop:
         """Finish the current phase, save, and end the iteration."""
         self.stop_requested = True
 
-    def evaluate(self) -> dict[str, float | int | None]:
-        """Average over several batches of fresh samples."""
-        return self.summarize_evaluation(list(self.fresh_rollouts()))
-
     def fresh_rollouts(self) -> Iterator[Rollout]:
         """Sample and score several batches, the same ones at every call in a phase."""
         validate_finite_weights(self)
@@ -142,8 +138,9 @@ class RunLoop:
             samples = self.sample(self.prompts.of_batch(batch), generator, self.sampling_spec)
             yield ppo.score_samples(self, samples)
 
-    def summarize_evaluation(self, rollouts: Sequence[Rollout]) -> dict[str, float | int | None]:
-        """Return the means over batches; raise RunError if the KL is not finite."""
+    def evaluate(self, rollouts: Sequence[Rollout] | None = None) -> dict[str, float | int | None]:
+        """Return means over batches of fresh samples; raise RunError if the KL is not finite."""
+        rollouts = list(self.fresh_rollouts()) if rollouts is None else rollouts
         means, kl = mean_of_batches(rollouts), kl_to_initial(self, *rollouts)
         means |= {} if kl is None else {"kl_to_initial_per_sequence": kl}
         if not math.isfinite(means["kl_per_sequence"]):

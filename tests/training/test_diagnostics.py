@@ -109,7 +109,7 @@ def test_error_names_the_cause_of_nan(make_trainer):
     rollout = trainer.rollout_phase()
     rollout.kl.fill_(math.nan)
     with pytest.raises(RunError, match="kl_per_sequence is nan in phase 0. Lower the learning"):
-        trainer.summarize_evaluation([rollout])
+        trainer.evaluate([rollout])
     for role in ("reference", "policy"):
         for weight in getattr(trainer, role).parameters():
             weight.fill_(math.nan)
