@@ -89,13 +89,15 @@ def warn_about_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> Non
 
 
 def read_args(info: Mapping[str, Any], locations: Sequence[str] = LOCATIONS) -> RLHFArgs:
-    """Return a run's settings; raise RunError if a location is relative to another directory."""
+    """Return a run's settings; raise RunError if a location is not here any more."""
     start = info.get("working_directory", "")
     for name in locations:
         path = info["args"].get(name) or "."
         is_path = path not in (*BUNDLED, "sums", info["args"]["device"])
-        if is_path and os.path.exists(os.path.join(start, path)) and not os.path.exists(path):
-            raise RunError(f"{name}={path!r} is relative to {start}. Use the run from there.")
+        was_here = os.path.isabs(path) or os.path.exists(os.path.join(start, path))
+        if is_path and was_here and not os.path.exists(path):
+            remedy = f"Use the run from there, or correct {name} in run.json"
+            raise RunError(f"The run of {start} has {name}={path!r}, which is not here. {remedy}.")
     try:
         return RLHFArgs(**info["args"])
     except ConfigError as error:

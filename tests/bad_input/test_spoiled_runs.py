@@ -140,8 +140,12 @@ def test_relative_file_of_a_run_is_named_from_elsewhere(here: Path, monkeypatch)
     info("args", "prompts", "p.txt")(Path("RUN"))
     info("working_directory", str(here))(Path("RUN"))
     monkeypatch.chdir("/")
-    rejected(["resume", here / "RUN"], f"prompts='p.txt' is relative to {here}.")
+    rejected(
+        ["resume", here / "RUN"], f"{here} has prompts='p.txt', which is not here. Use the run"
+    )
     accepted(["sample", here / "RUN", "-n", "1", "--gen-len", "2"])
+    info("args", "base_model", "/moved")(here / "RUN")
+    rejected(["sample", here / "RUN"], "or correct base_model in run.json")
 
 
 def test_lost_or_torn_lines_of_a_finished_run_are_reported(here: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from rlhf_lab.__main__ import main
-from rlhf_lab.errors import ConfigError, LoadError, RunError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.organism.bundled import weights_dir
 from rlhf_lab.rewards import ResponseReward
 from rlhf_lab.training import RLHFTrainer
@@ -355,5 +355,5 @@ def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
     names = "the model of reference", "the model of sentiment", "the frozen base model"
     assert all(f"{name} has" in texts for name in (*names, "json_schema"))
     file.unlink()
-    with pytest.raises(LoadError, match="prompts.txt"):
+    with pytest.raises(RunError, match="prompts.txt"):
         RLHFTrainer.resume(path)
