@@ -61,8 +61,6 @@ class SamplingSpec:
         where = f"stop_tokens={args.stop_tokens!r}: "
         stops = [single_token(tokenizer, text, where) for text in texts]
         ids = list(map(int, args.stop_token_ids.split(","))) if args.stop_token_ids else []
-        if tokenizer is not None and max(ids, default=0) >= len(tokenizer):
-            raise ConfigError(f"stop_token_ids={args.stop_token_ids!r} must be < {len(tokenizer)}.")
         turn_ends = template_stops(tokenizer) if args.chat else ()
         if args.chat and not (args.stop_at_eos or stops or ids or turn_ends):
             problem = "chat=True, but the chat template has no token after a response"
@@ -98,6 +96,8 @@ class SamplingSpec:
 
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         """Return all token ids that end a sequence."""
+        if tokenizer is not None and max(self.stop_tokens, default=0) >= len(tokenizer):
+            raise ConfigError(f"The stop token ids {self.stop_tokens} must be < {len(tokenizer)}.")
         if not self.stop_at_eos:
             return self.stop_tokens
         if tokenizer is None or tokenizer.eos_token_id is None:

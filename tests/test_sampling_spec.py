@@ -104,6 +104,8 @@ def test_stops_include_eos_and_stop_tokens(llama_tokenizer):
     assert SamplingSpec.from_args(RLHFArgs(**values)) == SamplingSpec(**values)
     assert set(SamplingSpec(3, stop_at_eos=True, stop_tokens=(8,)).stops(llama_tokenizer)) == {8, 2}
     assert SamplingSpec(3, stop_tokens=(8,)).stops(None) == (8,)
+    with pytest.raises(ConfigError, match=r"stop token ids \(8, 99999\) must be <"):
+        SamplingSpec(3, stop_tokens=(8, 99_999)).stops(llama_tokenizer)
     assert SamplingSpec.from_args(RLHFArgs(stop_token_ids="5,8")).stop_tokens == (5, 8)
 
 

@@ -175,5 +175,5 @@ def test_labels_column_subtracts_the_reward_of_the_label(tmp_path):
 
 
 def test_stop_token_outside_of_the_vocabulary_raises():
-    with pytest.raises(ConfigError, match="stop_token_ids='3,72' must be < 72"):
+    with pytest.raises(ConfigError, match=r"stop token ids \(3, 72\) must be < 72"):
         RLHFTrainer(RLHFArgs(**BASE | {"stop_token_ids": "3,72"}))
