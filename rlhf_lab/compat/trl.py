@@ -132,12 +132,6 @@ def step(
             "step() learns from the given responses only, but dynamic_sampling samples others and "
             "advantages='remax' needs scores of greedy responses. Choose other settings."
         )
-    if trainer.phase == args.total_phases:
-        warnings.warn(
-            f"The steps from here on are beyond total_phases={args.total_phases}, where the "
-            "schedule of the learning rates ends. Set it to the number of all steps.",
-            stacklevel=3,
-        )
     prompts = _token_rows(trainer, queries, "queries", args.prepend_bos)
     written = _token_rows(trainer, responses, "responses", False)
     if trainer.truncated.issuperset(trainer.tokenizer.batch_decode(written, True)):

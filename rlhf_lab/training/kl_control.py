@@ -82,8 +82,8 @@ class AdaptiveKLController:
 
 def get_kl_controller(args: RLHFArgs, custom: Any = None) -> KLController:
     if custom is not None:
-        if not isinstance(custom, KLController):
-            raise ConfigError(f"kl_controller={custom!r:.60} needs kl_coef and update().")
+        if not (isinstance(custom, KLController) and custom.kl_coef >= 0):
+            raise ConfigError(f"kl_controller={custom!r:.60} needs kl_coef >= 0 and update().")
         return custom
     if args.kl_controller == "fixed":
         return FixedKLController(args.kl_coef)

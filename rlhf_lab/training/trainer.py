@@ -244,6 +244,12 @@ class RLHFTrainer(RunLoop):
     def run_phase(self, rollout_fn: Callable[[], Rollout] | None = None) -> PhaseReport:
         """Run, log and save one rollout phase, or `rollout_fn`, and one learning phase."""
         self.start()
+        if self.phase == self.args.total_phases:
+            warnings.warn(
+                f"The phases from here on are beyond total_phases={self.phase}, where the schedule "
+                "of the learning rates ends. Set it to the number of all phases.",
+                stacklevel=2,
+            )
         reset_reference(self)
         with self._recorded(), self.forward.products():
             start = perf_counter()

@@ -64,7 +64,8 @@ def test_trainer_rejects_unfit_components(make_trainer):
         (parts | dict(scheduler=StepLR(foreign, 1)), {}, "does not belong to"),
         (parts | dict(scheduler=ReduceLROnPlateau(optimizer)), {}, "requires a metric.*LambdaLR"),
         (parts, in_backward, "require the optimizer of the settings"),
-        (dict(kl_controller=object()), {}, r"needs kl_coef and update\(\)"),
+        (dict(kl_controller=object()), {}, r"needs kl_coef >= 0 and update"),
+        (dict(kl_controller=FixedKLController(-0.1)), {}, "kl_coef=-0.1"),
         (dict(kl_controller=controller), {}, "kl_controller.seen is a set, which a checkpoint"),
     ]
     for components, fields, complaint in cases:
