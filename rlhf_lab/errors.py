@@ -37,10 +37,10 @@ def format_argument(value: Any) -> str:
     return repr(value)[:60] if is_plain else getattr(value, "__name__", type(value).__name__)
 
 
-def reject_single_text(texts: Any, field: str = "") -> None:
-    """Raise ConfigError for a text where a list of texts is wanted, which would be its letters."""
-    if isinstance(texts, str):
-        raise ConfigError(f"{field}{texts!r:.60} is a single text. Put it in a list.")
+def require_list(texts: Any, field: str = "") -> None:
+    """Raise ConfigError for a text, dict or set instead of a list of texts, which it iterates."""
+    if isinstance(texts, str | dict | set):
+        raise ConfigError(f"{field}{texts!r:.60} is a {type(texts).__name__}. Pass a list.")
 
 
 def install_command(extra: str) -> str:

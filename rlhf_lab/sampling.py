@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lab.errors import ConfigError, format_argument, reject_single_text
+from rlhf_lab.errors import ConfigError, format_argument, require_list
 from rlhf_lab.functional import response_mask, truncate_at_stop
 from rlhf_lab.functional.masks import at_least_float32
 from rlhf_lab.models import Forward, TransformerWithValueHead
@@ -31,7 +31,7 @@ def tokenize_prompts(
     Raises:
         ConfigError: If there is no BOS token to prepend, or a word is outside a closed vocabulary.
     """
-    reject_single_text(prompts)
+    require_list(prompts)
     bos = tokenizer.bos_token_id
     if prepend_bos and bos is None:
         raise ConfigError("prepend_bos=True requires a BOS token. Set prepend_bos=False.")

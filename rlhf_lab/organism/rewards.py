@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rlhf_lab.errors import reject_single_text
+from rlhf_lab.errors import require_list
 from rlhf_lab.organism.grammar import Grammar
 from rlhf_lab.organism.lexicon import (
     ADJECTIVES,
@@ -165,7 +165,7 @@ REWARDS = MappingProxyType({reward.name: reward for reward in _ALL})  # by name
 
 def grammatical(texts: list[str], grammar: Grammar | None = None) -> Bool[Tensor, " batch"]:
     """Return True for each text that is a whole review."""
-    reject_single_text(texts, "texts=")
+    require_list(texts, "texts=")
     grammar = grammar or Grammar()
     return torch.tensor([grammar.is_review(text) for text in texts], dtype=torch.bool)
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from rlhf_lab.chat import Message, render_chat
-from rlhf_lab.errors import ConfigError, LoadError, reject_single_text
+from rlhf_lab.errors import ConfigError, LoadError, require_list
 from rlhf_lab.models.load import (
     load_pretrained_model,
     load_pretrained_tokenizer,
@@ -75,7 +75,7 @@ class SentimentReward:
 
     def __call__(self, texts: Sequence[str]) -> Float[Tensor, " batch"]:
         """Return the probability of the rewarded class, between 0 and 1, for each text."""
-        reject_single_text(texts, "texts=")
+        require_list(texts, "texts=")
         settings = self.tokenizer, self.model, self.rewarded_class, self.longest
         parts = [texts[at : at + self.batch_size] for at in range(0, len(texts), self.batch_size)]
         empty = torch.empty(0, device=self.model.device)

@@ -20,7 +20,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, read_turns, render_chat, with_system
 from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.data_sources import read_rows
-from rlhf_lab.errors import ConfigError, LoadError, reject_single_text
+from rlhf_lab.errors import ConfigError, LoadError, require_list
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples, join_samples
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
@@ -60,7 +60,8 @@ def load_prompts(
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) -> list[Any]:
     """Return the texts or conversations: given, those of `args.prompts`, or the prefix."""
-    for name in ["prefix"] * bool(given or args.prompts) + ["prompts"] * bool(given):
+    is_given = given is not None
+    for name in ["prefix"] * (is_given or bool(args.prompts)) + ["prompts"] * is_given:
         default = PRESETS[args.preset].get(name, getattr(RLHFArgs, name))
         if (value := getattr(args, name)) != default:
             warnings.warn(
@@ -70,7 +71,7 @@ def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) 
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:
         prompts = [args.prefix] if given is None else list(given)
-        reject_single_text(given, "prompts=")
+        require_list(given, "prompts=")
         for prompt in [] if args.chat else prompts:
             if not isinstance(prompt, str):
                 problem = f"{prompt!r:.60}, which is not a text. Use texts, or set chat=True"

@@ -68,6 +68,7 @@ class EngineSampler:
         is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
         if output.logprobs is not None or self.trainer.args.importance_correction != "none":
             is_valid &= list(map(len, output.logprobs or ())) == sizes
+            is_valid &= all(x < 1e-3 for row in output.logprobs or () for x in row)
         if not is_valid:
             raise RunError(
                 f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,12 +53,12 @@ def test_messages_have_the_token_ids_of_transformers(args, tmp_path, no_type_che
         ({"prompts": file, "prompts_column": "ask"} | rule, None, [*conversations, RULED]),
         ({"prefix": "w1 w2"}, None, [[ASK]]),
         ({"prompts": str(tmp_path / "p.txt"), "prompt_words": 2}, None, [[ASK]]),
-        (rule, ["w1 w2", MORE], conversations),
+        (rule, np.array(["w1 w2", MORE], dtype=object), conversations),
     ):
         trainer = RLHFTrainer(args(**fields), prompts=prompts)
         assert trainer.prompts.tokens == [of_transformers(trainer, each) for each in turns]
         assert trainer.prompts.turns == turns
-    for prompts, words in ((["w1", 3], "prompt 2 has no messages"), ("w1", "is a single text")):
+    for prompts, words in ((["w1", 3], "prompt 2 has no messages"), ("w1", "is a str")):
         with pytest.raises((LoadError, ConfigError), match=words):
             RLHFTrainer(args(), prompts=prompts)
 

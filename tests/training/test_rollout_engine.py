@@ -176,6 +176,7 @@ def test_hooks_and_unfit_engines_are_reported():
         ([[7], []], [[-1.0], []]),
         ([[7], [72]], [[-1.0], [-1.0]]),
         ([[7], [8]], None),
+        ([[7], [8]], [[0.1], [-1.0]]),
         ([[7], [8]], [[-1.0], [-1.0, -1.0]]),
     ):
         engine.write = Mock(return_value=EngineOutput(rows, logprobs))
