@@ -202,7 +202,7 @@ def _rewards(a: AllFields) -> Iterator[tuple[str, str]]:
         if kind == "diversity":
             validate_whole_batch(a, f"reward_fn={name!r}")
         if kind == "exact_match" and a.answers_column is None:
-            yield "reward_fn", "requires answers, which `score` lacks. Set answers_column in a run."
+            yield "reward_fn", "requires answers. Set answers_column in a run (`score` has none)."
     unread = ("direction", "positive_label") if "sentiment" not in names else ()
     unread += ("reward_model",) * {"sentiment", "learned"}.isdisjoint(names)
     for name in unread:

@@ -173,7 +173,7 @@ def score_texts(
         rewards = torch.as_tensor(returned).detach().clone()  # the function may reuse its tensor
         got = f"shape {tuple(rewards.shape)} of {rewards.dtype}"
     except (TypeError, ValueError, RuntimeError):
-        rewards, got = torch.empty(0, 0), type(returned).__name__
+        rewards, got = torch.empty(0, 0), f"{returned!r:.60}"
     if rewards.shape != (len(texts),) or rewards.is_complex():
         raise ConfigError(
             f"{field} returned {got} for {len(texts)} texts. Return one real number per text, as "

@@ -33,6 +33,7 @@ from rlhf_lab.models.device import (
     validate_tf32,
 )
 from rlhf_lab.models.hooked_model import HookedModel, validate_forwards
+from rlhf_lab.models.lora import lora_layers
 from rlhf_lab.organism.language import validate_rewards
 from rlhf_lab.parallel.launcher import is_grouped, n_processes, validate_single_process
 from rlhf_lab.rewards import (
@@ -83,6 +84,8 @@ def load_models(
         raise ConfigError(f"reference={name} is not a HookedModel. Load it with load_model.")
     if (teacher := args.reference_model) is not None and reference is not None:
         raise ConfigError(f"reference_model={teacher!r} conflicts with reference=. Remove one.")
+    if policy is not None:
+        validate_passed_policy(args, policy)
     policy = (load_policy_and_critic(args, device) if policy is None else policy).to(device)
     dtype = next(policy.parameters()).dtype
     validate_half_precision(device, dtype, f"a policy in {dtype}")
@@ -179,6 +182,17 @@ def make_optimizer(
             optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
         return optimizer, scheduler
     return validate_custom_optimizer(args, policy, optimizer, scheduler)
+
+
+def validate_passed_policy(args: RLHFArgs, policy: TransformerWithValueHead) -> None:
+    """Raise ConfigError if a passed policy lacks the adapters or the critic of the settings."""
+    has_adapters, has_critic = lora_layers(policy.base_model), hasattr(policy, "critic")
+    has_head = has_critic or args.value_head != "separate"
+    parts = dict(lora_rank=has_adapters, adapter_path=has_adapters, value_head=has_head)
+    for name, has in (parts | dict(critic_path=has_critic)).items():
+        if (value := getattr(args, name)) and not has:
+            problem = f"{name}={value!r} does not change a passed policy"
+            raise ConfigError(f"{problem}. Pass that of build_policy(args), or remove {name}.")
 
 
 def validate_models(policy: TransformerWithValueHead, reference: HookedModel) -> None:

@@ -112,6 +112,11 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a probe's event": (probe(Misspelled), ["after_scores"]),
     "a probe's site": (probe(Elsewhere), ["blocks.7"]),
     "a probe's path": (probe(Mine, "../../evil"), ["evil"]),
+    "adapters": (lambda t: build(settings(lora_rank=2), policy=t.policy)(t), ["lora_rank=2 does"]),
+    "a critic": (
+        lambda t: build(settings(value_head="separate"), policy=t.policy)(t),
+        ["value_head='separate' does not change"],
+    ),
     "prompts in a dict": (build(prompts={"prompt": ["so"]}), ["is a dict. Pass a list"]),
     "one evaluation text": (lambda t: attach(t, Mine(), eval_text="so good"), ["is a str"]),
     "one text to reward": (lambda t: SentimentReward("reel-sentiment")("good"), ["is a str"]),
