@@ -56,6 +56,8 @@ def runs(
     check_range(AT_LEAST_1, seeds=seeds if isinstance(seeds, int) else len(seeds))
     is_count = isinstance(seeds, int)
     seeds = range(args.seed, args.seed + seeds) if is_count else np.asarray(seeds).tolist()
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds={seeds} contains a seed twice, which is one run. Remove it.")
     for name in OF_ONE_RUN:
         if parts.get(name) is not None:
             raise ConfigError(f"{name} cannot be shared, because it has state. Use settings.")

@@ -66,14 +66,16 @@ class EngineSampler:
         sizes, d_vocab = list(map(len, output.tokens)), policy.base_model.cfg.d_vocab
         is_valid = len(sizes) == len(prompts) and 0 < min(sizes) <= max(sizes) <= gen_len
         is_valid &= all(0 <= token < d_vocab for row in output.tokens for token in row)
+        rows = zip(prompts, output.tokens, strict=False)
+        is_valid &= not all(response[: len(prompt)] == list(prompt) for prompt, response in rows)
         if output.logprobs is not None or self.trainer.args.importance_correction != "none":
             is_valid &= list(map(len, output.logprobs or ())) == sizes
             is_valid &= all(x < 1e-3 for row in output.logprobs or () for x in row)
         if not is_valid:
             raise RunError(
                 f"rollout_engine returned {output!r:.300}. Return {len(prompts)} responses of 1 to "
-                f"{gen_len} token ids below {d_vocab}, and for each token a log-probability "
-                "(importance_correction requires it)."
+                f"{gen_len} token ids below {d_vocab}, without their prompts, and for each token a "
+                "log-probability (importance_correction requires it)."
             )
         stops, pad_token = spec.stops(tokenizer), tokenizer.pad_token_id or 0
         ends = [next((t for t, x in enumerate(r, 1) if x in stops), len(r)) for r in output.tokens]

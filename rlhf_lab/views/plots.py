@@ -238,9 +238,9 @@ def _grid(
     left, bottom = max(m.text_width(*rows) + 12, overhang), tall * len(rows)
     low, high = (list(map(_numbers, end)) for end in ends)
     is_large, paths, parts = len(rows) * len(cols) > MOST_MARKS, defaultdict(str), []
-    for at, row in enumerate(values):
+    for at, (name, row) in enumerate(zip(rows, values, strict=True)):
         y = at * tall
-        parts.append(m.text(left - 5, y + tall / 2 + 4, rows[at], "", "end"))
+        parts.append(m.text(left - 5, y + tall / 2 + 4, name, "", "end"))
         for i, value in enumerate(row):
             if value is None:
                 continue
@@ -253,7 +253,7 @@ def _grid(
             mark = m.tag("rect", **look, x=x, y=y, width=wide - 1, height=tall - 1)
             ab = [end[at][i] if at < len(end) else None for end in (low, high)]
             beyond = ", beyond the scale" * is_far
-            parts.append(m.titled(mark, f"{rows[at]}, {cols[i]}", value, *ab, more=beyond))
+            parts.append(m.titled(mark, f"{name}, {cols[i]}", value, *ab, more=beyond))
     parts += [m.tag("path", class_=c, fill_opacity=o, d=d) for (c, o), d in paths.items()]
     parts.append(m.tag("g", *labels, transform=f"translate({left:.1f} {bottom:.1f})"))
     return left + wide * len(cols) + 10, bottom + below, parts

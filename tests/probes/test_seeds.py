@@ -140,6 +140,7 @@ def test_a_directory_of_other_runs_is_refused_in_one_sentence(tmp_path, trained)
     longer = RLHFArgs(**(SMALL | {"total_phases": 3, "seed": 3}))
     for words, settings in {
         r"has runs with args\.total_phases=2, not 3": {"args": longer},
+        "contains a seed twice": {"seeds": [4, 3, 4]},
         "suite": {"probes": [Parts(every=2)]},
         r"suite\.probes\.1": {"probes": [Parts(), RunHealth()]},
         r"parts\.reward_fn=None, not ": {"reward_fn": lambda texts: torch.zeros(len(texts))},

@@ -177,8 +177,9 @@ def test_hooks_and_unfit_engines_are_reported():
         ([[7], [72]], [[-1.0], [-1.0]]),
         ([[7], [8]], None),
         ([[7], [8]], [[0.1], [-1.0]]),
+        ([[1, 4, 7], [1, 4]], [[-1.0] * 3, [-1.0] * 2]),
         ([[7], [8]], [[-1.0], [-1.0, -1.0]]),
     ):
         engine.write = Mock(return_value=EngineOutput(rows, logprobs))
-        with pytest.raises(RunError, match="2 responses of 1 to 6 token ids below 72, and for"):
+        with pytest.raises(RunError, match="2 responses of 1 to 6 token ids below 72, without their"):
             trainer.sample([[1, 4]] * 2, torch.Generator())
