@@ -18,7 +18,7 @@ class FitConfig:
     steps: int = 400
     """Optimizer steps."""
     batch_size: int = 64
-    """Examples per step."""
+    """Examples per step; all if there are fewer."""
     learning_rate: float = 1e-3
     """Peak learning rate; lower it for models larger than reel-nano."""
     held_out: float = 0.2

@@ -1,7 +1,6 @@
 """Loop of fine-tuning and reward models: hold out, minimize one of the losses, and measure."""
 
 import math
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -177,9 +176,6 @@ def _minimize(
         check_context(model, 1, drift_eval.gen_len)
         reference = method.reference or make_reference(model)
     size, rate = min(fitting.batch_size, len(train)), fitting.learning_rate
-    if size < fitting.batch_size:
-        problem = f"batch_size={fitting.batch_size} is more than the {size} examples to train on"
-        warnings.warn(f"{problem}, so each batch has all of them. Lower it.", stacklevel=3)
     batch_loss = lambda: method.loss(rng.choice(train, size, replace=False))
     steps = fit(model, batch_loss, fitting.steps, rate, method.title, fitting.show_progress)
     first, last = first_and_last(steps)

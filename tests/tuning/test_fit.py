@@ -1,7 +1,6 @@
 """Training on data: the loss of each method, its reference, the values, and what is learned."""
 
 import math
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -364,9 +363,7 @@ def test_batches_have_training_rows_without_repeats(batch_size, n_rows):
         return weight.weight.square().sum()
 
     rows, rng = np.array([2, 5, 7, 11]), np.random.default_rng(0)
-    method = losses.TuningMethod("", loss)
-    with pytest.warns(match="batch_size=64 is more") if batch_size == 64 else nullcontext():
-        values, _ = _minimize(weight, method, rows, fitting(20, batch_size), rng)
+    values, _ = _minimize(weight, losses.TuningMethod("", loss), rows, fitting(20, batch_size), rng)
     assert all(len(set(rows)) == n_rows and set(rows) <= {2, 5, 7, 11} for rows in seen)
     assert len({tuple(rows) for rows in seen}) == (4 if n_rows == 3 else 1)
     assert len(seen) == 20 and values["last_loss"] < values["first_loss"]
