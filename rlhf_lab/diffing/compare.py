@@ -112,8 +112,8 @@ def compare(
         raise ConfigError(f"alphas={list(alphas)} must be numbers from -{FARTHEST} to {FARTHEST}.")
     model0, model1 = load_ends(base, tuned)
     contrast = make_contrast(model0, words)
-    if len(text) < 2:
-        raise ConfigError(f"text has {len(text)} rows. Pass at least 2, for intervals.")
+    if getattr(text, "ndim", 0) != 2 or len(text) < 2:
+        raise ConfigError(f"text={text!r:.60} is not 2 or more rows of tokens. Use to_tokens.")
     start = logit_difference(Side(model0, text), pos, contrast)
     read = lambda model: (logit_difference(Side(model, text), pos, contrast) - start).cpu()
     shift = read(model1)

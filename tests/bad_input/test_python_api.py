@@ -112,11 +112,8 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "a probe's event": (probe(Misspelled), ["after_scores"]),
     "a probe's site": (probe(Elsewhere), ["blocks.7"]),
     "a probe's path": (probe(Mine, "../../evil"), ["evil"]),
-    "adapters": (lambda t: build(settings(lora_rank=2), policy=t.policy)(t), ["lora_rank=2 does"]),
-    "a critic": (
-        lambda t: build(settings(value_head="separate"), policy=t.policy)(t),
-        ["value_head='separate' does not change"],
-    ),
+    "adapters": (lambda t: RLHFTrainer(settings(lora_rank=2), policy=t.policy), ["lora_rank=2"]),
+    "a critic": (lambda t: RLHFTrainer(settings(value_head="separate"), policy=t.policy), ["sepa"]),
     "prompts in a dict": (build(prompts={"prompt": ["so"]}), ["is a dict. Pass a list"]),
     "one evaluation text": (lambda t: attach(t, Mine(), eval_text="so good"), ["is a str"]),
     "one text to reward": (lambda t: SentimentReward("reel-sentiment")("good"), ["is a str"]),
@@ -199,6 +196,7 @@ def test_a_run_stands_for_its_directory(here: Path) -> None:
     run, tokens = Run("RUN"), torch.tensor([[0, 2, 8], [0, 2, 9]])
     found = D.compare(run, run.directory, tokens, methods=(), ranks=(), alphas=())
     assert found.shift.value == 0 and RLHFTrainer.resume(run).args == Run(run).args
+    refuses(lambda: D.compare(run, run, ["so good"] * 2), "['so good', 'so good'] is not 2 or more")
 
 
 def test_custom_component_with_wrong_result_raises(here: Path) -> None:

@@ -172,8 +172,3 @@ def test_labels_column_subtracts_the_reward_of_the_label(tmp_path):
     assert torch.equal(rollout.rewards, rollout.raw_rewards - torch.tensor(labels))
     with pytest.raises(ConfigError, match="the plot' is not among the prompts"):
         trainer.step(["the plot"] * 4, ["was"] * 4, [0.0] * 4)
-
-
-def test_stop_token_outside_of_the_vocabulary_raises():
-    with pytest.raises(ConfigError, match=r"stop token ids \(3, 72\) must be < 72"):
-        RLHFTrainer(RLHFArgs(**BASE | {"stop_token_ids": "3,72"}))

@@ -181,5 +181,5 @@ def test_hooks_and_unfit_engines_are_reported():
         ([[7], [8]], [[-1.0], [-1.0, -1.0]]),
     ):
         engine.write = Mock(return_value=EngineOutput(rows, logprobs))
-        with pytest.raises(RunError, match="2 responses of 1 to 6 token ids below 72, without their"):
+        with pytest.raises(RunError, match="2 responses of 1 to 6 token ids below 72, with"):
             trainer.sample([[1, 4]] * 2, torch.Generator())
