@@ -157,19 +157,9 @@ class AllFields(
     """All fields of all groups, flat and not validated."""
 
     @property
-    def minibatch_size(self) -> int:
-        """Sequences per minibatch."""
-        return self.batch_size // self.num_minibatches
-
-    @property
     def rows_at_once(self) -> int:
         """Sequences per forward pass without gradients."""
-        return self.micro_batch_size or self.minibatch_size
-
-    @property
-    def logger_names(self) -> list[str]:
-        """The distinct names in `loggers`."""
-        return [name for name in dict.fromkeys(map(str.strip, self.loggers.split(","))) if name]
+        return self.micro_batch_size or self.batch_size // self.num_minibatches
 
     @property
     def rounding(self) -> str:

@@ -10,7 +10,7 @@ from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.config.aliases import suggest_field
 from rlhf_lab.config.checks import check_args
 from rlhf_lab.config.methods import PAPER_METHODS
-from rlhf_lab.config.presets import ADAPTER_RATES, PRESETS
+from rlhf_lab.config.presets import PRESETS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.files import expand_home
 
@@ -35,7 +35,8 @@ def _fill_defaults(given: dict[str, Any]) -> dict[str, Any]:
         numbers = range(value("num_minibatches"), 0, -1)
         fields["num_minibatches"] = next(n for n in numbers if batch % n == 0)
     if "base_lr" not in given and (value("lora_rank") or value("adapter_path")):
-        fields["base_lr"] = ADAPTER_RATES.get(preset, 3e-4)
+        # about ten times the rates of all weights
+        fields["base_lr"] = 1e-3 if preset.startswith(("reel", "sums")) else 3e-4
     return fields
 
 

@@ -6,8 +6,6 @@ from typing import Any, Literal
 from rlhf_lab.config.methods import PAPER_METHODS
 
 Preset = Literal["reel", "sums", "sums-long", "sums-hot", "smol", "gpt2-small", "gpt2-medium"]
-# learning rates of adapters (LoRA), about ten times those of all weights; 3e-4 in other presets
-ADAPTER_RATES = MappingProxyType(dict.fromkeys(("reel", "sums", "sums-long", "sums-hot"), 1e-3))
 # GRPO as published, with a verifiable reward
 _SUMS = PAPER_METHODS["grpo"] | {
     "base_model": "sums-nano",

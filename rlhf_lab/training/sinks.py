@@ -35,15 +35,14 @@ def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
         import wandb
 
         sinks.append(RunSink(wandb, wandb_options(args, mode)))
-    for name in args.logger_names:
-        if name == "trackio":
-            module = import_extra(name, f"loggers={name!r}", "loggers")
-            options = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
-            options |= {"project": args.wandb_project_name, "group": args.wandb_group}
-            sinks.append(RunSink(module, options | {"resume": "allow"}))
-        else:
-            module = import_extra("torch.utils.tensorboard", f"loggers={name!r}", "loggers")
-            sinks.append(TensorBoardSink(module))
+    if "trackio" in args.loggers:
+        module = import_extra("trackio", "loggers='trackio'", "loggers")
+        options = {"auto_log_cpu": False, "auto_log_gpu": False, "embed": False}
+        options |= {"project": args.wandb_project_name, "group": args.wandb_group}
+        sinks.append(RunSink(module, options | {"resume": "allow"}))
+    if "tensorboard" in args.loggers:
+        module = import_extra("torch.utils.tensorboard", "loggers='tensorboard'", "loggers")
+        sinks.append(TensorBoardSink(module))
     if args.log_probes and not sinks:
         raise ConfigError(
             "log_probes=True requires a logger. Set wandb_mode='offline' or loggers='tensorboard'."
