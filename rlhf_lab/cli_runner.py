@@ -21,7 +21,7 @@ from rlhf_lab.config.aliases import ALIASES
 from rlhf_lab.console import INTERRUPTED, escape_unencodable, visible
 from rlhf_lab.errors import LabError, LostRankError, RankError
 from rlhf_lab.files import expand_home
-from rlhf_lab.parallel.launcher import is_main_process, process_rank
+from rlhf_lab.parallel.launcher import process_rank
 
 Function = Callable[..., int]
 
@@ -146,7 +146,7 @@ def _discard_output() -> None:
 
 
 def _show_warning(prog: str, message: Warning | str, *where: Any) -> None:
-    if is_main_process():
+    if process_rank() == 0:
         _print_error(f"{prog}: warning: {message}")
 
 

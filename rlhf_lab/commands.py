@@ -22,7 +22,7 @@ import rlhf_lab
 from rlhf_lab.config import RLHFArgs, algorithm_fields, fields
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.parallel.launcher import is_main_process
+from rlhf_lab.parallel.launcher import process_rank
 
 Device = Annotated[str, arg(help="auto, cpu, cuda or mps.")]
 Checkpoint = Annotated[
@@ -126,7 +126,7 @@ def _console() -> Any:
     """Return a rich console that only the main process prints to."""
     from rlhf_lab.views.terminal import PatientConsole
 
-    return PatientConsole(quiet=not is_main_process())
+    return PatientConsole(quiet=process_rank() > 0)
 
 
 def _print_rewarded_class(reward_fn: Any, console: Any, texts: tuple[str, ...] = ()) -> None:

@@ -4,20 +4,19 @@ Ranks count only if WORLD_SIZE is above 1, so variables left over from another p
 """
 
 import os
-from collections.abc import Mapping
 
 from rlhf_lab.errors import ConfigError
 
 
-def n_processes(environment: Mapping[str, str] = os.environ) -> int:
+def n_processes() -> int:
     """Return how many processes torchrun started; 1 without torchrun."""
-    size = environment.get("WORLD_SIZE", "1")
+    size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if size.isdecimal() and int(size) else 1
 
 
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+def is_launched() -> bool:
     """Return True if torchrun started this process, possibly as the only one."""
-    return {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= environment.keys()
+    return {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def is_grouped(parallel: str) -> bool:
@@ -34,12 +33,7 @@ def validate_single_process(parallel: str) -> None:
         )
 
 
-def is_main_process(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True in the process that prints; known before the processes connect."""
-    return process_rank("RANK", environment) == 0
-
-
-def process_rank(name: str, environment: Mapping[str, str] = os.environ) -> int:
+def process_rank(name: str = "RANK") -> int:
     """Return RANK, or LOCAL_RANK on its machine, of this process; 0 without torchrun."""
-    rank = environment.get(name, "0")
-    return int(rank) if n_processes(environment) > 1 and rank.isdecimal() else 0
+    rank = os.environ.get(name, "0")
+    return int(rank) if n_processes() > 1 and rank.isdecimal() else 0

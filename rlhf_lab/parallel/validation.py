@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def device_of_rank(device: torch.device, setting: str) -> torch.device:
     """Return the device of this process: each has its own GPU."""
-    if (rank := process_rank("RANK")) >= (n := n_processes()):
+    if (rank := process_rank()) >= (n := n_processes()):
         raise RankError(f"RANK={rank} must be below WORLD_SIZE={n}. Start with torchrun.")
     if not is_launched():
         raise ConfigError(

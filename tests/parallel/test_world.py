@@ -7,7 +7,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, RankError
 from rlhf_lab.models import make_reference
 from rlhf_lab.parallel import validation
-from rlhf_lab.parallel.launcher import is_main_process, n_processes, process_rank
+from rlhf_lab.parallel.launcher import n_processes, process_rank
 from rlhf_lab.rewards import load_policy_and_critic
 from rlhf_lab.training.components import choose_device
 from tests.training.recorded_runs import IN_BACKWARD
@@ -15,14 +15,14 @@ from tests.training.recorded_runs import IN_BACKWARD
 FOUR = {"WORLD_SIZE": "4", "LOCAL_RANK": "1", "RANK": "3"}
 
 
-def test_launcher_reads_variables_of_torchrun():
+def test_launcher_reads_variables_of_torchrun(monkeypatch):
     """Other programs may leave some of them set."""
     ranks = {"RANK": "1", "LOCAL_RANK": "1"}
     left_over = [{}, ranks, *(FOUR | {"WORLD_SIZE": size} for size in ("0", "1", "many"))]
     for environment, n, local in ((FOUR, 4, 1), *((each, 1, 0) for each in left_over)):
-        assert n_processes(environment) == n
-        assert process_rank("LOCAL_RANK", environment) == local
-        assert is_main_process(environment) == (n == 1)
+        monkeypatch.setattr("os.environ", environment)
+        assert (n_processes(), process_rank("LOCAL_RANK")) == (n, local)
+        assert (process_rank() == 0) == (n == 1)
 
 
 CODE = """
