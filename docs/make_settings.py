@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf_lab.commands import read_help
 from rlhf_lab.config import GROUPS, RLHFArgs
-from rlhf_lab.config.methods import NO_CRITIC, PAPER_METHODS
+from rlhf_lab.config.presets import NO_CRITIC, PAPER_METHODS
 
 HEAD = """\
 # Settings

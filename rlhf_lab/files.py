@@ -64,11 +64,9 @@ def clear_draft(partial: Path) -> None:
 
 def validate_replaceable(path: Path, is_ours: Callable[[Path], bool] | None = None) -> None:
     """Raise RunError unless `path` is free or a regular file that `is_ours`, if passed, accepts."""
-    kinds = {stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
     with contextlib.suppress(OSError):  # there is nothing
-        kind = stat.S_IFMT(path.lstat().st_mode)
-        if kind != stat.S_IFREG:
-            raise RunError(f"{path} is {kinds.get(kind, 'a device')}. Use a new file.")
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise RunError(f"{path} is a link, directory, pipe or device. Use a new file.")
         if is_ours is not None and not is_ours(path):
             raise RunError(f"{path} is a file that rlhf_lab did not write there. Use a new file.")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.methods import PAPER_METHODS
+from rlhf_lab.config.presets import PAPER_METHODS
 from rlhf_lab.models.families import FAMILIES
 from tools.prose import DOCS, page, quoted, rows
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from rlhf_lab.config import fields
-from rlhf_lab.config.methods import MethodName
+from rlhf_lab.config.presets import MethodName
 
 Advantages = Literal[
     "one_step", "gae", "reinforce", "reinforce++", "reinforce++_baseline",

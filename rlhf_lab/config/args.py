@@ -9,8 +9,7 @@ from typing import Any
 from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.config.aliases import suggest_field
 from rlhf_lab.config.checks import check_args
-from rlhf_lab.config.methods import PAPER_METHODS
-from rlhf_lab.config.presets import PRESETS
+from rlhf_lab.config.presets import PAPER_METHODS, PRESETS
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.files import expand_home
 

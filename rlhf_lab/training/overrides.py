@@ -36,15 +36,7 @@ PerToken = Float[Tensor, "batch gen"]
 FOLDERS = get_path("stdlib"), str(Path(__file__).parents[1])
 INSTALLED = re.compile("|".join([r"^$|-packages\b", *(f"^{re.escape(x)}" for x in FOLDERS)]))
 STORES = {"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"}
-# functions that are called with positional arguments, and with which
-CALLED_WITH = {
-    "normalize_reward": "rewards",
-    "logprobs": "logits tokens prefix_len temperature",
-    "clipped_surrogate": "logprobs old_logprobs advantages clip_coef mask normalize",
-    "value_loss": "values returns vf_coef mask old_values clip",
-    "entropy_bonus": "entropy ent_coef mask",
-    "kl_penalty": "kl kl_coef mask",
-}
+NOT_PASSED = {"denominator", "eps"}  # parameters of default functions
 
 
 @dataclass(frozen=True)
@@ -89,8 +81,10 @@ class Overrides:
                 remedy = f"Use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
                 remedy = remedy or f"Choose one of: {', '.join(names)}"
                 raise ConfigError(f"RLHFTrainer has no component {name!r}. {remedy}.")
-            if name in CALLED_WITH and function is not None:
-                validate_order(function, CALLED_WITH[name].split(), name)
+            default = getattr(cls, name, None)
+            if default is not None and function is not None:
+                passed = [x for x in inspect.signature(default).parameters if x not in NOT_PASSED]
+                validate_order(function, passed, name)
         return cls(**{name: fn for name, fn in given.items() if fn is not None})
 
     def estimate_advantages(

@@ -155,15 +155,10 @@ def diagnose_batch(
             f"the rewards are so large that their spread is {stats.reward_std} in single "
             "precision; scale them down."
         )
-    elif learns and stats.reward_std == 0:
+    elif learns and (stats.reward_std == 0 or bool((rollout.rewards == rollout.rewards[0]).all())):
         signs["reward_spread"] = (
-            f"every sample got a reward of {stats.mean_reward:.4g}: nothing is learned; check the "
-            "reward and the samples."
-        )
-    elif learns and bool((rollout.rewards == rollout.rewards[0]).all()):
-        signs["reward_spread"] = (
-            "all rewards are equal after penalties and clipping: nothing is learned; check "
-            "penalize_no_eos, min_response_length and reward_clip."
+            f"all rewards are equal (mean {stats.mean_reward:.4g}): nothing is learned; check the "
+            "reward, penalize_no_eos, min_response_length and reward_clip."
         )
     if several and len(set(rollout.texts)) == 1:
         n = len(rollout.texts)

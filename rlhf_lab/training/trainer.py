@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.methods import method_warning
+from rlhf_lab.config.presets import method_warning
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import Forward, compare_with_reference
 from rlhf_lab.models.lora import merged_lora

@@ -40,7 +40,7 @@ REPORT, EXPORT, SFT = "report RUN --out", "export RUN", f"sft --texts reel --n-t
 TRAINING = " ".join([*TRAIN, "--out"])
 REJECTED = {
     f"{REPORT} RUN/checkpoints/last.safetensors": "Use a new file",
-    f"{REPORT} /dev/null": "is a device",
+    f"{REPORT} /dev/null": "pipe or device",
     f"{REPORT} /proc/page.html": "/proc/page.html",
     f"{REPORT} nowhere/page.html": "cannot write nowhere/page.html",
     f"{EXPORT} /proc/made": "Cannot write /proc/made",

@@ -18,7 +18,7 @@ from benchmarks.results.learned import biased_pairs
 from benchmarks.results.reel import ExactCurve
 from benchmarks.results.settings import all_rows, command_line, method_rows
 from rlhf_lab.__main__ import parse
-from rlhf_lab.config.methods import PAPER_METHODS
+from rlhf_lab.config.presets import PAPER_METHODS
 from rlhf_lab.organism import REWARDS, Grammar, read_features
 from rlhf_lab.organism.rewards import sentiment_logit
 from tests.organism.oracles import optimum_by_programming

@@ -49,7 +49,7 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
         (None, None, {"reward_std": 0.0}, {"texts": ["a"]}),
         ("reward_spread", "nothing is learned", {"reward_std": 0.0}, {}),
         ("reward_spread", "scale them down", {"reward_std": math.inf}, {}),
-        ("reward_spread", "after penalties", {}, {"rewards": torch.ones(2)}),
+        ("reward_spread", "penalize_no_eos", {}, {"rewards": torch.ones(2)}),
         ("alike", "all 2 responses are the same text", {}, {"texts": ["a", "a"]}),
         ("entropy", "hardly explores", {"entropy_per_token": 0.9e-3}, {}),
         ("groups", "teaches nothing", {"uninformative_group_fraction": 1.0}, {}),

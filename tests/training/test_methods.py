@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlhf_lab.__main__ import parse
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.config.methods import PAPER_METHODS, MethodName, method_warning
+from rlhf_lab.config.presets import PAPER_METHODS, MethodName, method_warning
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.training import RLHFTrainer, Rollout
 from tests.training.recorded_runs import move_weights, reward_by_text
