@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhf_lab.chat import read_turns, render_chat, template_stops, with_system
+from rlhf_lab.chat import read_turns, render_chat, template_stops
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import ConfigError, LoadError
 from rlhf_lab.sampling import SamplingSpec
@@ -78,12 +78,6 @@ def test_read_turns_names_row_and_message(found, last, message):
         read_turns(found, "row 7", last)
     assert message in str(error.value) and "\n" not in str(error.value)
     assert str(error.value).startswith("row 7")
-
-
-def test_with_system_keeps_a_system_message():
-    assert with_system([ASK], "w8") == [{"role": "system", "content": "w8"}, ASK]
-    assert with_system([RULE, ASK], "w8") == [RULE, ASK]
-    assert with_system([ASK], None) == [ASK]
 
 
 def test_render_chat_raises_without_a_fitting_template():

@@ -67,7 +67,6 @@ REJECTED = {
     f"{SMALL} --base-model reel-sentiment": ("not a language model", "as base_model"),
     f"{REWARD} --base-model reel-sentiment": ("not a language model",),
     f"{DPO} --base-model reel-sentiment": ("not a language model",),
-    "kto --examples reel --out made --base-model reel-sentiment": ("not a language model",),
     f"{SMALL}{'x' * 5000}": ("too long",),
     f"{SMALL} --base-model RUN": ("RUN", "export"),
     f"{SMALL} --value-head separate --critic-path reel-nano": ("reel-nano", "train-reward"),

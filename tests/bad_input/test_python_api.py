@@ -257,6 +257,7 @@ def test_callback_names_never_leave_the_run(trainer, tmp_path: Path, name: str) 
 
 def no_gradients(ctx: Any) -> None:
     torch.set_grad_enabled(False)
+    torch.set_default_dtype(torch.float64)
     ctx.policy.eval()
 
 
@@ -276,8 +277,10 @@ def test_unusual_callback_and_a_thread_change_no_weight(trainer, plain, kind: st
     try:
         thread.start()
         thread.join(60)
+        assert torch.get_default_dtype() == torch.float32
     finally:
         torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
     assert [line["phase"] for line in lines("made/metrics.jsonl")] == [0, 1]
     assert is_equal(copy_weights(trainer.policy), plain)
 

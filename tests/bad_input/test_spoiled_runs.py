@@ -114,6 +114,7 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     (("resume",), instead("run.json", "link"), "run.json"),
     (("resume",), checkpoint(lambda t, m: m.update(phase=99)), "phase"),
     (("resume",), info("args", "base_model", "no-such"), "'no-such'"),
+    (("resume",), raw(LOGS[0], lambda b: b.splitlines(True)[1]), "one line for each of 2 phases"),
 ]
 COMMANDS = {
     "resume": "resume RUN",
@@ -169,6 +170,7 @@ def later_phases(content: bytes) -> bytes:
 
 HARMLESS: list[Edit] = [
     info("extra", 1),
+    info("args", "device", "cpu"),
     info("status", ...),
     raw("run.json", lambda b: b + b" " * 5_000_000),
     lambda run: (run / "run.lock").write_text("\0 garbage"),

@@ -70,12 +70,12 @@ def test_train_prints_and_writes_its_numbers(finished):
 def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished[1], run)
-    done = accepted(["resume", run, "--total-phases", "3", "--kl-coef", "0.3"])
+    done = accepted(["resume", run, "--total-phases", "3", "--kl-coef", "0"])
     lines = done.out.splitlines()
     assert f"continuing {run} at phase 2" in lines
     (line,) = [line for line in lines if line.startswith("phase ")]
     metrics = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [m["phase"] for m in metrics] == [0, 1, 2] and metrics[2]["kl_coef"] == 0.3
+    assert [m["phase"] for m in metrics] == [0, 1, 2] and metrics[2]["kl_coef"] == 0
     assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.3f} ")
 
 
@@ -110,7 +110,7 @@ def test_score_prints_reward_tab_text():
     positive = [line.split("\t") for line in done.out.splitlines()]
     assert [text for _, text in positive] == ["this movie wow", "i hated it"]
     assert "unknown" not in done.err and "cut" not in done.err
-    lossy = accepted(["score", "this zebra movie", "this " * 99]).err
+    lossy = accepted(["score", "this zebra movie", "this " * 62, "this " * 63]).err
     assert "reel-sentiment does not read: 1" in lossy and "texts cut to 64 tokens: 1" in lossy
     negative = accepted(["score", "i hated it", "--direction", "neg"]).out.split("\t")[0]
     assert float(positive[1][0]) + float(negative) == pytest.approx(1, abs=2e-4)

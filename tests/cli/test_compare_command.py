@@ -77,7 +77,7 @@ def test_a_run_is_compared_with_its_start(texts):
     eval_text = ["this movie wow , the plot was", "this movie", "this film honestly , the plot"]
     attach(trainer, RunHealth(), eval_text=eval_text, keep_eval_text=True)
     trainer.train()
-    done = accepted(["compare", "run", "run", *FEW, "--length", "2"])
+    done = accepted(["compare", "./run", "run", *FEW, "--length", "2"])
     assert "3 texts of 2 tokens, the eval text of run" in done.out
     assert "Shift of loved - hated: 0 " not in done.out and "1 of 1 checks hold" in done.out
     done = accepted(["compare", "run", "run", *FEW, "--base-checkpoint", "last"])

@@ -24,8 +24,9 @@ def test_a_capture_is_what_the_model_computes(reel_policy, reviews):
 
 def test_rows_beyond_one_chunk_are_all_there_in_order(reel_policy, truth):
     tokens, _ = truth.reviews(70, seed=1)
-    whole = capture_activations(reel_policy, tokens, [POST], pos=-1)[POST]
-    last = capture_activations(reel_policy, tokens[68:], POST, pos=-1)[POST]
+    at = torch.arange(70) % tokens.shape[1]
+    whole = capture_activations(reel_policy, tokens, [POST], at)[POST]
+    last = capture_activations(reel_policy, tokens[68:], POST, at[68:])[POST]
     torch.testing.assert_close(whole[68:], last)
 
 
@@ -124,9 +125,10 @@ def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews):
 
 @pytest.mark.slow
 def test_captures_during_a_run_have_their_phases_and_positions(make_trainer, reviews):
-    """Responses that end early are padded at the end, where no token counts."""
-    fields = {"temperature": 20.0, "gen_len": 28, "batch_size": 16, "total_phases": 3}
-    trainer, seen = make_trainer(**fields, stop_at_eos=True), []
+    """Shorter prompts are padded at the start, and responses that end early at the end."""
+    fields = {"temperature": 20.0, "gen_len": 27, "batch_size": 16, "total_phases": 3}
+    parts = {"prompts": ["this movie", "the film was"]}
+    trainer, seen = make_trainer(parts, **fields, stop_at_eos=True), []
 
     @trainer.capture(POST, pos=5, every=2)
     def sparse(ctx, acts):

@@ -149,8 +149,15 @@ CONFIGURATIONS = {
         activation_checkpointing=True, top_k=None, top_p=0.9, temperature=1.3
     ),
     "adaptive KL": golden(kl_controller="adaptive"),
-    # the third phase is done twice when it is resumed
-    "plain": small(stop_after=3, total_phases=5, base_lr=1e-3, seed=2, save_every=2),
+    "plain": small(
+        stop_after=3,  # the third phase is done twice
+        total_phases=5,
+        save_every=2,
+        base_lr=1e-3,
+        seed=2,
+        temperature=2.0,
+        stop_tokens="was",
+    ),
     "adapters": small(lora_targets="W_Q,W_V,W_O,W_in", warmup_steps=0, **ADAPTERS),
     "critic": small(value_head="separate", base_lr=1e-2, micro_batch_size=2),
     "adapters, critic": small(value_head="separate", **ADAPTERS),
@@ -213,7 +220,6 @@ class RecordedRun:
         self.fields: dict[str, set[str]] = {}
         self.weights: list[dict[str, Tensor]] = []
         self.rollouts: list[Rollout] = []
-        self.minibatches: list[ReplayMinibatch] = []
         self.has_gradients: list[bool] = []  # before the backward pass of each minibatch
         self.rates: list[list[float]] = []  # of each step
         self.cards: list[str] = []  # after each save of the state
@@ -237,7 +243,6 @@ class RecordedRun:
         elif ctx.event == "after_score":
             self.rollouts.append(ctx.rollout)
         elif ctx.event == "after_loss":
-            self.minibatches.append(ctx.minibatch)
             self.has_gradients.append(any(p.grad is not None for p in ctx.policy.parameters()))
         elif ctx.event == "after_step":
             self.rates.append([group["lr"] for group in self.trainer.optimizer.param_groups])

@@ -101,7 +101,8 @@ def test_command_measures_and_fits_a_model_that_can_be_sampled(warm_python, tmp_
 def test_run_is_sampled_before_or_after_training(tmp_path):
     run, few = str(tmp_path / "run"), ["--n", "1", "2", "--n-prompts", "4"]
     small = "--total-phases 1 --batch-size 16 --gen-len 6 --warmup-steps 0 --base-lr 1e-2".split()
-    accepted(["train", "--reward-fn", "count:the", *small, "--out", run])
-    before = accepted(["best-of-n", run, *few])
-    after = accepted(["best-of-n", run, *few, "--checkpoint", "last"])
+    reward = "--reward-fn count:the,sentiment --reward-weights 1 1 --direction neg".split()
+    accepted(["train", *reward, *small, "--out", run])
+    before = accepted(["best-of-n", run, *few, "--reward-fn", "count:the"])
+    after = accepted(["best-of-n", run, *few, "--reward-fn", "count:the", "--checkpoint", "last"])
     assert before.out != after.out

@@ -1,6 +1,7 @@
 """Custom functions of the trainer, and interventions for a whole run: they act or raise."""
 
 import dataclasses
+import functools
 import inspect
 import json
 import warnings
@@ -56,10 +57,22 @@ def test_custom_function_is_called_and_changes_the_run(make_trainer, default_wei
     assert len(calls) == (1 if name in ("advantages", "normalize_reward") else 4)
 
 
-@pytest.mark.parametrize("name", ["advantages", "normalize_reward"])
-def test_function_may_change_its_argument(make_trainer, name):
-    changing = lambda *inputs: (DEFAULTS[name](*inputs), inputs[0].zero_())[0]
-    plain, found = (make_trainer({name: f}).rollout_phase() for f in (DEFAULTS[name], changing))
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("advantages", DEFAULTS["advantages"]),
+        ("advantages", lambda token_rewards: token_rewards.clone()),
+        ("normalize_reward", DEFAULTS["normalize_reward"]),
+    ],
+)
+def test_function_may_change_its_argument(make_trainer, name, function):
+    @functools.wraps(function)
+    def changing(*inputs, **named):
+        result = function(*inputs, **named)
+        [*inputs, *named.values()][0].zero_()
+        return result
+
+    plain, found = (make_trainer({name: f}).rollout_phase() for f in (function, changing))
     assert torch.equal(found.raw_rewards, plain.raw_rewards) and plain.raw_rewards.any()
     assert torch.equal(found.returns, plain.returns)
 
@@ -124,21 +137,26 @@ def halve(activation: Tensor, where: Any) -> Tensor:
 
 def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
     """Also after a callback has called reset_hooks; the reference has none."""
-    trainer, seen, watched = make_trainer(), set(), "blocks.0.attn.hook_pattern"
+    trainer, seen = make_trainer(), set()
     trainer.intervene(SITE, halve)
-    trainer.intervene(watched, lambda activation, where: seen.add(where), name="watch")
-    trainer.intervene("value_head.hook_value", lambda value, where: value + 1, name="shift")
+    watch = lambda activation, where: seen.add(where)
+    trainer.intervene("blocks.*.attn.hook_pattern", watch, name="watch")
+    in_place = lambda value, where: (value.add_(1), None)[1]
+    trainer.intervene("value_head.hook_value", in_place, name="shift")
     means = []
     trainer.on("after_score")(lambda ctx: means.append(ctx.rollout.samples.values.mean().item()))
     trainer.on("after_rollout")(lambda ctx: ctx.policy.base_model.reset_hooks())
     trainer.learning_phase = lambda rollout: ppo.learning_phase(trainer, rollout)  # a custom one
-    with pytest.warns(UserWarning, match="'watch' returned None and changed nothing"):
+    with pytest.warns(UserWarning, match="'watch' returned None and changed nothing") as caught:
         reports = trainer.train()
+    assert not [x for x in caught if "'shift'" in str(x.message)]
     for report in reports:
         assert abs(report.ratio_first_minibatch - 1) < 1e-5 and report.kl_per_token > 1e-6
     assert not has_hooks(trainer.reference) and means == pytest.approx([1, 1], abs=0.5)
     stages = [(phase, stage) for phase in (0, 1) for stage in ("rollout", "learning")]
-    assert set(map(tuple, seen)) == {(*stage, watched) for stage in (*stages, (2, "rollout"))}
+    watched = [f"blocks.{layer}.attn.hook_pattern" for layer in (0, 1)]
+    stages += [(2, "rollout")]
+    assert set(map(tuple, seen)) == {(*stage, site) for stage in stages for site in watched}
 
 
 def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
@@ -166,8 +184,9 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
     tokens = torch.arange(2, 8)[None]
     found = run.policy(interventions={"halve": halve}).to(DEVICE)(tokens)[0]
     assert torch.equal(found, again.policy(tokens)[0])
-    plain = run.policy(interventions={"halve": lambda activation, where: None})(tokens)[0]
-    assert (found.cpu() - plain).abs().max() > 1e-2
+    seen = []
+    plain = run.policy(interventions={"halve": lambda act, where: seen.append(where)})(tokens)[0]
+    assert (found.cpu() - plain).abs().max() > 1e-2 and {where.phase for where in seen} == {2}
 
 
 def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):

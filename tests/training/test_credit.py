@@ -12,6 +12,7 @@ from rlhf_lab import functional as F
 from rlhf_lab.config import Advantages
 from rlhf_lab.config.checks import NEED_GROUPS
 from rlhf_lab.errors import ConfigError
+from rlhf_lab.models.outputs import PolicyOutputs
 from rlhf_lab.training import Objective, Overrides, ReplayMinibatch
 from rlhf_lab.training.objective import surrogate_per_token
 from rlhf_lab.training.phase_stats import clipped_fraction
@@ -28,16 +29,18 @@ def test_names_are_those_of_the_registry():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gae", "one_step", "grpo"])
+@pytest.mark.parametrize("name", ["gae", "one_step", "reinforce", "grpo"])
 def test_returns_fit_the_estimator(make_trainer, name):
     """Without values, at gamma 1, the return of every real token is the reward at the end."""
     fields = {"gen_len": 26, "temperature": 20.0, "stop_tokens": "and"}
+    fields |= {} if name == "grpo" else {"gamma": 0.9}
     rollout = make_trainer(advantages=name, **fields, **GROUPS_OF_TWO).rollout_phase()
     mask = rollout.samples.mask
-    expected = rollout.advantages + rollout.samples.values
+    expected = rollout.advantages + (0 if name == "reinforce" else rollout.samples.values)
     if name == "grpo":
         expected = rollout.rewards[:, None].expand(mask.shape)
     assert not mask.all() and (rollout.returns[~mask] == 0).all()
+    assert (rollout.teaching is None) == (name != "grpo")
     torch.testing.assert_close(rollout.returns[mask], expected[mask])
 
 
@@ -96,6 +99,15 @@ def test_policy_loss_matches_hand_computed(reel_args, case):
     assert found.item() == pytest.approx(expected, rel=1e-5)
     parts = surrogate_per_token(logprobs, minibatch, args)
     assert parts.sum().item() == pytest.approx(expected, rel=1e-5) and parts[1, 2].item() == 0.0
+
+
+def test_constant_mean_divides_estimated_kl_by_gen_len(reel_args):
+    args = reel_args(kl_estimator="k1", loss_aggregation="constant")
+    minibatch = dataclasses.replace(MINIBATCH, ref_logprobs=torch.tensor(OLD))
+    out = PolicyOutputs(*[torch.tensor(NEW)] * 3)
+    found = Objective(args).kl_penalty(out, minibatch, 0.5)
+    total = (torch.tensor(NEW) - torch.tensor(OLD))[MASK].sum().item()
+    assert found.item() == pytest.approx(0.5 * total / (2 * args.gen_len))
 
 
 def test_groups_of_equal_rewards_keep_their_zeros(reel_args):

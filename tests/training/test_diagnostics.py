@@ -61,13 +61,15 @@ def test_signs_of_a_batch_match_hand_computed(reel_args):
     still = reel_args(base_lr=0.0, head_lr=0.0)
     assert diagnose_batch(HEALTHY, SimpleNamespace(**ROLLOUT), still).keys() == {"rates"}
     whole = SimpleNamespace(**ROLLOUT, samples=FULL)
-    unended = reel_args(stop_at_eos=False, stop_tokens=".")
+    unended = reel_args(stop_at_eos=False, stop_token_ids="3")
     assert "end-of-sequence token is not" in diagnose_batch(HEALTHY, whole, unended)["unended"]
+    assert not diagnose_batch(HEALTHY, whole, reel_args(stop_tokens="."))
     whole.samples.tokens = torch.tensor([[0, 5], [1, 5]])  # all end at the last place
     assert not diagnose_batch(HEALTHY, whole, unended)
     ended = dataclasses.replace(HEALTHY, response_length=5.5)
     assert not diagnose_batch(ended, whole, unended)
-    assert not diagnose_batch(HEALTHY, whole, reel_args(stop_tokens="."))
+    equal_rewards = dataclasses.replace(HEALTHY, reward_std=0.0), SimpleNamespace(**ROLLOUT)
+    assert not diagnose_batch(*equal_rewards, reel_args(reward_fn="zero"))  # learns by the KL
     as_reference = dataclasses.replace(HEALTHY, kl_per_token=0.0), SimpleNamespace(**ROLLOUT)
     assert diagnose_batch(*as_reference, reel_args(), phase=4).keys() == {"unmoved"}
     assert not diagnose_batch(*as_reference, reel_args(base_lr=0.0), phase=4)  # the head only
@@ -216,3 +218,4 @@ def test_autocast_raises_and_a_detached_policy_warns_once(make_trainer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.run_phase()
+        make_trainer(value_head="separate").run_phase()

@@ -48,17 +48,18 @@ def test_prompts_are_replaced_until_all_are_informative(make_trainer, runs):
 @pytest.mark.slow
 def test_prompts_are_resampled_up_to_the_bound(make_trainer):
     """One pair of four is informative from the start; the others never are."""
-    sizes = []
+    drawn = []
 
     def reward_fn(texts: list[str]) -> torch.Tensor:
-        sizes.append(len(texts))
+        drawn.append(list(texts))
         return torch.tensor([0.0 if len(texts) == 8 else 0.5] + [0.5] * (len(texts) - 1))
 
-    parts = {"prompts": PROMPTS, "reward_fn": reward_fn}
+    parts = {"prompts": PROMPTS[:1], "reward_fn": reward_fn}
     trainer = make_trainer(parts, **PAIRS | {"dynamic_sampling": 3})
-    sizes.clear()
+    drawn.clear()
     report = trainer.run_phase()
-    assert sizes == [8, 6, 6, 6] and report.resampled_prompts == 3
+    assert list(map(len, drawn)) == [8, 6, 6, 6] and report.resampled_prompts == 3
+    assert drawn[1] != drawn[2] != drawn[3]  # with other noise
     assert report.uninformative_group_fraction == 0.75
 
 

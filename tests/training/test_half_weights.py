@@ -134,7 +134,8 @@ def test_custom_weights_must_be_in_bf16(make_trainer):
     with pytest.raises(ConfigError, match="weights in bfloat16, and the policy's are in torch.flo"):
         make_trainer({"policy": policy}, weight_precision="bf16")
     parts = {"policy": in_weight_precision(policy, "bf16")}
-    assert isinstance(make_trainer(parts, weight_precision="bf16").optimizer, HalfAdamW)
+    optimizer = make_trainer(parts, weight_precision="bf16", seed=5).optimizer
+    assert isinstance(optimizer, HalfAdamW) and (optimizer.has_copy, optimizer.seed) == (True, 5)
 
 
 @pytest.mark.slow

@@ -193,6 +193,8 @@ WARNINGS = [  # settings, the method's field, and the fields that the warning li
      "normalize_advantages loss_aggregation kl_estimator"),
     ({"policy_loss": "cispo", "advantages": "grpo", "vf_coef": 0.0, "normalize_reward": False},
      "policy_loss='cispo'", "normalize_advantages clip_coef_high kl_coef"),
+    ({"method": "gspo", "clip_coef": 4e-3, "clip_coef_high": 3e-5}, "method='gspo'",
+     "clip_coef clip_coef_high"),
     # numbers of the same order of magnitude, all settings of a method, and no method's name
     ({"method": "gspo", "clip_coef": 1e-3, "samples_per_prompt": 2}, None, ""),
     (PAPER_METHODS["dapo"], None, ""),

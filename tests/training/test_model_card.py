@@ -75,8 +75,9 @@ def test_card_names_a_hub_id_and_no_private_directory(finished, tmp_path, reel_a
         write_run_card(run)
         return metadata_load(run.path / "README.md")
 
-    metadata = write(base_model="org/model")
+    metadata = write(base_model="org/model", method="grpo")
     assert (metadata["base_model"], metadata["license"]) == ("org/model", "unknown")
+    assert metadata["tags"][-1] == "grpo"
     directory = tmp_path / "secret"
     directory.mkdir()
     schema = f"json_schema:{directory}/schema.json"

@@ -105,6 +105,8 @@ def test_terms_match_sums_over_tokens_in_float64(make_trainer, setting):
     assert expected["n_clipped"] > 0 or setting == "plain"
     for name in TERMS:
         assert getattr(terms, name).item() == pytest.approx(expected[name], rel=2e-4, abs=2e-6)
+    free = objective_terms(trainer.policy, trainer.reference, minibatch, trainer.objective, 0.0)
+    assert free.kl_penalty == 0  # the current coefficient counts, not that of the settings
     assert not terms.logprobs.requires_grad and not terms.values.requires_grad
     terms.objective.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in trainer.policy.parameters())

@@ -93,7 +93,7 @@ SIGNALS = [
     pytest.param("SIGINT", "after_rollout", 4, 0, 5, marks=pytest.mark.nightly),
 ]
 # parts of their settings are resumed in the other configurations
-NIGHTLY = ("adapters, critic", "critic from a reward model", "resets", "bf16")
+NIGHTLY = ("adapters, critic", "critic from a reward model", "resets")
 NIGHTLY += ("token rewards", "several rewards")
 RESUMED = [name for name, each in CONFIGURATIONS.items() if not each.hook]
 
@@ -204,12 +204,14 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def test_changes_apply_from_their_phase_and_are_recorded(copied_run):
-    """The first one finishes the run, the second extends it."""
+    """The first one finishes the run, the second extends it, and is stopped and continued."""
     assert main(["resume", str(copied_run), "--total-phases", "2"]) == 0
     before = read_info(copied_run)
     assert (before["status"], before["phases_done"]) == ("finished", 2)
-    changes = ["--total-phases", "7", "--base-lr", "1e-4", "--head-lr", "1e-3", "--kl-coef", "0.5"]
-    assert main(["resume", str(copied_run), *changes, "--save-every", "2"]) == 0
+    changes = {"total_phases": 7, "base_lr": 1e-4, "head_lr": 1e-3, "kl_coef": 0.5, "save_every": 2}
+    train_partly(RLHFTrainer.resume(copied_run, changes), 1)
+    assert before["final"] and "final" not in read_info(copied_run)
+    assert main(["resume", str(copied_run)]) == 0
     info, lines = read_info(copied_run), read_metrics(copied_run)[2:]
     assert (info["status"], info["phases_done"]) == ("finished", 7)
     assert info["final"] != before["final"]

@@ -123,8 +123,9 @@ def test_responses_end_at_a_stop_after_prompts_of_unequal_length():
 
 @pytest.mark.slow
 def test_mismatch_with_the_policy_is_reported():
-    rollout = trainer_with(Double(heat=3.0)).rollout_phase()
+    rollout = trainer_with(Double(heat=3.0), stop_token_ids="28").rollout_phase()
     samples, report = rollout.samples, summarize(rollout)
+    assert not samples.mask.all()
     ratio = (samples.logprobs - samples.engine_logprobs)[samples.mask].double().exp()
     assert report.engine_kl_per_token == pytest.approx((ratio - 1 - ratio.log()).mean().item())
     fraction = ratio.sum().square() / ratio.square().sum() / len(ratio)
@@ -178,6 +179,7 @@ def test_hooks_and_unfit_engines_are_reported():
         ([[7], [8]], None),
         ([[7], [8]], [[0.1], [-1.0]]),
         ([[1, 4, 7], [1, 4]], [[-1.0] * 3, [-1.0] * 2]),
+        ([[7], [8] * 7], [[-1.0], [-1.0] * 7]),
         ([[7], [8]], [[-1.0], [-1.0, -1.0]]),
     ):
         engine.write = Mock(return_value=EngineOutput(rows, logprobs))

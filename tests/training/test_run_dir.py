@@ -26,7 +26,9 @@ def test_create_accepts_empty_directories_only(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert RunDir.create(tmp_path / "empty").checkpoints.is_dir()
     (tmp_path / "file").write_text("x")
-    for path in (run.path, tmp_path / "file", tmp_path / "file" / "run"):
+    (tmp_path / "link" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "link" / "checkpoints" / "best.safetensors").symlink_to("nowhere")
+    for path in (run.path, *(tmp_path / name for name in ("file", "file/run", "link"))):
         with pytest.raises(RunError, match="hoose another"):
             RunDir.create(path)
     assert RunDir.open(run.path).read_info() == INFO
@@ -75,16 +77,6 @@ def test_read_ignores_a_truncated_last_line_and_rejects_others(run):
         path.write_bytes(line + broken + b"\n" + line)
         with pytest.raises(RunError, match="log.jsonl, line 2, is not a JSON object with a phase"):
             run.read("log.jsonl")
-
-
-def test_missing_or_repeated_phase_of_the_metrics_raises(run):
-    for phases in ((0, 2), (0, 1, 1), (1,)):
-        run.path.joinpath("metrics.jsonl").unlink(missing_ok=True)
-        run.append("metrics.jsonl", [{"phase": phase} for phase in phases])
-        for use in (lambda: run.read("metrics.jsonl"), lambda: run.rewind(3)):
-            with pytest.raises(RunError, match=r"metrics.jsonl must have one line .*\["):
-                use()
-    assert run.path.joinpath("metrics.jsonl").read_bytes() == b'{"phase": 1}\n'
 
 
 def test_rewind_drops_the_phases_that_are_done_again(run):

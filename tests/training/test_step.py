@@ -62,8 +62,11 @@ def test_generate_applies_settings_to_one_call(make_trainer):
         (dict(eos_token_id=[7, -1]), {"stop_tokens": (7,), "stop_at_eos": False}),
     ):
         assert generation_spec(spec, settings) == dataclasses.replace(spec, **changes)
-    trainer = make_trainer()
+    trainer, sizes = make_trainer(), set()
+    trainer.policy.base_model.add_hook("hook_embed", lambda x, hook: sizes.add(len(x)))
     first = trainer.generate(QUERIES, do_sample=False, length_sampler=lambda: 4, batch_size=3)
+    assert max(sizes) == 3
+    trainer.policy.base_model.reset_hooks()
     assert first == trainer.generate(QUERIES, top_k=1, max_new_tokens=4)
     assert len(set(first[:4])) > 1 and first[:4] == first[4:]
     trainer.generated = 0

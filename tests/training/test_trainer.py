@@ -104,16 +104,21 @@ def test_metrics_file_has_the_reports(runs):
     assert [line["phase"] for line in lines] == list(range(5))
     assert all(abs(line["ratio_first_minibatch"] - 1) <= 1e-4 for line in lines)
     assert lines[0]["kl_per_token"] == 0 and lines[-1]["kl_per_token"] > 1e-4
-    costs = {"rollout_tokens_per_second", "learning_tokens_per_second", "peak_memory_bytes"}
-    assert costs < lines[0]["cost"].keys()
+    for report, rollout in zip(run.reports, run.rollouts, strict=True):
+        n, cost = rollout.samples.mask.sum().item(), report.cost
+        assert cost.rollout_tokens_per_second * cost.rollout_seconds == pytest.approx(n)
+        assert cost.learning_tokens_per_second * cost.learning_seconds == pytest.approx(2 * n)
+    assert lines[0]["cost"]["peak_memory_bytes"] > 100e6  # torch takes more
 
 
 @pytest.mark.parametrize("name", ["plain", "dynamic sampling"])
 def test_samples_file_has_each_text_with_its_numbers(runs, name):
     run = runs(name)
     lines = run.trainer.run.read("samples.jsonl")
-    n = len(run.reports)
+    n, evaluated = len(run.reports), next(run.trainer.fresh_rollouts())
     assert [line["phase"] for line in lines] == [p for p in range(n + 1) for _ in range(8)]
+    assert [line["text"] for line in lines[-8:]] == evaluated.texts
+    assert evaluated.samples.mask.shape[1] == run.trainer.args.gen_len  # not a drawn length
     columns = {x: x for x in ("true_reward", "kl_per_sequence", "response_length")}
     columns["reward"] = "mean_reward"
     for report, rollout in zip(run.reports, run.rollouts, strict=False):
@@ -207,13 +212,6 @@ def test_preset_sums_raises_the_true_reward(tmp_path, recwarn):
     assert reports[-1].faithful_fraction == pytest.approx(faithful) and faithful > 0.9
     assert reports[-1].steps_fraction > reports[0].steps_fraction > 0.2
     assert reports[-1].grammatical_fraction is None
-
-
-@pytest.mark.parametrize("name", ["majority", "coin", "hole"])
-def test_flawed_rewards_have_the_true_reward_next_to_them(name):
-    args = RLHFArgs(preset="sums", reward_fn=f"sums:{name}", batch_size=64, num_minibatches=2)
-    stats = summarize(RLHFTrainer(args).rollout_phase())
-    assert 0 < stats.true_reward < stats.mean_reward < 1
 
 
 def test_sums_raise_on_other_prompts_and_rewards(tmp_path):

@@ -159,7 +159,7 @@ def test_stopped_run_keeps_its_phases_records_and_exit_code(make_trainer):
     ("setting", "variable", "expected"),
     [
         (None, "", "disabled"),
-        (None, "dryrun", "offline"),
+        (None, "DryRun ", "offline"),
         ("offline", "online", "offline"),
         ("disabled", "online", "disabled"),
     ],
