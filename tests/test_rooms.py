@@ -21,7 +21,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1682),
     "rlhf_lab/tuning": (700, 855),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4894),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4889),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, None),
     "rlhf_lab/probes": (4800, 5028),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2776),
