@@ -109,11 +109,11 @@ def held_out_fits(
     Each is fitted to the first two thirds of the sequences, site by site to save memory, for each
     position or, if `pooled`, for all together.
 
-    Raises ValueError with fewer than 6 sequences.
+    Raises ValueError with fewer than 4 sequences.
     """
     batch = len(target)
-    if batch < 6:
-        raise ValueError(f"batch is {batch}. Pass at least 6 sequences, two thirds to fit.")
+    if batch < 4:
+        raise ValueError(f"batch is {batch}. Pass at least 4 sequences, two thirds to fit.")
     cut = 2 * batch // 3
     target, mask = where_exact(target), where_exact(mask)
     found = []
@@ -127,7 +127,7 @@ def held_out_fits(
     return found
 
 
-def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
+def r2_interval(fits: list[HeldOutFit], sequences: int, resamples: int = RESAMPLES) -> Interval:
     """Return R2 of each site and position, with its bootstrap interval over held-out sequences.
 
     R2 is the fraction of y's variance that is predicted: below 0 for a prediction that is worse
@@ -148,7 +148,7 @@ def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     errors = [split_sequences((f.y - f.predicted).square() * f.mask) for f in fits]
     y, weight = exact(fits[0].y), exact(fits[0].mask)
     shared = [split_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
-    return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
+    return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=resamples)
 
 
 def correlation_with(

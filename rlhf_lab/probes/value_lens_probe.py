@@ -17,7 +17,13 @@ from rlhf_lab.probes.probe import (
     decimals,
     interval_fields,
 )
-from rlhf_lab.probes.tuned_lens import Affine, best_ridge, fit_translator, ridge_errors, spread_over
+from rlhf_lab.probes.tuned_lens import (
+    Affine,
+    best_ridge,
+    fit_translator,
+    held_out_translation,
+    spread_over,
+)
 from rlhf_lab.probes.value_lens import (
     RESIDUAL_SITES,
     HeldOutFit,
@@ -29,7 +35,7 @@ from rlhf_lab.probes.value_lens import (
 from rlhf_lab.training.capture import capture_activations, text_at
 
 KEEP = 4  # sequences whose lens is stored token by token
-FEWEST_SEQUENCES = 6  # two thirds are fitted, and a quarter of these choose the penalty
+FEWEST_SEQUENCES = 6  # two thirds are fitted, and a third of these choose the penalty
 States = dict[str, Float[Tensor, "batch seq d_model"]]
 
 
@@ -142,9 +148,9 @@ def _predict_target(
     value, mask = target.value.to(residuals.device), target.mask.to(residuals.device)
     cut = 2 * len(value) // 3
     if ridge is None:
-        fit = value[:cut, :, None], mask[:cut], pooled
-        some = spread_over(len(residuals))
-        ridge = best_ridge(torch.stack([ridge_errors(residuals[i, :cut], *fit) for i in some]))
+        some = residuals[spread_over(len(residuals)), :cut], value[:cut], mask[:cut]
+        fits = lambda penalty: held_out_fits(*some, penalty, pooled)
+        ridge = best_ridge(fits, cut - 2 * cut // 3)
     fits = held_out_fits(residuals, value, mask, ridge, pooled)
     held = len(value) - cut
     r2 = r2_interval(fits, held)
@@ -177,7 +183,8 @@ def _translate(
     early = [i for i in spread_over(len(sites)) if i != len(sites) - 1]
     fit = [(residuals[i, :cut], residuals[-1, :cut], mask[:cut]) for i in early]
     if ridge is None:
-        ridge = best_ridge(torch.stack([ridge_errors(*rows, pooled=True) for rows in fit]))
+        translated = lambda penalty: [held_out_translation(*rows, penalty) for rows in fit]
+        ridge = best_ridge(translated, cut - 2 * cut // 3)
     found, held = [fit_translator(*rows, ridge) for rows in fit], residuals[early, cut:]
     moved = torch.stack([each(x) for each, x in zip(found, held, strict=True)])
     fields = {"tuned_sites": [sites[i] for i in early], "tuned_ridge": ridge}

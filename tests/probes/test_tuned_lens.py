@@ -6,23 +6,24 @@ from rlhf_lab.probes.tuned_lens import (
     PENALTIES,
     best_ridge,
     fit_translator,
-    ridge_errors,
-    ridge_path,
+    held_out_translation,
     spread_over,
 )
-from rlhf_lab.probes.value_lens import fit_ridge
+from rlhf_lab.probes.value_lens import HeldOutFit, fit_ridge
 from tests.probes.test_value_lens import normal
 
 EVERYWHERE = torch.ones(60, 3, dtype=torch.bool)
 
 
-def test_ridge_path_matches_fit_ridge_for_each_penalty():
-    x, y, mask = normal(2, 30, 5), normal(2, 30, 3, seed=1), normal(2, 30, seed=2) < 0.5
-    for ridge, found in zip(PENALTIES, ridge_path(x, y, mask, PENALTIES), strict=True):
-        for column in range(3):
-            slope, intercept = fit_ridge(x, y[..., column], mask, ridge)
-            torch.testing.assert_close(found.weight[..., column], slope)
-            torch.testing.assert_close(found.bias[..., column], intercept)
+def test_translator_matches_fit_ridge_in_each_dimension():
+    x, last, mask = normal(20, 3, 5), normal(20, 3, 5, seed=1), normal(20, 3, seed=2) < 0.5
+    for ridge in PENALTIES:
+        found = fit_translator(x, last, mask, ridge)
+        for i in range(5):
+            y = last[..., i].flatten()
+            slope, intercept = fit_ridge(x.flatten(0, 1), y, mask.flatten(), ridge)
+            torch.testing.assert_close(found.weight[:, i], slope)
+            torch.testing.assert_close(found.bias[i], intercept)
 
 
 def test_translator_is_found_and_ignores_masked_rows():
@@ -34,23 +35,21 @@ def test_translator_is_found_and_ignores_masked_rows():
     assert found(x.float()).dtype == torch.float32
 
 
-def test_errors_are_fractions_of_the_variance_of_later_texts():
-    x, y = normal(60, 3, 4), normal(60, 3, 1, seed=1) + 5
-    y[:, 0] += 3 * x[:, 0, :1]
-    y[:, 2] = 1.0
-    errors = ridge_errors(x, y, EVERYWHERE)
-    slope, intercept = fit_ridge(x[:45, 0], y[:45, 0, 0], EVERYWHERE[:45, 0], PENALTIES[3])
-    left = y[45:, 0, 0] - x[45:, 0] @ slope - intercept
-    expected = left.square().mean() / y[45:, 0, 0].var(correction=0)
-    torch.testing.assert_close(errors[0, 3], expected)
-    assert errors[2].isnan().all()  # this target does not vary
-    pooled = ridge_errors(x[:, :1].repeat(1, 3, 1), y[:, :1].repeat(1, 3, 1), EVERYWHERE, True)
-    torch.testing.assert_close(pooled[0], errors[0])
+def test_translation_is_fitted_to_two_thirds_of_the_sequences():
+    x, last, mask = normal(60, 3, 4), normal(60, 3, 4, seed=1), normal(60, 3, seed=2) < 0.5
+    found = held_out_translation(x, last, mask, 0.1)
+    expected = fit_translator(x[:40], last[:40], mask[:40], 0.1)(x[40:])
+    torch.testing.assert_close(found.predicted, expected.flatten(0, 1).T)
+    assert torch.equal(found.y[1], last[40:, :, 1].flatten())
+    assert torch.equal(found.mask[1], mask[40:].flatten())
 
 
-def test_best_penalty_ignores_undefined_cells():
-    errors = torch.tensor([[0.1, 0.5], [0.9, 0.2], [torch.nan, torch.nan]])
-    assert best_ridge(errors, (1.0, 2.0)) == 2.0
+def test_best_penalty_has_the_highest_r2_over_defined_cells():
+    y = torch.stack([torch.arange(8.0), torch.ones(8)])  # the second row does not vary
+    error = dict(zip(PENALTIES, (3.0, 2.0, 2.0, 0.5, 1.0, 4.0, 9.0), strict=True))
+    everywhere = torch.ones_like(y).bool()
+    fit = lambda ridge: [HeldOutFit(y + error[ridge], y, everywhere)]
+    assert best_ridge(fit, 8) == PENALTIES[3]
 
 
 def test_spread_sites_include_both_ends():
