@@ -9,11 +9,10 @@ from torch import Tensor
 from rlhf_lab.functional import Interval, bootstrap_interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.models.hooked_transformer import HookPoint
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.probes.erasure import Eraser
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.training.capture import InterventionFn, Where
+from rlhf_lab.training.capture import InterventionFn, Where, capture_activations
 
 
 class Decided(NamedTuple):
@@ -58,31 +57,19 @@ def decide_without(
 
     Source: Elazar et al. 2021, arXiv 2006.00995
     """
-    kept: dict[str, Tensor] = {}
-
-    def erase(act: Tensor, hook: HookPoint) -> Tensor:
-        return act if eraser is None else eraser.erase_sequences(act)
-
-    def keep_there(act: Tensor, hook: HookPoint) -> None:
-        kept["there"] = act[:, pos]
-
-    def keep_last(act: Tensor, hook: HookPoint) -> None:
-        kept["last"] = act[:, pos]
-
-    last = f"blocks.{len(policy.base_model.blocks) - 1}.hook_resid_post"
-    hooks = [(site, erase), (site, keep_there), (last, keep_last)]
-    with policy.base_model.hooks(fwd_hooks=hooks):
-        logits = policy(tokens[:, : pos + 1].to(policy.device))[0][:, pos]
-    half, labels = len(labels) // 2, labels.to(policy.device)
-    right = [_refit(kept[name], labels, half) for name in ("there", "last")]
-    lean = logits[:, words[0]] - logits[:, words[1]]
+    erase = lambda act, hook: eraser.erase_sequences(act)
+    last, half = f"blocks.{len(policy.base_model.blocks) - 1}.hook_resid_post", len(labels) // 2
+    with policy.base_model.hooks(fwd_hooks=[(site, erase)] * (eraser is not None)):
+        acts = capture_activations(policy, tokens[:, : pos + 1], [site, last, "logits"], pos)
+    lean = acts["logits"][:, words[0]] - acts["logits"][:, words[1]]
+    right = [_refit(acts[name], labels, half) for name in (site, last)]
     return Decided(lean[half:].cpu(), labels[half:].cpu(), *right)
 
 
 def _refit(
     x: Float[Tensor, "batch d_model"], labels: Bool[Tensor, " batch"], half: int
 ) -> Bool[Tensor, " judged"]:
-    x, labels = where_exact(x), labels.cpu()
+    x = where_exact(x)
     labels = labels.to(x.device)
     reader = fit_direction(x[:half], labels[:half], "lda")
     return ((project(x[half:], reader.direction) > reader.threshold) == labels[half:]).cpu()

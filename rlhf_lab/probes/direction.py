@@ -90,15 +90,6 @@ def ablate(
     return x - along * direction.to(x.dtype)[..., None, :]
 
 
-def accuracy(
-    projection: Float[Tensor, "*site n"],
-    threshold: Float[Tensor, "*site"],
-    labels: Bool[Tensor, " n"],
-) -> Float[Tensor, "*site"]:
-    """The fraction of sequences on the right side of the threshold."""
-    return ((projection > threshold[..., None]) == labels).double().mean(-1)
-
-
 def cosine_interval(
     x: Float[Tensor, "site n d_model"],
     first: Float[Tensor, "site n d_model"],
@@ -107,23 +98,16 @@ def cosine_interval(
 ) -> Interval:
     """The cosine of the differences of class means of two models, at each site, and its interval.
 
-    The same sequences are drawn of both models' activations, which are of the same text.
+    The same sequences are drawn of both models' activations, which are of the same text. The cosine
+    of a token that is always the same is nan.
     """
-    sides = labels.double()[:, None], (~labels.bool()).double()[:, None]
-    found = []
-    for now, before in zip(x, first, strict=True):
-        columns = [acts.double() * side for acts in (now, before) for side in sides]
-        found.append(
-            bootstrap_means(*columns, *sides, statistic=_cosine_of_gaps, resamples=resamples)
-        )
-    nothing = torch.tensor(torch.nan, dtype=torch.float64)  # of a token that is always the same
-    ends = ([getattr(one, end) for one in found] for end in ("value", "low", "high"))
-    stacked = (torch.stack([nothing if x is None else x for x in xs]) for xs in ends)
-    return Interval(*stacked, found[0].n)
+    sides = torch.stack([labels, ~labels], 1).double()
+    columns = (torch.einsum("snd,nk->nksd", acts.double(), sides) for acts in (x, first))
 
+    def cosine(now: Tensor, before: Tensor, shares: Tensor) -> Float[Tensor, "draw site"]:
+        means = (acts / shares[:, :, None, None] for acts in (now, before))
+        one, other = (mean[:, 0] - mean[:, 1] for mean in means)
+        size = one.norm(dim=-1) * other.norm(dim=-1)
+        return (one * other).sum(-1) / torch.where(size > 0, size, torch.nan)
 
-def _cosine_of_gaps(*means: Float[Tensor, "draw _"]) -> Float[Tensor, " draw"]:
-    now, before, shares = means[:2], means[2:4], means[4:]
-    gaps = [pair[0] / shares[0] - pair[1] / shares[1] for pair in (now, before)]
-    size = gaps[0].norm(dim=-1) * gaps[1].norm(dim=-1)
-    return (gaps[0] * gaps[1]).sum(-1) / torch.where(size > 0, size, torch.nan)
+    return bootstrap_means(*columns, sides, statistic=cosine, resamples=resamples)

@@ -13,7 +13,6 @@ from rlhf_lab.probes.direction import (
     Fitted,
     Method,
     ablate,
-    accuracy,
     fit_direction,
     fit_each_site,
     project,
@@ -99,7 +98,7 @@ class Direction(Probe):
             "accuracy_frozen": _accuracy(ours, first),
             "cosine_with_reference": decimals((fitted.direction * first.direction).sum(-1), 4),
             **halves,
-            "accuracy_shuffled": _shuffled_accuracy(ours, self.method),
+            "accuracy_shuffled": control_accuracy(ours, self.method),
             "accuracy_lda": _accuracy(ours, fit_each_site(ours.x, ours.labels, "lda")),
             "positive_projection": decimals(moved[..., positive].mean(-1), 4),
             "negative_projection": decimals(moved[..., ~positive].mean(-1), 4),
@@ -126,16 +125,19 @@ class Split(NamedTuple):
     held_labels: Bool[Tensor, " test"]
 
 
-def _accuracy(split: Split, fitted: Fitted) -> list:
+def is_right(split: Split, fitted: Fitted) -> Bool[Tensor, "*site test"]:
+    """Return whether a direction and its threshold predict the label of each held-out sequence."""
     along = project(split.held, fitted.direction)
-    return decimals(accuracy(along, fitted.threshold, split.held_labels), 4)
+    return (along > fitted.threshold[..., None]) == split.held_labels
+
+
+def _accuracy(split: Split, fitted: Fitted) -> list:
+    return decimals(is_right(split, fitted).double().mean(-1), 4)
 
 
 def accuracy_interval(split: Split, fitted: Fitted) -> Interval:
     """Return the accuracy of each site and position, with its interval over held-out sequences."""
-    along = project(split.held, fitted.direction)
-    is_right = (along > fitted.threshold[..., None]) == split.held_labels
-    return bootstrap_means(is_right.movedim(-1, 0), resamples=RESAMPLES)
+    return bootstrap_means(is_right(split, fitted).movedim(-1, 0), resamples=RESAMPLES)
 
 
 def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
@@ -166,10 +168,15 @@ def _by_halves(split: Split, method: Method) -> tuple[dict[str, list], float]:
     return found, unequal
 
 
-def _shuffled_accuracy(split: Split, method: Method) -> list:
+def control_accuracy(split: Split, method: Method) -> list:
+    """Return the accuracy of directions fitted to the shuffled labels of a quarter of the rows.
+
+    In a fit to many rows, a leak of held-out labels would be faint.
+    """
     generator = torch.Generator().manual_seed(0)
-    every = torch.cat([split.labels, split.held_labels])
+    every, n = torch.cat([split.labels, split.held_labels]), len(split.labels)
     every = every[torch.randperm(len(every), generator=generator).to(every.device)]
-    n = len(split.labels)
-    control = Split(split.x, every[:n], split.held, every[n:])
+    few = max(8, min(n // 4, 4 * split.x.shape[-1]))
+    few = few if 0 < every[:few].sum() < few else n  # both classes are needed
+    control = Split(split.x[..., :few, :], every[:few], split.held, every[n:])
     return _accuracy(control, fit_each_site(control.x, control.labels, method))

@@ -1,13 +1,13 @@
 """FrozenProbe: persona drift, read at one slot by a linear probe that is fitted in phase 0 only."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.probes.direction import Fitted, accuracy, cosine_interval, fit_direction, project
-from rlhf_lab.probes.direction_probe import LAYER_SITES
+from rlhf_lab.probes.direction import cosine_interval, fit_direction, project
+from rlhf_lab.probes.direction_probe import LAYER_SITES, Split, control_accuracy, is_right
 from rlhf_lab.probes.probe import (
     RESAMPLES,
     Check,
@@ -32,7 +32,7 @@ class FrozenProbe(Probe):
       with its interval, and the fraction that it calls positive;
     - the interval of the cosine of both directions, and the cosine of two halves' (the floor);
     - the shift of the activations along d_0, and the cosine of the shift with d_0;
-    - a control: shuffled labels, fitted to a quarter of the sequences;
+    - a control: shuffled labels;
     - on Reel, Bayes' accuracy.
 
     Checks: the shift is the change of the mean projection.
@@ -72,18 +72,43 @@ class FrozenProbe(Probe):
             for acts in (seen.acts, seen.reference_acts)
         )
         labels = labels.to(x.device)
-        frozen, refit = (fit_direction(acts[:, :cut], labels[:cut]) for acts in (first, x))
-        projection, values = _read(x, first, labels, cut, frozen, refit)
-        values |= {
+        ours, theirs = (
+            Split(acts[:, :cut], labels[:cut], acts[:, cut:], labels[cut:]) for acts in (x, first)
+        )
+        frozen, refit = (fit_direction(each.x, each.labels) for each in (theirs, ours))
+        moved = ours.held - theirs.held
+        along, mean = project(moved, frozen.direction), moved.mean(1)
+        right = is_right(ours, frozen).double()
+        sides = ours.labels, ~ours.labels
+        positive, negative = (theirs.x[:, side].mean(1) for side in sides)
+        halves = [fit_direction(ours.x[:, half], ours.labels[half]) for half in halves_of(sides)]
+        cosines = {
+            "moved_cosine": (mean * frozen.direction).sum(-1) / mean.norm(dim=-1),
+            "split_half": (halves[0].direction * halves[1].direction).sum(-1),
+            "cosine": (frozen.direction * refit.direction).sum(-1),
+        }
+        means = {
+            "accuracy_frozen": right,
+            "gap": right - is_right(ours, refit).double(),
+            "called": (right == labels[cut:]).double(),
+            "shift": along,
+        }
+        values = {
+            "size": decimals((positive - negative).norm(dim=-1)),
+            "positive": round(labels[cut:].double().mean().item(), 4),
+            **{name: decimals(cosine, 4) for name, cosine in cosines.items()},
+            **interval_fields("cosine", cosine_interval(ours.x, theirs.x, ours.labels, RESAMPLES)),
             "sites": sites,
             "position": columns[0],
             "sequences": {"fitted": cut, "held": len(labels) - cut},
-            "accuracy_control": _control(x, labels, cut),
+            "accuracy_control": control_accuracy(ours, "mean"),
         }
+        for name, rows in means.items():
+            values |= mean_fields(name, rows.T, 4)
 
         def check_shift() -> Check:
-            change = projection.mean(1) - project(first[:, cut:], frozen.direction).mean(1)
-            gap = (torch.tensor(values["shift"]) - change.cpu()).abs().max()
+            now, before = (project(each.held, frozen.direction).mean(1) for each in (ours, theirs))
+            gap = (torch.tensor(values["shift"]) - (now - before).cpu()).abs().max()
             return Check.at_most("the shift is the change of the mean projection", gap, 1e-4)
 
         if seen.truth_fits_labels:
@@ -95,61 +120,9 @@ class FrozenProbe(Probe):
         return Record(values, checks=[check_shift])
 
 
-def _read(
-    x: Float[Tensor, "site n d_model"],
-    first: Float[Tensor, "site n d_model"],
-    labels: Bool[Tensor, " n"],
-    cut: int,
-    frozen: Fitted,
-    refit: Fitted,
-) -> tuple[Float[Tensor, "site held"], dict]:
-    held = labels[cut:]
-    projection = project(x[:, cut:], frozen.direction)
-    called = projection > frozen.threshold[:, None]
-    right = (called == held).double()
-    refitted = (project(x[:, cut:], refit.direction) > refit.threshold[:, None]) == held
-    fitted, sides = first[:, :cut], (labels[:cut], ~labels[:cut])
-    fitted_now = x[:, :cut]
-    positive, negative = (fitted[:, side].mean(1) for side in sides)
-    moved = x[:, cut:] - first[:, cut:]
-    along, mean = project(moved, frozen.direction), moved.mean(1)
-    cosines = (mean * frozen.direction).sum(-1) / mean.norm(dim=-1)
-    halves = [fit_direction(fitted_now[:, half], labels[:cut][half]) for half in halves_of(sides)]
-    cosine = cosine_interval(x[:, :cut], first[:, :cut], labels[:cut], RESAMPLES)
-    means = {
-        "accuracy_frozen": right,
-        "gap": right - refitted.double(),
-        "called": called.double(),
-        "shift": along,
-    }
-    values: dict = {
-        "size": decimals((positive - negative).norm(dim=-1)),
-        "positive": round(held.double().mean().item(), 4),
-        "moved_cosine": decimals(cosines, 4),
-        "split_half": decimals((halves[0].direction * halves[1].direction).sum(-1), 4),
-        "cosine": decimals((frozen.direction * refit.direction).sum(-1), 4),
-        **interval_fields("cosine", cosine),
-    }
-    for name, rows in means.items():
-        values |= mean_fields(name, rows.T, 4)
-    return projection, values
-
-
 def halves_of(
     sides: tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]],
 ) -> tuple[Bool[Tensor, " n"], Bool[Tensor, " n"]]:
     """Return two halves of the sequences, each with every other one of either class."""
     odd = sum((side & (side.cumsum(0) % 2 == 1)) for side in sides) > 0
     return odd, ~odd
-
-
-def _control(
-    x: Float[Tensor, "site n d_model"], labels: Bool[Tensor, " n"], cut: int
-) -> list[float]:
-    generator = torch.Generator().manual_seed(0)
-    shuffled = labels[torch.randperm(len(labels), generator=generator).to(labels.device)]
-    # few rows, because a leak of held-out labels is faint in a fit to many
-    few = max(8, min(cut // 4, 4 * x.shape[-1]))
-    reader = fit_direction(x[:, :few], shuffled[:few])
-    found = accuracy(project(x[:, cut:], reader.direction), reader.threshold, shuffled[cut:])
-    return decimals(found, 4)

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.organism.lexicon import WORD_IDS
 from rlhf_lab.probes import Direction, EvalText, FrozenProbe, Observation, ReelTruth, attach
-from rlhf_lab.probes.direction import ablate, accuracy, fit_direction, fit_each_site, project
-from rlhf_lab.probes.direction_probe import Split, _by_halves, accuracy_interval
+from rlhf_lab.probes.direction import ablate, fit_direction, fit_each_site, project
+from rlhf_lab.probes.direction_probe import Split, _by_halves, accuracy_interval, is_right
 from rlhf_lab.probes.probe import RESAMPLES
 from tests.probes.looking import train_soundly
 
@@ -28,8 +28,8 @@ def two_gaussians(
 
 def read(x: Tensor, labels: Tensor, cut: int, method: str = "mean") -> float:
     """Accuracy on rows after a cut."""
-    fitted = fit_direction(x[:cut], labels[:cut], method)
-    return accuracy(project(x[cut:], fitted.direction), fitted.threshold, labels[cut:]).item()
+    split = Split(x[:cut], labels[:cut], x[cut:], labels[cut:])
+    return is_right(split, fit_direction(*split[:2], method)).double().mean().item()
 
 
 def test_ablation_removes_one_direction_only():
