@@ -87,14 +87,13 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
     trainer = make_trainer()
     graph = trainer.step_graph = StepGraph(trainer, capture_on_tape)
     rollout, model = trainer.rollout_phase(), trainer.policy.base_model
-    minibatch, _ = ReplayMemory(rollout, 2, 1).get_minibatches(torch.Generator())
     for expected, fields in {
         "cuda_graphs=False": {"cuda_graphs": False},
         "a split minibatch": {"micro_batch_size": 2},
         "optimizer_in_backward": IN_BACKWARD,
         "activation_checkpointing": {"activation_checkpointing": True},
     }.items():
-        assert StepGraph(make_trainer(**fields)).obstacle(minibatch) == expected
+        assert StepGraph(make_trainer(**fields)).obstacle(rollout.samples) == expected
 
     def reason() -> str | None:
         trainer.learning_phase(rollout)
@@ -114,9 +113,9 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
     trainer.on("after_loss")(lambda ctx: None)
     assert reason() == "a callback of after_loss"
     custom = make_trainer({"logprobs": lambda *args: get_logprobs(*args)})
-    assert StepGraph(custom).obstacle(minibatch) == "custom functions"
+    assert StepGraph(custom).obstacle(rollout.samples) == "custom functions"
     trainer.policy.double()
-    assert graph.obstacle(minibatch) == "float64 weights"
+    assert graph.obstacle(rollout.samples) == "float64 weights"
 
 
 def freeze_a_weight(trainer):
