@@ -69,13 +69,13 @@ SUMS_LANGUAGE = Language(
 )
 
 
-def default_contrast(model: str, directory: str = "") -> tuple[str, str]:
-    """Return the two words to contrast by default for a model, as seen from a run's directory."""
+def find_language(model: str, directory: str = "") -> Language:
+    """Return the language of a model's name or files, as seen from a run's directory; or Reel."""
     file, words = Path(directory) / expand_home(model) / "tokenizer.json", None  # of an export
     with suppress(OSError, LookupError, TypeError, ValueError):  # another file
         words = json.loads(file.read_bytes())["model"]["vocab"]
     is_sums = model in SUMS_MODELS or words == dict(SUMS_IDS)
-    return (SUMS_LANGUAGE if is_sums else REEL_LANGUAGE).contrast
+    return SUMS_LANGUAGE if is_sums else REEL_LANGUAGE
 
 
 def read_language(tokenizer: PreTrainedTokenizerBase) -> Language | None:

@@ -112,7 +112,7 @@ class StepInfluence(WordPairProbe):
             "groups": groups.names,
             "term_names": list(OBJECTIVE_TERMS),
             "prefix_len": minibatch.prefix_len,
-            "tokens": [spell_tokens(ctx.policy.base_model.tokenizer, x) for x in minibatch.tokens],
+            "tokens": spell_tokens(ctx.policy.base_model.tokenizer, minibatch),
             "f_before": f_before.item(),
             "f_after": f_after.item(),
             "linear": linear,

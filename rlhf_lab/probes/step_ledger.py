@@ -165,7 +165,7 @@ class StepLedger(Probe):
             "kl_penalty": ctx.kl_coef * sums["kl"] / n,
             "objective": sums["share"],
             "prefix_len": minibatch.prefix_len,
-            "tokens": [spell_tokens(tokenizer, row) for row in minibatch.tokens],
+            "tokens": spell_tokens(tokenizer, minibatch),
         }
         tensors = {name: column.float() for name, column in entries.items()}
         summed = lambda: _sum_check(seen, values["objective"])

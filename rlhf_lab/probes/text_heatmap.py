@@ -1,14 +1,14 @@
 """TextHeatmap: advantage, value and KL of every token of a few samples."""
 
+from itertools import pairwise
 from os.path import commonprefix
 
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlhf_lab import functional as F
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, decimals
-from rlhf_lab.training import Rollout
+from rlhf_lab.samples import Samples
+from rlhf_lab.training import ReplayMinibatch, Rollout
 
 FIELDS = ("advantage", "value", "kl")
 
@@ -38,33 +38,33 @@ class TextHeatmap(Probe):
         columns = rollout.advantages, samples.values, rollout.kl
         tensors = {name: x[:n].float() for name, x in zip(FIELDS, columns, strict=True)}
         tensors["mask"] = samples.mask[:n]
-        if seen.truth is not None:
-            tokens = samples.tokens[:n]
-            values, advantages, defined = seen.truth.generated(tokens, samples.prefix_len)
-            tensors |= {"true_value": values, "true_advantage": advantages}
-            tensors["truth_mask"] = defined & samples.mask[:n]
-            beliefs = seen.truth.beliefs_by_name(tokens)
-            tensors |= {f"true_{name}": x[:, samples.prefix_len :] for name, x in beliefs.items()}
-        tokenizer = seen.ctx.policy.base_model.tokenizer
+        tokenizer, tokens = seen.ctx.policy.base_model.tokenizer, samples.tokens[:n]
         values = {
-            "tokens": [spell_tokens(tokenizer, row) for row in samples.tokens[:n]],
+            "tokens": spell_tokens(tokenizer, samples, n),
             "prefix_len": samples.prefix_len,
             "rewards": decimals(rollout.raw_rewards[:n]),
         }
-        if seen.truth is not None and (steps := seen.truth.steps(samples.tokens[:n])):
-            values["steps"] = steps
+        if seen.truth is not None:
+            true_values, advantages, defined = seen.truth.generated(tokens, samples.prefix_len)
+            tensors |= {"true_value": true_values, "true_advantage": advantages}
+            tensors["truth_mask"] = defined & samples.mask[:n]
+            beliefs = seen.truth.beliefs_by_name(tokens)
+            tensors |= {f"true_{name}": x[:, samples.prefix_len :] for name, x in beliefs.items()}
+            values |= {"steps": steps} if (steps := seen.truth.steps(tokens)) else {}
         return Record(values, tensors, [lambda: _check_kl(rollout, seen)])
 
 
-def spell_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Int[Tensor, " seq"]) -> list[str]:
-    """Return the decoded text that each token adds, U+FFFD for an unfinished character."""
-    ids = tokens.tolist()
-    prefixes = [ids[:end] for end in range(1, len(ids) + 1)]
-    texts = ["", *tokenizer.batch_decode(prefixes, skip_special_tokens=False)]
-    return [
-        text[len(commonprefix([before, text])) :]
-        for before, text in zip(texts, texts[1:], strict=False)
-    ]
+def spell_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Samples | ReplayMinibatch, n: int | None = None
+) -> list[list[str]]:
+    """Return the text that each token adds: "" on left padding, U+FFFD in unfinished characters."""
+    rows, starts = [], (~texts.attention_mask[:n]).sum(1).tolist()
+    for row, start in zip(texts.tokens[:n].tolist(), starts, strict=True):
+        prefixes = [row[start:end] for end in range(start + 1, len(row) + 1)]
+        spelled = ["", *tokenizer.batch_decode(prefixes, skip_special_tokens=False)]
+        added = [text[len(commonprefix([before, text])) :] for before, text in pairwise(spelled)]
+        rows.append([""] * start + added)
+    return rows
 
 
 def _check_kl(rollout: Rollout, seen: Observation) -> list[Check]:

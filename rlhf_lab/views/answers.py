@@ -92,12 +92,18 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
         for phase, reward in _known(health, "best_reward_at_kl")[-1:]:
             known = f"in phase {phase} the best policy with this KL has a reward of {reward:.3f}"
         return f"{answer}; {known}."
-    phase, reward = best[-1]
-    return (
-        f"{answer}; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the "
-        f"reward) has a reward of {reward:.3f} for "
-        f"{dict(_known(health, 'optimal_kl_per_sequence'))[phase]:.3f} nats."
+    (phase, reward), betas = best[-1], _known(health, "beta_eff")
+    optimal_kl = dict(_known(health, "optimal_kl_per_sequence"))[phase]
+    answer += (
+        f"; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the reward) "
+        f"has a reward of {reward:.3f} for {optimal_kl:.3f} nats"
     )
+    if excess := dict(kl).get(phase):
+        answer += f" ({excess - optimal_kl:+.3f} nats of excess KL)"
+    if len(betas) > 1:
+        (start, first), (end, last) = betas[0], betas[-1]
+        answer += f"; beta_eff went from {first:.3g} (phase {start}) to {last:.3g} (phase {end})"
+    return answer + "."
 
 
 def answer_kl(records: Sequence[Line]) -> str:
@@ -195,9 +201,14 @@ def answer_critic(
         (low, first), (high, last) = min(pairs), max(pairs)
         exact = f" In phase {lens[-1]['phase']} they correlate with {lens[-1]['r2_against']} by "
         exact += f"{low:.2f} ({first}) to {high:.2f} ({last})."
+    error = ""
+    if line.get("value_loss") is not None and args.get("vf_coef") and args.get("vf_clip") is None:
+        size = (2 * line["value_loss"] / args["vf_coef"]) ** 0.5
+        size *= line["reward_std"] if args.get("normalize_reward") else 1.0
+        error = f"; their root mean square error is {size:.3g} in units of the reward"
     return (
         f"Values explain {value:.0%}{interval} of the variance of the returns in phase "
-        f"{line['phase']}{unused}.{exact}"
+        f"{line['phase']}{error}{unused}.{exact}"
     )
 
 

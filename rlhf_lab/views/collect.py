@@ -1,16 +1,15 @@
 """Data of the page about runs: pictures per phase, samples, and numbers of tokens."""
 
 from collections.abc import Mapping, Sequence
-from string import ascii_uppercase
 from typing import Any
 
 from rlhf_lab.console import visible
-from rlhf_lab.errors import RunError
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import FOLDER, records_file
 from rlhf_lab.probes.text_heatmap import FIELDS
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import METRICS, SAMPLES, reading
+from rlhf_lab.views.answers import HACKED_GAP
 from rlhf_lab.views.pictures import paragraph
 from rlhf_lab.views.probe_pictures import phase_pictures, record_pictures
 from rlhf_lab.views.records import masked, read_snapshots
@@ -22,11 +21,9 @@ SAMPLE_FIELDS = "phase reward true_reward kl_per_sequence response_length text p
 
 
 def label_runs(runs: Sequence[Run]) -> LabeledRuns:
-    """Return runs by label; several get the letters A, B, ... before their names."""
-    if len(runs) > len(ascii_uppercase):
-        raise RunError(f"{len(runs)} runs do not fit on one page. Choose at most 26.")
-    letters = [f"{letter} " * (len(runs) > 1) for letter in ascii_uppercase[: len(runs)]]
-    return {letter + visible(run.path.name): run for letter, run in zip(letters, runs, strict=True)}
+    """Return runs by label; several have their number before their name."""
+    labels = [f"{i} " * (len(runs) > 1) + visible(x.path.name) for i, x in enumerate(runs, 1)]
+    return dict(zip(labels, runs, strict=True))
 
 
 def page_data(runs: LabeledRuns) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,7 +45,7 @@ def page_data(runs: LabeledRuns) -> tuple[dict[str, Any], dict[str, Any]]:
         blocks |= {f"r{i}-t{phase}": texts for phase, texts in tokens.items()}
         listed.append({"label": label, "records": records, "tokens": sorted(tokens)})
     header = {"phases": sorted(phases | recorded), "recorded": sorted(recorded), "runs": listed}
-    return header | {"samples": {"columns": columns, "gap": GAP}}, blocks
+    return header | {"samples": {"columns": columns, "gap": GAP, "hacked": HACKED_GAP}}, blocks
 
 
 def _probe_fragments(run: Run, name: str, kind: str) -> tuple[str, dict[int, str]]:

@@ -12,6 +12,7 @@ from rlhf_lab.probes import Run
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import SAMPLES, reading
+from rlhf_lab.views.templates import formatted
 
 # columns of samples whose means are metrics
 MEANS = {"mean_reward": "reward"} | {x: x for x in ("true_reward", "kl_per_sequence")}
@@ -23,15 +24,6 @@ def mean_with_ends(rows: Float[Tensor, "*name n"]) -> tuple[Any, Any, Any]:
     ends = (interval.value * torch.nan if x is None else x for x in (interval.low, interval.high))
     known = lambda x: list(map(known, x)) if isinstance(x, list) else None if x != x else x
     return interval.value.tolist(), *(known(end.tolist()) for end in ends)
-
-
-def bracketed(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """Return a number with its interval, as in 0.42 [0.31, 0.53]; a dash for None."""
-    if value is None:
-        return "–"
-    if low is None or high is None:
-        return f"{value:z.4g}"
-    return f"{value:z.4g} [{low:z.3g}, {high:z.3g}]"
 
 
 def sample_ends(run: Run) -> tuple[dict[int, dict[str, float | None]], int | None]:
@@ -64,7 +56,7 @@ def final_metrics(run: Run) -> dict[str, str | float]:
     for name, mean, low, high in _intervals(run, samples, final):
         if low is not None and high - low > 1e-5 * abs(high):  # else all samples are equal
             ends = [final[name] + narrower * (end - mean) for end in (low, high)]
-            final[name] = bracketed(final[name], *ends)
+            final[name] = formatted(final[name], *ends)
     return final
 
 

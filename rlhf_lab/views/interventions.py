@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from rlhf_lab.errors import ConfigError, LabError
-from rlhf_lab.organism.language import default_contrast
+from rlhf_lab.organism.language import find_language
 from rlhf_lab.probes import Run
 from rlhf_lab.training.checkpoint import numbered_checkpoints, read_metadata
 from rlhf_lab.views.pictures import Drawn, Html, paragraph
@@ -169,14 +169,26 @@ def interventions(run: Run) -> dict[str, Any]:
     parts = [part.fragment for result in stored_interventions(run) for part in _drawn(result)]
     names, command = checkpoint_names(run), []
     if names:
-        command = PatchRequest(names[0], names[-1], *default_words(run)).command(run.path)
+        command = PatchRequest(names[0], names[-1], *default_patch(run)).command(run.path)
     command = shlex.join(["python", "-m", "rlhf_lab", *command])
     return {"interventions": Html("".join(parts)), "checkpoints": names, "command": command}
 
 
-def default_words(run: Run) -> tuple[str, str]:
-    """Return the two words to contrast by default, of the language of a run's model."""
-    return default_contrast(run.info["args"]["base_model"], run.info.get("working_directory", ""))
+def default_patch(run: Run) -> tuple[str, str, int | None]:
+    """Return the words that moved most and the tokens before them, or the words of the language."""
+    names = map(run.find_probe, ("WordsMoved", "TextHeatmap"))
+    moved, texts = (run.records(name) if name else [] for name in names)
+    moved = [record for record in moved if record["contrasts"] and texts]
+    language = find_language(run.info["args"]["base_model"], run.info.get("working_directory", ""))
+    if not moved:
+        return *language.contrast, None
+    largest, slots = max(moved[-1]["contrasts"], key=lambda x: x["fraction"]), moved[-1]["slots"]
+    weights, slot = largest["weights"], largest["at"].partition(",")[0]
+    words = max(weights, key=weights.get), min(weights, key=weights.get)
+    length = texts[-1]["prefix_len"] + slots.index(slot)
+    if len(slots) > 1 and length > language.contexts(1).shape[1]:  # texts of `compare` are shorter
+        return *language.contrast, None
+    return *words, length if len(slots) > 1 else None
 
 
 def _drawn(result: Mapping[str, Any]) -> list[Drawn]:

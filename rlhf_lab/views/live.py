@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from time import monotonic
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ from rlhf_lab.console import print_line, visible
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer
 from rlhf_lab.training.report import reward_metric
 from rlhf_lab.views.marks import BLUE, ORANGE, blend
+from rlhf_lab.views.templates import formatted
 
 BARS = "▁▂▃▄▅▆▇█"
 PANEL_SAMPLES = 5
@@ -41,8 +43,7 @@ CURVES = (  # name in the report, and label
     ("base_lr", "learning rate"),
     ("head_lr", "learning rate, head"),
 )
-SMALL = ("approx KL nats/tok", "value loss", "learning rate", "learning rate, head")
-LABEL_WIDTH, NUMBERS_WIDTH = 19, 20
+LABEL_WIDTH, NUMBERS_WIDTH = 19, 24
 
 
 def sparkline(values: Sequence[float | None], width: int = 40) -> str:
@@ -88,19 +89,6 @@ def sample_table(
         last = (Text(x, style="dim") for x in row)
         table.add_row(Text(f"{reward:.3f}", style=f"bold {color}"), line, *last)
     return table
-
-
-def format_duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def format_metric(label: str, value: float | None) -> str:
-    """Return a number of at most nine characters; a dash if it is unknown."""
-    if value is None:
-        return "–"
-    return format(value, ".3g" if label in SMALL or abs(value) >= 1e5 else "z.3f")
 
 
 def metrics_by_label(report: PhaseReport) -> dict[str, float | None]:
@@ -182,11 +170,11 @@ class RunView:
             print_line(f"  {reward:6.3f}  {line}", self.console)
 
     def _format_line(self, phase: int) -> str:
-        left = f"{format_duration(self.remaining_seconds() or 0.0)} left"
+        left = f"{timedelta(seconds=round(self.remaining_seconds() or 0.0))} left"
         parts = [f"phase {phase}"]
         for label, value in self.metrics[-1].items():
             short = "true" if label == "true reward" else label.partition(" nats")[0]
-            longer = [*parts, f"{short} {format_metric(label, value)}"]
+            longer = [*parts, f"{short} {formatted(value)}"]
             if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:
                 parts = longer
         return " | ".join([*parts, left])
@@ -223,7 +211,7 @@ class RunView:
         grid.add_row(
             f"{done} of {total} done",
             ProgressBar(total=total, completed=done),
-            "" if left is None else f"{format_duration(left)} left",
+            "" if left is None else f"{timedelta(seconds=round(left))} left",
             "done" if done >= total else f"phase {done}: {self.doing}",
         )
         return grid
@@ -238,7 +226,7 @@ class RunView:
             values = [metrics.get(label) for metrics in self.metrics]
             if any(x is not None for x in values):
                 ends = (values[0], values[-1]) if room >= 0 else values[-1:]
-                numbers = " to ".join(format_metric(label, x) for x in ends)
+                numbers = " to ".join(map(formatted, ends))
                 curve = sparkline(values, room) if room > 0 else ""
                 named = Text(visible(label), no_wrap=True, overflow="ellipsis")
                 table.add_row(named, numbers, Text(curve, style="blue"))

@@ -44,13 +44,8 @@ def curves(
     places = sorted({x for xs in all_x.values() for x in xs})
     low, high = places[0], places[-1]
     axes = _Axes(title, y_label, {name: y for name, (_, y) in series.items()}, bands, 0.0, 370.0)
-    middle = axes.left + axes.width / 2
-
-    def across(x: Number) -> Number:
-        return (
-            middle + ((x - low) / (high - low) - 0.5) * (axes.width - 16) if high > low else middle
-        )
-
+    middle, step = axes.left + axes.width / 2, (axes.width - 16) / ((high - low) or 1.0)
+    across = lambda x: middle + (x - (low + high) / 2) * step
     whole, free = all(isinstance(x, int) for x in places), 0.0
     for x, words in (m.ticks(low, high, 6) or {low: f"{low:.4g}"}).items():
         half = m.text_width(words) / 2

@@ -6,7 +6,6 @@ from typing import Any
 from rlhf_lab.probes import Run
 from rlhf_lab.probes.store import records_file
 from rlhf_lab.training.run_dir import reading
-from rlhf_lab.views.intervals import bracketed
 from rlhf_lab.views.pictures import Drawn, Html, Table, paragraph
 from rlhf_lab.views.plots import curves, heatmap, heatmaps
 from rlhf_lab.views.records import (
@@ -17,6 +16,7 @@ from rlhf_lab.views.records import (
     read_snapshots,
     short_site,
 )
+from rlhf_lab.views.templates import formatted
 
 # probe | kind | title | labels | LABEL=COLUMN ... | unit, as in `PictureRow`. In a LABEL, _ is a
 # space, and __ is _.
@@ -77,7 +77,8 @@ LogitShift | table | sum over components | | cause=causes logits=cause_sums |
 WordsMoved | curves | probability that words won per text | | moved_mass | probability
 WordsMoved | rows | words that moved together, n = {n} | | contrasts |
 WordsMoved | bars | shift of {first} by component | components | shift=parts | logits
-WordsMoved | rows | words by probability won | | word_table |
+WordsMoved | rows | words by probability won, surest first (interval farthest from 0) | |
+ word_table |
 NeuronRank | bars | shift by neuron, n = {n} | neurons | contribution by_activation | logits
 NeuronRank | table | neurons | | neurons contribution by_activation activation activation_shift
  write most_active_at=active |
@@ -148,7 +149,7 @@ def _drift(records: Sequence[Snapshot]) -> Pictures:
         f"evaluated on {counts['held']} others."
     )
     columns = {name.replace("_", " "): (name, i, j) for name in AT_A_CELL.split()}
-    rows = [[at["phase"], *(bracketed(*at.read(x)) for x in columns.values())] for at in records]
+    rows = [[at["phase"], *(formatted(*at.read(x)) for x in columns.values())] for at in records]
     yield Table(["phase", *columns], rows, "at this cell")
     for label in ("accuracy", "cosine with reference") if len(records) > 1 else ():
         yield curves_over(records, f"{label} of the direction", {label: columns[label]})

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.probes import Run
-from rlhf_lab.views.intervals import bracketed, mean_with_ends, sample_ends
+from rlhf_lab.views.intervals import mean_with_ends, sample_ends
 from rlhf_lab.views.pictures import Drawn, Picture, Table
 from rlhf_lab.views.plots import bars, curves, heatmap
+from rlhf_lab.views.templates import formatted
 from rlhf_lab.views.tokens import Strip
 
 Fields = Mapping[str, Any]
@@ -210,7 +211,7 @@ def draw_matrix(row: PictureRow, at: Snapshot, known: Known, title: str) -> Pict
     if cells := [(x, i, j) for i, line in first for j, x in enumerate(line) if x is not None]:
         largest, i, j = max(cells)
         col = cols[j] if cols else j
-        note = f"Largest of the {len(cells)} compared: {bracketed(largest, low[i][j], high[i][j])} "
+        note = f"Largest of the {len(cells)} compared: {formatted(largest, low[i][j], high[i][j])} "
         note += f"at {rows[i]}, {col} (95 % interval of this cell alone)."
     ends = low or (), high or ()
     return heatmap(grid, rows, cols, title, *SCALES[row.kind], row.unit, ends, note)
@@ -219,7 +220,7 @@ def draw_matrix(row: PictureRow, at: Snapshot, known: Known, title: str) -> Pict
 def draw_table(row: PictureRow, at: Snapshot, known: Known, title: str) -> Table | None:
     """Return columns of a record as a table with intervals in brackets."""
     cells = [
-        x if low is None else [bracketed(*each) for each in zip(x, low, high, strict=True)]
+        x if low is None else [formatted(*each) for each in zip(x, low, high, strict=True)]
         for x, low, high in known.values()
     ]
     rows = list(zip(*cells, strict=True))
@@ -242,7 +243,7 @@ def dict_table(dicts: Sequence[Fields], title: str = "", note: str = "") -> Tabl
     flat = dict.fromkeys(k for k, _ in cells if k not in nested)
     ends = {k: (f"{k}_low", f"{k}_high") for k in flat if f"{k}_low" in flat}
     names = [k for k in flat if not any(k in pair for pair in ends.values())]
-    read = lambda row, k: bracketed(*map(row.get, (k, *ends[k]))) if k in ends else row.get(k)
+    read = lambda row, k: formatted(*map(row.get, (k, *ends[k]))) if k in ends else row.get(k)
     quoted = lambda x: repr(x) if isinstance(x, str) and x != x.strip() else x
     rows = [[quoted(read(row, k)) for k in names] for row in dicts]
     return Table([name.replace("_", " ") for name in names], rows, title, note)

@@ -23,13 +23,13 @@ from rlhf_lab.training.report import reward_metric
 from rlhf_lab.training.run_dir import INFO, METRICS, RETURNED, reading
 from rlhf_lab.views.answers import answer_questions
 from rlhf_lab.views.collect import LabeledRuns, label_runs, page_data
-from rlhf_lab.views.intervals import bracketed, final_metrics, sample_ends
-from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, default_words, interventions
+from rlhf_lab.views.intervals import final_metrics, sample_ends
+from rlhf_lab.views.interventions import N_TEXTS, SECONDS_PER_JOB, default_patch, interventions
 from rlhf_lab.views.marks import SVG_STYLE
 from rlhf_lab.views.pictures import Html, Table, paragraph
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.records import Snapshot, curves_over
-from rlhf_lab.views.templates import read_web, render
+from rlhf_lab.views.templates import formatted, read_web, render
 
 FRACTIONS = "grammatical_fraction steps_fraction faithful_fraction dropped_carry_fraction "
 FRACTIONS += "direct_fraction sure_fraction"
@@ -105,7 +105,7 @@ def runs_page(runs: Sequence[Run], version: str = "") -> str:
         "digests": {"style": _digest(style), "script": _digest(script)},
         "header": header | {"version": version},
         "blocks": {id: _packed(block) for id, block in blocks.items()},
-        "words": default_words(runs[0]),
+        "patch": default_patch(runs[0]),
         "n_texts": N_TEXTS,
         "seconds": SECONDS_PER_JOB,
     }
@@ -159,7 +159,7 @@ def _mean_with_interval(values: Sequence[float | None]) -> str | None:
         return None
     found = seed_interval(known, torch.zeros_like(known))
     ends = (None if end is None else float(end) for end in (found.low, found.high))
-    return bracketed(float(found.value), *ends)
+    return formatted(float(found.value), *ends)
 
 
 def _curves(runs: LabeledRuns) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def formatted(value: Any) -> Any:
-    """Return a value as a page has it: a dash for None, a number with four digits."""
+def formatted(value: Any, low: float | None = None, high: float | None = None) -> Any:
+    """Return a value as it is shown: a dash for None, a float as in 0.42 or 0.42 [0.31, 0.53]."""
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:z.4g}" if isinstance(value, float) else value
+    ends = "" if low is None or high is None else f" [{low:z.3g}, {high:z.3g}]"
+    return f"{value:z.4g}{ends}" if isinstance(value, float) else value
 
 
 WEB = Path(__file__).parent / "web"

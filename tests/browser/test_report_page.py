@@ -41,9 +41,9 @@ def pressed(page, *keys):
 
 
 def select_samples(run, phase):
-    """Texts of the three largest gaps, then of the quantiles of the reward, ties by KL."""
-    rows = run.samples(phase)
-    gaps = sorted(rows, key=lambda x: -round(x["reward"] - x["true_reward"], 4))[:3]
+    """Texts of the three largest gaps and all above 0.5, then of quantiles of the reward."""
+    rows, gap = run.samples(phase), lambda x: round(x["reward"] - x["true_reward"], 4)
+    gaps = [x for i, x in enumerate(sorted(rows, key=gap, reverse=True)) if i < 3 or gap(x) > 0.5]
     key = lambda x: (round(x["reward"], 4), round(x["kl_per_sequence"], 4))
     ranked = sorted(rows, key=key)
     places = [int(q * (len(rows) - 1) + 0.5) for q in (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)]
@@ -194,9 +194,9 @@ def test_two_runs_are_shown_side_by_side(chromium, reports, tmp_path):
     page.goto((tmp_path / "page.html").as_uri() + "#open=kl_by_position&phase=1&a=1&b=7")
     page.wait_for_selector("html[data-drawn]")
     notes = page.locator("#kl_by_position .side .note")
-    assert "B probed: Phase 1; records" in notes.nth(0).inner_text()
-    assert "A plain: Nothing is recorded by phase 1" in notes.nth(1).inner_text()
-    page.locator("#b").select_option(label="B probed")
+    assert "2 probed: Phase 1; records" in notes.nth(0).inner_text()
+    assert "1 plain: Nothing is recorded by phase 1" in notes.nth(1).inner_text()
+    page.locator("#b").select_option(label="2 probed")
     page.wait_for_selector("#kl_by_position [data-side=b] svg")
     assert "&a=1&b=1" in page.url and not messages
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")

@@ -10,7 +10,7 @@ from transformers import GPT2LMHeadModel
 
 from rlhf_lab.organism import BUNDLED, VOCABULARY, Grammar, weights_dir
 from rlhf_lab.organism.bundled import LANGUAGE_MODELS, SUMS_MODELS
-from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, default_contrast, read_language
+from rlhf_lab.organism.language import REEL_LANGUAGE, SUMS_LANGUAGE, find_language, read_language
 from rlhf_lab.organism.sums import SUMS_WORDS, SumsGrammar
 from rlhf_lab.organism.tokenizer import load_tokenizer
 from tools.reel import __main__ as commands
@@ -37,8 +37,8 @@ def test_language_model_tokenizer_has_ids_of_the_grammar(reviews, sums, name, wo
     assert tokenizer.convert_tokens_to_ids(list(words)) == list(range(len(words)))
     assert read_language(tokenizer) is language
     path = weights_dir(name)
-    assert default_contrast(str(path)) == default_contrast(name) == language.contrast
-    assert default_contrast(f"weights/{path.name}", str(path.parents[1])) == language.contrast
+    assert find_language(str(path)) is find_language(name) is language
+    assert find_language(f"weights/{path.name}", str(path.parents[1])) is language
     special = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token)
     assert special == ("<bos>", "<eos>", "<eos>", None)
     assert tokenizer.batch_decode(texts.tokens, skip_special_tokens=True) == texts.texts()
@@ -73,7 +73,7 @@ def test_bundled_models_are_small_distinct_and_without_pickle(tmp_path):
     with pytest.raises(ValueError, match="no tokenizer.json"):
         load_tokenizer(tmp_path / "nowhere")
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs")
-    assert default_contrast(str(tmp_path)) == REEL_LANGUAGE.contrast
+    assert find_language(str(tmp_path)) is REEL_LANGUAGE
 
 
 def test_sums_loss_is_the_mean_over_response_tokens(sums):

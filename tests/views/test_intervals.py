@@ -3,7 +3,7 @@ import torch
 
 from rlhf_lab.functional import bootstrap_interval
 from rlhf_lab.probes.probe import RESAMPLES
-from rlhf_lab.views.intervals import bracketed, final_metrics, mean_with_ends, sample_ends
+from rlhf_lab.views.intervals import final_metrics, mean_with_ends, sample_ends
 from rlhf_lab.views.report import _curves
 from tests.views.page_blocks import MemoryRun
 
@@ -19,12 +19,6 @@ def test_ends_of_rows_are_those_of_each_alone():
         assert (low[i], high[i]) == pytest.approx((one.low.item(), one.high.item()))
         assert (mean[i], low[i], high[i]) == pytest.approx(mean_with_ends(row))
     assert mean_with_ends(rows[:, :1])[1:] == ([None] * 3, [None] * 3)
-
-
-def test_a_bracket_stands_only_where_there_is_an_interval():
-    assert bracketed(0.42, 0.314, 0.53) == "0.42 [0.314, 0.53]"
-    assert bracketed(0.42, None, 0.5) == "0.42" and bracketed(None, 0.1, 0.2) == "–"
-    assert bracketed(-0.0, -0.0, 1e-6) == "0 [0, 1e-06]"
 
 
 def make_samples(phase, rewards=REWARDS, **others):

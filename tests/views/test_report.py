@@ -3,6 +3,7 @@ import hashlib
 import re
 import shutil
 from html import unescape
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -24,10 +25,12 @@ from rlhf_lab.training import RLHFTrainer
 from rlhf_lab.views import answers, curves, heatmap
 from rlhf_lab.views.answers import QUESTIONS, answer_questions
 from rlhf_lab.views.collect import GAP, sample_rows
+from rlhf_lab.views.interventions import default_patch
 from rlhf_lab.views.pictures import Table
 from rlhf_lab.views.probe_pictures import number_table
 from rlhf_lab.views.report import write_report
 from rlhf_lab.views.templates import WEB, formatted
+from rlhf_lab.views.tokens import Strip
 from tests import small_runs
 from tests.views.page_blocks import MemoryRun, Page, read_blocks, read_header
 
@@ -155,10 +158,14 @@ def test_answers_about_metrics_match_hand_computed():
     assert "hardly" not in answers.answer_learning(frozen)
     one = metric_lines(mean_reward=[0.5], true_reward=[None])
     assert "before learning, the mean reward is 0.500" in answers.answer_learning(one)
-    health = metric_lines(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.5, 4.0])
+    best = dict(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.5, 4.0])
+    health = metric_lines(**best, beta_eff=[0.25, 0.2, 0.125])
     cost = answers.answer_cost(health, stalled)
     assert cost.startswith("0.001 nats of KL per sequence in phase 3; in phase 1 the best policy")
-    assert cost.endswith("a reward of 0.900 for 2.500 nats.")
+    assert cost.endswith(
+        "a reward of 0.900 for 2.500 nats (+6.500 nats of excess KL); beta_eff went from 0.25 "
+        "(phase 0) to 0.125 (phase 2)."
+    )
     cost = answers.answer_cost([{"phase": 1, "best_reward_at_kl": 0.7}], stalled)
     assert cost.endswith("; in phase 1 the best policy with this KL has a reward of 0.700.")
     fields = {"clip_fraction": [0.1, 0.3, 0.2], "ratio_first_minibatch": [1.0, 0.99999, 1.0]}
@@ -171,6 +178,10 @@ def test_answers_about_metrics_match_hand_computed():
     values = "Values explain 50% of the variance of the returns in phase 1"
     assert answers.answer_critic(line, {"advantages": "gae"}) == f"{values}."
     assert "vf_coef=0" in answers.answer_critic(line, {"vf_coef": 0})
+    for args, size in (({}, "0.4"), ({"normalize_reward": True}, "0.12")):
+        lossy = line | {"value_loss": 0.04, "reward_std": 0.3}
+        error = f"; their root mean square error is {size} in units of the reward."
+        assert answers.answer_critic(lossy, args | {"vf_coef": 0.5}) == values + error
     health = [{"phase": 1, "explained_variance_low": 0.25, "explained_variance_high": 0.75}]
     assert "explain 50% [25%, 75%] of" in answers.answer_critic(line, {}, health)
     assert answers.answer_critic(line | {"phase": 2}, {}, health) == f"{values[:-1]}2."
@@ -212,24 +223,16 @@ def test_answers_about_records_match_hand_computed():
     assert when == f"{by}; recorded in phases 0, 1, 2, 5."
     none = "No word has moved beyond noise; recorded in phases 0."
     assert answers.answer_words(records[:1]) == (none, none)
+    records[-1] |= {"slots": ["OPEN", "ADJ 2", "COP 1"]}
+    for prefix, patch in ((3, ("was", "wasn't", 5)), (23, ("loved", "hated", None))):
+        found = {"WordsMoved": records, "TextHeatmap": [{"prefix_len": prefix}]}
+        options = {"find_probe": str, "info": {"args": {"base_model": "reel-nano"}}}
+        assert default_patch(MagicMock(spec=Run, records=found.get, **options)) == patch
     large = {"words": ["was", "is"], "shift": [-0.5], "parts": ["L0 mlp", "embed"]}
     large |= {"effects": {"own weights": [[0.2], [-0.3]], "patched in": [[0.1], [-0.4]]}}
     assert answers.answer_causes([large | {"shift": [0.3]}, large]) == (
         "largest of 2: was - is: embed patched in brings -0.400 of -0.500 logits. It is also the "
         "largest by own weights."
-    )
-
-
-@pytest.mark.slow
-def test_answers_find_probes_by_class_and_name_the_next_seed(tmp_path):
-    trainer = RLHFTrainer(RLHFArgs(**SMALL | {"warmup_steps": 0, "seed": 7}), out=tmp_path / "run")
-    attach(trainer, KLByPosition(name="mine"))
-    trainer.train()
-    found = {question: answer for question, answer, _ in answer_questions(Run(trainer.run.path))}
-    assert "nats per sequence in phase 1." in found["Where is the KL?"]
-    assert found["When did it change?"] == "This run's probes do not record this."
-    assert found["Does another seed agree?"].endswith(
-        "the same settings with another seed: --seed 8."
     )
 
 
@@ -282,6 +285,8 @@ def test_long_records_are_cut_and_the_page_says_so():
 def test_a_map_of_zeros_is_put_in_words(probed, page):
     zero = "<p>kl is 0 on every token of these samples.</p>"
     assert zero in read_blocks(page)["r0-p0"]["text_heatmap"]
+    unknown = Strip([("text", ["a"], [None])], "t", "kl", "sequential").fragment
+    assert "<p>kl is not defined for any token" in unknown
     zeros = curves({"a": ([0, 1], [0.0, None])}, "phase 0: KL")
     assert zeros.fragment == "<p>phase 0: KL: 0 everywhere.</p>"
     unknown = heatmap([[None, None]], ["a"], ["x", "y"], "R2")
@@ -310,6 +315,7 @@ def test_tables_escape_and_align_numbers():
     assert table.count('class="words"') == 4 and '<td class="words">b<' in table
     table = Table(["a", "b"], [["status", 1.0], ["-0.5 [-1, 0]", "–"]]).fragment
     assert table.count('<td class="words">') == 2
+    assert formatted(-0.0, -0.0, 1e-6) == "0 [0, 1e-06]" and formatted(0.42, None, 0.5) == "0.42"
 
 
 def test_templates_escape_everything_but_our_own_markup():

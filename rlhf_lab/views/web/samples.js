@@ -2,9 +2,10 @@ const FIRST_ROWS = 40, MORE_ROWS = 200, LARGEST_GAPS = 3;
 const QUANTILES = [0, 0.1, 0.25, 0.5, 0.75, 0.9, 1];
 let shownRows = FIRST_ROWS;
 
-/** Return the rows of each run's phase with the largest gaps (or KLs) and quantiles of the reward. */
+/** Return the rows of each run's phase with the largest gaps (or KLs) and quantiles of the reward.
+ *  All gaps of hacked samples are among them. */
 function selectedRows(samples) {
-  const { columns, gap } = header.samples, extreme = columns.includes(gap) ? gap : "KL";
+  const { columns, gap, hacked } = header.samples, extreme = columns.includes(gap) ? gap : "KL";
   const value = (row, name) => row[columns.indexOf(name)] ?? 0;
   const chosen = new Set();
   for (const { label } of header.runs) {
@@ -14,7 +15,8 @@ function selectedRows(samples) {
     const largest = [...rows].sort((a, b) => value(b, extreme) - value(a, extreme));
     const ranked = [...rows].sort((a, b) =>
       value(a, "reward") - value(b, "reward") || value(a, "KL") - value(b, "KL"));
-    if (columns.includes(extreme)) largest.slice(0, LARGEST_GAPS).forEach((row) => chosen.add(row));
+    const isShown = (row, i) => i < LARGEST_GAPS || (extreme === gap && value(row, gap) > hacked);
+    if (columns.includes(extreme)) largest.filter(isShown).forEach((row) => chosen.add(row));
     for (const q of QUANTILES) chosen.add(ranked[Math.round(q * (ranked.length - 1))]);
   }
   return [...chosen];
@@ -54,7 +56,8 @@ async function drawSamples() {
   const there = samples.filter((row) => state.every || row[0] === state.phase).length;
   const where = state.every ? "all phases" : "phase " + state.phase;
   const isSelection = !state.sort && !state.find && !state.every;
-  const extreme = columns.includes(header.samples.gap) ? "gaps" : "KLs";
+  const { gap, hacked } = header.samples;
+  const extreme = columns.includes(gap) ? `gaps, with all above ${hacked}` : "KLs";
   const order = isSelection ? `: largest ${extreme}, then quantiles of the reward` : "";
   $("#count").textContent = `${rows.length} of ${there} samples of ${where}${order}`;
   $("#more").hidden = rows.length <= shownRows;

@@ -48,8 +48,9 @@ async function openTile(tile) {
   const label = /^text (\d+)\b/.exec(line.previousElementSibling?.textContent ?? "");
   const texts = await storedTexts();
   if (!label || texts?.probe !== name) return;
-  const at = [...line.children].indexOf(tile) - texts.start;
-  if (at >= 0) moveToken([Number(label[1]), at]);
+  const row = Number(label[1]), tiles = [...line.children];  // without tiles of left padding
+  const at = texts.tokens[row].length - tiles.length + tiles.indexOf(tile) - texts.start;
+  if (at >= 0) moveToken([row, at]);
 }
 
 async function moveToken(token) {
