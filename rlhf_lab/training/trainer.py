@@ -78,7 +78,7 @@ class RLHFTrainer(RunLoop):
         given = {name: parts.pop(name, None) for name in COMPONENTS}
         functions = parts | {name: given[name] for name in ("reward_fn", "true_reward_fn")}
         self.sources = {k: describe_source(v) for k, v in functions.items() if v is not None}
-        self._args, self.phase = args, 0
+        self.args, self.phase = args, 0
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
         self.overrides = Overrides.choose(parts)
@@ -129,7 +129,6 @@ class RLHFTrainer(RunLoop):
         """The run's directory; None before the first phase begins."""
         return self.recorder.run
 
-    args = property(lambda self: self._args)  # read-only: components were made from the settings
     prompt = property(lambda self: max(self.prompts.tokens, key=len))  # token ids of the longest
     reward_fn = property(lambda self: self.rewards.reward_fn)
     true_reward_fn = property(lambda self: self.rewards.true_reward_fn)

@@ -153,7 +153,7 @@ def test_rows_of_samples_agree_with_the_step_redone_without_each(trained):
 def test_step_influence_raises_on_unsupported_steps(make_trainer, truth):
     in_backward = make_trainer(optimizer_in_backward=True, max_grad_norm=None)
     half, eight_bit, sgd = make_trainer(weight_precision="bf16"), make_trainer(), make_trainer()
-    eight_bit._args = replace(eight_bit.args, optimizer="adamw_8bit")
+    vars(eight_bit)["args"] = replace(eight_bit.args, optimizer="adamw_8bit")
     vars(sgd)["optimizer"] = torch.optim.SGD(sgd.policy.parameters(), lr=0.1)
     for trainer, message in (
         (in_backward, "optimizer_in_backward=True"),
