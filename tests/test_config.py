@@ -150,10 +150,13 @@ def test_value_out_of_range_raises(of, name):
 IN_BACKWARD = dict(optimizer_in_backward=True, max_grad_norm=None)
 REMAX = dict(advantages="remax", normalize_reward=False)
 GROUPS_OF_2 = dict(dynamic_sampling=2, samples_per_prompt=2)
+TOKENS = dict(reward_per_token=True, reward_fn="learned", normalize_reward=False)
 CONFLICTS = [
     (dict(batch_size=30, num_minibatches=4), "batch_size=30 is not divisible by num_minibatches=4"),
     (dict(samples_per_prompt=5), "batch_size=32 is not divisible by samples_per_prompt=5"),
     (dict(warmup_steps=200), "warmup_steps=200 must be below total_phases=200"),
+    (dict(method="gkd", reset_reference_every=2), "reset_reference_every=2 discards the teacher"),
+    (dict(reference_model="m", reset_reference_every=2), "reset_reference_every=2 discards the"),
     (dict(reset_reference_every=200), "reset_reference_every=200 must be below total_phases=200"),
     (dict(advantages="rloo"), "advantages='rloo' compares .* samples_per_prompt=1"),
     (dict(advantages="remax"), "normalize_reward=True .*advantages='remax'"),
@@ -190,6 +193,7 @@ CONFLICTS = [
     (dict(positive_label="good", reward_fn="zero"), "positive_label='good' has no effect"),
     (dict(reward_per_token=True), "reward_per_token=True requires reward_fn='learned'"),
     (dict(reward_per_token=True, reward_fn="learned"), "normalize_reward=True is for one"),
+    (TOKENS | GROUPS_OF_2, "dynamic_sampling=2 is for one"),
     (dict(reward_fn="diversity:2", **REMAX), "advantages='remax' scores"),
     (dict(reward_fn="diversity:2", **GROUPS_OF_2), "dynamic_sampling=2 scores"),
     (dict(reward_fn=len), r"is a function.*RLHFTrainer\(args, reward_fn="),

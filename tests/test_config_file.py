@@ -62,10 +62,8 @@ def test_a_runs_own_file_gives_its_settings_back(tmp_path, preset):
     [
         ("", "has no fields"),
         ("kl_coef: 0.1\nkl_coef: 0.2", "run.yaml is not valid YAML .*duplicate key.*line 2"),
-        ("a: b: c", "not valid YAML .*line 1"),
         ("kl_cof: 0.1", "run.yaml: RLHFArgs has no field 'kl_cof'"),
         ("kl_coef: high", "run.yaml: kl_coef='high' has the wrong type"),
-        ("seed: .nan", "run.yaml: seed=nan has the wrong type"),
         ("kl_coef: !!python/object/apply:os.system ['touch hacked']", "run.yaml"),
         ("1: 2", "run.yaml: RLHFArgs has no field '1'"),
     ],

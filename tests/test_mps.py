@@ -19,6 +19,7 @@ from rlhf_lab.models.hooked_model import final_residuals, model_where_exact
 from rlhf_lab.probes import Run, attach, default_suite
 from rlhf_lab.probes.direction import fit_direction, project
 from rlhf_lab.training import RLHFTrainer
+from rlhf_lab.training.resume import load_policy
 from rlhf_lab.training.rollout import Rollout
 from tests.refusing_device import RefusingDevice
 from tests.training.recorded_runs import read_metrics
@@ -91,9 +92,12 @@ def test_reference_on_the_cpu_matches_one_on_the_device(tmp_path):
     fields = {"reference_device": "cpu", "reset_reference_every": 1, "lora_rank": 2}
     trainers = train_on_both(tmp_path, probes=True, gen_len=26, **fields)
     assert_same_runs(*trainers)
-    reference = trainers[1].reference
-    places = [weight.device.type for weight in (reference.W_E, reference.W_Q, reference.W_U)]
-    assert places == ["cpu", "cpu", "mps"]
+    with RefusingDevice():
+        resumed = RLHFTrainer.resume(trainers[1].run.path)
+        assert load_policy(trainers[1].run.path, device="mps")[0].device.type == "mps"
+    for reference in (trainers[1].reference, resumed.reference):
+        places = [weight.device.type for weight in (reference.W_E, reference.W_Q, reference.W_U)]
+        assert places == ["cpu", "cpu", "mps"]
 
 
 @pytest.mark.slow

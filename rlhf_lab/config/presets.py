@@ -102,7 +102,7 @@ def method_warning(args: Any) -> str | None:
     names = {"method": args.method, "policy_loss": loss, "advantages": args.advantages}
     field, name = next(((k, v) for k, v in names.items() if v in PAPER_METHODS), ("", ""))
     differing = _differing(args, name) if name else {}
-    others = [] if field == "method" else [m for m in PAPER_METHODS if m != "ppo"]
+    others = [] if field == "method" else PAPER_METHODS
     if not differing or not all(_differing(args, other) for other in others):
         return None
     listed = ", ".join(f"{k}={getattr(args, k)!r} (there {v!r})" for k, v in differing.items())

@@ -95,6 +95,7 @@ def mean_square_entropy(entropy: Tensor, ent_coef: float, mask: Tensor | None = 
     return ent_coef * entropy.square().mean()
 
 
+PLAIN = {"total_phases": 5, "save_every": 2, "base_lr": 1e-3, "seed": 2, "temperature": 2.0}
 RESETS = {"reset_reference_every": 2, "total_phases": 5, "base_lr": 3e-3}
 PAIRS = {"samples_per_prompt": 2, "dynamic_sampling": 12, "normalize_reward": False}
 IN_BACKWARD = {"optimizer_in_backward": True, "max_grad_norm": None}
@@ -149,15 +150,8 @@ CONFIGURATIONS = {
         activation_checkpointing=True, top_k=None, top_p=0.9, temperature=1.3
     ),
     "adaptive KL": golden(kl_controller="adaptive"),
-    "plain": small(
-        stop_after=3,  # the third phase is done twice
-        total_phases=5,
-        save_every=2,
-        base_lr=1e-3,
-        seed=2,
-        temperature=2.0,
-        stop_tokens="was",
-    ),
+    # the third phase is done twice when it is resumed
+    "plain": small(stop_after=3, stop_tokens="was", **PLAIN),
     "adapters": small(lora_targets="W_Q,W_V,W_O,W_in", warmup_steps=0, **ADAPTERS),
     "critic": small(value_head="separate", base_lr=1e-2, micro_batch_size=2),
     "adapters, critic": small(value_head="separate", **ADAPTERS),
@@ -171,7 +165,7 @@ CONFIGURATIONS = {
     "state": small(base_lr=1e-3, total_phases=3, **SCALED, **ADAPTIVE),
     "dynamic sampling": small(
         lambda: {"prompts": PROMPTS, "reward_fn": reward_by_prompt},
-        **PAIRS | {"normalize_reward": True, "gen_len_min": 4, "total_phases": 3},
+        **PAIRS | {"normalize_reward": True, "gen_len_min": 3, "total_phases": 3},
     ),
     "resets": small(stop_after=2, **RESETS),  # at a reset
     "resets, adapters": small(stop_after=3, **RESETS | ADAPTERS),

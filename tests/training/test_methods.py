@@ -195,6 +195,7 @@ WARNINGS = [  # settings, the method's field, and the fields that the warning li
      "policy_loss='cispo'", "normalize_advantages clip_coef_high kl_coef"),
     ({"method": "gspo", "clip_coef": 4e-3, "clip_coef_high": 3e-5}, "method='gspo'",
      "clip_coef clip_coef_high"),
+    ({"method": "dapo", "dynamic_sampling": None}, "method='dapo'", "dynamic_sampling"),
     # numbers of the same order of magnitude, all settings of a method, and no method's name
     ({"method": "gspo", "clip_coef": 1e-3, "samples_per_prompt": 2}, None, ""),
     (PAPER_METHODS["dapo"], None, ""),

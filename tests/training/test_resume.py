@@ -339,13 +339,14 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
 
 
 def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
-    (file := tmp_path / "prompts.txt").write_text("this movie\nthis movie honestly ,\n")
+    (file := tmp_path / "prompts.csv").write_text("prompt,answer\nthis movie,good\n")
     (schema := tmp_path / "schema.json").write_text("{}")
-    fields = {"prompts": str(file), "lora_rank": 1, "reward_fn": f"sentiment,json_schema:{schema}"}
+    fields = {"prompts": str(file), "answers_column": "answer", "lora_rank": 1}
+    fields["reward_fn"] = f"exact_match,sentiment,json_schema:{schema}"
     for field, name in (("base_model", "reel-nano"), ("reward_model", "reel-sentiment")):
         fields[field] = str(shutil.copytree(weights_dir(name), tmp_path / name))
     path = saved_run(1, **fields)
-    file.write_text("this movie arguably ,\n")
+    file.write_text("prompt,answer\nthis movie,bad\n")
     schema.write_text("true")
     for model in tmp_path.glob("*/model.safetensors"):
         save_file({k: x + 0.1 for k, x in load_file(model).items()}, model, {"format": "pt"})
@@ -357,5 +358,5 @@ def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
     names = "the model of reference", "the model of sentiment", "the frozen base model"
     assert all(f"{name} has" in texts for name in (*names, "json_schema"))
     file.unlink()
-    with pytest.raises(RunError, match="prompts.txt"):
+    with pytest.raises(RunError, match="prompts.csv"):
         RLHFTrainer.resume(path)

@@ -42,10 +42,14 @@ def test_weighted_sum_is_learned_and_each_is_logged(runs):
 
 
 def test_reward_may_be_any_module(make_trainer):
-    module = torch.nn.Sequential(torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta"))
+    unknown = torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta")
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), *unknown)
     module.get_extra_state = lambda: {"version": 1}
     module.forward = lambda texts: torch.tensor([float(len(text)) for text in texts])
-    assert "the model of Sequential" in make_trainer({"reward_fn": module}).sources
+    checksum = lambda: make_trainer({"reward_fn": module}).sources["the model of Sequential"]
+    before = checksum()
+    module[0].weight.data += 1
+    assert before != checksum()
 
 
 @pytest.mark.slow

@@ -38,7 +38,6 @@ def test_loggers_match_the_files_of_a_resumed_run(make_trainer):
         killed.run_phase()
     assert not [port for port in ports if port.status == "LISTEN"]
     run = killed.run
-    assert len(tensorboard_events(run.path).Scalars("mean_reward")) == 3  # before it is closed
     RLHFTrainer.resume(run.path).train()
 
     final = {f"final/{k}": float(v) for k, v in run.read_info()["final"].items()}
