@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -86,12 +87,10 @@ def stored_interventions(run: Run) -> list[dict[str, Any]]:
     """Return the results in the run's directory, without files that are not JSON objects."""
     found = []
     for path in sorted((run.path / INTERVENTIONS).glob("patch-*.json")):
-        try:
+        with suppress(OSError, ValueError):
             result = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(result, dict) and {"request", "parts", "effects", "shift"} <= result.keys():
-            found.append(result)
+            names = {"request", "parts", "effects", "shift"}
+            found += [result] if isinstance(result, dict) and names <= result.keys() else []
     return found
 
 

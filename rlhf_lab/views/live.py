@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from time import monotonic
 from types import MappingProxyType
-from typing import Any
 
+from rich.color import blend_rgb
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -18,7 +18,7 @@ from rich.text import Text
 from rlhf_lab.console import print_line, visible
 from rlhf_lab.training import Context, PhaseReport, RLHFTrainer
 from rlhf_lab.training.report import reward_metric
-from rlhf_lab.views.marks import BLUE, ORANGE, blend
+from rlhf_lab.views.marks import BLUE, ORANGE
 from rlhf_lab.views.templates import formatted
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -60,7 +60,7 @@ def reward_color(value: float, low: float, high: float) -> str:
     """Return a color between orange (low) and blue (high); equal three decimals look equal."""
     value, low, high = (round(number, 3) for number in (value, low, high))
     share = 0.5 if high <= low else min(1.0, max(0.0, (value - low) / (high - low)))
-    return blend(ORANGE, BLUE, share).rgb
+    return blend_rgb(ORANGE, BLUE, share).rgb
 
 
 def sample_table(
@@ -157,7 +157,7 @@ class RunView:
             return
         if ctx.event == "after_phase":
             print_line(self._format_line(ctx.phase), self.console)
-            for diagnostic in self._diagnostics():
+            for diagnostic in self.trainer.recorder.diagnostics.values():
                 if diagnostic["phase"] == ctx.phase:
                     print_line(f"phase {ctx.phase}: {diagnostic['text']}", self.console)
         is_first = ctx.event == "after_score" and ctx.phase == self._first_phase
@@ -179,14 +179,12 @@ class RunView:
                 parts = longer
         return " | ".join([*parts, left])
 
-    def _diagnostics(self) -> list[dict[str, Any]]:
-        return list(self.trainer.recorder.diagnostics.values())
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Panel]:
         trainer, width = self.trainer, options.max_width - 4
         reward = "custom" if "reward_fn" in trainer.custom_components else trainer.args.reward_fn
         title = f"rlhf_lab  {trainer.args.base_model}  reward {reward}  {trainer.device}"
-        lines = [f"since phase {x['phase']}: {x['text']}" for x in self._diagnostics()]
+        found = trainer.recorder.diagnostics.values()
+        lines = [f"since phase {x['phase']}: {x['text']}" for x in found]
         parts: list[RenderableType] = [self._progress(), self._curves(width)]
         parts += [Text(visible(line), style="yellow") for line in lines]
         if self.samples:

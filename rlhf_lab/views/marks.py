@@ -7,7 +7,7 @@ from typing import Literal
 from unicodedata import east_asian_width
 
 from markupsafe import Markup, escape
-from rich.color import ColorTriplet
+from rich.color import ColorTriplet, blend_rgb
 
 from rlhf_lab.views.templates import read_web
 
@@ -27,10 +27,6 @@ DASHES = ("", "6 3", "2 2", "8 2 2 2")
 SVG_STYLE = read_web("picture.css").replace("\n", "")
 
 
-def blend(low: ColorTriplet, high: ColorTriplet, fraction: Number) -> ColorTriplet:
-    return ColorTriplet(*(round(a + (b - a) * fraction) for a, b in zip(low, high, strict=True)))
-
-
 def pick_color(value: Number, limit: Number, kind: Kind = "diverging") -> ColorTriplet:
     """Return the color of a number; beyond the limit it stays that of the limit, nan is 0.
 
@@ -39,8 +35,8 @@ def pick_color(value: Number, limit: Number, kind: Kind = "diverging") -> ColorT
     """
     size = 0.0 if limit <= 0 or math.isnan(value) else max(-1.0, min(1.0, value / limit))
     if kind == "sequential":
-        return blend(NEUTRAL, DEEP, max(0.0, size))
-    return blend(NEUTRAL, BLUE if size > 0 else ORANGE, abs(size))
+        return blend_rgb(NEUTRAL, DEEP, max(0.0, size))
+    return blend_rgb(NEUTRAL, BLUE if size > 0 else ORANGE, abs(size))
 
 
 def ink_on(background: ColorTriplet) -> ColorTriplet:
@@ -72,10 +68,9 @@ def tag(name: str, *content: str, **attributes: Number | str) -> Markup:
     return Markup(f"<{name}{listed}>{inside}</{name}>" if inside else f"<{name}{listed}/>")
 
 
-def text(x: Number, y: Number, words: str, kind: str = "", anchor: str = "", turn: int = 0) -> str:
+def text(x: Number, y: Number, words: str, kind: str = "", anchor: str = "") -> Markup:
     """Return a text; `anchor` is empty, middle or end."""
-    place = {"transform": f"translate({x:.1f} {y:.1f})rotate({turn})"} if turn else {"x": x, "y": y}
-    return tag("text", words, **place, class_=kind, text_anchor=anchor)
+    return tag("text", words, x=x, y=y, class_=kind, text_anchor=anchor)
 
 
 def titled(mark: str, label: str, value: Number, *ends: Number | None, more: str = "") -> Markup:
@@ -113,7 +108,8 @@ def labels_below(names: Names, wide: Number) -> tuple[Number, Number, list[Marku
     if width <= wide - 3:
         return 0.0, 22.0, [text(x, 13, label, "", "middle") for x, label in labels]
     overhang = max([0.0, *(0.55 * text_width(label) - x for x, label in labels)])
-    turned = [text(x + 4, 8, label, "", "end", -60) for x, label in labels]
+    turn = "translate({:.1f} 8.0)rotate(-60)"
+    turned = [tag("text", x, transform=turn.format(at + 4), text_anchor="end") for at, x in labels]
     return overhang, 0.87 * width + 18, turned
 
 

@@ -139,16 +139,14 @@ def _headline(runs: LabeledRuns) -> Table:
     args = [run.info["args"] for run in runs.values()]
     names = [name for name in args[0] if len({json.dumps(x.get(name)) for x in args}) > 1]
     last = [(run.metrics() or [{}])[-1] | (run.info.get("final") or {}) for run in runs.values()]
-    rows, means = [], {}
+    rows, columns = [], ["", *runs, "mean [95 % t interval]"]
     for name in (m for _, _, fields in REPORT_CURVES for m in fields.split()):
-        rows.append([name.replace("_", " "), *(metrics.get(name) for metrics in last)])
-        means[len(rows) - 1] = _mean_with_interval(rows[-1][1:])
-    rows += [[name, *(json.dumps(x.get(name)) for x in args)] for name in names]
-    columns = ["", *runs]
-    if names == ["seed"]:
-        columns.append("mean [95 % t interval]")
-        rows = [[*row, means.get(i)] for i, row in enumerate(rows)]
-    rows = [row for row in rows if any(x is not None for x in row[1:])]
+        values = [metrics.get(name) for metrics in last]
+        if any(x is not None for x in values):
+            rows.append([name.replace("_", " "), *values, _mean_with_interval(values)])
+    rows += [[name, *(json.dumps(x.get(name)) for x in args), None] for name in names]
+    if names != ["seed"]:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     note = "Final metrics of finished runs, those of the last phase of others; other settings."
     return Table(columns, rows, note=note)
 
