@@ -51,7 +51,7 @@ KEPT = [  # probabilities .1 .4 .2 .3: sorted .4 .3 .2 .1, reached .4 .7 .9 1.0
     ({"top_p": 0.95}, [0, 1, 2, 3]),
     ({"top_k": 2, "top_p": 0.5}, [1]),  # after top-2: .571 .429
     ({"temperature": 0.5, "top_p": 0.5}, [1]),  # squares over .30: .53 first
-    ({"temperature": 0.5}, [0, 1, 2, 3]),
+    ({"temperature": 0.5, "top_p": 1.0}, [0, 1, 2, 3]),
 ]
 
 

@@ -13,7 +13,6 @@ COMPARE = "compare reel-nano reel-nano-b"
 DPO = "dpo --pairs reel --out made"
 UNPARSED = {  # tyro shows a panel
     "": ("train", "resume", "doctor"),
-    "tran": ("tran",),
     "resume": ("The run's directory", "resume --help"),
     "train --tot 3": ("--tot",),
     "report RUN --out=": ("--out", "the path is empty"),
@@ -23,7 +22,6 @@ UNPARSED = {  # tyro shows a panel
     "train --prepend-bos=no": ("got 'no'. Use --prepend-bos or --no-prepend-bos.",),
     "train -gen-len 4": ("-gen-len has one dash. Use --gen-len.",),
     "train --learning-rate 1": ("--learning-rate is the name elsewhere", "base_lr and head_lr."),
-    "train --batch-size 16.0": ("--batch-size", "16.0"),
     f"{SMALL} --value-head both": ("invalid choice", "both", "detached"),
 }
 REJECTED = {
@@ -33,7 +31,7 @@ REJECTED = {
     f"{COMPARE} --text RUN/run.json": ("not a list of objects",),
     f"{COMPARE} --text RUN/none.txt": ("No such file",),
     f"{COMPARE} --length 99": ("length=99", "between 1 and"),
-    f"{COMPARE} --out RUN/run.json": ("Use a new file",),
+    f"{COMPARE} --out none/new.json": ("Use a new file",),
     "compare none reel-nano": ("language model 'none'", "(no directory /", "/none; "),
     # options without effect
     f"{COMPARE} --column foo": ("column='foo'", "--text"),

@@ -131,7 +131,8 @@ DAMAGE = {
 @pytest.mark.slow
 def test_probes_are_recorded_resumed_and_read(tmp_path):
     run, few = tmp_path / "run", "--total-phases 1 --warmup-steps 0 --batch-size 64".split()
-    assert "8 probes recorded" in accepted(["train", *SMALL, *few, "--probes", "--out", run]).out
+    done = accepted(["train", *SMALL, *few, "--record", "0", "--out", run])
+    assert "8 probes recorded" in done.out
     done = accepted(["resume", run, "--total-phases", "2"])
     n = len(Run(run).checks())
     assert f"8 probes recorded; {n} of {n} identity checks hold" in done.out

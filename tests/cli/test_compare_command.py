@@ -43,7 +43,7 @@ def logit_shift(tokens, words=("loved", "hated")):
 
 
 def test_shift_matches_the_models_logits(texts):
-    out = texts / "numbers.json"
+    out = texts / "numbers.JSON"
     options = ["--text", "good.txt", "--n-texts", "2", "--words", "so", "good", "--out", out]
     done = accepted(["compare", *BOTH, *FEW, *options])
     numbers = json.loads(out.read_text(encoding="utf-8"))

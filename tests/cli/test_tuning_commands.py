@@ -41,7 +41,7 @@ def test_train_reward_writes_a_reward_of_runs(tmp_path):
     notes = json.loads((out / "reward_model.json").read_text())
     assert f"held out pairs 12\naccuracy {notes['accuracy']:.3f}\n" in done.out
     assert (notes["pairs"], notes["steps"], notes["train_pairs"]) == ("reel", 8, 48)
-    assert (notes["margin"], notes["centering"]) == (0.5, 0.01)
+    assert (notes["margin"], notes["centering"], notes["seed"]) == (0.5, 0.01, 0)
     run = tmp_path / "run"
     accepted([*TRAIN, "--reward-fn", "learned", "--reward-model", out, "--out", run])
     lines = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
@@ -86,6 +86,7 @@ def test_dpo_reports_its_results_and_writes_a_card(tmp_path):
     assert moved == {f"transformer.h.{layer}.attn.c_attn.weight" for layer in range(2)}
     card = (out / "README.md").read_text(encoding="utf-8")
     assert metadata_load(out / "README.md")["tags"][-1] == "dpo" and '"beta": 0.3' in card
+    assert f"- accuracy {notes['accuracy']:.3f}" in card
 
 
 @pytest.mark.parametrize("method", ["sft", "orpo", "kto"])
