@@ -1,36 +1,8 @@
 """Debugging PPO: stored dashboards, broken trainers, the alarm, and the ladder."""
 
-import pytest
-
-from rlhf_lab.course.debugging import (
-    SUSPECTS,
-    WRONG_CLIMBERS,
-    falls_from,
-    first_word,
-    last_word,
-    stored_dashboards,
-    stored_hunt,
-)
+from rlhf_lab.course.debugging import WRONG_CLIMBERS, falls_from, first_word, last_word, stored_hunt
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
-
-
-@pytest.mark.parametrize(
-    ("suspect", "line", "holds"),
-    [
-        (SUSPECTS[0], "KL per sequence", lambda x: max(x) == 0),
-        (SUSPECTS[1], "first ratio", lambda x: abs(x[0] - 1) > 0.5),
-        (SUSPECTS[2], "reward", lambda x: x[-1] < x[0]),
-        (SUSPECTS[3], "value loss", lambda x: x[-1] > 10 * x[0]),
-        (SUSPECTS[4], "explained variance", lambda x: abs(x[-1]) < 0.01),
-        (SUSPECTS[5], "explained variance", lambda x: x[-1] < -1),
-        (SUSPECTS[6], "KL penalty", lambda x: max(x) < 0),
-        (SUSPECTS[7], "KL per sequence", lambda x: max(x) == 0),
-    ],
-)
-def test_each_suspect_shows_where_the_lesson_says(suspect: str, line: str, holds) -> None:
-    assert all(holds(run[line]) for run in stored_dashboards()[suspect])
-    assert not any(holds(run[line]) for run in stored_dashboards()["healthy"])
 
 
 def test_alarm_passes_unless_it_misses_a_kind() -> None:

@@ -4,7 +4,6 @@ from types import FunctionType
 
 import pytest
 import torch
-from torch.distributions import Categorical, kl_divergence
 
 from rlhf_lab import functional as F
 from rlhf_lab.course.exercise import find_exercise
@@ -25,10 +24,6 @@ def _tokens_at_their_position(logits, tokens, prefix_len=None, temperature=1.0):
     return logprobs.gather(-1, tokens[:, start:, None])[..., 0]
 
 
-def _kl_of_distributions(logprobs, ref_logprobs):
-    return kl_divergence(Categorical(logits=logprobs), Categorical(logits=ref_logprobs))
-
-
 def _in_place(x, mask=None):
     if mask is not None:
         x[~mask] = 0.0
@@ -40,23 +35,6 @@ def _detached_logprobs(logprobs, advantages, mask=None):
     return F.masked_mean(F.zero_masked(F.at_least_float32(advantages), mask) * logprobs, mask)
 
 
-def _value_loss(values, returns, vf_coef, mask=None, old_values=None, clip=None, denominator=None):
-    return ((values - returns) ** 2).mean()
-
-
-def _surrogate(whiten):
-    def surrogate(
-        logprobs, old_logprobs, advantages, clip_coef, mask=None, normalize=True,
-        denominator=None, eps=1e-8,
-    ):  # fmt: skip
-        advantages = whiten(advantages, mask) if normalize else advantages
-        ratio = (logprobs - old_logprobs).exp()
-        clipped = ratio.clip(1 - clip_coef, 1 + clip_coef)
-        return torch.minimum(ratio * advantages, clipped * advantages).mean()
-
-    return surrogate
-
-
 def _numbers(x, mask=None):
     return torch.randn(len(x), generator=torch.Generator().manual_seed(3)) + 0 * x.sum()
 
@@ -66,12 +44,8 @@ def _numbers(x, mask=None):
     ("name", "written", "words"),
     [
         ("calc_kl_penalty", _penalty, "the mask is not used"),
-        ("calc_value_function_loss", _value_loss, "the coefficient and the factor 1/2 are missing"),
-        ("calc_clipped_surrogate_objective", _surrogate(F.whiten), "divides by all entries"),
-        ("calc_clipped_surrogate_objective", _surrogate(lambda x, mask: x), "are not whitened"),
         ("normalize_reward", _standardized, "a batch of one reward returns nan"),
         ("get_logprobs", _tokens_at_their_position, "off by one"),
-        ("kl_per_token", _kl_of_distributions, "takes the log-softmax again"),
         ("sequence_sum", _in_place, "this changes x in place"),
         ("policy_gradient_objective", _detached_logprobs, "no gradient reaches logprobs"),
     ],

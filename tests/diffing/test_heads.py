@@ -1,9 +1,9 @@
-"""Ablation and patching of heads by hand, and in a forward beside the general patch."""
+"""Ablation and patching of heads by hand."""
 
 import pytest
 import torch
 
-from rlhf_lab.diffing import PatchPlace, Side, ablate_heads, patch_activations, patch_heads
+from rlhf_lab.diffing import ablate_heads, patch_heads
 from rlhf_lab.errors import ConfigError
 
 
@@ -34,14 +34,3 @@ def test_a_patch_by_hand(z):
     found = patch_heads(z, z + 100, [0], slice(0, 2))
     assert numbers(found) == [[100, 1, 102, 3, 4, 5], [110, 11, 112, 13, 14, 15]]
     assert numbers(z) == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
-
-
-def test_heads_are_patched_in_a_forward_as_by_the_general_patch(base, tuned, reviews):
-    words, pos, site = (5, 9), -3, "blocks.0.attn.hook_z"
-    _, cache = tuned.run_with_cache(reviews, names_filter=[site])
-    hook = (site, lambda z, hook: patch_heads(z, cache[site], [2], slice(4, 6)))
-    logits = base.run_with_hooks(reviews, fwd_hooks=[hook])[:, pos].double()
-    place = {"z": PatchPlace(site, 2, (4, 5))}
-    found = patch_activations(Side(base, reviews), Side(tuned, reviews), place, pos, words)
-    assert not torch.allclose(found.patched[0], found.start)
-    torch.testing.assert_close(found.patched[0], logits[:, words[0]] - logits[:, words[1]])

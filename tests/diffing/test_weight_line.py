@@ -33,6 +33,8 @@ def test_shift_matches_integral_of_gradients(base, far, reviews):
     shift = difference(far(tokens)) - difference(base(tokens))
     assert shift.abs().min() > 0.01
     torch.testing.assert_close(found.sum(0), shift, atol=1e-3, rtol=0)
+    few = shift_by_weights(base, far, tokens, POS, WORDS, groups, nodes=1)  # doubled
+    torch.testing.assert_close(few.sum(0), shift, atol=1e-3, rtol=0)
     expected = torch.zeros(len(groups), dtype=torch.float64)
     for at, weight in zip(*quadrature(8), strict=True):
         weights = {name: x.requires_grad_() for name, x in line.at(at).items()}
@@ -43,13 +45,6 @@ def test_shift_matches_integral_of_gradients(base, far, reviews):
         for i, name in enumerate(groups.names):
             expected[i] += weight * sum(x.sum() for x in restrict(moved, groups, name).values())
     torch.testing.assert_close(found.mean(1), expected, atol=1e-5, rtol=0)
-
-
-def test_nodes_double_until_the_sum_is_complete(base, far, reviews):
-    tokens = reviews[:2, :12]
-    few = shift_by_weights(base, far, tokens, POS, WORDS, coarse_groups(base), nodes=1)
-    shift = difference(far(tokens)) - difference(base(tokens))
-    torch.testing.assert_close(few.sum(0), shift, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPTNeoXForCausalLM"])

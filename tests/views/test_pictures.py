@@ -1,3 +1,4 @@
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
@@ -165,6 +166,8 @@ def test_known_quantities_keep_their_color_and_series_differ():
     assert max(COLOR_OF_NAME.values()) < N_COLORS
     assert all(SVG_STYLE.count(f"--c{i}:") == 2 for i in range(N_COLORS))  # light and dark
     assert len(set(series_colors(list("abcdefgh")))) == 8
+    for kind in ("fill", "stroke"):
+        assert len(set(re.findall(rf"{kind}:var\((--c\d)\)", SVG_STYLE))) == N_COLORS
 
 
 def test_ticks_quantiles_and_limits_match_hand_computed():
@@ -198,6 +201,13 @@ def test_diagrams_match_hand_computed():
     assert numbers == ["0.10", "0.100", "0.50", "0.550", "-0.10", "0.175"]
     patch = views.patch_diagram(["one", "other"], [("x", "y")] * 3, 1).svg
     assert patch.count('class="paper s1"') == 1  # of the step after the patched one
+    for svg in (picture.svg, patch, views.loop_diagram().svg):
+        arrows = re.findall(r'([\d.]+),([\d.]+) ([\d.]+),([\d.]+)".*?rotate\((-?\d+)\)', svg, re.S)
+        assert len(arrows) == svg.count("<polygon")
+        for *ends, turn in arrows:
+            x, y, to_x, to_y = map(float, ends)
+            angle = math.degrees(math.atan2(to_y - y, to_x - x))
+            assert angle == pytest.approx(float(turn), abs=1)
 
 
 def test_seed_dots_are_placed_in_proportion_to_their_values():
