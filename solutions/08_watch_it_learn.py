@@ -41,7 +41,7 @@ from rlhf_lab.probes import Direction, FrozenProbe, ReelTruth, Run, RunHealth, S
 from rlhf_lab.probes.amnesic import decide_without, erasing, forgotten
 from rlhf_lab.probes.erasure import Eraser, orthogonal_eraser
 from rlhf_lab.probes.logit_shift import single_token
-from rlhf_lab.probes.suite import tokenize_eval_text
+from rlhf_lab.sampling import tokenize_prompts
 from rlhf_lab.training.capture import capture_activations
 from rlhf_lab.views import bars, curves, heatmap, short_site
 
@@ -79,7 +79,7 @@ else:
     adjectives = "good great lovely perfect bad terrible awful boring".split()
     nouns = "movie film plot story acting script".split()
     phrases = [f"The {noun} was {word}. I" for noun in nouns for word in adjectives]
-    text = tokenize_eval_text(trainer, phrases)
+    text = torch.tensor(tokenize_prompts(trainer.tokenizer, phrases, args.prepend_bos))
     positive = torch.tensor([word in adjectives[:4] for _ in nouns for word in adjectives])
     slots = [str(i) for i in range(text.shape[1])]
     verdict = text.shape[1] - 1

@@ -4,8 +4,8 @@ from rlhf_lab.identity import Check
 from rlhf_lab.organism.sums import SumsTruth
 from rlhf_lab.probes.attachment import Attachment
 from rlhf_lab.probes.attention_drift import AttentionDrift
-from rlhf_lab.probes.controls import control_labels
 from rlhf_lab.probes.defaults import attach_default_suite, default_suite, had_default_suite
+from rlhf_lab.probes.direction import control_labels
 from rlhf_lab.probes.direction_probe import Direction
 from rlhf_lab.probes.eval_text import EvalText
 from rlhf_lab.probes.false_steps import (

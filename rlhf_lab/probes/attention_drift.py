@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlhf_lab.diffing.attention import AttentionSplit, HeadCache, attention_split, pattern_distance
@@ -14,6 +14,7 @@ from rlhf_lab.models import has_hooks
 from rlhf_lab.models.device import exact
 from rlhf_lab.models.hooked_model import HookedModel, is_centered
 from rlhf_lab.models.residual_parts import validate_additive
+from rlhf_lab.probes.eval_text import gather_columns
 from rlhf_lab.probes.probe import Check, Observation, Probe, Record, mean_fields
 from rlhf_lab.probes.text_rows import TextRows, text_rows
 from rlhf_lab.probes.word_pair import WordPairProbe
@@ -162,11 +163,6 @@ def distance_places(rows: TextRows) -> Places:
 
 def _is_before(pos: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq seq"]:
     return (pos[:, None, :] >= 0) & (pos[:, None, :] <= pos[:, :, None])
-
-
-def gather_columns(x: Tensor, columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch ..."]:
-    """Return the entries of `[batch seq ...]` at one column of each row."""
-    return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 
 def _layer(

@@ -59,10 +59,6 @@ class EvalText:
         """Index of position `pos` in each sequence; a negative one counts from its end."""
         return pos + self.lengths if pos < 0 else torch.full_like(self.lengths, pos)
 
-    def at(self, x: Shaped[Tensor, "*rows"], pos: int) -> Shaped[Tensor, "*row"]:
-        """Values of `[batch seq ...]` at position `pos` of each sequence: `[batch ...]`."""
-        return x[torch.arange(len(x), device=x.device), self.columns(pos).to(x.device)]
-
     def first(self, n: int) -> "EvalText":
         """The first n sequences."""
         labels = None if self.labels is None else self.labels[:n]
@@ -74,6 +70,11 @@ class EvalText:
         shortest = int(self.lengths.min())
         mask = self.attention_mask[:, :shortest]
         return replace(self, tokens=self.tokens[:, :shortest], attention_mask=mask)
+
+
+def gather_columns(x: Tensor, columns: Int[Tensor, " batch"]) -> Shaped[Tensor, "batch ..."]:
+    """Return the entries of `[batch seq ...]` at one column of each row."""
+    return x[torch.arange(len(x), device=x.device), columns.to(x.device)]
 
 
 def validate_eval_text(tokens: Any, mask: Any, labels: Any, n_ctx: int, d_vocab: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rlhf_lab.models.hooked_model import HookedModel
-from rlhf_lab.probes.eval_text import EvalText
+from rlhf_lab.probes.eval_text import EvalText, gather_columns
 from rlhf_lab.probes.probe import Probe
 from rlhf_lab.training import Context
 from rlhf_lab.training.capture import capture_activations, resolve_sites, text_at
@@ -66,6 +66,7 @@ class SharedActs:
         found = {site: acts[site][: probe.n] for site in sites if site in acts}
         if probe.pos is None:
             return found
-        is_sampled = probe.text == "rollout"
-        at = lambda x: x[:, probe.pos] if is_sampled else self.text.first(len(x)).at(x, probe.pos)
-        return {site: at(act) for site, act in found.items()}
+        if probe.text == "rollout":
+            return {site: act[:, probe.pos] for site, act in found.items()}
+        columns = self.text.columns(probe.pos)
+        return {site: gather_columns(act, columns[: len(act)]) for site, act in found.items()}

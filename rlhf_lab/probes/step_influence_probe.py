@@ -14,6 +14,7 @@ from rlhf_lab.diffing.weight_line import derivatives_along
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models.device import exact, has_float64
 from rlhf_lab.models.hooked_model import HookedModel
+from rlhf_lab.probes.eval_text import gather_columns
 from rlhf_lab.probes.probe import Check, Observation, Record
 from rlhf_lab.probes.step_influence import (
     AdamStep,
@@ -138,7 +139,7 @@ class StepInfluence(WordPairProbe):
 
         def difference(model: HookedModel) -> Float[Tensor, ""]:
             logits = model(tokens, attention_mask=torch.ones_like(tokens))
-            return words.of(logits[torch.arange(len(tokens), device=device), columns]).mean()
+            return words.of(gather_columns(logits, columns)).mean()
 
         def target(weights: ByWeight) -> Float[Tensor, ""]:
             first, prefix = next(model.parameters()), "base_model."

@@ -134,12 +134,3 @@ def attach(
             raise ConfigError(f"{next(iter(options))} belongs to the suite. Pass it to Suite(...).")
         return probes[0].attach(trainer)
     return Suite(*probes, **options).attach(trainer)
-
-
-def tokenize_eval_text(trainer: RLHFTrainer, texts: Sequence[str]) -> Int[Tensor, "batch seq"]:
-    """Return token ids of texts of one length, with BOS in front if the run prepends it."""
-    rows = tokenize_prompts(trainer.tokenizer, texts, trainer.args.prepend_bos)
-    lengths = sorted({len(row) for row in rows})
-    if len(lengths) != 1 or lengths[0] == 0:
-        raise ConfigError(f"eval_text has texts of {lengths} tokens. Pass texts of one length.")
-    return torch.tensor(rows)

@@ -25,7 +25,6 @@ from rlhf_lab.probes import (
     attach,
 )
 from rlhf_lab.probes.exact_values import exact_values
-from rlhf_lab.probes.suite import tokenize_eval_text
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.conftest import SMALL
 from tests.probes.looking import same_weights
@@ -213,9 +212,9 @@ def test_observe_receives_what_the_same_step_prepared(probed):
     assert all(record["moved"] > 0 for record in records)
 
 
-def test_eval_text_gets_the_run_s_bos_and_must_be_of_one_length(make_trainer):
+def test_eval_text_gets_the_bos_of_the_run(make_trainer):
     trainer = make_trainer()
-    tokens = tokenize_eval_text(trainer, ["this movie", "this film"])
+    tokens = Suite(eval_text=["this movie", "this film"])._read_eval_text(trainer).tokens
     assert trainer.tokenizer.batch_decode(tokens) == ["<bos> this movie", "<bos> this film"]
 
 
@@ -240,7 +239,6 @@ def test_invalid_suites_and_eval_texts_raise_in_one_sentence(make_trainer):
         (lambda: Suite(Counter(), Counter()), "Two probes are named 'counter'"),
         (lambda: Suite(eval_tokens=ids, eval_text=["x"]), "cannot be combined"),
         *((lambda x=x: Suite(record=x), "record must be 'milestones', 'e") for x in schedules),
-        (lambda: tokenize_eval_text(trainer, ["this", "this film"]), "texts of [2, 3] tokens"),
         (lambda: Counter(name="a/b"), "letters, digits"),
         (lambda: RunHealth(every=1.5), "every=1.5 of run_health must be 1 or greater, in whole "),
         (lambda: AttentionDrift(text="both"), "text='both' of attention_drift must be 'eval' or"),
