@@ -46,7 +46,7 @@ class Judge:
         """The reference's outcome on each case; raises RuntimeError if the reference raises."""
         found = [observe(self.exercise, self.exercise.reference, case) for case in self.cases]
         for case, outcome in zip(self.cases, found, strict=True):
-            if outcome.error:
+            if outcome.error and not self.exercise.errors_tried:
                 raise RuntimeError(f"{self.exercise.name}, {case.label}: {outcome.error}")
         return found
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlhf_lab.course.containment import contained
 from rlhf_lab.course.exercise import Answer, Case, Exercise
+from rlhf_lab.errors import LabError
 
 RTOL, ATOL = 1e-4, 1e-5
 DifferenceRow = tuple[str, str, str]  # name, yours, expected
@@ -66,7 +67,7 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     except Exception as error:
         if _stub_name(error) in (exercise.name, *exercise.methods):
             raise
-        return Outcome({}, {}, error=_one_line(error, fn))
+        return Outcome({}, {}, error=_one_line(error, fn, exercise.errors_tried))
     exact = {"rtol": 0, "atol": 0, "equal_nan": True}
     changed = tuple(n for n, x in leaves.items() if not torch.allclose(x, copies[n], **exact))
     return Outcome(results, gradients, changed, attached)
@@ -99,15 +100,19 @@ def _stub_name(error: Exception) -> str | None:
     return traceback.extract_tb(error.__traceback__)[-1].name
 
 
-def _one_line(error: Exception, fn: Answer) -> str:
-    """Format an error with the line of the learner's code that it came from."""
+def _one_line(error: Exception, fn: Answer, errors_tried: bool) -> str:
+    """Format an error with the line of the learner's code that it came from.
+
+    If an exercise tries invalid arguments, any message of a ValueError or LabError is right.
+    """
     if _stub_name(error):
         return f"{_stub_name(error)} is called, but it is not written yet"
     lines = str(error).splitlines() or ["no message"]
     if type(error).__name__ == "TypeCheckError":
         kept = ("Type-check", "Actual", "Expected")
         return "\n".join(line for line in lines if line.startswith(kept))
-    message = f"{type(error).__name__}: {lines[0]}"
+    has_message = not (errors_tried and isinstance(error, ValueError | LabError))
+    message = type(error).__name__ + f": {lines[0]}" * has_message
     if isinstance(error, NameError) and error.name:
         message += f"; run the cell above that defines or imports {error.name} first"
     functions = [inspect.unwrap(part) for part in (fn, *vars(fn).values()) if callable(part)]
@@ -133,7 +138,8 @@ def _differences(
 ) -> Iterator[tuple[str, tuple[DifferenceRow, ...]]]:
     yours, theirs = (each.error and each.error.split(" (line ")[0] for each in (outcome, expected))
     if yours != theirs:
-        yield "error", (("raised", outcome.error or "nothing", "no error"),)
+        row = ("raised", outcome.error or "nothing", theirs or "no error")
+        yield "error" if yours else "value", (row,)
     for name, value in expected.results.items():
         if name in outcome.results:
             yield from _result_differences(name, outcome.results[name], value)

@@ -23,7 +23,7 @@ def test_reference_passes_and_wrong_answers_are_named(exercise: Exercise) -> Non
     assert 1 <= exercise.minutes <= 40
     assert len({hint.strip() for hint in exercise.hints} - {""}) == 3
     judge = Judge(exercise)
-    assert [outcome.error for outcome in judge.expected] == [None] * len(judge.cases)
+    assert any(outcome.error for outcome in judge.expected) == exercise.errors_tried
     assert judge.verdict(exercise.reference).state == "passed"
     is_long = exercise.name in LONG and not os.environ.get("RLHF_LAB_NIGHTLY")
     for slip in exercise.slips[:: 4 if is_long else 1]:

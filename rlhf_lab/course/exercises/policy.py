@@ -12,7 +12,6 @@ from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_t
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
 from rlhf_lab.diffing.weights import graft, truncate_delta
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.hooked_model import HookedModel
@@ -243,10 +242,7 @@ def _observe_graft(fn: Answer, belongs: str) -> dict[str, Any]:
     if belongs == "ln_final":
         base.add_perma_hook("hook_embed", lambda activation, hook: 2 * activation)
     weights = [_get_weights(model) for model in (base, tuned)]
-    try:
-        made = fn(base, tuned, lambda name: belongs in name)
-    except ConfigError:
-        return {"the result": "a ConfigError"}
+    made = fn(base, tuned, lambda name: belongs in name)
     data = {w.data_ptr() for w in made.parameters()}
     given = {w.data_ptr() for model in (base, tuned) for w in model.parameters()}
     origins = {name: _origin(name, w, *weights) for name, w in made.named_parameters()}
@@ -278,14 +274,7 @@ def _origin(
     return "base" if torch.equal(weight, base[name]) else "neither"
 
 
-def _observe_delta(fn: Answer, **arguments: Any) -> Any:
-    try:
-        return fn(**arguments)
-    except ConfigError:
-        return {"this rank": "raises ConfigError"}
-
-
-@exercise(truncate_delta, _observe_delta)
+@exercise(truncate_delta)
 def _delta_cases() -> Cases:
     draws = Draws(0, torch.float64)
 
