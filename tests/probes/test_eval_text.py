@@ -6,13 +6,7 @@ from torch import Tensor
 
 from rlhf_lab.models.tokenization import single_token
 from rlhf_lab.probes import Check, EvalText, Probe, Record, attach, default_suite
-from rlhf_lab.probes.eval_text import (
-    FEWEST_TEXTS,
-    MOST_TEXTS,
-    _within_budget,
-    gather_columns,
-    text_of_the_run,
-)
+from rlhf_lab.probes.eval_text import FEWEST_TEXTS, MOST_TEXTS, _within_budget, text_of_the_run
 from rlhf_lab.training import RLHFTrainer
 from tests.probes.looking import train_soundly
 
@@ -36,8 +30,8 @@ def test_positions_by_hand():
     text = EvalText.of(tokens, mask)
     assert text.tokens.tolist() == [[7, 8, 0, 0], [1, 2, 3, 4]]
     assert text.lengths.tolist() == [2, 4]
-    assert gather_columns(text.tokens, text.columns(-1)).tolist() == [8, 4]
-    assert gather_columns(text.tokens, text.columns(0)).tolist() == [7, 1]
+    assert text.tokens[[0, 1], text.columns(-1)].tolist() == [8, 4]
+    assert text.tokens[[0, 1], text.columns(0)].tolist() == [7, 1]
     assert text.columns(-2).tolist() == [0, 2]
     assert text.common().tokens.tolist() == [[7, 8], [1, 2]]
     assert text.first(1).tokens.tolist() == [[7, 8, 0, 0]]
