@@ -85,11 +85,8 @@ def is_marked(path: Path) -> bool:
 
 
 def open_to_readers(directory: Path) -> None:
-    """Set the mode of every file in a directory to the mode of a new file."""
-    sample = directory / ".mode"
-    sample.touch()
-    mode = stat.S_IMODE(sample.stat().st_mode)
-    sample.unlink()
+    """Set the mode of every file in a new directory to the mode of a new file."""
+    mode = directory.stat().st_mode & 0o666
     for path in directory.rglob("*"):
         if path.is_file():
             path.chmod(mode)

@@ -15,7 +15,6 @@ from torch import Tensor
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
-from rlhf_lab.samples import Samples
 from rlhf_lab.training.report import LearningStats, RolloutStats
 from rlhf_lab.training.rollout import ReplayMemory, ReplayMinibatch, Rollout
 
@@ -209,13 +208,3 @@ def validate_finite_weights(trainer: "RLHFTrainer") -> None:
                 f"the {role}'s weight {name} contains nan or inf in phase {trainer.phase} "
                 f"(base_model={trainer.args.base_model!r}). {remedy}."
             )
-
-
-def validate_finite_samples(samples: Samples, phase: int) -> Samples:
-    """Return samples; raise RunError if the policy that sampled them gave nan."""
-    if not bool(samples.logprobs.isfinite().all()):
-        raise RunError(
-            f"The log-probs of samples are not finite in phase {phase}. {TOO_FAST}; what was saved "
-            "before is intact."
-        )
-    return samples

@@ -15,7 +15,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.config.presets import method_warning
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import Forward, compare_with_reference
 from rlhf_lab.models.lora import merged_lora
 from rlhf_lab.models.outputs import ReferenceComparison
@@ -31,7 +31,7 @@ from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
 from rlhf_lab.training.optimization import StepInBackward
 from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
-from rlhf_lab.training.phase_stats import validate_finite_samples
+from rlhf_lab.training.phase_stats import TOO_FAST
 from rlhf_lab.training.prompts import Prompts, informative_rollout_phase, phase_spec
 from rlhf_lab.training.recorder import Recorder
 from rlhf_lab.training.report import LearningStats, PhaseReport, compute_cost
@@ -203,7 +203,12 @@ class RLHFTrainer(RunLoop):
             samples = sample_rows(slice(0, len(prompts)))
         else:
             samples = self.world.sample(sample_rows, len(prompts), self.tokenizer.pad_token_id or 0)
-        return validate_finite_samples(samples, self.phase)
+        if not bool(samples.logprobs.isfinite().all()):
+            raise RunError(
+                f"The log-probs of samples are not finite in phase {self.phase}. {TOO_FAST}; what "
+                "was saved before is intact."
+            )
+        return samples
 
     def compare_with_reference(self, samples: Samples) -> ReferenceComparison:
         """Compute KL, entropy and the reference's residuals; each process computes its rows."""
