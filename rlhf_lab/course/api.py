@@ -1,7 +1,6 @@
 """The learner's functions: check, hint and progress."""
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +41,7 @@ def check(fn: Callable[..., Any]) -> None:
     console.print(verdict_panel(exercise, verdict))
     if fn is not exercise.reference:
         _print_problem(console, note_attempt(exercise.name, verdict.state))
-    if verdict.state != "passed" and _in_notebook():
+    if verdict.state != "passed" and console.is_jupyter:
         state = "is not written yet" if verdict.state == "unwritten" else "differs"
         raise CheckNotPassed(f"{exercise.name} {state}: the run stops here until its check passes.")
 
@@ -76,7 +75,3 @@ def progress() -> None:
 def _print_problem(console: Console, problem: str | None) -> None:
     if problem:
         print_line(problem, console, "dim")
-
-
-def _in_notebook() -> bool:
-    return "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_lab.course.tables import show_intervals, show_table
-from rlhf_lab.errors import ConfigError
 from rlhf_lab.functional import Interval
 
 
@@ -18,9 +17,6 @@ class Claim:
         beyond_control: the same, tuned minus control.
         holds: True if the measurements confirm the claim.
         refuted_by: a measurement and a number that would refute it.
-
-    Raises:
-        ConfigError: If a sentence is missing.
     """
 
     says: str
@@ -28,11 +24,6 @@ class Claim:
     beyond_control: Interval
     holds: bool
     refuted_by: str
-
-    def __post_init__(self) -> None:
-        for name in ("says", "refuted_by"):
-            if not getattr(self, name).strip():
-                raise ConfigError(f"{name} is empty. Write a sentence that a reader can check.")
 
 
 def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:

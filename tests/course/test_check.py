@@ -5,7 +5,7 @@ import torch
 
 from rlhf_lab import functional as F
 from rlhf_lab.__main__ import main as lab
-from rlhf_lab.course import CheckNotPassed, api, check, hint, progress
+from rlhf_lab.course import CheckNotPassed, check, hint, progress
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge, Verdict
 from rlhf_lab.course.outcomes import Outcome, compare_outcomes, observe
@@ -178,7 +178,7 @@ def test_in_a_notebook_a_difference_stops_the_run(monkeypatch: pytest.MonkeyPatc
     def compute_returns(advantages, values, mask=None):
         return advantages
 
-    monkeypatch.setattr(api, "_in_notebook", lambda: True)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     with pytest.raises(CheckNotPassed) as stopped:
         check(compute_returns)
     lines = stopped.value._render_traceback_()
