@@ -20,7 +20,6 @@ from rlhf_lab.training.random_streams import phase_generator
 
 ORDERS = (1, 2, 3)
 LOGITS_AT_ONCE = 20_000_000
-SATURATED = 0.05  # standard deviation of rewards below which they carry no signal
 
 
 class HackWatch(Probe):
@@ -78,8 +77,6 @@ class HackWatch(Probe):
             "alarm_z": round(alarm_z(d_vocab), 6),
             **_rewards(rollout, n),
         }
-        values["saturated_below"] = SATURATED
-        values["saturated"] = values["reward_std"] < SATURATED
         share = states / states.sum().clamp(min=1)
         mass = (share[:, None].double() * won).sum(0)
         tensors = {"promoted_mass": mass.float(), "counts": counts.int()}

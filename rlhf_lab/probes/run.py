@@ -10,6 +10,7 @@ from torch import Tensor
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import AnyPath
+from rlhf_lab.identity import Check
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.probes.store import CHECKS, NOTES, ProbeStore, records_file
 from rlhf_lab.training import RunDir
@@ -21,15 +22,11 @@ from rlhf_lab.training.run_dir import METRICS, RETURNED, SAMPLES, reading
 
 
 @dataclass(frozen=True)
-class StoredCheck:
-    """A check as it was stored; see `Check`."""
+class StoredCheck(Check):
+    """A check as it was stored."""
 
     phase: int
     probe: str
-    name: str
-    value: float
-    tolerance: float
-    ok: bool
 
 
 class Run:

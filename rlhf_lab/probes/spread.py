@@ -1,7 +1,7 @@
 """Finished runs with several seeds, and the mean and range of any number over them."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -45,14 +45,6 @@ class Runs(list[Run]):
     def seeds(self) -> list[int]:
         """The seed of each run."""
         return [run.args.seed for run in self]
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return Runs(found) if isinstance(index, slice) else found
-
-    def over(self, number: Callable[[Run], float]) -> Spread:
-        """Return any number of a run, over the seeds."""
-        return Spread(tuple(float(number(run)) for run in self))
 
     def metrics(self, phase: int = -1) -> dict[str, Spread]:
         """Return every metric of a phase by name, over the seeds; phase -1 is the last."""

@@ -42,7 +42,7 @@ StepLedger | step steps real_tokens kl_coef clipped_surrogate value_loss entropy
 TextHeatmap | rewards:1 | advantage:1,2 true_advantage:1,2 kl:1,2 value:1,2 true_value:1,2
 HackWatch | n orders:1 distinct_texts:1 distinct_reference:1 repeated_texts:1 repeated_reference:1
  overlap_texts:1 overlap_reference:1 reward* true_reward* gap* grammatical* reward_std
- saturated_below saturated alarm_z | promoted_mass:2 counts:2,2
+ alarm_z | promoted_mass:2 counts:2,2
 ValueLens | held_out head_n lens_held_out ridge r2:2,2* head_correlation:2* raw_r2:2* tuned_r2:2*
  | lens:2,1,2 lens_tuned:2,1,2
 Direction | accuracy:2,2* accuracy_frozen:2,2* accuracy_lda:2,2* accuracy_ablated:2,2*
