@@ -123,6 +123,8 @@ def sorts_and_searches(page, run):
         sample |= {name: round(x, 4) for name, x in sample.items() if isinstance(x, float)}
     texts = page.locator("#samples-table td.words").all_inner_texts()
     assert [" ".join(x.split()) for x in texts] == select_samples(run, 1)
+    hacked = "rows.map((row) => row.with(header.samples.columns.indexOf(header.samples.gap), 0.6))"
+    assert page.evaluate(f"block('s').then((rows) => selectedRows({hacked}).length)") == 16
     count = page.locator("#count").inner_text()
     assert count.startswith(f"{len(texts)} of 16 samples of phase 1: largest gaps, with all above ")
     assert page.locator("#sides").is_hidden()

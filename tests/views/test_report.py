@@ -102,6 +102,9 @@ def test_blocks_have_all_records_and_samples(probed, page):
 def test_failed_checks_come_first_and_ten_questions_are_answered(probed, page):
     assert 0 < page.index("Failed checks") < page.index("Ten questions") < page.index(">Curves<")
     assert f'<p class="note">Caveat: {KLByPosition.caveat}</p>' in page
+    assert "Phase 2 follows the last learning phase" in page and "<b>Patched out</b>" in page
+    up, _, length = default_patch(Run(probed))
+    assert f'"job-up" value="{up}"' in page and f'"all" value="{length or ""}"' in page
     assert f"{len(Run(probed).info['args'])} arguments</summary>" in page
     held = [check.ok for check in Run(probed).checks()]
     assert f'href="#failed">{sum(held)} of {len(held)} checks hold</a>' in page and not all(held)

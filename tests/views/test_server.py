@@ -110,7 +110,6 @@ def run(tmp_path):
 @pytest.mark.process
 def test_job_is_stored_once_and_shown(run):
     jobs, request = Jobs(run, seconds=900), PATCH | {"tuned": "last", "length": 7}
-    assert "interventions" in runs_page([run]) and "no-such" not in runs_page([run])
     assert jobs.post(request) == {"status": "running"}
     with pytest.raises(ConfigError, match="A job is running"):
         jobs.post(request)

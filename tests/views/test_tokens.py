@@ -29,6 +29,7 @@ def test_tooltips_have_the_exact_number_and_words_are_escaped():
     titles = ["kl 0.123456789", "kl -2", "kl 0", "kl 1e-07"]
     assert re.findall(r'title="([^"]*)"', fragment) == titles
     assert " &lt;b&gt;&amp;" in fragment and "<b>" not in fragment
+    assert tokens_html(["", "a"], [0.0, 1.0]).fragment.count("<span") == 1  # "" is padding
     key = color_key("advantage", 0.5).fragment
     assert "advantage -0.5" in key and "advantage 0.5" in key
 
