@@ -30,7 +30,7 @@ class CreditArgs:
     whiten_rewards: bool = False
     """Scale token rewards, including the KL, to variance 1 over the batch; keep their mean."""
     gae_lambda: float = 0.95
-    """Lambda of GAE, from 0 (one-step estimate) to 1 (return minus value)."""
+    """Lambda of gae only, from 0 (one-step estimate) to 1 (return minus value)."""
     normalize_advantages: bool = True
     """Whiten advantages within each minibatch."""
 

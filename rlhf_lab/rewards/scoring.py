@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlhf_lab import functional as F
-from rlhf_lab.errors import ConfigError
+from rlhf_lab.errors import ConfigError, require_list
 from rlhf_lab.rewards.conversation import ResponseReward, TextBatch, reward_name
 from rlhf_lab.rewards.tokens import TokenReward
 from rlhf_lab.torch_modes import torch_modes_kept
@@ -78,6 +78,7 @@ class WeightedRewards:
                 "reward_fn is empty, or has two rewards of one name, or a WeightedRewards, which "
                 "has its own weights. Pass a mapping from unique names to reward functions."
             )
+        require_list(weights, "reward_weights=")
         weights = [1.0] * len(rewards) if weights is None else list(weights)
         if len(weights) != len(rewards):
             raise ConfigError(
@@ -183,7 +184,6 @@ def score_texts(
     if not rewards.isfinite().all():
         worst = int((~rewards.isfinite()).nonzero()[0])
         raise ConfigError(
-            f"{field} returned {rewards[worst]} for the text {texts[worst]!r}. "
-            "Return finite numbers."
+            f"{field} returned {rewards[worst]} for the text {texts[worst]!r}. Use finite numbers."
         )
     return rewards

@@ -149,7 +149,7 @@ class RunDir:
                     break  # empty, or truncated by a crash
                 raise RunError(
                     f"{path}, line {number}, is not a JSON object with a phase "
-                    f"({type(error).__name__}: {error}). Correct or delete it."
+                    f"({type(error).__name__}: {error}). Restore or correct it."
                 ) from None
             records.append(record)
         return records

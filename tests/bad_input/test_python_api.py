@@ -19,7 +19,7 @@ from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.organism import true_reward
 from rlhf_lab.probes import Check, Probe, Record, Run, Suite, attach
 from rlhf_lab.probes.erasure import fit_leace
-from rlhf_lab.rewards import CountReward, SentimentReward
+from rlhf_lab.rewards import CountReward, SentimentReward, WeightedRewards
 from rlhf_lab.sampling import SamplingSpec
 from tests.bad_input.command_outcome import refuses, settings, untouched
 from tests.bad_input.conftest import count_e, lines
@@ -118,6 +118,7 @@ REJECTED: dict[str, tuple[Callable[[RLHFTrainer], Any], list[str]]] = {
     "one evaluation text": (lambda t: attach(t, Mine(), eval_text="so good"), ["is a str"]),
     "one text to reward": (lambda t: SentimentReward("reel-sentiment")("good"), ["is a str"]),
     "one review": (lambda t: true_reward("this movie"), ["'this movie' is a str"]),
+    "weights": (lambda t: WeightedRewards([count_e], {"count_e": 0.5}), ["0.5} is a dict"]),
     "nothing to count": (lambda t: CountReward("")(["good"]), ["no text to count"]),
     "a stop token alone": (lambda t: SamplingSpec(4, stop_tokens=1), ["stop_tokens=1 must be a"]),
     "a stop text": (lambda t: SamplingSpec(4, stop_tokens=("so",)), ["('so',) must be a tuple"]),

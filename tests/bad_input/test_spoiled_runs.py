@@ -154,7 +154,7 @@ def test_lost_or_torn_lines_of_a_finished_run_are_reported(here: Path) -> None:
     torn(Path("RUN"))
     accepted(["report", "RUN"])  # it may have been killed here
     info("status", "finished")(Path("RUN"))
-    rejected(["report", "RUN"], "samples.jsonl, line", "Correct or delete it")
+    rejected(["report", "RUN"], "samples.jsonl, line", "Restore or correct it")
     Path("RUN/samples.jsonl").unlink()
     raw("metrics.jsonl", lambda b: b.splitlines(keepends=True)[0])(Path("RUN"))
     rejected(["report", "RUN"], "must have one line for each of 2 phases in order, and has [0]")

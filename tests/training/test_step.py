@@ -173,6 +173,8 @@ def test_step_warns_after_generate_changed_the_probabilities(make_trainer, setti
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.step(QUERIES, responses, SCORES)
+    with pytest.warns(UserWarning, match="responses begin with their queries"):
+        trainer.step(QUERIES, [f"{q} {r}" for q, r in zip(QUERIES, responses, strict=True)], SCORES)
 
 
 @pytest.mark.usefixtures("no_type_checks")
