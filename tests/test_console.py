@@ -1,8 +1,6 @@
 """Escaping of control characters; bad_input/test_hostile_texts.py has pages and commands."""
 
-import pytest
-
-from rlhf_lab.console import page_console, visible
+from rlhf_lab.console import visible
 
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\u202eb\x9b1m\r\x7f\u2066c"
 ESCAPED = r"a\x1b[2J\x1b]0;title\x07\u202eb\x9b1m\r\x7f\u2066c"
@@ -19,10 +17,3 @@ def test_visible_escapes_hidden_characters_only():
     for c in map(chr, range(0x3000)):
         assert (visible(c) == c) == (not is_hidden(c)) and not any(map(is_hidden, visible(c)))
     assert visible("é 漢字 \U0001f600 [b]\tc\n") == "é 漢字 \U0001f600 [b]\tc\n"
-
-
-@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("115", 100)])
-def test_page_console_is_at_most_as_wide_as_a_notebook(monkeypatch, columns, width):
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    monkeypatch.setenv("JUPYTER_COLUMNS", columns)
-    assert page_console().width == width
