@@ -94,12 +94,11 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
         return f"{answer}; {known}."
     (phase, reward), betas = best[-1], _known(health, "beta_eff")
     optimal_kl = dict(_known(health, "optimal_kl_per_sequence"))[phase]
-    answer += (
-        f"; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the reward) "
-        f"has a reward of {reward:.3f} for {optimal_kl:.3f} nats"
-    )
-    if excess := dict(kl).get(phase):
-        answer += f" ({excess - optimal_kl:+.3f} nats of excess KL)"
+    answer += f"; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the "
+    answer += f"reward) has a reward of {reward:.3f} for {optimal_kl:.3f} nats"
+    if known := dict(kl).get(phase):
+        more = "more" if known > optimal_kl else "less"
+        answer += f" (this run has {abs(known - optimal_kl):.3f} nats {more})"
     if len(betas) > 1:
         (start, first), (end, last) = betas[0], betas[-1]
         answer += f"; beta_eff went from {first:.3g} (phase {start}) to {last:.3g} (phase {end})"

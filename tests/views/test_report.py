@@ -139,8 +139,8 @@ def test_answers_about_metrics_match_hand_computed():
     cost = answers.answer_cost(health, stalled)
     assert cost.startswith("0.001 nats of KL per sequence in phase 3; in phase 1 the best policy")
     assert cost.endswith(
-        "a reward of 0.900 for 2.500 nats (+6.500 nats of excess KL); beta_eff went from 0.25 "
-        "(phase 0) to 0.125 (phase 2)."
+        "a reward of 0.900 for 2.500 nats (this run has 6.500 nats more); beta_eff went from "
+        "0.25 (phase 0) to 0.125 (phase 2)."
     )
     cost = answers.answer_cost([{"phase": 1, "best_reward_at_kl": 0.7}], stalled)
     assert cost.endswith("; in phase 1 the best policy with this KL has a reward of 0.700.")
