@@ -33,8 +33,7 @@ ROWS = """() => $$('#samples-table tbody tr').map((row) =>
   Object.fromEntries([...row.cells].map((cell) => [cell.dataset.label, cell.textContent])))"""
 SEEN = """() => [$('#phase').textContent, $('#slider').value, $('#count').textContent,
   $('#samples-table').textContent, $('#find').value, $('#every').checked, $('#token').textContent,
-  $('#token').hidden, $('#a').value, $('#b').value,
-  $$('#curves .now').map((mark) => mark.textContent),
+  $('#token').hidden, $$('#sides select, #curves .now').map((x) => x.value ?? x.textContent),
   $$('[open] .side').map((side) => side.textContent.slice(0, 200))]"""
 KEPT = """() => [$$('details[open] summary').map((fold) => fold.textContent), scrollY,
   document.activeElement.id, $('#find').selectionStart,
@@ -192,6 +191,7 @@ def shows_tokens(page, run):
         assert page.evaluate("document.activeElement.dataset.token") == f"{row}.{at}"
         assert page.locator("#token [aria-current]").count() == 1
         assert page.locator("#token-text button").count() == 26
+        assert page.locator("#token-rows th").all_inner_texts() == ["", "token", "mean of the text"]
         cells = page.locator("#token-rows td").all_text_contents()
         for field in ("advantage", "value", "kl", "true_advantage", "true_value"):
             values = stored[field][row]
@@ -200,6 +200,7 @@ def shows_tokens(page, run):
                 assert float(cells.pop(0)) == pytest.approx(number.item(), rel=6e-3, abs=1e-5)
         assert cells[:2] == ["reward of the text", ""]
         assert float(cells[2]) == pytest.approx(record["rewards"][row], rel=6e-3)
+    assert page.evaluate("getComputedStyle($('[aria-current]')).background.startsWith('rgb(')")
     assert page.evaluate("[mean([0, null, 4]), mean([null]), format(null)]") == [2, None, "–"]
     clicked(page, "#token-text button")
     pressed(page, "ArrowLeft")
@@ -234,6 +235,7 @@ def is_restored_from_its_address(page):
             assert page.locator(f"#{place}").is_visible() and f"open={place}" in page.url
             section = f"$('#{place}').closest('section, details')"
             assert page.evaluate(f"{section}.contains(document.activeElement)")
+            assert page.evaluate(f"$('details', {section})?.open ?? true")
     pressed(page, "Home")
     assert page.evaluate("scrollY") == 0 and "open=" not in page.url
     for press, dialog in (
@@ -248,6 +250,8 @@ def is_restored_from_its_address(page):
         assert page.locator(dialog).is_hidden() and page.locator("#phase").inner_text() == "1 of 2"
     assert page.evaluate("$('#large svg').outerHTML === $('#curves svg').outerHTML")
     assert page.locator("role=region[name=samples]").count() == 1
+    pressed(page, "ArrowLeft")
+    assert "phase=0" in page.url
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -338,6 +342,8 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
             assert page.locator("#live").inner_text() == expected
             page.unroute(broken)
             assert 1000 <= poll() < 20_000 and page.locator("#live").inner_text() == "live"
+        server.jobs["jobs"].state = {"status": "failed", "error": ["stopped"]}
+        assert poll() and page.locator("#job-state").inner_text() == "failed: stopped"
         page.locator("#job-length").fill("7")
         button = page.locator("#job-start")
         for answer, status in (
@@ -353,6 +359,7 @@ def test_view_grows_and_keeps_its_place(chromium, reports, tmp_path):
             assert page.locator("#job-cancel").is_visible() == (status == "running")
         expected = {"base": "1", "tuned": "last", "up": "liked", "down": "hated", "length": 7}
         assert sent.value.request.post_data_json == expected
+        assert sent.value.request.headers["content-type"] == "application/json"
         page.route("**/jobs", lambda route: route.fulfill(json={"status": "idle"}))
         with page.expect_request("**/jobs") as sent:
             page.locator("#job-cancel").click()

@@ -18,12 +18,6 @@ def _standardized(reward, eps=1e-5):
     return (reward - reward.mean()) / (reward.std() + eps)
 
 
-def _tokens_at_their_position(logits, tokens, prefix_len=None, temperature=1.0):
-    start = prefix_len or 1
-    logprobs = (logits / temperature).log_softmax(-1)[:, start:]
-    return logprobs.gather(-1, tokens[:, start:, None])[..., 0]
-
-
 def _in_place(x, mask=None):
     if mask is not None:
         x[~mask] = 0.0
@@ -45,7 +39,6 @@ def _numbers(x, mask=None):
     [
         ("calc_kl_penalty", _penalty, "the mask is not used"),
         ("normalize_reward", _standardized, "a batch of one reward returns nan"),
-        ("get_logprobs", _tokens_at_their_position, "off by one"),
         ("sequence_sum", _in_place, "this changes x in place"),
         ("policy_gradient_objective", _detached_logprobs, "no gradient reaches logprobs"),
     ],

@@ -191,6 +191,7 @@ def test_page_grows_with_the_run(started):
     status, headers, page = get("")
     assert status == 200 and headers.items() >= SECURE.items()
     assert "No phase is done yet." in page and "connect-src 'self'" in page
+    assert " · 0 of 2 phases" in page
     version = json.loads(get("state.json")[2])["version"]
     assert version == read_header(page)["version"]
     trainer.train()
