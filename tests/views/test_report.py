@@ -1,5 +1,6 @@
 import base64
 import hashlib
+import json
 import re
 import shutil
 from html import unescape
@@ -268,10 +269,13 @@ def test_a_run_without_probes_says_how_to_get_some(tmp_path):
     trainer.train()
     (trainer.run.path / NOTES).parent.mkdir(exist_ok=True)
     (trainer.run.path / NOTES).write_text('{"phase": 0, "probe": "lens", "note": "is slow"}\n')
+    diagnostics = {"diagnostics": {"high": {"phase": 0, "text": "beta is high"}}}
+    (trainer.run.path / "run.json").write_text(json.dumps(trainer.run.read_info() | diagnostics))
     for path in trainer.run.path.glob("checkpoints/*[!0].safetensors"):
         path.unlink()
     page = write_report(trainer.run.path).read_text(encoding="utf-8")
     assert "<p>The run has fewer than two checkpoints.</p>" in page
+    assert "To look at</h2><ul><li>since phase 0: beta is high</li></ul>" in page
     assert "switched off</h3><ul><li>phase 0: lens: is slow</li></ul>" in page
     assert "This run had no probes. Train with <code>--probes</code>" in page
     assert "None ran." in page and "Returned by" not in page
