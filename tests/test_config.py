@@ -181,6 +181,7 @@ CONFLICTS = [
     (dict(max_log_ratio=3.0, policy_loss="cispo"), "max_log_ratio=3.0 has no effect .*'cispo'"),
     (dict(vf_clip=0.2, vf_coef=0.0), "vf_clip=0.2 has no effect with vf_coef=0"),
     (dict(reward_penalty=-5.0), "reward_penalty=-5.0 has no effect without penalize_no_eos"),
+    (dict(gae_lambda=0.9, advantages="one_step"), "gae_lambda=0.9 has no effect"),
     (dict(gamma=0.9, advantages="remax"), "gamma=0.9 has no effect with advantages='remax'"),
     (dict(batch_size=1), "normalize_reward=True with batch_size=1"),
     (dict(reward_scaling="scale"), "reward_scaling='scale' is undone by normalize_reward=True"),

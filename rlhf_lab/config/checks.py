@@ -88,7 +88,7 @@ USED_BY = MappingProxyType(
         "dual_clip": ("policy_loss", "ppo"),
         "max_log_ratio": ("policy_loss", "ppo gspo"),
         "gamma": ("advantages", "one_step gae reinforce reinforce++"),
-        "gae_lambda": ("advantages", "one_step gae"),  # the default, under a custom function
+        "gae_lambda": ("advantages", "gae"),
         "kl_target kl_horizon": ("kl_controller", "adaptive"),
         "critic_path": ("value_head", "separate"),
         "vf_clip": ("vf_coef", ""),

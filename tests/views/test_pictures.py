@@ -65,8 +65,7 @@ def test_marks_carry_label_value_and_interval():
     drawn = heatmap([[0.0, None], [1.0, 9.0]], ["a", "b"], ["x", "y"], "t", limits=(0, 2))
     assert titles(drawn) == ["a, x: 0", "b, x: 1", "b, y: 9, beyond the scale"]
     assert titles(heatmap([[5, 6]], ["a"], ["all"], "t")) == ["a, 0: 5", "a, 1: 6"]
-    with pytest.raises(ValueError, match="zip"):
-        heatmap([[5, 6]], ["a", "without values"], ["all"], "t")
+    pytest.raises(ValueError, heatmap, [[5, 6]], ["a", "without values"], ["all"], "t")
     assert heatmap([[5, 6]], ["a"], ["all"], "t").alt == "t: 1 rows, 2 columns"
     drawn = heatmaps({"one": [[0, 1]], "two": [[2, 3]]}, ["a"], ["x", "y"], "t", limits=(0, 9))
     assert titles(drawn) == ["a, x: 0", "a, y: 1", "a, x: 2", "a, y: 3"]
