@@ -18,6 +18,7 @@ from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead, load_model
 from rlhf_lab.models.hooked_transformer import HookPoint
 from tests.tiny_families import random_tokens, tiny_of
+from tests.transformer_lens_model import to_transformer_lens
 
 WORDS, POS = (5, 9), -3
 LAST = PatchPlace("blocks.1.hook_resid_post")
@@ -71,6 +72,23 @@ def test_positions_and_heads_match_a_hook_by_hand(sides, reviews, site, axis, he
     by_hand = sides[0].model.run_with_hooks(reviews, fwd_hooks=[(place.site, put)])
     close(found.patched[0], difference(by_hand))
     assert (found.patched[0] - found.start).abs().max() > 1e-4
+
+
+def test_patches_match_transformer_lens(base, tuned, reviews):
+    """Its own functions patch z by head, and the output of an MLP by position, of each layer."""
+    from transformer_lens import patching
+
+    tokens, theirs = reviews[:3, :8], to_transformer_lens(base)
+    _, cache = to_transformer_lens(tuned).run_with_cache(tokens)
+    for patch, site, field in (
+        (patching.get_act_patch_attn_head_out_all_pos, "attn.hook_z", "head"),
+        (patching.get_act_patch_mlp_out, "hook_mlp_out", "positions"),
+    ):
+        expected = patch(theirs, tokens, cache, lambda logits: difference(logits).mean())
+        rows = torch.cartesian_prod(*map(torch.arange, expected.shape)).tolist()
+        places = {f"{at} {i}": PatchPlace(f"blocks.{at}.{site}", **{field: i}) for at, i in rows}
+        found = patch_activations(Side(base, tokens), Side(tuned, tokens), places, POS, WORDS)
+        close(found.patched.mean(1), expected.flatten().double(), atol=1e-4)
 
 
 def test_the_output_of_a_head_includes_its_matrix(base, reviews):

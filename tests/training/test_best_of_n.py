@@ -106,6 +106,5 @@ def test_run_is_sampled_before_or_after_training(tmp_path):
     before = accepted(["best-of-n", run, *few, "--reward-fn", "count:the"])
     after = accepted(["best-of-n", run, *few, "--reward-fn", "count:the", "--checkpoint", "last"])
     assert before.out != after.out
-    for which, count in (("0", 2), ("last", 0)):  # exact figures are those of the grammar
-        words = ["--reward-fn", "smoothed", "--gen-len", "26", "--checkpoint", which]
-        assert accepted(["best-of-n", run, *few, *words]).out.count("(exact: ") == count
+    known = ["--reward-fn", "smoothed", "--gen-len", "26", "--checkpoint", "last"]
+    assert "(exact: " not in accepted(["best-of-n", run, *few, *known]).out  # of the grammar
