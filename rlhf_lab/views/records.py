@@ -174,9 +174,11 @@ class PictureRow:
     def draw(self, at: Snapshot) -> Drawn | None:
         found = {label: at.read(column) for label, column in self.columns.items()}
         known = {label: column for label, column in found.items() if column[0] is not None}
+        if not known:
+            return None
         draw = {"table": draw_table, "rows": draw_rows, "strip": draw_strip, "bars": draw_bars}
         title = f"phase {at['phase']}: {self.title.format_map({**at.settings, **at})}"
-        return draw.get(self.kind, draw_matrix)(self, at, known, title) if known else None
+        return draw.get(self.kind, draw_matrix)(self, at, known, title)
 
 
 Known = Mapping[str, tuple[Any, Any, Any]]  # values and ends of the columns of a record, by label

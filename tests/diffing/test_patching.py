@@ -75,7 +75,6 @@ def test_positions_and_heads_match_a_hook_by_hand(sides, reviews, site, axis, he
 
 
 def test_patches_match_transformer_lens(base, tuned, reviews):
-    """Its own functions patch z by head, and the output of an MLP by position, of each layer."""
     from transformer_lens import patching
 
     tokens, theirs = reviews[:3, :8], to_transformer_lens(base)

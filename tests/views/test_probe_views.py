@@ -337,6 +337,7 @@ def test_matrix_notes_its_largest_cell_and_their_number():
     largest = "Largest of the 3 compared: 0.7 [0.5, 0.9] at a, B (95 %"
     assert draw(([[0.2, 0.7], [0.6, None]], *ends)).note.startswith(largest)
     assert "of the 4 compared: 0.8 at b, B" in draw(([[0.2, 0.7], [0.6, 0.8]], *ends)).note
+    assert records.PictureRow("", "bars", "{no}", [], {"x": "no"}, "").draw(at) is None
     assert draw([[0.2]] * 2).note == "" == draw(([[None, None]] * 2, *ends)).note
 
 
