@@ -167,7 +167,7 @@ bars(slots, series, "KL from the base model by position", "nats per token")
 limit = kl[:3].max().item()
 lines = [color_key("KL", limit, "sequential").fragment]
 for row in range(3):
-    spelled = spell_tokens(tokenizer, texts.tokens[row])
+    spelled = spell_tokens(tokenizer, texts, 3)[row]
     numbers = [0.0] * prefix_len + kl[row].tolist()
     counts = [False] * prefix_len + texts.mask[row].tolist()
     lines.append(tokens_html(spelled, numbers, "KL", counts, limit, "sequential").fragment)

@@ -76,7 +76,7 @@ def test_resume_extends_a_run_with_numbered_phases(finished, tmp_path):
     (line,) = [line for line in lines if line.startswith("phase ")]
     metrics = [json.loads(x) for x in (run / "metrics.jsonl").read_text().splitlines()]
     assert [m["phase"] for m in metrics] == [0, 1, 2] and metrics[2]["kl_coef"] == 0
-    assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.3f} ")
+    assert line.startswith(f"phase 2 | reward {metrics[2]['mean_reward']:.4g} ")
 
 
 @pytest.mark.slow
