@@ -36,7 +36,7 @@ class StepGraph:
         self.trainer, self.capture, self.n_captures = trainer, capture, 0
         self.reason: str | None = None
         self._error: str | None = None  # why no capture is tried any more
-        self._snapshot: Key | None = None
+        self._snapshot: Key = [], ()
         self._key: Key = [], ()  # at the capture
         self._replay: Callable[[], Any] | None = None
         self._learned: list[nn.Parameter] = []
@@ -45,22 +45,20 @@ class StepGraph:
 
     def replayed(self, compute: Callable[..., "ObjectiveTerms"]) -> Callable[..., "ObjectiveTerms"]:
         """Return `compute`, which is `ppo.objective_terms`, replayed if possible."""
-        self._objective = self._snapshot = None
+        self._objective, self.reason = None, self._error or self.phase_obstacle()
+        if self.reason is not None:
+            return compute
+        self._snapshot = self.snapshot()
 
         def compute_terms(
             policy: nn.Module, reference: nn.Module, minibatch: ReplayMinibatch, *settings: Any
         ) -> "ObjectiveTerms":
             self._objective, self.reason = None, self._error or self.obstacle(minibatch)
-            if self.reason is not None:
-                return compute(policy, reference, minibatch, *settings)
-            events = self.trainer.callbacks.registered
-            if self._snapshot is None or any(map(events.get, MINIBATCH_EVENTS)):
-                self._snapshot = self.snapshot()  # callbacks can change anything
             objects, values = self._snapshot
             shapes = [(x.shape, x.dtype) for x in minibatch_tensors(minibatch)]
             others = [x for x in vars(minibatch).items() if not isinstance(x[1], Tensor | Rows)]
             key = objects, (*values, compute, *shapes, *others)
-            if not self.hold(key, minibatch, settings[-1]):
+            if self.reason is None and not self.hold(key, minibatch, settings[-1]):
                 self.reason = self._error = self.recapture(key, compute, minibatch, settings[-1])
             if self.reason is None:
                 return self.replay()
@@ -68,17 +66,24 @@ class StepGraph:
 
         return compute_terms
 
-    def obstacle(self, minibatch: ReplayMinibatch) -> str | None:
-        """Return why this minibatch cannot be replayed; None if it can."""
+    def phase_obstacle(self) -> str | None:
+        """Return why this phase cannot be replayed; None if it can."""
         trainer, args, forward = self.trainer, self.trainer.args, self.trainer.forward
-        policy, callbacks = trainer.policy, trainer.callbacks
         obstacles = {
             "cuda_graphs=False": not forward.graphs,
             "a split minibatch": args.micro_batch_size is not None or trainer.world is not None,
             "optimizer_in_backward": args.optimizer_in_backward,
             "activation_checkpointing": forward.recompute or bool(forward.units),
             "custom functions": trainer.objective.is_custom,
-            "float64 weights": next(policy.parameters()).dtype == torch.float64,
+            "float64 weights": next(trainer.policy.parameters()).dtype == torch.float64,
+        }
+        return next((reason for reason, is_true in obstacles.items() if is_true), None)
+
+    def obstacle(self, minibatch: ReplayMinibatch) -> str | None:
+        trainer, policy, callbacks = self.trainer, self.trainer.policy, self.trainer.callbacks
+        if any(map(callbacks.registered.get, MINIBATCH_EVENTS)):  # which can change anything
+            self._snapshot = self.snapshot()
+        obstacles = {
             "a debugger": sys.gettrace() is not None,
             "a callback of after_loss": bool(callbacks.registered.get("after_loss")),
             "hooks": has_hooks(policy) or has_hooks(trainer.reference),

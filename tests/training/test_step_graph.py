@@ -93,7 +93,7 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
         "optimizer_in_backward": IN_BACKWARD,
         "activation_checkpointing": {"activation_checkpointing": True},
     }.items():
-        assert StepGraph(make_trainer(**fields)).obstacle(rollout.samples) == expected
+        assert StepGraph(make_trainer(**fields)).phase_obstacle() == expected
 
     def reason() -> str | None:
         trainer.learning_phase(rollout)
@@ -113,9 +113,9 @@ def test_step_runs_eagerly_while_python_code_takes_part(make_trainer, monkeypatc
     trainer.on("after_loss")(lambda ctx: None)
     assert reason() == "a callback of after_loss"
     custom = make_trainer({"logprobs": lambda *args: get_logprobs(*args)})
-    assert StepGraph(custom).obstacle(rollout.samples) == "custom functions"
+    assert StepGraph(custom).phase_obstacle() == "custom functions"
     trainer.policy.double()
-    assert graph.obstacle(rollout.samples) == "float64 weights"
+    assert graph.phase_obstacle() == "float64 weights"
 
 
 def freeze_a_weight(trainer):
