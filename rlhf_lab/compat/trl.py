@@ -140,8 +140,9 @@ def step(
             "Use top_k=0, top_p=1 and the temperature of RLHFArgs, at which step() scores.",
             stacklevel=3,
         )
-    starts = _token_rows(trainer, queries, "queries", False)  # of texts, without BOS
-    if all(row[: len(ids)] == ids != row for ids, row in zip(starts, written, strict=True)):
+    skipped = int(args.prepend_bos and isinstance(queries[0], str))  # the BOS before a text
+    starts = [ids[skipped:] for ids in prompts]
+    if all(ids and row[: len(ids)] == ids != row for ids, row in zip(starts, written, strict=True)):
         warnings.warn("responses begin with their queries. Pass them without.", stacklevel=3)
     size = args.samples_per_prompt
     if any(row != prompts[i - i % size] for i, row in enumerate(prompts)):

@@ -200,7 +200,7 @@ def test_generate_and_step_reject_what_does_not_fit(make_trainer):
         with pytest.raises(ConfigError, match=complaint):
             trainer.generate(QUERIES, **settings)
     assert trainer.phase == 0
-    assert trainer.step(QUERIES, [[9, 1]] * 8, SCORES).response_length == 2.0  # with a stop token
+    assert trainer.step([""] * 8, [[9, 1]] * 8, SCORES).response_length == 2.0  # with a stop token
     for fields, complaint in (
         ({"advantages": "remax", "normalize_reward": False}, "needs scores of greedy responses"),
         ({"dynamic_sampling": 2, "samples_per_prompt": 2}, r"step\(\) .*dynamic_sampling samples"),
