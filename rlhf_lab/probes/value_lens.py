@@ -127,7 +127,7 @@ def held_out_fits(
     return found
 
 
-def r2_interval(fits: list[HeldOutFit], sequences: int, resamples: int = RESAMPLES) -> Interval:
+def r2_interval(fits: list[HeldOutFit], sequences: int) -> Interval:
     """Return R2 of each site and position, with its bootstrap interval over held-out sequences.
 
     R2 is the fraction of y's variance that is predicted: below 0 for a prediction that is worse
@@ -148,7 +148,7 @@ def r2_interval(fits: list[HeldOutFit], sequences: int, resamples: int = RESAMPL
     errors = [split_sequences((f.y - f.predicted).square() * f.mask) for f in fits]
     y, weight = exact(fits[0].y), exact(fits[0].mask)
     shared = [split_sequences(x)[:, None] for x in (weight, weight * y, weight * y.square())]
-    return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=resamples)
+    return bootstrap_means(torch.stack(errors, 1), *shared, statistic=r2, resamples=RESAMPLES)
 
 
 def correlation_with(

@@ -149,8 +149,7 @@ def _predict_target(
     cut = 2 * len(value) // 3
     if ridge is None:
         some = residuals[spread_over(len(residuals)), :cut], value[:cut], mask[:cut]
-        fits = lambda penalty: held_out_fits(*some, penalty, pooled)
-        ridge = best_ridge(fits, cut - 2 * cut // 3)
+        ridge = best_ridge(lambda penalty: held_out_fits(*some, penalty, pooled))
     fits = held_out_fits(residuals, value, mask, ridge, pooled)
     held = len(value) - cut
     r2 = r2_interval(fits, held)
@@ -183,8 +182,7 @@ def _translate(
     early = [i for i in spread_over(len(sites)) if i != len(sites) - 1]
     fit = [(residuals[i, :cut], residuals[-1, :cut], mask[:cut]) for i in early]
     if ridge is None:
-        translated = lambda penalty: [held_out_translation(*rows, penalty) for rows in fit]
-        ridge = best_ridge(translated, cut - 2 * cut // 3)
+        ridge = best_ridge(lambda penalty: [held_out_translation(*rows, penalty) for rows in fit])
     found, held = [fit_translator(*rows, ridge) for rows in fit], residuals[early, cut:]
     moved = torch.stack([each(x) for each, x in zip(found, held, strict=True)])
     fields = {"tuned_sites": [sites[i] for i in early], "tuned_ridge": ridge}

@@ -49,7 +49,7 @@ def test_best_penalty_has_the_highest_r2_over_defined_cells():
     error = dict(zip(PENALTIES, (3.0, 2.0, 2.0, 0.5, 1.0, 4.0, 9.0), strict=True))
     everywhere = torch.ones_like(y).bool()
     fit = lambda ridge: [HeldOutFit(y + error[ridge], y, everywhere)]
-    assert best_ridge(fit, 8) == PENALTIES[3]
+    assert best_ridge(fit) == PENALTIES[3]
 
 
 def test_spread_sites_include_both_ends():
