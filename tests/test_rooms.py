@@ -23,7 +23,7 @@ LINES = {
     "rlhf_lab/parallel": (550, None),
     "rlhf_lab/training": (3750, 4887),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, None),
-    "rlhf_lab/probes": (4800, 4926),  # 107 for false steps of sums, 23 for exact values
+    "rlhf_lab/probes": (4800, 4927),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2766),
     "rlhf_lab/course": (3600, 3952),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),

@@ -9,7 +9,8 @@ from torch import Tensor
 from rlhf_lab.functional import Interval, bootstrap_interval, bootstrap_means
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.device import where_exact
-from rlhf_lab.probes.direction import fit_direction, project
+from rlhf_lab.probes.direction import fit_direction
+from rlhf_lab.probes.direction_probe import Split, is_right
 from rlhf_lab.probes.erasure import Eraser
 from rlhf_lab.probes.probe import RESAMPLES
 from rlhf_lab.training.capture import InterventionFn, Where, capture_activations
@@ -71,8 +72,8 @@ def _refit(
 ) -> Bool[Tensor, " judged"]:
     x = where_exact(x)
     labels = labels.to(x.device)
-    reader = fit_direction(x[:half], labels[:half], "lda")
-    return ((project(x[half:], reader.direction) > reader.threshold) == labels[half:]).cpu()
+    split = Split(x[:half], labels[:half], x[half:], labels[half:])
+    return is_right(split, fit_direction(split.x, split.labels, "lda")).cpu()
 
 
 def forgotten(without: Decided, before: Decided) -> Forgotten:

@@ -90,7 +90,7 @@ class FrozenProbe(Probe):
         means = {
             "accuracy_frozen": right,
             "gap": right - is_right(ours, refit).double(),
-            "called": (right == labels[cut:]).double(),
+            "called": (right == ours.held_labels).double(),  # right of True, or wrong of False
             "shift": along,
         }
         values = {

@@ -186,11 +186,11 @@ def make_optimizer(
 
 def validate_passed_policy(args: RLHFArgs, policy: TransformerWithValueHead) -> None:
     """Raise ConfigError if a passed policy lacks the adapters or the critic of the settings."""
-    has_adapters, has_critic = lora_layers(policy.base_model), hasattr(policy, "critic")
-    has_head = has_critic or args.value_head != "separate"
-    parts = dict(lora_rank=has_adapters, adapter_path=has_adapters, value_head=has_head)
-    for name, has in (parts | dict(critic_path=has_critic)).items():
-        if (value := getattr(args, name)) and not has:
+    missing = [] if lora_layers(policy.base_model) else ["lora_rank", "adapter_path"]
+    if args.value_head == "separate" and not hasattr(policy, "critic"):
+        missing.append("value_head")  # critic_path is only valid with this value
+    for name in missing:
+        if value := getattr(args, name):
             problem = f"{name}={value!r} does not change a passed policy"
             raise ConfigError(f"{problem}. Pass that of build_policy(args), or remove {name}.")
 
