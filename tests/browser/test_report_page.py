@@ -142,10 +142,8 @@ def sorts_and_searches(page, run):
             rows = page.evaluate(ROWS)
             assert [row["text"] for row in rows] == [x["text"] for x in expected]
             if name != "text":
-                numbers, cells = (
-                    [*map(key, expected)],
-                    [row[name].replace("–", "-99") for row in rows],
-                )
+                numbers = [*map(key, expected)]
+                cells = [row[name].replace("–", "-99") for row in rows]
                 assert [*map(float, cells)] == pytest.approx(numbers, abs=6e-4)
                 assert ["." in cell for cell in cells] == [isinstance(x, float) for x in numbers]
     assert page.locator("#count").inner_text() == "48 of 48 samples of all phases"
@@ -177,6 +175,7 @@ def shows_tokens(page, run):
     tile = line.locator("xpath=following-sibling::div[1]/span").nth(record["prefix_len"] + 5)
     assert "background" in tile.get_attribute("style")
     tile.click()
+    page.locator("#token").wait_for()
     for key, row, at in (
         ("Shift", 2, 5),
         ("ArrowUp", 1, 5),
