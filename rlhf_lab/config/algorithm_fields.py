@@ -20,8 +20,8 @@ class CreditArgs:
     method: MethodName | None = None
     """Apply the settings of a paper's method (see Methods), except for fields that you set."""
     advantages: Advantages = "one_step"
-    """Advantage estimator. The baseline is the value head (one_step, gae), the batch (reinforce,
-    reinforce++), the greedy response (remax) or the prompt's other responses.
+    """Advantage estimator. The baseline is the value head (one_step, gae), 0 (reinforce), the batch
+    mean (reinforce++), the greedy response (remax) or the prompt's other responses.
     """
     samples_per_prompt: int = 1
     """Responses per prompt; divides batch_size."""
