@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
+from rlhf_lab import functional
 from rlhf_lab.course.cases import Cases, declared_cases
 
 EXERCISE_FILES = ("rewards layers objective ppo debugging_ppo policy verifiable claims").split()
@@ -118,11 +119,17 @@ def exercise(
     return lambda cases: make_exercise(reference, cases, observe)
 
 
+@functools.cache
 def all_exercises() -> tuple[Exercise, ...]:
-    """Return every Exercise that the files of exercises define, in their order."""
+    """Return all exercises, in the order of the TOML files.
+
+    Exercises that no Python file makes have a function of `rlhf_lab.functional` as reference.
+    """
     modules = (import_module(f"rlhf_lab.course.exercises.{name}") for name in EXERCISE_FILES)
-    found = (value for module in modules for value in vars(module).values())
-    return tuple(value for value in found if isinstance(value, Exercise))
+    values = (value for module in modules for value in vars(module).values())
+    made = {value.name: value for value in values if isinstance(value, Exercise)}
+    _, words = _read_words()
+    return tuple(made.get(name) or make_exercise(getattr(functional, name)) for name in words)
 
 
 def find_exercise(fn: Answer | str) -> Exercise:
@@ -142,7 +149,7 @@ def find_exercise(fn: Answer | str) -> Exercise:
 def _read_words() -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
     """Read the phrases, and the words of each exercise by the name of its reference."""
     words, phrases = {}, {}
-    for file in files(f"{__package__}.exercises").iterdir():
+    for file in sorted(files(f"{__package__}.exercises").iterdir(), key=lambda file: file.name):
         if file.name == "phrases.toml":
             phrases = tomllib.loads(file.read_text(encoding="utf-8"))
         elif file.name.endswith(".toml"):

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
-from rlhf_lab.course.exercise import Answer, exercise, make_exercise
+from rlhf_lab.course.exercise import Answer, exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
-from rlhf_lab.functional import generated_values
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import empty_cache
 from rlhf_lab.probes import control_labels
@@ -82,9 +81,6 @@ def _forward(policy: Any, ids: Tensor, mask: Tensor | None, cached: int) -> Any:
 
 def _count_hooks(model: torch.nn.Module) -> int:
     return sum(len(point._forward_hooks) for point in model.hook_dict.values())
-
-
-_values = make_exercise(generated_values)
 
 
 @exercise(fit_ridge)

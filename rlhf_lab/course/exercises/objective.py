@@ -17,27 +17,11 @@ from rlhf_lab.functional import (
     calc_entropy_bonus,
     calc_kl_penalty,
     calc_value_function_loss,
-    distinct_n,
-    entropy_per_token,
-    excess_kl,
-    kl_estimate,
-    kl_of_later_states,
-    kl_per_token,
-    policy_ratio,
-    promoted_mass,
-    sequence_sum,
     tilt,
     tilt_slopes,
 )
 from rlhf_lab.organism import best_at_budget, mean_backup, soft_backup
 from rlhf_lab.training import AdaptiveKLController
-
-_sum = make_exercise(sequence_sum)
-_entropy = make_exercise(entropy_per_token)
-_bonus = make_exercise(calc_entropy_bonus)
-_ratio = make_exercise(policy_ratio)
-_penalty = make_exercise(calc_kl_penalty)
-_surrogate = make_exercise(calc_clipped_surrogate_objective)
 
 
 def whole_objective(
@@ -75,14 +59,8 @@ def _observe_controller(build: Answer, kls: list[float], **fields: Any) -> dict[
     return facts
 
 
-_value_loss = make_exercise(calc_value_function_loss)
 _whole = make_exercise(whole_objective)
-_later_states = make_exercise(kl_of_later_states)
 _controller = make_exercise(AdaptiveKLController, observe=_observe_controller)
-
-
-_kl = make_exercise(kl_per_token)
-_estimate = make_exercise(kl_estimate)
 
 
 @exercise(tilt)
@@ -171,10 +149,3 @@ def _slope_cases() -> Cases:
         | {"measured": 3.0 - against["reward"]},
         "one text": case(1, 1.0),
     }
-
-
-_excess = make_exercise(excess_kl)
-
-
-_distinct = make_exercise(distinct_n)
-_promoted = make_exercise(promoted_mass)

@@ -12,7 +12,7 @@ from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_t
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
 from rlhf_lab.diffing.weights import graft, truncate_delta
-from rlhf_lab.functional import bootstrap_means, get_logprobs, recovered_fraction
+from rlhf_lab.functional import bootstrap_means, recovered_fraction
 from rlhf_lab.models import has_hooks
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.probes.logit_shift import SITES, attribute_logits
@@ -61,9 +61,6 @@ def _sampling_cases() -> Cases:
         "a prompt of one token": case(4, 1, 6, 1.5),
         "nearly greedy": case(3, 4, 6, 0.01),
     }
-
-
-_logprobs = make_exercise(get_logprobs)
 
 
 def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float = 1.0) -> Any:

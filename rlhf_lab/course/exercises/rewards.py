@@ -12,20 +12,11 @@ from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     best_of_n_weights,
-    bradley_terry_loss,
     calibration_bins,
-    compute_advantages,
-    compute_gae,
-    compute_returns,
-    dpo_loss,
     gradient_cosine,
     grpo_advantages,
-    implicit_rewards,
     masked_mean,
-    normalize_reward,
-    policy_gradient_objective,
     rloo_advantages,
-    sample_preferences,
     sequence_sum,
 )
 from rlhf_lab.models.lora import LoRALinear
@@ -152,10 +143,6 @@ def _backward_cases() -> Cases:
     }
 
 
-_normalize_reward = make_exercise(normalize_reward)
-_policy_gradient_objective = make_exercise(policy_gradient_objective)
-
-
 def _group_cases() -> Cases:
     groups = {
         "two alternating groups": [0, 1, 0, 1, 0, 1],
@@ -201,11 +188,6 @@ def _cosine_cases() -> Cases:
         "batches of 1": case(3, 1, 4),
         "gradients of different lengths": rows | {"gradients": factors * rows["gradients"]},
     }
-
-
-_compute_advantages = make_exercise(compute_advantages)
-_compute_gae = make_exercise(compute_gae)
-_compute_returns = make_exercise(compute_returns)
 
 
 def _observe_calibration(fn: Answer, **arguments: Any) -> Any:
@@ -288,8 +270,4 @@ def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str,
     return facts
 
 
-_rater = make_exercise(sample_preferences)
-_bradley_terry = make_exercise(bradley_terry_loss)
-_dpo = make_exercise(dpo_loss)
-_implicit = make_exercise(implicit_rewards)
 _lora = make_exercise(LoRALinear, observe=_observe_lora)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rlhf_lab.course.cases import Cases
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
-from rlhf_lab.functional import informative_fraction, pass_at_k_estimate
 from rlhf_lab.models import load_model
 from rlhf_lab.organism.sums import (
     WRITERS,
@@ -89,9 +88,7 @@ def _observe_columns(fn: Answer, pairs: list[list[int]], **settings: Any) -> dic
 
 
 _columns = make_exercise(column_probability, observe=_observe_columns)
-_pass_at_k = make_exercise(pass_at_k_estimate)
 _optimum = make_exercise(best_policy)
-_informative = make_exercise(informative_fraction)
 
 _base_model = functools.cache(lambda: load_model("sums-nano"))
 
