@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from rich.console import Console
-
 from rlhf_lab.console import page_console, print_line
 from rlhf_lab.course.display import LessonError, hint_panel, progress_table, verdict_panel
 from rlhf_lab.course.exercise import all_exercises, find_exercise
@@ -40,7 +38,7 @@ def check(fn: Callable[..., Any]) -> None:
     verdict = _get_judge(exercise.name).verdict(fn)
     console.print(verdict_panel(exercise, verdict))
     if fn is not exercise.reference:
-        _print_problem(console, note_attempt(exercise.name, verdict.state))
+        note_attempt(exercise.name, verdict.state)
     if verdict.state != "passed" and console.is_jupyter:
         state = "is not written yet" if verdict.state == "unwritten" else "differs"
         raise CheckNotPassed(f"{exercise.name} {state}: the run stops here until its check passes.")
@@ -62,7 +60,7 @@ def hint(fn: Callable[..., Any] | str) -> None:
     number = min(before + 1, last)
     for i in range(1 if before >= last else number, number + 1):
         console.print(hint_panel(exercise, i))
-    _print_problem(console, note_hint(exercise.name, number))
+    note_hint(exercise.name, number)
 
 
 def progress() -> None:
@@ -70,8 +68,3 @@ def progress() -> None:
     console = page_console()
     console.print(progress_table(all_exercises(), read_records()))
     print_line(f"saved in {progress_path()}; delete this file to start over", console, "dim")
-
-
-def _print_problem(console: Console, problem: str | None) -> None:
-    if problem:
-        print_line(problem, console, "dim")

@@ -80,10 +80,10 @@ class TuningRow:
             return False, math.inf if self.excess_kl is None else self.excess_kl
         return True, -self.true_reward
 
-    def cells(self, name: str) -> list[str]:
+    def cells(self, mark: str = "") -> list[str]:
         """Format the row for the leaderboard."""
         return [
-            name,
+            mark + self.name,
             f"{self.kl_coef:g}",
             f"{self.base_lr:g}",
             f"{self.total_phases} x {self.batch_size}",
@@ -136,9 +136,7 @@ class BlindTuning:
         except (ConfigError, RunError) as error:
             raise LessonError(str(error)) from None
         row = TuningRow(self.name, **chosen, **metrics)
-        problem = add_to_leaderboard(row)
-        if problem:
-            print_line(problem)
+        add_to_leaderboard(row)
         self.show(row)
         return row
 
@@ -151,10 +149,8 @@ class BlindTuning:
         rows = [row for row in read_leaderboard() if hidden_reward(row.name) == self._hidden]
         rows += [latest] * (latest not in rows)
         rows.sort(key=lambda row: row.rank)
-        lines = [row.cells("> " * (row == latest) + row.name) for row in rows]
-        seeds = stored_figures("blind_tuning")["seeds"]
-        for seed, row in zip(seeds, _preset_rows(self._hidden), strict=True):
-            lines.append(row.cells(f"preset, seed {seed}"))
+        lines = [row.cells("> " * (row == latest)) for row in rows]
+        lines += [row.cells() for row in _preset_rows(self._hidden)]
         if latest.kl_coef > 0:
             best = frontier(reference_policy(), REWARDS[self._hidden], [latest.kl_coef])[0]
             excess = excess_kl(best.true_reward, best.kl_per_sequence, *true_reward_frontier())
@@ -214,8 +210,9 @@ def tuned_figures(reward_fn: str, chosen: Mapping[str, Any], seed: int = 1) -> d
 
 
 def _preset_rows(reward_fn: str) -> list[TuningRow]:
-    runs = stored_figures("blind_tuning")["runs"][reward_fn]
-    return [TuningRow(name="preset reel", **PRESET_FIELDS, **run) for run in runs]
+    stored = stored_figures("blind_tuning")
+    runs = zip(stored["seeds"], stored["runs"][reward_fn], strict=True)
+    return [TuningRow(f"preset, seed {seed}", **PRESET_FIELDS, **run) for seed, run in runs]
 
 
 def leaderboard_path() -> Path:
@@ -231,12 +228,12 @@ def read_leaderboard() -> list[TuningRow]:
     return [TuningRow(**row) for row in rows if isinstance(row, dict) and row.keys() == names]
 
 
-def add_to_leaderboard(row: TuningRow) -> str | None:
-    """Add a row, which replaces the one with the same key. Return a message if that fails."""
+def add_to_leaderboard(row: TuningRow) -> None:
+    """Add a row, which replaces the one with the same key."""
     key = lambda x: (normalize_name(x.name), x.kl_coef, x.base_lr, x.total_phases, x.batch_size)
     rows = [other for other in read_leaderboard() if key(other) != key(row)] + [row]
     content = {"version": 1, "rows": [asdict(each) for each in rows]}
-    return save_json(leaderboard_path(), content, "the row")
+    save_json(leaderboard_path(), content, "the row")
 
 
 @cache

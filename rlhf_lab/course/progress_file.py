@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf_lab.console import page_console, print_line
 from rlhf_lab.course.copying import VERSION_FILE
 from rlhf_lab.errors import RunError
 from rlhf_lab.files import expand_home, partial_file
@@ -61,23 +62,23 @@ def read_records() -> dict[str, ExerciseRecord]:
     return records
 
 
-def note_attempt(name: str, state: ExerciseState) -> str | None:
-    """Record a check; a pass stays a pass. Return a message if that fails."""
+def note_attempt(name: str, state: ExerciseState) -> None:
+    """Record a check; a pass stays a pass."""
     old = read_records().get(name, ExerciseRecord())
     kept = "passed" if old.state == "passed" else state
-    return _write(name, replace(old, state=kept, attempts=old.attempts + 1))
+    _write(name, replace(old, state=kept, attempts=old.attempts + 1))
 
 
-def note_hint(name: str, number: int) -> str | None:
-    """Record that hint `number`, counted from 1, was shown. Return a message if that fails."""
+def note_hint(name: str, number: int) -> None:
+    """Record that hint `number`, counted from 1, was shown."""
     old = read_records().get(name, ExerciseRecord())
-    return _write(name, replace(old, hints=max(old.hints, number)))
+    _write(name, replace(old, hints=max(old.hints, number)))
 
 
-def _write(name: str, record: ExerciseRecord) -> str | None:
+def _write(name: str, record: ExerciseRecord) -> None:
     others = {n: asdict(r) for n, r in read_records().items() if n != name}
     content = {"version": 1, "exercises": others | {name: asdict(record)}}
-    return save_json(progress_path(), content, "progress")
+    save_json(progress_path(), content, "progress")
 
 
 def read_json(path: Path, key: str, kind: type) -> Any:
@@ -100,12 +101,12 @@ def read_json(path: Path, key: str, kind: type) -> Any:
     return kind()
 
 
-def save_json(path: Path, content: object, what: str) -> str | None:
-    """Replace a learner's file in one step. Return a message if `what` cannot be saved."""
+def save_json(path: Path, content: object, what: str) -> None:
+    """Replace a learner's file in one step. Print a message if `what` cannot be saved."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial_file(path) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except (OSError, RunError) as error:
-        return f"{what} is not saved: {getattr(error, 'strerror', None) or error}"
-    return None
+        problem = f"{what} is not saved: {getattr(error, 'strerror', None) or error}"
+        print_line(problem, page_console(), "dim")
