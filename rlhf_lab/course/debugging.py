@@ -1,7 +1,7 @@
 """Debugging PPO: dashboards, suspects, and a ladder of easy rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.course.copying import new_run
-from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import compute_gae, get_logprobs, last_token_mask, token_rewards
 from rlhf_lab.training.report import PhaseReport
 from rlhf_lab.training.trainer import RLHFTrainer
@@ -52,16 +51,6 @@ NEAR_ONE, REWARD_TO_REACH = 0.1, 0.75  # distance of a constant's value from 1; 
 def make_dashboard(reports: Sequence[PhaseReport]) -> dict[str, list[float]]:
     """Return every line of the dashboard, phase by phase."""
     return {name: [getattr(r, field) for r in reports] for name, field in COLUMNS.items()}
-
-
-def stored_dashboards() -> dict[str, list[dict[str, list[float]]]]:
-    """Return the dashboards of healthy and broken runs (tools.course.runs), one per seed."""
-    return stored_figures("dashboards")["runs"]
-
-
-def stored_hunt(part: Literal["climbs", "others"]) -> dict[str, list[Any]]:
-    """Return stored results of climbs, or dashboards of other healthy runs."""
-    return stored_figures("bug_hunt")[part]
 
 
 def constant(texts: list[str]) -> Float[Tensor, " batch"]:

@@ -15,7 +15,7 @@ def dedented_source(reference: Answer) -> str:
 
 
 def mutant(exercise: Exercise, slip: Slip) -> Answer:
-    """Return the reference with a slip in it.
+    """Return the reference with a slip in it, from a copy of its module.
 
     Raises:
         ValueError: If a text that the slip edits does not occur exactly once in the source.
@@ -28,7 +28,10 @@ def mutant(exercise: Exercise, slip: Slip) -> Answer:
                 f"{slip.says!r}. Edit text that occurs once."
             )
     pattern = re.compile("|".join(map(re.escape, slip.edits)))
-    return compile_copy(reference, pattern.sub(lambda match: slip.edits[match[0]], source))
+    edited = pattern.sub(lambda match: slip.edits[match[0]], source)
+    namespace = dict(vars(sys.modules[reference.__module__]))
+    exec(compile(edited, f"<mutant of {exercise.name}>", "exec"), namespace)
+    return namespace[exercise.name]
 
 
 def known_mistakes(exercise: Exercise) -> list[tuple[str, Answer]]:
@@ -44,10 +47,3 @@ def known_mistakes(exercise: Exercise) -> list[tuple[str, Answer]]:
                     edited = Slip(slip.says, {**form, **slip.edits})
                     known.append((slip.says, mutant(exercise, edited)))
     return known
-
-
-def compile_copy(reference: Answer, source: str) -> Answer:
-    """Run a definition in a copy of the reference's module, and return it."""
-    namespace = dict(vars(sys.modules[reference.__module__]))
-    exec(compile(source, f"<mutant of {reference.__name__}>", "exec"), namespace)
-    return namespace[reference.__name__]

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from rlhf_lab.console import print_line
-from rlhf_lab.course.tables import show_picture
+from rlhf_lab.console import page_console, print_line
 from rlhf_lab.views.dots import seed_dots
 
 CLOSE = 0.005  # largest difference from the stored run of the same seed that is rounding
@@ -41,7 +40,13 @@ class SeedFigures:
             name: (value, [stored[name][i] for i in others])
             for name, value in self.tables[table].items()
         }
-        show_picture(seed_dots(rows, table, digits))
+        picture = seed_dots(rows, table, digits)
+        if page_console().is_jupyter:
+            from IPython.display import display  # in every notebook, but not required
+
+            display(picture)
+        else:
+            print_line(picture.alt)
         if not seeds:
             print_line("no other seeds are stored for these settings", style="dim")
         if self._seed in seeds:

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from rlhf_lab.console import page_console, print_line
 from rlhf_lab.functional import Interval
-from rlhf_lab.views.pictures import Picture
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits: int = 3) -> None:
@@ -21,17 +20,6 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits
     for row in rows:
         table.add_row(*(Text(_format(value, digits)) for value in row))
     page_console().print(table)
-
-
-def show_picture(picture: Picture) -> None:
-    """Show a drawing in a notebook, and its description in a terminal."""
-    console = page_console()
-    if console.is_jupyter:
-        from IPython.display import display  # in every notebook, but not required
-
-        display(picture)
-    else:
-        print_line(picture.alt, console)
 
 
 def show_intervals(

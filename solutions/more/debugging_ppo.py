@@ -30,6 +30,7 @@ from torch import Tensor
 from rlhf_lab import RLHFArgs, RLHFTrainer
 from rlhf_lab.course import Predictions, check, debugging, hint, new_run, progress, show_table
 from rlhf_lab.course.debugging import CULPRITS, RUNGS, SUSPECTS, falls_from
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.functional import compute_gae, token_rewards
 from rlhf_lab.views import sparkline
 
@@ -184,7 +185,7 @@ mine = trained.train()
 theirs = RLHFTrainer(args, out=new_run("package")).train()
 is_same = [report.mean_reward for report in mine] == [report.mean_reward for report in theirs]
 predictions.compare("the two runs are", same_run, "the same" if is_same else "not the same")
-stored = debugging.stored_dashboards()
+stored = stored_figures("dashboards")["runs"]
 
 
 # %%
@@ -238,7 +239,7 @@ credit_for_the_last_falls_from = 3  # predict: 1, 2, 3 or 4
 # %%
 parts = dict(advantages=my_advantages)
 my_climb = {rung: debugging.climb(SETTINGS, rung, parts, MyTrainer) for rung in RUNGS}
-stored_ladder = debugging.stored_hunt("climbs")
+stored_ladder = stored_figures("bug_hunt")["climbs"]
 falls = {name: [falls_from(climbed) for climbed in runs] for name, runs in stored_ladder.items()}
 rows = [["mine", *(my_climb[rung] for rung in RUNGS), str(falls_from(my_climb))]]
 for name, climbs in stored_ladder.items():
@@ -352,7 +353,7 @@ from rlhf_lab.course.exercises.debugging_ppo import alarm  # exercise
 silent_for_all = "yes"  # predict: "yes" or "no"
 
 # %%
-unseen = {"mine": [debugging.make_dashboard(mine)], **debugging.stored_hunt("others")}
+unseen = {"mine": [debugging.make_dashboard(mine)], **stored_figures("bug_hunt")["others"]}
 rings = {name: sum(map(alarm, dashboards)) for name, dashboards in unseen.items()}
 show_table(["run", "alarms", "of"], [[name, rings[name], len(unseen[name])] for name in unseen])
 predictions.compare("silent for all six", silent_for_all, "no" if any(rings.values()) else "yes")

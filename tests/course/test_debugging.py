@@ -1,8 +1,9 @@
 """Debugging PPO: stored dashboards, broken trainers, the alarm, and the ladder."""
 
-from rlhf_lab.course.debugging import WRONG_CLIMBERS, falls_from, first_word, last_word, stored_hunt
+from rlhf_lab.course.debugging import WRONG_CLIMBERS, falls_from, first_word, last_word
 from rlhf_lab.course.exercise import find_exercise
 from rlhf_lab.course.grading import Judge
+from rlhf_lab.course.seed_figures import stored_figures
 
 
 def test_alarm_passes_unless_it_misses_a_kind() -> None:
@@ -31,9 +32,9 @@ def test_the_rewards_of_words_are_those_of_their_first_letters():
 
 
 def test_each_wrong_trainer_fails_at_another_rung():
-    climbs = stored_hunt("climbs").items()
-    falls = {name: [falls_from(one) for one in runs] for name, runs in climbs}
+    climbs = stored_figures("bug_hunt")["climbs"]
+    falls = {name: [falls_from(one) for one in runs] for name, runs in climbs.items()}
     assert falls.keys() == {"healthy", *WRONG_CLIMBERS}
     assert list(falls.values()) == [[4] * 3, [1] * 3, [2] * 3, [3] * 3]
-    credit, healthy = (stored_hunt("climbs")[name] for name in ("credit for the last", "healthy"))
+    credit, healthy = (climbs[name] for name in ("credit for the last", "healthy"))
     assert all(a["2: last word"] > b["2: last word"] for a, b in zip(credit, healthy, strict=True))

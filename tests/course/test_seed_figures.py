@@ -33,11 +33,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"total_phases": 12, "seed": 9}, (0.25, 0.5), "first 0.250 (others 0.200 to 0.500); "),
         ({"total_phases": 12, "seed": 1}, (0.2, 0.3), "first 0.200 (others 0.500 to 0.500)"),
         ({"total_phases": 2, "seed": 1}, (0.2, 0.3), "no other seeds are stored"),
-        (
-            {"total_phases": 12, "seed": 2},
-            (0.5, 0.12),
-            "seed 2 differs from this one by up to 0.02",
-        ),
+        ({"total_phases": 12, "seed": 2}, (0.5, 0.12), "2 differs from this one by up to 0.02"),
         ({"total_phases": 12, "seed": 2}, (0.5, 0.101), "first 0.500 (others 0.200 to 0.500)"),
     ],
 )

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from rlhf_lab.config import RLHFArgs
-from rlhf_lab.course.debugging import stored_dashboards
 from rlhf_lab.course.exercise import Answer, make_exercise
 from rlhf_lab.course.exercises.toys import toy_rollout, toy_trainer, toy_transformer
+from rlhf_lab.course.seed_figures import stored_figures
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training import (
     LearningStats,
@@ -156,14 +156,15 @@ def alarm(numbers: dict[str, list[float]]) -> bool:
 
 
 def _observe_alarm(fn: Answer, order: int) -> dict[str, Any]:
-    stored = stored_dashboards()
+    stored = stored_figures("dashboards")["runs"]
     kinds = list(stored)[::order]
     answers = {kind: [fn(numbers) for numbers in stored[kind]] for kind in kinds}
     facts: dict[str, Any] = {}
     for kind in ("healthy", *sorted(set(kinds) - {"healthy"})):
         where = "nothing is broken" if kind == "healthy" else kind
         facts[f"it goes off, of {len(answers[kind])}, where {where}"] = sum(answers[kind])
-    return facts | {"the numbers are unchanged": stored == stored_dashboards()}
+    are_unchanged = stored == stored_figures("dashboards")["runs"]
+    return facts | {"the numbers are unchanged": are_unchanged}
 
 
 _alarm = make_exercise(alarm, observe=_observe_alarm)
