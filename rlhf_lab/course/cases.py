@@ -147,15 +147,17 @@ def draw(
     """Draw each tensor argument in the shape of its annotation.
 
     Floats are normal (noise is uniform), tokens are below d_vocab, and masks are True up to a
-    random length. Arguments with a default are left out, unless they are in `given` or `optional`.
+    random length. Arguments with a default or without a shape are left out, unless they are in
+    `given` or `optional`.
     """
     draws, inner = Draws(seed), inspect.unwrap(fn)
     hints, arguments = get_type_hints(inner), {}
     for name, parameter in inspect.signature(inner).parameters.items():
+        kind = array_type(hints[name])
         if given and name in given:
             arguments[name] = given[name]
-        elif name in optional or parameter.default is inspect.Parameter.empty:
-            arguments[name] = _draw_one(name, array_type(hints[name]), sizes, draws)
+        elif kind and (name in optional or parameter.default is inspect.Parameter.empty):
+            arguments[name] = _draw_one(name, kind, sizes, draws)
     return arguments
 
 
@@ -165,8 +167,6 @@ def array_type(hint: Any) -> Any:
 
 
 def _draw_one(name: str, kind: Any, sizes: Sizes, draws: Draws) -> Tensor:
-    if kind is None:
-        raise ValueError(f"{name} has no shape in its annotation. Pass this argument.")
     shape = tuple(sizes[axis] for axis in kind.dim_str.split())
     if kind.__name__.startswith("Int"):
         return draws.integers(sizes["d_vocab"], *shape)

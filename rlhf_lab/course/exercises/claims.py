@@ -14,7 +14,7 @@ from rlhf_lab.course.cases import Arguments, Cases, Draws
 from rlhf_lab.course.claims import Claim
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.errors import ConfigError
-from rlhf_lab.functional import bootstrap_means, paired_permutation_test, seed_interval
+from rlhf_lab.functional import Interval, bootstrap_means, paired_permutation_test, seed_interval
 from rlhf_lab.training.report import LearningStats, RolloutStats
 
 
@@ -92,8 +92,8 @@ def _pair_cases() -> Cases:
 def _observe_claim(fn: Answer, tuned: Tensor, base: Tensor, control: Tensor) -> dict[str, Any]:
     found = fn(tuned, base, control)
     return {
-        **_interval_facts("effect", found.effect, (tuned - base).double()),
-        **_interval_facts("beyond_control", found.beyond_control, (tuned - control).double()),
+        **interval_facts("effect", found.effect, bootstrap_means(tuned - base)),
+        **interval_facts("beyond_control", found.beyond_control, bootstrap_means(tuned - control)),
         "holds": found.holds,
         "the sentence has more than three words": len(found.says.split()) > 3,
         "refuted_by has a number": any(letter.isdigit() for letter in found.refuted_by),
@@ -124,20 +124,31 @@ def _claim_cases() -> Cases:
     }
 
 
-def _interval_facts(name: str, found: Any, differences: Float[Tensor, " n"]) -> dict[str, Any]:
+def interval_facts(name: str, found: Any, expected: Interval) -> dict[str, Any]:
+    """Compare an interval with that of a bootstrap, which may have used other random numbers."""
     facts = {
+        f"value of {name}": torch.as_tensor(found.value).double().reshape(()),
         f"n of {name}": found.n,
-        f"value of {name}": round(float(found.value), 4),
+        f"{name} has an interval": None not in (found.low, found.high),
     }
-    if len(differences) == 1:
-        return facts | {f"{name} of one text has no interval": found.low is None}
-    if found.low is None or found.high is None:
-        return facts | {f"{name} has an interval": False}
-    expected = 2 * 1.96 * differences.std().item() / len(differences) ** 0.5
-    width = float(found.high - found.low) / expected
-    return facts | {f"{name}'s interval is as wide as it should be": 0.75 < width < 1.35}
+    if None in (found.low, found.high, expected.low):
+        return facts
+    width = expected.high - expected.low
+    ratio = float((found.high - found.low) / width)
+    apart = (found.low + found.high - expected.low - expected.high).abs() / 2
+    return facts | {
+        f"width of {name}'s interval": next(words for limit, words in WIDTHS if ratio < limit),
+        f"the middle of {name}'s interval agrees with a bootstrap": bool(apart <= 0.15 * width),
+    }
 
 
+WIDTHS = (
+    (0.6, "far too narrow"),
+    (0.85, "too narrow"),
+    (1.18, "as wide as a bootstrap's"),
+    (1.7, "too wide"),
+    (math.inf, "far too wide"),
+)
 DIRECTION = r"\b(higher|lower|larger|smaller|more|less|fewer|earlier|later)\b"
 
 

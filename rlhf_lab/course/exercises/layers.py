@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
-from rlhf_lab.course.exercise import Answer, exercise
+from rlhf_lab.course.cases import Arguments, Cases, Draws
+from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.models.hooked_model import empty_cache
@@ -69,42 +69,17 @@ def _forward_cases() -> Cases:
 def _forward(policy: Any, ids: Tensor, mask: Tensor | None, cached: int) -> Any:
     if not cached:
         return policy(ids) if mask is None else policy(ids, mask)
-    model = policy.base_model
-    cache = empty_cache(model, len(ids))
-    parts = []
-    for part in (ids[:, :cached], ids[:, cached:]):
-        real = torch.ones_like(part, dtype=torch.bool)
-        parts.append(policy(part, attention_mask=real, past_kv_cache=cache))
-    (logits, values), (more_logits, more_values) = parts
-    return torch.cat([logits, more_logits], 1), torch.cat([values, more_values], 1)
+    cache, real = empty_cache(policy.base_model, len(ids)), torch.ones_like(ids).bool()
+    cuts = slice(cached), slice(cached, None)
+    parts = [policy(ids[:, cut], real[:, cut], past_kv_cache=cache) for cut in cuts]
+    return [torch.cat(halves, 1) for halves in zip(*parts, strict=True)]
 
 
 def _count_hooks(model: torch.nn.Module) -> int:
     return sum(len(point._forward_hooks) for point in model.hook_dict.values())
 
 
-@exercise(fit_ridge)
-def _ridge_cases() -> Cases:
-    def case(*shape: int, seed: int, away: float = 0.0, ridge: float = 0.1) -> Arguments:
-        draws = Draws(seed)
-        x, slope = draws.normal(*shape) + away, draws.normal(shape[-1])
-        y = x @ slope + draws.normal(*shape[:-1])
-        return {"x": x, "y": y, "mask": torch.ones(shape[:-1], dtype=torch.bool), "ridge": ridge}
-
-    ordinary, masked = case(12, 3, seed=0), case(12, 3, seed=2)
-    masked["mask"] = torch.arange(12) % 3 > 0
-    spoilt = {name: masked[name].clone() for name in ("x", "y")}
-    spoilt["x"][0, 1], spoilt["y"][3] = torch.nan, torch.nan
-    return {
-        "ordinary": ordinary,
-        "several sites at once": case(2, 9, 4, seed=1),
-        "masked": masked,
-        "nan where the mask is False": masked | spoilt,
-        "far from 0": case(15, 3, seed=3, away=5.0),
-        "large activations": ordinary | {"x": 20 * ordinary["x"]},
-        "nearly no penalty": case(12, 3, seed=5, ridge=1e-6),
-        "x is the same in every row": ordinary | {"x": ordinary["x"][:1].expand(12, 3)},
-    }
+_ridge = make_exercise(fit_ridge)
 
 
 @exercise(
@@ -174,21 +149,11 @@ def _eraser_cases() -> Cases:
     }
 
 
-@exercise(ablate)
-def _ablate_cases() -> Cases:
-    def case(site: int, n: int, d_model: int) -> Arguments:
-        drawn = draw(ablate, {"*site": site, "n": n, "d_model": d_model}, n)
-        direction = torch.nn.functional.normalize(drawn["direction"], dim=-1)
-        return drawn | {"direction": direction}
+def _observe_ablation(fn: Answer, x: Tensor, direction: Tensor) -> Tensor:
+    return fn(x, torch.nn.functional.normalize(direction, dim=-1))
 
-    first = case(2, 4, 5)
-    return {
-        "ordinary": first,
-        "other sizes": case(3, 2, 6),
-        "one activation": case(1, 1, 5),
-        "no layer axis": {name: value[0] for name, value in first.items()},
-        "large numbers": first | {"x": 1e6 * first["x"]},
-    }
+
+_ablate = make_exercise(ablate, observe=_observe_ablation)
 
 
 def _observe_labels(fn: Answer, tokens: Tensor, share: float) -> dict[str, Any]:

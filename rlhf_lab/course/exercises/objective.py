@@ -6,11 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlhf_lab.course.cases import (
-    Arguments,
-    Cases,
-    Draws,
-)
+from rlhf_lab.course.cases import Arguments, Cases, Draws
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     calc_clipped_surrogate_objective,

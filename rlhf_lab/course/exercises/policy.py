@@ -1,5 +1,6 @@
 """Exercises on the policy, and on what RLHF changed: sampling, heads, weights, logit shifts."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from rlhf_lab.course.cases import Arguments, Cases, Draws
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
+from rlhf_lab.course.exercises.claims import interval_facts
 from rlhf_lab.course.exercises.toys import TOY_VOCABULARY, residual_cases, toy_transformer
 from rlhf_lab.diffing import ablate_heads, logit_lens, patch_heads
 from rlhf_lab.diffing.logit_shift import ModelEnd, split_shift
@@ -46,21 +48,9 @@ def _draw_cases() -> Cases:
     }
 
 
-@exercise(sample_without_cache, lambda fn, **kw: fn(toy_transformer(), **kw))
-def _sampling_cases() -> Cases:
-    draws = Draws(0)
-
-    def case(batch: int, prefix: int, gen: int, temperature: float) -> Arguments:
-        prompts = draws.integers(TOY_VOCABULARY, batch, prefix)
-        return {"prompts": prompts, "noise": draws.uniform(gen, batch), "temperature": temperature}
-
-    return {
-        "ordinary": case(4, 4, 6, 1.0),
-        "cold": case(5, 3, 7, 0.5),
-        "one step": case(6, 2, 1, 1.5),
-        "a prompt of one token": case(4, 1, 6, 1.5),
-        "nearly greedy": case(3, 4, 6, 0.01),
-    }
+_sampling = make_exercise(
+    sample_without_cache, observe=lambda fn, **kw: fn(toy_transformer(), **kw)
+)
 
 
 def _observe_lens(fn: Answer, residual: Tensor, norm: str = "LN", sharper: float = 1.0) -> Any:
@@ -105,22 +95,9 @@ def _observe_fraction(
     found = fn(clean, corrupted, patched, level=level, resamples=200)
     if found.value is None:
         return {"the fraction is defined": False}
-    facts = {
-        "the fraction is defined": True,
-        "share": torch.as_tensor(found.value).double().reshape(()),
-        "sequences": found.n,
-        "there is an interval": found.low is not None,
-    }
     ratio = lambda clean, corrupted, patched: (patched - corrupted) / (clean - corrupted)
     expected = bootstrap_means(clean, corrupted, patched, statistic=ratio, level=level)
-    if found.low is None or expected.low is None:
-        return facts
-    width = expected.high - expected.low
-    apart = (found.low + found.high - expected.low - expected.high).abs() / 2
-    return facts | {
-        "width of the interval": _in_words(float((found.high - found.low) / width)),
-        "its middle agrees with a bootstrap": bool(apart <= 0.15 * width),
-    }
+    return {"the fraction is defined": True} | interval_facts("the fraction", found, expected)
 
 
 @exercise(recovered_fraction, _observe_fraction)
@@ -142,14 +119,6 @@ def _fraction_cases() -> Cases:
         "clean and corrupted differ only by chance": no_effect,
         "another level": case(0.6) | {"level": 0.5},
     }
-
-
-def _in_words(width: float) -> str:
-    if 0.85 <= width <= 1.18:
-        return "as wide as a bootstrap's"
-    if width < 0.85:
-        return "too narrow" if width > 0.6 else "far too narrow"
-    return "too wide" if width < 1.7 else "far too wide"
 
 
 _patch_heads = make_exercise(patch_heads, lambda: _head_cases("z", "donor"))
@@ -238,58 +207,27 @@ def _observe_graft(fn: Answer, belongs: str) -> dict[str, Any]:
     base, tuned = toy_transformer(0), toy_transformer(1)
     if belongs == "ln_final":
         base.add_perma_hook("hook_embed", lambda activation, hook: 2 * activation)
-    weights = [_get_weights(model) for model in (base, tuned)]
+    weights = [copy.deepcopy(dict(model.named_parameters())) for model in (base, tuned)]
     made = fn(base, tuned, lambda name: belongs in name)
     data = {w.data_ptr() for w in made.parameters()}
     given = {w.data_ptr() for model in (base, tuned) for w in model.parameters()}
-    origins = {name: _origin(name, w, *weights) for name, w in made.named_parameters()}
+    origins = {n: [torch.equal(w, x[n]) for x in weights] for n, w in made.named_parameters()}
     return {
-        "the result": "a HookedTransformer",
-        "weights from the tuned model": [n for n, where in origins.items() if where == "tuned"],
-        "weights from neither": [n for n, where in origins.items() if where == "neither"],
-        "the base is unchanged": _same(weights[0], _get_weights(base)),
-        "the tuned model is unchanged": _same(weights[1], _get_weights(tuned)),
+        "weights from the tuned model": [n for n, (_, of_tuned) in origins.items() if of_tuned],
+        "weights from neither": [name for name, equal in origins.items() if not any(equal)],
+        "the base is unchanged": _has_weights(base, weights[0]),
+        "the tuned model is unchanged": _has_weights(tuned, weights[1]),
         "the graft shares weights with a model": bool(data & given),
         "the graft has hooks": has_hooks(made),
         "the graft's weights can be trained": any(w.requires_grad for w in made.parameters()),
     }
 
 
-def _get_weights(model: HookedModel) -> dict[str, Tensor]:
-    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+def _has_weights(model: HookedModel, weights: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(w, weights[name]) for name, w in model.named_parameters())
 
 
-def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    return all(torch.equal(weight, other[name]) for name, weight in one.items())
-
-
-def _origin(
-    name: str, weight: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
-) -> str:
-    if torch.equal(weight, tuned[name]):
-        return "tuned"
-    return "base" if torch.equal(weight, base[name]) else "neither"
-
-
-@exercise(truncate_delta)
-def _delta_cases() -> Cases:
-    draws = Draws(0, torch.float64)
-
-    def case(rows: int, cols: int, rank: int, dtype: torch.dtype = torch.float32) -> Arguments:
-        before = 3 * draws.normal(rows, cols)
-        after = before + draws.normal(rows, cols)
-        return {"before": before.to(dtype), "after": after.to(dtype), "rank": rank}
-
-    return {
-        "tall, rank 2": case(6, 4, 2),
-        "wide, rank 1": case(3, 7, 1),
-        "square, rank 3": case(5, 5, 3),
-        "rank 0": case(4, 3, 0),
-        "full rank": case(4, 3, 3),
-        "a rank above the full rank": case(4, 3, 9),
-        "float64": case(4, 5, 2, torch.float64),
-        "rank below 0": case(4, 3, -1),
-    }
+_delta = make_exercise(truncate_delta)
 
 
 _graft = make_exercise(graft, observe=_observe_graft)

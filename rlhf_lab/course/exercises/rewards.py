@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlhf_lab.course.cases import Arguments, Cases, Draws, draw
+from rlhf_lab.course.cases import Arguments, Cases, Draws, draw, standard_cases
 from rlhf_lab.course.exercise import Answer, exercise, make_exercise
 from rlhf_lab.functional import (
     best_of_n_weights,
@@ -26,21 +26,15 @@ from rlhf_lab.rewards import SentimentReward, sentiment_reward
 
 @exercise(masked_mean)
 def _masked_mean_cases() -> Cases:
-    masked = draw(sequence_sum, {"batch": 3, "gen": 4}, 0, optional=("mask",))
-    x, mask = masked["x"], masked["mask"]
-    return {
-        "ordinary": {"x": x},
-        "masked": masked,
+    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=["x"], half=["x"])
+    masked = cases["masked"]
+    return cases | {
         "masked, along an axis": masked | {"dim": -1},
-        "along the first axis": {"x": x, "dim": 0},
-        "batch of 1, one token": draw(sequence_sum, {"batch": 1, "gen": 1}, 1),
-        "no token is real": {"x": x, "mask": torch.zeros_like(mask)},
+        "along the first axis": cases["ordinary"] | {"dim": 0},
+        "no token is real": masked | {"mask": torch.zeros(3, 4).bool()},
         "with a denominator": masked | {"denominator": 7},
         "with a denominator below 1": masked | {"denominator": 0.5},
         "with a denominator of 0": masked | {"denominator": 0},
-        "nan where the mask is False": {"x": x.masked_fill(~mask, torch.nan), "mask": mask},
-        "large numbers": {"x": x * 1e30},
-        "half precision": {"x": x.half()},
     }
 
 
@@ -224,20 +218,7 @@ def _observe_best_of_n(fn: Answer, **arguments: Any) -> Any:
     }
 
 
-@exercise(best_of_n_weights, _observe_best_of_n)
-def _best_of_n_cases() -> Cases:
-    draws = Draws(3)
-    case = lambda rows, samples, n: {"rewards": draws.normal(rows, samples), "n": n}
-    ties = torch.tensor([[1.0, 0.0, 1.0, 0.0, 2.0, 0.0], [3.0] * 6])
-    return {
-        "the best of 2 of 5": case(1, 5, 2),
-        "two rows": case(2, 6, 3),
-        "the best of 1": case(2, 4, 1),
-        "the best of all": case(1, 5, 5),
-        "equal rewards": {"rewards": ties, "n": 3},
-        "512 of 4,000": case(1, 4000, 512),
-        "one sample": case(1, 1, 1),
-    }
+_best_of_n = make_exercise(best_of_n_weights, observe=_observe_best_of_n)
 
 
 def _observe_lora(build: Answer, shape: list[int], **settings: Any) -> dict[str, Any]:
