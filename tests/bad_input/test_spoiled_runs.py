@@ -95,7 +95,6 @@ REJECTED: list[tuple[tuple[str, ...], Edit, str]] = [
     *((ALL, instead("run.json", kind), "RUN") for kind in ("pipe", "nothing")),
     (LOADING, CUT, "last.safetensors is corrupt"),
     (("resume",), CUT, "`export RUN OUT --checkpoint best`"),
-    (("shorten",), info("status", "stopped"), "total_phases=1 must be >= 2, the phases done"),
     (("export-best",), raw(BEST, lambda b: b[:-1000]), "--checkpoint last`"),
     *((ALL, info(name, ...), "run.json has unexpected contents") for name in ("id", "args")),
     *(
@@ -121,7 +120,6 @@ COMMANDS = {
     "report": "report RUN",
     "sample": "sample RUN -n 1 --gen-len 2",
     "export": "export RUN MADE",
-    "shorten": "resume RUN --total-phases 1",  # which must be more than its warmup_steps=1
     "export-best": "export RUN MADE --checkpoint best",
 }
 

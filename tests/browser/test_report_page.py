@@ -17,13 +17,14 @@ from rlhf_lab.__main__ import main
 size = "--total-phases 2 --warmup-steps 1 --batch-size 16 --num-minibatches 2".split()
 main(["train", "--preset", "reel", *size, "--out", "plain"])
 main(["train", "--preset", "reel", *size, "--probes", "--out", "probed"])
+main(["train", "--preset", "reel", *size, "--probes", "--seed", "2", "--out", "other"])
 path = Path("probed/samples.jsonl")
 samples = [json.loads(line) for line in path.read_text().splitlines()]
 for sample in samples:
     sample["text"] = sample["text"].replace("this", "This <i>", 1)
 samples[0]["true_reward"] = None
 path.write_text("".join(json.dumps(sample) + chr(10) for sample in samples))
-for name in ("plain", "probed"):
+for name in ("plain", "probed", "other"):
     main(["report", name])
 """
 COLUMNS = {"phase": "phase", "reward": "reward", "true reward": "true_reward", GAP: "gap"}
@@ -42,10 +43,10 @@ KEPT = """() => [$$('details[open] summary').map((fold) => fold.textContent), sc
 
 @pytest.fixture(scope="module")
 def reports(chromium, tmp_path_factory, cold_python):
-    """The reports of a plain run and of one with the default probes, by name."""
+    """The reports of a plain run and of two with the default probes, by name."""
     place = tmp_path_factory.mktemp("runs")
     cold_python(["-c", RUNS], cwd=place).check_returncode()
-    return {name: place / name / "report.html" for name in ("plain", "probed")}
+    return {name: place / name / "report.html" for name in ("plain", "probed", "other")}
 
 
 def wait(page):
@@ -107,7 +108,6 @@ def steps_through_phases(page):
         marks = page.locator("#curves .now title").all_text_contents()
         assert all(f", phase {phase[0]}: " in mark for mark in marks)
         assert len(marks) >= 4 or phase == "2 of 2"  # samples after the last step
-    assert page.evaluate("getComputedStyle($('#curves .now circle')).strokeWidth") == "2.5px"
     pressed(page, "o")
     assert not page.locator("details.probe[open]").count()
     page.evaluate("readHeader()")
@@ -269,7 +269,7 @@ def test_a_report_is_whole_and_legible_without_a_network(chromium, reports, legi
         sorts_and_searches(page, Run(report.parent))
         shows_tokens(page, Run(report.parent))
         is_restored_from_its_address(page)
-    pressed(page, "o")
+    pressed(page, "o", "ArrowLeft")
     ledger = page.locator("h3", has_text="step_ledger").locator("xpath=following::table[2]")
     assert ledger.locator("th").all_inner_texts()[-1] == "share"
     assert ledger.evaluate("t => t.offsetWidth <= t.parentElement.clientWidth")
@@ -279,6 +279,8 @@ def test_a_report_is_whole_and_legible_without_a_network(chromium, reports, legi
     urls = {url.partition("#")[0] for url in requests if not url.startswith("data:")}
     assert urls - {"about:blank"} == {report.as_uri()} and messages == []
     legible(page, "body")
+    stroke = page.evaluate("getComputedStyle($('#curves .now circle')).stroke")
+    assert stroke == {"light": "rgb(28, 30, 33)", "dark": "rgb(255, 255, 255)"}[scheme]
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.body.scrollWidth <= window.innerWidth")
     label = "getComputedStyle($('#samples td[data-label=KL]'), '::before').content"
@@ -379,10 +381,15 @@ def test_two_runs_are_shown_side_by_side(chromium, reports):
         assert "2 probed: Phase 1; records" in notes.nth(0).inner_text()
         assert "1 plain: Nothing is recorded by phase 1" in notes.nth(1).inner_text()
         runs = [row["run"] for row in page.evaluate(ROWS)]
-        assert runs == sorted(runs) and set(runs) == {"1 plain", "2 probed"}
+        assert runs == sorted(runs) and set(runs) == {"1 plain", "2 probed", "3 other"}
         page.locator("#b").select_option(label="2 probed")
         page.wait_for_selector("#kl_by_position [data-side=b] svg")
         assert "&a=1&b=1" in page.url
+        sides = page.locator("#kl_by_position .at")
+        before = sides.all_text_contents()
+        page.locator("#a").select_option(label="3 other")
+        wait(page)
+        assert before[0] == before[1] == sides.nth(1).text_content() != sides.nth(0).text_content()
         page.locator("#a").select_option(label="1 plain")
         page.wait_for_selector("#kl_by_position [data-side=a]:empty", state="attached")
         seen = page.evaluate(SEEN)

@@ -8,6 +8,7 @@ import torch
 
 from rlhf_lab.config import RLHFArgs
 from rlhf_lab.diffing import compare
+from rlhf_lab.diffing.compare import load_end
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.identity import Check
 from rlhf_lab.models import load_model
@@ -77,6 +78,8 @@ def test_a_run_is_compared_with_its_start(texts):
     eval_text = ["this movie wow , the plot was", "this movie", "this film honestly , the plot"]
     attach(trainer, RunHealth(), eval_text=eval_text, keep_eval_text=True)
     trainer.train()
+    pairs = zip(load_end("run").parameters(), trainer.policy.base_model.parameters(), strict=True)
+    assert all(stored.equal(last) for stored, last in pairs)
     done = accepted(["compare", "./run", "run", *FEW, "--length", "2"])
     assert "3 texts of 2 tokens, the eval text of run" in done.out
     assert "Shift of loved - hated: 0 " not in done.out and "1 of 1 checks hold" in done.out

@@ -43,6 +43,10 @@ def test_rare_words_raise_alarms_only_when_one_is_expected():
     before = 1e-6 * (1 + 0.1 * torch.randn(8, 5, generator=torch.Generator().manual_seed(0)))
     assert promoted_words(won, before, states, str)[1] == []
     assert len(promoted_words(won, before, 1000 * states, str)[1]) == 5
+    states = torch.tensor([1] * 10 + [100] * 10)  # texts with more states have smaller gains
+    won, before = (1 / states.double())[:, None].expand(-1, 3), torch.full((20, 3), 0.01)
+    (row, *_), _ = promoted_words(won, before, states, str)
+    assert row["low"] < row["won"] < row["high"]
 
 
 @pytest.mark.parametrize("kind", ["plain", "padded", "grouped", "hacked"])

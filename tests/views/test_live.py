@@ -119,15 +119,11 @@ def test_panel_shows_progress_curves_samples_and_path(trainer, clock):
     assert all(words in text for words, text in zip(doing, seen, strict=False))
     assert "1 of 4 done" in seen[6] and "sample of phase 0" in seen[6] and "0:30 left" in seen[6]
     parts = ("reel-nano", "reward sentiment", "2 of 4 done", "0:20 left", trainer.run.path.name)
-    assert all(part in picture for part in parts), picture
+    assert "sample of phase 1" in picture and all(x in picture for x in parts), picture
     for name, label in CURVES:
         first, last = (formatted(getattr(report, name)) for report in reports)
         row = rf"│ +{label} +{re.escape(first)} to {re.escape(last)} +[▁█]{{2}} "
         assert bool(re.search(row, picture)) == (last != "–"), label
-    newest = [line for line in trainer.run.read("samples.jsonl") if line["phase"] == 1][:5]
-    assert "sample of phase 1" in picture and len(newest) == 5
-    for sample in newest:
-        assert re.search(rf"{sample['reward']:.3f} +{re.escape(sample['text'])}", picture)
 
 
 @pytest.mark.slow

@@ -62,6 +62,9 @@ def test_marks_carry_label_value_and_interval():
     drawn = curves(TWO, "t", bands={"b": ([0.1, 0.9], [0.2, 1.25])})
     expected = ["b, phase 0: 0.125 [0.1, 0.2]", "b, phase 1: 1 [0.9, 1.25]"]
     assert titles(drawn)[2:] == expected
+    (outline,) = re.findall(r'class="band[^"]*" points="([^"]*)"', drawn.svg)
+    x = [point.split(",")[0] for point in outline.split()]  # there and back
+    assert x[0] == x[3] != x[1] == x[2]
     drawn = heatmap([[0.0, None], [1.0, 9.0]], ["a", "b"], ["x", "y"], "t", limits=(0, 2))
     assert titles(drawn) == ["a, x: 0", "b, x: 1", "b, y: 9, beyond the scale"]
     assert titles(heatmap([[5, 6]], ["a"], ["all"], "t")) == ["a, 0: 5", "a, 1: 6"]
