@@ -26,7 +26,7 @@ class Claim:
     refuted_by: str
 
 
-def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:
+def show_claims(claims: Mapping[str, Claim]) -> None:
     """Print claims as a report, ordered by figure, with the measurements that would refute them."""
     rows = [[name, claim.says, "yes" if claim.holds else "no"] for name, claim in claims.items()]
     show_table(["measure", "claim", "holds"], rows)
@@ -34,6 +34,6 @@ def show_claims(claims: Mapping[str, Claim], what: str = "texts") -> None:
         "tuned - base": {name: claim.effect for name, claim in claims.items()},
         "tuned - control": {name: claim.beyond_control for name, claim in claims.items()},
     }
-    show_intervals("measure", columns, what)
+    show_intervals("measure", columns)
     refuted = [[name, claim.refuted_by] for name, claim in claims.items()]
     show_table(["measure", "refuted by"], refuted)

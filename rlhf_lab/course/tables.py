@@ -23,7 +23,7 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], digits
 
 
 def show_intervals(
-    first: str, columns: Mapping[str, Mapping[str, Interval]], what: str = "texts", digits: int = 2
+    first: str, columns: Mapping[str, Mapping[str, Interval]], what: str = "texts"
 ) -> None:
     """Print estimates by row and column, each with the ends of its interval; below, their n.
 
@@ -37,7 +37,7 @@ def show_intervals(
     """
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [
-        [name, *(_format_interval(column.get(name), digits) for column in columns.values())]
+        [name, *(_format_interval(column.get(name)) for column in columns.values())]
         for name in names
     ]
     show_table([first, *columns], rows)
@@ -50,11 +50,11 @@ def show_intervals(
     print_line(f"95 % intervals, bootstrap over n = {n} {what}", page_console(), "dim")
 
 
-def _format_interval(interval: Interval | None, digits: int) -> str:
+def _format_interval(interval: Interval | None) -> str:
     if interval is None or interval.value is None:
         return "-"
-    ends = [_format(x.item(), digits) for x in (interval.low, interval.high) if x is not None]
-    value = _format(interval.value.item(), digits)
+    ends = [_format(x.item(), 2) for x in (interval.low, interval.high) if x is not None]
+    value = _format(interval.value.item(), 2)
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
