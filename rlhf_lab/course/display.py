@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from rlhf_lab.course.exercise import Case, Exercise
+from rlhf_lab.course.cases import Arguments
+from rlhf_lab.course.exercise import Exercise
 from rlhf_lab.course.grading import Difference, Verdict
 from rlhf_lab.course.progress_file import ExerciseRecord
 from rlhf_lab.errors import ConfigError
@@ -36,7 +37,9 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
     mark, color = STATE_MARKS[verdict.state]
     title = Text.assemble((f"{mark} ", f"bold {color}"), (exercise.name, "bold"))
     if verdict.difference is not None:
-        parts = _difference_parts(verdict.difference)
+        case = verdict.difference.case
+        parts = [Text(f"case: {format_case(case, exercise.cases()[case])}")]
+        parts += _difference_parts(verdict.difference)
         if verdict.slip:
             parts.append(Text.assemble(("likely: ", f"bold {BAD}"), verdict.slip))
         return Panel(Group(*parts), title=title, border_style=color, expand=False, width=WIDTH)
@@ -50,23 +53,22 @@ def verdict_panel(exercise: Exercise, verdict: Verdict) -> RenderableType:
 
 
 def _difference_parts(difference: Difference) -> list[RenderableType]:
-    case = Text(f"case: {format_case(difference.case)}")
     if difference.kind == "error":
-        return [case, Text(), Text(difference.rows[0][1])]
+        return [Text(), Text(difference.rows[0][1])]
     table = Table("", "yours", "expected", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in difference.rows:
         table.add_row(*map(Text, row))
-    return [case, table]
+    return [table]
 
 
-def format_case(case: Case) -> str:
+def format_case(label: str, arguments: Arguments) -> str:
     """Format a case as its label and arguments, tensors by their shapes."""
-    arguments = [
+    parts = [
         f"{name}{list(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
-        for name, value in case.arguments.items()
+        for name, value in arguments.items()
         if isinstance(value, (Tensor, int, float, str))
     ]
-    return f"{case.label}: {', '.join(arguments)}" if arguments else case.label
+    return f"{label}: {', '.join(parts)}" if parts else label
 
 
 def hint_panel(exercise: Exercise, number: int) -> Panel:

@@ -1,7 +1,6 @@
 """Exercises: reference, cases to compare on, hints, known wrong answers (slips); all of them."""
 
 import functools
-import itertools
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +14,6 @@ from rlhf_lab.course.cases import Cases, declared_cases
 EXERCISE_FILES = ("rewards layers objective ppo debugging_ppo policy verifiable claims").split()
 
 Answer = Callable[..., Any]  # what a learner writes: a function or a class
-
-
-@dataclass(frozen=True)
-class Case:
-    """One set of arguments for both functions, with a label for the learner.
-
-    Tensors are cloned before each call.
-    """
-
-    label: str
-    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,7 +46,7 @@ class Exercise:
         difficulty, importance: from 1 to 5.
         minutes: typical time.
         hints: three: the idea, the shapes, the line.
-        cases: a function that returns the seeded cases.
+        cases: a function that returns the seeded arguments of each case by its label.
         slips: known mistakes, at least two. Variants of a mistake have the same words.
         forms: edits of the reference that keep its results, in which a slip may have others.
             Each slip is also tried in each form.
@@ -76,7 +64,7 @@ class Exercise:
     importance: int
     minutes: int
     hints: tuple[str, str, str]
-    cases: Callable[[], tuple[Case, ...]]
+    cases: Callable[[], Cases]
     slips: tuple[Slip, ...]
     gradients: tuple[str, ...] = ()
     errors_tried: bool = False
@@ -108,8 +96,7 @@ def make_exercise(
     declared = fields.pop("standard_cases", ()), fields.pop("cases", {})
     cases = cases or (lambda: declared_cases(reference, *declared))
     lists = {name: tuple(field) for name, field in fields.items() if isinstance(field, list)}
-    made = lambda: tuple(itertools.starmap(Case, cases().items()))
-    return Exercise(reference=reference, cases=made, observe=observe, **fields | lists)
+    return Exercise(reference=reference, cases=cases, observe=observe, **fields | lists)
 
 
 def exercise(

@@ -44,10 +44,10 @@ class Judge:
     @functools.cached_property
     def expected(self) -> list[Outcome]:
         """The reference's outcome on each case; raises RuntimeError if the reference raises."""
-        found = [observe(self.exercise, self.exercise.reference, case) for case in self.cases]
-        for case, outcome in zip(self.cases, found, strict=True):
+        found = [self._observe(self.exercise.reference, label) for label in self.cases]
+        for label, outcome in zip(self.cases, found, strict=True):
             if outcome.error and not self.exercise.errors_tried:
-                raise RuntimeError(f"{self.exercise.name}, {case.label}: {outcome.error}")
+                raise RuntimeError(f"{self.exercise.name}, {label}: {outcome.error}")
         return found
 
     @functools.cached_property
@@ -66,13 +66,13 @@ class Judge:
             warnings.simplefilter("ignore")
             outcomes: list[Outcome] = []
             try:
-                for case in self.cases:
-                    outcomes.append(observe(self.exercise, fn, case))
+                for label in self.cases:
+                    outcomes.append(self._observe(fn, label))
             except NotImplementedError:
                 return Verdict("unwritten", len(self.cases))
             except Stopped as stop:  # not called again: each case would take as long
                 rows = (("raised", str(stop), "no error"),)
-                difference = Difference("error", rows, self.cases[len(outcomes)])
+                difference = Difference("error", rows, list(self.cases)[len(outcomes)])
                 return Verdict("differs", len(self.cases), difference)
             differences = self._compare(outcomes)
             first = next(filter(None, differences), None)
@@ -80,6 +80,9 @@ class Judge:
                 return Verdict("passed", len(self.cases))
             explanation = self._explain(fn, outcomes, differences)
             return Verdict("differs", len(self.cases), first, explanation)
+
+    def _observe(self, fn: Answer, label: str) -> Outcome:
+        return observe(self.exercise, fn, self.cases[label])
 
     def _compare(self, outcomes: list[Outcome]) -> Differences:
         return list(map(compare_outcomes, outcomes, self.expected, self.cases))
@@ -90,7 +93,7 @@ class Judge:
         # a wrong type of the return value hides the numbers: call without the check of types
         if "checking the return value of" in (error or "") and bare is not fn:
             try:
-                outcomes = [observe(self.exercise, bare, case) for case in self.cases]
+                outcomes = [self._observe(bare, label) for label in self.cases]
             except (Stopped, NotImplementedError):
                 return error_advice(error)
             differences = self._compare(outcomes)
@@ -113,7 +116,7 @@ class Judge:
         the cases with the same arguments as the first, or agree wherever no error is raised (in
         two cases or more), or agree in every case in which it shows (others may add to it).
         """
-        names = [case.arguments.keys() for case in self.cases]
+        names = [arguments.keys() for arguments in self.cases.values()]
         alike = [i for i in wrong if names[i] == names[wrong[0]]]
         finished = [i for i, outcome in enumerate(outcomes) if not outcome.error]
         best, most = None, 0
@@ -134,6 +137,6 @@ class Judge:
     def _agrees(self, number: int, i: int, outcome: Outcome) -> bool:
         """Return True if a known mistake has this outcome on case i."""
         if (number, i) not in self._known_outcomes:
-            known = observe(self.exercise, self.known[number][1], self.cases[i])
+            known = self._observe(self.known[number][1], list(self.cases)[i])
             self._known_outcomes[number, i] = known
         return compare_outcomes(outcome, self._known_outcomes[number, i]) is None

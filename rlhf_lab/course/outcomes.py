@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from rlhf_lab.course.cases import Arguments
 from rlhf_lab.course.containment import contained
-from rlhf_lab.course.exercise import Answer, Case, Exercise
+from rlhf_lab.course.exercise import Answer, Exercise
 from rlhf_lab.errors import LabError
 
 RTOL, ATOL = 1e-4, 1e-5
@@ -36,15 +37,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of an outcome from the expected one."""
+    """The first difference of an outcome from the expected one, in the case with this label."""
 
     kind: Literal["error", "type", "shape", "dtype", "value", "gradient", "in place"]
     rows: tuple[DifferenceRow, ...]
-    case: Case | None = None
+    case: str = ""
 
 
-def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
-    """Call a function on a case, and record everything that is compared.
+def observe(exercise: Exercise, fn: Answer, arguments: Arguments) -> Outcome:
+    """Call a function with the arguments of a case, and record everything that is compared.
 
     1. Pass copies of the tensors, so that a change in place is found and has no effect.
     2. Record the results by name; an error becomes one line.
@@ -56,13 +57,13 @@ def observe(exercise: Exercise, fn: Answer, case: Case) -> Outcome:
     """
     leaves = {
         name: value.detach().clone().requires_grad_(name in exercise.gradients)
-        for name, value in case.arguments.items()
+        for name, value in arguments.items()
         if isinstance(value, Tensor)
     }
     copies = {name: leaf.clone() for name, leaf in leaves.items()}
     try:
         with contained():
-            results = _get_results(exercise.observe(fn, **{**case.arguments, **copies}))
+            results = _get_results(exercise.observe(fn, **arguments | copies))
             gradients, attached = _gradients(results, leaves)
     except Exception as error:
         if _stub_name(error) in (exercise.name, *exercise.methods):
@@ -125,9 +126,7 @@ def _one_line(error: Exception, fn: Answer, errors_tried: bool) -> str:
     return f"{message} (line {frames[-1].lineno} of the cell{f': {line[:80]}' if line else ''})"
 
 
-def compare_outcomes(
-    outcome: Outcome, expected: Outcome, case: Case | None = None
-) -> Difference | None:
+def compare_outcomes(outcome: Outcome, expected: Outcome, case: str = "") -> Difference | None:
     """Return the first difference: error, results, arguments changed in place, gradients."""
     kind, rows = next(_differences(outcome, expected), (None, ()))
     return Difference(kind, rows, case) if kind else None

@@ -47,12 +47,12 @@ def weak_relation(exercise: Exercise, differences: Sequence[Difference]) -> str 
             "the values are right, but the gradient is wrong: look for a clamp, a rounding, a "
             "replaced nan or a detach between the argument and the result"
         )
-    cases, wrong = exercise.cases(), [difference.case.label for difference in differences]
+    cases, wrong = exercise.cases(), [difference.case for difference in differences]
     if len(wrong) == len(cases):
         return None
     if not inspect.isclass(exercise.reference):
         for name in inspect.signature(exercise.reference).parameters:
-            given = [c.label for c in cases if c.arguments.get(name) is not None]
+            given = [label for label in cases if cases[label].get(name) is not None]
             if given == wrong:
                 return f"all cases are right without {name} and wrong with it: how do you use it?"
     return f"all cases are right except: {'; '.join(wrong)}" if len(wrong) <= 2 else None
