@@ -25,7 +25,7 @@ LINES = {
     "rlhf_lab/diffing": (2300, None),
     "rlhf_lab/probes": (4800, 4927),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2766),
-    "rlhf_lab/course": (3600, 3750),  # 167 for lesson 12
+    "rlhf_lab/course": (3600, 3751),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
     "rlhf_lab": (1900, 2568),  # the root and the commands
     "tests": (28000, None),  # 1,150 for sums, pass@k, distillation and lesson 12

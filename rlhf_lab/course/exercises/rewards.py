@@ -26,7 +26,7 @@ from rlhf_lab.rewards import SentimentReward, sentiment_reward
 
 @exercise(masked_mean)
 def _masked_mean_cases() -> Cases:
-    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=["x"], half=["x"])
+    cases = standard_cases(sequence_sum, large={"x": 1e30}, spoil=["x"])
     masked = cases["masked"]
     return cases | {
         "masked, along an axis": masked | {"dim": -1},
@@ -35,6 +35,7 @@ def _masked_mean_cases() -> Cases:
         "with a denominator": masked | {"denominator": 7},
         "with a denominator below 1": masked | {"denominator": 0.5},
         "with a denominator of 0": masked | {"denominator": 0},
+        "half precision": {"x": cases["ordinary"]["x"].half()},
     }
 
 
