@@ -130,8 +130,6 @@ def train_on_labels(
     loss, rng = loss or KTOLoss(), np.random.default_rng(fitting.seed)
     _check_type("examples", examples, LabeledExamples)
     _check_type("loss", loss, KTOLoss)
-    if (kind := np.asarray(examples.is_good).dtype.name) != "bool":
-        raise ConfigError(f"is_good has {kind} entries. Pass True and False.")
     held_out, train = examples.hold_out(fitting.held_out, rng)
     if min(fitting.batch_size, len(train)) < 2:
         raise ConfigError(

@@ -23,12 +23,23 @@ class LabeledExamples(Columns):
         is_good: True for a good text.
         groups: group number of each text (the two of a pair, the responses to one prompt); a group
             is held out as a whole.
+
+    Raises ConfigError for labels that are not True or False, and unless there are both.
     """
 
     prompts: list[str]
     texts: list[str]
     is_good: Bool[np.ndarray, " example"]
     groups: Int[np.ndarray, " example"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        labels = np.array(self.is_good, dtype=None if len(self) else bool)
+        if labels.dtype != bool:
+            raise ConfigError(f"is_good has {labels.dtype.name} entries. Pass True and False.")
+        if not 0 < (good := int(labels.sum())) < len(self):
+            counts = f"{good} good texts and {len(self) - good} bad ones"
+            raise ConfigError(f"The examples have {counts}. Use at least one of each.")
 
     def hold_out(
         self, fraction: float, rng: np.random.Generator
@@ -55,18 +66,15 @@ def load_labeled_examples(
 
     Raises:
         LoadError: If the source does not exist, or a row is not valid.
-        ConfigError: If all texts are good, or all are bad.
+        ConfigError: As `LabeledExamples`.
     """
     rows = [] if name == REEL else read_rows(name, "examples")
-    if name == REEL or (rows and rows[0].has("chosen")):
-        examples = split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
-    else:
-        examples = _read_labeled_rows(rows, prompt_column)
-    good, n = int(examples.is_good.sum()), len(examples)
-    if not 0 < good < n:
-        problem = f"examples={name!r} has {good} good texts and {n - good} bad ones"
-        raise ConfigError(f"{problem}. Use at least one of each.")
-    return examples
+    columns = [name for name in ("chosen", "response", "completion") if rows and rows[0].has(name)]
+    if len(columns) > 1:
+        raise LoadError(f"{rows[0].where} has {' and '.join(columns)}. Keep one of them.")
+    if name == REEL or columns == ["chosen"]:
+        return split_pairs(load_pairs(name, n_pairs, seed, prompt_column))
+    return _read_labeled_rows(rows, prompt_column, columns[0] if columns else "response")
 
 
 def split_pairs(pairs: Pairs) -> LabeledExamples:
@@ -78,12 +86,11 @@ def split_pairs(pairs: Pairs) -> LabeledExamples:
     return LabeledExamples(prompts, texts, np.arange(2 * n) < n, np.arange(2 * n) % n)
 
 
-def _read_labeled_rows(rows: list[Row], prompt_column: str | None) -> LabeledExamples:
+def _read_labeled_rows(rows: list[Row], prompt_column: str | None, column: str) -> LabeledExamples:
     prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    is_completion = lambda row: row.has("completion") and not row.has("response")
-    texts = [row.text("completion" if is_completion(row) else "response") for row in rows]
-    texts = [text.removeprefix(prompt) for prompt, text in zip(prompts, texts, strict=True)]
+    pairs = zip(prompts, rows, strict=True)
+    texts = [row.text(column).removeprefix(prompt) for prompt, row in pairs]
     groups = np.arange(len(rows))
     if prompt_column is not None:
         _, groups = np.unique(prompts, return_inverse=True)

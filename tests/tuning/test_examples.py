@@ -211,7 +211,7 @@ def test_labeled_rows_are_read(stored):
     assert examples.texts == ["yes", "no", "maybe"]
     assert examples.is_good.tolist() == [True, False, False]
     assert examples.groups[0] == examples.groups[2] != examples.groups[1]
-    both = [x | {"completion": "b", "response": x["prompt"] + x["response"]} for x in LABELED]
+    both = [x | {"response": x["prompt"] + x["response"]} for x in LABELED]
     assert load_labeled_examples(stored(*both), 1, 0).texts == examples.texts
     rows = [{"completion": "same", "label": label, "ask": "q"} for label in (True, False)]
     examples = load_labeled_examples(stored(*rows), 1, 0)
@@ -237,6 +237,7 @@ def test_labels_have_several_spellings(stored, good, bad):
         (LABELED[:1] * 2, "2 good texts and 0 bad"),
         ([*LABELED, {"prompt": "a", "response": "b"}], "line 4 has None under 'label'"),
         ([LABELED[0] | {"label": 1.5}], "line 1 has 1.5 under"),
+        ([LABELED[0] | {"completion": "b"}], "line 1 has response and completion"),
         ([{"label": "good", "text": "a"}], "line 1 has no text under 'response', only 'label'"),
         ([LABELED[0], {"response": "b", "label": 1}], "line 2 has no text under 'prompt'"),
     ],

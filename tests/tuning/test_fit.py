@@ -258,8 +258,7 @@ def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
         train_on_labels(nano, examples, fitting(1, 1))
     for labels, kind in ((np.array([1, 0, 1]), "int64"), (["good", "bad", "good"], "str")):
         with pytest.raises(ConfigError, match=f"is_good has {kind}.* entries"):
-            other = LabeledExamples([""] * 3, texts, labels, np.arange(3))
-            train_on_labels(nano, other, fitting(1, 2))
+            LabeledExamples([""] * 3, texts, labels, np.arange(3))
     values = train_on_labels(nano, examples, fitting(1, 2, seed=0)).values
     assert values["held_out_good"] + values["held_out_bad"] == 1
     assert values["accuracy"] is values["good_reward"] is values["bad_reward"] is None
