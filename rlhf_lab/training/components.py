@@ -49,6 +49,7 @@ from rlhf_lab.rewards import (
 from rlhf_lab.samples import Samples
 from rlhf_lab.training.checkpoint import FROZEN, checksum, checksum_model
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
+from rlhf_lab.training.overrides import warn_if_set
 from rlhf_lab.training.rollout_engine import EngineSampler
 from rlhf_lab.tuning.teacher import load_reference, validate_vocabulary
 
@@ -136,6 +137,7 @@ def make_rewards(
         reward_fn = load_reward(args, trainer.device)
     else:
         reward_fn = resolve_custom_reward(reward_fn, args)
+        warn_if_set(args, "reward_fn reward_model direction", "reward_fn= is set")
     source = "prompts" if "prompts" in trainer.custom_components else str(args.prompts or "prefix")
     true_reward_fn = true_reward_fn or getattr(trainer.language, "true_reward", None)
     scored_by = split_rewards(reward_fn) | {"true": true_reward_fn}
@@ -181,6 +183,7 @@ def make_optimizer(
         if isinstance(policy, TransformerWithCritic):
             optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
         return optimizer, scheduler
+    warn_if_set(args, "optimizer base_lr head_lr weight_decay", "optimizer= is set")
     return validate_custom_optimizer(args, policy, optimizer, scheduler)
 
 

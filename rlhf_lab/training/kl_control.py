@@ -13,11 +13,13 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config.checks import POSITIVE, check_range
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import compare_with_reference
 from rlhf_lab.models.build import freeze
 from rlhf_lab.models.hooked_model import trainable_copy
 from rlhf_lab.training.checkpoint import load_weights, weights
+from rlhf_lab.training.overrides import warn_if_set
 from rlhf_lab.training.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -59,13 +61,16 @@ class AdaptiveKLController:
 
     Args:
         kl_coef: the initial coefficient; `update` changes it.
-        target: the target KL, in nats per sequence (not per token).
+        target: the target KL, in nats per sequence (not per token), greater than 0.
         horizon: sequences after which a full error multiplies the coefficient by 1.2 or 0.8.
     """
 
     kl_coef: float
     target: float
     horizon: int
+
+    def __post_init__(self) -> None:
+        check_range(POSITIVE, target=self.target, horizon=self.horizon)
 
     def update(self, kl_per_sequence: float, n_sequences: int) -> float:
         """Update by a batch's mean KL, in nats per sequence; return the new coefficient.
@@ -84,6 +89,7 @@ def get_kl_controller(args: RLHFArgs, custom: Any = None) -> KLController:
     if custom is not None:
         if not (isinstance(custom, KLController) and custom.kl_coef >= 0):
             raise ConfigError(f"kl_controller={custom!r:.60} needs kl_coef >= 0 and update().")
+        warn_if_set(args, "kl_controller kl_coef kl_target kl_horizon", "kl_controller= is set")
         return custom
     if args.kl_controller == "fixed":
         return FixedKLController(args.kl_coef)

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dis import get_instructions
@@ -21,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rlhf_lab import functional as F
-from rlhf_lab.config import RLHFArgs
+from rlhf_lab.config import PRESETS, RLHFArgs
 from rlhf_lab.errors import ConfigError
 
 COMPONENTS = "policy reference prompts reward_fn true_reward_fn kl_controller optimizer".split()
@@ -37,6 +38,13 @@ FOLDERS = get_path("stdlib"), str(Path(__file__).parents[1])
 INSTALLED = re.compile("|".join([r"^$|-packages\b", *(f"^{re.escape(x)}" for x in FOLDERS)]))
 STORES = {"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"}
 NOT_PASSED = {"denominator", "eps"}  # parameters of default functions
+
+
+def warn_if_set(args: RLHFArgs, names: str, reason: str) -> None:
+    for name in names.split():
+        default = PRESETS[args.preset].get(name, getattr(RLHFArgs, name))
+        if (value := getattr(args, name)) != default:
+            warnings.warn(f"{name}={value!r} is ignored, since {reason}. Remove it.", stacklevel=4)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Dynamic sampling (DAPO) replaces prompts whose responses all have the same rewar
 import dataclasses
 import itertools
 import json
-import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,12 +17,13 @@ from torch import Tensor
 
 from rlhf_lab import functional as F
 from rlhf_lab.chat import Message, read_turns, render_chat, with_system
-from rlhf_lab.config import PRESETS, RLHFArgs
+from rlhf_lab.config import RLHFArgs
 from rlhf_lab.data_sources import read_rows
 from rlhf_lab.errors import ConfigError, LoadError, require_list
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.samples import Samples, join_samples
 from rlhf_lab.sampling import SamplingSpec, check_context, tokenize_prompts
+from rlhf_lab.training.overrides import warn_if_set
 from rlhf_lab.training.ppo import score_samples
 from rlhf_lab.training.random_streams import phase_generator
 from rlhf_lab.training.rollout import Rollout
@@ -60,13 +60,10 @@ def load_prompts(
 
 def choose_prompts(args: RLHFArgs, given: Sequence[str | list[Message]] | None) -> list[Any]:
     """Return the texts or conversations: given, those of `args.prompts`, or the prefix."""
-    is_given = given is not None
-    for name in ["prefix"] * (is_given or bool(args.prompts)) + ["prompts"] * is_given:
-        default = PRESETS[args.preset].get(name, getattr(RLHFArgs, name))
-        if (value := getattr(args, name)) != default:
-            warnings.warn(
-                f"{name}={value!r} is ignored, since prompts are set. Remove it.", stacklevel=4
-            )
+    if given is not None:
+        warn_if_set(args, "prefix prompts", "prompts= is set")
+    elif args.prompts is not None:
+        warn_if_set(args, "prefix", "prompts is set")
     if given is None and args.prompts is not None:
         prompts = load_prompts(args.prompts, args.prompts_column, args.prompt_words, args.chat)
     else:

@@ -13,6 +13,7 @@ from rlhf_lab.config import RLHFArgs
 from rlhf_lab.console import INTERRUPTED
 from rlhf_lab.errors import ConfigError, import_extra
 from rlhf_lab.training.callbacks import Callbacks, Context
+from rlhf_lab.training.overrides import warn_if_set
 from rlhf_lab.training.rollout import sample_lines
 from rlhf_lab.training.run_dir import SAMPLES, RunDir
 
@@ -26,11 +27,9 @@ def attach_sinks(args: RLHFArgs, callbacks: Callbacks) -> list["Sink"]:
     """Build the loggers of `args.loggers`, and wandb if it is enabled, and attach them."""
     mode = choose_wandb_mode(args)
     sinks: list[Sink] = []
-    unused = [k for k, x in vars(args).items() if k[:6] == "wandb_" and x != getattr(RLHFArgs, k)]
-    is_chosen = args.wandb_mode or os.environ.get("WANDB_MODE") or "trackio" in args.loggers
-    if unused and not is_chosen:
-        message = f"{unused[0]}={getattr(args, unused[0])!r} has no effect without wandb"
-        warnings.warn(f"{message}. Set wandb_mode='online' or 'offline'.", stacklevel=3)
+    if not (args.wandb_mode or os.environ.get("WANDB_MODE") or "trackio" in args.loggers):
+        unused = " ".join(name for name in vars(args) if name.startswith("wandb_"))
+        warn_if_set(args, unused, "wandb is off (set wandb_mode='online' or 'offline')")
     if mode != "disabled":
         import wandb
 

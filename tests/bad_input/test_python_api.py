@@ -155,7 +155,7 @@ def test_generated_prompts_and_a_reference_with_a_head_work(idle: RLHFTrainer) -
     reference = TransformerWithValueHead(load_model("reel-nano"))
     trainer = RLHFTrainer(settings(), prompts=iter(texts), reference=reference)
     assert trainer.prompts.texts == texts and trainer.reference is reference.base_model
-    with pytest.warns(UserWarning, match="prompts='p.csv' is ignored, since prompts are set"):
+    with pytest.warns(UserWarning, match="prompts='p.csv' is ignored, since prompts= is set"):
         RLHFTrainer(settings(prompts="p.csv"), prompts=texts)
 
 

@@ -96,4 +96,6 @@ def test_adaptive_coefficient_matches_hand_computed():
         with pytest.raises(ValueError, match=f"must be finite, got {kl}"):
             controller.update(kl, 256)
     assert controller.kl_coef == before
+    with pytest.raises(ConfigError, match="target=-6.0 is out of range"):
+        AdaptiveKLController(0.2, target=-6.0, horizon=10_000)
     assert [FixedKLController(0.3).update(kl, 64) for kl in (0.0, 6.0, 1e9)] == [0.3, 0.3, 0.3]
