@@ -96,8 +96,9 @@ class SamplingSpec:
 
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         """Return all token ids that end a sequence."""
-        if tokenizer is not None and max(self.stop_tokens, default=0) >= len(tokenizer):
-            raise ConfigError(f"The stop token ids {self.stop_tokens} must be < {len(tokenizer)}.")
+        if tokenizer is not None and not {*self.stop_tokens} <= {*range(len(tokenizer))}:
+            ids = f"The stop token ids {self.stop_tokens}"
+            raise ConfigError(f"{ids} must be from 0 to {len(tokenizer) - 1}.")
         if not self.stop_at_eos:
             return self.stop_tokens
         if tokenizer is None or tokenizer.eos_token_id is None:

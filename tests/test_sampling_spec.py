@@ -88,8 +88,9 @@ def test_stops_include_eos_and_stop_tokens(llama_tokenizer):
     assert SamplingSpec.from_args(RLHFArgs(**values)) == SamplingSpec(**values)
     assert set(SamplingSpec(3, stop_at_eos=True, stop_tokens=(8,)).stops(llama_tokenizer)) == {8, 2}
     assert SamplingSpec(3, stop_tokens=(8,)).stops(None) == (8,)
-    with pytest.raises(ConfigError, match=r"stop token ids \(8, 99999\) must be <"):
-        SamplingSpec(3, stop_tokens=(8, 99_999)).stops(llama_tokenizer)
+    for ids in ((8, 99_999), (8, -1)):
+        with pytest.raises(ConfigError, match="stop token ids .* must be from 0"):
+            SamplingSpec(3, stop_tokens=ids).stops(llama_tokenizer)
     assert SamplingSpec.from_args(RLHFArgs(stop_token_ids="5,8")).stop_tokens == (5, 8)
 
 

@@ -92,9 +92,8 @@ def test_a_run_of_two_phases_calls_hooks_in_rollout_and_learning():
     sizes = dict(total_phases=2, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=6)
     trainer = RLHFTrainer(RLHFArgs(preset="reel", **sizes))
     with_gradient = set()
-    trainer.policy.base_model.add_hook(
-        "blocks.0.attn.hook_pattern", lambda x, hook: with_gradient.add(x.requires_grad)
-    )
+    see = lambda x, hook: with_gradient.add(x.requires_grad)
+    trainer.policy.base_model.add_hook("blocks.0.attn.hook_pattern", see)
     reports = trainer.train()
     assert len(reports) == 2 and with_gradient == {True, False}
     assert reports[0].kl_per_sequence == pytest.approx(0, abs=1e-5)

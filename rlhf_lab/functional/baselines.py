@@ -225,6 +225,8 @@ def estimate_advantages(
     sequence's real tokens (`*args`: values, rewards, mask), and returns a number per token or per
     sequence. Raises ValueError for an unknown name and for a parameter without a value.
     """
+    if not (0 <= gamma <= 1 and 0 <= lam <= 1):
+        raise ValueError(f"{gamma=} and {lam=} must be between 0 and 1.")
     check_same_shape(mask=mask, token_rewards=token_rewards, values=values)
     check_same_shape(mask.shape[:1], group=group, greedy_rewards=greedy_rewards)
     available = dict(values=values, token_rewards=token_rewards, mask=mask, gamma=gamma, lam=lam)

@@ -27,8 +27,8 @@ def tilt(
     if not beta > 0:
         raise ValueError(f"beta must be greater than 0, got {beta}.")
     check_same_shape(chances=chances, rewards=rewards)
-    if not (chances > 0).any(-1).all():
-        raise ValueError("A row of `chances` has no positive entry. Pass probabilities.")
+    if (chances < 0).any() or not (chances > 0).any(-1).all():
+        raise ValueError("`chances` has a negative entry or a row of zeros. Pass probabilities.")
     chances = at_least_float32(chances)
     rewards = torch.where(chances > 0, at_least_float32(rewards), -torch.inf)
     weights = chances * ((rewards - rewards.amax(-1, keepdim=True)) / beta).exp()

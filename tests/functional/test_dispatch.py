@@ -63,6 +63,8 @@ def test_estimate_advantages_raises_in_a_sentence():
     ):
         with pytest.raises(ValueError, match=message):
             F.estimate_advantages(estimator, values, TOKEN_REWARDS, MASK)
+    with pytest.raises(ValueError, match="lam=95.0 must be between 0 and 1"):
+        F.estimate_advantages("gae", VALUES, TOKEN_REWARDS, MASK, lam=95.0)
 
 
 def test_call_by_name_passes_named_and_set_arguments_only():

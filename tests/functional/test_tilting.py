@@ -45,8 +45,9 @@ def test_tilt_has_a_finite_gradient_at_probability_zero():
 def test_tilt_raises_on_bad_arguments(beta):
     with pytest.raises(ValueError, match="beta must be greater than 0"):
         F.tilt(of(1.0), of(1.0), beta)
-    with pytest.raises(ValueError, match="no positive entry"):
-        F.tilt(torch.zeros(3), torch.ones(3), 1.0)
+    for chances in (of(0.0, 0.0), of(1.2, -0.2)):
+        with pytest.raises(ValueError, match="a negative entry or a row of zeros"):
+            F.tilt(chances, of(1.0, 1.0), 1.0)
 
 
 def test_tilt_slopes_match_hand_computed():

@@ -185,13 +185,12 @@ def test_parts_and_settings_without_effect_warn(make_trainer, reel_args):
     policy = load_policy_and_critic(reel_args(), torch.device("cpu"))
     no_head = {"policy": policy, "optimizer": AdamW(policy.base_model.parameters(), lr=1e-4)}
     texts = {"prompts": ["this movie"]}
-    counted = {"reward_fn": lambda texts: [float(len(text)) for text in texts]}
     for parts, fields, words in (
         ({"policy": deepcopy(policy).bfloat16()}, {}, "weights are in torch.bfloat16.*too small"),
         ({"policy": deepcopy(policy).half()}, {}, "weights are in torch.float16.*too small"),
         (no_head, {}, "no parameter of policy.value_head"),
         (texts, {"prefix": "the film"}, "prefix='the film' is ignored, since prompts= is set"),
-        (counted, {"reward_fn": "length"}, "reward_fn='length' is ignored, since reward_fn="),
+        ({"reward_fn": lambda x: [0.0] * len(x)}, {"reward_fn": "length"}, "reward_fn='length' is"),
     ):
         with pytest.warns(UserWarning, match=words):
             make_trainer(parts, **fields)
