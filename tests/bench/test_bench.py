@@ -28,10 +28,15 @@ from tools.prose import page as docs_page
 STORED = ROOT / "benchmarks" / "results"
 
 
-def test_performance_page_matches_its_records():
+def test_pages_match_their_records():
     stored = read_records(STORED / "speed.jsonl", frozenset())
     text = page(stored, "[speed.jsonl](../benchmarks/results/speed.jsonl)")
     assert text == (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    stored = read_records(STORED / "preferences.jsonl", preferences.KEYS)
+    assert preferences.table(stored) in docs_page("preferences")
+    text, stored = PAGE.read_text(encoding="utf-8"), read_records(RESULTS, KEYS)
+    assert text == costs_page(text, stored)  # of every probe
+    assert stored[0]["probes"].keys() | stored[0]["left_out"].keys() == TIMED.keys()
 
 
 def test_results_page_matches_its_records(tmp_path):
@@ -46,17 +51,6 @@ def test_verifiable_rewards_page_matches_its_records():
     made = runpy.run_path(str(ROOT / "docs" / "make_verifiable_rewards.py"))["page"]()
     for name, text in made.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, name
-
-
-def test_preferences_page_matches_its_records():
-    stored = read_records(STORED / "preferences.jsonl", preferences.KEYS)
-    assert preferences.table(stored) in docs_page("preferences")
-
-
-def test_probe_costs_page_matches_its_records_of_every_probe():
-    text, stored = PAGE.read_text(encoding="utf-8"), read_records(RESULTS, KEYS)
-    assert text == costs_page(text, stored)
-    assert stored[0]["probes"].keys() | stored[0]["left_out"].keys() == TIMED.keys()
 
 
 def test_numbers_of_the_diffing_page_match_their_records():
