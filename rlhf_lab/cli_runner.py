@@ -32,11 +32,7 @@ def run_program(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
 ) -> int:
-    """Run a typed function, or the one of several that the first argument names.
-
-    Each parameter is an option, and its docstring is the help. Returns the function's exit status,
-    2 for an error of the user, 130 after Ctrl-C.
-    """
+    """Run a typed function, or the one that the first argument names, and return its status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     return run_guarded(prog, lambda: parse_call(program, prog, arguments, description)())
 

@@ -78,6 +78,7 @@ def sample_command(
     check_range(SEED, seed=seed)
     place = rlhf_lab.models.device.pick_device(device)
     policy, args = load_run_or_model(model, checkpoint, place)
+    info = {} if args is None else rlhf_lab.training.RunDir.open(model).read_info()
     model, tokenizer = policy.base_model, policy.base_model.tokenizer
     changes = given(settings) | ({} if prompt is None else {"prefix": prompt})
     of_run = OF_MODELS if args is None else {name: getattr(args, name) for name in OF_RUNS}
@@ -87,11 +88,14 @@ def sample_command(
     noise = torch.Generator().manual_seed(seed)
     samples = rlhf_lab.sampling.sample(policy, prompts.tokens * n, spec, noise)
     texts = samples.texts(tokenizer)
-    rewards = rlhf_lab.rewards
-    reward_fn = rewards.load_reward(args, place) if args else None
+    rewards, training = rlhf_lab.rewards, rlhf_lab.training
+    is_stored = args is not None and "reward_fn" not in info.get("custom_components", [])
+    reward_fn = rewards.load_reward(args, place) if is_stored else None
     if reward_fn is None or rewards.requires_answers(reward_fn):
         print_line("\n".join(texts))
         return 0
+    sources = training.components.loaded_sources(reward_fn)
+    training.resume.warn_about_changes(info.get("sources", {}), sources)
     stops = spec.stops(tokenizer)
     scorer = rewards.RewardPipeline(args, tokenizer, reward_fn, stop_tokens=stops)
     if prompts.turns is not None:

@@ -32,11 +32,7 @@ def fit(
     title: str,
     show_progress: bool,
 ) -> Float[Tensor, " step"]:
-    """Minimize a loss with AdamW and gradients clipped to norm 1; return the loss of each step.
-
-    Raises:
-        ConfigError: If the loss or a weight is not finite.
-    """
+    """Minimize a loss with AdamW and gradients clipped to norm 1; return the loss of each step."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
     )
@@ -70,11 +66,7 @@ def fit(
 def hold_out(
     n_rows: int, fraction: float, rng: np.random.Generator, name: str = "examples"
 ) -> tuple[Int[np.ndarray, " held_out"], Int[np.ndarray, " train"]]:
-    """Split rows into held-out and training rows, at least 1 each.
-
-    Raises:
-        ConfigError: If there are fewer than 2 rows.
-    """
+    """Split rows into held-out and training rows, at least 1 each."""
     if n_rows < 2:
         raise ConfigError(f"{name} must have at least 2 rows, one to hold out, got {n_rows}.")
     order = rng.permutation(n_rows)

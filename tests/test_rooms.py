@@ -21,13 +21,13 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1682),
     "rlhf_lab/tuning": (700, 860),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4900),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4895),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, None),
     "rlhf_lab/probes": (4800, 4927),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2766),
     "rlhf_lab/course": (3600, 3751),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),
-    "rlhf_lab": (1900, 2569),  # the root and the commands
+    "rlhf_lab": (1900, 2566),  # the root and the commands
     "tests": (28000, None),  # 1,150 for sums, pass@k, distillation and lesson 12
     "solutions": (10500, None),
     "benchmarks": (3500, None),

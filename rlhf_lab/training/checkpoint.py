@@ -47,11 +47,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, **origin: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the metadata that `save_checkpoint` wrote, after a save in progress.
-
-    Raises:
-        RunError: If the file is missing or corrupt, or its metadata differ from `origin`.
-    """
+    """Read tensors and metadata, after a save in progress; RunError if they are not of `origin`."""
     wait_for_writers(path.parent)
     if not path.is_file():
         names = sorted(f.stem for f in path.parent.glob("*.safetensors") if f.is_file())

@@ -47,7 +47,7 @@ from rlhf_lab.rewards import (
     split_rewards,
 )
 from rlhf_lab.samples import Samples
-from rlhf_lab.training.checkpoint import FROZEN, checksum, checksum_model
+from rlhf_lab.training.checkpoint import checksum, checksum_model
 from rlhf_lab.training.optim import get_optimizer_and_scheduler, validate_custom_optimizer
 from rlhf_lab.training.overrides import warn_if_set
 from rlhf_lab.training.rollout_engine import EngineSampler
@@ -162,10 +162,10 @@ def make_rewards(
     return rewards
 
 
-def loaded_sources(trainer: "RLHFTrainer") -> dict[str, Any]:
+def loaded_sources(reward_fn: RewardFn, **models: HookedModel) -> dict[str, Any]:
     """Return the class that a sentiment reward rewards, and checksums of models and schemas."""
-    sources: dict[str, Any] = {"rewarded_class": None, FROZEN: checksum_model(trainer.policy)}
-    for name, part in {"reference": trainer.reference, **split_rewards(trainer.reward_fn)}.items():
+    sources: dict[str, Any] = {"rewarded_class": None}
+    for name, part in (models | split_rewards(reward_fn)).items():
         if isinstance(part, SentimentReward):
             sources["rewarded_class"] = {"index": part.rewarded_class, "label": part.rewarded_label}
         if isinstance(model := getattr(part, "model", part), nn.Module):

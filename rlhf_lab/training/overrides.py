@@ -136,13 +136,10 @@ class Overrides:
 
 
 def validate_order(function: Callable[..., Any], names: Sequence[str], field: str) -> None:
-    """Raise ConfigError if a function cannot be called with these positional arguments, in order.
-
-    A parameter with one of these names must receive it. torch's own functions always pass.
-    """
+    """Raise ConfigError if a function does not take these positional arguments, in order."""
     try:
         signature = inspect.signature(function)
-    except ValueError:
+    except ValueError:  # of torch's own functions
         return
     parameters = signature.parameters
     try:

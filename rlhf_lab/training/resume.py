@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training.capture import InterventionFn, Interventions, restore_interventions
+from rlhf_lab.training.capture import InterventionFn, Interventions
 from rlhf_lab.training.checkpoint import (
     FROZEN,
     STATEFUL,
@@ -79,10 +79,10 @@ def resume_trainer(
 
 
 def warn_about_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name, was in before.items():
-        if was != now.get(name):
+    for name, value in now.items():
+        if (was := before.get(name, value)) != value:
             warnings.warn(
-                f"{name} has changed since the run started, from {was} to {now.get(name)}. The new "
+                f"{name} has changed since the run started, from {was} to {value}. The new "
                 "one is used, so results are not comparable. Restore the old one.",
                 stacklevel=3,
             )
@@ -217,12 +217,33 @@ def load_policy(
     args = read_args(info, OF_POLICY)
     file = run.checkpoints / f"{checkpoint_name(which)}.safetensors"
     tensors, metadata = load_checkpoint(file, run=info["id"], name=file.stem)
-    policy, sources = load_policy_and_critic(args, device), info.get("sources", {})
-    warn_about_changes(sources, sources | {FROZEN: checksum_model(policy)})
+    policy = load_policy_and_critic(args, device)
+    warn_about_changes(info.get("sources", {}), {FROZEN: checksum_model(policy)})
     load_weights(policy, tensors, file)
     of_run = Interventions(policy, lambda: metadata["phase"])
     restore_interventions(of_run.add, info, interventions, run.path)
     return policy, args
+
+
+def restore_interventions(
+    add: Callable[..., None],
+    info: Mapping[str, Any],
+    given: Mapping[str, InterventionFn] | None,
+    run: Any,
+) -> None:
+    """Call `add` for each intervention of a recorded run, with the function of its name."""
+    given, records = dict(given or {}), info.get("interventions", [])
+    names = [record["name"] for record in records]
+    for name in set(given) - set(names):
+        raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
+    for record in records:
+        name = record["name"]
+        if name not in given:
+            raise ConfigError(
+                f"{run} was trained with the intervention {name!r}, whose function is not "
+                f"stored. Pass interventions={{{name!r}: fn}}."
+            )
+        add(record["site"], given[name], tuple(record["during"]), name)
 
 
 def checkpoint_name(which: str | SupportsIndex) -> str:

@@ -109,10 +109,7 @@ def mean_of_batches(rollouts: Sequence[Rollout]) -> dict[str, float | int | None
 
 
 def sample_lines(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Return the lines of samples.jsonl: text (prompt and response) and numbers of each sequence.
-
-    The KL is in nats, summed over the response; several rewards are reward/NAME.
-    """
+    """Return the lines of samples.jsonl; the KL is in nats, summed over each response."""
     samples, rewards = rollout.samples, rollout.raw_rewards
     kl = F.kl_per_sequence(rollout.kl, samples.mask).to(rewards)
     reward, kl, length = torch.stack([rewards, kl, samples.mask.sum(1).to(rewards)]).tolist()

@@ -67,6 +67,7 @@ class RunLoop:
         if added := weights.difference(self._weights, *learned):
             warnings.warn("added weights do not train. Pass a policy that has them.", stacklevel=3)
             self._weights |= added
+        self.interventions.watch_hooks()
         self.truncated.clear()
         if self._started:
             return

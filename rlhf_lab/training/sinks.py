@@ -88,7 +88,6 @@ class Sink:
         """Finish the log: 0 for a finished run, 130 for a stopped one, 1 after an error."""
 
     def attach(self, callbacks: Callbacks) -> None:
-        """Register for the start of the run, each phase, and its end after all other callbacks."""
         for event in ("run_start", "after_phase"):
             callbacks.on(event)(self)
         callbacks.on("run_end", last=True)(self)
@@ -165,7 +164,6 @@ class RunSink(Sink):
             callbacks.on("after_phase", last=True)(self.commit)
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Start a run, or continue the earlier one, of which wandb keeps the steps it has."""
         info, name = run.read_info(), run.path.absolute().name
         options = self.options | {"config": args.to_dict()}
         if self.is_wandb:
@@ -191,7 +189,6 @@ class RunSink(Sink):
             run.write_info(info)
 
     def send(self, phase: int, values: Values, is_final: bool = False) -> None:
-        """Log at the phase's step; wandb's final values as summary, where a step may follow."""
         media = dict(values)
         for name, value in values.items():
             if isinstance(value, list):
@@ -227,7 +224,6 @@ class TensorBoardSink(Sink):
         self.module = module
 
     def open(self, run: RunDir, args: RLHFArgs, phase: int) -> None:
-        """Start an event file that replaces this phase and later ones of earlier files."""
         self.writer = self.module.SummaryWriter(str(run.path / "tensorboard"), purge_step=phase)
 
     def send(self, phase: int, values: Values, is_final: bool = False) -> None:

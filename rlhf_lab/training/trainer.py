@@ -26,6 +26,7 @@ from rlhf_lab.sampling import SamplingSpec, check_context, sample
 from rlhf_lab.training import components, ppo
 from rlhf_lab.training.callbacks import Callback, Callbacks, Event, preserve_gradients
 from rlhf_lab.training.capture import InterventionFn, Interventions, Stage, capture_at_event
+from rlhf_lab.training.checkpoint import FROZEN, checksum_model
 from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, reset_reference
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
@@ -98,7 +99,8 @@ class RLHFTrainer(RunLoop):
         check_context(self.reference, len(self.prompt), args.gen_len, "reference")
         self.sources["prompts"] = self.prompts.digest
         self.rewards = components.make_rewards(self, given["reward_fn"], given["true_reward_fn"])
-        self.sources |= components.loaded_sources(self)
+        self.sources |= components.loaded_sources(self.reward_fn, reference=self.reference)
+        self.sources[FROZEN] = checksum_model(self.policy)
         self.world = None
         if is_grouped(args.parallel):
             from rlhf_lab.parallel.world import connect  # imports much of torch
@@ -155,8 +157,6 @@ class RLHFTrainer(RunLoop):
             raise ConfigError(f"The run has begun. Call intervene({site!r}) before phase 0.")
         self.interventions.add(site, fn, during, name)
         self.sources[f"intervention {self.interventions.records[-1]['name']}"] = describe_source(fn)
-        if "interventions" not in self.custom_components:
-            self.custom_components.append("interventions")
 
     def emit(self, event: Event, phase: int | None = None, **fields: Any) -> None:
         """Call the callbacks of an event, in the main process; restore gradients afterwards."""
@@ -184,10 +184,7 @@ class RLHFTrainer(RunLoop):
         spec: SamplingSpec | None = None,
         at_once: int | None = None,
     ) -> Samples:
-        """Continue prompts with the policy, `at_once` sequences at a time; each process its rows.
-
-        By default, by this phase's sampling spec and `args.generation_batch_size`.
-        """
+        """Continue prompts, `at_once` sequences at a time; each process continues its rows."""
         args, policy = self.args, self.policy
         spec = phase_spec(self.sampling_spec, args, self.phase) if spec is None else spec
 

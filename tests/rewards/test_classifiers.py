@@ -181,10 +181,10 @@ def test_run_names_its_rewarded_class_and_notices_changed_names(
         assert f"rewarding the class 'bad' of {model}" in printed
     names = {"id2label": {"0": "good", "1": "bad"}, "label2id": {"good": 0, "bad": 1}}
     change_config(model, architectures=["XLMRobertaForSequenceClassification"], **names)
-    err = accepted(["resume", out, "--total-phases", "3"]).err
-    assert (
-        "rewarded_class has changed since the run started, from {'index': 0, 'label': 'bad'}" in err
-    )
+    message = "rewarded_class has changed since the run started, from {'index': 0, 'label': 'bad'}"
+    for command in ("sample -n 1", "best-of-n --n 1 --n-prompts 1", "resume --total-phases 3"):
+        name, *options = command.split()
+        assert message in accepted([name, out, *options]).err
     unnamed = accepted(
         [*train.split()[:-2], "--reward-model", make_classifier(), "--out", f"{out}2"]
     )

@@ -26,6 +26,7 @@ from rlhf_lab.training.optim import lr_scale
 from rlhf_lab.training.overrides import describe_source
 from rlhf_lab.training.resume import CHANGEABLE, load_policy
 from rlhf_lab.training.run_dir import LOCK
+from tests.bad_input.command_outcome import accepted
 from tests.training.recorded_runs import (
     CONFIGURATIONS,
     assert_same_run,
@@ -204,7 +205,6 @@ def read_info(path: Path) -> dict[str, Any]:
 
 
 def test_changes_apply_from_their_phase_and_are_recorded(copied_run):
-    """The first one finishes the run, the second extends it, and is stopped and continued."""
     assert main(["resume", str(copied_run), "--total-phases", "2"]) == 0
     before = read_info(copied_run)
     assert (before["status"], before["phases_done"]) == ("finished", 2)
@@ -328,6 +328,7 @@ def test_resume_warns_about_another_function_of_the_same_name(saved_run, recwarn
     assert reward.calls and not [w for w in recwarn if "has changed since" in str(w.message)]
     with pytest.warns(UserWarning, match="reward_fn has changed since the run started, from"):
         RLHFTrainer.resume(path, reward_fn=Counting(2.0))
+    assert "reward" not in accepted(["sample", path, "-n", "1"]).out
     for make in MAKERS:
         before = describe_source(reward := make(1.0))
         reward([])
@@ -357,6 +358,12 @@ def test_resume_warns_about_changed_prompts_and_models(saved_run, tmp_path):
     texts = " ".join(str(warning.message) for warning in caught)
     names = "the model of reference", "the model of sentiment", "the frozen base model"
     assert all(f"{name} has" in texts for name in (*names, "json_schema"))
+    best_of_n = ["best-of-n", path, "--n", "1", "--n-prompts", "1", "--checkpoint"]
+    for checkpoint in ("0", "last"):
+        err = accepted([*best_of_n, checkpoint]).err
+        assert all(f"{name} has" in err for name in ("prompts", names[1], names[2]))
+        assert (f"{names[0]} has" in err) == (checkpoint == "0")
+    assert "prompts has" not in accepted([*best_of_n, "0", "--prompts", file]).err
     file.unlink()
     with pytest.raises(RunError, match="prompts.csv"):
         RLHFTrainer.resume(path)
