@@ -278,9 +278,8 @@ curves(
 )
 
 # %% [markdown]
-# (Small marks show where your function was evaluated.) Wherever a curve is flat, the gradient is zero. The minimum makes the
-# two curves asymmetric: if a token with a negative advantage has become more likely, PPO pulls it back, no matter how far it
-# has moved.
+# Wherever a curve is flat, the gradient is zero. The minimum makes the two curves asymmetric: if a token with a negative
+# advantage has become more likely, PPO pulls it back, no matter how far it has moved.
 #
 # Before the first step, every ratio is 1, and the advantages of a minibatch are whitened to mean 0, so the surrogate is 0. Is
 # its gradient zero as well?
@@ -435,7 +434,7 @@ progress()
 #   </details>
 #
 # - **No clip.** First, keep `kl_coef=0.3`, but disable clipping with a very large `clip_coef`. Then restore the clip and set
-#   `kl_coef=0`. Compare the two runs after 8 phases, and again after five times as many.
+#   `kl_coef=0`. Compare the two runs after 8 phases, and again after 40.
 #
 #   <details><summary>Results (three seeds)</summary>
 #

@@ -96,7 +96,7 @@ show_table(
 )
 
 # %% [markdown]
-# *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch, split it into
+# *Learning.* Go through the batch `args.batches_per_learning_phase` times. Each time, shuffle the batch and split it into
 # `args.num_minibatches` minibatches. For each minibatch, run the policy, compute the objective from {lesson:the_objective}, and
 # take a gradient step. The advantages, the returns and the old log-probabilities stay fixed throughout. At the end of the
 # phase, step the scheduler once.
@@ -161,14 +161,14 @@ predictions.compare("the two runs are", same_run, "the same" if equal else "not 
 # What should a healthy run look like? Before the first step of each phase, the ratio is 1, because the policy you are training
 # is still the one that generated the samples. The KL slowly rises from 0 and stays below a few nats. The clip fraction is a few
 # percent at most, and the entropy falls slowly. The explained variance is the fraction of the variance in the returns that the
-# value head explains. It should rise from 0 toward 1, but it cannot reach 1.
+# value head explains. It rises from 0 to about 0.3 in this run, and cannot reach 1.
 
 # %%
 rows = []
 for name, numbers in make_dashboard(reports).items():
     curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
     rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
-show_table(["", "first", "middle", "last", "lowest to highest"], rows)
+show_table(["", "first", "middle", "last", "over the phases"], rows)
 
 # %% [markdown]
 # Pay close attention to numbers that are *exactly* 0 or 1, or that should be. If the first ratio is not 1, the sampler and the

@@ -146,7 +146,7 @@ def draw(
 ) -> Arguments:
     """Draw each tensor argument in the shape of its annotation.
 
-    Floats are normal (noise is uniform), tokens are below d_vocab, and masks are True up to a
+    Floats are normal (noise and KL: uniform), tokens are below d_vocab, and masks are True up to a
     random length. Arguments with a default or without a shape are left out, unless they are in
     `given` or `optional`.
     """
@@ -170,7 +170,7 @@ def _draw_one(name: str, kind: Any, sizes: Sizes, draws: Draws) -> Tensor:
     shape = tuple(sizes[axis] for axis in kind.dim_str.split())
     if kind.__name__.startswith("Int"):
         return draws.integers(sizes["d_vocab"], *shape)
-    if name in ("noise", "uniforms"):
+    if name in ("noise", "uniforms", "kl"):
         return draws.uniform(*shape)
     if kind.__name__.startswith("Bool"):
         lengths = 1 + draws.integers(max(shape[-1] - 1, 1), *shape[:-1])

@@ -31,11 +31,12 @@ ADVICE: Mapping[str, str] = {
         "if, and, or, not, min and max need a single truth value, but a tensor has many: use "
         "torch.where, & | ~, torch.minimum or torch.maximum"
     ),
-    r"missing \d+ required positional arguments?: (.*?)(?: \(line|$)": (
-        "a function is called without {0}: see its signature"
+    r"missing a required argument: 'inputs'|unexpected keyword argument 'hook'": (
+        "torch's hooks get (module, inputs, output), but those in fwd_hooks get (activation, hook)"
     ),
-    r"got an unexpected keyword argument|positional arguments? but \d+ (?:were|was) given": (
-        "a function is called with arguments that it does not accept: see its signature"
+    r"missing (?:\d+ required positional|a required) argument|unexpected keyword argument|"
+    r"too many positional|positional arguments? but \d+ w": (
+        "a function is called with arguments that do not match its signature"
     ),
     r"a leaf Variable that requires grad|modified by an inplace operation": (
         "a tensor is changed in place, but the gradient still needs it: make a new one with "

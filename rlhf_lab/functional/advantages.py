@@ -91,7 +91,7 @@ def compute_returns(
     1. Add the advantages (before any normalizing) and the values they were computed from.
     2. Put 0 where the mask is False.
 
-    R_t = A_t + V(s_t)
+    G_t = A_t + V(s_t)
     """
     check_same_shape(advantages=advantages, values=values, mask=mask)
     return zero_masked(at_least_float32(advantages) + at_least_float32(values), mask)
@@ -136,8 +136,8 @@ def calc_value_function_loss(
     The loss is subtracted from the objective. `denominator` as in `masked_mean`. Raises ValueError
     if `clip` is set without `old_values` or is negative.
 
-    vf_coef / 2 * mean_t (V(s_t) - R_t)^2   (Schulman et al. 2017, equation 9), and with clip
-    vf_coef / 2 * mean_t max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)   (PPO2's code)
+    vf_coef / 2 * mean_t (V(s_t) - G_t)^2   (Schulman et al. 2017, equation 9), and with clip
+    vf_coef / 2 * mean_t max((V - G)^2, (V_old + clip(V - V_old, -c, c) - G)^2)   (PPO2's code)
     """
     check_same_shape(values=values, returns=returns, old_values=old_values, mask=mask)
     values = zero_masked(at_least_float32(values), mask)

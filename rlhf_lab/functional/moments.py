@@ -46,8 +46,8 @@ def masked_mean(
 
     1. Put 0 where the mask is False.
     2. Sum over `dim` (over everything if `dim` is None).
-    3. Divide by `denominator`, or by the number of real entries in the sum if it is None. If the
-       divisor is 0 (also a `denominator` of 0), divide by 1: the mean and its gradient are 0.
+    3. Divide by `denominator`, or by the number of real entries in the sum if it is None. Divide
+       by 1 instead of by 0: without real entries, the mean and its gradient are 0.
 
     For a minibatch that is split into micro-batches, pass the number of real tokens of the whole
     minibatch as `denominator`. The results then add up to its mean. Half-precision input gives a

@@ -195,7 +195,7 @@ def dashboard(found: dict[str, list[float]]) -> None:
     for name, numbers in found.items():
         curve = sparkline(numbers) if max(numbers) - min(numbers) > 5e-4 else "flat"
         rows.append([name, numbers[0], numbers[len(numbers) // 2], numbers[-1], curve])
-    show_table(["", "first", "middle", "last", "lowest to highest"], rows)
+    show_table(["", "first", "middle", "last", "over the phases"], rows)
 
 
 dashboard(debugging.make_dashboard(mine))
