@@ -434,7 +434,7 @@ progress()
 #   </details>
 #
 # - **No clip.** First, keep `kl_coef=0.3`, but disable clipping with a very large `clip_coef`. Then restore the clip and set
-#   `kl_coef=0`. Compare the two runs after 8 phases, and again after 40.
+#   `kl_coef=0`. Compare the two runs after 8 phases, and again with `total_phases=40`.
 #
 #   <details><summary>Results (three seeds)</summary>
 #
