@@ -53,7 +53,7 @@ def estimates_by_position(
 
 
 class KLByPosition(Probe):
-    """Exact KL at each generated position, and estimates by k1, k2 and k3, with intervals.
+    """Exact KL at each position of the policy's samples, and by k1, k2 and k3, with intervals.
 
     On Reel and sums it stores slot names, and on Reel the information I_t of each position about
     the reward, which the KL should follow (Young 2026, arXiv 2603.04851).
@@ -66,7 +66,7 @@ class KLByPosition(Probe):
 
     name = "kl_by_position"
     question = "At which positions did the policy leave the reference?"
-    caveat = "Positions are in samples of the policy: late positions have fewer sequences."
+    caveat = "Late positions have fewer samples. On Reel, ADJ 2 is the adjective of clause 2."
     exact_reward = True
     events = ("after_score",)
     options = ("n", *Probe.options)

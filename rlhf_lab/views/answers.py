@@ -94,11 +94,11 @@ def answer_cost(health: Sequence[Line], lines: Sequence[Line]) -> str:
         return f"{answer}; {known}."
     (phase, reward), betas = best[-1], _known(health, "beta_eff")
     optimal_kl = dict(_known(health, "optimal_kl_per_sequence"))[phase]
-    answer += f"; in phase {phase} the best policy at the same beta_eff (kl_coef in units of the "
-    answer += f"reward) has a reward of {reward:.3f} for {optimal_kl:.3f} nats"
+    answer += f"; with the KL penalty of phase {phase} (beta_eff), the best possible policy has a "
+    answer += f"reward of {reward:.3f} at {optimal_kl:.3f} nats"
     if known := dict(kl).get(phase):
-        more = "more" if known > optimal_kl else "less"
-        answer += f" (this run has {abs(known - optimal_kl):.3f} nats {more})"
+        gap = round(known, 3) - round(optimal_kl, 3)  # of the numbers that are shown
+        answer += f" (this run has {abs(gap):.3f} nats {'more' if gap > 0 else 'less'})"
     if len(betas) > 1:
         (start, first), (end, last) = betas[0], betas[-1]
         answer += f"; beta_eff went from {first:.3g} (phase {start}) to {last:.3g} (phase {end})"
@@ -155,7 +155,7 @@ def _contrast(contrast: Line) -> str:
 def answer_causes(interventions: Sequence[Line]) -> str:
     """Return the intervention with the largest shift."""
     if not interventions:
-        return "Not computed: press Patch below (a saved page has no button; use `view RUN`)."
+        return "Not computed yet. Run `python -m rlhf_lab view RUN` and press Patch on its page."
     largest = max(interventions, key=lambda result: abs(result["shift"][0]))
     of_several = f"largest of {len(interventions)}: " * (len(interventions) > 1)
     return f"{of_several}{' - '.join(largest['words'])}: {summarize_intervention(largest)}"

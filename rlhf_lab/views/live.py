@@ -23,7 +23,7 @@ from rlhf_lab.views.templates import formatted
 
 BARS = "▁▂▃▄▅▆▇█"
 PANEL_SAMPLES = 5
-LINE_WIDTH = 100  # columns of the line of a phase
+LINE_LABELS = 30  # letters of the labels in the line of a phase
 NEXT = MappingProxyType(
     {"after_rollout": "scoring", "after_score": "learning", "after_phase": "sampling"}
 )
@@ -94,8 +94,7 @@ def sample_table(
 def metrics_by_label(report: PhaseReport) -> dict[str, float | None]:
     """Return the metrics of a phase in the order of the panel, several rewards after their sum."""
     found = {label: getattr(report, name) for name, label in CURVES}
-    means = report.rollout.reward_means or {}
-    by_name = {reward_metric(name): mean for name, mean in means.items()}
+    by_name = {reward_metric(k): x for k, x in (report.rollout.reward_means or {}).items()}
     return {"reward": found["reward"]} | by_name | found
 
 
@@ -170,23 +169,22 @@ class RunView:
             print_line(f"  {reward:6.3f}  {line}", self.console)
 
     def _format_line(self, phase: int) -> str:
-        left = f"{timedelta(seconds=round(self.remaining_seconds() or 0.0))} left"
-        parts = [f"phase {phase}"]
-        for label, value in self.metrics[-1].items():
+        parts, room = [f"phase {phase}"], LINE_LABELS
+        for label, first in self.metrics[0].items():  # every line has the labels of the first
             short = "true" if label == "true reward" else label.partition(" nats")[0]
-            longer = [*parts, f"{short} {formatted(value)}"]
-            if value is not None and len(" | ".join([*longer, left])) <= LINE_WIDTH:
-                parts = longer
-        return " | ".join([*parts, left])
+            if first is not None and len(short) <= room:
+                parts.append(f"{short} {formatted(self.metrics[-1].get(label))}")
+                room -= len(short)
+        left = timedelta(seconds=round(self.remaining_seconds() or 0.0))
+        return " | ".join([*parts, f"{left} left"])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Panel]:
         trainer, width = self.trainer, options.max_width - 4
         reward = "custom" if "reward_fn" in trainer.custom_components else trainer.args.reward_fn
         title = f"rlhf_lab  {trainer.args.base_model}  reward {reward}  {trainer.device}"
-        found = trainer.recorder.diagnostics.values()
-        lines = [f"since phase {x['phase']}: {x['text']}" for x in found]
         parts: list[RenderableType] = [self._progress(), self._curves(width)]
-        parts += [Text(visible(line), style="yellow") for line in lines]
+        for x in trainer.recorder.diagnostics.values():
+            parts.append(Text(visible(f"since phase {x['phase']}: {x['text']}"), style="yellow"))
         if self.samples:
             columns = zip(*self.samples, strict=True)
             title_of = f"sample of phase {self.sampled_in}"

@@ -74,7 +74,7 @@ LogitShift | bars | shift of logit({word} - {other}) by component | components |
  own_weights=own_weights:mean inherited_from_earlier_components=inherited:mean
  the_scale_of_the_norm=scale:mean unembedding=read_out:mean | logits
 LogitShift | table | sum over components | | cause=causes logits=cause_sums |
-WordsMoved | curves | probability that words won per text | | moved_mass | probability
+WordsMoved | curves | probability that words won | | moved_mass | probability, summed over positions
 WordsMoved | rows | words that moved together, n = {n} | | contrasts |
 WordsMoved | bars | shift of {first} by component | components | shift=parts | logits
 WordsMoved | rows | words by probability won, surest first (interval farthest from 0) | |

@@ -287,4 +287,6 @@ def curves_over(
             series[label] = [at["phase"] for at in lines], values
             if any(None not in pair for pair in zip(low, high, strict=True)):
                 bands[label] = low, high
+    if len(series) == 1 < len(columns):
+        title += f": {next(iter(series))}"
     return curves(series, title, "phase", unit, bands, note=note) if series else None

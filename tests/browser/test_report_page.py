@@ -125,7 +125,7 @@ def sorts_and_searches(page, run):
     hacked = "rows.map((row) => row.with(header.samples.columns.indexOf(header.samples.gap), 0.6))"
     assert page.evaluate(f"block('s').then((rows) => selectedRows({hacked}).length)") == 16
     count = page.locator("#count").inner_text()
-    assert count.startswith(f"{len(texts)} of 16 samples of phase 1: largest gaps, with all above ")
+    assert count.startswith(f"{len(texts)} of 16 samples of phase 1: largest gaps and all above ")
     assert page.locator("#sides").is_hidden()
     pressed(page, "/", *"THIS", "ArrowLeft")
     assert page.locator("#count").inner_text() == "16 of 16 samples of phase 1"

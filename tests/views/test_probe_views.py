@@ -184,12 +184,9 @@ def made(kind):
     return found
 
 
-def drawn(kind, without=()):
+def drawn(kind):
     """All pictures of the two records: over phases, and of the last one."""
     found = made(kind)
-    for name in without:
-        for at in found:
-            del at[name]
     return [*phase_pictures(kind, found), *record_pictures(found[-1])], found[-1]
 
 
@@ -277,6 +274,7 @@ def test_derived_numbers_match_hand_computed():
     pictures, at = drawn("FrozenProbe")
     refitted = at["accuracy_frozen"][1] - at["gap"][1]
     assert any(f"refitted, phase 3: {refitted:.9g}" in title for title in titles(pictures))
+    assert drawn("HackWatch")[0][1].title == "kinds of texts: grammatical"  # of several fields
     at["size"][1] = 0.0  # without a direction, its accuracy is ignored
     found = [x.fragment for x in phase_pictures("FrozenProbe", [at]) if isinstance(x, Html)]
     assert "At s0, B, the most accurate of 2 sites" in found[0]

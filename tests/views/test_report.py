@@ -125,7 +125,8 @@ def metric_lines(**columns):
 
 
 def test_answers_about_metrics_match_hand_computed():
-    stalled = metric_lines(mean_reward=[0.5, 0.6, 0.8, 1.0], kl_per_sequence=[0.0, 9.0, 0.2, 0.001])
+    kl = [0.0, 9.0004, 0.2, 0.001]
+    stalled = metric_lines(mean_reward=[0.5, 0.6, 0.8, 1.0], kl_per_sequence=kl)
     answer = answers.answer_learning(stalled)
     changed = "from 0.500 (phase 0) to 1.000 (phase 3); half of the gain by phase 2"
     assert changed in answer and "hardly" in answer
@@ -133,13 +134,13 @@ def test_answers_about_metrics_match_hand_computed():
     assert "hardly" not in answers.answer_learning(frozen)
     one = metric_lines(mean_reward=[0.5], true_reward=[None])
     assert "before learning, the mean reward is 0.500" in answers.answer_learning(one)
-    best = dict(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.5, 4.0])
+    best = dict(optimal_reward=[0.7, 0.9, None], optimal_kl_per_sequence=[1.0, 2.4996, 4.0])
     health = metric_lines(**best, beta_eff=[0.25, 0.2, 0.125])
     cost = answers.answer_cost(health, stalled)
-    assert cost.startswith("0.001 nats of KL per sequence in phase 3; in phase 1 the best policy")
+    assert cost.startswith("0.001 nats of KL per sequence in phase 3; with the KL penalty of ")
     assert cost.endswith(
-        "a reward of 0.900 for 2.500 nats (this run has 6.500 nats more); beta_eff went from "
-        "0.25 (phase 0) to 0.125 (phase 2)."
+        "phase 1 (beta_eff), the best possible policy has a reward of 0.900 at 2.500 nats (this "
+        "run has 6.500 nats more); beta_eff went from 0.25 (phase 0) to 0.125 (phase 2)."
     )
     cost = answers.answer_cost([{"phase": 1, "best_reward_at_kl": 0.7}], stalled)
     assert cost.endswith("; in phase 1 the best policy with this KL has a reward of 0.700.")

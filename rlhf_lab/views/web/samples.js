@@ -57,8 +57,8 @@ async function drawSamples() {
   const where = state.every ? "all phases" : "phase " + state.phase;
   const isSelection = !state.sort && !state.find && !state.every;
   const { gap, hacked } = header.samples;
-  const extreme = columns.includes(gap) ? `gaps, with all above ${hacked}` : "KLs";
-  const order = isSelection ? `: largest ${extreme}, then quantiles of the reward` : "";
+  const extreme = columns.includes(gap) ? `gaps and all above ${hacked}` : "KLs";
+  const order = isSelection ? `: largest ${extreme}, then from lowest to highest reward` : "";
   $("#count").textContent = `${rows.length} of ${there} samples of ${where}${order}`;
   $("#more").hidden = rows.length <= shownRows;
   $("#selection").hidden = isSelection;
