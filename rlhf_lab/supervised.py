@@ -32,7 +32,7 @@ def fit(
     title: str,
     show_progress: bool,
 ) -> Float[Tensor, " step"]:
-    """Minimize a loss with AdamW and gradients clipped to norm 1; return the loss of each step."""
+    """Minimize a loss with AdamW, clipped to norm 1; return that of each step, which is finite."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
     )
@@ -66,7 +66,7 @@ def fit(
 def hold_out(
     n_rows: int, fraction: float, rng: np.random.Generator, name: str = "examples"
 ) -> tuple[Int[np.ndarray, " held_out"], Int[np.ndarray, " train"]]:
-    """Split rows into held-out and training rows, at least 1 each."""
+    """Split rows into held-out and training rows, at least 1 each; ConfigError below 2 rows."""
     if n_rows < 2:
         raise ConfigError(f"{name} must have at least 2 rows, one to hold out, got {n_rows}.")
     order = rng.permutation(n_rows)

@@ -21,7 +21,7 @@ LINES = {
     "rlhf_lab/rewards": (1600, 1682),
     "rlhf_lab/tuning": (700, 860),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4895),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4893),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, None),
     "rlhf_lab/probes": (4800, 4927),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2766),

@@ -8,9 +8,7 @@ import torch
 from transformer_lens import ActivationCache
 
 from rlhf_lab import RLHFArgs, RLHFTrainer
-from rlhf_lab.errors import ConfigError
-from rlhf_lab.models import HookedTransformer, TransformerWithValueHead, load_model
-from rlhf_lab.training.resume import load_policy
+from rlhf_lab.models import HookedTransformer, load_model
 
 TEXT = "this movie was good"
 
@@ -90,27 +88,13 @@ def test_logit_attributions_add_up_to_the_logit(model, cache):
 
 
 @pytest.mark.slow
-def test_run_records_hooks_that_change_activations(model, tmp_path):
-    """Not those that only read, and not those of a passed policy."""
+def test_a_run_of_two_phases_calls_hooks_in_rollout_and_learning():
     sizes = dict(total_phases=2, batch_size=16, num_minibatches=2, warmup_steps=1, gen_len=6)
-    args, seen = RLHFArgs(preset="reel", **sizes), set()
-    trainer = RLHFTrainer(args, out=tmp_path / "run")
-    policy, (first, second) = trainer.policy, trainer.policy.base_model.blocks
-    policy.add_hook("hook_embed", lambda x, hook: seen.add(x.requires_grad) or x)
-    policy.add_hook("blocks.0.hook_mlp_out", lambda x, hook: (x.mul_(2), None)[1])
-    first.mlp.register_forward_pre_hook(lambda part, inputs: (2 * inputs[0],))
-    trainer.run_phase()
-    second.register_forward_hook(lambda part, inputs, output: 2 * output)
-    trainer.run_phase()
-    info = trainer.run.read_info()
-    names = {record["name"] for record in info["interventions"]}
-    assert names == {"blocks.0.hook_mlp_out", "blocks.0.mlp", "blocks.1"}
-    assert seen == {True, False} and info["custom_components"] == ["interventions"]
-    for load in (load_policy, RLHFTrainer.resume):
-        with pytest.raises(ConfigError, match="was trained with the intervention 'blocks.0"):
-            load(trainer.run)
-    policy = TransformerWithValueHead(model)
-    policy.add_hook("hook_embed", lambda x, hook: 2 * x)
-    other = RLHFTrainer(args, out=tmp_path / "other", policy=policy)
-    other.run_phase()
-    assert not other.run.read_info()["interventions"]
+    trainer = RLHFTrainer(RLHFArgs(preset="reel", **sizes))
+    with_gradient = set()
+    see = lambda x, hook: with_gradient.add(x.requires_grad)
+    trainer.policy.base_model.add_hook("blocks.0.attn.hook_pattern", see)
+    with pytest.warns(UserWarning, match="does not store hooks .*use trainer.intervene"):
+        reports = trainer.train()
+    assert len(reports) == 2 and with_gradient == {True, False}
+    assert reports[0].kl_per_sequence == pytest.approx(0, abs=1e-5)

@@ -112,6 +112,7 @@ class Callbacks:
     def on(
         self, event: Event, every: int = 1, last: bool = False
     ) -> Callable[[Callback], Callback]:
+        """Register a callable for each `every`-th phase of an event; ConfigError if one is bad."""
         if event not in get_args(Event):
             known = ", ".join(get_args(Event))
             raise ConfigError(f"Unknown event {event!r}. Choose one of: {known}.")

@@ -1,7 +1,7 @@
 """Activations of the policy: reading them, and changing them for a whole run."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import filter as match_names
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
@@ -213,7 +212,6 @@ class Interventions:
                 f"policy has the intervention {other['name']!r} of another trainer. Load another."
             )
         self.policy, self.count_phases = policy, count_phases
-        self._next_hook = RemovableHandle.next_id  # earlier ones are part of a passed policy
         self.stage: Stage = "rollout"
         self.records: list[dict[str, Any]] = []  # name, site and stages of each, as in run.json
         policy.interventions = self.records  # of the trainer that was made last
@@ -246,6 +244,7 @@ class Interventions:
         sites = resolve_sites(self.policy, [site])
         if not set(sites) <= points.keys():
             raise ConfigError(f"site={site!r} is an output. Choose a hook point of the model.")
+
         is_first = True
 
         def intervene(activation: Tensor, hook: HookPoint) -> Tensor | None:
@@ -253,7 +252,7 @@ class Interventions:
             if self.stage not in during:
                 return None
             shape, dtype = activation.shape, activation.dtype
-            version = _version(activation)
+            version = -1 if activation.is_inference() else activation._version
             result = fn(activation, Where(self.count_phases(), self.stage, hook.name))
             new = activation if result is None else result
             fits = isinstance(new, Tensor) and (new.shape, new.dtype) == (shape, dtype)
@@ -264,37 +263,33 @@ class Interventions:
                 )
             if is_first and result is None and 0 <= version == activation._version:
                 problem = f"The intervention {name!r} returned None and changed nothing at first"
-                warnings.warn(f"{problem}. Return an activation, or change it.", stacklevel=2)
+                remedy = "Return the new activation, or change it in place"
+                warnings.warn(f"{problem}. {remedy}.", stacklevel=2)
             is_first = False
             return result
 
-        self.watch_hooks()
         for each in sites:
             # permanent: reset_hooks() in a callback does not remove it
             points[each].add_hook(intervene, is_permanent=True)
-        self._next_hook = RemovableHandle.next_id
         self.records.append({"name": name, "site": site, "during": list(during)})
 
-    def watch_hooks(self) -> None:
-        """Record hooks that were added without `add`, each once it changes an activation."""
-        for name, part in self.policy.named_modules():
-            site = name.removeprefix("base_model.")
-            for hooks in (part._forward_pre_hooks, part._forward_hooks):
-                new = {k: hook for k, hook in hooks.items() if k >= self._next_hook}
-                hooks.update({k: partial(self._call, hook, site) for k, hook in new.items()})
-        self._next_hook = RemovableHandle.next_id  # torch numbers the hooks of all modules
 
-    def _call(self, hook: Callable[..., Any], site: str, *inputs: Any) -> Any:
-        activations = inputs[-1] if isinstance(inputs[-1], tuple) else inputs[-1:]
-        versions = list(map(_version, activations))
-        result = hook(*inputs)
-        is_new = result is not None and result is not inputs[-1]
-        is_known = any(site == record["name"] for record in self.records)
-        if not is_known and (is_new or versions != list(map(_version, activations))):
-            self.records.append({"name": site, "site": site, "during": list(STAGES)})
-        return result
-
-
-def _version(x: Any) -> int:
-    """Return the number of changes in place, or -1 where torch does not count them."""
-    return x._version if isinstance(x, Tensor) and not x.is_inference() else -1
+def restore_interventions(
+    add: Callable[..., None],
+    info: Mapping[str, Any],
+    given: Mapping[str, InterventionFn] | None,
+    run: Any,
+) -> None:
+    """Call `add` for each intervention of a recorded run, with the function of its name."""
+    given, records = dict(given or {}), info.get("interventions", [])
+    names = [record["name"] for record in records]
+    for name in set(given) - set(names):
+        raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
+    for record in records:
+        name = record["name"]
+        if name not in given:
+            raise ConfigError(
+                f"{run} was trained with the intervention {name!r}, whose function is not "
+                f"stored. Pass interventions={{{name!r}: fn}}."
+            )
+        add(record["site"], given[name], tuple(record["during"]), name)

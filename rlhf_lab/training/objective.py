@@ -21,6 +21,11 @@ IMPORTANCE_CAP = 2.0  # of the importance ratios between trainer and engine; ver
 class Objective:
     """The terms of the objective for the settings of a run; `ppo.objective_terms` adds them.
 
+    Args:
+        args: the settings.
+        overrides: custom functions, or the package's.
+        forward: how the models are run; from the settings if None.
+
     Attributes:
         clips_plainly: True if the policy objective is `overrides.clipped_surrogate`.
         kl_estimator: estimates the KL from sampled tokens; None for the exact KL.
@@ -119,7 +124,10 @@ class Objective:
         minibatch: ReplayMinibatch,
         kl_coef: float | Float[Tensor, ""] | None = None,
     ) -> Float[Tensor, ""]:
-        """Compute `kl_coef` times the KL, averaged by `average_kl`; 0 with the KL in rewards."""
+        """Compute `kl_coef` times the mean KL; 0 if the rewards have the KL.
+
+        The exact KL is averaged over tokens; an estimate by `loss_aggregation`, as the surrogate.
+        """
         if isinstance(kl_coef, Tensor):  # on the device, for a CUDA graph
             return kl_coef * self.kl_penalty(out, minibatch, 1.0)
         kl_coef = self.args.kl_coef if kl_coef is None else kl_coef

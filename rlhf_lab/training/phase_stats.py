@@ -117,6 +117,8 @@ class PhaseStats:
         causes += [f"the intervention {r['name']!r}" for r in trainer.interventions.records]
         if next(policy.parameters()).dtype != torch.float32:
             causes.append("a policy in half precision")
+        if any(point.fwd_hooks for point in policy.base_model.hook_dict.values()):
+            causes.append("a hook that acts differently on one token than on a sequence")
         warnings.warn(
             f"phase {trainer.phase}: the policy that is trained is not the policy that sampled: a "
             f"ratio of {ratio:.4g} on the first minibatch. Check "

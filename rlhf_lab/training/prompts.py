@@ -35,7 +35,13 @@ if TYPE_CHECKING:
 def load_prompts(
     source: str | Path, column: str = "prompt", words: int | None = None, chat: bool = False
 ) -> list[Any]:
-    """Load prompts (see `read_rows`), or the first `words` of each; conversations if `chat`."""
+    """Load the prompts of a source (see `read_rows`): one per line, or those in a column.
+
+    Args:
+        column: of .jsonl and .csv files and of datasets.
+        words: number of words to keep from the start of each; all if None.
+        chat: return conversations: lists of messages, or texts as one turn of the user.
+    """
     source, prompts = str(source), []
     for row in read_rows(source, "prompts", lines_as=column):
         value = row.fields.get(column) if isinstance(row.fields, dict) else None

@@ -84,7 +84,9 @@ class Recorder:
             working_directory=str(Path.cwd()),
             device=str(trainer.device),
             processes=1 if trainer.world is None else trainer.world.size,
+            custom_components=trainer.custom_components,
             sources=trainer.sources,
+            interventions=trainer.interventions.records,
             phases_done=phase,
             id=self.run_id,
             changes=self.changes,
@@ -108,10 +110,6 @@ class Recorder:
         if trainer.phase < trainer.args.total_phases:
             info.pop("final", None)  # of a finished run that continues
         changes |= {"last_saved_phase": self.last_saved_phase, "diagnostics": self.diagnostics}
-        records, custom = trainer.interventions.records, trainer.custom_components
-        if records and "interventions" not in custom:
-            custom.append("interventions")
-        changes |= {"interventions": records, "custom_components": custom}
         self.run.write_info(info | changes)
 
     def log(self, ctx: Context) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -17,7 +17,7 @@ from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.organism.bundled import BUNDLED
 from rlhf_lab.rewards import load_policy_and_critic
-from rlhf_lab.training.capture import InterventionFn, Interventions
+from rlhf_lab.training.capture import InterventionFn, Interventions, restore_interventions
 from rlhf_lab.training.checkpoint import (
     FROZEN,
     STATEFUL,
@@ -223,27 +223,6 @@ def load_policy(
     of_run = Interventions(policy, lambda: metadata["phase"])
     restore_interventions(of_run.add, info, interventions, run.path)
     return policy, args
-
-
-def restore_interventions(
-    add: Callable[..., None],
-    info: Mapping[str, Any],
-    given: Mapping[str, InterventionFn] | None,
-    run: Any,
-) -> None:
-    """Call `add` for each intervention of a recorded run, with the function of its name."""
-    given, records = dict(given or {}), info.get("interventions", [])
-    names = [record["name"] for record in records]
-    for name in set(given) - set(names):
-        raise ConfigError(f"{run} has no intervention {name!r}. Choose from {names}.")
-    for record in records:
-        name = record["name"]
-        if name not in given:
-            raise ConfigError(
-                f"{run} was trained with the intervention {name!r}, whose function is not "
-                f"stored. Pass interventions={{{name!r}: fn}}."
-            )
-        add(record["site"], given[name], tuple(record["during"]), name)
 
 
 def checkpoint_name(which: str | SupportsIndex) -> str:

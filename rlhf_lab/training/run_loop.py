@@ -14,6 +14,7 @@ from torch import Tensor
 from rlhf_lab.config.algorithm_fields import AllFields
 from rlhf_lab.errors import ConfigError, RunError
 from rlhf_lab.models.forward import validate_unhooked_blocks
+from rlhf_lab.models.hooked_model import has_hooks
 from rlhf_lab.samples import Samples
 from rlhf_lab.training import ppo
 from rlhf_lab.training.kl_control import kl_to_initial
@@ -67,7 +68,10 @@ class RunLoop:
         if added := weights.difference(self._weights, *learned):
             warnings.warn("added weights do not train. Pass a policy that has them.", stacklevel=3)
             self._weights |= added
-        self.interventions.watch_hooks()
+        is_stored = {"policy", "interventions"}.isdisjoint(self.custom_components)
+        if is_stored and has_hooks(self.policy):
+            problem = "the run does not store hooks on its policy, and its readers have none"
+            warnings.warn(f"{problem}. To change it, use trainer.intervene.", stacklevel=3)
         self.truncated.clear()
         if self._started:
             return

@@ -157,6 +157,8 @@ class RLHFTrainer(RunLoop):
             raise ConfigError(f"The run has begun. Call intervene({site!r}) before phase 0.")
         self.interventions.add(site, fn, during, name)
         self.sources[f"intervention {self.interventions.records[-1]['name']}"] = describe_source(fn)
+        if "interventions" not in self.custom_components:
+            self.custom_components.append("interventions")
 
     def emit(self, event: Event, phase: int | None = None, **fields: Any) -> None:
         """Call the callbacks of an event, in the main process; restore gradients afterwards."""
@@ -184,7 +186,10 @@ class RLHFTrainer(RunLoop):
         spec: SamplingSpec | None = None,
         at_once: int | None = None,
     ) -> Samples:
-        """Continue prompts, `at_once` sequences at a time; each process continues its rows."""
+        """Continue prompts with the policy, `at_once` sequences at a time; each process its rows.
+
+        By default, by this phase's sampling spec and `args.generation_batch_size`.
+        """
         args, policy = self.args, self.policy
         spec = phase_spec(self.sampling_spec, args, self.phase) if spec is None else spec
 

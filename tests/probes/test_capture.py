@@ -7,7 +7,7 @@ import torch
 from rlhf_lab.errors import ConfigError
 from rlhf_lab.models import TransformerWithValueHead
 from rlhf_lab.training.callbacks import no_side_effects
-from rlhf_lab.training.capture import capture_activations
+from rlhf_lab.training.capture import capture_activations, resolve_sites
 
 POST = "blocks.1.hook_resid_post"
 
@@ -28,6 +28,11 @@ def test_rows_beyond_one_chunk_are_all_there_in_order(reel_policy, truth):
     whole = capture_activations(reel_policy, tokens, [POST], at)[POST]
     last = capture_activations(reel_policy, tokens[68:], POST, at[68:])[POST]
     torch.testing.assert_close(whole[68:], last)
+
+
+def test_wildcards_are_spelt_out_in_the_order_of_the_model(model):
+    found = resolve_sites(model, ["blocks.*.hook_mlp_out", "hook_embed", "values"])
+    assert found == ["hook_embed", "blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out", "values"]
 
 
 @pytest.mark.parametrize("part", ["pattern", "attn_scores"])
@@ -52,6 +57,7 @@ def test_patterns_of_unequal_prompts_equal_those_of_each_alone(reel_policy, revi
     "options, message",
     [
         ({"at": "run_end"}, "Pass tokens="),
+        ({"hook_names": "blocks.7.hook_resid_post"}, "does not have"),
         ({"hook_names": "blocks.*.attn.hook_pattern", "pos": -1}, r"pos=None, .* in acts\[site"),
         ({"pos": "verb"}, "pos='verb' is not a position.*'last'"),
     ],
@@ -112,6 +118,9 @@ def test_each_sequence_has_a_position_of_its_own(reel_policy, reviews):
     found = capture_activations(reel_policy, tokens, [POST, "values"], at)
     for name, x in whole.items():
         torch.testing.assert_close(found[name], torch.stack([x[0, 3], x[1, -1], x[2, 0]]))
+    for outside in (29, torch.tensor([3, 99, 0])):
+        with pytest.raises(IndexError, match="out of bounds"):
+            capture_activations(reel_policy, tokens, [POST], outside)
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ def test_events_come_in_order_with_their_fields(runs):
 
 
 def test_callback_that_raises_is_removed_with_one_warning():
+    """Also one whose dict cannot be stored. Other callbacks continue."""
     callbacks, calls = Callbacks(), []
 
     @callbacks.on("after_step")

@@ -113,12 +113,15 @@ def test_validate_order_accepts_functions_of_the_same_order_only():
     message = r"advantages is called with \(values, rewards, mask\)"
     names = ("values", "rewards", "mask")
     for function in (
+        lambda values, rewards, mask: values,
         lambda v, r, mask=None: v,
+        lambda *all: all,
         torch.where,
     ):
         validate_order(function, names, "advantages")
     for function in (
         lambda rewards, values, mask: values,
+        lambda values, rewards: values,
         lambda values, rewards, mask, gamma: values,
     ):
         with pytest.raises(ConfigError, match=message):
@@ -133,6 +136,7 @@ def halve(activation: Tensor, where: Any) -> Tensor:
 
 
 def test_intervention_acts_on_the_policy_in_each_phase(make_trainer):
+    """Also after a callback has called reset_hooks; the reference has none."""
     trainer, seen = make_trainer(), set()
     trainer.intervene(SITE, halve)
     watch = lambda activation, where: seen.add(where)
@@ -186,6 +190,7 @@ def test_resumed_run_requires_it_and_continues_bitwise(make_trainer):
 
 
 def test_second_trainer_on_a_policy_replaces_the_first(make_trainer):
+    """Both would train the same weights, and the record of each would be false."""
     first = make_trainer()
     second = make_trainer({"policy": first.policy})
     second.run_phase()

@@ -58,6 +58,7 @@ def trainer_with(engine, **settings):
 
 
 def expected_logprobs(engine, samples, temperature):
+    """Return the log-probability of each token by transformers."""
     with torch.no_grad():
         logits = engine.model(samples.tokens).logits[:, samples.prefix_len - 1 : -1] / temperature
     generated = samples.tokens[:, samples.prefix_len :, None]

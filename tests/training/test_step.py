@@ -20,6 +20,7 @@ SCORES = [float(n) for n in range(8)]
 
 
 def encode(trainer: RLHFTrainer, texts: list[str]) -> list[torch.Tensor]:
+    """Return token ids without BOS."""
     return [torch.tensor(trainer.tokenizer.encode(t, add_special_tokens=False)) for t in texts]
 
 
@@ -98,6 +99,7 @@ def test_finish_saves_and_ends_a_run_of_steps(make_trainer):
 
 
 def test_with_finishes_the_run_and_unlocks_it_after_an_error(make_trainer):
+    """Also if a save in progress fails."""
     with make_trainer(total_phases=4) as trainer:
         take_steps(trainer, 1)
     assert trainer.run.read_info()["status"] == "finished"
