@@ -32,7 +32,7 @@ def run_program(
     arguments: Sequence[str] | None = None,
     description: str | None = None,
 ) -> int:
-    """Run a function, or the one that is named first; return its status, 2, or 130 for Ctrl-C."""
+    """Run a function, or the one named first. Return its status: 2 for an error, 130 for Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     return run_guarded(prog, lambda: parse_call(program, prog, arguments, description)())
 

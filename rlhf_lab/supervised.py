@@ -32,7 +32,7 @@ def fit(
     title: str,
     show_progress: bool,
 ) -> Float[Tensor, " step"]:
-    """Minimize a loss with AdamW, clipped to norm 1; return that of each step, which is finite."""
+    """Minimize by AdamW, gradients clipped to norm 1; return losses. ConfigError if not finite."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY
     )
