@@ -1,5 +1,7 @@
 """Preference pairs: chosen and rejected texts from a file, a dataset or Reel."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +35,16 @@ class Columns:
         return len(next(iter(vars(self).values())))
 
 
+def without_prompts(prompts: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """Return texts without their prompts; warn if only some of them begin with theirs."""
+    pairs = list(zip(prompts, texts, strict=True))
+    found = [text.startswith(prompt) for prompt, text in pairs if prompt]
+    if any(found) and not all(found):
+        message = f"{sum(found)} of {len(found)} texts begin with their prompt, so they repeat it"
+        warnings.warn(f"{message}. If not, end the prompts with a space.", stacklevel=4)
+    return [text.removeprefix(prompt) for prompt, text in pairs]
+
+
 @dataclass(frozen=True)
 class Pairs(Columns):
     """Pairs of texts with a preference.
@@ -55,8 +67,8 @@ class Pairs(Columns):
         super().__post_init__()
         starts = self.prompts or [""] * len(self)
         for name in ("chosen", "rejected"):
-            rows = zip(starts, vars(self)[name], strict=True)
-            vars(self)[name] = [start + text.removeprefix(start) for start, text in rows]
+            rows = zip(starts, without_prompts(starts, vars(self)[name]), strict=True)
+            vars(self)[name] = [start + text for start, text in rows]
 
     def __getitem__(self, rows: Int[np.ndarray, " rows"]) -> "Pairs":
         """Return the pairs with these indices."""

@@ -19,7 +19,7 @@ from rlhf_lab.functional import get_logprobs, sequence_sum
 from rlhf_lab.models.hooked_model import HookedModel
 from rlhf_lab.models.padding import pad_rows
 from rlhf_lab.organism import Grammar
-from rlhf_lab.rewards.pairs import REEL, Columns
+from rlhf_lab.rewards.pairs import REEL, Columns, without_prompts
 from rlhf_lab.sampling import tokenize_prompts
 
 
@@ -65,8 +65,7 @@ def load_examples(
     if prompt_column is None and column != PROMPT:
         prompt_column = find_prompt_column(rows, None)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    texts = [row.text(column).removeprefix(p) for p, row in zip(prompts, rows, strict=True)]
-    return Examples(prompts, texts)
+    return Examples(prompts, without_prompts(prompts, [row.text(column) for row in rows]))
 
 
 def read_conversations(

@@ -131,6 +131,8 @@ def train_on_labels(
     _check_type("examples", examples, LabeledExamples)
     _check_type("loss", loss, KTOLoss)
     held_out, train = examples.hold_out(fitting.held_out, rng)
+    if (n_good := int(examples.is_good[train].sum())) in (0, len(train)):
+        raise ConfigError(f"{n_good} of the {len(train)} texts to train on are good. Use both.")
     if min(fitting.batch_size, len(train)) < 2:
         raise ConfigError(
             f"batch_size={fitting.batch_size} with {len(train)} texts to train on is too small for "

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 
 from rlhf_lab.data_sources import LABEL, Row, find_prompt_column, read_rows
 from rlhf_lab.errors import ConfigError, LoadError
-from rlhf_lab.rewards.pairs import REEL, Columns, Pairs, load_pairs
+from rlhf_lab.rewards.pairs import REEL, Columns, Pairs, load_pairs, without_prompts
 from rlhf_lab.supervised import hold_out
 
 WORDS = {"good": True, "true": True, "1": True, "bad": False, "false": False, "0": False}
@@ -81,16 +81,14 @@ def split_pairs(pairs: Pairs) -> LabeledExamples:
     """Label the chosen text of each pair as good and the rejected one as bad."""
     n = len(pairs)
     prompts = (pairs.prompts or [""] * n) * 2
-    both = zip(prompts, pairs.chosen + pairs.rejected, strict=True)
-    texts = [text.removeprefix(prompt) for prompt, text in both]
+    texts = without_prompts(prompts, pairs.chosen + pairs.rejected)
     return LabeledExamples(prompts, texts, np.arange(2 * n) < n, np.arange(2 * n) % n)
 
 
 def _read_labeled_rows(rows: list[Row], prompt_column: str | None, column: str) -> LabeledExamples:
     prompt_column = find_prompt_column(rows, prompt_column)
     prompts = ["" if prompt_column is None else row.text(prompt_column) for row in rows]
-    pairs = zip(prompts, rows, strict=True)
-    texts = [row.text(column).removeprefix(prompt) for prompt, row in pairs]
+    texts = without_prompts(prompts, [row.text(column) for row in rows])
     groups = np.arange(len(rows))
     if prompt_column is not None:
         _, groups = np.unique(prompts, return_inverse=True)

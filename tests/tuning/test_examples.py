@@ -213,6 +213,8 @@ def test_labeled_rows_are_read(stored):
     assert examples.groups[0] == examples.groups[2] != examples.groups[1]
     both = [x | {"response": x["prompt"] + x["response"]} for x in LABELED]
     assert load_labeled_examples(stored(*both), 1, 0).texts == examples.texts
+    with pytest.warns(UserWarning, match="1 of 3 texts begin with their prompt"):
+        load_labeled_examples(stored(both[0], *LABELED[1:]), 1, 0)
     rows = [{"completion": "same", "label": label, "ask": "q"} for label in (True, False)]
     examples = load_labeled_examples(stored(*rows), 1, 0)
     assert examples.prompts == ["", ""] and examples.groups.tolist() == [0, 1]

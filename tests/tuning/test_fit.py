@@ -254,12 +254,12 @@ def test_kto_reports_reference_point_of_last_steps(nano, monkeypatch):
 def test_kto_requires_two_texts_and_reports_a_missing_kind(nano):
     texts = ["this movie", "this film", "the plot"]
     examples = LabeledExamples([""] * 3, texts, np.array([True, True, False]), np.arange(3))
-    with pytest.raises(ConfigError, match="batch_size=1 with 2 texts .* too small"):
-        train_on_labels(nano, examples, fitting(1, 1))
-    for labels, kind in ((np.array([1, 0, 1]), "int64"), (["good", "bad", "good"], "str")):
-        with pytest.raises(ConfigError, match=f"is_good has {kind}.* entries"):
-            LabeledExamples([""] * 3, texts, labels, np.arange(3))
-    values = train_on_labels(nano, examples, fitting(1, 2, seed=0)).values
+    for size, seed, words in ((1, 1, "batch_size=1 with 2 texts"), (2, 0, "2 of the 2 texts")):
+        with pytest.raises(ConfigError, match=words):
+            train_on_labels(nano, examples, fitting(1, size, seed=seed))
+    with pytest.raises(ConfigError, match="is_good has int64 entries"):
+        LabeledExamples([""] * 3, texts, np.array([1, 0, 1]), np.arange(3))
+    values = train_on_labels(nano, examples, fitting(1, 2, seed=1)).values
     assert values["held_out_good"] + values["held_out_bad"] == 1
     assert values["accuracy"] is values["good_reward"] is values["bad_reward"] is None
 
