@@ -18,12 +18,12 @@ LINES = {
     "rlhf_lab/functional": (2700, 2901),  # 66 for pass@k
     "rlhf_lab/organism": (1300, 2510),  # 1,338 for sums
     "rlhf_lab/models": (3600, 3825),  # with issue "CUDA at speed"
-    "rlhf_lab/rewards": (1600, 1682),
-    "rlhf_lab/tuning": (700, 860),  # 47 for distillation
+    "rlhf_lab/rewards": (1600, 1694),
+    "rlhf_lab/tuning": (700, 859),  # 47 for distillation
     "rlhf_lab/parallel": (550, None),
-    "rlhf_lab/training": (3750, 4893),  # 4,300 with parallel
+    "rlhf_lab/training": (3750, 4896),  # 4,300 with parallel
     "rlhf_lab/diffing": (2300, None),
-    "rlhf_lab/probes": (4800, 4927),  # 107 for false steps of sums, 23 for exact values
+    "rlhf_lab/probes": (4800, 4929),  # 107 for false steps of sums, 23 for exact values
     "rlhf_lab/views": (1700, 2766),
     "rlhf_lab/course": (3600, 3751),  # 167 for lesson 12
     "rlhf_lab/compat": (400, None),

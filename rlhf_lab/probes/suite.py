@@ -80,6 +80,8 @@ class Suite:
             raise ConfigError(f"{kind} is not a trainer. Pass RLHFTrainer(args) first.")
         if trainer.phase >= (phases := trainer.args.total_phases):
             warnings.warn(f"All {phases} phases are done. Attach before training.", stacklevel=3)
+        if isinstance(self.record, list) and max(self.record, default=0) > phases:
+            warnings.warn(f"record has phases after {phases}, the last.", stacklevel=3)
         attachment = Attachment(self.probes, self._read_eval_text(trainer), self.record, trainer)
         if trainer.args.log_probes:
             from rlhf_lab.views.probe_logger import ProbeLogger  # views come after probes

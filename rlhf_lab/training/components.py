@@ -183,7 +183,7 @@ def make_optimizer(
         if isinstance(policy, TransformerWithCritic):
             optimizer.param_groups[0]["params"].extend(policy.critic.parameters())
         return optimizer, scheduler
-    warn_if_set(args, "optimizer base_lr head_lr weight_decay", "optimizer= is set")
+    warn_if_set(args, "optimizer base_lr head_lr weight_decay final_scale", "optimizer= is set")
     return validate_custom_optimizer(args, policy, optimizer, scheduler)
 
 

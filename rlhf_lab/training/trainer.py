@@ -31,7 +31,7 @@ from rlhf_lab.training.kl_control import get_kl_controller, reference_stats, res
 from rlhf_lab.training.objective import Objective
 from rlhf_lab.training.optim import read_rates
 from rlhf_lab.training.optimization import StepInBackward
-from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source
+from rlhf_lab.training.overrides import COMPONENTS, Overrides, describe_source, warn_if_set
 from rlhf_lab.training.phase_stats import TOO_FAST
 from rlhf_lab.training.prompts import Prompts, informative_rollout_phase, phase_spec
 from rlhf_lab.training.recorder import Recorder
@@ -83,6 +83,8 @@ class RLHFTrainer(RunLoop):
         if message := method_warning(args):
             warnings.warn(message, stacklevel=2)
         self.overrides = Overrides.choose(parts)
+        for name in parts.keys() & {"advantages", "policy_loss", "kl_estimator"}:
+            warn_if_set(args, name, f"{name}= is set")
         self.device = components.choose_device(args)
         self.policy, self.reference = components.load_models(args, self.device, given)
         self.first_reference, self.reference_phase = self.reference, 0

@@ -187,8 +187,8 @@ def test_a_resumed_run_records_what_an_uninterrupted_one_does(make_trainer):
     resumed = RLHFTrainer.resume(path)
     attach(resumed, *probes())
     resumed.train()
-    with pytest.warns(UserWarning, match="All 3 phases are done"):
-        attach(resumed, RunHealth(name="late"))
+    with pytest.warns(match="All 3 phases are done"), pytest.warns(match="after 3, the last"):
+        attach(resumed, RunHealth(name="late"), record=[7])
     expected, found = Run(whole.run.path), Run(path)
     assert found.probes() == expected.probes()
     assert found.checks() == expected.checks()

@@ -187,7 +187,7 @@ def test_parts_and_settings_without_effect_warn(make_trainer, reel_args):
     texts = {"prompts": ["this movie"]}
     for parts, fields, words in (
         ({"policy": deepcopy(policy).bfloat16()}, {}, "weights are in torch.bfloat16.*too small"),
-        ({"policy": deepcopy(policy).half()}, {}, "weights are in torch.float16.*too small"),
+        ({"advantages": F.compute_gae}, {"advantages": "reinforce"}, "advantages='reinforce' is"),
         (no_head, {}, "no parameter of policy.value_head"),
         (texts, {"prefix": "the film"}, "prefix='the film' is ignored, since prompts= is set"),
         ({"reward_fn": lambda x: [0.0] * len(x)}, {"reward_fn": "length"}, "reward_fn='length' is"),

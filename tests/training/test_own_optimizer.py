@@ -22,7 +22,8 @@ def test_custom_optimizer_maximizes_the_objective(make_trainer):
     trainer = make_trainer(make_sgd(), **fields)
     terms: list[float] = []
     trainer.on("after_step")(lambda ctx: terms.append(ctx.terms.clipped_surrogate.item()))
-    trainer.run_phase()
+    trainer.optimizer.param_groups[0]["lr"] = 0.011
+    assert trainer.run_phase().base_lr == 0.011
     assert sum(terms[-2:]) > sum(terms[:2])
 
 
