@@ -149,7 +149,7 @@ def compare_command(
     base_checkpoint: Annotated[
         int | str | None, arg(help="Of a run as BASE; 0 if both are the same run, else last.")
     ] = None,
-    checkpoint: Checkpoint = "last",
+    checkpoint: Annotated[int | str, arg(help="Of a run as TUNED.")] = "last",
     out: Path | None = None,
     device: Device = "auto",
     text: str | None = None,

@@ -25,15 +25,15 @@ def sample_preferences(
        is True.
     4. The label is True if the uniform number is below this probability.
 
-    Raises ValueError unless temperature > 0 and 0 <= flip_rate <= 1.
+    Raises ValueError unless temperature > 0, and flip_rate and uniforms are in [0, 1].
 
     P(first) = (1 - e) sigmoid(d / T) + e sigmoid(-d / T)   (Bradley and Terry 1952)
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be greater than 0, got {temperature}.")
-    if not 0 <= flip_rate <= 1:
-        raise ValueError(f"flip_rate must be between 0 and 1, got {flip_rate}.")
     check_same_shape(gaps=gaps, uniforms=uniforms)
+    if not 0 <= flip_rate <= 1 or ((uniforms < 0) | (uniforms > 1)).any():
+        raise ValueError(f"{flip_rate=} and uniforms must be between 0 and 1.")
     prefers = (at_least_float32(gaps) / temperature).sigmoid()
     label = (1 - flip_rate) * prefers + flip_rate * (1 - prefers)
     return uniforms < label

@@ -35,8 +35,8 @@ def pass_at_k_estimate(
     """
     if not 1 <= k <= n_samples:
         raise ValueError(f"k must be between 1 and n_samples={n_samples}, got {k}.")
-    if ((n_right < 0) | (n_right > n_samples)).any():
-        raise ValueError(f"n_right must be between 0 and n_samples={n_samples}, got {n_right}.")
+    if ((n_right < 0) | (n_right > n_samples) | (n_right % 1 != 0)).any():
+        raise ValueError(f"n_right must be counts of 0 to n_samples={n_samples}, got {n_right}.")
     wrong = (n_samples - n_right.detach().cpu()).double()
     drawn = torch.arange(k, dtype=torch.float64)
     all_wrong = (wrong[:, None] - drawn) / (n_samples - drawn)  # has a 0 if k > wrong

@@ -35,9 +35,9 @@ def test_rater_matches_hand_computed():
 
 
 def test_rater_raises_on_settings_without_meaning():
-    for settings in ({"temperature": 0.0}, {"temperature": NAN}, {"flip_rate": 1.1}):
-        with pytest.raises(ValueError, match=f"{next(iter(settings))} must"):
-            F.sample_preferences(torch.zeros(1), torch.zeros(1), **settings)
+    for name, x in (("temperature", 0.0), ("flip_rate", 1.1), ("uniforms", torch.tensor([5.0]))):
+        with pytest.raises(ValueError, match=f"{name}.* must"):
+            F.sample_preferences(torch.zeros(1), **{"uniforms": torch.zeros(1)} | {name: x})
 
 
 def test_bradley_terry_matches_hand_computed():

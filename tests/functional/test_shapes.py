@@ -59,7 +59,8 @@ def make(name: str, shape: tuple[int, ...], annotation: Any) -> Tensor:
         return torch.zeros(shape, dtype=torch.long)
     if name == "probs":  # they sum to 1
         return torch.full(shape, 1 / math.prod(shape))
-    return -torch.rand(shape, generator=torch.Generator().manual_seed(len(name)))
+    numbers = torch.rand(shape, generator=torch.Generator().manual_seed(len(name)))
+    return numbers if name == "uniforms" else -numbers
 
 
 def call(name: str, shapes: Shapes) -> Any:
