@@ -52,12 +52,12 @@ def test_train_reward_writes_a_reward_of_runs(tmp_path):
 def test_export_writes_a_checkpoint_to_sample_from(finished, tmp_path):
     _, run = finished
     assert "its log-probs differ by at most" in accepted(["export", run, tmp_path / "last"]).out
-    assert "- mean_reward: " in (tmp_path / "last" / "README.md").read_text()
-    done = accepted(["sample", tmp_path / "last", "--prompt", "this", "-n", "2"])
-    assert done.out.count("this") == 2
+    sample = ["sample", tmp_path / "last", "--prompt", "this", "-n", "2"]
+    assert accepted(sample).out.count("this") == 2
     head = load_file(tmp_path / "last" / "value_head.safetensors")
     assert torch.equal(head["2.weight"], load_policy(run)[0].value_head[2].weight)
     accepted(["export", run, tmp_path / "first", "--checkpoint", "0"])
+    assert "- learning phases: 0" in (tmp_path / "first" / "README.md").read_text()
     stored = [
         load_file(path / "model.safetensors")
         for path in (weights_dir("reel-nano"), tmp_path / "first", tmp_path / "last")
