@@ -96,7 +96,7 @@ class SamplingSpec:
 
     def stops(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
         """Return all token ids that end a sequence."""
-        if tokenizer is not None and not {*self.stop_tokens} <= {*range(len(tokenizer))}:
+        if tokenizer is not None and any(not 0 <= x < len(tokenizer) for x in self.stop_tokens):
             ids = f"The stop token ids {self.stop_tokens}"
             raise ConfigError(f"{ids} must be from 0 to {len(tokenizer) - 1}.")
         if not self.stop_at_eos:
