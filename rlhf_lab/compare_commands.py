@@ -114,16 +114,16 @@ def _load_trainer(model: str, changes: dict[str, Any], checkpoint: int | str, de
                 changes = {"reward_model": RLHFArgs.reward_model} | changes
     resume = rlhf_lab.training.resume
     trainer = rlhf_lab.RLHFTrainer(replace(resume.read_args(info), **changes, **no_logs))
-    replaced = set()
+    of_models, replaced = {resume.FROZEN, "the model of reference"}, set()
     if checkpoint != 0:
         place = rlhf_lab.models.device.pick_device(device)
         policy, _ = resume.load_policy(model, checkpoint, place)
         trainer.policy.load_state_dict(policy.state_dict())
-        replaced |= {resume.FROZEN, "the model of reference"}
+        replaced |= of_models
     if changes.keys() & {"prompts", "prompts_column", "answers_column"}:
         replaced.add("prompts")
     if changes.keys() & {"reward_fn", "reward_model"}:
-        replaced |= rlhf_lab.training.components.loaded_sources(trainer.reward_fn).keys()
+        replaced |= trainer.sources.keys() - of_models - {"prompts"}
     sources = {k: v for k, v in trainer.sources.items() if k not in replaced}
     resume.warn_about_changes(info.get("sources", {}), sources)
     return trainer
