@@ -74,10 +74,9 @@ def get_optimizer_and_scheduler(
 
 def read_rates(policy: TransformerWithValueHead, scheduler: LRScheduler) -> tuple[float, float]:
     """Return the rates of the groups with weights of the transformer and the value head, or 0."""
-    base, groups = {id(p) for p in policy.base_model.parameters()}, []
-    for group in scheduler.optimizer.param_groups:
-        groups.append(({id(p) for p in group["params"]}, float(group["lr"])))
-    ids = [group for group, _ in groups]
+    base, found = {id(p) for p in policy.base_model.parameters()}, scheduler.optimizer.param_groups
+    ids = [{id(p) for p in group["params"]} for group in found]
+    groups = [(weights, float(group["lr"])) for weights, group in zip(ids, found, strict=True)]
     is_sharded = {id(p) for p in policy.parameters()}.isdisjoint(set().union(*ids))  # FSDP2
     base_lr = next((lr for group, lr in groups if group & base or is_sharded), 0.0)
     head_lr = next((lr for group, lr in groups[::-1] if group - base), 0.0)

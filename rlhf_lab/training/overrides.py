@@ -41,6 +41,7 @@ NOT_PASSED = {"denominator", "eps"}  # parameters of default functions
 
 
 def warn_if_set(args: RLHFArgs, names: str, reason: str) -> None:
+    """Warn about each of these settings that is neither the default nor the preset's."""
     for name in names.split():
         default = PRESETS[args.preset].get(name, getattr(RLHFArgs, name))
         if (value := getattr(args, name)) != default:
